@@ -3,5 +3,5 @@
     ./run python -m benchmarks.faults
 
 Every process is real and dies by SIGKILL; what is counted comes from the log and from the API's own
-journal (``tests.history_checker``), never from the product's read models.
+journal (``tests.judge``), never from the product's read models.
 """

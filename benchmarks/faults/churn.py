@@ -14,7 +14,7 @@ from infra.bus.streams import LOG, ensure_topology
 from infra.jetstream.reads import stream_state
 from tests.crashes.lane import PREFIX, Lane
 from tests.crashes.role_process import RoleProcess
-from tests.history_reading import check
+from tests.judge.from_bus import check
 
 PAGE = 1_000
 READS_AT_ONCE = 10

@@ -12,7 +12,7 @@ from tests.crashes.cases import OPERATIONS, Case, Trouble
 from tests.crashes.lane import Lane
 from tests.crashes.matrix import Story, prepare
 from tests.crashes.role_process import RoleProcess
-from tests.history_reading import check
+from tests.judge.from_bus import check
 
 NO_FAULT = "none (reference)"
 STEPS = (

@@ -8,7 +8,19 @@ from collections.abc import Sequence
 
 import msgspec
 
-from tests.history_checker import Finding
+from tests.judge.judging import Finding
+
+_SORTS = {
+    "duplicate_effect": "duplicate",
+    "duplicate_object": "duplicate",
+    "leak": "leak",
+    "loss": "loss",
+    "newest": "loss",
+    "undecided": "loss",
+    "unended": "loss",
+    "unrecorded_success": "loss",
+    "unstored": "loss",
+}
 
 
 class Row(msgspec.Struct, frozen=True, rename="camel"):
@@ -68,18 +80,17 @@ class Report(msgspec.Struct, frozen=True, rename="camel"):
 def row(
     fault: str, *, kills: int, effects: int, found: Sequence[Finding], seconds: Sequence[float]
 ) -> Row:
-    """Count what the checker found, by what people would call it."""
-    rules = Counter(each.rule for each in found)
-    lost = rules["loss"] + rules["undecided"] + rules["unended"]
+    """Count what the judge found, by what people would call it."""
+    sorts = Counter(_SORTS.get(each.rule, "other") for each in found)
     return Row(
         fault=fault,
         cases=len(seconds),
         kills=kills,
         effects=effects,
-        duplicates=rules["duplicate"],
-        leaks=rules["leak"],
-        losses=lost,
-        other_findings=len(found) - rules["duplicate"] - rules["leak"] - lost,
+        duplicates=sorts["duplicate"],
+        leaks=sorts["leak"],
+        losses=sorts["loss"],
+        other_findings=sorts["other"],
         p50_seconds=round(statistics.median(seconds), 2),
         max_seconds=round(max(seconds), 2),
     )

@@ -23,7 +23,7 @@ from reconciler.sdk import client_on
 from reconciler.wiring import Role, connected
 from tests.cluster.fleet import Fleet, fleet
 from tests.cluster.servers import EmbeddedCluster, leader
-from tests.history_reading import check
+from tests.judge.from_bus import check
 from tests.scenarios.harness import api_config, manifest
 
 PATIENCE_SECONDS = 240.0

@@ -46,8 +46,8 @@ from infra.secrets import open_stores
 from tests.crashes.role_process import PATIENCE_SECONDS, RoleProcess, ready_to_fork
 from tests.crashes.roles import SECRETS
 from tests.faulty_api import FaultyApi
-from tests.history_checker import Acknowledged
-from tests.history_reading import check
+from tests.judge.from_bus import check
+from tests.judge.history import Acknowledged
 
 ACTOR = "team-a"
 LEASE_SECONDS = 1.0
@@ -370,7 +370,7 @@ class Lane:
         return [decode_log(message.payload) for message in messages]
 
     async def assert_sound(self) -> None:
-        """Have everything that ever happened here judged by the checker."""
+        """Judge everything that ever happened here."""
         found = await check(
             self.nc,
             self.api.url,

@@ -46,12 +46,9 @@ from tests.crashes.roles import SECRETS
 from tests.crashes.story import Story
 from tests.disks import MIB, disk_folder, left, run
 from tests.engines import TestEngine
-from tests.history_checker import findings
-from tests.history_reading import read_bus
+from tests.judge.from_bus import read_bus
+from tests.judge.judging import findings
 from tests.postgres import Hands
-
-_BY_THE_API = ("loss", "leak")
-"""Rules of the judge about the tests' API: here the systems themselves are asked."""
 
 
 class KindLane(Lane):
@@ -103,9 +100,8 @@ class KindLane(Lane):
         await self.sql.close()
 
     async def assert_sound(self) -> None:
-        history = replace(await read_bus(self.nc), journal=())
-        found = findings(history, acknowledged=self.acknowledged)
-        found = [each for each in found if each.rule not in _BY_THE_API]
+        history = replace(await read_bus(self.nc), acknowledged=self.acknowledged)
+        found = findings(history)
         assert not found, "\n".join(map(str, found))
 
     async def secret(self, name: str) -> str | None:

@@ -30,8 +30,8 @@ import uvloop
 
 from tests.crashes.lane import PREFIX, Lane
 from tests.crashes.nemesis import Nemesis
-from tests.history_checker import Finding
-from tests.history_reading import check
+from tests.judge.from_bus import check
+from tests.judge.judging import Finding
 
 COUNT = 40
 CLIENTS = 4
@@ -46,7 +46,7 @@ HEAL_SECONDS = 90.0
 
 @dataclass
 class Soaked:
-    """What was done, and what the checker found."""
+    """What was done, and what the judge found."""
 
     seed: int
     declarations: int = 0

@@ -27,7 +27,7 @@ from reconciler.sdk import Client, connect
 from reconciler.wiring import connected, initialise
 from tests.cli.runner import Cli, up
 from tests.faulty_api import FaultyApi
-from tests.history_reading import check
+from tests.judge.from_bus import check
 from tests.needs import skip_unless_in_ci
 from tests.scenarios.harness import Human, World, api_config, manifest
 

@@ -19,7 +19,7 @@ from infra.jetstream.publish import publish
 from infra.jetstream.reads import stream_state
 from reconciler.cli.doctor import examine
 from tests.faulty_api import FaultyApi
-from tests.history_reading import check
+from tests.judge.from_bus import check
 from tests.scenarios.harness import Human, World, api_config, manifest
 
 PATIENCE_SECONDS = 60.0

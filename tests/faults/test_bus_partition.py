@@ -19,7 +19,7 @@ from tests.cluster.servers import NODES, EmbeddedCluster, leader
 from tests.cluster.story import until
 from tests.faults.tcp_proxy import TcpProxy, Way, proxied
 from tests.faulty_api import FaultyApi
-from tests.history_reading import check
+from tests.judge.from_bus import check
 from tests.scenarios.harness import Human, World, api_config
 
 SUBJECT = "log.default.Shape.foo.event"

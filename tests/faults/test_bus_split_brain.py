@@ -30,7 +30,7 @@ from reconciler.wiring import connected, initialise
 from tests.bus.histories import history_of, new_key
 from tests.bus.test_decider import Bus, decider, declaration
 from tests.faulty_api import FaultyApi
-from tests.history_reading import check
+from tests.judge.from_bus import check
 from tests.scenarios.harness import Human, World, api_config, every, manifest, only
 
 COUNT = 100

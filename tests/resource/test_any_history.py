@@ -124,8 +124,7 @@ def test_any_history_comes_to_rest_and_can_be_replayed(history: list[tuple[Any, 
     world = lived(history)
     world.settle()
     is_quiet(world)
-    world.check_explained()
-    world.check_determinism()
+    world.check()
 
 
 @quick
@@ -145,6 +144,7 @@ def test_after_any_history_what_is_declared_exists_as_declared(
     wanted: Fields = {**fields, "color": "White"}
     assert left == wanted if not let_go_once(world) else left | wanted == left
     is_quiet(world)
+    world.check()
 
 
 @quick
@@ -156,7 +156,8 @@ def test_after_any_history_what_is_withdrawn_leaks_nothing(history: list[tuple[A
     world.settle()
     found = world.api.object
     note(f"{found} {world.story.outcome} {world.story.reason}")
-    assert found is None or found.uid not in world.api.ours
+    assert found is None or found.uid not in world.judge.ledger.ours
+    world.check()
     assert world.story.outcome in ("Deleted", "Unowned", "Released", "Disputed")
     is_quiet(world)
 

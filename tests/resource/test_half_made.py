@@ -8,11 +8,12 @@ import msgspec
 import pytest
 
 from events.external import ExternalObject
-from events.log import ActionFailed, ActionSucceeded
+from events.log import ActionDecided, ActionFailed, ActionSucceeded
 from events.manifest import Fields
 from reconciler.provider.kind import Kind
 from reconciler.resource.owner_label import OWNER_LABEL
-from tests.explanations import explained
+from tests.judge.history import Effect, History, Recorded
+from tests.judge.judging import findings
 from tests.resource.building import BLOCK, UNLABELLED, Story, every, only, thing
 from tests.resource.test_replacement import BESIDE, check_rows, decided, made
 
@@ -51,7 +52,11 @@ def test_the_log_explains_the_effect():
     story = refused()
     done = only(ActionSucceeded, [event.data for event in story.log])
     assert done.refused is not None
-    assert explained(story.log) == {done.action_id}
+    [action] = [each.data.action for each in story.log if isinstance(each.data, ActionDecided)]
+    assert done.action_id == action.action_id
+    effect = Effect(1.0, "Create", "Foo", story.seen.uid or "", action.idempotency_key)
+    log = [Recorded(position, 0.0, event) for position, event in enumerate(story.log, start=1)]
+    assert findings(History(log=log, messages=None, effects=[effect])) == []
 
 
 def test_what_was_made_goes_when_it_is_withdrawn():

@@ -1,13 +1,11 @@
 """A tiny pure world around one resource: an external API, humans, a worker, an observer, a bus.
 
-The world is strict: it refuses with an assertion whatever the reconciler must never do.
+The judge follows it: an assertion fails at the first finding.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Literal
 
@@ -23,22 +21,13 @@ from events.intake import (
     TimerFired,
     Withdrawn,
 )
-from events.log import (
-    Action,
-    ActionDecided,
-    ActionRetried,
-    DeclarationSuperseded,
-    LogEvent,
-    LookupDecided,
-    OwnershipClaimed,
-    OwnershipReleased,
-)
+from events.log import Action, DeclarationSuperseded, LogEvent
 from events.manifest import Fields
-from reconciler.resource.decide import decide
-from reconciler.resource.evolve import fold
-from reconciler.resource.state import InFlight, ResourceState
-from reconciler.resource.turn import Command, Context
-from tests.explanations import explained
+from reconciler.resource.state import NEW, InFlight
+from reconciler.resource.turn import Command
+from tests.judge.history import Call, Effect, History, Message, Recorded
+from tests.judge.judging import Judge
+from tests.judge.turns import Turns
 from tests.resource.building import CONFIG, LOG_ID, Story, manifest
 
 Result = tuple[ExternalObject | None, ActionError | None]
@@ -66,25 +55,22 @@ FAULTS: tuple[Fault, ...] = (
 )
 
 
-@dataclass
 class Api:
-    """Objects with uids, versions and idempotency keys. ``ours``: what may be written."""
+    """Objects with uids, versions and idempotency keys; the judge sees each call and effect."""
 
-    object: ExternalObject | None = None
-    kept: dict[str, ExternalObject | None] = field(default_factory=dict[str, ExternalObject | None])
-    creates: Counter[str] = field(default_factory=Counter[str])
-    seen: dict[str, Action] = field(default_factory=dict[str, Action])
-    ours: set[str] = field(default_factory=set[str])
-    effects: int = 0
-    effects_of: set[str] = field(default_factory=set[str])
-    _serial: int = 0
+    def __init__(self, judge: Judge) -> None:
+        self._judge = judge
+        self._serial = 0
+        self.object: ExternalObject | None = None
+        self.kept: dict[str, ExternalObject | None] = {}
+        self.effects = 0
 
     def next(self) -> str:
         self._serial += 1
         return str(self._serial)
 
-    def call(self, action: Action, *, shows_obstacle: bool, is_late: bool = False) -> Result:
-        assert self.seen.setdefault(action.idempotency_key, action) == action
+    def call(self, action: Action, *, shows_obstacle: bool) -> Result:
+        assert self._judge.call(Call(0.0, action)) == []
         if action.idempotency_key in self.kept:
             return self.kept[action.idempotency_key], None
         found = self.object
@@ -97,29 +83,24 @@ class Api:
         )
         if taken:
             return (found if shows_obstacle else None), ActionError("Conflict", "in the way")
-        self._do(action, found, is_late=is_late)
+        self._do(action, found)
         self.kept[action.idempotency_key] = self.object
         return self.object, None
 
-    def _do(self, action: Action, found: ExternalObject | None, *, is_late: bool) -> None:
-        if found is not None:
-            # A call that was stuck may come when the object has been let go.
-            assert is_late or found.uid in self.ours, f"{action.operation} of what is not ours"
-        if found is not None or action.operation == "Create":
-            self.effects += 1
-            self.effects_of.add(action.action_id)
+    def _do(self, action: Action, found: ExternalObject | None) -> None:
         if action.operation == "Delete":
             self.object = None
-            return
-        if action.operation == "Create":
-            self.creates[action.idempotency_key] += 1
-            assert self.creates[action.idempotency_key] == 1
-        uid = f"u{self.next()}" if found is None else found.uid
-        assert uid is not None
-        self.ours.add(uid)
-        self.object = ExternalObject(
-            action.external_name, action.fields, uid, self.next(), action.labels
-        )
+        else:
+            uid = f"u{self.next()}" if found is None else found.uid
+            self.object = ExternalObject(
+                action.external_name, action.fields, uid, self.next(), action.labels
+            )
+        changed = found or self.object
+        if changed is not None and changed.uid is not None:
+            self.effects += 1
+            key, name = action.idempotency_key, action.external_name
+            effect = Effect(0.0, action.operation, name, changed.uid, key, self.object)
+            assert self._judge.effect(effect) == []
 
 
 class World:
@@ -127,20 +108,23 @@ class World:
 
     def __init__(self) -> None:
         self.story = Story()
-        self.api = Api()
+        self.history = History(log_id=LOG_ID, by_hand=None, objects=())
+        self.judge = Judge(self.history)
+        self.turns = Turns()
+        self.api = Api(self.judge)
         self.intake: list[Command] = []
         self.delivered = 0
         self.looks: list[Observed] = []
         self._reported: set[tuple[str, int]] = set()
         self._handed_out: set[tuple[str, int]] = set()
         self._stuck: list[InFlight] = []
-        self.turns: list[tuple[ResourceState, Sequence[Command], Context, list[LogEvent]]] = []
 
     # --- the bus
 
     def publish(self, data: IntakeData) -> None:
         position = len(self.intake) + 1
         self.intake.append(Command(position, f"m{position}", "world", data))
+        self.history.add(Message(position, self.story.key, f"m{position}", "world", data))
 
     def deliver(self, count: int) -> list[LogEvent]:
         batch = self.intake[self.delivered : self.delivered + count]
@@ -161,36 +145,17 @@ class World:
 
     def turn(self, commands: Sequence[Command]) -> list[LogEvent]:
         story = self.story
-        before, context = story.state, story.context
-        turn = decide(before, commands, context)
-        self.turns.append((before, commands, context, list(turn.events)))
+        turn = self.turns.decide(story.state, commands, story.context)
         story.state = turn.state
         story.log += turn.events
-        self._check(before, turn.events)
+        if turn.events:
+            assert list(self.turns.appended(turn.events, turn.events)) == []
+        for event in turn.events:
+            recorded = Recorded(len(self.history.log) + 1, 0.0, event)
+            self.history.log.append(recorded)
+            assert self.judge.event(recorded) == []
+        assert self.turns.states.get(story.key, NEW) == story.state
         return list(turn.events)
-
-    def _check(self, before: ResourceState, events: Sequence[LogEvent]) -> None:
-        log = self.story.log
-        assert fold(log) == self.story.state
-        assert [event.resourceversion for event in log] == list(range(1, len(log) + 1))
-        state = before
-        for event in events:
-            match event.data:
-                case ActionDecided(action):
-                    assert state.actions.in_flight is None
-                    assert action.action_id == event.id
-                case ActionRetried(action) | LookupDecided(action):
-                    assert state.actions.in_flight is not None
-                    assert state.actions.in_flight.action == action
-                case OwnershipClaimed(uid=str(uid)):
-                    assert state.desired.spec is not None
-                    assert state.desired.spec.policy.adoption == "Adopt"
-                    self.api.ours.add(uid)
-                case OwnershipReleased(uid=str(uid), reason="Orphaned"):
-                    self.api.ours.discard(uid)
-                case _:
-                    pass
-            state = fold([event], state)
 
     # --- others
 
@@ -274,7 +239,7 @@ class World:
         """A worker that stood still makes its call, whatever has become of the action by now."""
         if self._stuck:
             flight = self._stuck.pop(0)
-            shown, error = self.api.call(flight.action, shows_obstacle=True, is_late=True)
+            shown, error = self.api.call(flight.action, shows_obstacle=True)
             self._report(flight, shown, error, redelivered=True)
 
     def _report(
@@ -324,13 +289,11 @@ class World:
                 return
         raise AssertionError("the world never came to rest")
 
-    def check_explained(self) -> None:
-        """The log has each effect that the API saw as done, or says that it is not known."""
-        assert self.api.effects_of <= explained(self.story.log)
-
-    def check_determinism(self) -> None:
-        for before, commands, context, events in self.turns:
-            assert decide(before, commands, context).events == events
+    def check(self) -> None:
+        """Judge the world at rest, and take every turn once more."""
+        self.history.objects = [] if self.api.object is None else [self.api.object]
+        assert self.judge.end() == []
+        assert list(self.turns.not_repeatable()) == []
 
     @property
     def owner_label_is_ours(self) -> bool:

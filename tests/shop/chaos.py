@@ -52,8 +52,9 @@ from reconciler.sdk import Client, connect
 from reconciler.wiring import ROLES, initialise
 from tests.engines import Hands, short_folder
 from tests.faulty_api.journal import JournalEntry
-from tests.history_checker import Finding, History, findings
-from tests.history_reading import read_bus
+from tests.judge.from_bus import effects_of, read_bus
+from tests.judge.history import History
+from tests.judge.judging import Finding, findings
 from tests.postgres import hands as superuser
 from tests.scenarios.processes import RoleProcess
 from tests.shop.image import make_image
@@ -62,7 +63,6 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "shop" / "manifests.yaml"
 SETTLE_SECONDS = 90.0
 OWNER = "reconciler/owner"
 CONTAINERS = ("shop-orders", "shop-billing", "shop-printer")
-_JUDGED_ON_THE_APIS = ("loss", "leak")
 _MARK = re.compile(r'reconciler: (\{"key":"([0-9a-f]+)".*?\})\'')
 
 
@@ -341,12 +341,9 @@ class Shop:
     async def unexplained(self) -> list[str]:
         """Judge the log by itself, then what Engine and server tell of against it."""
         history = await read_bus(self.nc)
-        history = dataclasses.replace(history, journal=list(self._made_containers()))
-        found: list[Finding | str] = [
-            each
-            for each in findings(history, by_hand=CONTAINERS)
-            if each.rule not in _JUDGED_ON_THE_APIS
-        ]
+        effects = effects_of(list(self._made_containers()))
+        history = dataclasses.replace(history, effects=effects, by_hand=CONTAINERS)
+        found: list[Finding | str] = [*findings(history)]
         found += self._unknown_effects(history)
         return list(map(str, found))
 

@@ -61,7 +61,7 @@ class Kept(msgspec.Struct, frozen=True):
 
 
 class Api:
-    """The API's own state. ``before_effect`` is shown every effect before it happens."""
+    """The API's own state. ``after_change`` gets every effect, ``before_call`` every request."""
 
     def __init__(self, traits: ApiTraits, time: Callable[[], float]) -> None:
         self.traits = traits
@@ -77,9 +77,7 @@ class Api:
         self.away_until = 0.0
         self.calls = 0
         self.before_call: Callable[[Action], None] = lambda action: None
-        self.before_effect: Callable[[Action, ExternalObject | None], None] = _nothing
-        self.before_paint: Callable[[Action], None] = lambda action: None
-        self.after_create: Callable[[str], None] = lambda uid: None
+        self.after_change: Callable[[Change], None] = lambda change: None
 
     @property
     def now(self) -> float:
@@ -118,11 +116,7 @@ class Api:
         if self.traits.two_calls and action.operation == "Create" and after is not None:
             after = replace(after, fields={**after.fields, "color": UNPAINTED})
         if found is not None or after is not None:
-            self.before_effect(action, found)
             self._change(place, after, action.idempotency_key)
-        if found is None and after is not None:
-            assert after.uid is not None
-            self.after_create(after.uid)
         self.kept[action.idempotency_key] = Kept(self.shown(self.objects.get(place)))
         return self.kept[action.idempotency_key], False
 
@@ -162,7 +156,6 @@ class Api:
         if fields.get("color") == REFUSED_COLOR:
             raise RefusalError(422, f"color {REFUSED_COLOR} is not known: {fields}")
         after = self._after(action, fields, found)
-        self.before_paint(action)
         self._change(place, after, key)
         self.kept[key] = Kept(self.shown(self.objects.get(place)))
         return self.kept[key], False
@@ -309,11 +302,8 @@ class Api:
                 after = replace(after, outputs=outputs)
             self.objects[name] = after
         self.changes.append(Change(self._time(), name, before, after, key))
+        self.after_change(self.changes[-1])
 
     def _next(self, prefix: str) -> str:
         self._serial += 1
         return f"{prefix}{self._serial}"
-
-
-def _nothing(_action: Action, _found: ExternalObject | None) -> None:
-    return

@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 from random import Random
 
 from events.manifest import Fields
+from tests.judge.from_simulation import PERSON
 from tests.simulation import plan as p
-from tests.simulation.holds import GUARD, PERSON
+from tests.simulation.publishing import GUARD
 
 _SERVICES = ("billing", "backup")
 _FIRST_NUMBER = 100

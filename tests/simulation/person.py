@@ -6,8 +6,8 @@ from events.intake import Approved
 from events.names import ResourceKey
 from reconciler.resource.attempt import UNKNOWN_RESULT
 from reconciler.resource.owner_label import OWNER_LABEL, owner
+from tests.judge.from_simulation import PERSON
 from tests.memory_bus.log import LOG_ID
-from tests.simulation.holds import PERSON
 from tests.simulation.world import World
 
 
@@ -15,7 +15,7 @@ def answer_holds(world: World) -> int:
     """Answer every action that is held because nothing tells what came of it; gives how many."""
     held = [
         key
-        for key, state in world.checks.states.items()
+        for key, state in world.checks.turns.states.items()
         if state.actions.in_flight is not None and state.actions.in_flight.held
     ]
     for key in held:
@@ -27,6 +27,6 @@ def answer_holds(world: World) -> int:
 def _mark_what_is_ours(world: World, key: ResourceKey) -> None:
     """Put our label on what one of our calls has made; a person can know, from the API's side."""
     for place, found in list(world.api.objects.items()):
-        if found.name == key.name and found.uid in world.checks.made:
+        if found.name == key.name and found.uid in world.checks.ledger.made:
             world.tell(f"PERSON {key}: {found.uid} is ours")
             world.api.human_labels(place, {OWNER_LABEL: owner(LOG_ID, key)})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
@@ -39,17 +39,19 @@ from events.subjects import intake as intake_subject
 from events.subjects import listing as listing_subject
 from infra.jetstream.errors import StreamFullError
 from reconciler.resource.state import APPROVAL, ResourceState
+from tests.judge.from_simulation import PERSON
 from tests.memory_bus.clock import Clock
 from tests.memory_bus.intake import IntakeStream
 from tests.memory_bus.listings import Listings
 from tests.memory_bus.network import Network
 from tests.simulation import plan as p
 from tests.simulation.api import Api
-from tests.simulation.checks import Checks
-from tests.simulation.holds import GUARD, PERSON
 from tests.simulation.vault import without_values
 
 SERVICE = "service"
+GUARD = 2
+"""Number of undeclared objects that may be deleted at a time."""
+
 CONFIG_KEY = ResourceKey(SYSTEM_NAMESPACE, PROVIDER_CONFIG_KIND, "default")
 _NEVER = 1_000
 _LATE_SECONDS = 6.0
@@ -93,7 +95,7 @@ class Publisher:
         intake: IntakeStream,
         listings: Listings,
         api: Api,
-        checks: Checks,
+        states: Mapping[ResourceKey, ResourceState],
         time: Callable[[], float],
     ) -> None:
         self._traits = traits
@@ -101,7 +103,7 @@ class Publisher:
         self._intake = intake
         self._listings = listings
         self._api = api
-        self._checks = checks
+        self._states = states
         self._time = time
         self._clock = Clock(time)
         self._published: dict[int, _Published] = {}
@@ -196,7 +198,7 @@ class Publisher:
 
     def _approve(self, step: p.Approve) -> None:
         key = resource_key(step.shape)
-        state = self._checks.states.get(key)
+        state = self._states.get(key)
         hold = _APPROVED[0]
         if state is not None and state.outcome is not None and is_held_for_a_person(state):
             hold = state.outcome.reason
@@ -206,7 +208,7 @@ class Publisher:
 
     def let_go(self) -> None:
         """Take off whatever holds a resource, as whoever may do it."""
-        for key, state in list(self._checks.states.items()):
+        for key, state in list(self._states.items()):
             for each in state.holds.finalizers:
                 self.publish(key, FinalizerReleased(each.name), source=each.holder)
             spec = state.desired.spec
@@ -215,7 +217,7 @@ class Publisher:
 
     def approve_all(self) -> None:
         """Approve whatever waits for an approval."""
-        for key, state in list(self._checks.states.items()):
+        for key, state in list(self._states.items()):
             if key.kind == "Shape" and is_held_for_a_person(state):
                 self._approve(p.Approve(at=0.0, shape=key.name))
 

@@ -9,8 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tests.simulation import plan as p
-from tests.simulation.ending import end
-from tests.simulation.fairness import undecided
+from tests.simulation.ending import end, undecided
 from tests.simulation.world import World, services_watched
 
 
@@ -37,7 +36,7 @@ def run(plan: p.Plan, *, tell: Callable[[str], None] | None = None) -> Result:
     try:
         with services_watched(world):
             world.play()
-            unfair = list(undecided(world))
+            unfair = undecided(world)
             world.heal()
             found = list(world.checks.violations) or unfair or end(world)
             world.close()

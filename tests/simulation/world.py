@@ -15,13 +15,13 @@ from events.names import ResourceKey
 from reconciler.provider.kind import KindRegistry
 from reconciler.resource.owner_label import OWNER_LABEL, owner
 from reconciler.roles import decider as decider_module
+from tests.judge.from_simulation import Witness
 from tests.memory_bus.bus import MemoryBus
 from tests.memory_bus.log import LOG_ID
 from tests.memory_bus.loop import Process, VirtualLoop
 from tests.simulation import plan as p
 from tests.simulation.api import Api
 from tests.simulation.cast import Actor, Stage
-from tests.simulation.checks import Checks
 from tests.simulation.provider import Lies, simulated_kind
 from tests.simulation.publishing import DEFINITION_KEY, Publisher, resource_key
 from tests.simulation.vault import Vault
@@ -64,13 +64,16 @@ class World:
         self.kinds = KindRegistry([kind])
         stage = Stage(self.bus, self.kinds, self.vault)
         self.actors = {each.name: Actor(each, stage) for each in plan.processes}
-        self.checks = Checks(
+        self.damaged: set[ResourceKey] = set()
+        self.checks = Witness(
             self.log,
             self.intake,
+            self.decisions,
             self.api,
             self.lies,
-            self.decisions.answers,
-            vault=self.vault,
+            self.vault,
+            kinds=self.kinds,
+            damaged=self.damaged,
             stop=self._stop,
         )
         self.publisher = Publisher(
@@ -79,10 +82,9 @@ class World:
             intake=self.intake,
             listings=self.listings,
             api=self.api,
-            checks=self.checks,
+            states=self.checks.turns.states,
             time=time,
         )
-        self.damaged: set[ResourceKey] = set()
         self.happened: Counter[str] = Counter()
         self._tell = tell
         self.network.crash = self._crash_at_once
@@ -123,7 +125,7 @@ class World:
 
     def _configure_for_good(self) -> None:
         """Declare the configuration, as who knows that it is refused before its kind is defined."""
-        if self.happened["Define"] and DEFINITION_KEY not in self.checks.states:
+        if self.happened["Define"] and DEFINITION_KEY not in self.checks.turns.states:
             self.network.outside(2.0, self._configure_for_good)
         else:
             self.publisher.configure(p.Configure(at=0.0, resync_seconds=2.5))
@@ -329,7 +331,7 @@ def services_watched(world: World) -> Generator[None]:
         processors=[heard], wrapper_class=structlog.make_filtering_bound_logger(level)
     )
     ours = decider_module.decide
-    decider_module.decide = world.checks.decide
+    decider_module.decide = world.checks.turns.decide
     try:
         yield
     finally:

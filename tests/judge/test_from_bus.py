@@ -1,10 +1,11 @@
-"""What the checker is given is what really happened: read from a real bus and a real API."""
+"""The judge gets what really happened: read from a real bus and a real API."""
 
 from __future__ import annotations
 
+from events.log import ActionDecided
 from events.names import ResourceKey
-from tests.history_checker import Acknowledged
-from tests.history_reading import check, last_effect, read_history
+from tests.judge.from_bus import check, last_effect, read_history
+from tests.judge.history import Acknowledged
 from tests.scenarios.conftest import api_url, bare_world, world
 from tests.scenarios.harness import World, shape
 
@@ -25,10 +26,14 @@ async def test_a_real_story_without_fault_has_no_findings(world: World) -> None:
 
     history = await read_history(world.nc, world.human.url, after_effect=before)
 
-    assert [each.name for each in history.listing] == ["foo"]
-    methods = [each.method for each in history.journal if each.idempotency_key in history.decided]
-    assert methods == ["POST", "PUT", "POST", "DELETE"]
-    assert len(history.by_resource[shape("foo")]) == 8
+    assert [each.name for each in history.objects or ()] == ["foo"]
+    events = [each.event.data for each in history.log]
+    keys = [each.action.idempotency_key for each in events if isinstance(each, ActionDecided)]
+    effects = history.effects or ()
+    assert [each.key for each in effects if each.key in keys] == keys
+    operations = [each.operation for each in effects if each.key in keys]
+    assert operations == ["Create", "Update", "Create", "Delete"]
+    assert sum(each.event.key == shape("foo") for each in history.log) == 8
     assert await check(world.nc, world.human.url, after_effect=before) == []
 
 
@@ -46,7 +51,7 @@ async def test_what_goes_wrong_behind_the_log_is_found(world: World) -> None:
     )
 
     assert {(each.rule, each.subject) for each in found} == {
-        ("undecided", "default/Shape/baz"),
+        ("unstored", "default/Shape/baz"),
         ("loss", "default/Shape/foo"),
         ("intent", "bar"),
     }

@@ -1,0 +1,163 @@
+"""Rules about messages of the intake: each is decided, and the newest declaration counts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from msgspec.structs import replace
+
+from events.intake import Declared, Withdrawn
+from events.log import SpecDeclared, SpecWithdrawn
+from events.manifest import Declaration, InvalidManifestError, take_apart
+from events.names import ResourceKey
+from tests.judge.history import History, Message
+from tests.judge.ledger import Ledger
+from tests.judge.rule import Breach, at_end
+
+_MAX_SECONDS = 10.0
+
+
+@at_end("messages")
+def undecided(ledger: Ledger) -> Iterator[Breach]:
+    """Every message is decided, refused or a dead letter, or repeats one (invariant 11).
+
+    Where answers are recorded, an answer is a decision, too: of two messages that were handled out
+    of order, one may repeat the other. `newest` and `repetitions` judge those.
+    """
+    history, first = ledger.history, _first_positions(ledger)
+    handled = history.dead_letters | history.refused
+    handled |= {answer.position for _, answer in history.answers or ()}
+    for message in (history.messages or {}).values():
+        if message.position in handled:
+            continue
+        if message.key is None:
+            yield f"message {message.position}", "it cannot be read, and is no dead letter"
+        elif message.key not in history.damaged and isinstance(message.data, Declared | Withdrawn):
+            is_decided = (message.key, message.message_id) in ledger.causes
+            came = first[message.key, message.message_id]
+            if not is_decided and not _repeats(ledger, message.key, message.data, came):
+                yield (
+                    message.key,
+                    f"{type(message.data).__name__} {message.message_id!r} at {message.position} "
+                    "led to no event, no rejection and no dead letter",
+                )
+
+
+@at_end("messages")
+def unstored(ledger: Ledger) -> Iterator[Breach]:
+    """A message that the bus acknowledged is in the intake or in the log (invariant 11)."""
+    messages = (ledger.history.messages or {}).values()
+    stored = ledger.causes | {(each.key, each.message_id) for each in messages}
+    for one in ledger.history.acknowledged:
+        if one not in stored:
+            yield one.key, f"{one.message_id!r} was acknowledged and is nowhere"
+
+
+@at_end("messages")
+def newest(ledger: Ledger) -> Iterator[Breach]:
+    """The newest declaration or withdrawal of a resource is what the log has (invariants 4, 11)."""
+    history, wanted = ledger.history, _newest(ledger)
+    for key in wanted.keys() | ledger.resources.keys():
+        resource, declaration = ledger.resource(key), wanted.get(key)
+        if key in history.damaged:
+            continue
+        if resource.is_declared != (declaration is not None):
+            text = f"declared is {resource.is_declared}, should be {declaration is not None}"
+            yield key, text
+        elif declaration is not None and not _is_same(history, key, resource.spec, declaration):
+            yield key, f"{resource.spec} is decided, the newest declaration is another"
+
+
+def undecided_for_long(history: History, now: float) -> Iterator[Breach]:
+    """Return the messages that wait though only other resources are in trouble (invariant 14).
+
+    Not a rule about a history at rest: then everything is decided.
+    """
+    answered = {inbox for inbox, _ in history.answers or ()}
+    for message in (history.messages or {}).values():
+        waited = now - message.stored_at
+        is_usable = isinstance(message.data, Declared | Withdrawn)
+        if waited > _MAX_SECONDS and is_usable and message.reply_to not in answered:
+            yield f"message {message.position}", f"undecided for {waited:.0f} s while others' wait"
+
+
+def _first_positions(ledger: Ledger) -> dict[tuple[ResourceKey, str], int]:
+    """Return where each message counts: where it made a generation, or else where it came first.
+
+    Sent again later, under the same id, it declares nothing new.
+    """
+    first: dict[tuple[ResourceKey, str], int] = {}
+    for message in (ledger.history.messages or {}).values():
+        if message.key is not None:
+            first.setdefault((message.key, message.message_id), message.position)
+    return first | {
+        (event.key, event.causeid): event.causeposition
+        for _, _, event in ledger.history.log
+        if isinstance(event.data, SpecDeclared | SpecWithdrawn)
+    }
+
+
+def _newest(ledger: Ledger) -> dict[ResourceKey, Declaration | None]:
+    """Return the newest declaration of each resource; None for one that was withdrawn."""
+    history, first = ledger.history, _first_positions(ledger)
+    newest: dict[ResourceKey, tuple[int, Declaration | None]] = {}
+    for message in (history.messages or {}).values():
+        if message.key is None or not isinstance(message.data, Declared | Withdrawn):
+            continue
+        position = first[message.key, message.message_id]
+        if position >= newest.get(message.key, (0, None))[0] and not _is_refused(history, message):
+            try:
+                data = message.data
+                taken = (
+                    None if isinstance(data, Withdrawn) else _checked(history, message.key, data)
+                )
+            except InvalidManifestError:
+                continue
+            newest[message.key] = position, taken
+    return {key: each for key, (_, each) in newest.items()}
+
+
+def _is_refused(history: History, message: Message) -> bool:
+    """Return whether a message does not count: a simulated world knows which had to be refused."""
+    if history.truth is None:
+        return message.position in history.refused | history.dead_letters
+    return history.truth.is_rightly_refused(message)
+
+
+def _checked(history: History, key: ResourceKey, data: Declared | Withdrawn) -> Declaration | None:
+    """Return what a message declares, None for a withdrawal; raises ``InvalidManifestError``."""
+    if isinstance(data, Withdrawn):
+        return None
+    declaration = take_apart(data.manifest)
+    if history.truth is None:
+        return declaration
+    return replace(declaration, fields=history.truth.checked(key.kind, declaration.fields))
+
+
+def _is_same(
+    history: History, key: ResourceKey, spec: SpecDeclared | None, wanted: Declaration
+) -> bool:
+    """Return whether a spec is as declared; only a simulated world knows a kind's defaults."""
+    if spec is None or (spec.policy, spec.labels) != (wanted.policy, wanted.labels):
+        return False
+    if history.truth is not None:
+        return spec.fields == wanted.fields
+    return all(spec.fields.get(name) == value for name, value in wanted.fields.items())
+
+
+def _repeats(ledger: Ledger, key: ResourceKey, data: Declared | Withdrawn, position: int) -> bool:
+    """Return whether a message declares what was declared at its position: it makes no event."""
+    before: SpecDeclared | None = None
+    for _, _, event in ledger.history.log:
+        if event.key == key and event.causeposition <= position:
+            if isinstance(event.data, SpecDeclared):
+                before = event.data
+            elif isinstance(event.data, SpecWithdrawn):
+                before = None
+    try:
+        wanted = _checked(ledger.history, key, data)
+    except InvalidManifestError:
+        return False
+    if wanted is None:
+        return before is None
+    return _is_same(ledger.history, key, before, wanted)

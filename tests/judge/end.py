@@ -1,0 +1,315 @@
+"""Rules about the end: what is declared exists as declared, and nothing else of ours does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from events.external import ExternalObject
+from events.log import SpecDeclared
+from events.names import ResourceKey
+from events.reference import REFERENCE_KIND
+from tests.judge.inputs import mark_of
+from tests.judge.ledger import OWNER_LABEL, Ledger, Owned, Resource, is_as_wanted
+from tests.judge.ownership import owner_label
+from tests.judge.rule import Breach, at_end
+
+_EXCUSES = ("Failed", "Conflict", "Disputed", "Held", "Paused")
+"""Outcomes of a resource that cannot be as declared, where no simulated world tells whether."""
+
+
+@at_end()
+def silence(ledger: Ledger) -> Iterator[Breach]:
+    """A resource has an outcome for its newest generation, or is retried (invariants 9, 11)."""
+    for key, resource in _intact(ledger):
+        is_known = resource.generation or resource.observed is not None
+        is_told = resource.outcome is not None and not resource.has_news
+        if is_known and not is_told and not _is_retried(ledger, resource):
+            yield key, "it has no outcome"
+
+
+@at_end("objects")
+def loss(ledger: Ledger) -> Iterator[Breach]:
+    """What is declared exists as declared, and what the log owns exists (invariants 6, 8, 17)."""
+    existing = {each.uid for each in ledger.history.objects or ()}
+    for key, resource in _intact(ledger):
+        spec = resource.spec
+        if spec is not None and spec.provider_config and not is_kept(ledger, resource):
+            for text in _losses(ledger, resource, spec):
+                yield key, f"{text}; {_outcome(ledger, resource)}"
+        for owned in (resource.owned, resource.retiring):
+            is_missing = owned is not None and owned.uid not in {None, *existing}
+            if owned is not None and is_missing and _should_exist(resource, owned):
+                yield key, f"the log owns {owned.uid}, which does not exist"
+
+
+@at_end("objects")
+def leak(ledger: Ledger) -> Iterator[Breach]:
+    """An object of ours is declared, and the log owns it (invariants 2, 7, 11).
+
+    Unless a hold keeps it; unless it was made by a call that arrived after its action had failed
+    for good, or by an action that a person gave up, whatever it had done.
+    """
+    for key, resource in _intact(ledger):
+        found = _object_of(ledger, resource)
+        if not is_kept(ledger, resource) and _is_left(ledger, resource, found):
+            yield key, f"it is not declared to exist, but ours does; {_outcome(ledger, resource)}"
+    owned, pending, waiting = _accounted(ledger)
+    for found in ledger.history.objects or ():
+        if found.uid not in ledger.ours or found.uid in ledger.late | owned | waiting:
+            continue
+        if found.name in pending or _is_excused(ledger, found):
+            continue
+        yield found.name, f"{found.uid} is ours, and the log does not own it"
+
+
+@at_end("objects")
+def conflict(ledger: Ledger) -> Iterator[Breach]:
+    """A resource conflicts only with an object that exists and is not its own (invariant 7)."""
+    for key, resource in _intact(ledger):
+        if resource.told not in ("Conflict", "Disputed") or not ledger.history.is_final:
+            continue
+        if not resource.is_declared or not _is_managed(resource) or is_kept(ledger, resource):
+            continue
+        found = _object_of(ledger, resource)
+        if found is None:
+            yield key, "there is nothing to conflict with"
+        elif found.uid in ledger.ours - ledger.late:
+            label = found.labels.get(OWNER_LABEL)
+            if label in (None, _owner_labels(ledger, resource).get(OWNER_LABEL)):
+                yield key, f"it conflicts with {found.uid}, which is ours"
+
+
+@at_end()
+def references(ledger: Ledger) -> Iterator[Breach]:
+    """A target knows who references it, and a reference whether its target exists (invariant 9)."""
+    if not ledger.history.is_final:
+        return
+    damaged, resources = ledger.history.damaged, ledger.resources
+    expected: dict[ResourceKey, dict[str, str]] = {}
+    for key, resource in resources.items():
+        spec = resource.spec
+        if spec is None or key in damaged or not _references(resource):
+            continue
+        for each in spec.references:
+            target = ResourceKey.parse(each.target)
+            if resource.is_declared or not _leads_back(ledger, key, target):
+                wanted = expected.setdefault(target, {})
+                wanted[str(key)] = spec.fields.get("onWithdrawal", "Keep")
+        if key.kind == REFERENCE_KIND and not _references_damage(ledger, resource):
+            found = ledger.resource(ResourceKey.parse(spec.references[0].target))
+            outcome = ("Converged", "Resolved") if found.is_declared else ("Held", "Dangling")
+            told = resource.outcome and (resource.outcome.outcome, resource.outcome.reason)
+            if told != outcome:
+                yield key, f"its target should make it {outcome}, its outcome is {told}"
+    unclear = {str(key) for key in damaged}
+    unclear |= {str(key) for key, each in resources.items() if _is_a_later_claim(each)}
+    for key, resource in resources.items():
+        known = {by: each for by, each in resource.references.items() if by not in unclear}
+        wanted = {by: each for by, each in expected.get(key, {}).items() if by not in unclear}
+        if known != wanted and key not in damaged:
+            yield key, f"it knows the references {known}, and has {wanted}"
+
+
+# --- of one resource
+
+
+def _intact(ledger: Ledger) -> Iterator[tuple[ResourceKey, Resource]]:
+    for key, resource in ledger.resources.items():
+        if key not in ledger.history.damaged and not _references_damage(ledger, resource):
+            yield key, resource
+
+
+def is_kept(ledger: Ledger, resource: Resource, *, for_ever: bool = True) -> bool:
+    """Return whether another service or a person has to remove a hold of a resource.
+
+    ``for_ever``: a reference of something damaged holds too, which cannot be withdrawn.
+    """
+    is_kept = not resource.is_forced and "Keep" in resource.references.values()
+    is_kept = is_kept and (for_ever or not ledger.history.damaged) and not resource.is_declared
+    return bool(resource.finalizers) or is_kept or resource.is_held_for_a_person
+
+
+def _is_managed(resource: Resource) -> bool:
+    return not resource.policy.paused and resource.policy.mode != "ObserveOnly"
+
+
+def _losses(ledger: Ledger, resource: Resource, spec: SpecDeclared) -> Iterator[str]:
+    """Return in what a declared resource is not as declared."""
+    is_wanted = resource.is_declared and resource.policy.mode != "Absent"
+    if not is_wanted or not _is_managed(resource):
+        return
+    if resource.told in ("Conflict", "Disputed") or _is_explained(ledger, resource, spec):
+        return
+    found = _object_of(ledger, resource)
+    if resource.told != "Converged" and not _is_retried(ledger, resource):
+        yield "it is declared, and not converged"
+    elif found is None or found.uid not in ledger.ours:
+        yield "it converged, and does not exist"
+    else:
+        yield from _differences(ledger, resource, spec, found)
+
+
+def _is_retried(ledger: Ledger, resource: Resource) -> bool:
+    """Return whether its outcome may follow yet; at a final rest none does."""
+    return resource.in_flight is not None and not ledger.history.is_final
+
+
+def _is_explained(ledger: Ledger, resource: Resource, spec: SpecDeclared) -> bool:
+    """Return whether its outcome names why it cannot be as declared, and that is true."""
+    if resource.told == "Drifted":
+        return resource.policy.mode == "CreateOnly"
+    truth = ledger.history.truth
+    if truth is not None:
+        return truth.explains(spec, resource.told)
+    return resource.told in _EXCUSES and not ledger.history.is_final
+
+
+def _differences(
+    ledger: Ledger, resource: Resource, spec: SpecDeclared, found: ExternalObject
+) -> Iterator[str]:
+    truth, ignored = ledger.history.truth, resource.policy.ignore_fields
+    if truth is not None:
+        left = truth.seconds_to_expiry(found)
+        if resource.policy.mode == "Present" and left is not None and left < 0.0:
+            yield f"it ended {-left:.1f} s ago, and was not renewed"
+        conditions = () if resource.outcome is None else resource.outcome.conditions
+        if any(each.type == "Ready" and each.status != "True" for each in conditions):
+            yield "it is ready, and its outcome says that it is not"
+        wanted = truth.expected_fields(spec)
+    else:
+        fields = spec.fields if resource.resolved is None else resource.resolved
+        wanted = {name: _opened(each, ledger.history.secrets) for name, each in fields.items()}
+    for name, value in wanted.items():
+        if name not in ignored and not is_as_wanted(value, found.fields.get(name)):
+            yield f"{name} is {found.fields.get(name)!r}, declared is {value!r}"
+    if ledger.history.promises.labels:
+        labels = {**spec.labels, **_owner_labels(ledger, resource)}
+        for name, value in labels.items():
+            if f"labels.{name}" not in ignored and found.labels.get(name) != value:
+                yield f"label {name} is {found.labels.get(name)!r}, not {value!r}"
+
+
+def _owner_labels(ledger: Ledger, resource: Resource) -> dict[str, str]:
+    log_id = ledger.history.log_id
+    return {} if log_id is None else {OWNER_LABEL: owner_label(log_id, resource)}
+
+
+def _opened(value: Any, secrets: Mapping[str, str]) -> Any:
+    """Return the value of a secret instead of its mark."""
+    mark = mark_of(value, "$secret")
+    return value if mark is None else secrets.get(mark["$secret"])
+
+
+def _is_left(ledger: Ledger, resource: Resource, found: ExternalObject | None) -> bool:
+    """Return whether an object of ours exists that should not, by what is declared."""
+    if found is None or found.uid not in ledger.ours:
+        return False
+    if resource.is_declared:
+        return _is_managed(resource) and (
+            resource.policy.mode == "Absent" and resource.told not in ("Conflict", "Disputed")
+        )
+    is_held = not ledger.history.is_final and resource.told in ("Held", "Paused")
+    return resource.told != "Disputed" and not is_held and not _is_given_up(ledger, found)
+
+
+def _should_exist(resource: Resource, owned: Owned) -> bool:
+    """Return whether the log must not own an object any more once it is missing."""
+    if resource.is_paused or resource.doubted is not None:
+        return False
+    if owned != resource.retiring:
+        return True
+    # While a hold keeps the replaced object, it is read no more.
+    return resource.policy.mode != "ObserveOnly" and resource.told in ("", "Converged")
+
+
+def _object_of(ledger: Ledger, resource: Resource) -> ExternalObject | None:
+    """Return the object of a resource; without one that is owned, what has its name."""
+    objects, owned = ledger.history.objects or (), resource.owned
+    if owned is not None and owned.uid is not None:
+        of_uid = next((each for each in objects if each.uid == owned.uid), None)
+        if of_uid is not None or not ledger.history.promises.unique_names:
+            return of_uid
+    name = owned.name if owned is not None else resource.key.name
+    if owned is None and resource.spec is not None:
+        name = resource.spec.external_name
+    of_name = [each for each in objects if each.name == name]
+    return next((each for each in of_name if OWNER_LABEL in each.labels), None) or next(
+        iter(of_name), None
+    )
+
+
+def _outcome(ledger: Ledger, resource: Resource) -> str:
+    told = resource.outcome and (resource.outcome.outcome, resource.outcome.reason)
+    return f"outcome: {told}; the API has {_object_of(ledger, resource)}"
+
+
+# --- of all objects
+
+
+def _accounted(ledger: Ledger) -> tuple[set[str | None], set[str], set[str | None]]:
+    """Return the ids that the log owns, the names of paused actions, and the ids that wait.
+
+    Whose object a write of ours has met is decided when its references are known.
+    """
+    owned: set[str | None] = set()
+    pending: set[str] = set()
+    waiting: set[str | None] = set()
+    for resource in ledger.resources.values():
+        owned |= {each.uid for each in (resource.owned, resource.retiring) if each is not None}
+        if resource.in_flight is not None and resource.is_paused:
+            pending.add(resource.in_flight.action.external_name)
+        if resource.told == "Waiting" and resource.observed is not None:
+            waiting.add(resource.observed.uid)
+    return owned, pending, waiting
+
+
+def _is_excused(ledger: Ledger, found: ExternalObject) -> bool:
+    damaged = {key.name for key in ledger.history.damaged}
+    if damaged & {found.name, found.name.rpartition("-")[0]} or _is_given_up(ledger, found):
+        return True
+    decided = ledger.action_of(ledger.made.get(found.uid or ""))
+    told = "" if decided is None else ledger.resource(decided.key).told
+    return told in ("Disputed", "Held", "Paused") and not ledger.history.is_final
+
+
+def _is_given_up(ledger: Ledger, found: ExternalObject) -> bool:
+    decided = ledger.action_of(ledger.made.get(found.uid or ""))
+    return decided is not None and decided.action.action_id in ledger.given_up
+
+
+# --- of references
+
+
+def _references(resource: Resource) -> bool:
+    """Return whether a resource still references what its spec names: until its object is gone."""
+    return bool(resource.is_declared or resource.owned or resource.in_flight)
+
+
+def _references_damage(ledger: Ledger, resource: Resource) -> bool:
+    if resource.spec is None or not ledger.history.damaged:
+        return False
+    targets = [ResourceKey.parse(each.target) for each in resource.spec.references]
+    return any(each in ledger.history.damaged for each in targets)
+
+
+def _leads_back(ledger: Ledger, key: ResourceKey, target: ResourceKey) -> bool:
+    """Return whether references of withdrawn resources lead from a target back to a resource."""
+    found: set[ResourceKey] = set()
+    ahead = [target]
+    while ahead:
+        met = ahead.pop()
+        resource = ledger.resource(met)
+        if met in found or met in ledger.history.damaged or resource.spec is None:
+            continue
+        if not resource.is_declared and _references(resource):
+            found.add(met)
+            ahead += [ResourceKey.parse(each.target) for each in resource.spec.references]
+    return key in found
+
+
+def _is_a_later_claim(resource: Resource) -> bool:
+    """Return whether a stray became ours after the withdrawal had ended: it may still reference."""
+    outcome = resource.outcome
+    is_settled = resource.settled_generation == resource.generation
+    return outcome is not None and not resource.is_declared and is_settled and bool(resource.owned)

@@ -1,0 +1,272 @@
+"""Feeds the judge what happens in the simulated world, and is its ground truth."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from datetime import datetime
+from typing import Any
+
+from events.external import ExternalObject
+from events.intake import Declared
+from events.log import Action, Operation, SpecDeclared
+from events.manifest import Fields
+from events.names import KIND_DEFINITION_KIND, ResourceKey
+from reconciler.ports import ResourceAppend, StoredEvent
+from reconciler.provider.kind import KindRegistry
+from reconciler.resource.owner_label import OWNER_LABEL, owner
+from tests.judge.from_bus import read_message
+from tests.judge.history import Call, Effect, History, Message, Promises, Recorded
+from tests.judge.inputs import mark_of, value_of
+from tests.judge.judging import Finding, Judge
+from tests.judge.ledger import Ledger
+from tests.judge.turns import Turns
+from tests.memory_bus.clock import seconds_of
+from tests.memory_bus.decisions import Decisions
+from tests.memory_bus.intake import IntakeStream
+from tests.memory_bus.log import LOG_ID, LogStream
+from tests.simulation.api import REFUSED_COLOR, Api, Change
+from tests.simulation.provider import Lies
+from tests.simulation.vault import Vault, without_values
+
+PERSON = "person"
+"""The source of what people publish in the simulation."""
+
+_CIRCLE = "each would wait for the "
+
+
+class Witness:
+    """Records what happens and collects what is wrong; ``stop`` ends the run at its cause."""
+
+    def __init__(
+        self,
+        log: LogStream,
+        intake: IntakeStream,
+        decisions: Decisions,
+        api: Api,
+        lies: Lies,
+        vault: Vault,
+        *,
+        kinds: KindRegistry,
+        damaged: Collection[ResourceKey],
+        stop: Callable[[], None],
+    ) -> None:
+        self._log = log
+        self._intake = intake
+        self._decisions = decisions
+        self._api = api
+        self._stop = stop
+        self.violations: list[str] = []
+        self.turns = Turns()
+        truth, traits = SimulatedTruth(api, lies, vault, kinds), api.traits
+        self.history = truth.history = History(
+            answers=decisions.answers,
+            objects=(),
+            by_hand=None,
+            secret_values=vault.ever,
+            people=(PERSON,),
+            log_id=LOG_ID,
+            damaged=damaged,
+            promises=Promises(
+                idempotency_keys=traits.idempotency_keys,
+                unique_names=traits.names,
+                conditional_writes=traits.conditional_writes,
+                labels=traits.labels,
+            ),
+            truth=truth,
+            is_final=True,
+        )
+        self.judge = Judge(self.history)
+        truth.ledger = self.ledger = self.judge.ledger
+        log.after_store.append(self._appended)
+        api.before_call = self._called
+        api.after_change = self._changed
+
+    def fail(self, what: str) -> None:
+        """Add a violation, and end the run."""
+        self.violations.append(what)
+        self._stop()
+
+    @property
+    def effects(self) -> int:
+        """How many effects of ours the API had."""
+        return sum(each.key is not None for each in self.ledger.effects)
+
+    def end(self) -> list[str]:
+        """Judge the world at rest."""
+        self.record()
+        self.history.objects = [without_values(each) for each in self._api.objects.values()]
+        return [str(each) for each in self.judge.end()]
+
+    def record(self) -> None:
+        """Record what the bus has stored since the last time."""
+        messages = self.history.messages
+        assert messages is not None
+        for each in self._intake.messages[len(messages) :]:
+            self.history.add(
+                read_message(
+                    each.position,
+                    each.subject,
+                    each.payload,
+                    each.message_id,
+                    stored_at=each.stored_at,
+                    reply_to=each.reply_to,
+                )
+            )
+        self.history.refused = {position for _, position in self._decisions.rejections}
+        letters = {position for _, position in self._decisions.dead_letters}
+        self.history.dead_letters = letters | self._decisions.given_up
+
+    def _found(self, findings: Sequence[Finding]) -> None:
+        for each in findings:
+            self.fail(str(each))
+
+    def _appended(self, append: ResourceAppend, stored: Sequence[StoredEvent]) -> None:
+        self.record()
+        for text in self.turns.appended(append.events, [event for _, event in stored]):
+            self.fail(text)
+        for position, event in stored:
+            recorded = Recorded(position, self._api.now, event)
+            self.history.log.append(recorded)
+            self._found(self.judge.event(recorded))
+
+    def _called(self, action: Action) -> None:
+        self._found(self.judge.call(Call(self._api.now, action)))
+
+    def _changed(self, change: Change) -> None:
+        found = change.before or change.after
+        assert found is not None
+        assert found.uid is not None
+        operation: Operation = "Update" if change.before and change.after else "Delete"
+        operation = "Create" if change.before is None else operation
+        key = change.key or None
+        self._found(
+            self.judge.effect(
+                Effect(change.at, operation, found.name, found.uid, key, change.after)
+            )
+        )
+
+
+class SimulatedTruth:
+    """Implements ``tests.judge.history.Truth``: what the simulated API and store really have."""
+
+    history: History
+    ledger: Ledger
+
+    def __init__(self, api: Api, lies: Lies, vault: Vault, kinds: KindRegistry) -> None:
+        self._api = api
+        self._lies = lies
+        self._vault = vault
+        self._kinds = kinds
+
+    def checked(self, kind: str, fields: Fields) -> Fields:
+        found = self._kinds.find(kind)
+        return fields if found is None else found.check_declared(fields)
+
+    def is_rightly_refused(self, message: Message) -> bool:
+        """Return whether it came before its kind was defined, or may have closed a circle."""
+        key, traits, log = message.key, self._api.traits, self.history.log
+        if key is None or key.kind != "Shape" or not isinstance(message.data, Declared):
+            return False
+        if not (traits.defined or traits.addresses):
+            return False
+        declarations = [each for each in log if isinstance(each.event.data, SpecDeclared)]
+        if any(
+            (each.event.key, each.event.causeid) == (key, message.message_id)
+            for each in declarations
+        ):
+            return False
+        if traits.addresses:
+            inbox = f"_INBOX.{message.message_id}"
+            answers = [each for to, each in self.history.answers or () if to == inbox]
+            is_refused = any(_CIRCLE in each.message for each in answers)
+            return is_refused and self._may_close_a_circle(key.name)
+        defined = (each.stored_at for each in log if each.event.key.kind == KIND_DEFINITION_KIND)
+        return message.stored_at <= next(defined, float("inf"))
+
+    def _may_close_a_circle(self, name: str) -> bool:
+        """Return whether all that was ever declared leads from a resource back to it."""
+        targets: dict[str, set[str]] = {}
+        for message in (self.history.messages or {}).values():
+            if message.key is not None and isinstance(message.data, Declared):
+                reference = mark_of(message.data.manifest.spec.get("note"), "$ref")
+                if reference is not None:
+                    target = reference["$ref"].partition("/")[2]
+                    targets.setdefault(message.key.name, set()).add(target)
+        found: set[str] = set()
+        ahead = [name]
+        while ahead:
+            more = targets.get(ahead.pop(), set()) - found
+            found |= more
+            ahead += more
+        return name in found
+
+    # --- of objects
+
+    def was_absent_within(self, name: str, uid: str | None, begin: float, end: float) -> bool:
+        return self._api.was_absent_within(name, uid, begin, end)
+
+    def was_hidden_since(self, name: str, begin: float) -> bool:
+        return any(each == name and at >= begin for at, each in self._lies.left_out)
+
+    def seconds_to_expiry(self, found: ExternalObject) -> float | None:
+        end = found.outputs.get("expires")
+        return None if not end else seconds_of(datetime.fromisoformat(end)) - self._api.now
+
+    def is_starting(self, uid: str | None) -> bool:
+        return self._api.is_starting(uid)
+
+    def is_too_recent(self, at: float) -> bool:
+        return at + self._api.traits.starting_seconds > self._api.now
+
+    def shows_result(self, key: ResourceKey, found: ExternalObject | None) -> bool:
+        has_names = self._api.traits.names
+        if found is None or (OWNER_LABEL in found.labels and has_names):
+            return True
+        ours = owner(LOG_ID, key)
+        return not has_names and any(
+            (each.name, each.labels.get(OWNER_LABEL)) == (key.name, ours)
+            and each.uid in self.ledger.made
+            for each in self._api.objects.values()
+        )
+
+    # --- of specs
+
+    def expected_fields(self, spec: SpecDeclared) -> Fields:
+        """Return the fields that an object should have, without those that cannot be known."""
+        expected: Fields = {}
+        for resource in self.ledger.resources.values():
+            if resource.key.kind == KIND_DEFINITION_KIND and resource.spec is not None:
+                expected |= resource.spec.fields.get("constants", {})
+        for name, value in spec.fields.items():
+            secret, reference = mark_of(value, "$secret"), mark_of(value, "$ref")
+            if secret is not None:
+                expected[name] = {**secret, "digest": self._vault.digest(secret["$secret"])}
+            elif reference is not None:
+                known = self._value(reference)
+                expected |= {} if known is None else {name: known}
+            else:
+                expected[name] = value
+        return expected
+
+    def explains(self, spec: SpecDeclared, outcome: str) -> bool:
+        if outcome == "Failed":
+            return spec.fields.get("color") == REFUSED_COLOR
+        return outcome == "Waiting" and any(map(self._is_missing, spec.fields.values()))
+
+    def _is_missing(self, value: Any) -> bool:
+        secret, reference = mark_of(value, "$secret"), mark_of(value, "$ref")
+        if secret is not None:
+            return not self._vault.values.get(secret["$secret"])
+        return reference is not None and self._value(reference) is None
+
+    def _value(self, place: Fields) -> object:
+        """Return the value of a reference; None unless its target is as declared, and is known."""
+        target = ResourceKey("default", "Shape", place["$ref"].partition("/")[2])
+        resource = self.ledger.resource(target)
+        is_managed = not resource.policy.paused and resource.policy.mode == "Present"
+        if not resource.is_declared or resource.owned is None or not is_managed:
+            return None
+        found = self._api.of_uid(resource.owned.uid)
+        if resource.told != "Converged" or found is None:
+            return None
+        return value_of(place["field"], found)

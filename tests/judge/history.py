@@ -1,0 +1,156 @@
+"""The recorded history of a run: what was published, what an API received, and how it ended."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from events.external import ExternalObject
+from events.intake import Answer, IntakeData
+from events.log import Action, LogEvent, Operation, SpecDeclared
+from events.manifest import Fields
+from events.names import ResourceKey
+
+
+class Recorded(NamedTuple):
+    """An event of the log, its position, and when the server stored it, in seconds."""
+
+    position: int
+    stored_at: float
+    event: LogEvent
+
+
+class Message(NamedTuple):
+    """A message of the intake; ``key`` and ``data`` are None where it cannot be read."""
+
+    position: int
+    key: ResourceKey | None
+    message_id: str
+    source: str
+    data: IntakeData | None
+    stored_at: float = 0.0
+    reply_to: str | None = None
+
+
+class Acknowledged(NamedTuple):
+    """A declaration or withdrawal that the bus acknowledged as stored."""
+
+    key: ResourceKey
+    message_id: str
+
+
+class Call(NamedTuple):
+    """A request for a write that reached the API, whether or not it had an effect."""
+
+    at: float
+    action: Action
+
+
+class Effect(NamedTuple):
+    """A change of one object in the API; ``key`` is the idempotency key, None without one.
+
+    The later calls of an action have its key with a suffix: ``<key>/2``.
+    """
+
+    at: float
+    operation: Operation
+    name: str
+    uid: str
+    key: str | None
+    after: ExternalObject | None = None
+
+
+@dataclass(frozen=True)
+class Promises:
+    """What the API guarantees; an effect that it cannot prevent is not held against the product."""
+
+    idempotency_keys: bool = True
+    unique_names: bool = True
+    conditional_writes: bool = True
+    labels: bool = True
+
+
+class Truth(Protocol):
+    """What only a simulated world can tell. Times are seconds of its clock."""
+
+    def checked(self, kind: str, fields: Fields) -> Fields:
+        """Return declared fields as the kind completes them; raises ``InvalidManifestError``."""
+        ...
+
+    def is_rightly_refused(self, message: Message) -> bool:
+        """Return whether a readable declaration had to be refused when it came."""
+        ...
+
+    def was_absent_within(self, name: str, uid: str | None, begin: float, end: float) -> bool:
+        """Return whether there was no such object at some moment of an interval."""
+        ...
+
+    def was_hidden_since(self, name: str, begin: float) -> bool:
+        """Return whether a listing left this object out since then."""
+        ...
+
+    def seconds_to_expiry(self, found: ExternalObject) -> float | None:
+        """Return how long an object still lasts; None for one that does not expire."""
+        ...
+
+    def is_starting(self, uid: str | None) -> bool:
+        """Return whether an object exists and cannot be used yet."""
+        ...
+
+    def is_too_recent(self, at: float) -> bool:
+        """Return whether an object that was written then cannot be ready yet."""
+        ...
+
+    def shows_result(self, key: ResourceKey, found: ExternalObject | None) -> bool:
+        """Return whether a read of the API tells the result of a creation of a resource."""
+        ...
+
+    def expected_fields(self, spec: SpecDeclared) -> Fields:
+        """Return what the object of a spec should have by now, references and secrets included."""
+        ...
+
+    def explains(self, spec: SpecDeclared, outcome: str) -> bool:
+        """Return whether a spec cannot be realized, for the reason that its outcome names."""
+        ...
+
+
+@dataclass
+class History:
+    """One run. None stands for what its reader cannot know: the rules that need it are skipped.
+
+    ``log`` is in the log's order, ``effects`` in the API's. ``objects``: those of the API at the
+    end; None: ``effects`` are only a part of what was done. ``by_hand``: names of objects that may
+    be changed without an idempotency key; None: all. ``secrets``: values that objects have, by
+    name. ``secret_values``: what must not be in the log. ``people``: who may approve; None: all.
+    ``log_id``: what owner labels begin with. ``damaged``: resources of which the log was destroyed.
+    ``is_final``: all faults have stopped, all that was scheduled was done: nothing may be pending.
+    """
+
+    log: list[Recorded] = field(default_factory=list[Recorded])
+    messages: dict[int, Message] | None = field(default_factory=dict[int, Message])
+    refused: set[int] = field(default_factory=set[int])
+    dead_letters: set[int] = field(default_factory=set[int])
+    answers: list[tuple[str, Answer]] | None = None
+    acknowledged: Iterable[Acknowledged] = ()
+    calls: list[Call] = field(default_factory=list[Call])
+    effects: list[Effect] | None = field(default_factory=list[Effect])
+    objects: Collection[ExternalObject] | None = None
+    by_hand: Collection[str] | None = ()
+    secrets: Mapping[str, str] = field(default_factory=dict[str, str])
+    secret_values: Collection[str] = ()
+    people: Collection[str] | None = None
+    log_id: str | None = None
+    damaged: Collection[ResourceKey] = ()
+    promises: Promises = Promises()
+    truth: Truth | None = None
+    is_final: bool = False
+
+    def message(self, position: int) -> Message | None:
+        """Return the intake message at a position, None where it is not recorded."""
+        return None if self.messages is None else self.messages.get(position)
+
+    def add(self, message: Message) -> None:
+        """Add a message of the intake."""
+        assert self.messages is not None
+        self.messages[message.position] = message

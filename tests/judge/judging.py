@@ -1,0 +1,125 @@
+"""Applies the rules: to records as they arrive, or to a whole history that was read afterwards."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from tests.judge import absence, actions, declarations, end, holds, inputs, log, ownership
+from tests.judge.history import Call, Effect, History, Recorded
+from tests.judge.ledger import Ledger
+from tests.judge.rule import RULES, Moment, Rule
+
+MODULES = (log, declarations, actions, ownership, absence, holds, inputs, end)
+"""The modules of the rules, which register them."""
+
+
+INVARIANTS: Mapping[int, tuple[str, ...]] = {
+    1: ("tests/invariants/test_log.py", "tests/simulation/ending.py"),
+    2: ("tests/invariants/test_log.py",),
+    3: ("tests/invariants/test_log.py",),
+    4: ("tests/invariants/test_writing.py", "tests/resource/test_any_history.py"),
+    5: ("tests/invariants/test_writing.py", "tests/judge/turns.py"),
+    6: ("tests/invariants/test_safety.py",),
+    7: ("tests/invariants/test_safety.py", "tests/resource/test_ownership.py"),
+    8: ("tests/invariants/test_safety.py", "tests/resource/test_convergence.py"),
+    9: ("tests/invariants/test_log.py",),
+    10: ("tests/invariants/test_log.py", "tests/judge/turns.py"),
+    11: ("tests/invariants/test_nothing_is_lost.py",),
+    12: ("tests/invariants/test_safety.py",),
+    13: ("tests/invariants/test_log.py",),
+    14: ("tests/scenarios/test_flooding.py", "tests/judge/declarations.py"),
+    15: ("tests/scenarios/test_many.py",),
+    16: ("tests/resource/test_readiness.py", "tests/resource/test_due.py"),
+    17: ("tests/resource/test_definitions.py", "tests/resource/test_approval.py"),
+}
+"""The tests that prove each invariant beside the rules, which name theirs in their docstrings."""
+
+
+class Finding(NamedTuple):
+    """One breach: of which rule, its subject, and what is wrong."""
+
+    rule: str
+    subject: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.rule}: {self.subject}: {self.text}"
+
+
+class Judge:
+    """Follows one history; the feeder adds each record to it."""
+
+    def __init__(self, history: History) -> None:
+        self.history = history
+        self.ledger = Ledger(history)
+        rules = [each for each in RULES if each.can_judge(history)]
+        self._of_moment = {
+            moment: [each for each in rules if each.moment == moment]
+            for moment in ("event", "call", "effect")
+        }
+
+    def event(self, recorded: Recorded) -> list[Finding]:
+        """Judge an event of the log, and take it in."""
+        resource = self.ledger.resource(recorded.event.key)
+        found = self._apply("event", self.ledger, resource, recorded)
+        self.ledger.take_event(recorded)
+        return found
+
+    def call(self, call: Call) -> list[Finding]:
+        """Judge a request that reached the API, and take it in."""
+        found = self._apply("call", self.ledger, call)
+        self.ledger.sent.setdefault(call.action.idempotency_key, call.action)
+        return found
+
+    def effect(self, effect: Effect) -> list[Finding]:
+        """Judge an effect in the API, and take it in."""
+        found = self._apply("effect", self.ledger, effect)
+        self.ledger.take_effect(effect)
+        return found
+
+    def end(self) -> list[Finding]:
+        """Judge a history that has come to rest."""
+        rules = [each for each in RULES if each.moment == "end" and each.can_judge(self.history)]
+        return _applied(rules, self.ledger)
+
+    def _apply(self, moment: Moment, *what: object) -> list[Finding]:
+        return _applied(self._of_moment[moment], *what)
+
+
+def _applied(rules: list[Rule], *what: object) -> list[Finding]:
+    return [
+        Finding(rule.name, str(subject), text)
+        for rule in rules
+        for subject, text in rule.breaches(*what)
+    ]
+
+
+def findings(history: History) -> list[Finding]:
+    """Return every breach in a recorded history that has come to rest.
+
+    Records are taken in the order of their times; of several at one time, the event first.
+    """
+    judge = Judge(history)
+    found: list[Finding] = []
+    records = heapq.merge(
+        ((each.stored_at, 0, each) for each in history.log),
+        ((each.at, 1, each) for each in history.calls),
+        ((each.at, 2, each) for each in history.effects or ()),
+        key=lambda record: record[:2],
+    )
+    for _, _, record in records:
+        match record:
+            case Recorded():
+                found += judge.event(record)
+            case Call():
+                found += judge.call(record)
+            case Effect():
+                found += judge.effect(record)
+    return list(dict.fromkeys([*found, *judge.end()]))
+
+
+def skipped_rules(history: History) -> list[str]:
+    """Return the names of the rules that a history records too little for."""
+    return [each.name for each in RULES if not each.can_judge(history)]

@@ -1,0 +1,468 @@
+"""What the log and the API's effects add up to, by the judge's own reading of them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, NamedTuple, cast
+
+import msgspec
+
+from events.external import ExternalObject
+from events.intake import LossCount, Observed, OnWithdrawal
+from events.log import (
+    AbsenceDoubted,
+    Action,
+    ActionAbandoned,
+    ActionDecided,
+    ActionDoubted,
+    ActionFailed,
+    ActionHeld,
+    ActionNotDone,
+    ActionRetried,
+    ActionSucceeded,
+    ApprovalAsked,
+    ApprovalRefused,
+    DefinitionObserved,
+    DriftDetected,
+    ExternalObserved,
+    FinalizerAdded,
+    FinalizerRemoved,
+    HoldApproved,
+    LogEvent,
+    LookupDecided,
+    OutcomeRecorded,
+    OwnershipClaimed,
+    OwnershipReleased,
+    ReferenceAdded,
+    ReferenceRemoved,
+    ReleaseForced,
+    ResourceEvent,
+    RetryScheduled,
+    SpecDeclared,
+    SpecResolved,
+    SpecWithdrawn,
+    is_retired,
+)
+from events.manifest import Fields, Policy
+from events.names import ResourceKey
+from events.provider_config import PROVIDER_CONFIG_KIND, ProviderConfigSpec
+from tests.judge.history import Effect, History, Recorded
+
+OWNER_LABEL = "reconciler/owner"
+FINAL_ERRORS = ("Conflict", "NotFound", "Permanent")
+MADE_WAY = "made way"
+"""Stands for the approved content once the object that it replaces is gone."""
+
+_SETTLED = {"Converged", "Failed", "Conflict", "Deleted", "Released", "Drifted", "Paused"}
+
+
+class Owned(NamedTuple):
+    """An object that the log owns; ``written`` is what was wanted when it was last written."""
+
+    name: str
+    uid: str | None
+    written: Fields
+    shown: ExternalObject | None = None
+
+
+@dataclass
+class DecidedAction:
+    """An action of the log, and what became of it."""
+
+    key: ResourceKey
+    action: Action
+    wanted: Fields
+    progress: str = "under way"
+    has_failed: bool = False
+    is_lookup: bool = False
+    in_doubt: bool = False
+    has_succeeded: bool = False
+    may_be_done: bool = False
+    effects: set[str] = field(default_factory=set[str])
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the log records its end."""
+        return self.progress == "ended"
+
+
+@dataclass
+class Resource:
+    """One resource as the log records it."""
+
+    key: ResourceKey
+    version: int = 0
+    generation: int = 0
+    position: int = 0
+    is_declared: bool = False
+    spec: SpecDeclared | None = None
+    resolved: Fields | None = None
+    definition: str = ""
+    redefined: int = 0
+    in_flight: DecidedAction | None = None
+    owned: Owned | None = None
+    retiring: Owned | None = None
+    observed: ExternalObject | None = None
+    strays: int = 0
+    doubted: LossCount | None = None
+    effect_position: int = 0
+    effect_at: datetime | None = None
+    is_troubled: bool = False
+    outcome: OutcomeRecorded | None = None
+    has_news: bool = False
+    settled_generation: int = 0
+    finalizers: dict[str, str] = field(default_factory=dict[str, str])
+    references: dict[str, OnWithdrawal] = field(default_factory=dict[str, OnWithdrawal])
+    is_forced: bool = False
+    is_orphaned: bool = False
+    approved: str = ""
+    asked: tuple[str, object] = ("", None)
+    plan: object = None
+
+    @property
+    def policy(self) -> Policy:
+        """The policy of the newest declaration."""
+        return Policy() if self.spec is None else self.spec.policy
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether nothing may be done about it."""
+        return self.is_declared and self.policy.paused
+
+    @property
+    def told(self) -> str:
+        """The newest outcome, empty without one."""
+        return "" if self.outcome is None else self.outcome.outcome
+
+    @property
+    def is_held_for_a_person(self) -> bool:
+        """Whether its newest outcome waits for an approval."""
+        reasons = ("DeletionGuard", "LossGuard", "DefinitionGuard", "Approval")
+        return self.told == "Held" and self.outcome is not None and self.outcome.reason in reasons
+
+    @property
+    def wanted(self) -> Fields:
+        """The wanted fields, with the values of references, without the ignored ones."""
+        spec = {} if self.spec is None else self.spec.fields
+        fields = spec if self.resolved is None else self.resolved
+        return {
+            name: each for name, each in fields.items() if name not in self.policy.ignore_fields
+        }
+
+    @property
+    def content_to_approve(self) -> object:
+        """What an approval rests on: the object, and what is to be different."""
+        seen, there = self.observed, None
+        if seen is not None:
+            there = (seen.fields, seen.labels, seen.uid)
+        changed = {
+            name: each
+            for name, each in self.wanted.items()
+            if seen is None or not is_as_wanted(each, seen.fields.get(name))
+        }
+        return (self.generation, self.is_declared, changed, there)
+
+
+def is_as_wanted(wanted: Any, found: Any) -> bool:
+    """Return whether a value is as wanted; keys of a mapping that are not named are ignored."""
+    if not isinstance(wanted, dict) or not isinstance(found, dict):
+        return wanted == found
+    named, there = cast("Fields", wanted), cast("Fields", found)
+    return all(is_as_wanted(each, there.get(name)) for name, each in named.items())
+
+
+class Ledger:
+    """Everything recorded so far. Rules are applied before it takes the next record."""
+
+    def __init__(self, history: History) -> None:
+        self.history = history
+        self.resources: dict[ResourceKey, Resource] = {}
+        self.actions: dict[str, DecidedAction] = {}
+        self.by_key: dict[str, DecidedAction] = {}
+        self.sent: dict[str, Action] = {}
+        self.generations: dict[tuple[ResourceKey, str, str], int] = {}
+        self.causes: set[tuple[ResourceKey, str]] = set()
+        self.effects: list[Effect] = []
+        self.configs: defaultdict[str, list[ProviderConfigSpec]] = defaultdict(list)
+        self.made: dict[str, str] = {}
+        """The key of the creation of each object, by its id."""
+        self.ours: set[str] = set()
+        self.released: set[str] = set()
+        self.given_up: set[str] = set()
+        """Actions that a person gave up with their objects."""
+        self.late: set[str] = set()
+        """Objects created by a call after its action had failed for good: no log can know them."""
+
+    def resource(self, key: ResourceKey) -> Resource:
+        """Return what is recorded of a resource; an empty one if nothing is."""
+        return self.resources.get(key) or Resource(key)
+
+    def action_of(self, key: str | None) -> DecidedAction | None:
+        """Return the action of an effect: the keys of its later calls begin with its own."""
+        return self.by_key.get((key or "").partition("/")[0])
+
+    def observation(self, event: LogEvent) -> Observed | None:
+        """Return the observation that an event rests on, if it was recorded."""
+        message = self.history.message(event.causeposition)
+        return message.data if message and isinstance(message.data, Observed) else None
+
+    def live(self) -> Iterator[tuple[ExternalObject, DecidedAction | None]]:
+        """Return the objects at the end that were created under a key, with their actions."""
+        for found in self.history.objects or ():
+            if found.uid in self.made:
+                yield found, self.action_of(self.made[found.uid])
+
+    # --- taking records in
+
+    def take_effect(self, effect: Effect) -> None:
+        """Add an effect."""
+        self.effects.append(effect)
+        if effect.key is None:
+            return
+        action = self.action_of(effect.key)
+        if action is not None:
+            action.effects.add(effect.key)
+        if effect.operation == "Create":
+            if action is not None and action.has_failed:
+                self.late.add(effect.uid)
+            self.made[effect.uid] = effect.key
+            self.ours.add(effect.uid)
+
+    def take_event(self, recorded: Recorded) -> None:
+        """Add an event."""
+        event = recorded.event
+        key, data = event.key, event.data
+        resource = self.resources.setdefault(key, Resource(key))
+        resource.version = event.resourceversion
+        self.causes.add((key, event.causeid))
+        match data:
+            case SpecDeclared() if key.kind == PROVIDER_CONFIG_KIND:
+                self.configs[key.name].append(msgspec.convert(data.fields, ProviderConfigSpec))
+            case ActionDecided(action):
+                new = DecidedAction(key, action, resource.wanted)
+                self.actions.setdefault(action.action_id, new)
+                self.by_key.setdefault(action.idempotency_key, new)
+            case OwnershipClaimed(uid=str(uid)):
+                self.ours.add(uid)
+                self.released.discard(uid)
+            case OwnershipReleased(uid=str(uid), reason="Orphaned"):
+                self.ours.discard(uid)
+                self.released.add(uid)
+            case ActionSucceeded(object=ExternalObject(uid=str(uid))):
+                if not (data.outdated and uid in self.released):
+                    self.ours.add(uid)
+            case ActionAbandoned(action_id=ended) if resource.approved or resource.is_forced:
+                self.given_up.add(ended)
+            case _:
+                pass
+        if isinstance(data, SpecDeclared | SpecWithdrawn):
+            name = (key, event.actor, event.causeid)
+            self.generations.setdefault(name, data.generation)
+        decided = self.actions.get(_action_of(data))
+        if decided is not None:
+            _of_action(resource, event, decided)
+        else:
+            _of_resource(resource, event)
+
+
+def _action_of(data: ResourceEvent) -> str:
+    """Return the id of the action that an event is about, empty if it is about none."""
+    match data:
+        case ActionDecided(action) | ActionRetried(action) | LookupDecided(action):
+            return action.action_id
+        case ActionHeld(action_id) | ActionNotDone(action_id) | ActionDoubted(action_id):
+            return action_id
+        case ActionSucceeded(action_id) | ActionFailed(action_id) | ActionAbandoned(action_id):
+            return action_id
+        case _:
+            return ""
+
+
+# --- one resource
+
+
+def _of_resource(resource: Resource, event: LogEvent) -> None:  # noqa: C901, PLR0912, PLR0915 - one match
+    match event.data:
+        case SpecDeclared() as data:
+            _declare(resource, event, data)
+        case SpecWithdrawn(generation):
+            resource.generation, resource.is_declared = generation, False
+            resource.position = event.causeposition
+            resource.is_troubled, resource.has_news, resource.approved = False, True, ""
+        case SpecResolved(fields=fields):
+            resource.resolved, resource.is_troubled, resource.approved = fields, False, ""
+            if resource.owned is not None and resource.wanted == resource.owned.written:
+                resource.redefined = 0
+        case DefinitionObserved(definition):
+            resource.definition, resource.redefined = definition.digest, definition.affected
+            resource.approved = ""
+        case ExternalObserved(object=found, strays=strays):
+            seen = resource.observed
+            if seen is None or found is None or seen.uid != found.uid:
+                resource.approved = ""
+            resource.observed, resource.strays, resource.doubted = found, strays or 0, None
+        case AbsenceDoubted(missing=missing, owned=owned):
+            resource.doubted = LossCount(missing, owned)
+        case DriftDetected():
+            resource.outcome = None
+        case OwnershipClaimed(external_name, uid):
+            resource.owned = Owned(external_name, uid, {})
+        case OwnershipReleased() as data:
+            _release(resource, data)
+        case OutcomeRecorded() as data:
+            resource.outcome, resource.has_news = data, False
+            if data.outcome in _SETTLED:
+                resource.settled_generation = data.generation
+        case RetryScheduled(action_id=str(name)) if resource.in_flight is not None:
+            if resource.in_flight.action.action_id == name:
+                resource.in_flight.progress = "scheduled"
+        case FinalizerAdded(finalizer, holder):
+            resource.finalizers[finalizer] = holder
+        case FinalizerRemoved(finalizer):
+            resource.finalizers.pop(finalizer, None)
+        case ReleaseForced(orphan=orphan):
+            resource.finalizers.clear()
+            resource.is_forced, resource.is_orphaned = True, orphan
+        case ReferenceAdded(by, on_withdrawal):
+            resource.references[by] = on_withdrawal
+        case ReferenceRemoved(by):
+            resource.references.pop(by, None)
+        case ApprovalAsked(plan):
+            resource.asked, resource.plan = (plan, resource.content_to_approve), None
+        case ApprovalRefused():
+            resource.plan = None
+        case HoldApproved(hold="Approval"):
+            resource.plan = resource.asked[1]
+        case HoldApproved(hold):
+            resource.approved = hold
+        case _:
+            pass
+
+
+def _declare(resource: Resource, event: LogEvent, data: SpecDeclared) -> None:
+    seen = resource.observed
+    if resource.owned is None and seen is not None and seen.name != data.external_name:
+        resource.observed = None  # it was seen under another name
+    resource.spec, resource.resolved, resource.is_declared = data, None, True
+    resource.generation, resource.position = data.generation, event.causeposition
+    resource.is_troubled, resource.has_news, resource.approved = False, True, ""
+    resource.is_forced = resource.is_orphaned = False
+    resource.definition = "" if data.definition is None else data.definition.digest
+    resource.redefined = 0 if data.definition is None else data.definition.affected
+
+
+def _release(resource: Resource, data: OwnershipReleased) -> None:
+    owned, retiring, place = resource.owned, resource.retiring, (data.external_name, data.uid)
+    is_owned = owned is not None and (owned.name, owned.uid) == place
+    if retiring is not None and not is_owned and (retiring.name, retiring.uid) == place:
+        resource.retiring = None
+        return
+    resource.owned = None
+    if data.reason != "Orphaned":
+        _own_the_replaced_again(resource)
+
+
+def _own_the_replaced_again(resource: Resource) -> None:
+    if resource.retiring is not None:
+        resource.owned, resource.observed = resource.retiring, resource.retiring.shown
+        resource.retiring = None
+
+
+# --- its actions
+
+
+def _of_action(resource: Resource, event: LogEvent, decided: DecidedAction) -> None:
+    match event.data:
+        case ActionDecided(action):
+            resource.in_flight, resource.approved = decided, ""
+            if resource.told in _SETTLED or action.operation == "Delete":
+                resource.outcome = None
+        case ActionRetried() | LookupDecided():
+            resource.in_flight, decided.progress = decided, "under way"
+            decided.is_lookup = isinstance(event.data, LookupDecided)
+        case ActionHeld():
+            decided.progress, resource.approved = "held", ""
+            decided.in_doubt = decided.may_be_done = True
+        case ActionNotDone():
+            decided.progress = "not done"
+        case ActionDoubted():
+            decided.in_doubt = decided.may_be_done = True
+        case ActionSucceeded() as data:
+            _succeed(resource, event, data, decided)
+        case ActionFailed() as data:
+            _fail(resource, event, data, decided)
+        case ActionAbandoned(in_doubt=in_doubt):
+            decided.progress, resource.in_flight, resource.is_troubled = "ended", None, False
+            decided.in_doubt |= in_doubt
+            decided.may_be_done |= in_doubt
+        case _:
+            pass
+
+
+def _take_effect_time(resource: Resource, event: LogEvent, reported_at: datetime | None) -> None:
+    if event.causeposition >= resource.effect_position:
+        resource.effect_position = event.causeposition
+        resource.effect_at = reported_at or event.time
+
+
+def _succeed(
+    resource: Resource, event: LogEvent, data: ActionSucceeded, decided: DecidedAction
+) -> None:
+    _take_effect_time(resource, event, data.reported_at)
+    decided.progress, decided.has_succeeded, decided.may_be_done = "ended", True, True
+    decided.in_doubt |= data.redelivered
+    made_way = (data.operation, data.purpose, data.late) == ("Delete", "Replace", False)
+    resource.plan = MADE_WAY if made_way and resource.plan is not None else None
+    if not data.late:
+        resource.in_flight, resource.is_troubled = None, False
+    if data.outdated:
+        return
+    action, owned = decided.action, resource.owned
+    if data.operation == "Delete":
+        if data.purpose == "Retire":
+            resource.retiring = None
+        else:
+            resource.owned = resource.observed = None
+            _own_the_replaced_again(resource)
+        return
+    if action.definition and action.definition == resource.definition:
+        resource.redefined = 0
+    shown = data.object or ExternalObject(
+        action.external_name, action.fields, action.uid, None, action.labels
+    )
+    is_label_kept = OWNER_LABEL in shown.labels.keys() - action.labels.keys()
+    if action.operation == "Update" and not resource.is_declared and is_label_kept:
+        resource.is_troubled = True
+    if action.operation == "Create" and action.purpose == "Replace" and owned is not None:
+        resource.retiring = owned._replace(shown=resource.observed)
+    is_bound = action.operation == "Update" and owned is not None and owned.uid is not None
+    uid = owned.uid if is_bound and owned is not None else shown.uid
+    resource.owned = Owned(action.external_name, uid, decided.wanted)
+    resource.observed = shown
+
+
+def _fail(resource: Resource, event: LogEvent, data: ActionFailed, decided: DecidedAction) -> None:
+    is_unknown = data.error.error_class == "Unknown"
+    is_gone = data.operation == "Create" and data.error.error_class == "NotFound"
+    decided.in_doubt |= data.redelivered or (is_unknown and not decided.is_lookup)
+    # Of a creation that ends with NotFound, a first call made what its next call did not meet.
+    decided.may_be_done |= data.redelivered or is_unknown or is_gone
+    resource.is_troubled = True
+    if data.error.error_class not in FINAL_ERRORS:
+        decided.progress = "failed"
+        return
+    decided.progress, decided.has_failed, resource.in_flight = "ended", True, None
+    _take_effect_time(resource, event, data.reported_at)
+    if data.error.error_class == "Permanent":
+        is_of_today = decided.action.generation == resource.generation
+        resource.is_troubled = is_of_today or data.purpose in ("Retire", "Renew")
+    elif data.purpose == "Retire":
+        if is_retired(data, None if resource.retiring is None else resource.retiring.uid):
+            resource.retiring = None
+    else:
+        is_beside = data.purpose == "Replace" and data.operation == "Create" and resource.owned
+        if not is_beside and (data.error.error_class == "NotFound" or data.object is not None):
+            resource.observed = data.object

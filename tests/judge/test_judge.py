@@ -1,0 +1,950 @@
+"""Every rule finds its breach: a history without fault, and histories that each break one rule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from events.external import ExternalObject
+from events.intake import ActionError, Answer, Declared, LossCount, Observed, Reported, Withdrawn
+from events.kind_definition import DefinitionRef
+from events.log import (
+    Action,
+    ActionAbandoned,
+    ActionDecided,
+    ActionFailed,
+    ActionHeld,
+    ActionRetried,
+    ActionSucceeded,
+    DefinitionObserved,
+    DriftDetected,
+    ExternalObserved,
+    FinalizerAdded,
+    FinalizerRemoved,
+    HoldApproved,
+    LogEvent,
+    Operation,
+    OutcomeRecorded,
+    OwnershipClaimed,
+    OwnershipReleased,
+    ReferenceAdded,
+    ReleaseForced,
+    ResourceEvent,
+    RetryScheduled,
+    SpecDeclared,
+    SpecResolved,
+    SpecWithdrawn,
+    event_id,
+    event_type,
+)
+from events.manifest import Fields, InvalidManifestError, Manifest, Metadata, Policy
+from events.names import SYSTEM_NAMESPACE, ResourceKey
+from events.provider_config import (
+    PROVIDER_CONFIG_KIND,
+    DeletionGuard,
+    LossGuard,
+    ProviderConfigSpec,
+)
+from tests.judge.declarations import undecided_for_long
+from tests.judge.history import Acknowledged, Call, Effect, History, Message, Promises, Recorded
+from tests.judge.judging import INVARIANTS, findings, skipped_rules
+from tests.judge.ledger import OWNER_LABEL
+from tests.judge.rule import RULES
+
+FOO = ResourceKey("default", "Shape", "foo")
+GONE = ResourceKey("default", "Shape", "gone")
+BAR = ResourceKey("default", "Shape", "bar")
+CONFIG = ResourceKey(SYSTEM_NAMESPACE, PROVIDER_CONFIG_KIND, "default")
+RED: Fields = {"type": "Square", "color": "Red"}
+NOW = datetime(2030, 1, 1, tzinfo=UTC)
+UNKNOWN = ActionError("Unknown", "no answer")
+SPEC = SpecDeclared(1, "shapes/v1", "default", "foo", RED)
+
+
+def action(key: ResourceKey, version: int, operation: Operation, **more: Any) -> Action:
+    name = key.name
+    plain = Action(
+        event_id(key, version), f"key-{name}-{version}", operation, 1, "default", name, ()
+    )
+    return replace(plain, **more)
+
+
+def thing(name: str, fields: Fields = RED, **more: Any) -> ExternalObject:
+    return replace(ExternalObject(name, fields, f"uid-{name}"), **more)
+
+
+@dataclass
+class KnownTruth:
+    """A world of which a test says what is true."""
+
+    absent: bool = True
+    starting: bool = False
+    seconds_left: float | None = None
+    recent: bool = False
+    shows: bool = False
+    explained: bool = False
+
+    def checked(self, kind: str, fields: Fields) -> Fields:
+        return fields
+
+    def is_rightly_refused(self, message: Message) -> bool:
+        return False
+
+    def was_absent_within(self, name: str, uid: str | None, begin: float, end: float) -> bool:
+        return self.absent
+
+    def was_hidden_since(self, name: str, begin: float) -> bool:
+        return False
+
+    def seconds_to_expiry(self, found: ExternalObject) -> float | None:
+        return self.seconds_left
+
+    def is_starting(self, uid: str | None) -> bool:
+        return self.starting
+
+    def is_too_recent(self, at: float) -> bool:
+        return self.recent
+
+    def shows_result(self, key: ResourceKey, found: ExternalObject | None) -> bool:
+        return self.shows
+
+    def expected_fields(self, spec: SpecDeclared) -> Fields:
+        return spec.fields
+
+    def explains(self, spec: SpecDeclared, outcome: str) -> bool:
+        return self.explained
+
+
+@dataclass
+class Story:
+    """A history that is being written; the clock ticks once for each thing that happens."""
+
+    history: History = field(default_factory=lambda: History(objects=[]))
+    clock: float = 0.0
+
+    def message(self, key: ResourceKey | None, data: Any, position: int = 0) -> int:
+        messages = self.history.messages
+        assert messages is not None
+        number = position or len(messages) + 1
+        self.history.add(Message(number, key, f"m{number}", "team-a", data, self.clock))
+        return number
+
+    def record(
+        self,
+        key: ResourceKey,
+        *events: ResourceEvent,
+        cause: int = 99,
+        message_id: str = "",
+        actor: str = "team-a",
+        **envelope: Any,
+    ) -> None:
+        for data in events:
+            version = 1 + sum(each.event.key == key for each in self.history.log)
+            self.clock += 1
+            event = LogEvent(
+                id=event_id(key, version),
+                source="reconciler",
+                type=event_type(data),
+                subject=str(key),
+                time=NOW + timedelta(seconds=self.clock),
+                resourceversion=version,
+                data=data,
+                causeid=message_id or f"m{cause}",
+                causeposition=cause,
+                actor=actor,
+            )
+            event = replace(event, **envelope)
+            self.history.log.append(Recorded(len(self.history.log) + 1, self.clock, event))
+
+    def effect(
+        self, operation: Operation, name: str, key: str | None, uid: str = "", **more: Any
+    ) -> None:
+        self.clock += 1
+        effects = self.history.effects
+        assert effects is not None
+        effects.append(Effect(self.clock, operation, name, uid or f"uid-{name}", key, **more))
+
+    def exists(self, *found: ExternalObject) -> None:
+        self.history.objects = list(found)
+
+    def configure(self, **settings: Any) -> None:
+        spec = ProviderConfigSpec(provider="shapes", endpoint="http://localhost", **settings)
+        fields = msgspec.to_builtins(spec, str_keys=True)
+        name = CONFIG.name
+        manifest = Manifest("v1", CONFIG.kind, Metadata(name, CONFIG.namespace), fields)
+        cause = self.message(CONFIG, Declared(manifest))
+        self.record(CONFIG, SpecDeclared(1, "v1", "", name, fields), cause=cause)
+        self.record(CONFIG, OutcomeRecorded("Converged", 1, "AsDeclared"), cause=cause)
+
+    def create(self, key: ResourceKey) -> None:
+        """Declare a resource, which is created and converges."""
+        cause = self.message(key, declared(key))
+        create = action(key, 2, "Create")
+        spec = SpecDeclared(1, "shapes/v1", "default", key.name, RED)
+        self.record(key, spec, ActionDecided(create), cause=cause)
+        self.effect("Create", key.name, create.idempotency_key, after=thing(key.name))
+        result = self.message(key, Reported(create.action_id, 1, NOW, NOW, "worker"))
+        done = ActionSucceeded(create.action_id, "Create", 1, thing(key.name))
+        self.record(key, done, OutcomeRecorded("Converged", 1, "AsDeclared"), cause=result)
+
+
+def declared(key: ResourceKey, fields: Fields = RED) -> Declared:
+    return Declared(Manifest("shapes/v1", key.kind, Metadata(key.name, key.namespace), fields))
+
+
+def sound() -> Story:
+    """Foo exists as declared; Gone was created, withdrawn and deleted at the second attempt."""
+    story = Story()
+    story.create(FOO)
+    story.create(GONE)
+    cause = story.message(GONE, Withdrawn())
+    delete = action(GONE, 6, "Delete", uid="uid-gone")
+    story.record(GONE, SpecWithdrawn(2), ActionDecided(delete), cause=cause)
+    story.effect("Delete", "gone", delete.idempotency_key)
+    story.record(
+        GONE,
+        ActionFailed(delete.action_id, "Delete", 1, UNKNOWN),
+        RetryScheduled(NOW, 1, "Unknown", delete.action_id),
+        ActionRetried(delete, 2),
+        ActionSucceeded(delete.action_id, "Delete", 2, None, True),
+        OutcomeRecorded("Deleted", 2, "Withdrawn"),
+        cause=cause + 1,
+    )
+    story.exists(thing("foo"))
+    return story
+
+
+def rules_broken(story: Story) -> set[str]:
+    return {each.rule for each in findings(story.history)}
+
+
+def test_a_sound_history_has_no_findings() -> None:
+    story = sound()
+    story.history.acknowledged = [Acknowledged(FOO, "m1")]
+    assert findings(story.history) == []
+
+
+def test_a_sound_history_has_none_by_the_rules_of_the_simulation_either() -> None:
+    story = sound()
+    story.history.truth, story.history.answers = KnownTruth(), []
+    story.history.is_final = True
+    assert skipped_rules(story.history) == []
+    assert findings(story.history) == []
+
+
+BREACHES: dict[str, tuple[str, Callable[[Story], None]]] = {}
+_Break = TypeVar("_Break", bound=Callable[[Story], None])
+
+
+def breaks(rule: str) -> Callable[[_Break], _Break]:
+    def add(change: _Break) -> _Break:
+        BREACHES[change.__name__] = (rule, change)
+        return change
+
+    return add
+
+
+# --- the log
+
+
+@breaks("versions")
+def a_gap_in_the_versions(story: Story) -> None:
+    del story.history.log[6]
+
+
+@breaks("versions")
+def two_events_of_one_version(story: Story) -> None:
+    story.history.log.append(story.history.log[0]._replace(stored_at=99.0))
+
+
+@breaks("versions")
+def events_out_of_order(story: Story) -> None:
+    story.record(FOO, DriftDetected(1), DriftDetected(1))
+    log = story.history.log
+    log[-2:] = [log[-2]._replace(event=log[-1].event), log[-1]._replace(event=log[-2].event)]
+
+
+@breaks("generations")
+def a_message_that_makes_two_generations(story: Story) -> None:
+    story.record(FOO, replace(SPEC, generation=2), cause=1)
+
+
+@breaks("repetitions")
+def a_repeated_message_that_makes_a_generation(story: Story) -> None:
+    story.history.answers = [("_INBOX.m50", Answer(True, "Unchanged", 1, 50))]
+    story.record(FOO, replace(SPEC, generation=2), cause=60, message_id="m50")
+
+
+# --- declarations
+
+
+@breaks("undecided")
+def a_declaration_that_led_to_nothing(story: Story) -> None:
+    story.message(BAR, declared(BAR), 50)
+
+
+@breaks("undecided")
+def a_withdrawal_that_led_to_nothing(story: Story) -> None:
+    story.message(FOO, Withdrawn(), 50)
+
+
+@breaks("undecided")
+def an_unreadable_message_that_is_no_dead_letter(story: Story) -> None:
+    story.message(None, None, 50)
+
+
+@breaks("unstored")
+def an_acknowledged_declaration_that_is_nowhere(story: Story) -> None:
+    story.history.acknowledged = [Acknowledged(BAR, "m77")]
+
+
+@breaks("newest")
+def an_older_declaration_that_counts(story: Story) -> None:
+    story.message(FOO, declared(FOO, {"color": "Blue"}), 50)
+    story.record(FOO, replace(SPEC, generation=2), cause=50)
+
+
+@breaks("newest")
+def a_default_that_only_a_kind_could_know(story: Story) -> None:
+    story.history.truth = KnownTruth()
+    story.message(FOO, declared(FOO), 50)
+    story.record(FOO, replace(SPEC, fields={**RED, "size": 1}), cause=50)
+
+
+@breaks("newest")
+def a_withdrawal_that_is_forgotten(story: Story) -> None:
+    story.message(FOO, Withdrawn(), 50)
+    story.record(FOO, SpecWithdrawn(2), cause=50)
+    story.record(FOO, replace(SPEC, generation=3), cause=1)
+
+
+# --- actions
+
+
+@breaks("frozen")
+def an_attempt_with_other_parameters(story: Story) -> None:
+    story.record(GONE, ActionRetried(action(GONE, 6, "Delete", uid="another"), 3))
+
+
+@breaks("frozen")
+def a_key_of_two_actions(story: Story) -> None:
+    again = action(FOO, 5, "Update", idempotency_key="key-foo-2")
+    story.record(FOO, ActionDecided(again))
+
+
+@breaks("frozen")
+def an_action_with_the_name_of_another(story: Story) -> None:
+    story.record(FOO, ActionDecided(action(FOO, 7, "Update")))
+
+
+@breaks("one_at_a_time")
+def two_actions_in_flight(story: Story) -> None:
+    story.record(FOO, ActionDecided(action(FOO, 5, "Update")))
+    story.record(FOO, ActionDecided(action(FOO, 6, "Update")))
+
+
+@breaks("blamed")
+def a_deletion_of_our_own_as_drift(story: Story) -> None:
+    story.record(FOO, ActionDecided(action(FOO, 5, "Delete")))
+    story.effect("Delete", "foo", "key-foo-5")
+    story.record(FOO, DriftDetected(1, missing=True))
+
+
+@breaks("held")
+def a_person_who_is_asked_though_the_key_tells(story: Story) -> None:
+    story.history.truth = KnownTruth()
+    story.record(FOO, ActionDecided(action(FOO, 5, "Update")), ActionHeld("foo@5", "Unknown"))
+
+
+@breaks("held")
+def a_person_who_is_asked_though_a_read_tells(story: Story) -> None:
+    story.history.truth = KnownTruth(shows=True)
+    story.history.promises = Promises(idempotency_keys=False)
+    story.record(FOO, ActionDecided(action(FOO, 5, "Update")), ActionHeld("foo@5", "Unknown"))
+
+
+@breaks("intent_of_call")
+def a_call_before_its_decision(story: Story) -> None:
+    story.history.calls = [Call(story.clock, action(FOO, 5, "Update"))]
+    story.record(FOO, ActionDecided(action(FOO, 5, "Update")))
+
+
+@breaks("intent_of_call")
+def a_call_with_other_parameters(story: Story) -> None:
+    story.history.calls = [Call(story.clock, action(FOO, 2, "Create", fields=RED))]
+
+
+@breaks("intent")
+def an_effect_that_was_not_decided(story: Story) -> None:
+    story.effect("Update", "foo", "other")
+
+
+@breaks("intent")
+def an_effect_without_a_key(story: Story) -> None:
+    story.effect("Update", "foo", None)
+
+
+@breaks("intent")
+def an_effect_of_another_operation(story: Story) -> None:
+    story.record(FOO, ActionDecided(action(FOO, 5, "Update")))
+    story.effect("Delete", "foo", "key-foo-5")
+
+
+@breaks("intent")
+def an_effect_on_another_object(story: Story) -> None:
+    story.record(FOO, ActionDecided(action(FOO, 5, "Update")))
+    story.effect("Update", "bar", "key-foo-5", "uid-foo")
+
+
+@breaks("intent")
+def an_effect_before_its_decision(story: Story) -> None:
+    story.effect("Update", "foo", "key-foo-5")
+    story.record(FOO, ActionDecided(action(FOO, 5, "Update")))
+
+
+@breaks("duplicate_effect")
+def two_effects_under_one_key(story: Story) -> None:
+    story.effect("Delete", "gone", "key-gone-6")
+
+
+@breaks("duplicate_effect")
+def a_later_call_before_the_first(story: Story) -> None:
+    story.record(FOO, ActionDecided(action(FOO, 5, "Create")))
+    story.effect("Update", "foo", "key-foo-5/2")
+
+
+@breaks("duplicate_object")
+def two_objects_of_one_resource(story: Story) -> None:
+    story.record(FOO, ActionDecided(action(FOO, 5, "Create")))
+    story.effect("Create", "foo", "key-foo-5", "twin")
+    story.exists(thing("foo"), thing("foo", uid="twin"))
+
+
+@breaks("unexplained")
+def an_effect_that_had_failed_by_the_log(story: Story) -> None:
+    story.record(FOO, ActionDecided(action(FOO, 5, "Update")))
+    story.effect("Update", "foo", "key-foo-5")
+    failed = ActionFailed(event_id(FOO, 5), "Update", 1, ActionError("Permanent", "no"))
+    story.record(FOO, failed, OutcomeRecorded("Failed", 1, "Permanent"))
+
+
+@breaks("unexplained")
+def an_effect_that_was_given_up_by_the_log(story: Story) -> None:
+    story.record(FOO, ActionDecided(action(FOO, 5, "Update")))
+    story.effect("Update", "foo", "key-foo-5")
+    story.record(FOO, ActionAbandoned(event_id(FOO, 5), "Update", "Superseded"))
+
+
+@breaks("unrecorded_success")
+def a_reported_success_that_the_log_has_not(story: Story) -> None:
+    story.record(FOO, ActionDecided(action(FOO, 5, "Update")))
+    story.message(FOO, Reported(event_id(FOO, 5), 1, NOW, NOW, "worker"))
+    story.record(FOO, ActionAbandoned(event_id(FOO, 5), "Update", "Superseded"))
+
+
+@breaks("unended")
+def an_action_without_an_end(story: Story) -> None:
+    story.record(FOO, ActionDecided(action(FOO, 5, "Update")))
+
+
+@breaks("unended")
+def a_failure_that_leads_to_nothing(story: Story) -> None:
+    story.record(FOO, ActionDecided(action(FOO, 5, "Update")))
+    story.record(FOO, ActionFailed(event_id(FOO, 5), "Update", 1, UNKNOWN))
+
+
+@breaks("unended")
+def a_retry_that_is_still_scheduled_at_a_final_rest(story: Story) -> None:
+    a_failure_that_leads_to_nothing(story)
+    story.record(FOO, RetryScheduled(NOW, 1, "Unknown", event_id(FOO, 5)))
+    story.history.is_final = True
+
+
+# --- ownership
+
+
+@breaks("stranger")
+def a_deletion_of_what_was_never_ours(story: Story) -> None:
+    story.record(FOO, ActionDecided(action(FOO, 5, "Delete")))
+    story.effect("Delete", "foo", "key-foo-5", "stranger")
+
+
+@breaks("stranger")
+def an_update_of_what_was_released(story: Story) -> None:
+    story.record(FOO, OwnershipReleased("foo", "uid-foo", "Orphaned"))
+    story.record(FOO, ActionDecided(action(FOO, 6, "Update")))
+    story.effect("Update", "foo", "key-foo-6")
+
+
+@breaks("claim")
+def an_adoption_against_the_policy(story: Story) -> None:
+    story.record(FOO, OwnershipClaimed("foo", "human-1", "Adopted"))
+
+
+@breaks("claim")
+def a_claim_by_an_exclusive_scope_that_is_shared(story: Story) -> None:
+    story.configure()
+    story.record(FOO, OwnershipClaimed("foo", "human-1", "ExclusiveScope", "default"))
+
+
+@breaks("claim")
+def a_claim_by_a_label_that_decides_nothing(story: Story) -> None:
+    story.configure()
+    story.record(FOO, OwnershipClaimed("foo", "human-1", "Label", "default"))
+
+
+@breaks("claim")
+def a_return_of_what_was_never_ours(story: Story) -> None:
+    story.record(FOO, OwnershipClaimed("foo", "human-1", "Returned"))
+
+
+@breaks("claim")
+def a_find_that_we_did_not_make(story: Story) -> None:
+    story.history.log_id = "log1"
+    story.record(FOO, OwnershipClaimed("foo", "human-1", "Found"))
+
+
+@breaks("success")
+def a_creation_of_what_another_client_made(story: Story) -> None:
+    story.record(FOO, ActionDecided(action(FOO, 5, "Create")))
+    made = ActionSucceeded(event_id(FOO, 5), "Create", 1, thing("foo", uid="human-1"))
+    story.record(FOO, made)
+
+
+@breaks("label_left")
+def a_release_that_leaves_our_label(story: Story) -> None:
+    story.history.log_id = "log1"
+    labels = {OWNER_LABEL: "log1.default.Shape.foo"}
+    seen = ExternalObserved("default", "foo", thing("foo", labels=labels), "CompleteListing", 90)
+    story.record(FOO, seen, OwnershipReleased("foo", "uid-foo", "Orphaned"))
+
+
+# --- absence
+
+
+def seen(found: ExternalObject | None, as_of: int = 90) -> ExternalObserved:
+    return ExternalObserved("default", "foo", found, "CompleteListing", as_of)
+
+
+@breaks("late")
+def an_observation_from_before_our_effect(story: Story) -> None:
+    story.record(FOO, seen(thing("foo"), 1))
+
+
+@breaks("late")
+def an_observation_while_an_action_is_in_flight(story: Story) -> None:
+    story.record(FOO, ActionDecided(action(FOO, 5, "Update")), seen(thing("foo")))
+
+
+@breaks("grace")
+def an_observation_within_the_grace(story: Story) -> None:
+    story.configure(consistency_grace_seconds=3600.0)
+    began = NOW + timedelta(seconds=story.clock)
+    observed = Observed("default", "foo", thing("foo"), "CompleteListing", 40, began)
+    story.record(FOO, seen(thing("foo")), cause=story.message(FOO, observed, 98))
+
+
+@breaks("false_absence")
+def an_absence_that_never_was(story: Story) -> None:
+    story.history.truth = KnownTruth(absent=False)
+    cause = story.message(FOO, Observed("default", "foo", None, "CompleteListing", 40), 98)
+    story.record(FOO, seen(None), cause=cause)
+
+
+@breaks("implausible_loss")
+def a_mass_loss_that_is_believed(story: Story) -> None:
+    story.configure(loss_guard=LossGuard(min_count=2))
+    observed = Observed("default", "foo", None, "CompleteListing", 40, losses=LossCount(3, 4))
+    story.record(FOO, seen(None), cause=story.message(FOO, observed, 98))
+
+
+@breaks("early_renewal")
+def a_renewal_before_the_end(story: Story) -> None:
+    story.history.truth = KnownTruth(seconds_left=60.0)
+    story.record(FOO, ActionDecided(action(FOO, 5, "Update", purpose="Renew")))
+
+
+@breaks("early_retirement")
+def a_retirement_before_the_new_object_is_ready(story: Story) -> None:
+    story.history.truth = KnownTruth(starting=True)
+    story.record(FOO, ActionDecided(action(FOO, 5, "Delete", purpose="Retire")))
+
+
+# --- holds
+
+
+@breaks("finalizers")
+def a_finalizer_in_the_name_of_another(story: Story) -> None:
+    story.record(FOO, FinalizerAdded("backup", "backup"), actor="billing")
+
+
+@breaks("finalizers")
+def a_finalizer_that_another_service_removes(story: Story) -> None:
+    story.record(FOO, FinalizerAdded("backup", "backup"), actor="backup")
+    story.record(FOO, FinalizerRemoved("backup"), actor="billing")
+
+
+@breaks("finalizers")
+def a_declared_resource_that_is_forced(story: Story) -> None:
+    story.record(FOO, ReleaseForced("because"))
+
+
+@breaks("kept")
+def a_deletion_under_a_finalizer(story: Story) -> None:
+    story.record(FOO, FinalizerAdded("backup", "backup"), actor="backup")
+    story.record(FOO, SpecWithdrawn(2), ActionDecided(action(FOO, 7, "Delete")))
+
+
+@breaks("kept")
+def a_release_of_what_is_referenced(story: Story) -> None:
+    story.record(FOO, ReferenceAdded("default/ShapeRef/r", "Keep"), SpecWithdrawn(2))
+    story.record(FOO, OwnershipReleased("foo", "uid-foo", "Orphaned"))
+
+
+@breaks("approvals")
+def an_approval_by_a_service(story: Story) -> None:
+    story.history.people = ["person"]
+    story.record(FOO, OutcomeRecorded("Held", 1, "LossGuard"), HoldApproved("LossGuard"))
+
+
+@breaks("approvals")
+def an_approval_of_what_does_not_hold(story: Story) -> None:
+    story.record(FOO, HoldApproved("LossGuard"))
+
+
+@breaks("approvals")
+def an_approval_of_a_plan_that_was_not_asked_for(story: Story) -> None:
+    story.record(FOO, HoldApproved("Approval", plan="another"))
+
+
+@breaks("unapproved")
+def an_action_that_nobody_approved(story: Story) -> None:
+    story.configure(approve="Always")
+    story.record(FOO, ActionDecided(action(FOO, 5, "Update")))
+
+
+@breaks("unapproved")
+def a_deletion_that_the_policy_has_approved_first(story: Story) -> None:
+    story.record(FOO, replace(SPEC, generation=2, policy=Policy(approve="Deletions")))
+    story.record(FOO, ActionDecided(action(FOO, 6, "Delete")))
+
+
+@breaks("strays")
+def one_of_many_strays_that_is_claimed(story: Story) -> None:
+    story.configure(deletion_guard=DeletionGuard(max_count=2))
+    shown = ExternalObserved("default", "bar", thing("bar"), "CompleteListing", 90, 3, 9)
+    claimed = OwnershipClaimed("bar", "uid-bar", "ExclusiveScope", "default")
+    story.record(BAR, shown, claimed)
+
+
+@breaks("strays")
+def a_referenced_stray_that_is_claimed(story: Story) -> None:
+    claimed = OwnershipClaimed("bar", "uid-bar", "ExclusiveScope", "default")
+    story.record(BAR, ReferenceAdded("default/ShapeRef/r", "Keep"), claimed)
+
+
+@breaks("redefinitions")
+def a_replacement_of_many_by_a_definition(story: Story) -> None:
+    story.configure(deletion_guard=DeletionGuard(max_count=2))
+    story.record(FOO, DefinitionObserved(DefinitionRef(2, "d2", affected=3, total=9)))
+    story.record(FOO, ActionDecided(action(FOO, 6, "Delete", purpose="Replace")))
+
+
+# --- inputs
+
+
+@breaks("secrets")
+def a_secret_in_the_log(story: Story) -> None:
+    story.history.secret_values = ["hunter2-planted"]
+    story.record(FOO, seen(thing("foo", outputs={"note": "hunter2-planted"})))
+
+
+@breaks("secrets")
+def a_secret_in_the_log_in_base64(story: Story) -> None:
+    story.history.secret_values = ["hunter2-planted"]
+    story.record(FOO, seen(thing("foo", outputs={"note": "aHVudGVyMi1wbGFudGVk"})))
+
+
+def reference(story: Story, value: str) -> None:
+    fields = {**RED, "color": {"$ref": "Shape/gone", "field": "uid"}}
+    story.record(FOO, replace(SPEC, generation=2, fields=fields))
+    story.record(FOO, SpecResolved(2, {**RED, "color": value}))
+
+
+@breaks("resolved")
+def a_value_that_a_reference_never_had(story: Story) -> None:
+    story.history.truth = KnownTruth()
+    reference(story, "uid-other")
+
+
+@breaks("resolved")
+def a_value_of_a_target_that_is_not_ready(story: Story) -> None:
+    story.history.truth = KnownTruth(recent=True)
+    reference(story, "uid-gone")
+
+
+# --- the end
+
+
+@breaks("silence")
+def a_generation_without_an_outcome(story: Story) -> None:
+    story.record(FOO, replace(SPEC, generation=2), cause=1)
+
+
+@breaks("loss")
+def a_declared_resource_that_is_missing(story: Story) -> None:
+    story.exists()
+
+
+@breaks("loss")
+def a_declared_resource_that_is_different(story: Story) -> None:
+    story.exists(thing("foo", {**RED, "color": "Green"}))
+
+
+@breaks("loss")
+def a_declared_resource_without_its_label(story: Story) -> None:
+    story.record(FOO, replace(SPEC, labels={"team": "a"}), cause=1)
+    story.record(FOO, OutcomeRecorded("Converged", 1, "AsDeclared"))
+
+
+@breaks("loss")
+def a_declared_resource_that_has_not_converged(story: Story) -> None:
+    story.record(FOO, OutcomeRecorded("Waiting", 1, "Reference"))
+
+
+@breaks("loss")
+def an_outcome_that_its_spec_does_not_explain(story: Story) -> None:
+    story.history.truth = KnownTruth(explained=False)
+    story.record(FOO, OutcomeRecorded("Failed", 1, "Permanent"))
+
+
+@breaks("loss")
+def an_object_that_expired(story: Story) -> None:
+    story.history.truth = KnownTruth(seconds_left=-1.0)
+
+
+@breaks("loss")
+def an_owned_object_that_is_missing(story: Story) -> None:
+    story.record(FOO, SpecWithdrawn(2), OutcomeRecorded("Held", 2, "Finalizer"))
+    story.exists()
+
+
+@breaks("leak")
+def a_withdrawn_resource_that_exists(story: Story) -> None:
+    story.exists(thing("foo"), thing("gone"))
+
+
+@breaks("leak")
+def an_absent_resource_that_exists(story: Story) -> None:
+    absent = replace(SPEC, policy=Policy(mode="Absent"))
+    story.record(FOO, absent, OutcomeRecorded("Converged", 1, "Absent"), cause=1)
+
+
+@breaks("leak")
+def a_withdrawn_resource_that_the_log_still_owns(story: Story) -> None:
+    story.message(FOO, Withdrawn(), 50)
+    story.record(FOO, SpecWithdrawn(2), OutcomeRecorded("Deleted", 2, "Withdrawn"), cause=50)
+
+
+@breaks("leak")
+def an_object_that_the_log_does_not_own(story: Story) -> None:
+    story.record(FOO, OwnershipReleased("foo", "uid-foo", "Gone"))
+
+
+@breaks("conflict")
+def a_conflict_with_nothing(story: Story) -> None:
+    story.history.is_final = True
+    story.record(FOO, OutcomeRecorded("Conflict", 1, "NameTaken"))
+    story.exists()
+
+
+@breaks("conflict")
+def a_conflict_with_its_own_object(story: Story) -> None:
+    story.history.is_final = True
+    story.record(FOO, OutcomeRecorded("Conflict", 1, "NameTaken"))
+
+
+@breaks("references")
+def a_reference_of_which_the_target_does_not_know(story: Story) -> None:
+    story.history.is_final = True
+    story.record(BAR, ReferenceAdded("default/ShapeRef/r", "Keep"))
+
+
+@pytest.mark.parametrize("breach", BREACHES)
+def test_each_breach_is_found(breach: str) -> None:
+    rule, change = BREACHES[breach]
+    story = sound()
+    change(story)
+    found = findings(story.history)
+    assert rule in {each.rule for each in found}, [str(each) for each in found]
+
+
+def test_every_rule_has_a_history_that_breaks_it() -> None:
+    assert {rule for rule, _ in BREACHES.values()} == {each.name for each in RULES}
+
+
+def test_every_invariant_has_a_rule_or_a_test_that_exists() -> None:
+    assert sorted(INVARIANTS) == list(range(1, 18))
+    root = Path(__file__).parents[2]
+    for number, files in INVARIANTS.items():
+        rules = [each for each in RULES if number in each.invariants]
+        assert rules or files, f"invariant {number}: write a rule, or name the test that proves it"
+        for file in files:
+            assert (root / file).is_file(), f"invariant {number}: {file} does not exist"
+
+
+def test_a_message_that_waits_while_others_are_in_trouble_is_found() -> None:
+    story = sound()
+    story.message(BAR, declared(BAR), 50)
+    found = list(undecided_for_long(story.history, now=story.clock + 11.0))
+    assert "message 50" in {subject for subject, _ in found}
+    story.history.answers = [("_INBOX.m50", Answer(True, "Accepted", 1, 50))]
+    messages = story.history.messages
+    assert messages is not None
+    answered = [each._replace(reply_to="_INBOX.m50") for each in messages.values()]
+    story.history.messages = {each.position: each for each in answered}
+    assert not list(undecided_for_long(story.history, now=story.clock + 11.0))
+
+
+# --- what is no breach
+
+
+def test_a_rule_is_skipped_where_the_history_lacks_its_evidence() -> None:
+    story = sound()
+    story.history.effects = story.history.objects = story.history.messages = None
+    skipped = skipped_rules(story.history)
+    assert {"intent", "leak", "loss", "undecided", "false_absence"} <= set(skipped)
+    assert findings(story.history) == []
+
+
+def test_an_acknowledged_declaration_that_is_nowhere_is_named() -> None:
+    story = sound()
+    an_acknowledged_declaration_that_is_nowhere(story)
+    (lost,) = findings(story.history)
+    assert str(lost) == "unstored: default/Shape/bar: 'm77' was acknowledged and is nowhere"
+
+
+def test_a_dead_letter_and_a_rejection_are_decisions() -> None:
+    story = sound()
+    story.history.dead_letters = {story.message(None, None, 50)}
+    story.history.refused = {story.message(BAR, declared(BAR), 51)}
+    assert findings(story.history) == []
+
+
+def test_a_repeated_declaration_needs_no_event() -> None:
+    story = sound()
+    story.message(FOO, declared(FOO), 50)
+    assert findings(story.history) == []
+
+
+def test_a_change_by_hand_needs_no_key() -> None:
+    story = sound()
+    story.effect("Update", "foo", None)
+    story.history.by_hand = ["foo"]
+    assert findings(story.history) == []
+
+
+def test_an_object_that_the_log_released_is_no_leak() -> None:
+    story = sound()
+    story.message(FOO, Withdrawn(), 50)
+    released = OwnershipReleased("foo", "uid-foo", "Orphaned")
+    outcome = OutcomeRecorded("Released", 2, "Orphaned")
+    story.record(FOO, SpecWithdrawn(2), released, outcome, cause=50)
+    assert findings(story.history) == []
+
+
+def test_an_object_that_is_kept_for_a_reason_is_no_leak() -> None:
+    story = sound()
+    story.message(FOO, Withdrawn(), 50)
+    outcome = OutcomeRecorded("Held", 2, "ProviderConfigMissing")
+    story.record(FOO, SpecWithdrawn(2), outcome, cause=50)
+    assert findings(story.history) == []
+
+
+def test_an_action_that_waits_for_its_next_attempt_has_a_schedule() -> None:
+    story = sound()
+    a_failure_that_leads_to_nothing(story)
+    story.record(FOO, RetryScheduled(NOW, 1, "Unknown", event_id(FOO, 5)))
+    assert findings(story.history) == []
+
+
+def test_a_call_that_arrives_after_a_release_may_have_been_in_doubt() -> None:
+    story = sound()
+    update = action(FOO, 5, "Update")
+    story.record(FOO, ActionDecided(update))
+    story.record(FOO, ActionAbandoned(update.action_id, "Update", "Withdrawn", in_doubt=True))
+    an_object_released = OwnershipReleased("foo", "uid-foo", "Orphaned")
+    story.record(FOO, SpecWithdrawn(2), an_object_released, cause=story.message(FOO, Withdrawn()))
+    story.record(FOO, OutcomeRecorded("Released", 2, "Orphaned"))
+    story.effect("Update", "foo", update.idempotency_key)
+    assert findings(story.history) == []
+
+
+def replaced() -> Story:
+    """Foo was replaced by an object of a second name, made by two calls; it is Blue now."""
+    story = Story()
+    story.create(FOO)
+    blue = {"type": "Square", "color": {"$ref": "Shape/bar", "field": "outputs.color"}}
+    cause = story.message(FOO, declared(FOO, blue))
+    create = action(FOO, 7, "Create", external_name="foo-2", purpose="Replace")
+    delete = action(FOO, 9, "Delete", purpose="Retire", uid="uid-foo")
+    made = thing("foo-2", {**blue, "color": "Blue"})
+    story.record(FOO, SpecDeclared(2, "shapes/v1", "default", "foo", blue), cause=cause)
+    story.record(FOO, SpecResolved(2, made.fields), ActionDecided(create), cause=cause)
+    story.effect("Create", "foo-2", create.idempotency_key)
+    story.effect("Update", "foo-2", f"{create.idempotency_key}/2")
+    done = ActionSucceeded(create.action_id, "Create", 1, made, purpose="Replace")
+    story.record(FOO, done, ActionDecided(delete), cause=cause)
+    story.effect("Delete", "foo", delete.idempotency_key)
+    gone = ActionSucceeded(delete.action_id, "Delete", 1, purpose="Retire")
+    story.record(FOO, gone, OutcomeRecorded("Converged", 2, "AsDeclared"), cause=cause)
+    story.exists(made)
+    return story
+
+
+def test_a_replacement_a_reference_and_a_later_call_are_sound() -> None:
+    assert findings(replaced().history) == []
+
+
+def test_nothing_is_left_of_a_replaced_object() -> None:
+    story = replaced()
+    story.exists(*(story.history.objects or ()), thing("foo"))
+    assert rules_broken(story) == {"duplicate_object", "leak"}
+
+
+def test_a_value_that_a_later_call_left_out_is_a_loss() -> None:
+    story = replaced()
+    story.exists(thing("foo-2", {**RED, "color": "White"}))
+    assert rules_broken(story) == {"loss"}
+
+
+def test_a_later_call_belongs_to_the_object_of_its_action() -> None:
+    story = replaced()
+    effects = story.history.effects
+    assert effects is not None
+    story.history.effects = [
+        each._replace(name="foo") if each.key == "key-foo-7/2" else each for each in effects
+    ]
+    assert "intent" in rules_broken(story)
+
+
+def test_a_manifest_that_a_kind_refuses_declares_nothing() -> None:
+    class Refusing(KnownTruth):
+        def checked(self, kind: str, fields: Fields) -> Fields:
+            if fields.get("color") == "Invisible":
+                raise InvalidManifestError("no such color")
+            return fields
+
+    story = sound()
+    story.history.truth = Refusing()
+    story.message(FOO, declared(FOO, {"color": "Invisible"}), 50)
+    assert rules_broken(story) == {"undecided"}
+    story.history.refused = {50}
+    assert findings(story.history) == []

@@ -1,0 +1,83 @@
+"""Checks of recorded turns, with the product's own fold and ``decide``.
+
+They are no judgement of a history: a defect of the fold would be in both. Invariants 5 and 10.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from events.log import LogEvent
+from events.names import ResourceKey
+from reconciler.resource.decide import decide
+from reconciler.resource.evolve import HistoryGapError, evolve
+from reconciler.resource.state import NEW, ResourceState
+from reconciler.resource.turn import Command, Context, Turn
+
+
+class RecordedTurn(NamedTuple):
+    """A turn as a decider took it."""
+
+    before: ResourceState
+    commands: Sequence[Command]
+    context: Context
+    events: Sequence[LogEvent]
+
+
+class Turns:
+    """Records turns, and follows the states that the log folds to."""
+
+    def __init__(self) -> None:
+        self.recorded: list[RecordedTurn] = []
+        self.states: dict[ResourceKey, ResourceState] = {}
+        self._turn_of: dict[int, RecordedTurn] = {}
+
+    def decide(self, state: ResourceState, commands: Sequence[Command], context: Context) -> Turn:
+        """Take a turn as the decider does, and record it."""
+        context = replace(
+            context, configs=dict(context.configs), providers=dict(context.providers or {}) or None
+        )
+        turn = decide(state, commands, context)
+        recorded = RecordedTurn(state, list(commands), context, tuple(turn.events))
+        self.recorded.append(recorded)
+        for event in turn.events:
+            self._turn_of[id(event)] = recorded
+        return turn
+
+    def appended(self, decided: Sequence[LogEvent], stored: Sequence[LogEvent]) -> Iterator[str]:
+        """Fold events that were stored; return whether a turn decided them, from the fold."""
+        key = stored[0].key
+        state, turn = self.states.get(key, NEW), self._turn_of.get(id(decided[0]))
+        if turn is None:
+            yield f"{key}: an event was stored that no turn decided"
+        elif decided[0] is turn.events[0] and turn.before != state:
+            yield (
+                f"{key}: version {state.version + 1} was decided from a state that is not the "
+                f"fold of the log: {_difference(turn.before, state)}"
+            )
+        for event in stored:
+            try:
+                state = evolve(state, event)
+            except HistoryGapError:
+                return  # the judge of the versions finds it
+        self.states[key] = state
+
+    def not_repeatable(self) -> Iterator[str]:
+        """Take every turn once more; return the turns that decide other events now."""
+        for turn in self.recorded:
+            again = decide(turn.before, turn.commands, turn.context)
+            if tuple(again.events) != turn.events:
+                version = turn.before.version
+                yield f"{turn.context.key}: version {version} is not decided the same again"
+
+
+def _difference(left: ResourceState, right: ResourceState) -> str:
+    names = [
+        name
+        for name in ResourceState.__struct_fields__
+        if getattr(left, name) != getattr(right, name)
+    ]
+    return ", ".join(f"{n}: {getattr(left, n)!r} is not {getattr(right, n)!r}" for n in names)
