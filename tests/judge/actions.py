@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from events.intake import Reported
 from events.log import (
-    Action,
     ActionDecided,
     ActionHeld,
     ActionRetried,
-    DriftDetected,
     LookupDecided,
-    Operation,
 )
-from tests.judge.history import Call, Effect, Recorded
-from tests.judge.ledger import Ledger, Resource
-from tests.judge.rule import Breach, at_end, on_call, on_effect, on_event
+from tests.judge.history import Call, Effect
+from tests.judge.ledger import Ledger
+from tests.judge.rule import Breach, Happening, on, rule
 
 _LATER_CALL = "/"
 _UNFINISHED = ("under way", "failed", "not done")
@@ -25,105 +22,80 @@ _UNFINISHED = ("under way", "failed", "not done")
 # --- what is decided
 
 
-@on_event()
-def frozen(ledger: Ledger, resource: Resource, recorded: Recorded) -> Iterator[Breach]:
+@on(ActionDecided, ActionRetried, LookupDecided)
+def frozen(of: Happening[ActionDecided | ActionRetried | LookupDecided]) -> Iterator[str]:
     """An action keeps its key and its parameters, and shares its key with none (invariant 3)."""
-    event = recorded.event
-    match event.data:
-        case ActionDecided(action):
-            if action.idempotency_key in ledger.by_key:
-                yield event.key, f"{event.id} uses a key again"
-            if action.action_id != event.id:
-                yield event.key, f"{event.id}: the action is called {action.action_id}"
-        case ActionRetried(action) | LookupDecided(action):
-            first = ledger.actions.get(action.action_id)
-            if first is None or first.action != action:
-                yield event.key, f"{event.id} changed the parameters of {action.action_id}"
-        case _:
-            pass
+    action = of.data.action
+    first = of.ledger.actions.get(action.action_id)
+    if not isinstance(of.data, ActionDecided):
+        if first is None or first.action != action:
+            yield f"the parameters of {action.action_id} changed"
+        return
+    if action.idempotency_key in of.ledger.by_key:
+        yield f"the key {action.idempotency_key} is used again"
+    if action.action_id != of.event.id:
+        yield f"the action is called {action.action_id}"
 
 
-@on_event()
-def one_at_a_time(ledger: Ledger, resource: Resource, recorded: Recorded) -> Iterator[Breach]:
+@on(ActionDecided)
+def one_at_a_time(of: Happening[ActionDecided]) -> Iterator[str]:
     """A resource has at most one action in flight (invariant 2)."""
-    event, flight = recorded.event, resource.in_flight
-    if isinstance(event.data, ActionDecided) and flight is not None:
-        yield event.key, f"{event.id} was decided while {flight.action.action_id} is in flight"
+    if of.resource.in_flight is not None:
+        yield f"decided while {of.resource.in_flight.action.action_id} is in flight"
 
 
-@on_event("effects")
-def blamed(ledger: Ledger, resource: Resource, recorded: Recorded) -> Iterator[Breach]:
-    """A deletion of our own is never recorded as a change by another client (invariant 13)."""
-    event = recorded.event
-    if not isinstance(event.data, DriftDetected) or not event.data.missing:
-        return
-    uid = None if resource.owned is None else resource.owned.uid
-    if uid is None or event.data.perhaps_by:
-        return
-    for effect in ledger.effects:
-        if effect.key is not None and (effect.operation, effect.uid) == ("Delete", uid):
-            yield event.key, f"{event.id}: {uid} was deleted under the key {effect.key}"
-
-
-@on_event("truth")
-def held(ledger: Ledger, resource: Resource, recorded: Recorded) -> Iterator[Breach]:
+@on(ActionHeld, needs=("truth",))
+def held(of: Happening[ActionHeld]) -> Iterator[str]:
     """A person decides only about a result that nothing else can tell (invariant 13)."""
-    event, truth = recorded.event, ledger.history.truth
-    if not isinstance(event.data, ActionHeld) or truth is None:
-        return
-    if ledger.history.promises.idempotency_keys:
-        yield event.key, f"{event.id}: held for a person, though its key tells the result"
-    elif truth.shows_result(event.key, event.data.object):
-        yield event.key, f"{event.id}: held for a person, though {event.data.object} tells it"
+    if of.ledger.history.promises.idempotency_keys:
+        yield "held for a person, though its key tells the result"
+    elif of.truth.shows_result(of.event.key, of.data.object):
+        yield f"held for a person, though {of.data.object} tells the result"
 
 
 # --- what the API receives
 
 
-@on_call()
-def intent_of_call(ledger: Ledger, call: Call) -> Iterator[Breach]:
+@rule("call")
+def intent_of_call(ledger: Ledger, call: Call) -> Iterator[str]:
     """The log has an action, with these parameters, before the API is called (invariants 2, 3)."""
-    action = call.action
-    decided = ledger.actions.get(action.action_id)
-    if decided is None or decided.action != action:
-        yield action.external_name, f"{action.operation}: no such intent in the log"
-    if ledger.sent.get(action.idempotency_key, action) != action:
-        yield action.external_name, f"{action.action_id}: its key came with other parameters before"
+    decided = ledger.actions.get(call.action.action_id)
+    if decided is None or decided.action != call.action:
+        yield f"{call.action.operation}: no such intent in the log"
+    if ledger.sent.get(call.action.idempotency_key, call.action) != call.action:
+        yield "its key came with other parameters before"
 
 
-@on_effect()
-def intent(ledger: Ledger, effect: Effect) -> Iterator[Breach]:
+@rule("effect", "effects")
+def intent(ledger: Ledger, effect: Effect) -> Iterator[str]:
     """An effect has its decision in the log before it, of this object (invariant 2)."""
-    what = f"{effect.operation} of {effect.uid}"
+    what, decided = f"{effect.operation} of {effect.uid}", ledger.action_of(effect.key)
     if effect.key is None:
         by_hand = ledger.history.by_hand
         if by_hand is not None and effect.name not in by_hand:
-            yield effect.name, f"{what} has no idempotency key"
-        return
-    decided = ledger.action_of(effect.key)
-    if decided is None:
-        yield effect.name, f"{what} was not decided before: the log has no key {effect.key}"
-        return
-    action = decided.action
-    is_later_call = _LATER_CALL in effect.key and effect.operation == "Update"
-    is_its_call = is_later_call or action.operation == effect.operation
-    if not is_its_call or action.external_name != effect.name:
-        yield effect.name, f"{what}: {_told(action)} was decided under its key"
+            yield f"{what} has no idempotency key"
+    elif decided is None:
+        yield f"{what} was not decided before: the log has no key {effect.key}"
+    else:
+        action, is_later_call = decided.action, _LATER_CALL in effect.key
+        operation = "Update" if is_later_call else action.operation
+        if (effect.operation, effect.name) != (operation, action.external_name):
+            yield f"{what}: {action.operation} of {action.external_name} was decided"
 
 
-@on_effect()
-def duplicate_effect(ledger: Ledger, effect: Effect) -> Iterator[Breach]:
+@rule("effect", "effects")
+def duplicate_effect(ledger: Ledger, effect: Effect) -> Iterator[str]:
     """A key has one effect; the later call of an action comes after its first (invariant 3)."""
     decided = ledger.action_of(effect.key)
     if effect.key is None or decided is None:
         return
     if ledger.history.promises.idempotency_keys and effect.key in decided.effects:
-        yield effect.name, f"{decided.action.action_id}: a second effect under {effect.key}"
+        yield f"{decided.action.action_id}: a second effect under {effect.key}"
     if _LATER_CALL in effect.key and decided.action.idempotency_key not in decided.effects:
-        yield effect.name, f"{decided.action.action_id}: its later call came before its first"
+        yield f"{decided.action.action_id}: its later call came before its first"
 
 
-@at_end("effects", "objects")
+@rule("end", "effects", "objects")
 def duplicate_object(ledger: Ledger) -> Iterator[Breach]:
     """A resource has one object in the API, even after a replacement (invariants 2, 3).
 
@@ -143,7 +115,7 @@ def duplicate_object(ledger: Ledger) -> Iterator[Breach]:
 # --- how it ends
 
 
-@at_end("effects")
+@rule("end", "effects")
 def unexplained(ledger: Ledger) -> Iterator[Breach]:
     """The log records every effect as done, or its result as unknown (invariant 13).
 
@@ -158,7 +130,7 @@ def unexplained(ledger: Ledger) -> Iterator[Breach]:
             yield decided.key, f"{decided.action.action_id}: {text}"
 
 
-@at_end("messages")
+@rule("end", "messages")
 def unrecorded_success(ledger: Ledger) -> Iterator[Breach]:
     """The log records every success that a worker reported (invariants 11, 13)."""
     for message in (ledger.history.messages or {}).values():
@@ -171,7 +143,7 @@ def unrecorded_success(ledger: Ledger) -> Iterator[Breach]:
         yield decided.key, f"{told.action_id}: it was reported as done, the log does not record it"
 
 
-@at_end()
+@rule("end")
 def unended(ledger: Ledger) -> Iterator[Breach]:
     """A decided action has an end, or its next attempt is scheduled (invariant 11).
 
@@ -185,10 +157,3 @@ def unended(ledger: Ledger) -> Iterator[Breach]:
         if ledger.resource(decided.key).is_paused if history.is_final else is_waiting:
             continue
         yield decided.key, f"action {action_id} is {decided.progress}, and nothing follows"
-
-
-_NOUNS: Mapping[Operation, str] = {"Create": "creation", "Update": "update", "Delete": "deletion"}
-
-
-def _told(action: Action) -> str:
-    return f"the {_NOUNS[action.operation]} of {action.external_name}"

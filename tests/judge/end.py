@@ -8,17 +8,16 @@ from typing import Any
 from events.external import ExternalObject
 from events.log import SpecDeclared
 from events.names import ResourceKey
-from events.reference import REFERENCE_KIND
-from tests.judge.inputs import mark_of
 from tests.judge.ledger import OWNER_LABEL, Ledger, Owned, Resource, is_as_wanted
-from tests.judge.ownership import owner_label
-from tests.judge.rule import Breach, at_end
+from tests.judge.objects import owner_labels
+from tests.judge.references import mark_of, references_damage
+from tests.judge.rule import Breach, rule
 
 _EXCUSES = ("Failed", "Conflict", "Disputed", "Held", "Paused")
 """Outcomes of a resource that cannot be as declared, where no simulated world tells whether."""
 
 
-@at_end()
+@rule("end")
 def silence(ledger: Ledger) -> Iterator[Breach]:
     """A resource has an outcome for its newest generation, or is retried (invariants 9, 11)."""
     for key, resource in _intact(ledger):
@@ -28,7 +27,7 @@ def silence(ledger: Ledger) -> Iterator[Breach]:
             yield key, "it has no outcome"
 
 
-@at_end("objects")
+@rule("end", "objects")
 def loss(ledger: Ledger) -> Iterator[Breach]:
     """What is declared exists as declared, and what the log owns exists (invariants 6, 8, 17)."""
     existing = {each.uid for each in ledger.history.objects or ()}
@@ -43,7 +42,7 @@ def loss(ledger: Ledger) -> Iterator[Breach]:
                 yield key, f"the log owns {owned.uid}, which does not exist"
 
 
-@at_end("objects")
+@rule("end", "objects")
 def leak(ledger: Ledger) -> Iterator[Breach]:
     """An object of ours is declared, and the log owns it (invariants 2, 7, 11).
 
@@ -63,7 +62,7 @@ def leak(ledger: Ledger) -> Iterator[Breach]:
         yield found.name, f"{found.uid} is ours, and the log does not own it"
 
 
-@at_end("objects")
+@rule("end", "objects")
 def conflict(ledger: Ledger) -> Iterator[Breach]:
     """A resource conflicts only with an object that exists and is not its own (invariant 7)."""
     for key, resource in _intact(ledger):
@@ -76,39 +75,8 @@ def conflict(ledger: Ledger) -> Iterator[Breach]:
             yield key, "there is nothing to conflict with"
         elif found.uid in ledger.ours - ledger.late:
             label = found.labels.get(OWNER_LABEL)
-            if label in (None, _owner_labels(ledger, resource).get(OWNER_LABEL)):
+            if label in (None, owner_labels(ledger, resource).get(OWNER_LABEL)):
                 yield key, f"it conflicts with {found.uid}, which is ours"
-
-
-@at_end()
-def references(ledger: Ledger) -> Iterator[Breach]:
-    """A target knows who references it, and a reference whether its target exists (invariant 9)."""
-    if not ledger.history.is_final:
-        return
-    damaged, resources = ledger.history.damaged, ledger.resources
-    expected: dict[ResourceKey, dict[str, str]] = {}
-    for key, resource in resources.items():
-        spec = resource.spec
-        if spec is None or key in damaged or not _references(resource):
-            continue
-        for each in spec.references:
-            target = ResourceKey.parse(each.target)
-            if resource.is_declared or not _leads_back(ledger, key, target):
-                wanted = expected.setdefault(target, {})
-                wanted[str(key)] = spec.fields.get("onWithdrawal", "Keep")
-        if key.kind == REFERENCE_KIND and not _references_damage(ledger, resource):
-            found = ledger.resource(ResourceKey.parse(spec.references[0].target))
-            outcome = ("Converged", "Resolved") if found.is_declared else ("Held", "Dangling")
-            told = resource.outcome and (resource.outcome.outcome, resource.outcome.reason)
-            if told != outcome:
-                yield key, f"its target should make it {outcome}, its outcome is {told}"
-    unclear = {str(key) for key in damaged}
-    unclear |= {str(key) for key, each in resources.items() if _is_a_later_claim(each)}
-    for key, resource in resources.items():
-        known = {by: each for by, each in resource.references.items() if by not in unclear}
-        wanted = {by: each for by, each in expected.get(key, {}).items() if by not in unclear}
-        if known != wanted and key not in damaged:
-            yield key, f"it knows the references {known}, and has {wanted}"
 
 
 # --- of one resource
@@ -116,7 +84,7 @@ def references(ledger: Ledger) -> Iterator[Breach]:
 
 def _intact(ledger: Ledger) -> Iterator[tuple[ResourceKey, Resource]]:
     for key, resource in ledger.resources.items():
-        if key not in ledger.history.damaged and not _references_damage(ledger, resource):
+        if key not in ledger.history.damaged and not references_damage(ledger, resource):
             yield key, resource
 
 
@@ -184,15 +152,10 @@ def _differences(
         if name not in ignored and not is_as_wanted(value, found.fields.get(name)):
             yield f"{name} is {found.fields.get(name)!r}, declared is {value!r}"
     if ledger.history.promises.labels:
-        labels = {**spec.labels, **_owner_labels(ledger, resource)}
+        labels = {**spec.labels, **owner_labels(ledger, resource)}
         for name, value in labels.items():
             if f"labels.{name}" not in ignored and found.labels.get(name) != value:
                 yield f"label {name} is {found.labels.get(name)!r}, not {value!r}"
-
-
-def _owner_labels(ledger: Ledger, resource: Resource) -> dict[str, str]:
-    log_id = ledger.history.log_id
-    return {} if log_id is None else {OWNER_LABEL: owner_label(log_id, resource)}
 
 
 def _opened(value: Any, secrets: Mapping[str, str]) -> Any:
@@ -276,40 +239,3 @@ def _is_excused(ledger: Ledger, found: ExternalObject) -> bool:
 def _is_given_up(ledger: Ledger, found: ExternalObject) -> bool:
     decided = ledger.action_of(ledger.made.get(found.uid or ""))
     return decided is not None and decided.action.action_id in ledger.given_up
-
-
-# --- of references
-
-
-def _references(resource: Resource) -> bool:
-    """Return whether a resource still references what its spec names: until its object is gone."""
-    return bool(resource.is_declared or resource.owned or resource.in_flight)
-
-
-def _references_damage(ledger: Ledger, resource: Resource) -> bool:
-    if resource.spec is None or not ledger.history.damaged:
-        return False
-    targets = [ResourceKey.parse(each.target) for each in resource.spec.references]
-    return any(each in ledger.history.damaged for each in targets)
-
-
-def _leads_back(ledger: Ledger, key: ResourceKey, target: ResourceKey) -> bool:
-    """Return whether references of withdrawn resources lead from a target back to a resource."""
-    found: set[ResourceKey] = set()
-    ahead = [target]
-    while ahead:
-        met = ahead.pop()
-        resource = ledger.resource(met)
-        if met in found or met in ledger.history.damaged or resource.spec is None:
-            continue
-        if not resource.is_declared and _references(resource):
-            found.add(met)
-            ahead += [ResourceKey.parse(each.target) for each in resource.spec.references]
-    return key in found
-
-
-def _is_a_later_claim(resource: Resource) -> bool:
-    """Return whether a stray became ours after the withdrawal had ended: it may still reference."""
-    outcome = resource.outcome
-    is_settled = resource.settled_generation == resource.generation
-    return outcome is not None and not resource.is_declared and is_settled and bool(resource.owned)

@@ -16,9 +16,9 @@ from reconciler.provider.kind import KindRegistry
 from reconciler.resource.owner_label import OWNER_LABEL, owner
 from tests.judge.from_bus import read_message
 from tests.judge.history import Call, Effect, History, Message, Promises, Recorded
-from tests.judge.inputs import mark_of, value_of
 from tests.judge.judging import Finding, Judge
 from tests.judge.ledger import Ledger
+from tests.judge.references import mark_of, value_of
 from tests.judge.turns import Turns
 from tests.memory_bus.clock import seconds_of
 from tests.memory_bus.decisions import Decisions

@@ -6,12 +6,12 @@ import heapq
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from tests.judge import absence, actions, declarations, end, holds, inputs, log, ownership
+from tests.judge import actions, end, holds, log, objects, references
 from tests.judge.history import Call, Effect, History, Recorded
 from tests.judge.ledger import Ledger
-from tests.judge.rule import RULES, Moment, Rule
+from tests.judge.rule import RULES, Happening, Moment
 
-MODULES = (log, declarations, actions, ownership, absence, holds, inputs, end)
+MODULES = (log, actions, objects, holds, references, end)
 """The modules of the rules, which register them."""
 
 
@@ -29,7 +29,7 @@ INVARIANTS: Mapping[int, tuple[str, ...]] = {
     11: ("tests/invariants/test_nothing_is_lost.py",),
     12: ("tests/invariants/test_safety.py",),
     13: ("tests/invariants/test_log.py",),
-    14: ("tests/scenarios/test_flooding.py", "tests/judge/declarations.py"),
+    14: ("tests/scenarios/test_flooding.py", "tests/judge/log.py"),
     15: ("tests/scenarios/test_many.py",),
     16: ("tests/resource/test_readiness.py", "tests/resource/test_due.py"),
     17: ("tests/resource/test_definitions.py", "tests/resource/test_approval.py"),
@@ -54,46 +54,45 @@ class Judge:
     def __init__(self, history: History) -> None:
         self.history = history
         self.ledger = Ledger(history)
-        rules = [each for each in RULES if each.can_judge(history)]
-        self._of_moment = {
-            moment: [each for each in rules if each.moment == moment]
-            for moment in ("event", "call", "effect")
-        }
+        self._rules = [each for each in RULES if each.can_judge(history)]
 
     def event(self, recorded: Recorded) -> list[Finding]:
         """Judge an event of the log, and take it in."""
-        resource = self.ledger.resource(recorded.event.key)
-        found = self._apply("event", self.ledger, resource, recorded)
-        self.ledger.take_event(recorded)
+        event = recorded.event
+        resource = self.ledger.resource(event.key)
+        happening = Happening(self.ledger, resource, event, event.data)
+        found = self._apply("event", event.id, event.data, happening)
+        self.ledger.take_event(event)
         return found
 
     def call(self, call: Call) -> list[Finding]:
         """Judge a request that reached the API, and take it in."""
-        found = self._apply("call", self.ledger, call)
+        found = self._apply("call", call.action.action_id, call, self.ledger, call)
         self.ledger.sent.setdefault(call.action.idempotency_key, call.action)
         return found
 
     def effect(self, effect: Effect) -> list[Finding]:
         """Judge an effect in the API, and take it in."""
-        found = self._apply("effect", self.ledger, effect)
+        found = self._apply("effect", effect.name, effect, self.ledger, effect)
         self.ledger.take_effect(effect)
         return found
 
     def end(self) -> list[Finding]:
         """Judge a history that has come to rest."""
-        rules = [each for each in RULES if each.moment == "end" and each.can_judge(self.history)]
-        return _applied(rules, self.ledger)
+        return [
+            Finding(rule.name, str(subject), text)
+            for rule in self._rules
+            if rule.moment == "end"
+            for subject, text in rule.breaches(self.ledger)
+        ]
 
-    def _apply(self, moment: Moment, *what: object) -> list[Finding]:
-        return _applied(self._of_moment[moment], *what)
-
-
-def _applied(rules: list[Rule], *what: object) -> list[Finding]:
-    return [
-        Finding(rule.name, str(subject), text)
-        for rule in rules
-        for subject, text in rule.breaches(*what)
-    ]
+    def _apply(self, moment: Moment, subject: str, data: object, *what: object) -> list[Finding]:
+        return [
+            Finding(rule.name, subject, text)
+            for rule in self._rules
+            if rule.moment == moment and (not rule.sorts or isinstance(data, rule.sorts))
+            for text in rule.breaches(*what)
+        ]
 
 
 def findings(history: History) -> list[Finding]:

@@ -10,46 +10,13 @@ from typing import Any, NamedTuple, cast
 
 import msgspec
 
+from events import log as e
 from events.external import ExternalObject
 from events.intake import LossCount, Observed, OnWithdrawal
-from events.log import (
-    AbsenceDoubted,
-    Action,
-    ActionAbandoned,
-    ActionDecided,
-    ActionDoubted,
-    ActionFailed,
-    ActionHeld,
-    ActionNotDone,
-    ActionRetried,
-    ActionSucceeded,
-    ApprovalAsked,
-    ApprovalRefused,
-    DefinitionObserved,
-    DriftDetected,
-    ExternalObserved,
-    FinalizerAdded,
-    FinalizerRemoved,
-    HoldApproved,
-    LogEvent,
-    LookupDecided,
-    OutcomeRecorded,
-    OwnershipClaimed,
-    OwnershipReleased,
-    ReferenceAdded,
-    ReferenceRemoved,
-    ReleaseForced,
-    ResourceEvent,
-    RetryScheduled,
-    SpecDeclared,
-    SpecResolved,
-    SpecWithdrawn,
-    is_retired,
-)
 from events.manifest import Fields, Policy
 from events.names import ResourceKey
 from events.provider_config import PROVIDER_CONFIG_KIND, ProviderConfigSpec
-from tests.judge.history import Effect, History, Recorded
+from tests.judge.history import Effect, History
 
 OWNER_LABEL = "reconciler/owner"
 FINAL_ERRORS = ("Conflict", "NotFound", "Permanent")
@@ -73,7 +40,7 @@ class DecidedAction:
     """An action of the log, and what became of it."""
 
     key: ResourceKey
-    action: Action
+    action: e.Action
     wanted: Fields
     progress: str = "under way"
     has_failed: bool = False
@@ -98,7 +65,7 @@ class Resource:
     generation: int = 0
     position: int = 0
     is_declared: bool = False
-    spec: SpecDeclared | None = None
+    spec: e.SpecDeclared | None = None
     resolved: Fields | None = None
     definition: str = ""
     redefined: int = 0
@@ -111,7 +78,7 @@ class Resource:
     effect_position: int = 0
     effect_at: datetime | None = None
     is_troubled: bool = False
-    outcome: OutcomeRecorded | None = None
+    outcome: e.OutcomeRecorded | None = None
     has_news: bool = False
     settled_generation: int = 0
     finalizers: dict[str, str] = field(default_factory=dict[str, str])
@@ -182,7 +149,7 @@ class Ledger:
         self.resources: dict[ResourceKey, Resource] = {}
         self.actions: dict[str, DecidedAction] = {}
         self.by_key: dict[str, DecidedAction] = {}
-        self.sent: dict[str, Action] = {}
+        self.sent: dict[str, e.Action] = {}
         self.generations: dict[tuple[ResourceKey, str, str], int] = {}
         self.causes: set[tuple[ResourceKey, str]] = set()
         self.effects: list[Effect] = []
@@ -204,7 +171,7 @@ class Ledger:
         """Return the action of an effect: the keys of its later calls begin with its own."""
         return self.by_key.get((key or "").partition("/")[0])
 
-    def observation(self, event: LogEvent) -> Observed | None:
+    def observation(self, event: e.LogEvent) -> Observed | None:
         """Return the observation that an event rests on, if it was recorded."""
         message = self.history.message(event.causeposition)
         return message.data if message and isinstance(message.data, Observed) else None
@@ -231,34 +198,33 @@ class Ledger:
             self.made[effect.uid] = effect.key
             self.ours.add(effect.uid)
 
-    def take_event(self, recorded: Recorded) -> None:
+    def take_event(self, event: e.LogEvent) -> None:
         """Add an event."""
-        event = recorded.event
         key, data = event.key, event.data
         resource = self.resources.setdefault(key, Resource(key))
         resource.version = event.resourceversion
         self.causes.add((key, event.causeid))
         match data:
-            case SpecDeclared() if key.kind == PROVIDER_CONFIG_KIND:
+            case e.SpecDeclared() if key.kind == PROVIDER_CONFIG_KIND:
                 self.configs[key.name].append(msgspec.convert(data.fields, ProviderConfigSpec))
-            case ActionDecided(action):
+            case e.ActionDecided(action):
                 new = DecidedAction(key, action, resource.wanted)
                 self.actions.setdefault(action.action_id, new)
                 self.by_key.setdefault(action.idempotency_key, new)
-            case OwnershipClaimed(uid=str(uid)):
+            case e.OwnershipClaimed(uid=str(uid)):
                 self.ours.add(uid)
                 self.released.discard(uid)
-            case OwnershipReleased(uid=str(uid), reason="Orphaned"):
+            case e.OwnershipReleased(uid=str(uid), reason="Orphaned"):
                 self.ours.discard(uid)
                 self.released.add(uid)
-            case ActionSucceeded(object=ExternalObject(uid=str(uid))):
+            case e.ActionSucceeded(object=ExternalObject(uid=str(uid))):
                 if not (data.outdated and uid in self.released):
                     self.ours.add(uid)
-            case ActionAbandoned(action_id=ended) if resource.approved or resource.is_forced:
+            case e.ActionAbandoned(action_id=ended) if resource.approved or resource.is_forced:
                 self.given_up.add(ended)
             case _:
                 pass
-        if isinstance(data, SpecDeclared | SpecWithdrawn):
+        if isinstance(data, e.SpecDeclared | e.SpecWithdrawn):
             name = (key, event.actor, event.causeid)
             self.generations.setdefault(name, data.generation)
         decided = self.actions.get(_action_of(data))
@@ -268,14 +234,16 @@ class Ledger:
             _of_resource(resource, event)
 
 
-def _action_of(data: ResourceEvent) -> str:
+def _action_of(data: e.ResourceEvent) -> str:
     """Return the id of the action that an event is about, empty if it is about none."""
     match data:
-        case ActionDecided(action) | ActionRetried(action) | LookupDecided(action):
+        case e.ActionDecided(action) | e.ActionRetried(action) | e.LookupDecided(action):
             return action.action_id
-        case ActionHeld(action_id) | ActionNotDone(action_id) | ActionDoubted(action_id):
+        case e.ActionHeld(action_id) | e.ActionNotDone(action_id) | e.ActionDoubted(action_id):
             return action_id
-        case ActionSucceeded(action_id) | ActionFailed(action_id) | ActionAbandoned(action_id):
+        case (
+            e.ActionSucceeded(action_id) | e.ActionFailed(action_id) | e.ActionAbandoned(action_id)
+        ):
             return action_id
         case _:
             return ""
@@ -284,65 +252,65 @@ def _action_of(data: ResourceEvent) -> str:
 # --- one resource
 
 
-def _of_resource(resource: Resource, event: LogEvent) -> None:  # noqa: C901, PLR0912, PLR0915 - one match
+def _of_resource(resource: Resource, event: e.LogEvent) -> None:  # noqa: C901, PLR0912, PLR0915 - one match
     match event.data:
-        case SpecDeclared() as data:
+        case e.SpecDeclared() as data:
             _declare(resource, event, data)
-        case SpecWithdrawn(generation):
+        case e.SpecWithdrawn(generation):
             resource.generation, resource.is_declared = generation, False
             resource.position = event.causeposition
             resource.is_troubled, resource.has_news, resource.approved = False, True, ""
-        case SpecResolved(fields=fields):
+        case e.SpecResolved(fields=fields):
             resource.resolved, resource.is_troubled, resource.approved = fields, False, ""
             if resource.owned is not None and resource.wanted == resource.owned.written:
                 resource.redefined = 0
-        case DefinitionObserved(definition):
+        case e.DefinitionObserved(definition):
             resource.definition, resource.redefined = definition.digest, definition.affected
             resource.approved = ""
-        case ExternalObserved(object=found, strays=strays):
+        case e.ExternalObserved(object=found, strays=strays):
             seen = resource.observed
             if seen is None or found is None or seen.uid != found.uid:
                 resource.approved = ""
             resource.observed, resource.strays, resource.doubted = found, strays or 0, None
-        case AbsenceDoubted(missing=missing, owned=owned):
+        case e.AbsenceDoubted(missing=missing, owned=owned):
             resource.doubted = LossCount(missing, owned)
-        case DriftDetected():
+        case e.DriftDetected():
             resource.outcome = None
-        case OwnershipClaimed(external_name, uid):
+        case e.OwnershipClaimed(external_name, uid):
             resource.owned = Owned(external_name, uid, {})
-        case OwnershipReleased() as data:
+        case e.OwnershipReleased() as data:
             _release(resource, data)
-        case OutcomeRecorded() as data:
+        case e.OutcomeRecorded() as data:
             resource.outcome, resource.has_news = data, False
             if data.outcome in _SETTLED:
                 resource.settled_generation = data.generation
-        case RetryScheduled(action_id=str(name)) if resource.in_flight is not None:
+        case e.RetryScheduled(action_id=str(name)) if resource.in_flight is not None:
             if resource.in_flight.action.action_id == name:
                 resource.in_flight.progress = "scheduled"
-        case FinalizerAdded(finalizer, holder):
+        case e.FinalizerAdded(finalizer, holder):
             resource.finalizers[finalizer] = holder
-        case FinalizerRemoved(finalizer):
+        case e.FinalizerRemoved(finalizer):
             resource.finalizers.pop(finalizer, None)
-        case ReleaseForced(orphan=orphan):
+        case e.ReleaseForced(orphan=orphan):
             resource.finalizers.clear()
             resource.is_forced, resource.is_orphaned = True, orphan
-        case ReferenceAdded(by, on_withdrawal):
+        case e.ReferenceAdded(by, on_withdrawal):
             resource.references[by] = on_withdrawal
-        case ReferenceRemoved(by):
+        case e.ReferenceRemoved(by):
             resource.references.pop(by, None)
-        case ApprovalAsked(plan):
+        case e.ApprovalAsked(plan):
             resource.asked, resource.plan = (plan, resource.content_to_approve), None
-        case ApprovalRefused():
+        case e.ApprovalRefused():
             resource.plan = None
-        case HoldApproved(hold="Approval"):
+        case e.HoldApproved(hold="Approval"):
             resource.plan = resource.asked[1]
-        case HoldApproved(hold):
+        case e.HoldApproved(hold):
             resource.approved = hold
         case _:
             pass
 
 
-def _declare(resource: Resource, event: LogEvent, data: SpecDeclared) -> None:
+def _declare(resource: Resource, event: e.LogEvent, data: e.SpecDeclared) -> None:
     seen = resource.observed
     if resource.owned is None and seen is not None and seen.name != data.external_name:
         resource.observed = None  # it was seen under another name
@@ -354,7 +322,7 @@ def _declare(resource: Resource, event: LogEvent, data: SpecDeclared) -> None:
     resource.redefined = 0 if data.definition is None else data.definition.affected
 
 
-def _release(resource: Resource, data: OwnershipReleased) -> None:
+def _release(resource: Resource, data: e.OwnershipReleased) -> None:
     owned, retiring, place = resource.owned, resource.retiring, (data.external_name, data.uid)
     is_owned = owned is not None and (owned.name, owned.uid) == place
     if retiring is not None and not is_owned and (retiring.name, retiring.uid) == place:
@@ -374,27 +342,27 @@ def _own_the_replaced_again(resource: Resource) -> None:
 # --- its actions
 
 
-def _of_action(resource: Resource, event: LogEvent, decided: DecidedAction) -> None:
+def _of_action(resource: Resource, event: e.LogEvent, decided: DecidedAction) -> None:
     match event.data:
-        case ActionDecided(action):
+        case e.ActionDecided(action):
             resource.in_flight, resource.approved = decided, ""
             if resource.told in _SETTLED or action.operation == "Delete":
                 resource.outcome = None
-        case ActionRetried() | LookupDecided():
+        case e.ActionRetried() | e.LookupDecided():
             resource.in_flight, decided.progress = decided, "under way"
-            decided.is_lookup = isinstance(event.data, LookupDecided)
-        case ActionHeld():
+            decided.is_lookup = isinstance(event.data, e.LookupDecided)
+        case e.ActionHeld():
             decided.progress, resource.approved = "held", ""
             decided.in_doubt = decided.may_be_done = True
-        case ActionNotDone():
+        case e.ActionNotDone():
             decided.progress = "not done"
-        case ActionDoubted():
+        case e.ActionDoubted():
             decided.in_doubt = decided.may_be_done = True
-        case ActionSucceeded() as data:
+        case e.ActionSucceeded() as data:
             _succeed(resource, event, data, decided)
-        case ActionFailed() as data:
+        case e.ActionFailed() as data:
             _fail(resource, event, data, decided)
-        case ActionAbandoned(in_doubt=in_doubt):
+        case e.ActionAbandoned(in_doubt=in_doubt):
             decided.progress, resource.in_flight, resource.is_troubled = "ended", None, False
             decided.in_doubt |= in_doubt
             decided.may_be_done |= in_doubt
@@ -402,14 +370,14 @@ def _of_action(resource: Resource, event: LogEvent, decided: DecidedAction) -> N
             pass
 
 
-def _take_effect_time(resource: Resource, event: LogEvent, reported_at: datetime | None) -> None:
+def _take_effect_time(resource: Resource, event: e.LogEvent, reported_at: datetime | None) -> None:
     if event.causeposition >= resource.effect_position:
         resource.effect_position = event.causeposition
         resource.effect_at = reported_at or event.time
 
 
 def _succeed(
-    resource: Resource, event: LogEvent, data: ActionSucceeded, decided: DecidedAction
+    resource: Resource, event: e.LogEvent, data: e.ActionSucceeded, decided: DecidedAction
 ) -> None:
     _take_effect_time(resource, event, data.reported_at)
     decided.progress, decided.has_succeeded, decided.may_be_done = "ended", True, True
@@ -444,7 +412,9 @@ def _succeed(
     resource.observed = shown
 
 
-def _fail(resource: Resource, event: LogEvent, data: ActionFailed, decided: DecidedAction) -> None:
+def _fail(
+    resource: Resource, event: e.LogEvent, data: e.ActionFailed, decided: DecidedAction
+) -> None:
     is_unknown = data.error.error_class == "Unknown"
     is_gone = data.operation == "Create" and data.error.error_class == "NotFound"
     decided.in_doubt |= data.redelivered or (is_unknown and not decided.is_lookup)
@@ -460,7 +430,7 @@ def _fail(resource: Resource, event: LogEvent, data: ActionFailed, decided: Deci
         is_of_today = decided.action.generation == resource.generation
         resource.is_troubled = is_of_today or data.purpose in ("Retire", "Renew")
     elif data.purpose == "Retire":
-        if is_retired(data, None if resource.retiring is None else resource.retiring.uid):
+        if e.is_retired(data, None if resource.retiring is None else resource.retiring.uid):
             resource.retiring = None
     else:
         is_beside = data.purpose == "Replace" and data.operation == "Create" and resource.owned

@@ -1,59 +1,218 @@
-"""Rules about the log itself."""
+"""Rules about the log: versions, generations, secrets, and that every message is decided in it."""
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterator
 
-from events.intake import Answer
-from events.log import SpecDeclared, SpecWithdrawn
-from tests.judge.history import Recorded
-from tests.judge.ledger import Ledger, Resource
-from tests.judge.rule import Breach, on_event
+from msgspec.structs import replace
+
+from events.envelope import encode_log
+from events.intake import Declared, Withdrawn
+from events.log import ResourceEvent, SpecDeclared, SpecWithdrawn
+from events.manifest import Declaration, InvalidManifestError, take_apart
+from events.names import ResourceKey
+from tests.judge.history import History, Message
+from tests.judge.ledger import Ledger
+from tests.judge.rule import Breach, Happening, on, rule
 
 _MADE_NO_GENERATION = ("Unchanged", "Superseded", "Duplicate")
+_MAX_SECONDS = 10.0
+
+# --- each event
 
 
-@on_event()
-def versions(ledger: Ledger, resource: Resource, recorded: Recorded) -> Iterator[Breach]:
+@on()
+def versions(of: Happening[ResourceEvent]) -> Iterator[str]:
     """The versions of a resource's events have no gap and no duplicate (invariant 5)."""
-    version = recorded.event.resourceversion
-    if version != resource.version + 1:
-        yield (
-            resource.key,
-            f"version {version} follows version {resource.version} at position {recorded.position}",
-        )
+    if of.event.resourceversion != of.resource.version + 1:
+        yield f"it follows version {of.resource.version}"
 
 
-@on_event()
-def generations(ledger: Ledger, resource: Resource, recorded: Recorded) -> Iterator[Breach]:
+@on()
+def secrets(of: Happening[ResourceEvent]) -> Iterator[str]:
+    """No value of a secret is in the log, whatever an API returned (invariant 12).
+
+    Neither as it is, nor in Base64 or hexadecimal digits.
+    """
+    values = of.ledger.history.secret_values
+    stored = encode_log(of.event) if values else b""
+    for value in map(str.encode, values):
+        encoded = (value, base64.b64encode(value).rstrip(b"="), value.hex().encode())
+        if any(each in stored for each in encoded):
+            yield "a secret is in the log"
+
+
+@on(SpecDeclared, SpecWithdrawn)
+def generations(of: Happening[SpecDeclared | SpecWithdrawn]) -> Iterator[str]:
     """One message makes at most one generation, whenever it is redelivered (invariant 4).
 
     It may be decided again at its first position, after one that it has overtaken.
     """
-    event = recorded.event
-    if isinstance(event.data, SpecDeclared | SpecWithdrawn):
-        first = ledger.generations.get((event.key, event.actor, event.causeid))
-        if first not in (None, event.data.generation):
-            yield event.key, f"{event.id}: message {event.causeid} made generation {first} already"
+    first = of.ledger.generations.get((of.event.key, of.event.actor, of.event.causeid))
+    if first not in (None, of.data.generation):
+        yield f"message {of.event.causeid} made generation {first} already"
 
 
-@on_event("answers")
-def repetitions(ledger: Ledger, resource: Resource, recorded: Recorded) -> Iterator[Breach]:
+@on(SpecDeclared, SpecWithdrawn, needs=("answers",))
+def repetitions(of: Happening[SpecDeclared | SpecWithdrawn]) -> Iterator[str]:
     """A message that was answered as making no generation makes none when sent again (invariant 4).
 
-    Except where it is handled before the message that it had overtaken is redelivered.
+    Except where it is handled before the message that it had overtaken is redelivered: the newest
+    generation is then of an older message, and was stored after the answer.
     """
-    event = recorded.event
-    if not isinstance(event.data, SpecDeclared | SpecWithdrawn):
-        return
-    for inbox, answer in ledger.history.answers or ():
-        is_its_own = inbox == f"_INBOX.{event.causeid}" and answer.reason in _MADE_NO_GENERATION
-        is_repeated = is_its_own and answer.position < event.causeposition
-        if is_repeated and not _has_overtaken(answer, resource):
-            yield event.key, f"{event.id}: message {event.causeid} was {answer.reason} before"
+    for inbox, answer in of.ledger.history.answers or ():
+        is_its_own = inbox == f"_INBOX.{of.event.causeid}" and answer.reason in _MADE_NO_GENERATION
+        is_older = of.resource.position < answer.position
+        has_overtaken = is_older and answer.generation < of.resource.generation
+        if is_its_own and answer.position < of.event.causeposition and not has_overtaken:
+            yield f"message {of.event.causeid} was {answer.reason} before"
 
 
-def _has_overtaken(answer: Answer, resource: Resource) -> bool:
-    """Return whether the newest generation is of a message that another one has overtaken."""
-    is_older = resource.position < answer.position
-    return is_older and answer.generation < resource.generation
+# --- each message
+
+
+@rule("end", "messages")
+def undecided(ledger: Ledger) -> Iterator[Breach]:
+    """Every message is decided, refused or a dead letter, or repeats one (invariant 11).
+
+    Where answers are recorded, an answer is a decision, too: of two messages that were handled out
+    of order, one may repeat the other. `newest` and `repetitions` judge those.
+    """
+    history, first = ledger.history, _first_positions(ledger)
+    handled = history.dead_letters | history.refused
+    handled |= {answer.position for _, answer in history.answers or ()}
+    for message in (history.messages or {}).values():
+        if message.position in handled:
+            continue
+        if message.key is None:
+            yield f"message {message.position}", "it cannot be read, and is no dead letter"
+        elif message.key not in history.damaged and isinstance(message.data, Declared | Withdrawn):
+            is_decided = (message.key, message.message_id) in ledger.causes
+            came = first[message.key, message.message_id]
+            if not is_decided and not _repeats(ledger, message.key, message.data, came):
+                yield (
+                    message.key,
+                    f"{type(message.data).__name__} {message.message_id!r} at {message.position} "
+                    "led to no event, no rejection and no dead letter",
+                )
+
+
+@rule("end", "messages")
+def unstored(ledger: Ledger) -> Iterator[Breach]:
+    """A message that the bus acknowledged is in the intake or in the log (invariant 11)."""
+    messages = (ledger.history.messages or {}).values()
+    stored = ledger.causes | {(each.key, each.message_id) for each in messages}
+    for one in ledger.history.acknowledged:
+        if one not in stored:
+            yield one.key, f"{one.message_id!r} was acknowledged and is nowhere"
+
+
+@rule("end", "messages")
+def newest(ledger: Ledger) -> Iterator[Breach]:
+    """The newest declaration or withdrawal of a resource is what the log has (invariants 4, 11)."""
+    history, wanted = ledger.history, _newest(ledger)
+    for key in wanted.keys() | ledger.resources.keys():
+        resource, declaration = ledger.resource(key), wanted.get(key)
+        if key in history.damaged:
+            continue
+        if resource.is_declared != (declaration is not None):
+            text = f"declared is {resource.is_declared}, should be {declaration is not None}"
+            yield key, text
+        elif declaration is not None and not _is_same(history, key, resource.spec, declaration):
+            yield key, f"{resource.spec} is decided, the newest declaration is another"
+
+
+def undecided_for_long(history: History, now: float) -> Iterator[Breach]:
+    """Return the messages that wait though only other resources are in trouble (invariant 14).
+
+    Not a rule about a history at rest: then everything is decided.
+    """
+    answered = {inbox for inbox, _ in history.answers or ()}
+    for message in (history.messages or {}).values():
+        waited = now - message.stored_at
+        is_usable = isinstance(message.data, Declared | Withdrawn)
+        if waited > _MAX_SECONDS and is_usable and message.reply_to not in answered:
+            yield f"message {message.position}", f"undecided for {waited:.0f} s while others' wait"
+
+
+def _first_positions(ledger: Ledger) -> dict[tuple[ResourceKey, str], int]:
+    """Return where each message counts: where it made a generation, or else where it came first.
+
+    Sent again later, under the same id, it declares nothing new.
+    """
+    first: dict[tuple[ResourceKey, str], int] = {}
+    for message in (ledger.history.messages or {}).values():
+        if message.key is not None:
+            first.setdefault((message.key, message.message_id), message.position)
+    return first | {
+        (event.key, event.causeid): event.causeposition
+        for _, _, event in ledger.history.log
+        if isinstance(event.data, SpecDeclared | SpecWithdrawn)
+    }
+
+
+def _newest(ledger: Ledger) -> dict[ResourceKey, Declaration | None]:
+    """Return the newest declaration of each resource; None for one that was withdrawn."""
+    history, first = ledger.history, _first_positions(ledger)
+    newest: dict[ResourceKey, tuple[int, Declaration | None]] = {}
+    for message in (history.messages or {}).values():
+        if message.key is None or not isinstance(message.data, Declared | Withdrawn):
+            continue
+        position = first[message.key, message.message_id]
+        if position >= newest.get(message.key, (0, None))[0] and not _is_refused(history, message):
+            try:
+                data = message.data
+                taken = (
+                    None if isinstance(data, Withdrawn) else _checked(history, message.key, data)
+                )
+            except InvalidManifestError:
+                continue
+            newest[message.key] = position, taken
+    return {key: each for key, (_, each) in newest.items()}
+
+
+def _is_refused(history: History, message: Message) -> bool:
+    """Return whether a message does not count: a simulated world knows which had to be refused."""
+    if history.truth is None:
+        return message.position in history.refused | history.dead_letters
+    return history.truth.is_rightly_refused(message)
+
+
+def _checked(history: History, key: ResourceKey, data: Declared | Withdrawn) -> Declaration | None:
+    """Return what a message declares, None for a withdrawal; raises ``InvalidManifestError``."""
+    if isinstance(data, Withdrawn):
+        return None
+    declaration = take_apart(data.manifest)
+    if history.truth is None:
+        return declaration
+    return replace(declaration, fields=history.truth.checked(key.kind, declaration.fields))
+
+
+def _is_same(
+    history: History, key: ResourceKey, spec: SpecDeclared | None, wanted: Declaration
+) -> bool:
+    """Return whether a spec is as declared; only a simulated world knows a kind's defaults."""
+    if spec is None or (spec.policy, spec.labels) != (wanted.policy, wanted.labels):
+        return False
+    if history.truth is not None:
+        return spec.fields == wanted.fields
+    return all(spec.fields.get(name) == value for name, value in wanted.fields.items())
+
+
+def _repeats(ledger: Ledger, key: ResourceKey, data: Declared | Withdrawn, position: int) -> bool:
+    """Return whether a message declares what was declared at its position: it makes no event."""
+    before: SpecDeclared | None = None
+    for _, _, event in ledger.history.log:
+        if event.key == key and event.causeposition <= position:
+            if isinstance(event.data, SpecDeclared):
+                before = event.data
+            elif isinstance(event.data, SpecWithdrawn):
+                before = None
+    try:
+        wanted = _checked(ledger.history, key, data)
+    except InvalidManifestError:
+        return False
+    if wanted is None:
+        return before is None
+    return _is_same(ledger.history, key, before, wanted)

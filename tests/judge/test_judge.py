@@ -52,10 +52,10 @@ from events.provider_config import (
     LossGuard,
     ProviderConfigSpec,
 )
-from tests.judge.declarations import undecided_for_long
 from tests.judge.history import Acknowledged, Call, Effect, History, Message, Promises, Recorded
 from tests.judge.judging import INVARIANTS, findings, skipped_rules
 from tests.judge.ledger import OWNER_LABEL
+from tests.judge.log import undecided_for_long
 from tests.judge.rule import RULES
 
 FOO = ResourceKey("default", "Shape", "foo")

@@ -9,8 +9,8 @@ from projections.read_models import ReadModels, rebuild
 from projections.status import LOG_DAMAGED
 from reconciler.resource.state import ResourceState
 from reconciler.roles.scrubber import FIRST_AFTER_SECONDS
-from tests.judge.declarations import undecided_for_long
 from tests.judge.end import is_kept
+from tests.judge.log import undecided_for_long
 from tests.simulation import plan as p
 from tests.simulation.person import answer_holds
 from tests.simulation.world import World

@@ -1,0 +1,191 @@
+"""Rules about objects: whose they are, what may be done to them, and that they are missing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from events.external import ExternalObject
+from events.log import (
+    ActionDecided,
+    ActionSucceeded,
+    DriftDetected,
+    ExternalObserved,
+    OwnershipClaimed,
+    OwnershipReleased,
+)
+from events.provider_config import ProviderConfigSpec
+from tests.judge.history import Effect
+from tests.judge.ledger import OWNER_LABEL, Ledger, Resource
+from tests.judge.rule import Happening, on, rule
+
+# --- whose an object is
+
+
+@rule("effect", "effects")
+def stranger(ledger: Ledger, effect: Effect) -> Iterator[str]:
+    """Only an object that is ours is updated or deleted (invariant 7).
+
+    Not judged: an API without conditional writes, whose object may be another one by then; a call
+    that was under way when a person gave up its object, or when the object was released while the
+    log recorded the call as possibly under way.
+    """
+    decided = ledger.action_of(effect.key)
+    if effect.operation == "Create" or decided is None or effect.uid in ledger.ours:
+        return
+    may_arrive = effect.uid in ledger.released and decided.has_ended and decided.in_doubt
+    if may_arrive or decided.action.action_id in ledger.given_up:
+        return
+    if ledger.history.promises.conditional_writes:
+        yield f"{decided.action.action_id}: {effect.operation} of {effect.uid}, which is not ours"
+
+
+@on(OwnershipClaimed)
+def claim(of: Happening[OwnershipClaimed]) -> Iterator[str]:
+    """An object becomes ours only as the policy or the configuration allows (invariant 7).
+
+    A found object is one that we made, or carries our label, which another client may have copied.
+    """
+    uid, ledger, settings = of.data.uid, of.ledger, of.settings(of.data.provider_config)
+    match of.data.reason:
+        case "Adopted":
+            is_allowed = of.resource.policy.adoption == "Adopt"
+        case "ExclusiveScope":
+            is_allowed = any(each.scope.mode == "Exclusive" for each in settings)
+        case "Label" | "Prefix" as reason:
+            is_allowed = any(each.ownership in (reason, "Union") for each in settings)
+        case "Returned":
+            is_allowed = uid in ledger.ours
+        case "Found":
+            is_known = ledger.history.objects is not None and ledger.history.log_id is not None
+            is_ours = uid in ledger.made or is_labeled(ledger, of.resource, of.resource.observed)
+            is_allowed = is_ours or not is_known
+    if uid is not None and not is_allowed:
+        yield f"{uid} was claimed as {of.data.reason}"
+
+
+@on(ActionSucceeded, needs=("effects", "objects"))
+def success(of: Happening[ActionSucceeded]) -> Iterator[str]:
+    """An object that an action is said to have created was created by us (invariants 7, 13).
+
+    One that a lookup found may carry a copy of our label.
+    """
+    uid = None if of.data.object is None else of.data.object.uid
+    is_creation = of.data.operation == "Create" and of.data.found_by is None and uid is not None
+    if is_creation and uid not in of.ledger.ours and uid not in of.ledger.made:
+        yield f"{uid} was not created by us"
+
+
+@on(OwnershipReleased)
+def label_left(of: Happening[OwnershipReleased]) -> Iterator[str]:
+    """A released object keeps our label only if nothing may be written to it (invariant 7)."""
+    resource, policy = of.resource, of.resource.policy
+    if of.data.reason != "Orphaned" or of.data.uid is None:
+        return
+    may_write = not (resource.is_orphaned or policy.paused or policy.mode == "ObserveOnly")
+    has_label = is_labeled(of.ledger, resource, resource.observed)
+    if may_write and not resource.is_troubled and has_label:
+        yield f"{of.data.uid} is released with our label on it"
+
+
+def is_labeled(ledger: Ledger, resource: Resource, found: ExternalObject | None) -> bool:
+    """Return whether an object carries the owner label of a resource."""
+    label = owner_labels(ledger, resource).items()
+    return bool(label) and found is not None and label <= found.labels.items()
+
+
+def owner_labels(ledger: Ledger, resource: Resource) -> dict[str, str]:
+    """Return the owner label of a resource (docs/ownership.md); none if the log has no name."""
+    log_id = ledger.history.log_id
+    return {} if log_id is None else {OWNER_LABEL: f"{log_id}.{resource.key.tokens}"}
+
+
+@on(DriftDetected, needs=("effects",))
+def blamed(of: Happening[DriftDetected]) -> Iterator[str]:
+    """A deletion of our own is never recorded as a change by another client (invariant 13)."""
+    uid = None if of.resource.owned is None else of.resource.owned.uid
+    if uid is None or not of.data.missing or of.data.perhaps_by:
+        return
+    for effect in of.ledger.effects:
+        if effect.key is not None and (effect.operation, effect.uid) == ("Delete", uid):
+            yield f"{uid} was deleted under the key {effect.key}"
+
+
+# --- what is believed of it
+
+
+@on(ExternalObserved)
+def late(of: Happening[ExternalObserved]) -> Iterator[str]:
+    """An observation is believed only if it began after our last effect (invariant 6)."""
+    if of.resource.in_flight is not None:
+        yield "an observation was believed while an action is in flight"
+    if of.data.as_of < of.resource.effect_position:
+        yield f"as of {of.data.as_of}, before the effect at {of.resource.effect_position}"
+
+
+@on(ExternalObserved, needs=("messages",))
+def grace(of: Happening[ExternalObserved]) -> Iterator[str]:
+    """An observation is believed only after the grace of an API that lags (invariant 6)."""
+    observed, effect_at = of.ledger.observation(of.event), of.resource.effect_at
+    seconds = _grace_of(of.settings(of.data.provider_config))
+    if observed is None or observed.began_at is None or effect_at is None or not seconds:
+        return
+    waited = (observed.began_at - effect_at).total_seconds()
+    if waited < seconds:
+        yield f"believed {waited:.2f} s after our effect: grace {seconds} s"
+
+
+@on(ExternalObserved, needs=("messages", "truth"))
+def false_absence(of: Happening[ExternalObserved]) -> Iterator[str]:
+    """An object that is recorded as missing was missing at some moment (invariant 6).
+
+    A listing that left it out is not the product's fault.
+    """
+    name, known = of.data.external_name, of.resource.owned or of.resource.observed
+    began = of.ledger.history.message(of.data.as_of)
+    cause = of.ledger.history.message(of.event.causeposition)
+    since = 0.0 if began is None else began.stored_at
+    if of.data.object is not None or cause is None or of.truth.was_hidden_since(name, since):
+        return
+    begin = since - _grace_of(of.settings(of.data.provider_config))
+    uid = None if known is None else known.uid
+    if not of.truth.was_absent_within(name, uid, begin, cause.stored_at):
+        yield f"{name} was held for missing, but existed all the time"
+
+
+def _grace_of(settings: list[ProviderConfigSpec]) -> float:
+    return min((each.consistency_grace_seconds for each in settings), default=0.0)
+
+
+@on(ExternalObserved, needs=("messages",))
+def implausible_loss(of: Happening[ExternalObserved]) -> Iterator[str]:
+    """A listing that misses many of our objects is believed once approved (invariant 17)."""
+    told, settings = of.ledger.observation(of.event), of.settings(of.data.provider_config)
+    losses = None if told is None or of.data.object is not None else told.losses
+    if losses is None or of.resource.owned is None or of.resource.approved == "LossGuard":
+        return
+    is_much = all(
+        losses.missing >= each.loss_guard.min_count
+        and losses.missing * 100 > losses.owned * each.loss_guard.max_percent
+        for each in settings
+    )
+    if settings and is_much:
+        yield f"it was believed that {losses.missing} of {losses.owned} are missing"
+
+
+@on(ActionDecided, needs=("truth",))
+def early_renewal(of: Happening[ActionDecided]) -> Iterator[str]:
+    """An object is renewed at its end, and not before (invariant 8)."""
+    if of.data.action.purpose != "Renew" or of.resource.observed is None:
+        return
+    left = of.truth.seconds_to_expiry(of.resource.observed)
+    if left is not None and left > 0.0:
+        yield f"renewed {left:.2f} s before its end"
+
+
+@on(ActionDecided, needs=("truth",))
+def early_retirement(of: Happening[ActionDecided]) -> Iterator[str]:
+    """A replaced object is deleted only when the new one is ready (invariant 16)."""
+    uid = None if of.resource.owned is None else of.resource.owned.uid
+    is_replaced = of.data.action.purpose == "Retire" and of.resource.is_declared
+    if is_replaced and of.truth.is_starting(uid):
+        yield f"deleted before {uid} is ready"

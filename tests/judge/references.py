@@ -1,0 +1,117 @@
+"""Rules about references: the values that they stand for, and that both ends know of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, cast
+
+from events.external import ExternalObject
+from events.log import SpecResolved
+from events.manifest import Fields
+from events.names import ResourceKey
+from events.reference import REFERENCE_KIND
+from tests.judge.ledger import Ledger, Resource
+from tests.judge.rule import Breach, Happening, on, rule
+
+
+@on(SpecResolved, needs=("effects", "truth"))
+def resolved(of: Happening[SpecResolved]) -> Iterator[str]:
+    """A reference has a value that its target had, and was ready with at first (invariant 16)."""
+    fields = {} if of.resource.spec is None else of.resource.spec.fields
+    for name, value in fields.items():
+        place = mark_of(value, "$ref")
+        if place is None:
+            continue
+        _, _, target = place["$ref"].partition("/")
+        found = [
+            effect.at
+            for effect in of.ledger.effects
+            if effect.after is not None
+            and is_named(effect.after.name, target)
+            and of.data.fields[name] == value_of(place["field"], effect.after)
+        ]
+        if not found:
+            yield f"{place} never was {of.data.fields[name]!r}"
+        elif of.resource.resolved is None and of.truth.is_too_recent(found[0]):
+            yield f"{target} was not ready yet"
+
+
+@rule("end")
+def references(ledger: Ledger) -> Iterator[Breach]:
+    """A target knows who references it, and a reference whether its target exists (invariant 9)."""
+    if not ledger.history.is_final:
+        return
+    damaged, resources = ledger.history.damaged, ledger.resources
+    expected: dict[ResourceKey, dict[str, str]] = {}
+    for key, resource in resources.items():
+        spec = resource.spec
+        if spec is None or key in damaged or not _references(resource):
+            continue
+        for each in spec.references:
+            target = ResourceKey.parse(each.target)
+            if resource.is_declared or not _leads_back(ledger, key, target):
+                wanted = expected.setdefault(target, {})
+                wanted[str(key)] = spec.fields.get("onWithdrawal", "Keep")
+        if key.kind == REFERENCE_KIND and not references_damage(ledger, resource):
+            found = ledger.resource(ResourceKey.parse(spec.references[0].target))
+            outcome = ("Converged", "Resolved") if found.is_declared else ("Held", "Dangling")
+            told = resource.outcome and (resource.outcome.outcome, resource.outcome.reason)
+            if told != outcome:
+                yield key, f"its target should make it {outcome}, its outcome is {told}"
+    unclear = {str(key) for key in damaged}
+    unclear |= {str(key) for key, each in resources.items() if _is_a_later_claim(each)}
+    for key, resource in resources.items():
+        known = {by: each for by, each in resource.references.items() if by not in unclear}
+        wanted = {by: each for by, each in expected.get(key, {}).items() if by not in unclear}
+        if known != wanted and key not in damaged:
+            yield key, f"it knows the references {known}, and has {wanted}"
+
+
+def _references(resource: Resource) -> bool:
+    """Return whether a resource still references what its spec names: until its object is gone."""
+    return bool(resource.is_declared or resource.owned or resource.in_flight)
+
+
+def references_damage(ledger: Ledger, resource: Resource) -> bool:
+    """Return whether a resource references one of which the log was destroyed."""
+    if resource.spec is None or not ledger.history.damaged:
+        return False
+    targets = [ResourceKey.parse(each.target) for each in resource.spec.references]
+    return any(each in ledger.history.damaged for each in targets)
+
+
+def _leads_back(ledger: Ledger, key: ResourceKey, target: ResourceKey) -> bool:
+    """Return whether references of withdrawn resources lead from a target back to a resource."""
+    found: set[ResourceKey] = set()
+    ahead = [target]
+    while ahead:
+        met = ahead.pop()
+        resource = ledger.resource(met)
+        if met in found or met in ledger.history.damaged or resource.spec is None:
+            continue
+        if not resource.is_declared and _references(resource):
+            found.add(met)
+            ahead += [ResourceKey.parse(each.target) for each in resource.spec.references]
+    return key in found
+
+
+def _is_a_later_claim(resource: Resource) -> bool:
+    """Return whether a stray became ours after the withdrawal had ended: it may still reference."""
+    outcome = resource.outcome
+    is_settled = resource.settled_generation == resource.generation
+    return outcome is not None and not resource.is_declared and is_settled and bool(resource.owned)
+
+
+def mark_of(field: Any, mark: str) -> dict[str, Any] | None:
+    """Return a field's reference or secret, by its mark; None if it is a plain value."""
+    return cast("Fields", field) if isinstance(field, dict) and mark in field else None
+
+
+def is_named(found: str, name: str) -> bool:
+    """Return whether an object has a name, or replaces one that has."""
+    return found == name or found.rpartition("-")[0] == name
+
+
+def value_of(field: str, found: ExternalObject) -> object:
+    """Return the value of a reference to an object of the simulated API."""
+    return {"name": found.name, "uid": found.uid}.get(field, found.outputs.get("address"))
