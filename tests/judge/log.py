@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator
+from typing import Any, cast
 
 from msgspec.structs import replace
 
 from events.envelope import encode_log
 from events.intake import Declared, Withdrawn
 from events.log import ResourceEvent, SpecDeclared, SpecWithdrawn
-from events.manifest import Declaration, InvalidManifestError, take_apart
+from events.manifest import Declaration, Fields, InvalidManifestError, take_apart
 from events.names import ResourceKey
 from tests.judge.history import History, Message
 from tests.judge.ledger import Ledger
@@ -197,7 +198,20 @@ def _is_same(
         return False
     if history.truth is not None:
         return spec.fields == wanted.fields
-    return all(spec.fields.get(name) == value for name, value in wanted.fields.items())
+    return _is_completed(wanted.fields, spec.fields)
+
+
+def _is_completed(declared: Any, fields: Any) -> bool:
+    """Return whether a value is as declared, or has more: a kind completes mappings anywhere."""
+    if isinstance(declared, list) and isinstance(fields, list):
+        items, found = cast("list[Any]", declared), cast("list[Any]", fields)
+        return len(items) == len(found) and all(map(_is_completed, items, found))
+    if not isinstance(declared, dict) or not isinstance(fields, dict):
+        return declared == fields
+    known = cast("Fields", fields)
+    return all(
+        _is_completed(value, known.get(name)) for name, value in cast("Fields", declared).items()
+    )
 
 
 def _repeats(ledger: Ledger, key: ResourceKey, data: Declared | Withdrawn, position: int) -> bool:
