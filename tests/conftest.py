@@ -160,6 +160,10 @@ def logs_as_before() -> Iterator[None]:
     """Undo what a test says about logs: a later one would wait for a warning that nobody sees."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
+    structlog.reset_defaults()
+    # As the command line does: rich takes two minutes to highlight a traceback of 100 kB.
+    plain = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
+    structlog.configure(processors=[*structlog.get_config()["processors"][:-1], plain])
     yield
     structlog.reset_defaults()
     root.handlers[:] = handlers

@@ -11,6 +11,12 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tests.docker.container_server import ContainerServer
+from tests.permutations.test_ownership import (
+    test_6_in_an_exclusive_scope_what_a_human_makes_is_removed,
+)
+from tests.permutations.test_unusable import (
+    test_27_a_refused_declaration_is_told_on_the_outcome_stream_and_changes_nothing,
+)
 from tests.scenarios.conftest import api_url, exclusive_world, world
 from tests.scenarios.harness import Human, World
 from tests.scenarios.test_convergence import (
@@ -27,7 +33,6 @@ from tests.scenarios.test_listings import (
 from tests.scenarios.test_modes import test_21_observe_only_reports_and_writes_nothing
 from tests.scenarios.test_ownership import (
     test_5_in_a_shared_api_what_a_human_makes_is_left_alone_and_shown,
-    test_6_in_an_exclusive_scope_what_a_human_makes_is_removed,
     test_7_what_is_withdrawn_while_the_reconciler_is_down_does_not_leak,
     test_8_ownership_is_rebuilt_from_the_log_alone_and_the_lost_is_made_again,
     test_19_an_unowned_resource_is_adopted_without_a_create_and_corrected,
@@ -37,9 +42,6 @@ from tests.scenarios.test_trouble import (
     test_13_an_answer_after_our_time_out_is_folded_in_and_there_is_one_foo,
     test_14_an_api_that_refuses_the_connection_is_waited_for,
     test_15_what_the_api_refuses_for_good_waits_for_a_new_generation,
-)
-from tests.scenarios.test_unusable import (
-    test_27_a_refused_declaration_is_told_on_the_outcome_stream_and_changes_nothing,
 )
 
 __all__ = [

@@ -27,7 +27,7 @@ async def run(stack: Stack, program: str, *arguments: str, stdin: bytes = b"") -
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, "RECONCILER_NATS_URL": stack.bus.url},
+        env={**os.environ, "RECONCILER_NATS_URL": stack.bus_url},
     )
     try:
         async with asyncio.timeout(PATIENCE_SECONDS):

@@ -37,7 +37,7 @@ async def test_6_what_was_left_alone_goes_when_its_scope_becomes_exclusive(world
 
     await world.configure(api_config(world.human.url, exclusive=True))
 
-    await world.until(lambda: is_gone(world, "bar"), "bar is removed")
+    await world.until_outcome("bar", "Deleted")
     assert await world.human.effects("bar") == ["human POST", "DELETE"]
     assert [each.outcome for each in await world.outcomes(shape("bar"))] == ["Unowned", "Deleted"]
 

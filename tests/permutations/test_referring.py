@@ -27,7 +27,7 @@ async def example(bare_world: MemoryWorld, root: Path) -> MemoryWorld:
     """A world with one kind, whose objects are files in a folder."""
     bare_world.kinds = KindRegistry([FILE])
     await bare_world.start_reconciler()
-    await bare_world.configure(ProviderConfigSpec("files", root.as_uri()), "files")
+    await bare_world.configure(ProviderConfigSpec("file", root.as_uri()), "files")
     return bare_world
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -43,7 +43,7 @@ def date_now(loop: VirtualLoop) -> datetime:
 
 
 @contextmanager
-def memory_api(loop: VirtualLoop, folder: Path) -> Iterator[Human]:
+def memory_api(loop: VirtualLoop, folder: Path) -> Generator[Human]:
     """Serve the shapes API with faults in a loop, to the provider and to a human."""
     database = open_database(folder)
     app = create_faulty_app(database)
@@ -62,9 +62,6 @@ def memory_api(loop: VirtualLoop, folder: Path) -> Iterator[Human]:
 
 class MemoryWorld(World):
     """One story's bus and reconciler; everything else is as in its base class."""
-
-    client: MemoryClient  # pyright: ignore[reportIncompatibleVariableOverride]
-    log: MemoryLog  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def __init__(self, loop: VirtualLoop, human: Human) -> None:
         super().__init__("memory", human)
@@ -99,7 +96,9 @@ class MemoryWorld(World):
         yield MemoryClient(self.bus, source)
 
     async def ask_raw(self, subject: str, payload: bytes) -> Answer:
-        _, answer = await self.client.bus.ask_raw(subject, payload, answer_seconds=PATIENCE_SECONDS)
+        _, answer = await self._client.bus.ask_raw(
+            subject, payload, answer_seconds=PATIENCE_SECONDS
+        )
         assert answer is not None, f"no answer about {subject}"
         return answer
 
@@ -115,13 +114,13 @@ class MemoryWorld(World):
         return self.bus.log.last_position
 
     async def outcomes(self, key: ResourceKey) -> list[OutcomeRecorded]:
-        return list(await self.client.bus.all_outcomes(key))
+        return list(await self._client.bus.all_outcomes(key))
 
     async def rows(self) -> Mapping[str, bytes]:
         return dict(self.bus.rows.content)
 
     async def dead_letters(self) -> list[DeadLetterRecord]:
-        letters, _ = await self.client.bus.dead_letters()
+        letters, _ = await self._client.bus.dead_letters()
         return list(letters.values())
 
     # --- beginning and end
@@ -130,9 +129,7 @@ class MemoryWorld(World):
     async def here(self) -> AsyncGenerator[MemoryWorld]:
         clock = Clock(self._loop.time)
         self.log = MemoryLog(self.bus.log, self.bus.network)
-        self._writer = MemoryIntakeWriter(  # pyright: ignore[reportIncompatibleVariableOverride]
-            self.bus.intake, self.bus.network, ACTOR, clock
-        )
-        self.client = MemoryClient(self.bus, ACTOR)
+        self._writer = MemoryIntakeWriter(self.bus.intake, self.bus.network, ACTOR, clock)
+        self.client = self._client = MemoryClient(self.bus, ACTOR)
         yield self
         await self.stop_reconciler()

@@ -35,7 +35,7 @@ from events.provider_config import (
     Scope,
 )
 from events.subjects import REPLY_HEADER, Intake, intake, outcome_filter, rejection_filter
-from infra.bus.event_log import JetStreamLog, open_log
+from infra.bus.event_log import open_log
 from infra.bus.intake import JetStreamIntakeWriter
 from infra.bus.rows import JetStreamRows
 from infra.bus.streams import (
@@ -55,7 +55,7 @@ from infra.jetstream.reads import read_subject, stream_state
 from infra.providers.records import RECORD
 from infra.providers.shapes import SHAPE
 from projections.status import StatusRow
-from reconciler.ports import IntakeMessageOut
+from reconciler.ports import EventLog, IntakeMessageOut, IntakeWriter
 from reconciler.provider.kind import KindRegistry
 from reconciler.resource.owner_label import OWNER_LABEL, owner
 from reconciler.sdk import Client as SdkClient
@@ -222,11 +222,11 @@ class World:
         self.server = server or EmbeddedServer()
         self.nc: Client
         self.client: SdkClient
-        self.log: JetStreamLog
+        self.log: EventLog
         self.kinds = KindRegistry([SHAPE, RECORD])
         self.secrets: Path | None = None
         self._place = place
-        self._writer: JetStreamIntakeWriter
+        self._writer: IntakeWriter
         self._reconciler: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
         self.parts: Running
