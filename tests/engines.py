@@ -6,9 +6,7 @@ import asyncio
 import functools
 import io
 import os
-import shutil
 import tarfile
-import tempfile
 import uuid
 from collections.abc import AsyncGenerator, Generator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +21,7 @@ import msgspec
 from infra.components import docker_engine
 from infra.components.docker_engine import DockerEngine
 from infra.providers.endpoint import socket_path
+from tests.folders import short_folder
 
 BUSYBOX = Path("/usr/bin/busybox")
 PROGRAMS = (
@@ -185,13 +184,3 @@ async def running_engine() -> AsyncGenerator[TestEngine]:
             engine.hands.remove_all("")
         finally:
             await own.stop()
-
-
-@contextmanager
-def short_folder() -> Generator[Path]:
-    """A folder with a short name: sockets have no long ones."""
-    folder = Path(tempfile.mkdtemp(prefix="rec-", dir="/tmp"))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)

@@ -26,7 +26,8 @@ from infra.components.postgres import Postgres
 from infra.embedded import EmbeddedServer
 from reconciler.sdk import Client, client_on
 from reconciler.wiring import connected
-from tests.engines import Hands, short_folder
+from tests.engines import Hands
+from tests.folders import short_folder
 from tests.postgres import Hands as Superuser
 
 RARELY_SECONDS = 3_600.0

@@ -15,7 +15,8 @@ import pytest
 
 from reconciler.cli.components import COMPOSITION, OFFERS
 from tests.cli.runner import STOP_SECONDS, Cli, Inside, up
-from tests.engines import Hands, short_folder
+from tests.engines import Hands
+from tests.folders import short_folder
 
 CONTAINER = """
 apiVersion: docker/v1

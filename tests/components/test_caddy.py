@@ -18,7 +18,7 @@ import pytest
 from infra.components import Component, ComponentError, caddy
 from infra.components.caddy import MAX_FOLDER_BYTES, Caddy
 from tests.caddy import SERVERS, Hands, put
-from tests.engines import short_folder
+from tests.folders import short_folder
 
 pytestmark = [pytest.mark.caddy]
 

@@ -17,7 +17,8 @@ import pytest
 
 from infra.components import Component, ComponentError, docker_engine
 from infra.components.docker_engine import MAX_FOLDER_BYTES, DockerEngine
-from tests.engines import Hands, client_of, short_folder
+from tests.engines import Hands, client_of
+from tests.folders import short_folder
 
 PATIENCE_SECONDS = 30.0
 

@@ -19,7 +19,7 @@ import pytest
 
 from infra.components import Component, ComponentError, postgres
 from infra.components.postgres import MAX_FOLDER_BYTES, Postgres
-from tests.engines import short_folder
+from tests.folders import short_folder
 from tests.postgres import hands
 
 pytestmark = [pytest.mark.postgres]

@@ -20,6 +20,11 @@ __all__ = ["api_url"]
 WARM = ResourceKey("default", KIND, "warm")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.import_plugin("tests.fixtures.docker")
+    config.pluginmanager.import_plugin("tests.fixtures.caddy")
+
+
 @pytest.fixture
 async def world(tmp_path: Path, api_url: str) -> AsyncIterator[World]:
     human = Human(api_url)

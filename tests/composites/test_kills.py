@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from tests.cli.runner import Cli, Up, up
-from tests.engines import Hands, short_folder
+from tests.engines import Hands
+from tests.folders import short_folder
 
 pytestmark = [pytest.mark.own_dockerd, pytest.mark.slow]
 

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from tests.cli.runner import REPOSITORY, Cli, up
-from tests.engines import Hands, short_folder
+from tests.engines import Hands
+from tests.folders import short_folder
 from tests.needs import skip_unless_in_ci
 from tests.shop.test_page import Shell
 

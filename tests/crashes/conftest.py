@@ -5,16 +5,23 @@ from __future__ import annotations
 import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import pytest_asyncio
 
-from infra.components.postgres import Postgres
 from tests.crashes.cases import Case
 from tests.crashes.lane import PREFIX, Lane
 from tests.crashes.matrix import Matrix
-from tests.crashes.real_kinds import KindLane, kind_story
-from tests.engines import TestEngine
+
+if TYPE_CHECKING:
+    from infra.components.postgres import Postgres
+    from tests.engines import TestEngine
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.import_plugin("tests.fixtures.docker")
+    config.pluginmanager.import_plugin("tests.fixtures.postgres")
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
@@ -35,6 +42,7 @@ async def kinds_matrix(
     postgres_server: Postgres,
 ) -> AsyncIterator[Matrix]:
     """Every case on a real system that was selected."""
+    from tests.crashes.real_kinds import KindLane, kind_story  # noqa: PLC0415 - three systems
 
     def lane(folder: Path) -> Lane:
         return KindLane(folder, engine, postgres_server, f"k{uuid.uuid4().hex[:8]}")

@@ -14,6 +14,9 @@ from schemathesis.config import SchemathesisConfig
 
 from infra import example_api
 
+pytest_plugins = ("schemathesis.pytest.plugin",)
+"""Loaded for this file alone: its imports cost 2 s of CPU, in each process of a run."""
+
 CONTRACT = Path(example_api.__file__).with_name("openapi.yaml")
 
 # Refusals that depend on what was done before, which a schema cannot say.

@@ -20,7 +20,8 @@ import httpx
 import pytest
 
 from tests.cli.runner import REPOSITORY, Cli, Up, up
-from tests.engines import Hands, short_folder
+from tests.engines import Hands
+from tests.folders import short_folder
 from tests.git.repositories import AUTHOR, Repository
 
 pytestmark = [pytest.mark.own_dockerd, pytest.mark.caddy, pytest.mark.nftables, pytest.mark.slow]

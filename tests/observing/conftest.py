@@ -13,6 +13,13 @@ from tests.scenarios.conftest import api_url, bare_world, exclusive_world, world
 __all__ = ["api_url", "bare_world", "exclusive_world", "world"]
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.import_plugin("tests.fixtures.docker")
+    config.pluginmanager.import_plugin("tests.fixtures.postgres")
+    config.pluginmanager.import_plugin("tests.fixtures.caddy")
+    config.pluginmanager.import_plugin("tests.fixtures.disks")
+
+
 @pytest.fixture(scope="module")
 def records_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     command = [sys.executable, "-m", "infra.example_api", "--exit-with-stdin", "--port", "0"]

@@ -26,7 +26,7 @@ from infra.components.caddy import Caddy
 from infra.providers.caddy.route import ROUTE
 from reconciler.provider.kind import KindRegistry
 from tests.caddy import SERVERS, Backend, Hands, Visitors, kept, put, stored
-from tests.engines import short_folder
+from tests.folders import short_folder
 from tests.scenarios.harness import World, api_config, every
 
 pytestmark = [pytest.mark.caddy]

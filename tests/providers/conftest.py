@@ -21,6 +21,14 @@ from tests.providers.cases import CASES, Case
 from tests.providers.connect import Connect
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.import_plugin("tests.fixtures.docker")
+    config.pluginmanager.import_plugin("tests.fixtures.postgres")
+    config.pluginmanager.import_plugin("tests.fixtures.caddy")
+    config.pluginmanager.import_plugin("tests.fixtures.pebble")
+    config.pluginmanager.import_plugin("tests.fixtures.disks")
+
+
 def pytest_asyncio_loop_factories(
     item: pytest.Item,
 ) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:

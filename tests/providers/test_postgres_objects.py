@@ -43,7 +43,7 @@ from reconciler.provider.contract import LABELS, action, listing, upon
 from reconciler.provider.kind import Kind
 from reconciler.provider.secrets import Secrets
 from reconciler.resource.difference import Wanted, differences
-from tests.engines import short_folder
+from tests.folders import short_folder
 from tests.postgres import Hands
 from tests.providers.connect import Connect
 

@@ -10,6 +10,10 @@ from tests.faulty_api import FaultyApi
 from tests.scenarios.harness import Human, World, api_config
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.import_plugin("tests.fixtures.pebble")
+
+
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def api_url(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
     """The shapes API, a process of its own; each story finds it empty."""

@@ -25,7 +25,7 @@ from infra.providers.certificates.pem import certificates_in, is_signed_by
 from reconciler.provider.kind import KindRegistry
 from tests.acme_gate import AcmeGate, acme_gate
 from tests.certificates import acme, orders, root_in
-from tests.engines import short_folder
+from tests.folders import short_folder
 from tests.scenarios.conftest import bare_world_of_its_own as bare_world
 from tests.scenarios.harness import World, every
 

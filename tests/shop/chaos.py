@@ -50,8 +50,9 @@ from infra.providers.postgres.marks import Mark, mark_in
 from reconciler.errors import WaitTimeoutError
 from reconciler.sdk import Client, connect
 from reconciler.wiring import ROLES, initialise
-from tests.engines import Hands, short_folder
+from tests.engines import Hands
 from tests.faulty_api.journal import JournalEntry
+from tests.folders import short_folder
 from tests.judge.from_bus import effects_of, read_bus
 from tests.judge.history import History
 from tests.judge.judging import Finding, findings

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from tests.engines import short_folder
+from tests.folders import short_folder
 from tests.needs import skip_unless_in_ci
 from tests.shop.chaos import chaos
 from tests.shop.image import psql_problem

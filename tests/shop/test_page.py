@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.cli.runner import COMMAND, REPOSITORY, Cli, up
-from tests.engines import Hands, short_folder
+from tests.engines import Hands
+from tests.folders import short_folder
 from tests.needs import skip_unless_in_ci
 from tests.shop.image import make_image, psql_problem
 

@@ -18,7 +18,8 @@ from urllib.parse import urlsplit
 import httpx
 
 from tests.cli.runner import REPOSITORY, Cli, Up, up
-from tests.engines import Hands, short_folder
+from tests.engines import Hands
+from tests.folders import short_folder
 from tests.rest.servers import API_KEY, PowerDns
 from tests.shop.image import make_image
 
