@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import re
 import ssl
+import tempfile
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -158,7 +159,12 @@ class Visitor:
 
         def loaded() -> ssl.SSLContext:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            context.load_cert_chain(self._folder / "tls.pem")
+            # A copy: OpenSSL opens a file twice, for the chain and for the key, and another
+            # certificate may be delivered in between.
+            with tempfile.NamedTemporaryFile(suffix=".pem") as copy:
+                copy.write((self._folder / "tls.pem").read_bytes())
+                copy.flush()
+                context.load_cert_chain(copy.name)
             return context
 
         first = loaded()
