@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import logging
@@ -19,7 +20,9 @@ from typing import Any
 import pytest
 import structlog
 
+from infra.embedded import EmbeddedServer
 from reconciler.cli.main import main
+from reconciler.wiring import connected, initialise
 
 REPOSITORY = Path(__file__).parents[2]
 STOP_SECONDS = 90
@@ -47,14 +50,16 @@ class Ran:
 
 
 class Cli:
-    """Runs commands in a folder."""
+    """Runs commands in a folder, on the bus of its `up`, or on that of a given address."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, url: str | None = None) -> None:
         self.folder = folder
+        self.url = url
 
     def environment(self) -> dict[str, str]:
         mine = {name: value for name, value in os.environ.items() if "RECONCILER" not in name}
-        return {**mine, "PYTHONPATH": str(REPOSITORY)}
+        bus = {} if self.url is None else {"RECONCILER_NATS_URL": self.url}
+        return {**mine, **bus, "PYTHONPATH": str(REPOSITORY)}
 
     def run(self, *arguments: str, text: str | None = None, **environment: str) -> Ran:
         done = subprocess.run(
@@ -105,6 +110,8 @@ class Inside(Cli):
             redirect_stderr(err),
         ):
             patch.delenv("RECONCILER_NATS_URL", raising=False)
+            if self.url is not None:
+                patch.setenv("RECONCILER_NATS_URL", self.url)
             given = io.BytesIO((text or "").encode())
             patch.setattr(sys, "stdin", io.TextIOWrapper(given))
             for name, value in environment.items():
@@ -147,6 +154,23 @@ def up(cli: Cli, *arguments: str) -> Generator[Up]:
         if process.poll() is None:
             process.terminate()
             process.communicate(timeout=STOP_SECONDS)
+
+
+@contextmanager
+def idle_bus(folder: Path) -> Generator[str]:
+    """Run a bus on which no role runs, in no `up`; gives its address."""
+    server = EmbeddedServer()
+    asyncio.run(server.start(folder))
+    try:
+        asyncio.run(_initialise(server.url))
+        yield server.url
+    finally:
+        asyncio.run(server.stop())
+
+
+async def _initialise(url: str) -> None:
+    async with connected(url) as nc:
+        await initialise(nc)
 
 
 def shape(name: str, color: str = "Red", **metadata: str) -> str:

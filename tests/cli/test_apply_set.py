@@ -2,84 +2,93 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
+from dataclasses import dataclass
 
 import pytest
 
-from tests.cli.runner import Cli, Inside, shape, up
+from tests.cli.runner import Cli, Ran, shape
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    cli = Cli(tmp_path_factory.mktemp("sets"))
-    with up(cli, "--resync", "0.5", "--with", "composition"):
-        yield cli.folder
+@dataclass(frozen=True)
+class Team:
+    """Commands on one namespace."""
+
+    cli: Cli
+    namespace: str
+
+    def run(self, *arguments: str, text: str | None = None) -> Ran:
+        return self.cli.run(*arguments, "-n", self.namespace, text=text)
+
+    def ok(self, *arguments: str, text: str | None = None) -> Ran:
+        return self.cli.ok(*arguments, "-n", self.namespace, text=text)
 
 
 @pytest.fixture
-def live(folder: Path) -> Cli:
-    return Inside(folder)
+def team(live: Cli, unique: str) -> Team:
+    """Commands on a namespace of the test's own."""
+    return Team(live, unique.lower())
 
 
 def documents(*names: str, color: str = "Red") -> str:
     return "\n---\n".join(shape(name, color) for name in names)
 
 
-def names(cli: Cli) -> list[str]:
-    rows = cli.ok("get", "Shape", "-o", "json").json
+def names(team: Team) -> list[str]:
+    rows = team.ok("get", "Shape", "-o", "json").json
     there = (row for row in rows if row["status"]["outcome"] != "Deleted")
     return sorted(row["metadata"]["name"] for row in there)
 
 
-def test_a_set_is_declared_and_pruned(live: Cli) -> None:
+def test_a_set_is_declared_and_pruned(team: Team) -> None:
     applied = ("apply", "-f", "-", "--set", "shop", "--wait")
-    first = live.ok(*applied, text=documents("one", "two", "three"))
-    assert "add default/Shape/one" in first.out
-    assert names(live) == ["one", "three", "two"]
-    assert "Composed" not in live.ok("get").out, "it is the reconciler's own"
-    assert "ComposedSet" in live.ok("get", "--all").out
-    assert "ManifestSet-shop" in live.ok("get", "ComposedSet").out
-    assert "part of default/ManifestSet/shop: standard input:1" in live.ok("history", "one").out
+    first = team.ok(*applied, text=documents("one", "two", "three"))
+    assert f"add {team.namespace}/Shape/one" in first.out
+    assert names(team) == ["one", "three", "two"]
+    assert "Composed" not in team.ok("get").out, "it is the reconciler's own"
+    assert "ComposedSet" in team.ok("get", "--all").out
+    assert "ManifestSet-shop" in team.ok("get", "ComposedSet").out
+    told = team.ok("history", "one").out
+    assert f"part of {team.namespace}/ManifestSet/shop: standard input:1" in told
 
-    kept = live.ok(*applied, text=documents("one", color="Blue"))
-    assert "change default/Shape/one" in kept.out
-    assert "keep, though no file names it default/Shape/two" in kept.out
-    assert names(live) == ["one", "three", "two"]
+    kept = team.ok(*applied, text=documents("one", color="Blue"))
+    assert f"change {team.namespace}/Shape/one" in kept.out
+    assert f"keep, though no file names it {team.namespace}/Shape/two" in kept.out
+    assert names(team) == ["one", "three", "two"]
 
-    dry = live.ok(
+    dry = team.ok(
         "apply", "-f", "-", "--set", "shop", "--prune", "--dry-run", text=documents("one")
     )
-    assert "withdraw default/Shape/two" in dry.out
-    assert names(live) == ["one", "three", "two"]
+    assert f"withdraw {team.namespace}/Shape/two" in dry.out
+    assert names(team) == ["one", "three", "two"]
 
-    live.ok(*applied, "--prune", text=documents("one", color="Blue"))
-    assert names(live) == ["one"]
-    [again] = live.ok(*applied, "--prune", "-o", "json", text=documents("one", color="Blue")).json
+    team.ok(*applied, "--prune", text=documents("one", color="Blue"))
+    assert names(team) == ["one"]
+    [again] = team.ok(*applied, "--prune", "-o", "json", text=documents("one", color="Blue")).json
     assert (again["reason"], again["outcome"]) == ("AsDeclared", "Converged")
 
-    live.ok("delete", "ManifestSet/shop", "--wait")
-    assert names(live) == []
+    team.ok("delete", "ManifestSet/shop", "--wait")
+    assert names(team) == []
 
 
-def test_nothing_of_a_bad_set_is_declared_and_few_words_do_no_great_harm(live: Cli) -> None:
-    bad = live.run("apply", "-f", "-", "--set", "bad", text=documents("good") + "\n---\nkind: 7\n")
+def test_nothing_of_a_bad_set_is_declared_and_few_words_do_no_great_harm(team: Team) -> None:
+    bad = team.run("apply", "-f", "-", "--set", "bad", text=documents("good") + "\n---\nkind: 7\n")
     assert bad.status == 1
     assert bad.err.startswith("error: nothing was declared: standard input, document 2: ")
     elsewhere = shape("there").replace("name: there", "name: there, namespace: elsewhere")
-    other = live.run("apply", "-f", "-", "--set", "bad", text=elsewhere)
-    assert "it can be in the namespace of its set only, which is default" in other.err
-    assert live.run("apply", "-f", "-", "--prune", text=documents("good")).status == 2
-    assert live.run("apply", "-f", "-", "--set", "No Name", text=documents("good")).status == 2
-    assert names(live) == []
+    other = team.run("apply", "-f", "-", "--set", "bad", text=elsewhere)
+    assert f"it can be in the namespace of its set only, which is {team.namespace}" in other.err
+    assert team.run("apply", "-f", "-", "--prune", text=documents("good")).status == 2
+    assert team.run("apply", "-f", "-", "--set", "No Name", text=documents("good")).status == 2
+    assert "there never was anything in namespace" in team.run("get", "Shape").err
 
     many = [f"many-{number}" for number in range(12)]
-    live.ok("apply", "-f", "-", "--set", "many", "--wait", text=documents(*many))
-    few = live.run("apply", "-f", "-", "--set", "many", "--prune", text=documents(*many[:1]))
+    team.ok("apply", "-f", "-", "--set", "many", "--wait", text=documents(*many))
+    few = team.run("apply", "-f", "-", "--set", "many", "--prune", text=documents(*many[:1]))
     assert few.status == 1
-    assert "11 of the 12 resources of default/ManifestSet/many would be withdrawn" in few.err
-    assert len(names(live)) == 12
+    of_set = f"resources of {team.namespace}/ManifestSet/many"
+    assert f"11 of the 12 {of_set} would be withdrawn" in few.err
+    assert len(names(team)) == 12
     text = documents(*many[:1])
-    live.ok("apply", "-f", "-", "--set", "many", "--prune", "--yes", "--wait", text=text)
-    assert names(live) == many[:1]
-    live.ok("delete", "ManifestSet/many", "--wait")
+    team.ok("apply", "-f", "-", "--set", "many", "--prune", "--yes", "--wait", text=text)
+    assert names(team) == many[:1]
+    team.ok("delete", "ManifestSet/many", "--wait")

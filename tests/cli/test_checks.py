@@ -43,8 +43,9 @@ def test_a_server_that_is_slow_to_answer_has_no_wrong_clock() -> None:
     assert check_clock(NOON, NOON_SECONDS - 8, NOON_SECONDS - 3).verdict == "warn"
 
 
-async def test_what_is_wrong_for_a_moment_is_not_told() -> None:
+async def test_what_is_wrong_for_a_moment_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between two requests of a decider nobody asks for work, for longer on a busy machine."""
+    monkeypatch.setattr("reconciler.cli.doctor._PAUSE_SECONDS", 0.01)
     waiting = [0, 0, 1]
 
     async def check() -> list[Finding]:

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import pytest
-
-from tests.cli.runner import Cli, Inside, up
+from tests.cli.runner import Cli
 
 KEPT_BACK = """
 apiVersion: composition/v1
@@ -19,13 +15,6 @@ spec:
     spec: {providerConfigRef: {name: nowhere}, image: "IMAGE"}
 """
 """Nobody declares the configuration of its containers: they are declared, and wait for it."""
-
-
-@pytest.fixture(scope="module")
-def composed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cli]:
-    cli = Cli(tmp_path_factory.mktemp("composed"))
-    with up(cli, "--no-api", "--with", "composition"):
-        yield Inside(cli.folder)
 
 
 def write(cli: Cli, name: str, image: str = "web:1", replicas: int = 2) -> str:
@@ -46,32 +35,32 @@ def parts(cli: Cli, name: str) -> list[str]:
     return sorted(each for each in names if each.startswith(f"{name}-"))
 
 
-def test_33_why_a_container_is_there_leads_up_to_who_asked_for_it(composed: Cli) -> None:
-    apply(composed, "why", reason="release 7 of the shop")
-    name, *_ = parts(composed, "why")
-    ran = composed.ok("why", f"Container/{name}")
+def test_33_why_a_container_is_there_leads_up_to_who_asked_for_it(live: Cli) -> None:
+    apply(live, "why", reason="release 7 of the shop")
+    name, *_ = parts(live, "why")
+    ran = live.ok("why", f"Container/{name}")
     own, _, above = ran.out.partition("Declared by ")
     assert own.startswith(f"default/Container/{name}")
     assert above.startswith('default/Deployment/why, which said "part of default/Deployment/why"')
     assert "(release 7 of the shop)" in above
     assert "ActionDecided Create default.why" in above
 
-    found = composed.ok("why", f"Container/{name}", "-o", "json").json
+    found = live.ok("why", f"Container/{name}", "-o", "json").json
     [parent] = found["parents"]
     assert parent["resource"] == "default/Deployment/why"
     assert parent["reason"] == "part of default/Deployment/why"
     assert [each["event"] for each in parent["chain"]] == ["SpecDeclared", "ActionDecided"]
-    assert composed.ok("why", "Deployment/why", "-o", "json").json["parents"] == []
+    assert live.ok("why", "Deployment/why", "-o", "json").json["parents"] == []
 
 
 def test_33_describe_shows_the_parts_each_with_what_it_waits_for_and_since_when(
-    composed: Cli,
+    live: Cli,
 ) -> None:
-    apply(composed, "told")
-    names = parts(composed, "told")
-    composed.ok("wait", f"Container/{names[0]}", "--for", "Held", "--timeout", "30s")
-    composed.ok("wait", f"Container/{names[1]}", "--for", "Held", "--timeout", "30s")
-    shown = composed.ok("describe", "Deployment/told").out
+    apply(live, "told")
+    names = parts(live, "told")
+    live.ok("wait", f"Container/{names[0]}", "--for", "Held", "--timeout", "30s")
+    live.ok("wait", f"Container/{names[1]}", "--for", "Held", "--timeout", "30s")
+    shown = live.ok("describe", "Deployment/told").out
     table = shown.partition("\nParts\n")[2].partition("\n\n")[0].splitlines()
     assert table[0].split() == ["NAME", "OUTCOME", "READY", "SINCE", "REASON", "MESSAGE"]
     for name, line in zip(names, table[1:], strict=True):
@@ -84,11 +73,11 @@ def test_33_describe_shows_the_parts_each_with_what_it_waits_for_and_since_when(
     [ready] = [line.split() for line in conditions.splitlines() if line.startswith("Ready")]
     assert ready[1] == "False"
     assert ready[2].startswith("20")
-    assert composed.ok("describe", "Deployment/told", "-o", "json").json["parts"][0]["since"]
+    assert live.ok("describe", "Deployment/told", "-o", "json").json["parts"][0]["since"]
 
-    shown = composed.ok("describe", f"Container/{names[0]}").out
+    shown = live.ok("describe", f"Container/{names[0]}").out
     assert "part of          default/Deployment/told" in shown
-    wide = composed.ok("get", "Container", names[0], "-o", "wide").out.splitlines()
+    wide = live.ok("get", "Container", names[0], "-o", "wide").out.splitlines()
     assert "WAITS SINCE" in wide[0]
 
 
@@ -98,37 +87,37 @@ def planned(cli: Cli, *command: str) -> list[str]:
     return [line.rstrip() for line in ran.out.splitlines()]
 
 
-def test_27_a_plan_names_the_containers(composed: Cli) -> None:
-    lines = planned(composed, "plan", "-f", write(composed, "plan"))
+def test_27_a_plan_names_the_containers(live: Cli) -> None:
+    lines = planned(live, "plan", "-f", write(live, "plan"))
     assert lines[:2] == ["default/Deployment/plan", "  + Create default.plan"]
     new = [line for line in lines if line.startswith("      + default/Container/plan-")]
     assert len(new) == 2
     assert not [line for line in lines if "manifests" in line]
     assert lines[-1].startswith("Plan: 1 to create, 2 held (as of")
-    apply(composed, "plan")
-    names = parts(composed, "plan")
+    apply(live, "plan")
+    names = parts(live, "plan")
     assert [line.rpartition("/")[2] for line in new] == names
 
-    lines = planned(composed, "apply", "--dry-run=server", "-f", write(composed, "plan", "web:2"))
+    lines = planned(live, "apply", "--dry-run=server", "-f", write(live, "plan", "web:2"))
     [new] = [line for line in lines if line.startswith("      + ")]
     assert new.startswith("      + default/Container/plan-")
     assert new.rpartition("/")[2] not in names
     assert not [line for line in lines if line.startswith("      - ")], "no old one goes yet"
     assert "      it goes on step by step, as its parts become ready" in lines
-    assert planned(composed, "diff", "-f", "plan.yaml")[:-1] == lines[:-1]
+    assert planned(live, "diff", "-f", "plan.yaml")[:-1] == lines[:-1]
 
-    lines = planned(composed, "delete", "Deployment", "plan", "--dry-run")
+    lines = planned(live, "delete", "Deployment", "plan", "--dry-run")
     gone = [line for line in lines if line.startswith("      - ")]
     assert [line.rpartition("/")[2] for line in gone] == names
 
 
-def test_27_a_plan_of_many_names_some(composed: Cli) -> None:
-    file = write(composed, "many", replicas=30)
-    lines = planned(composed, "plan", "-f", file)
+def test_27_a_plan_of_many_names_some(live: Cli) -> None:
+    file = write(live, "many", replicas=30)
+    lines = planned(live, "plan", "-f", file)
     assert len([line for line in lines if line.startswith("      + ")]) == 10
     assert "      … and 20 to declare" in lines
     assert "… and 27 more parts of default/Deployment/many: -o json has all" in lines
-    ran = composed.run("plan", "-f", file, "-o", "json")
+    ran = live.run("plan", "-f", file, "-o", "json")
     [many, *others] = ran.json["resources"]
     assert len(many["actions"][0]["parts"]) == 30
     assert [each["partOf"] for each in others] == ["default/Deployment/many"] * 30

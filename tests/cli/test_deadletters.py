@@ -11,7 +11,7 @@ from infra.jetstream.connection import connect
 from infra.jetstream.publish import publish
 from reconciler.cli.app import build_app
 from reconciler.ports import DeadLetter, IntakeDelivery
-from tests.cli.runner import Cli, Up, up
+from tests.cli.runner import Cli, Inside, Up
 from tests.scenarios.harness import PATIENCE_SECONDS
 
 
@@ -87,24 +87,21 @@ async def discard_as(url: str, *namespaces: str) -> None:
     await nc.close()
 
 
-def test_what_got_no_letter_is_told_under_the_list(inside: Cli) -> None:
-    with up(inside, "--roles", "none") as running:
-        assert inside.ok("deadletters", "list").out == "no dead letters\n"
+def test_what_got_no_letter_is_told_under_the_list(idle: Inside, idle_url: str) -> None:
+    assert idle.ok("deadletters", "list").out == "no dead letters\n"
 
-        asyncio.run(discard_as(running.ready["natsUrl"], "acme", "acme", "other"))
+    asyncio.run(discard_as(idle_url, "acme", "acme", "other"))
 
-        none, told = inside.ok("deadletters", "list").out.splitlines()
-        assert none == "no dead letters"
-        assert told.startswith("not listed: 3 messages got no dead letter, the last at 20")
-        assert told.endswith("; acme: 2 at stage intake, other: 1 at stage intake")
-        of_one = inside.ok(
-            "deadletters", "list", "--resource", "other/Shape/x", "--since", "1h"
-        ).out
-        assert "not listed: 1 message got no dead letter" in of_one
-        assert "not listed" not in inside.ok("deadletters", "list", "--stage", "decision").out
-        assert inside.ok("deadletters", "list", "-o", "json").json == []  # a list of letters only
-        found = {each["check"]: each for each in inside.run("doctor", "-o", "json").json}
-        assert f"not listed: {found['discarded']['found']}" == told
+    none, told = idle.ok("deadletters", "list").out.splitlines()
+    assert none == "no dead letters"
+    assert told.startswith("not listed: 3 messages got no dead letter, the last at 20")
+    assert told.endswith("; acme: 2 at stage intake, other: 1 at stage intake")
+    of_one = idle.ok("deadletters", "list", "--resource", "other/Shape/x", "--since", "1h").out
+    assert "not listed: 1 message got no dead letter" in of_one
+    assert "not listed" not in idle.ok("deadletters", "list", "--stage", "decision").out
+    assert idle.ok("deadletters", "list", "-o", "json").json == []  # a list of letters only
+    found = {each["check"]: each for each in idle.run("doctor", "-o", "json").json}
+    assert f"not listed: {found['discarded']['found']}" == told
 
 
 def test_what_could_only_fail_again_is_refused_and_can_be_dismissed(

@@ -15,7 +15,7 @@ from infra.jetstream.reads import stream_state
 from reconciler.cli.approve import Hold
 from reconciler.resource.holds import APPROVABLE
 from reconciler.sdk import connect
-from tests.cli.runner import PATIENCE_SECONDS, STOP_SECONDS, Cli, Up, shape, until, up
+from tests.cli.runner import PATIENCE_SECONDS, STOP_SECONDS, Cli, Inside, Up, shape, until
 
 INVOICE = "billing/last-invoice"
 
@@ -213,14 +213,12 @@ def test_what_cannot_be_meant_is_refused_before_anything_is_sent(
     assert "cannot reach" not in ran.err
 
 
-def test_an_interrupted_question_is_told_as_one(inside: Cli) -> None:
-    with up(inside, "--roles", "none") as running:
-        url = running.ready["natsUrl"]
-        before = asyncio.run(_asked(url, 0))
-        asking = inside.start("approve", "Shape", "foo", "--hold", "LossGuard", "--timeout", "5m")
-        asyncio.run(_asked(url, before + 1))
-        asking.send_signal(signal.SIGINT)
-        out, err = asking.communicate(timeout=STOP_SECONDS)
+def test_an_interrupted_question_is_told_as_one(idle: Inside, idle_url: str) -> None:
+    before = asyncio.run(_asked(idle_url, 0))
+    asking = idle.start("approve", "Shape", "foo", "--hold", "LossGuard", "--timeout", "5m")
+    asyncio.run(_asked(idle_url, before + 1))
+    asking.send_signal(signal.SIGINT)
+    out, err = asking.communicate(timeout=STOP_SECONDS)
     assert (asking.returncode, out) == (130, "")
     assert err == "error: interrupted; what was sent before may still be done\n"
 

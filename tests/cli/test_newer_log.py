@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
 from infra.bus.streams import FORMAT_METADATA, LOG, LOG_FORMAT
 from infra.jetstream.connection import api_request, close, connect
-from tests.cli.runner import Cli, Inside, up
+from tests.cli.runner import Inside, idle_bus
 
 NEWER = str(LOG_FORMAT + 1)
 
@@ -22,16 +23,12 @@ async def write_as_a_newer_release(url: str) -> None:
 
 
 @pytest.mark.timeout(300)  # as many commands, one after the other
-def test_every_command_says_that_the_log_is_newer(cli: Cli) -> None:
-    inside = Inside(cli.folder)
-    with up(cli, "--no-api", "--roles", "none") as running:
-        asyncio.run(write_as_a_newer_release(running.ready["natsUrl"]))
+def test_every_command_says_that_the_log_is_newer(tmp_path: Path) -> None:
+    with idle_bus(tmp_path / "bus") as url:
+        asyncio.run(write_as_a_newer_release(url))
+        cli = Inside(tmp_path, url)
         for command in ("get", "history foo", "describe foo", "watch", "init", "run decider"):
-            ran = (
-                cli.run(*command.split())
-                if command == "run decider"
-                else inside.run(*command.split())
-            )
+            ran = cli.run(*command.split())
             assert (ran.status, ran.out) == (1, ""), command
             assert ran.err == (
                 f"error: this log was written by a newer release (format {NEWER}, this one reads "

@@ -17,7 +17,7 @@ import yaml
 from events.log import ActionDecided, OutcomeName
 from events.manifest import Manifest
 from reconciler.sdk import Client, connect
-from tests.cli.runner import Cli, Inside, Up, shape, up
+from tests.cli.runner import Cli, Up, shape
 
 _T = TypeVar("_T")
 
@@ -78,12 +78,9 @@ def asked(running: Up, ask: Callable[[Client], Awaitable[_T]]) -> _T:
     return asyncio.run(answer())
 
 
-def until(running: Up, name: str, outcome: OutcomeName) -> None:
-    """Wait for an outcome of a shape that nobody declared."""
-    asked(
-        running,
-        lambda client: client.wait_for(f"default/Shape/{name}", generation=0, outcomes=[outcome]),
-    )
+def until(running: Up, resource: str, outcome: OutcomeName) -> None:
+    """Wait for an outcome of a resource that no manifest declares."""
+    asked(running, lambda client: client.wait_for(resource, generation=0, outcomes=[outcome]))
 
 
 def test_a_plan_shows_fields_and_declares_nothing(live: Cli) -> None:
@@ -152,27 +149,32 @@ def test_what_follows_through_references_is_planned(live: Cli) -> None:
     assert (fields["type"], fields["color"]) == ("(known after apply)", "Blue")
 
 
-def test_an_exclusive_scope_is_foreseen_and_then_done(tmp_path: Path) -> None:
-    cli = Inside(tmp_path)
-    with up(cli, "--resync", "0.5") as running:
-        cli.write("own.yaml", shape("own"))
-        cli.ok("apply", "-f", "own.yaml", "--wait")
-        by_hand = {"name": "hand", "type": "Circle", "color": "Blue"}
-        httpx.post(f"{running.ready['apiUrl']}/shapes", json=by_hand).raise_for_status()
-        until(running, "hand", "Unowned")
+def test_an_exclusive_scope_is_foreseen_and_then_done(
+    live: Cli, running_up: tuple[Cli, Up], unique: str
+) -> None:
+    running, team = running_up[1], unique.lower()
+    url = f"{running.ready['apiUrl']}/shapes/{team}-hand"
+    live.write("shared.yaml", config(running, team, namespace=team))
+    live.ok("apply", "-f", "shared.yaml", "--wait")
+    live.write("own.yaml", of_config(f"{team}-own", team))
+    live.ok("apply", "-f", "own.yaml", "-n", team, "--wait")
+    by_hand = {"name": f"{team}-hand", "type": "Circle", "color": "Blue"}
+    httpx.post(f"{running.ready['apiUrl']}/shapes", json=by_hand).raise_for_status()
+    until(running, f"{team}/Shape/{team}-hand", "Unowned")
 
-        cli.write("exclusive.yaml", config(running, "default", prefix="", mode="Exclusive"))
-        ran = cli.run("plan", "-f", "exclusive.yaml", "--out", "exclusive.plan")
-        assert ran.status == 2
-        heading, *steps = ran.out.splitlines()[2:5]
-        assert heading.startswith("default/Shape/hand  (follows)  seen ")
-        assert steps == ["  = takes over hand (ExclusiveScope)", "  - Delete hand"]
-        assert "own" not in ran.out.replace("takes over", "")
-        assert httpx.get(f"{running.ready['apiUrl']}/shapes/hand").is_success, "only planned"
+    live.write("exclusive.yaml", config(running, team, namespace=team, mode="Exclusive"))
+    ran = live.run("plan", "-f", "exclusive.yaml", "--out", "exclusive.plan")
+    assert ran.status == 2
+    heading, *steps = ran.out.splitlines()[2:5]
+    assert heading.startswith(f"{team}/Shape/{team}-hand  (follows)  seen ")
+    assert steps == [f"  = takes over {team}-hand (ExclusiveScope)", f"  - Delete {team}-hand"]
+    assert "own" not in ran.out.replace("takes over", "")
+    assert httpx.get(url).is_success, "only planned"
 
-        cli.ok("apply", "--plan", "exclusive.plan", "--wait")
-        until(running, "hand", "Deleted")
-        assert decided(running, "default/Shape/hand") == ["Delete"]
+    live.ok("apply", "--plan", "exclusive.plan", "--wait")
+    until(running, f"{team}/Shape/{team}-hand", "Deleted")
+    assert decided(running, f"{team}/Shape/{team}-hand") == ["Delete"]
+    assert httpx.get(url).status_code == httpx.codes.NOT_FOUND
 
 
 def test_a_listing_from_here_finds_what_nobody_has_told(

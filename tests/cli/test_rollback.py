@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 
+from events.manifest import Manifest
 from reconciler.cli import rollback
 from reconciler.cli.connection import Connection
 from reconciler.cli.naming import Meant
+from reconciler.sdk import connect
 from tests.cli.runner import Cli, Up, shape
 
 WHOLE = """
@@ -99,8 +101,9 @@ def test_nothing_newer_is_overwritten_unseen(
 
     async def overtaken(connection: Connection, wanted: Meant, generation: int | None) -> Any:
         found = await look(connection, wanted, generation)
-        newer = shape("raced", "Purple")
-        await asyncio.to_thread(running_up[0].ok, "apply", "-f", "-", text=newer)
+        newer = msgspec.convert(yaml.safe_load(shape("raced", "Purple")), Manifest)
+        async with connect(running_up[1].ready["natsUrl"], source="tests") as client:
+            await client.declare(newer)
         return found
 
     monkeypatch.setattr(rollback, "find_older", overtaken)

@@ -10,10 +10,14 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
-from tests.cli.runner import STOP_SECONDS, Cli, Inside, Up, up
+from tests.cli.importing import OTHERS, PROVIDERS, Listing, imported
+from tests.cli.runner import STOP_SECONDS, Cli, Inside, Up, idle_bus, up
+
+BLOB = "apiVersion: blobs/v1\nkind: Blob\nmetadata: {name: a}\nspec: {}\n"
 
 
 def test_a_folder_in_use_is_told_in_one_line(running_up: tuple[Cli, Up]) -> None:
@@ -133,6 +137,35 @@ def test_the_banner_says_where_everything_is(cli: Cli) -> None:
         assert word in told
     assert data in "".join(told.split()), "nothing is cut off"
     assert "\x1b" not in told
+
+
+def test_a_start_imports_what_it_starts_and_no_more(tmp_path: Path) -> None:
+    # On a bus on which no kind is defined at run time: those need libraries of theirs.
+    with (
+        idle_bus(tmp_path / "bus") as url,
+        up(Listing(tmp_path), "--no-api", "--nats-url", url, "--roles", "projector") as running,
+    ):
+        status, err = running.stop()
+    assert status == 0
+    servers = {"infra.embedded.server", "infra.example_api.server"}
+    assert imported(err) & {*OTHERS, *PROVIDERS, *servers, "rich.console"} == set()
+
+
+def test_a_kind_that_is_installed_while_up_runs_needs_a_restart_and_that_is_said(cli: Cli) -> None:
+    inside = Inside(cli.folder)
+    with up(cli, "--no-api"):
+        (before,) = inside.run("apply", "-f", "-", "-o", "json", text=BLOB).json
+        assert "kind 'Blob' is not registered here: install its package" in before["message"]
+
+        info = "blobs-1.0.dist-info"  # as pip writes it, into a folder where `up` looks for modules
+        cli.write(f"{info}/METADATA", "Metadata-Version: 2.1\nName: blobs\nVersion: 1.0\n")
+        cli.write(f"{info}/entry_points.txt", "[reconciler.kinds]\nBlob = blobs:BLOB\n")
+        message = before["message"]
+        while message == before["message"]:  # the roles look again every few seconds
+            (after,) = inside.run("apply", "-f", "-", "-o", "json", text=BLOB).json
+            message = after["message"]
+        assert "installed since this role started: Blob" in message
+        assert "restart them" in message
 
 
 @pytest.mark.parametrize(

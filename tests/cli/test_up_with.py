@@ -82,7 +82,7 @@ spec:
 def short_cli() -> Iterator[Cli]:
     """In a folder with a short name, for the Engine's sockets."""
     with short_folder() as folder:
-        yield Cli(folder)
+        yield Inside(folder)
 
 
 @pytest.mark.own_dockerd

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.cli.runner import STOP_SECONDS, Cli, Up, shape, up
+from tests.cli.runner import STOP_SECONDS, Cli, Inside, Up, shape
 
 
 def test_bad_documents_do_not_stop_the_others(live: Cli) -> None:
@@ -224,24 +224,23 @@ def test_debug_shows_the_traceback_and_no_secret(cli: Cli) -> None:
     assert "hunter2" not in ran.err
 
 
-def test_no_decider_is_told(inside: Cli) -> None:
-    with up(inside, "--roles", "none"):
-        ran = inside.run("apply", "-f", "-", "--timeout", "500ms", text=shape("foo"))
-        assert ran.status == 3
-        assert "Is a decider running?" in ran.err
-        assert inside.run("get").status == 0
-        found = {one["check"]: one for one in inside.run("doctor", "-o", "json").json}
-        assert "no decider asks for work" in found["intake"]["found"]
-        assert found["intake"]["verdict"] == "fail"
+def test_no_decider_is_told(idle: Inside) -> None:
+    ran = idle.run("apply", "-f", "-", "--timeout", "500ms", text=shape("foo"))
+    assert ran.status == 3
+    assert "Is a decider running?" in ran.err
+    assert idle.run("get").status == 0
+    found = {one["check"]: one for one in idle.run("doctor", "-o", "json").json}
+    assert "no decider asks for work" in found["intake"]["found"]
+    assert found["intake"]["verdict"] == "fail"
 
 
 @pytest.mark.parametrize(
     ("form", "has"), [((), "$defs"), (("json-schema",), "$defs"), (("asyncapi",), "channels")]
 )
 def test_schemas_are_printed_without_a_server(
-    tmp_path: Path, form: tuple[str, ...], has: str
+    inside: Inside, form: tuple[str, ...], has: str
 ) -> None:
-    done = Cli(tmp_path).run("schema", *form)
+    done = inside.run("schema", *form)
     assert done.status == 0
     assert has in done.json
 

@@ -36,14 +36,12 @@ def short(line: dict[str, Any]) -> str:
 
 @pytest.mark.parametrize("command", ["watch Shap", "watch Shap foo", "watch fo --since-start"])
 def test_an_unknown_kind_is_an_error_that_names_the_known_ones(live: Cli, command: str) -> None:
-    process = live.start(*command.split())
-    try:
-        _out, err = process.communicate(timeout=STOP_SECONDS)
-    finally:
-        process.kill()
-    assert process.returncode == 1
-    assert err.startswith(f"error: {command.split()[1]!r} is neither a kind nor the name of a res")
-    assert "Shape" in err
+    ran = live.run(*command.split())
+    assert ran.status == 1
+    assert ran.err.startswith(
+        f"error: {command.split()[1]!r} is neither a kind nor the name of a res"
+    )
+    assert "Shape" in ran.err
 
 
 @pytest.mark.parametrize(
