@@ -15,11 +15,11 @@ _SORTS = {
     "duplicate_object": "duplicate",
     "leak": "leak",
     "loss": "loss",
-    "newest": "loss",
-    "undecided": "loss",
-    "unended": "loss",
+    "outdated_declaration": "loss",
+    "undecided_message": "loss",
+    "unended_action": "loss",
     "unrecorded_success": "loss",
-    "unstored": "loss",
+    "lost_message": "loss",
 }
 
 

@@ -23,7 +23,7 @@ _UNFINISHED = ("under way", "failed", "not done")
 
 
 @on(ActionDecided, ActionRetried, LookupDecided)
-def frozen(of: Happening[ActionDecided | ActionRetried | LookupDecided]) -> Iterator[str]:
+def changed_action(of: Happening[ActionDecided | ActionRetried | LookupDecided]) -> Iterator[str]:
     """An action keeps its key and its parameters, and shares its key with none (invariant 3)."""
     action = of.data.action
     first = of.ledger.actions.get(action.action_id)
@@ -38,14 +38,14 @@ def frozen(of: Happening[ActionDecided | ActionRetried | LookupDecided]) -> Iter
 
 
 @on(ActionDecided)
-def one_at_a_time(of: Happening[ActionDecided]) -> Iterator[str]:
+def parallel_action(of: Happening[ActionDecided]) -> Iterator[str]:
     """A resource has at most one action in flight (invariant 2)."""
     if of.resource.in_flight is not None:
         yield f"decided while {of.resource.in_flight.action.action_id} is in flight"
 
 
 @on(ActionHeld, needs=("truth",))
-def held(of: Happening[ActionHeld]) -> Iterator[str]:
+def needless_hold(of: Happening[ActionHeld]) -> Iterator[str]:
     """A person decides only about a result that nothing else can tell (invariant 13)."""
     if of.ledger.history.promises.idempotency_keys:
         yield "held for a person, though its key tells the result"
@@ -57,7 +57,7 @@ def held(of: Happening[ActionHeld]) -> Iterator[str]:
 
 
 @rule("call")
-def intent_of_call(ledger: Ledger, call: Call) -> Iterator[str]:
+def call_without_intent(ledger: Ledger, call: Call) -> Iterator[str]:
     """The log has an action, with these parameters, before the API is called (invariants 2, 3)."""
     decided = ledger.actions.get(call.action.action_id)
     if decided is None or decided.action != call.action:
@@ -67,7 +67,7 @@ def intent_of_call(ledger: Ledger, call: Call) -> Iterator[str]:
 
 
 @rule("effect", "effects")
-def intent(ledger: Ledger, effect: Effect) -> Iterator[str]:
+def effect_without_intent(ledger: Ledger, effect: Effect) -> Iterator[str]:
     """An effect has its decision in the log before it, of this object (invariant 2)."""
     what, decided = f"{effect.operation} of {effect.uid}", ledger.action_of(effect.key)
     if effect.key is None:
@@ -116,7 +116,7 @@ def duplicate_object(ledger: Ledger) -> Iterator[Breach]:
 
 
 @rule("end", "effects")
-def unexplained(ledger: Ledger) -> Iterator[Breach]:
+def unexplained_effect(ledger: Ledger) -> Iterator[Breach]:
     """The log records every effect as done, or its result as unknown (invariant 13).
 
     The result of an action that has not ended is unknown by that.
@@ -134,17 +134,20 @@ def unexplained(ledger: Ledger) -> Iterator[Breach]:
 def unrecorded_success(ledger: Ledger) -> Iterator[Breach]:
     """The log records every success that a worker reported (invariants 11, 13)."""
     for message in (ledger.history.messages or {}).values():
-        told = message.data
-        if not isinstance(told, Reported) or told.error is not None or told.is_lookup:
+        report = message.data
+        if not isinstance(report, Reported) or report.error is not None or report.is_lookup:
             continue
-        decided = ledger.actions.get(told.action_id)
+        decided = ledger.actions.get(report.action_id)
         if decided is None or decided.has_succeeded or decided.key in ledger.history.damaged:
             continue
-        yield decided.key, f"{told.action_id}: it was reported as done, the log does not record it"
+        yield (
+            decided.key,
+            f"{report.action_id}: it was reported as done, the log does not record it",
+        )
 
 
 @rule("end")
-def unended(ledger: Ledger) -> Iterator[Breach]:
+def unended_action(ledger: Ledger) -> Iterator[Breach]:
     """A decided action has an end, or its next attempt is scheduled (invariant 11).
 
     At a final rest nothing may be scheduled or held any more; a paused resource keeps its action.

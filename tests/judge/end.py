@@ -18,7 +18,7 @@ _EXCUSES = ("Failed", "Conflict", "Disputed", "Held", "Paused")
 
 
 @rule("end")
-def silence(ledger: Ledger) -> Iterator[Breach]:
+def missing_outcome(ledger: Ledger) -> Iterator[Breach]:
     """A resource has an outcome for its newest generation, or is retried (invariants 9, 11)."""
     for key, resource in _intact(ledger):
         is_known = resource.generation or resource.observed is not None
@@ -52,7 +52,7 @@ def leak(ledger: Ledger) -> Iterator[Breach]:
     for key, resource in _intact(ledger):
         found = _object_of(ledger, resource)
         if not is_kept(ledger, resource) and _is_left(ledger, resource, found):
-            yield key, f"it is not declared to exist, but ours does; {_outcome(ledger, resource)}"
+            yield key, f"it is not declared to exist, but does; {_outcome(ledger, resource)}"
     owned, pending, waiting = _accounted(ledger)
     for found in ledger.history.objects or ():
         if found.uid not in ledger.ours or found.uid in ledger.late | owned | waiting:
@@ -66,7 +66,7 @@ def leak(ledger: Ledger) -> Iterator[Breach]:
 def conflict(ledger: Ledger) -> Iterator[Breach]:
     """A resource conflicts only with an object that exists and is not its own (invariant 7)."""
     for key, resource in _intact(ledger):
-        if resource.told not in ("Conflict", "Disputed") or not ledger.history.is_final:
+        if resource.outcome_name not in ("Conflict", "Disputed") or not ledger.history.is_final:
             continue
         if not resource.is_declared or not _is_managed(resource) or is_kept(ledger, resource):
             continue
@@ -107,10 +107,10 @@ def _losses(ledger: Ledger, resource: Resource, spec: SpecDeclared) -> Iterator[
     is_wanted = resource.is_declared and resource.policy.mode != "Absent"
     if not is_wanted or not _is_managed(resource):
         return
-    if resource.told in ("Conflict", "Disputed") or _is_explained(ledger, resource, spec):
+    if resource.outcome_name in ("Conflict", "Disputed") or _is_explained(ledger, resource, spec):
         return
     found = _object_of(ledger, resource)
-    if resource.told != "Converged" and not _is_retried(ledger, resource):
+    if resource.outcome_name != "Converged" and not _is_retried(ledger, resource):
         yield "it is declared, and not converged"
     elif found is None or found.uid not in ledger.ours:
         yield "it converged, and does not exist"
@@ -125,12 +125,12 @@ def _is_retried(ledger: Ledger, resource: Resource) -> bool:
 
 def _is_explained(ledger: Ledger, resource: Resource, spec: SpecDeclared) -> bool:
     """Return whether its outcome names why it cannot be as declared, and that is true."""
-    if resource.told == "Drifted":
+    if resource.outcome_name == "Drifted":
         return resource.policy.mode == "CreateOnly"
     truth = ledger.history.truth
     if truth is not None:
-        return truth.explains(spec, resource.told)
-    return resource.told in _EXCUSES and not ledger.history.is_final
+        return truth.explains(spec, resource.outcome_name)
+    return resource.outcome_name in _EXCUSES and not ledger.history.is_final
 
 
 def _differences(
@@ -165,15 +165,16 @@ def _opened(value: Any, secrets: Mapping[str, str]) -> Any:
 
 
 def _is_left(ledger: Ledger, resource: Resource, found: ExternalObject | None) -> bool:
-    """Return whether an object of ours exists that should not, by what is declared."""
-    if found is None or found.uid not in ledger.ours:
+    """Return whether an object exists that should not, by what is declared."""
+    excuses = {"Conflict", "Disputed"} if resource.is_declared else {"Disputed"}
+    excuses |= set() if ledger.history.is_final else {"Held", "Paused", "Failed"}
+    if found is None or resource.outcome_name in excuses:
         return False
+    is_ours = found.uid in ledger.ours
     if resource.is_declared:
-        return _is_managed(resource) and (
-            resource.policy.mode == "Absent" and resource.told not in ("Conflict", "Disputed")
-        )
-    is_held = not ledger.history.is_final and resource.told in ("Held", "Paused")
-    return resource.told != "Disputed" and not is_held and not _is_given_up(ledger, found)
+        is_meant = is_ours or ledger.history.promises.unique_names
+        return is_meant and _is_managed(resource) and resource.policy.mode == "Absent"
+    return is_ours and not _is_given_up(ledger, found)
 
 
 def _should_exist(resource: Resource, owned: Owned) -> bool:
@@ -183,7 +184,7 @@ def _should_exist(resource: Resource, owned: Owned) -> bool:
     if owned != resource.retiring:
         return True
     # While a hold keeps the replaced object, it is read no more.
-    return resource.policy.mode != "ObserveOnly" and resource.told in ("", "Converged")
+    return resource.policy.mode != "ObserveOnly" and resource.outcome_name in ("", "Converged")
 
 
 def _object_of(ledger: Ledger, resource: Resource) -> ExternalObject | None:
@@ -203,8 +204,8 @@ def _object_of(ledger: Ledger, resource: Resource) -> ExternalObject | None:
 
 
 def _outcome(ledger: Ledger, resource: Resource) -> str:
-    told = resource.outcome and (resource.outcome.outcome, resource.outcome.reason)
-    return f"outcome: {told}; the API has {_object_of(ledger, resource)}"
+    outcome = resource.outcome and (resource.outcome.outcome, resource.outcome.reason)
+    return f"outcome: {outcome}; the API has {_object_of(ledger, resource)}"
 
 
 # --- of all objects
@@ -222,7 +223,7 @@ def _accounted(ledger: Ledger) -> tuple[set[str | None], set[str], set[str | Non
         owned |= {each.uid for each in (resource.owned, resource.retiring) if each is not None}
         if resource.in_flight is not None and resource.is_paused:
             pending.add(resource.in_flight.action.external_name)
-        if resource.told == "Waiting" and resource.observed is not None:
+        if resource.outcome_name == "Waiting" and resource.observed is not None:
             waiting.add(resource.observed.uid)
     return owned, pending, waiting
 
@@ -232,8 +233,8 @@ def _is_excused(ledger: Ledger, found: ExternalObject) -> bool:
     if damaged & {found.name, found.name.rpartition("-")[0]} or _is_given_up(ledger, found):
         return True
     decided = ledger.action_of(ledger.made.get(found.uid or ""))
-    told = "" if decided is None else ledger.resource(decided.key).told
-    return told in ("Disputed", "Held", "Paused") and not ledger.history.is_final
+    name = "" if decided is None else ledger.resource(decided.key).outcome_name
+    return name in ("Disputed", "Held", "Paused") and not ledger.history.is_final
 
 
 def _is_given_up(ledger: Ledger, found: ExternalObject) -> bool:

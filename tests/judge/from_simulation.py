@@ -116,7 +116,7 @@ class Witness:
         letters = {position for _, position in self._decisions.dead_letters}
         self.history.dead_letters = letters | self._decisions.given_up
 
-    def _found(self, findings: Sequence[Finding]) -> None:
+    def _report(self, findings: Sequence[Finding]) -> None:
         for each in findings:
             self.fail(str(each))
 
@@ -127,10 +127,10 @@ class Witness:
         for position, event in stored:
             recorded = Recorded(position, self._api.now, event)
             self.history.log.append(recorded)
-            self._found(self.judge.event(recorded))
+            self._report(self.judge.event(recorded))
 
     def _called(self, action: Action) -> None:
-        self._found(self.judge.call(Call(self._api.now, action)))
+        self._report(self.judge.call(Call(self._api.now, action)))
 
     def _changed(self, change: Change) -> None:
         found = change.before or change.after
@@ -139,7 +139,7 @@ class Witness:
         operation: Operation = "Update" if change.before and change.after else "Delete"
         operation = "Create" if change.before is None else operation
         key = change.key or None
-        self._found(
+        self._report(
             self.judge.effect(
                 Effect(change.at, operation, found.name, found.uid, key, change.after)
             )
@@ -267,6 +267,6 @@ class SimulatedTruth:
         if not resource.is_declared or resource.owned is None or not is_managed:
             return None
         found = self._api.of_uid(resource.owned.uid)
-        if resource.told != "Converged" or found is None:
+        if resource.outcome_name != "Converged" or found is None:
             return None
         return value_of(place["field"], found)

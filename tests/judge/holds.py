@@ -41,7 +41,7 @@ def finalizers(of: Happening[FinalizerAdded | FinalizerRemoved | ReleaseForced])
 
 
 @on(ActionDecided, OwnershipReleased)
-def kept(of: Happening[ActionDecided | OwnershipReleased]) -> Iterator[str]:
+def unheeded_hold(of: Happening[ActionDecided | OwnershipReleased]) -> Iterator[str]:
     """Nothing is deleted or released that a finalizer or a reference keeps (invariant 14)."""
     match of.data:
         case ActionDecided(action) if (action.operation, action.purpose) == ("Delete", "Converge"):
@@ -71,7 +71,7 @@ def approvals(of: Happening[HoldApproved]) -> Iterator[str]:
 
 
 @on(ActionDecided)
-def unapproved(of: Happening[ActionDecided]) -> Iterator[str]:
+def unapproved_action(of: Happening[ActionDecided]) -> Iterator[str]:
     """An action that needs an approval has one, for what exists now (invariants 16, 17)."""
     action, plan = of.data.action, of.resource.plan
     settings = of.settings(action.provider_config)

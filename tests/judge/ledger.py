@@ -100,7 +100,7 @@ class Resource:
         return self.is_declared and self.policy.paused
 
     @property
-    def told(self) -> str:
+    def outcome_name(self) -> str:
         """The newest outcome, empty without one."""
         return "" if self.outcome is None else self.outcome.outcome
 
@@ -108,7 +108,11 @@ class Resource:
     def is_held_for_a_person(self) -> bool:
         """Whether its newest outcome waits for an approval."""
         reasons = ("DeletionGuard", "LossGuard", "DefinitionGuard", "Approval")
-        return self.told == "Held" and self.outcome is not None and self.outcome.reason in reasons
+        return (
+            self.outcome_name == "Held"
+            and self.outcome is not None
+            and self.outcome.reason in reasons
+        )
 
     @property
     def wanted(self) -> Fields:
@@ -346,7 +350,7 @@ def _of_action(resource: Resource, event: e.LogEvent, decided: DecidedAction) ->
     match event.data:
         case e.ActionDecided(action):
             resource.in_flight, resource.approved = decided, ""
-            if resource.told in _SETTLED or action.operation == "Delete":
+            if resource.outcome_name in _SETTLED or action.operation == "Delete":
                 resource.outcome = None
         case e.ActionRetried() | e.LookupDecided():
             resource.in_flight, decided.progress = decided, "under way"

@@ -74,11 +74,11 @@ def repetitions(of: Happening[SpecDeclared | SpecWithdrawn]) -> Iterator[str]:
 
 
 @rule("end", "messages")
-def undecided(ledger: Ledger) -> Iterator[Breach]:
+def undecided_message(ledger: Ledger) -> Iterator[Breach]:
     """Every message is decided, refused or a dead letter, or repeats one (invariant 11).
 
     Where answers are recorded, an answer is a decision, too: of two messages that were handled out
-    of order, one may repeat the other. `newest` and `repetitions` judge those.
+    of order, one may repeat the other. `outdated_declaration` and `repetitions` judge those.
     """
     history, first = ledger.history, _first_positions(ledger)
     handled = history.dead_letters | history.refused
@@ -100,7 +100,7 @@ def undecided(ledger: Ledger) -> Iterator[Breach]:
 
 
 @rule("end", "messages")
-def unstored(ledger: Ledger) -> Iterator[Breach]:
+def lost_message(ledger: Ledger) -> Iterator[Breach]:
     """A message that the bus acknowledged is in the intake or in the log (invariant 11)."""
     messages = (ledger.history.messages or {}).values()
     stored = ledger.causes | {(each.key, each.message_id) for each in messages}
@@ -110,7 +110,7 @@ def unstored(ledger: Ledger) -> Iterator[Breach]:
 
 
 @rule("end", "messages")
-def newest(ledger: Ledger) -> Iterator[Breach]:
+def outdated_declaration(ledger: Ledger) -> Iterator[Breach]:
     """The newest declaration or withdrawal of a resource is what the log has (invariants 4, 11)."""
     history, wanted = ledger.history, _newest(ledger)
     for key in wanted.keys() | ledger.resources.keys():

@@ -22,7 +22,7 @@ from tests.judge.rule import Happening, on, rule
 
 
 @rule("effect", "effects")
-def stranger(ledger: Ledger, effect: Effect) -> Iterator[str]:
+def foreign_effect(ledger: Ledger, effect: Effect) -> Iterator[str]:
     """Only an object that is ours is updated or deleted (invariant 7).
 
     Not judged: an API without conditional writes, whose object may be another one by then; a call
@@ -40,7 +40,7 @@ def stranger(ledger: Ledger, effect: Effect) -> Iterator[str]:
 
 
 @on(OwnershipClaimed)
-def claim(of: Happening[OwnershipClaimed]) -> Iterator[str]:
+def unfounded_claim(of: Happening[OwnershipClaimed]) -> Iterator[str]:
     """An object becomes ours only as the policy or the configuration allows (invariant 7).
 
     A found object is one that we made, or carries our label, which another client may have copied.
@@ -64,7 +64,7 @@ def claim(of: Happening[OwnershipClaimed]) -> Iterator[str]:
 
 
 @on(ActionSucceeded, needs=("effects", "objects"))
-def success(of: Happening[ActionSucceeded]) -> Iterator[str]:
+def foreign_success(of: Happening[ActionSucceeded]) -> Iterator[str]:
     """An object that an action is said to have created was created by us (invariants 7, 13).
 
     One that a lookup found may carry a copy of our label.
@@ -76,7 +76,7 @@ def success(of: Happening[ActionSucceeded]) -> Iterator[str]:
 
 
 @on(OwnershipReleased)
-def label_left(of: Happening[OwnershipReleased]) -> Iterator[str]:
+def leftover_label(of: Happening[OwnershipReleased]) -> Iterator[str]:
     """A released object keeps our label only if nothing may be written to it (invariant 7)."""
     resource, policy = of.resource, of.resource.policy
     if of.data.reason != "Orphaned" or of.data.uid is None:
@@ -100,7 +100,7 @@ def owner_labels(ledger: Ledger, resource: Resource) -> dict[str, str]:
 
 
 @on(DriftDetected, needs=("effects",))
-def blamed(of: Happening[DriftDetected]) -> Iterator[str]:
+def misattributed_deletion(of: Happening[DriftDetected]) -> Iterator[str]:
     """A deletion of our own is never recorded as a change by another client (invariant 13)."""
     uid = None if of.resource.owned is None else of.resource.owned.uid
     if uid is None or not of.data.missing or of.data.perhaps_by:
@@ -114,7 +114,7 @@ def blamed(of: Happening[DriftDetected]) -> Iterator[str]:
 
 
 @on(ExternalObserved)
-def late(of: Happening[ExternalObserved]) -> Iterator[str]:
+def late_observation(of: Happening[ExternalObserved]) -> Iterator[str]:
     """An observation is believed only if it began after our last effect (invariant 6)."""
     if of.resource.in_flight is not None:
         yield "an observation was believed while an action is in flight"
@@ -123,7 +123,7 @@ def late(of: Happening[ExternalObserved]) -> Iterator[str]:
 
 
 @on(ExternalObserved, needs=("messages",))
-def grace(of: Happening[ExternalObserved]) -> Iterator[str]:
+def observation_within_grace(of: Happening[ExternalObserved]) -> Iterator[str]:
     """An observation is believed only after the grace of an API that lags (invariant 6)."""
     observed, effect_at = of.ledger.observation(of.event), of.resource.effect_at
     seconds = _grace_of(of.settings(of.data.provider_config))
@@ -159,8 +159,8 @@ def _grace_of(settings: list[ProviderConfigSpec]) -> float:
 @on(ExternalObserved, needs=("messages",))
 def implausible_loss(of: Happening[ExternalObserved]) -> Iterator[str]:
     """A listing that misses many of our objects is believed once approved (invariant 17)."""
-    told, settings = of.ledger.observation(of.event), of.settings(of.data.provider_config)
-    losses = None if told is None or of.data.object is not None else told.losses
+    observed, settings = of.ledger.observation(of.event), of.settings(of.data.provider_config)
+    losses = None if observed is None or of.data.object is not None else observed.losses
     if losses is None or of.resource.owned is None or of.resource.approved == "LossGuard":
         return
     is_much = all(

@@ -15,7 +15,7 @@ from tests.judge.rule import Breach, Happening, on, rule
 
 
 @on(SpecResolved, needs=("effects", "truth"))
-def resolved(of: Happening[SpecResolved]) -> Iterator[str]:
+def reference_value(of: Happening[SpecResolved]) -> Iterator[str]:
     """A reference has a value that its target had, and was ready with at first (invariant 16)."""
     fields = {} if of.resource.spec is None else of.resource.spec.fields
     for name, value in fields.items():
@@ -55,9 +55,9 @@ def references(ledger: Ledger) -> Iterator[Breach]:
         if key.kind == REFERENCE_KIND and not references_damage(ledger, resource):
             found = ledger.resource(ResourceKey.parse(spec.references[0].target))
             outcome = ("Converged", "Resolved") if found.is_declared else ("Held", "Dangling")
-            told = resource.outcome and (resource.outcome.outcome, resource.outcome.reason)
-            if told != outcome:
-                yield key, f"its target should make it {outcome}, its outcome is {told}"
+            recorded = resource.outcome and (resource.outcome.outcome, resource.outcome.reason)
+            if recorded != outcome:
+                yield key, f"its target should make it {outcome}, its outcome is {recorded}"
     unclear = {str(key) for key in damaged}
     unclear |= {str(key) for key, each in resources.items() if _is_a_later_claim(each)}
     for key, resource in resources.items():

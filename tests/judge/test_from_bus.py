@@ -51,7 +51,7 @@ async def test_what_goes_wrong_behind_the_log_is_found(world: World) -> None:
     )
 
     assert {(each.rule, each.subject) for each in found} == {
-        ("unstored", "default/Shape/baz"),
+        ("lost_message", "default/Shape/baz"),
         ("loss", "default/Shape/foo"),
-        ("intent", "bar"),
+        ("effect_without_intent", "bar"),
     }
