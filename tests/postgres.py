@@ -29,11 +29,15 @@ class Hands:
     async def run(self, statement: sql.SQL | sql.Composed) -> list[tuple[Any, ...]]:
         if self._connection is None or self._connection.closed:
             self._connection = await hands(self._server)
-        try:
-            cursor = await self._connection.execute(statement)
-        except psycopg.errors.InternalError:  # "tuple concurrently updated": we take no lock
-            cursor = await self._connection.execute(statement)
-        return await cursor.fetchall() if cursor.description else []
+        while True:
+            try:
+                cursor = await self._connection.execute(statement)
+            except psycopg.errors.InternalError as error:
+                # No lock is taken, so each statement of another session may come first.
+                if "concurrently" not in str(error):
+                    raise
+            else:
+                return await cursor.fetchall() if cursor.description else []
 
     async def value(self, query: sql.SQL | sql.Composed) -> Any:
         rows = await self.run(query)
