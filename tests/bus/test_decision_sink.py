@@ -71,14 +71,6 @@ async def test_a_refusal_that_was_not_stored_is_a_failure(bus: Client) -> None:
     assert len(await read_subject(bus, REJECTIONS, f"rejection.{key.tokens}")) == 2
 
 
-async def test_each_refusal_is_told_once(bus: Client) -> None:
-    """A decider that dies before its acknowledgement tells it again."""
-    sink, key = JetStreamDecisionSink(bus), new_key()
-    for _ in range(2):
-        await sink.reject([rejection(key, position) for position in (1, 2, 3)])
-    assert len(await read_subject(bus, REJECTIONS, f"rejection.{key.tokens}")) == 3
-
-
 async def test_what_may_hold_a_secret_is_erased_when_its_letter_is_stored_and_not_before(
     bus: Client,
 ) -> None:

@@ -1,6 +1,5 @@
 """The event log on JetStream: what is loaded, and who may write."""
 
-import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,7 +8,7 @@ from nats.aio.client import Client
 
 from events.log import LogEvent, OutcomeRecorded
 from events.names import ResourceKey
-from events.subjects import cached_state, log_filter
+from events.subjects import cached_state
 from infra.bus import event_log
 from infra.bus.event_log import JetStreamLog
 from infra.bus.streams import LOG, STATES
@@ -26,7 +25,6 @@ from infra.jetstream.reads import (
 )
 from reconciler.ports import (
     EVENTS_BETWEEN_SAVES,
-    AppendLostError,
     AppendRefusedError,
     ResourceAppend,
 )
@@ -35,7 +33,6 @@ from reconciler.resource.state import NEW
 from reconciler.roles.repository import (
     Commit,
     ResourceRepository,
-    encode_state,
 )
 from tests.bus.histories import event, events, history_of, new_key
 
@@ -113,106 +110,6 @@ async def test_a_cold_load_is_flat_in_the_length_of_the_history(
     state = (await cold.get([key]))[key].state
     assert state.version == 500
     assert sum(reads) <= EVENTS_BETWEEN_SAVES
-
-
-async def test_a_cached_of_another_schema_is_not_used(log: JetStreamLog) -> None:
-    key = new_key()
-    history = events(key, 1, 60)
-    [position] = await log.append([ResourceAppend(key, history, 0)])
-    await log.save_states({key: (position - 5, b"from another release")})
-    kept = (await ResourceRepository(log).get([key]))[key]
-    assert kept.state == fold(history)
-    assert kept.position == position
-
-
-async def test_a_cached_that_knows_more_than_the_log_is_not_used(
-    log: JetStreamLog,
-) -> None:
-    key = new_key()
-    history = events(key, 1, 60)
-    [position] = await log.append([ResourceAppend(key, history, 0)])
-    await log.save_states({key: (position + 1_000, encode_state(NEW))})
-    kept = (await ResourceRepository(log).get([key]))[key]
-    assert kept.state == fold(history)
-
-
-async def test_resources_of_one_name_in_two_namespaces_have_each_a_cached(
-    log: JetStreamLog,
-) -> None:
-    ours = new_key()
-    twins = [
-        ours,
-        ResourceKey("other", ours.kind, ours.name),
-        ResourceKey("default", "Record", ours.name),
-    ]
-    lengths = dict(zip(twins, (50, 60, 70), strict=True))
-    states: dict[ResourceKey, tuple[int, bytes]] = {}
-    for key, length in lengths.items():
-        history = events(key, 1, length)
-        [position] = await log.append([ResourceAppend(key, history, 0)])
-        states[key] = position, encode_state(fold(history))
-    await log.save_states(states)
-    later = {key: events(key, length + 1, length + 1) for key, length in lengths.items()}
-    await log.append([ResourceAppend(key, more, states[key][0]) for key, more in later.items()])
-    loaded = await log.load(twins)
-    for key in twins:
-        assert (loaded[key].cached, list(loaded[key].events)) == (states[key][1], later[key])
-    kept = await ResourceRepository(log).get(twins)
-    assert {key: kept[key].state.version - 1 for key in twins} == lengths
-
-
-async def test_a_hole_in_one_history_holds_that_resource_only(log: JetStreamLog) -> None:
-    broken, sound = new_key(), new_key()
-    await log.append([ResourceAppend(broken, [event(broken, 1), event(broken, 3)], 0)])
-    await log.append([ResourceAppend(sound, events(sound, 1, 5), 0)])
-    repository = ResourceRepository(log)
-    assert list(await repository.get([broken, sound])) == [sound]
-    assert "expected event 2, found event 3" in str(repository.broken[broken])
-
-
-@pytest.mark.parametrize("length", [1, 2, 3])
-async def test_of_two_writers_one_wins_and_the_other_writes_nothing(
-    log: JetStreamLog, length: int
-) -> None:
-    key = new_key()
-    results = await asyncio.gather(
-        *(log.append([ResourceAppend(key, events(key, 1, length), 0)]) for _ in range(2)),
-        return_exceptions=True,
-    )
-    assert sum(isinstance(result, AppendLostError) for result in results) == 1
-    assert [each.resourceversion for each in await history_of(log, key)] == list(
-        range(1, length + 1)
-    )
-
-
-async def test_a_conflict_lets_all_others_of_the_batch_through(log: JetStreamLog) -> None:
-    keys = [new_key() for _ in range(20)]
-    ours = ResourceRepository(log)
-    bases = await ours.get(keys)
-    beaten = keys[7]
-    await log.append([ResourceAppend(beaten, events(beaten, 1, 4), 0)])
-    commits = [Commit(key, bases[key], fold(events(key, 1, 3)), events(key, 1, 3)) for key in keys]
-    lost = await ours.commit(commits)
-    assert [commit.key for commit in lost] == [beaten]
-    assert (await ours.get([beaten]))[beaten].state.version == 4, "refolded from the log"
-    for key in keys:
-        expected = 4 if key == beaten else 3
-        assert len(await history_of(log, key)) == expected
-
-
-async def test_following_sees_every_event_once_and_says_when_it_caught_up(
-    bus: Client, log: JetStreamLog
-) -> None:
-    key = new_key()
-    after = await log.last_position()
-    await log.append([ResourceAppend(key, events(key, 1, 300), 0)])
-    seen: list[int] = []
-    async with log.follow(after) as feed:
-        while not feed.caught_up:
-            seen += [stored.event.resourceversion for stored in await feed.next_events()]
-        assert feed.position == await log.last_position()
-    assert seen == list(range(1, 301))
-    assert len(await read_subject(bus, LOG, log_filter(key))) == 300
 
 
 async def _commit(

@@ -11,7 +11,6 @@ from events.envelope import encode_intake
 from events.intake import Declared, TimerFired, Withdrawn
 from events.manifest import Manifest, Metadata
 from events.names import ResourceKey
-from events.subjects import REPLY_HEADER
 from events.subjects import intake as intake_subject
 from infra.bus.intake import JetStreamIntakeReader, JetStreamIntakeWriter
 from infra.bus.intake_trim import trim
@@ -44,15 +43,6 @@ async def reader(bus: Client) -> AsyncIterator[JetStreamIntakeReader]:
     await reader.close()
 
 
-async def test_many_are_stored_once_even_if_some_were_stored_before(bus: Client) -> None:
-    writer = JetStreamIntakeWriter(bus, "test")
-    messages = [_message() for _ in range(60)]
-    before = (await stream_state(bus, INTAKE)).last_seq
-    await writer.publish(messages[:20])
-    await writer.publish(messages)
-    assert (await stream_state(bus, INTAKE)).last_seq == before + 60
-
-
 async def test_one_resource_stays_in_one_partition_whatever_it_is_told(bus: Client) -> None:
     writer, key = JetStreamIntakeWriter(bus, "test"), new_key()
     await writer.publish(
@@ -66,28 +56,6 @@ async def test_one_resource_stays_in_one_partition_whatever_it_is_told(bus: Clie
     partitions = {int(message.subject.split(".")[1]) for message in stored}
     assert len(partitions) == 1
     assert partitions <= set(range(PARTITIONS))
-
-
-async def test_only_an_inbox_is_answered(bus: Client, reader: JetStreamIntakeReader) -> None:
-    wanted = {"_INBOX.abc": "_INBOX.abc", "rec.desired.a.b.c": None, "_INBOX.>": None}
-    for reply in wanted:
-        headers = {REPLY_HEADER: reply}
-        await publish(bus, f"rec.desired.{new_key().tokens}", b"{}", headers=headers)
-    taken = await _take(reader, len(wanted))
-    assert {delivery.reply_to for delivery in taken} == {"_INBOX.abc", None}
-    assert sum(delivery.reply_to is None for delivery in taken) == 2
-    await reader.ack(taken)
-
-
-async def test_what_comes_for_the_ninth_time_still_comes(
-    bus: Client, reader: JetStreamIntakeReader
-) -> None:
-    await JetStreamIntakeWriter(bus, "test").publish([_message()])
-    for time in range(1, 12):
-        [taken] = await _take(reader, 1)
-        assert taken.delivered == time
-        await reader.retry_later([taken], 0.0)
-    await reader.ack(await _take(reader, 1))
 
 
 # A message of a resource in each place among few, which are published, and among many, in batches.
@@ -191,21 +159,6 @@ async def test_trimming_takes_what_is_decided_and_leaves_the_rest(
     await bus.flush()
     await trim(bus, keep=0)
     assert (await stream_state(bus, INTAKE)).messages == 0
-
-
-async def test_a_reader_knows_whether_another_was_handed_its_partition_meanwhile(
-    bus: Client, reader: JetStreamIntakeReader
-) -> None:
-    writer, key, other = JetStreamIntakeWriter(bus, "test"), new_key(), JetStreamIntakeReader(bus)
-    await writer.publish([IntakeMessageOut("desired", key, Withdrawn(), uuid.uuid4().hex)])
-    taken = await _take(reader, 1)
-    assert await reader.was_alone(taken)
-    await reader.close()
-    await writer.publish([IntakeMessageOut("desired", key, Withdrawn(), uuid.uuid4().hex)])
-    newer = await _take(other, 1)
-    assert not await reader.was_alone(taken)
-    assert await other.was_alone(newer)
-    await other.close()
 
 
 async def test_a_flood_of_declarations_is_counted_once(

@@ -15,7 +15,6 @@ from nats.aio.client import Client
 from events.subjects import rate
 from infra.bus.rates import JetStreamRates
 from infra.jetstream.publish import publish
-from reconciler.ports import RateConflictError
 from reconciler.roles.rate_limit import BROKEN_SECONDS, LATE_SECONDS, RateLimiter, slots
 
 
@@ -94,15 +93,6 @@ async def test_slots_that_come_too_late_are_lost_not_made_up_for(bus: Client, na
     await calling
     after = [each for each in process.times if each >= stalled + 2 * LATE_SECONDS]
     assert len([each for each in after if each < after[0] + 0.01]) <= 20
-
-
-async def test_of_two_writers_one_wins(bus: Client, name: str) -> None:
-    store = JetStreamRates(bus)
-    revision = await store.save(name, 1.5, 0)
-    assert await store.load(name) == (1.5, revision)
-    with pytest.raises(RateConflictError):
-        await store.save(name, 2.5, 0)
-    assert await store.load(name) == (1.5, revision)
 
 
 async def test_a_clock_that_was_wrong_blocks_nobody_for_long(bus: Client, name: str) -> None:

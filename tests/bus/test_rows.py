@@ -9,7 +9,6 @@ from nats.aio.client import Client
 from infra.bus.rows import JetStreamRows
 from infra.bus.streams import ROWS
 from infra.jetstream.connection import api_request
-from reconciler.ports import RowsConflictError
 
 MANY = 900
 
@@ -40,30 +39,6 @@ async def test_rows_come_back_as_they_were_written(bus: Client, store: JetStream
     assert loaded == expected
     assert await store.checkpoint() == (b"2", revision)
     assert await store.get(["status.a.b.s7", "status.a.b.s9"]) == {"status.a.b.s9": b"9"}
-
-
-async def test_who_has_not_seen_the_newest_checkpoint_writes_nothing(
-    bus: Client, store: JetStreamRows
-) -> None:
-    other = JetStreamRows(bus)
-    await store.save({"status.a.b.c": b"first", "checkpoint": b"1"}, 0)
-    with pytest.raises(RowsConflictError):
-        await other.save({"status.a.b.c": b"second", "checkpoint": b"1"}, 0)
-    assert (await other.load())["status.a.b.c"] == b"first"
-    with pytest.raises(RowsConflictError):  # what was read beside does not allow it
-        await other.save({"status.a.b.c": b"second", "checkpoint": b"2"}, 0)
-    _, revision = await other.checkpoint()
-    await other.save({"status.a.b.c": b"second", "checkpoint": b"2"}, revision)
-
-
-async def test_what_was_written_before_a_revision_is_removed_and_nothing_else(
-    bus: Client, store: JetStreamRows
-) -> None:
-    revision = await store.save({"status.a.b.c": b"old", "checkpoint": b"1"}, 0)
-    claimed = await store.save({"checkpoint": b"claimed"}, revision)
-    await store.save({"status.a.b.d": b"new", "checkpoint": b"2"}, claimed)
-    await store.clear(claimed)
-    assert await store.load() == {"status.a.b.d": b"new", "checkpoint": b"2"}
 
 
 async def test_rows_are_read_as_of_one_save(bus: Client, store: JetStreamRows) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from reconciler.provider.secrets import SecretStores
 from reconciler.roles.chance import Chance
@@ -12,11 +12,16 @@ from reconciler.roles.process import Ports
 from tests.memory_bus.actions import ActionQueue, MemoryActionReader
 from tests.memory_bus.clock import Clock
 from tests.memory_bus.decisions import Decisions, MemoryDecisionSink
-from tests.memory_bus.intake import IntakeStream, MemoryIntakeReader, MemoryIntakeWriter
+from tests.memory_bus.intake import (
+    BATCH_SIZES,
+    IntakeStream,
+    MemoryIntakeReader,
+    MemoryIntakeWriter,
+)
 from tests.memory_bus.listings import Listings, MemoryListingReader
 from tests.memory_bus.log import LogStream, MemoryLog
 from tests.memory_bus.loop import VirtualLoop
-from tests.memory_bus.network import Network
+from tests.memory_bus.network import MAX_DELAY_SECONDS, Network
 from tests.memory_bus.rates import MemoryRates, Rates
 from tests.memory_bus.rows import MemoryRows, Rows
 
@@ -40,12 +45,14 @@ class MemoryBus:
         max_unacknowledged: int = MAX_UNACKNOWLEDGED,
         max_actions_leased: int = MAX_ACTIONS_LEASED,
         rows_at_once: int = ROWS_AT_ONCE,
+        batch_sizes: Sequence[int] = BATCH_SIZES,
+        max_delay_seconds: float = MAX_DELAY_SECONDS,
         may_be_damaged: bool = False,
     ) -> None:
         time = loop.time
         self.loop = loop
         self.seed = seed
-        self.network = Network(loop, f"{seed}/network")
+        self.network = Network(loop, f"{seed}/network", max_delay_seconds=max_delay_seconds)
         self.log = LogStream(time, may_be_damaged=may_be_damaged)
         self.intake = IntakeStream(
             self.network, time, f"{seed}/intake", max_ack_pending=max_unacknowledged
@@ -56,6 +63,7 @@ class MemoryBus:
         self.rows = Rows()
         self.rates = Rates(time)
         self._rows_at_once = rows_at_once
+        self._batch_sizes = batch_sizes
 
     def ports(
         self,
@@ -78,7 +86,9 @@ class MemoryBus:
             secrets=SecretStores() if secrets is None else secrets,
             intake=MemoryIntakeWriter(self.intake, network, f"reconciler@{name}", clock),
             sink=MemoryDecisionSink(self.decisions, network, clock),
-            intake_reader=lambda: MemoryIntakeReader(self.intake, network, name, f"{seed}/intake"),
+            intake_reader=lambda: MemoryIntakeReader(
+                self.intake, network, name, f"{seed}/intake", batch_sizes=self._batch_sizes
+            ),
             action_reader=lambda: MemoryActionReader(
                 self.actions, network, name, f"{seed}/actions"
             ),

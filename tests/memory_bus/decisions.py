@@ -40,7 +40,7 @@ class Decisions:
         self.after_answer: list[Callable[[str, Answer], object]] = []
         self.rejections: dict[tuple[ResourceKey, int], tuple[Rejection, float]] = {}
         self.dead_letters: dict[tuple[str, int], DeadLetter] = {}
-        self._newest_contents: dict[tuple[str, str, str], str] = {}
+        self._told: dict[tuple[str, str, str], str] = {}
         self.discarded: Counter[tuple[str, str]] = Counter()
         self.given_up: set[int] = set()
 
@@ -101,22 +101,18 @@ class Decisions:
                 hook(subject, answer)
 
     def store_dead_letters(self, letters: Sequence[DeadLetter]) -> list[DeadLetter]:
-        """Store each dead letter once; return those that wait for room.
-
-        A letter that is ``told_once`` is left out while the newest one about the same subject has
-        the same content.
-        """
+        """Keep dead letters, each once; give those that wait for room."""
         waiting: list[DeadLetter] = []
         for each in letters:
             name = each.stage, each.delivery.position
             about = each.stage, namespace_of(each.delivery.subject), each.told_once
-            if each.told_once and self._newest_contents.get(about) == each.content:
-                continue
+            if each.told_once and self._told.get(about) == each.content:
+                continue  # the newest letter about it says the same
             try:
                 if name not in self.dead_letters:
                     self.letters_room.take()
                 self.dead_letters[name] = each
-                self._newest_contents[about] = each.content
+                self._told[about] = each.content
             except StreamFullError:
                 waiting.append(each)
         return waiting

@@ -23,6 +23,9 @@ from tests.memory_bus.room import Room
 PARTITIONS = 3
 ACK_WAIT_SECONDS = 10.0
 DUPLICATE_WINDOW_SECONDS = 120.0
+BATCH_SIZES = (1, 2, 5, 20)
+"""How many messages a reader asks for at once: drawn, so that every division of them occurs."""
+
 _PIN_SECONDS = 3.0
 _MISFITS = PARTITIONS
 _ASK_AGAIN_SECONDS = 2.5
@@ -227,7 +230,7 @@ class IntakeStream:
             subject=stored.subject,
             payload=stored.payload,
             message_id=stored.message_id,
-            reply_to=stored.reply_to,
+            reply_to=_inbox(stored.reply_to),
             delivered=delivered,
             receipt=self._times_pinned[_partition_of(stored.subject)],
             stored_at=date_of(stored.stored_at),
@@ -268,6 +271,12 @@ class IntakeStream:
         return self._consumers[_partition_of(delivery.subject)]
 
 
+def _inbox(reply_to: str | None) -> str | None:
+    """Return a reply subject that may be answered; None for any other subject."""
+    is_inbox = reply_to is not None and reply_to.startswith("_INBOX.")
+    return reply_to if is_inbox and not set(reply_to or "") & set("*> ") else None
+
+
 def _max_deliver() -> int:
     """Read how often the product has a message handed out."""
     config = streams._decider_consumer("decider-0", "in.0.>")  # pyright: ignore[reportPrivateUsage]
@@ -297,7 +306,16 @@ def _partition_of(stored_subject: str) -> int:
 class MemoryIntakeReader:
     """Implements ``reconciler.ports.IntakeReader`` for one process."""
 
-    def __init__(self, stream: IntakeStream, network: Network, name: str, seed: str) -> None:
+    def __init__(
+        self,
+        stream: IntakeStream,
+        network: Network,
+        name: str,
+        seed: str,
+        *,
+        batch_sizes: Sequence[int] = BATCH_SIZES,
+    ) -> None:
+        self._batch_sizes = batch_sizes
         self._stream = stream
         self._network = network
         self._name = name
@@ -314,7 +332,7 @@ class MemoryIntakeReader:
                 return batch
 
     def _request(self, answer: Answer[IntakeDelivery]) -> None:
-        self._stream.request(self._name, self._random.choice((1, 2, 5, 20)), answer)
+        self._stream.request(self._name, self._random.choice(self._batch_sizes), answer)
 
     async def ack(self, deliveries: Sequence[IntakeDelivery]) -> None:
         if deliveries:

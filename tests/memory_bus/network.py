@@ -16,15 +16,21 @@ from tests.memory_bus.loop import Process, VirtualLoop, current_process
 PATIENCE_SECONDS = 4.0
 """How long a caller waits for an answer of the bus. The real one waits 15 s."""
 
+MAX_DELAY_SECONDS = 0.3
+"""The longest delay of one way, beyond half a millisecond."""
+
 _T = TypeVar("_T")
 
 
 class Network:
     """Carries requests; the faults that are armed strike the next one of their sort."""
 
-    def __init__(self, loop: VirtualLoop, seed: str) -> None:
+    def __init__(
+        self, loop: VirtualLoop, seed: str, *, max_delay_seconds: float = MAX_DELAY_SECONDS
+    ) -> None:
         self._loop = loop
         self._seed = seed
+        self._max_delay = max_delay_seconds
         self._latencies: dict[str, Callable[[], float]] = {}
         self._armed: list[OnRequest] = []
         self._away_until = 0.0
@@ -72,7 +78,7 @@ class Network:
         draw = self._latencies.get(name)
         if draw is None:
             draw = self._latencies[name] = random.Random(f"{self._seed}/{name}").random
-        return 0.0005 + 0.3 * draw() ** 6
+        return 0.0005 + self._max_delay * draw() ** 6
 
     # --- requests to the bus
 

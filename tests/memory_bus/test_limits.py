@@ -1,33 +1,23 @@
-"""The simulated bus has the limits of the real one: slots, deliveries, and room in its streams.
+"""The bus in memory has the limits of JetStream: slots, deliveries, and room in its streams.
 
-The same random operations on both, as in ``test_contract``. Whatever is late on a slow machine is
+The same random operations on both, as in ``test_comparison``. Whatever is late on a slow machine is
 waited for; that nothing more comes is asked for a moment only.
 """
 
 from __future__ import annotations
 
-import asyncio
 import random
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import pytest
-from nats.aio.client import Client
 
 from events.intake import TimerFired
 from events.log import Action, ActionDecided, LogEvent, event_id
 from events.names import ResourceKey
 from infra.bus import streams
-from infra.bus.actions import JetStreamActionReader
-from infra.bus.decision_sink import JetStreamDecisionSink
-from infra.bus.event_log import open_log
-from infra.bus.intake import JetStreamIntakeReader, JetStreamIntakeWriter
-from infra.embedded import EmbeddedServer
-from infra.jetstream.connection import api_request, connect
 from infra.jetstream.errors import StreamFullError
-from infra.jetstream.reads import stream_state
 from reconciler.ports import (
     ActionDelivery,
     DeadLetter,
@@ -39,14 +29,9 @@ from reconciler.ports import (
     ResourceAppend,
 )
 from tests.bus.histories import event, history_of
-from tests.memory_bus.actions import ActionQueue, MemoryActionReader
-from tests.memory_bus.clock import Clock
-from tests.memory_bus.decisions import Decisions, MemoryDecisionSink
-from tests.memory_bus.intake import IntakeStream, MemoryIntakeReader, MemoryIntakeWriter
-from tests.memory_bus.log import LogStream, MemoryLog
+from tests.memory_bus.contract.buses import Bus as Ports
+from tests.memory_bus.contract.buses import OnMemory, Reading, Stream, on_jetstream
 from tests.memory_bus.loop import VirtualLoop
-from tests.memory_bus.network import Network
-from tests.memory_bus.room import Room
 
 SLOTS = 5
 MAX_DELIVERIES = 3
@@ -59,42 +44,6 @@ _EXTRA = 4
 Delivery = TypeVar("Delivery", IntakeDelivery, ActionDelivery)
 
 
-class Reads(Generic[Delivery]):
-    """What a reader hands out; a question that is not answered in time stays open for the next."""
-
-    def __init__(self, reader: Any) -> None:
-        self.reader = reader
-        self._asked: asyncio.Future[Sequence[Delivery]] | None = None
-
-    async def within(self, seconds: float | None) -> list[Delivery]:
-        """Give the next messages; none if none come in time."""
-        asked = self._asked or asyncio.ensure_future(self.reader.next_batch())
-        done, _ = await asyncio.wait([asked], timeout=seconds)
-        self._asked = None if done else asked
-        return list(asked.result()) if done else []
-
-    async def until(self, wanted: int, *, but: Iterable[Delivery] = ()) -> list[Delivery]:
-        """Wait for so many messages that are not these, and give all that came."""
-        known = {each.position for each in but}
-        came: list[Delivery] = []
-        while sum(each.position not in known for each in came) < wanted:
-            came += await self.within(None)
-        return came
-
-    async def anything_but(self, these: Iterable[Delivery]) -> list[int]:
-        """Look for a moment whether anything else comes."""
-        known = {each.position for each in these}
-        return [
-            each.position
-            for each in await self.within(_MOMENT_SECONDS)
-            if each.position not in known
-        ]
-
-    def close(self) -> None:
-        if self._asked is not None:
-            self._asked.cancel()
-
-
 @dataclass
 class Bus:
     """The ports of one bus, and its streams' room."""
@@ -102,10 +51,10 @@ class Bus:
     log: EventLog
     writer: IntakeWriter
     sink: DecisionSink
-    intake: Reads[IntakeDelivery]
-    actions: Reads[ActionDelivery]
-    leave_room: Callable[[str, int | None], Awaitable[None]]
-    letters: Callable[[], Awaitable[int]]
+    intake: Reading[IntakeDelivery]
+    actions: Reading[ActionDelivery]
+    leave_room: Callable[[Stream, int | None], Awaitable[None]]
+    dead_letters: Callable[[], Awaitable[Sequence[object]]]
     ids: int = 0
     version: int = 0
 
@@ -210,16 +159,16 @@ async def full_letters(bus: Bus, dice: random.Random) -> Any:
     """Some of several letters are stored, and the whole has failed."""
     count = dice.choice((1, 3, 6))
     letters = [_letter(bus, number) for number in range(count)]
-    before = await bus.letters()
+    before = len(await bus.dead_letters())
     await bus.leave_room("DEADLETTERS", dice.randint(0, count - 1))
     seen: list[Any] = [
         await _error_of(bus.sink.store_dead_letters(letters)),
-        await bus.letters() - before,
+        len(await bus.dead_letters()) - before,
     ]
     await bus.leave_room("DEADLETTERS", None)
     seen.append(await _error_of(bus.sink.store_dead_letters(letters)))
     bus.ids += count
-    return [*seen, await bus.letters() - before]
+    return [*seen, len(await bus.dead_letters()) - before]
 
 
 _ALL = (slots, slots, too_often, leases, full_intake, full_log, full_letters)
@@ -278,78 +227,26 @@ def _order(came: Sequence[ActionDelivery]) -> list[tuple[str, int]]:
 # --- the two sides
 
 
-async def on_the_server(folder: Path, seed: int) -> list[str]:
-    server = EmbeddedServer()
-    await server.start(folder)
+async def _play(one: Ports, seed: int) -> list[str]:
+    intake, actions = one.reading(one.intake_reader()), one.reading(one.action_reader())
+    bus = Bus(one.log, one.writer, one.sink, intake, actions, one.leave_room, one.dead_letters)
     try:
-        nc = await connect(server.url, name="model")
-        await streams.ensure_topology(nc)
-        bus = Bus(
-            await open_log(nc),
-            JetStreamIntakeWriter(nc, "model"),
-            JetStreamDecisionSink(nc),
-            Reads(JetStreamIntakeReader(nc)),
-            Reads(JetStreamActionReader(nc)),
-            lambda stream, messages: _leave_room(nc, stream, messages),
-            lambda: _count(nc, streams.DEADLETTERS),
-        )
-        try:
-            return await play(bus, seed)
-        finally:
-            bus.intake.close()
-            bus.actions.close()
-            await nc.close()
+        return await play(bus, seed)
     finally:
-        await server.stop()
+        await one.close()
 
 
-async def _leave_room(nc: Client, stream: str, messages: int | None) -> None:
-    state = await stream_state(nc, stream)
-    most = -1 if messages is None else state.messages + messages
-    assert most, f"{stream} is empty, and no limit is 0"
-    await api_request(nc, f"STREAM.UPDATE.{stream}", {**state.config, "max_msgs": most})
+async def on_the_server(url: str, seed: int) -> list[str]:
+    async with on_jetstream(url, lease_seconds=10.0) as one:
+        return await _play(one, seed)
 
 
-async def _count(nc: Client, stream: str) -> int:
-    return (await stream_state(nc, stream)).messages
-
-
-def in_the_simulation(seed: int) -> list[str]:
+def in_memory(seed: int) -> list[str]:
     loop = VirtualLoop(f"model/{seed}")
-    network = Network(loop, f"model/{seed}")
-    log = LogStream(loop.time)
-    intake = IntakeStream(network, loop.time, str(seed), max_ack_pending=SLOTS)
-    queue = ActionQueue(log, network, loop.time, max_ack_pending=SLOTS)
-    decisions = Decisions(intake, network, loop.time, str(seed))
-    clock = Clock(loop.time)
-    rooms = {
-        "INTAKE": intake.room,
-        "LOG_1": log.room,
-        "DEADLETTERS": decisions.letters_room,
-    }
-
-    async def leave_room(stream: str, messages: int | None) -> None:
-        room: Room = rooms[stream]
-        room.leave(messages)
-
-    async def letters() -> int:
-        return len(decisions.dead_letters)
 
     async def run() -> list[str]:
-        bus = Bus(
-            MemoryLog(log, network),
-            MemoryIntakeWriter(intake, network, "model", clock),
-            MemoryDecisionSink(decisions, network, clock),
-            Reads(MemoryIntakeReader(intake, network, "model", str(seed))),
-            Reads(MemoryActionReader(queue, network, "model", str(seed))),
-            leave_room,
-            letters,
-        )
-        try:
-            return await play(bus, seed)
-        finally:
-            bus.intake.close()
-            bus.actions.close()
+        one = OnMemory(str(seed), max_unacknowledged=SLOTS, max_actions_leased=SLOTS)
+        return await _play(one, seed)
 
     try:
         return loop.run_until_complete(run())
@@ -359,7 +256,7 @@ def in_the_simulation(seed: int) -> list[str]:
 
 @pytest.fixture
 def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few slots and few deliveries, on the server and in the simulation."""
+    """Few slots and few deliveries, on the server and in memory."""
     intakes = streams._decider_consumer  # pyright: ignore[reportPrivateUsage]
     actions = streams._worker_consumer  # pyright: ignore[reportPrivateUsage]
     few = {"max_ack_pending": SLOTS}
@@ -378,6 +275,5 @@ def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.usefixtures("narrow")
 @pytest.mark.parametrize("seed", range(2))
-async def test_the_same_limits_have_the_same_answers(tmp_path: Path, seed: int) -> None:
-    simulated = in_the_simulation(seed)
-    assert simulated == await on_the_server(tmp_path, seed)
+async def test_the_same_limits_have_the_same_answers(fresh_bus_url: str, seed: int) -> None:
+    assert in_memory(seed) == await on_the_server(fresh_bus_url, seed)

@@ -15,7 +15,9 @@ from reconciler.resource import decide
 from reconciler.roles import oversize
 from reconciler.sdk.dead_letters import LetterRefusedError
 from tests.scenarios.harness import ACTOR, World, manifest, shape
-from tests.scenarios.test_poison import FOO, letters_of
+from tests.scenarios.test_poison import FOO, impatient, letters_of
+
+__all__ = ["impatient"]
 
 WHALE = {f"l{number}": "x" * 250 for number in range(12)}
 

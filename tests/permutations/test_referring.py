@@ -27,7 +27,9 @@ async def example(bare_world: MemoryWorld, root: Path) -> MemoryWorld:
     """A world with one kind, whose objects are files in a folder."""
     bare_world.kinds = KindRegistry([FILE])
     await bare_world.start_reconciler()
-    await bare_world.configure(ProviderConfigSpec("file", root.as_uri()), "files")
+    await bare_world.configure(
+        ProviderConfigSpec("file", root.as_uri(), resync_seconds=0.3), "files"
+    )
     return bare_world
 
 

@@ -31,8 +31,11 @@ from tests.memory_bus.client import MemoryClient
 from tests.memory_bus.clock import Clock, date_of
 from tests.memory_bus.intake import MemoryIntakeWriter
 from tests.memory_bus.log import MemoryLog
-from tests.memory_bus.loop import Process, VirtualLoop
+from tests.memory_bus.loop import Process, VirtualLoop, current_process
 from tests.scenarios.harness import ACTOR, PATIENCE_SECONDS, Human, World
+
+BATCH_SIZE = 200
+"""Messages that are decided together, as far as they are there: on a server as many come."""
 
 _ports = itertools.count(1_000)
 
@@ -65,8 +68,14 @@ class MemoryWorld(World):
 
     def __init__(self, loop: VirtualLoop, human: Human) -> None:
         super().__init__("memory", human)
-        self.bus = MemoryBus(loop, "permutations")
+        self.bus = MemoryBus(loop, "permutations", batch_sizes=(BATCH_SIZE,), max_delay_seconds=0.0)
         self._loop = loop
+        self._client = MemoryClient(self.bus, ACTOR)
+        self.client = self._client
+        self.log = MemoryLog(self.bus.log, self.bus.network)
+        self._writer = MemoryIntakeWriter(
+            self.bus.intake, self.bus.network, ACTOR, Clock(loop.time)
+        )
         self._starts = itertools.count(1)
         self._ids = itertools.count(1)
 
@@ -77,7 +86,7 @@ class MemoryWorld(World):
 
     async def _run(self, roles: Sequence[Role], ready: asyncio.Future[Running]) -> None:
         stores = open_stores(self.secrets)
-        name = f"reconciler.{next(self._starts)}"
+        name = current_process().name
         ports = self.bus.ports(name, new_id=lambda: f"id-{next(self._ids)}", secrets=stores)
         parts = await load(ports, roles, self.kinds)
         async with running_parts(parts, roles):
@@ -127,9 +136,5 @@ class MemoryWorld(World):
 
     @asynccontextmanager
     async def here(self) -> AsyncGenerator[MemoryWorld]:
-        clock = Clock(self._loop.time)
-        self.log = MemoryLog(self.bus.log, self.bus.network)
-        self._writer = MemoryIntakeWriter(self.bus.intake, self.bus.network, ACTOR, clock)
-        self.client = self._client = MemoryClient(self.bus, ACTOR)
         yield self
         await self.stop_reconciler()

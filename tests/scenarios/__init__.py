@@ -1,6 +1,8 @@
 """The story that the product tells, on a real server and a real external API.
 
-Each test's name begins with the number of its scenario.
+Each test's name begins with the number of its scenario. A number has its one test here, and more
+only where their point is the server, a process that dies, a socket or a real system; permutations
+run in virtual time (``tests/permutations``).
 
 - scenario 1: what is declared is made; scenario 2: a change is one update;
   scenario 3: what a human deletes is made again; scenario 4: what a human repaints is corrected,

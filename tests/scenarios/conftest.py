@@ -54,11 +54,3 @@ async def exclusive_world(bare_world: World) -> World:
     await bare_world.start_reconciler()
     await bare_world.configure(api_config(bare_world.human.url, exclusive=True))
     return bare_world
-
-
-@pytest.fixture
-async def empty_api_url(tmp_path: Path) -> AsyncIterator[str]:
-    """Another API, in which there is nothing."""
-    process = FaultyApi()
-    yield await process.start(tmp_path / "other-shapes")
-    await process.stop()

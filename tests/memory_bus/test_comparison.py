@@ -1,7 +1,4 @@
-"""The simulated bus answers as the real one: the same random operations, through the same ports.
-
-A model that is kinder than the server proves nothing.
-"""
+"""Random operations have the same results on the bus in memory and on JetStream."""
 
 from __future__ import annotations
 
@@ -9,7 +6,6 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,13 +22,6 @@ from events.log import (
     event_type,
 )
 from events.names import ResourceKey
-from infra.bus import streams
-from infra.bus.actions import JetStreamActionReader
-from infra.bus.event_log import open_log
-from infra.bus.intake import JetStreamIntakeReader, JetStreamIntakeWriter
-from infra.bus.rows import JetStreamRows
-from infra.embedded import EmbeddedServer
-from infra.jetstream.connection import connect
 from projections.read_models import CHECKPOINT
 from reconciler.ports import (
     ActionReader,
@@ -46,17 +35,9 @@ from reconciler.ports import (
     RowStore,
 )
 from tests.bus.histories import history_of
-from tests.memory_bus.actions import ActionQueue, MemoryActionReader
-from tests.memory_bus.clock import Clock
-from tests.memory_bus.intake import (
-    IntakeStream,
-    MemoryIntakeReader,
-    MemoryIntakeWriter,
-)
-from tests.memory_bus.log import LogStream, MemoryLog
+from tests.memory_bus.contract.buses import Bus as Ports
+from tests.memory_bus.contract.buses import OnMemory, on_jetstream
 from tests.memory_bus.loop import VirtualLoop
-from tests.memory_bus.network import Network
-from tests.memory_bus.rows import MemoryRows, Rows
 
 _SHAPES = [ResourceKey("default", "Shape", name) for name in ("foo", "bar", "baz", "qux", "zoo")]
 _START = datetime(2030, 1, 1, tzinfo=UTC)
@@ -278,46 +259,26 @@ def _event(key: ResourceKey, version: int, dice: random.Random) -> LogEvent:
 # --- the two sides
 
 
-async def on_the_server(folder: Path, seed: int) -> list[str]:
-    server = EmbeddedServer()
-    await server.start(folder)
-    try:
-        nc = await connect(server.url, name="model")
-        await streams.ensure_topology(nc)
-        bus = Bus(
-            await open_log(nc),
-            JetStreamIntakeWriter(nc, "model"),
-            JetStreamIntakeReader(nc),
-            JetStreamActionReader(nc),
-            [JetStreamRows(nc), JetStreamRows(nc)],
-        )
+def _bus(one: Ports) -> Bus:
+    reader, actions = one.intake_reader(), one.action_reader()
+    return Bus(one.log, one.writer, reader, actions, [one.rows(), one.rows()])
+
+
+async def on_the_server(url: str, seed: int) -> list[str]:
+    async with on_jetstream(url, lease_seconds=10.0) as one:
+        bus = _bus(one)
         try:
             return await play(bus, seed)
         finally:
             await bus.reader.close()
             await bus.actions.close()
-            await nc.close()
-    finally:
-        await server.stop()
 
 
-def in_the_simulation(seed: int) -> list[str]:
+def in_memory(seed: int) -> list[str]:
     loop = VirtualLoop(f"model/{seed}")
-    network = Network(loop, f"model/{seed}")
-    log = LogStream(loop.time)
-    intake = IntakeStream(network, loop.time, str(seed))
-    queue = ActionQueue(log, network, loop.time)
-    rows = Rows()
 
     async def run() -> list[str]:
-        bus = Bus(
-            MemoryLog(log, network),
-            MemoryIntakeWriter(intake, network, "model", Clock(loop.time)),
-            MemoryIntakeReader(intake, network, "model", str(seed)),
-            MemoryActionReader(queue, network, "model", str(seed)),
-            [MemoryRows(rows, network), MemoryRows(rows, network)],
-        )
-        return await play(bus, seed)
+        return await play(_bus(OnMemory(str(seed))), seed)
 
     try:
         return loop.run_until_complete(run())
@@ -328,5 +289,5 @@ def in_the_simulation(seed: int) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", range(2))
-async def test_the_same_operations_have_the_same_answers(tmp_path: Path, seed: int) -> None:
-    assert in_the_simulation(seed) == await on_the_server(tmp_path, seed)
+async def test_the_same_operations_have_the_same_answers(fresh_bus_url: str, seed: int) -> None:
+    assert in_memory(seed) == await on_the_server(fresh_bus_url, seed)

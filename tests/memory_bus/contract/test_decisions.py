@@ -1,0 +1,125 @@
+"""What a decider sends besides its events: timers, answers, rejections and dead letters."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from events.envelope import decode_intake
+from events.intake import Answer, TimerFired
+from events.names import ResourceKey
+from reconciler.ports import DeadLetter, IntakeDelivery, Rejection, TimerRequest
+from tests.bus.histories import new_key
+from tests.memory_bus.contract.buses import Bus
+
+SOON = timedelta(seconds=1)
+
+
+def letter(position: int, *, told_once: str = "", content: str = "") -> DeadLetter:
+    delivery = IntakeDelivery(position, "in.0.desired.acme.Shape.x", b"x", "", None, 1, None)
+    return DeadLetter("intake", "of no use", delivery, told_once, content)
+
+
+async def fired(bus: Bus, wanted: int) -> list[tuple[str, str]]:
+    """Return resource and purpose of so many timers as they fire; one may fire twice."""
+    intake = bus.reading(bus.intake_reader())
+    told: set[tuple[str, str]] = set()
+    while len(told) < wanted:
+        [each, *others] = await intake.until(1)
+        await intake.reader.ack([each])
+        await intake.reader.retry_later(others, 0.0)
+        tokens = each.subject.split(".")
+        data = decode_intake(each.payload, expected="timer", fallback_id="").data
+        assert tokens[2] == "timer"
+        assert isinstance(data, TimerFired)
+        told.add((".".join(tokens[3:]), data.purpose))
+    return sorted(told)
+
+
+async def test_a_timer_fires_once_when_it_is_due(bus: Bus) -> None:
+    key = new_key()
+    due = bus.now() + SOON
+    await bus.sink.set_timers([TimerRequest(key, due)])
+    assert await fired(bus, 1) == [(key.tokens, "Retry")]
+    assert bus.now() >= due
+
+
+async def test_each_resource_has_a_timer_of_its_own_for_each_purpose(bus: Bus) -> None:
+    ours = new_key()
+    twins = [
+        ours,
+        ResourceKey("other", ours.kind, ours.name),
+        ResourceKey("default", "Record", ours.name),
+    ]
+    # Those of one resource that fire in the same moment may come as one.
+    soon, later = bus.now() + SOON, bus.now() + 2 * SOON
+    await bus.sink.set_timers([TimerRequest(key, soon, "Retry") for key in twins])
+    await bus.sink.set_timers([TimerRequest(key, later, "Due") for key in twins])
+    wanted = [(key.tokens, purpose) for key in twins for purpose in ("Due", "Retry")]
+    assert await fired(bus, 6) == sorted(wanted)
+
+
+async def test_a_newer_timer_replaces_the_one_before(bus: Bus) -> None:
+    key = new_key()
+    await bus.sink.set_timers([TimerRequest(key, bus.now() + SOON)])
+    later = bus.now() + 2 * SOON
+    await bus.sink.set_timers([TimerRequest(key, later)])
+    assert await fired(bus, 1) == [(key.tokens, "Retry")]
+    assert bus.now() >= later
+
+
+async def test_a_timer_of_the_past_fires_now(bus: Bus) -> None:
+    key = new_key()
+    await bus.sink.set_timers([TimerRequest(key, bus.now() - SOON)])
+    assert await fired(bus, 1) == [(key.tokens, "Retry")]
+
+
+async def test_an_answer_comes_to_its_inbox(bus: Bus) -> None:
+    subject, answer = await bus.inbox()
+    other, nothing = await bus.inbox()
+    told = Answer(True, "Accepted", 1, 7, "")
+    await bus.sink.answer([(subject, told), (f"{other}.gone", told)])
+    assert await answer == told
+    assert not nothing.done()
+
+
+async def test_each_rejection_is_stored_once(bus: Bus) -> None:
+    """A decider that dies before its acknowledgement rejects again."""
+    key, other = new_key(), new_key()
+    for _ in range(2):
+        await bus.sink.reject(
+            [
+                Rejection(key, Answer(False, "Invalid", 0, position, "no"), "test", bus.now())
+                for position in (1, 2, 3)
+            ]
+        )
+    assert (await bus.rejections(key), await bus.rejections(other)) == (3, 0)
+
+
+async def test_each_dead_letter_is_stored_once(bus: Bus) -> None:
+    for _ in range(2):
+        assert not await bus.sink.store_dead_letters([letter(1), letter(2)])
+    assert await bus.dead_letters() == [("intake", 1), ("intake", 2)]
+
+
+async def test_what_is_told_once_is_not_repeated_while_its_content_is_the_same(bus: Bus) -> None:
+    for position, content in enumerate(("a", "a", "b"), start=1):
+        same = letter(position, told_once="x", content=content)
+        assert not await bus.sink.store_dead_letters([same])
+    assert await bus.dead_letters() == [("intake", 1), ("intake", 3)]
+
+
+async def test_letters_for_which_there_is_no_room_are_given_back(bus: Bus) -> None:
+    letters = [letter(position) for position in range(1, 5)]
+    await bus.sink.store_dead_letters(letters[:1])
+    await bus.leave_room("DEADLETTERS", 1)
+    waiting = await bus.sink.store_dead_letters(letters[1:])
+    assert [each.delivery.position for each in waiting] == [3, 4]
+    await bus.leave_room("DEADLETTERS", None)
+    assert not await bus.sink.store_dead_letters(waiting)
+    assert len(await bus.dead_letters()) == 4
+
+
+async def test_what_gets_no_letter_is_counted(bus: Bus) -> None:
+    await bus.sink.discard([letter(1), letter(2)])
+    await bus.sink.discard([letter(3)])
+    assert (await bus.discarded(), await bus.dead_letters()) == (3, [])

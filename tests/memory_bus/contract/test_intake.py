@@ -1,0 +1,173 @@
+"""The intake: duplicates, redelivery, one reader per partition, and a full stream."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+
+import pytest
+
+from events.intake import TimerFired, Withdrawn
+from events.names import ResourceKey
+from infra.jetstream.errors import StreamFullError
+from reconciler.ports import IntakeDelivery, IntakeMessageOut
+from tests.bus.histories import new_key
+from tests.memory_bus.contract.buses import Bus, Reading
+
+
+def message(key: ResourceKey | None = None) -> IntakeMessageOut:
+    return IntakeMessageOut("desired", key or new_key(), Withdrawn(), uuid.uuid4().hex)
+
+
+def reading(bus: Bus) -> Reading[IntakeDelivery]:
+    return bus.reading(bus.intake_reader())
+
+
+async def test_messages_of_a_resource_come_in_order_with_what_they_were_stored_with(
+    bus: Bus,
+) -> None:
+    key, intake = new_key(), reading(bus)
+    sent = [message(key), IntakeMessageOut("timer", key, TimerFired("Sweep"), "the timer's")]
+    await bus.writer.publish(sent)
+    first, second = taken = await intake.until(2)
+    assert [each.message_id for each in taken] == [each.message_id for each in sent]
+    assert [each.subject.split(".", 2)[2] for each in taken] == [
+        f"desired.{key.tokens}",
+        f"timer.{key.tokens}",
+    ]
+    assert first.subject.split(".")[1] == second.subject.split(".")[1], "one partition"
+    assert first.position < second.position == await bus.writer.last_position()
+    assert [each.delivered for each in taken] == [1, 1]
+    assert first.stored_at is not None
+    assert abs((bus.now() - first.stored_at).total_seconds()) < 60
+
+
+async def test_many_are_stored_once_even_if_some_were_stored_before(bus: Bus) -> None:
+    messages = [message() for _ in range(60)]
+    await bus.writer.publish(messages[:20])
+    await bus.writer.publish(messages)
+    assert await bus.writer.last_position() == 60
+
+
+async def test_only_an_inbox_is_answered(bus: Bus) -> None:
+    intake = reading(bus)
+    wanted = {"_INBOX.abc": "_INBOX.abc", "rec.desired.a.b.c": None, "_INBOX.>": None}
+    for reply in wanted:
+        await bus.publish(f"rec.desired.{new_key().tokens}", b"{}", reply_to=reply)
+    taken = await intake.until(len(wanted))
+    assert {delivery.reply_to for delivery in taken} == {"_INBOX.abc", None}
+    assert sum(delivery.reply_to is None for delivery in taken) == 2
+
+
+async def test_a_message_that_fits_no_partition_comes_too(bus: Bus) -> None:
+    intake = reading(bus)
+    await bus.publish("rec.nothing.hostile", b"rubbish")
+    [taken] = await intake.until(1)
+    assert (taken.subject, taken.payload) == ("rec.nothing.hostile", b"rubbish")
+    await intake.reader.ack([taken])
+    assert not await intake.within(bus.lease_seconds + 0.5)
+
+
+async def test_without_an_acknowledgement_a_message_comes_again(bus: Bus) -> None:
+    intake = reading(bus)
+    await bus.writer.publish([message()])
+    [taken] = await intake.until(1)
+    [again] = await intake.until(1)
+    assert (again.position, again.delivered) == (taken.position, 2)
+    await intake.reader.ack([again])
+    assert not await intake.within(bus.lease_seconds + 0.5)
+
+
+async def test_what_is_to_be_retried_later_comes_then_and_not_before(bus: Bus) -> None:
+    intake = reading(bus)
+    await bus.writer.publish([message(), message()])
+    taken = await intake.until(2)
+    await intake.reader.ack(taken[1:])
+    await intake.reader.retry_later(taken[:1], 0.7)
+    assert not await intake.within(0.4)
+    [again] = await intake.until(1)
+    assert again.position == taken[0].position
+
+
+async def test_what_comes_for_the_ninth_time_still_comes(bus: Bus) -> None:
+    intake = reading(bus)
+    await bus.writer.publish([message()])
+    for time in range(1, 12):
+        [taken] = await intake.until(1)
+        assert taken.delivered == time
+        await intake.reader.retry_later([taken], 0.0)
+
+
+async def test_a_partition_is_read_by_one_reader_until_it_closes(bus: Bus) -> None:
+    key, first, second = new_key(), reading(bus), reading(bus)
+    await bus.writer.publish([message(key)])
+    taken = await first.until(1)
+    await first.reader.ack(taken)
+    assert not await second.within(0.1)
+    for _ in range(5):
+        await bus.writer.publish([message(key)])
+        more = await first.until(1)
+        await first.reader.ack(more)
+    assert not await second.within(0.1)
+    first.close()
+    await first.reader.close()
+    await bus.writer.publish([message(key)])
+    assert len(await second.until(1)) == 1
+
+
+async def test_a_reader_knows_whether_another_was_handed_its_partition_meanwhile(bus: Bus) -> None:
+    key, first, second = new_key(), reading(bus), reading(bus)
+    await bus.writer.publish([message(key)])
+    taken = await first.until(1)
+    assert await first.reader.was_alone(taken)
+    await first.reader.close()
+    await bus.writer.publish([message(key)])
+    newer = await second.until(1)
+    assert not await first.reader.was_alone(taken)
+    assert await second.reader.was_alone(newer)
+
+
+async def test_newer_declarations_of_the_same_resource_can_be_read(bus: Bus) -> None:
+    key, other, intake = new_key(), new_key(), reading(bus)
+    await bus.writer.publish([message(key)])
+    await bus.writer.publish([message(other)])
+    await bus.writer.publish([IntakeMessageOut("timer", key, TimerFired("Sweep"), "t")])
+    await bus.writer.publish([message(key)])
+    taken = {each.position: each for each in await intake.until(4)}
+    newer = await intake.reader.newer_declarations([taken[1], taken[2], taken[4]])
+    assert [[each.position for each in some] for some in newer] == [[4], [], []]
+
+
+async def test_all_declarations_of_a_resource_can_be_read_unless_all_are_known(bus: Bus) -> None:
+    key, other, intake = new_key(), new_key(), bus.intake_reader()
+    await bus.writer.publish([message(key)])
+    await bus.writer.publish([message(other)])
+    await bus.writer.publish([message(key)])
+    declared = await intake.declarations_of({key: {3}, other: {2}})
+    assert {each: [one.position for one in some] for each, some in declared.items()} == {
+        key: [1, 3]
+    }
+    assert not await intake.declarations_of({key: {1, 3}, other: {2}})
+    await intake.close()
+
+
+async def test_a_full_intake_stores_what_it_can_and_the_whole_has_failed(bus: Bus) -> None:
+    known = [message()]
+    await bus.writer.publish(known)
+    await bus.leave_room("INTAKE", 2)
+    messages = [message() for _ in range(4)]
+    with pytest.raises(StreamFullError):
+        await bus.writer.publish(messages)
+    assert await bus.writer.last_position() == 3
+    await bus.writer.publish(known)  # what is known needs no room
+    await bus.leave_room("INTAKE", None)
+    await bus.writer.publish(messages)
+    assert await bus.writer.last_position() == 5
+
+
+async def test_who_waits_gets_what_is_published_meanwhile(bus: Bus) -> None:
+    intake = reading(bus)
+    waiting = asyncio.ensure_future(intake.until(1))
+    assert not (await asyncio.wait([waiting], timeout=0.2))[0]
+    await bus.writer.publish([message()])
+    assert len(await waiting) == 1
