@@ -128,7 +128,10 @@ def print_integrity(found: Integrity) -> None:
         out.print(f"{one.problem}: {one}")
     if len(found.damage) > _SHOWN:
         out.print("... (--output json shows all)")
-    out.print('Remedy: `reconciler restore`, see "When the log is damaged" in docs/backup.md.')
+    out.print(
+        'Remedy: `reconciler restore`, see "When the log is damaged" in '
+        "docs/how-to/back-up-and-restore.md."
+    )
 
 
 def print_fleet(fleet: FleetSummary) -> None:

@@ -7,12 +7,14 @@ import shutil
 from pathlib import Path
 
 from tests.cli.runner import Cli, Inside, shape, up
-from tests.docs.test_operating import DOCS
+from tests.docs.test_links import DOCS
+
+PAGE = DOCS / "how-to/back-up-and-restore.md"
 
 
 def commands(heading: str) -> list[list[str]]:
     """Every command line of a section, in order."""
-    section = (DOCS / "backup.md").read_text().split(f"## {heading}\n")[1].split("\n## ")[0]
+    section = PAGE.read_text().split(f"## {heading}\n")[1].split("\n## ")[0]
     blocks = [part.split("```")[0] for part in section.split("```sh\n")[1:]]
     lines = [shlex.split(line, comments=True) for block in blocks for line in block.splitlines()]
     return [words for words in lines if words]
@@ -20,7 +22,7 @@ def commands(heading: str) -> list[list[str]]:
 
 def test_a_backup_is_made_and_restored_as_the_guide_says(tmp_path: Path) -> None:
     cli = Cli(tmp_path)
-    save, *restore = commands("Backup and restore")
+    save, *restore = commands("Back up and restore the log")
     assert [words[1] for words in (save, *restore)] == ["backup", "restore", "replay", "up"]
     inside = Inside(cli.folder)
     with up(cli):

@@ -42,7 +42,8 @@ def check_damage(replay: LogReplay) -> Finding:
         return Finding("log", "ok", f"{replay.events} events read, none missing{part}")
     remedy = (
         "upgrade what is older than the log, or restore the log from its backup; these resources "
-        'are held until then, all others are not: see "When the log is damaged" in docs/backup.md'
+        'are held until then, all others are not: see "When the log is damaged" in '
+        "docs/how-to/back-up-and-restore.md"
     )
     return Finding("log", "fail", f"damaged in {len(places)} places: {some(places)}", remedy)
 
@@ -66,7 +67,7 @@ def check_held(rows: Iterable[StatusRow]) -> Finding:
     first = ", ".join(f"{next(r.key for r in held if r.reason == one)}" for one in reasons)
     remedy = (
         "`reconciler get -A --outcome Held` shows them all; what each reason wants is in "
-        '"What holds a resource" in docs/operating.md'
+        "docs/concepts/holds.md"
     )
     return Finding("held", "warn", f"{len(held)} wait ({counts}): {first}", remedy)
 
@@ -156,7 +157,7 @@ async def check_discarded(nc: Client) -> Finding:
     remedy = (
         "a namespace may fill a quarter of the dead letters, which `reconciler deadletters list` "
         "shows: have its publisher stop, or send it right; how to make room is in "
-        '"Dead letters" in docs/operating.md. It warns for 7 days after the last'
+        '"Handle dead letters" in docs/how-to/operate.md. It warns for 7 days after the last'
     )
     return Finding("discarded", "warn", text, remedy)
 
