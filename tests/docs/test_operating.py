@@ -1,6 +1,8 @@
 """The operators' pages name every outcome, hold and field, and show real messages and commands."""
 
 import ast
+import errno
+import os
 import re
 import shlex
 from collections.abc import Iterator
@@ -124,6 +126,7 @@ def messages() -> tuple[Template, ...]:
     folders = ("events", "infra", "reconciler")
     paths = [path for folder in folders for path in sorted((REPOSITORY / folder).rglob("*.py"))]
     found = {template for path in paths for template in templates(path)}
+    found |= {(os.strerror(number),) for number in errno.errorcode}
     return tuple(each for each in found if constant_characters(each) >= MIN_MESSAGE_CHARACTERS)
 
 
@@ -169,8 +172,9 @@ def test_what_one_types_in_trouble_is_no_wrong_usage(
 ) -> None:
     monkeypatch.setattr("reconciler.cli.connection.PATIENCE_SECONDS", 0.1)
     monkeypatch.setattr("reconciler.cli.client.PATIENCE_SECONDS", 0.1)
-    (tmp_path / "bar.yaml").write_text(shape("bar"))
     words = shlex.split(command)[1:]
+    for name in [word for word in words if word.endswith(".yaml")]:
+        (tmp_path / name).write_text(shape("bar"))
     ran = Inside(tmp_path).run(*words, "--nats-url", "nats://127.0.0.1:1")
     if command in HERE:
         assert ran.status == Exit.OK
