@@ -3,7 +3,7 @@
 The loop, in the order in which one declaration goes through it:
 
 A service publishes a *declaration* on the bus: it is a message of the *intake* (`events.intake`),
-sent by the SDK (`sdk`) or by hand (docs/publishing-and-subscribing.md).
+sent by the SDK (`sdk`) or by hand (docs/how-to/publish-and-subscribe.md).
 
 The *decider* (`roles.decider`) takes the intake in batches. For each *resource* it loads the
 *state*, folded from the log by `evolve` (`roles.repository`, `resource.evolve`), and asks the pure

@@ -15,7 +15,6 @@ PENDING = frozenset(
         "concepts/log.md",
         "concepts/ownership.md",
         "how-to/compose-kinds.md",
-        "how-to/publish-and-subscribe.md",
         "how-to/reference-other-resources.md",
         "limits.md",
         "reference/commands.md",

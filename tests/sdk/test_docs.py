@@ -1,4 +1,4 @@
-"""The page ``docs/publishing-and-subscribing.md``: its code is run, its JSON is what is encoded."""
+"""The page ``docs/how-to/publish-and-subscribe.md``: its code runs, its JSON is what is encoded."""
 
 import ast
 import asyncio
@@ -27,7 +27,9 @@ from reconciler.sdk.outcomes import SETTLED
 from tests.sdk.conftest import Stack
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs/publishing-and-subscribing.md").read_text()
+PATH = ROOT / "docs/how-to/publish-and-subscribe.md"
+PAGE = PATH.read_text()
+OUTCOMES = (ROOT / "docs/concepts/outcomes.md").read_text()
 URL = "nats://127.0.0.1:4222"
 PATIENCE_SECONDS = 90
 
@@ -50,7 +52,7 @@ async def test_python_is_run_from_the_top_to_the_end(stack: Stack, client: Clien
     for block in blocks("python"):
         code = compile(
             block.replace(URL, stack.bus_url),
-            "publishing-and-subscribing.md",
+            PATH.name,
             "exec",
             flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT,
         )
@@ -151,15 +153,21 @@ def test_streams_of_the_command_line_exist() -> None:
 
 
 def test_every_outcome_is_explained() -> None:
-    table = PAGE.split("| outcome | says |")[1].split("\n\n")[0]
-    assert set(re.findall(r"`(\w+)`", table)) == set(get_args(OutcomeName))
-    open_ended = {"Waiting", "Degraded", "Unowned", "Rejected"}
+    """The page links to the table of the outcomes and to the section about settled ones."""
+    table = OUTCOMES.split("| outcome | meaning |")[1].split("\n\n")[0]
+    explained = re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)
+    assert sorted(explained) == sorted(get_args(OutcomeName))
+    settled = OUTCOMES.split("## Settled outcomes\n")[1].split("\n## ")[0]
+    open_ended = set(re.findall(r"`([A-Z]\w+)`", settled))
+    assert open_ended == {"Waiting", "Degraded", "Unowned", "Rejected"}
     assert frozenset(get_args(OutcomeName)) - SETTLED == open_ended
+    for anchor in ("outcomes.md", "outcomes.md#settled-outcomes"):
+        assert f"](../concepts/{anchor})" in PAGE
 
 
-@pytest.mark.parametrize("target", re.findall(r"\]\((?!https?:)([^)]+)\)", PAGE))
+@pytest.mark.parametrize("target", re.findall(r"\]\((?!https?:)([^)#]+)", PAGE))
 def test_links_lead_to_a_file(target: str) -> None:
-    assert (ROOT / "docs" / target).exists()
+    assert (PATH.parent / target).exists()
 
 
 async def test_what_cannot_be_read_is_answered(stack: Stack) -> None:
