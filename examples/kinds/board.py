@@ -1,7 +1,7 @@
 """A kind that is made of components, complete: a board of shapes with a frame, corners and a badge.
 
-It is a module of your own package, which registers it under `reconciler.kinds`; docs/composing.md
-explains it.
+It is a module of your own package, which registers it under `reconciler.kinds`;
+docs/how-to/compose-kinds.md explains it.
 """
 
 from typing import Literal
@@ -56,7 +56,7 @@ def shape(board: ResourceKey, name: str, form: str, color: str) -> Manifest:
 
 
 def compose(board: ResourceKey, spec: Fields, observed: ExternalObject | None) -> Fields:
-    """Return what a board is made of: asked again whenever something of it has changed."""
+    """Return the content of a board; called again after each change of the board or its parts."""
 
     def frame(values: Fields) -> list[Part]:
         manifest = shape(board, "frame", values["form"], values["color"])
@@ -77,7 +77,7 @@ def compose(board: ResourceKey, spec: Fields, observed: ExternalObject | None) -
 
 
 def with_first_color(manifest: Manifest) -> Manifest:
-    """Remember on a new frame which colour it was made in."""
+    """Record the first color of a new frame as its label."""
     metadata = msgspec.structs.replace(
         manifest.metadata, labels={"first-color": manifest.spec["color"]}
     )
@@ -85,7 +85,7 @@ def with_first_color(manifest: Manifest) -> Manifest:
 
 
 def keep_form(manifest: Manifest, declared: Manifest) -> Manifest:
-    """A frame that is there is painted, and never bent."""
+    """Keep the form of an existing frame, and apply only the new color."""
     spec = {**manifest.spec, "type": declared.spec["type"]}
     return msgspec.structs.replace(manifest, metadata=declared.metadata, spec=spec)
 

@@ -133,7 +133,7 @@ def _filled(content: object, values: Mapping[str, object]) -> str:
 
 
 def comparable(fields: Fields) -> Fields:
-    """Return fields with a digest in the place of content, as a file's object shows it."""
+    """Return the fields with a digest instead of the content, as the provider shows a file."""
     content = fields.get("content")
     if isinstance(content, str):
         return {**fields, "content": _digest(content.encode())}

@@ -49,7 +49,7 @@ _MAX_NAME_CHARACTERS = 253
 
 
 class RecordFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The fields of a ``Record``'s spec; the order of ``values`` has no meaning."""
+    """Fields of a ``Record``'s spec; the order of ``values`` has no meaning."""
 
     type: Literal["A", "AAAA", "CNAME", "MX", "TXT"]
     values: Annotated[list[str], msgspec.Meta(min_length=1, max_length=100)]
@@ -100,7 +100,7 @@ _encoder = msgspec.json.Encoder()
 
 
 def normalize(fields: Fields) -> Fields:
-    """Return a record's fields their canonical form: values as a sorted set, the default ttl."""
+    """Return the canonical form of a record's fields: sorted unique values, the default ttl."""
     values = sorted(set(fields.get("values", [])))
     return {"ttl": DEFAULT_TTL_SECONDS, **fields, "values": values}
 
@@ -123,7 +123,7 @@ class RecordsProvider:
         self._wait_seconds = min(timeout_seconds * WAITING_SHARE, MAX_WAIT_SECONDS)
 
     async def create(self, action: Action) -> Effect:
-        """Create a record if there is none; our own earlier attempt counts as the first answer."""
+        """Create a record if none exists; an earlier attempt of the same action is a success."""
         response = await self._put(action, {"If-None-Match": "*"})
         if response.status_code == HTTPStatus.CREATED:
             return Effect(object=_shown(response, action.external_name).as_object())

@@ -13,7 +13,7 @@
 
 What a case needs that the kind's ``Capabilities`` do not declare makes it skip, with the reason.
 `reconciler.provider.http_faults` has the cases of what happens on the way to an HTTP API. Needs
-``pip install reconciler[contract]``; nothing of the product imports this.
+``pip install 'event-sourced-reconciler[contract]'``; no module of the product imports this.
 """
 
 from __future__ import annotations

@@ -35,7 +35,8 @@ from tests.composites.trio import (
 from tests.scenarios.harness import Human, World, api_config
 
 ROOT = Path(__file__).parents[2]
-COMPOSING = (ROOT / "docs/composing.md").read_text()
+COMPOSING_PATH = ROOT / "docs/how-to/compose-kinds.md"
+COMPOSING = COMPOSING_PATH.read_text()
 BOARD: Kind = runpy.run_path(str(ROOT / "examples/kinds/board.py"))["BOARD"]
 BOARD_KEY = ResourceKey("default", "Board", "b")
 
@@ -298,7 +299,7 @@ def test_quoted_code_is_in_the_file_that_it_is_from() -> None:
     for path, quote in quotes:
         assert quote in (ROOT / path).read_text()
     for target in re.findall(r"\]\(([^)#]+)[^)]*\)", COMPOSING):
-        assert (ROOT / "docs" / target).exists()
+        assert (COMPOSING_PATH.parent / target).exists()
 
 
 # --- the example in Python

@@ -10,11 +10,7 @@ PAGES = sorted(page for page in DOCS.rglob("*.md") if page.parent.name != "adr")
 PENDING = frozenset(
     DOCS / name
     for name in (
-        "concepts/actions.md",
-        "concepts/composition.md",
-        "concepts/log.md",
         "concepts/ownership.md",
-        "how-to/compose-kinds.md",
         "how-to/reference-other-resources.md",
         "limits.md",
         "reference/commands.md",

@@ -1,4 +1,4 @@
-"""What each failure of an API is taken for: the table of ``docs/adding-a-kind.md``, row by row.
+"""What each failure of an API is taken for: the table of ``docs/how-to/add-a-kind.md``, row by row.
 
 A scripted HTTP server stands before the real API of each reference provider, and does the harm of
 the row to the very request that the column names.
@@ -22,22 +22,22 @@ from reconciler.provider.http_faults import Harm, Proxy, answer
 from tests.providers.cases import Case
 from tests.providers.connect import Connect, upon
 
-PAGE = (Path(__file__).parents[2] / "docs/adding-a-kind.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs/how-to/add-a-kind.md").read_text()
 TABLE = PAGE.split("<!-- tried by tests/providers/test_classification.py -->\n")[1].split("\n\n")[0]
 ROWS = [
     (row[0], row[1], row[2])
     for row in (re.findall(r"[^|]+", line) for line in TABLE.splitlines()[2:])
 ]
-NO_ANSWER = "no answer in time, whether it was done or not"
+NO_ANSWER = "no response before the timeout, whether the API executed the request or not"
 IMPATIENT_SECONDS = 2.0
 """Only for what never comes; half of it must do for a connection, on a busy machine, too."""
 
 SCRIPTS: dict[str, Harm | bytes] = {
     NO_ANSWER: Harm.HOLD_REPLY,
-    "the connection is cut before the answer": Harm.LOSE_REPLY,
-    "the connection is cut within the answer": Harm.CUT_REPLY,
-    "what comes is no HTTP": b"not http at all\r\n\r\n",
-    "207, a part of it was done": answer(207, '{"done": "a part"}'),
+    "the connection ends before the response": Harm.LOSE_REPLY,
+    "the connection ends within the response": Harm.CUT_REPLY,
+    "the response is not HTTP": b"not http at all\r\n\r\n",
+    "207, the API executed a part of the request": answer(207, '{"done": "a part"}'),
     "307 or another redirect": answer(307, Location="http://elsewhere.example/"),
     "400": answer(400),
     "401": answer(401),
@@ -55,12 +55,12 @@ SCRIPTS: dict[str, Harm | bytes] = {
     "503": answer(503),
     "504": answer(504),
     "a success that is not JSON": answer(200, "<html>welcome</html>"),
-    "a success of another schema": answer(200, '{"hello": "world"}'),
+    "a success with another schema": answer(200, '{"hello": "world"}'),
 }
 ELSEWHERE = {
-    "nobody listens",
-    "404, and the collection is not there",
-    "412, another object or version is there",
+    "no connection",
+    "404, and the collection does not exist either",
+    "412, another object or version exists",
     "a success about another object",
 }
 
@@ -152,16 +152,19 @@ async def test_where_nobody_listens_nothing_was_done(
     async with Proxy("http://never-asked.invalid") as gone:
         closed = gone.url
     provider = connect(case.kind, closed + case.endpoint_path)
-    await fails(WRITES[write](provider, case, thing), cell_of("nobody listens", 1))
-    await fails(provider.read(thing.name), cell_of("nobody listens", 2))
-    await fails(listing(provider, Scope()), cell_of("nobody listens", 2))
+    await fails(WRITES[write](provider, case, thing), cell_of("no connection", 1))
+    await fails(provider.read(thing.name), cell_of("no connection", 2))
+    await fails(listing(provider, Scope()), cell_of("no connection", 2))
 
 
 @pytest.mark.parametrize("path", ["/wrong", "/v2"])
 async def test_a_wrong_base_path_never_counts_as_absence(
     case: Case, connect: Connect, provider: Provider, thing: ExternalObject, api_url: str, path: str
 ) -> None:
-    wrong, failure = connect(case.kind, api_url + path), "404, and the collection is not there"
+    wrong, failure = (
+        connect(case.kind, api_url + path),
+        "404, and the collection does not exist either",
+    )
     for write in WRITES.values():
         await fails(write(wrong, case, thing), cell_of(failure, 1))
     await fails(wrong.delete(action("Delete", thing.name, {})), cell_of(failure, 1))
@@ -174,7 +177,7 @@ async def test_a_gateway_that_answers_404_to_a_deletion_does_not_make_it_done(
     case: Case, harmed: Provider, proxy: Proxy, provider: Provider, thing: ExternalObject
 ) -> None:
     proxy.plan.extend([Harm.NONE, answer(404, "<html>"), answer(404, "<html>")])
-    failure = "404, and the collection is not there"
+    failure = "404, and the collection does not exist either"
     await fails(harmed.delete(upon("Delete", thing, {})), cell_of(failure, 1))
     assert await provider.read(thing.name) == thing
 
@@ -182,7 +185,7 @@ async def test_a_gateway_that_answers_404_to_a_deletion_does_not_make_it_done(
 async def test_what_stands_in_the_way_is_a_conflict(
     case: Case, provider: Provider, thing: ExternalObject
 ) -> None:
-    failure = "412, another object or version is there"
+    failure = "412, another object or version exists"
     stale = upon("Update", thing, case.other_fields)
     await provider.update(stale)
     await fails(provider.update(upon("Update", thing, case.fields)), cell_of(failure, 1))

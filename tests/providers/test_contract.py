@@ -44,7 +44,7 @@ class TestRecords(OfCase):
 
 
 class TestPlainApi(ProviderContract):
-    """Whose ids the API makes, without labels, versions and keys: what applies to it passes."""
+    """An API that generates the ids and has no labels, versions or keys."""
 
     kind = NOTE
     fields: ClassVar[Fields] = {"text": "one"}
