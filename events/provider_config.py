@@ -88,7 +88,7 @@ def is_within(
 
 
 Ownership = Literal["Log", "Prefix", "Label", "Union"]
-"""What is believed about whose an object is (docs/ownership.md); the log is believed always."""
+"""Evidence that can establish ownership in addition to the log (docs/concepts/ownership.md)."""
 
 
 class LossGuard(ManifestStruct, frozen=True):

@@ -4,7 +4,7 @@ Four witnesses can speak: the log (we made it or claimed it), the object's name 
 configuration's ``ownerPrefix``), its owner label, and its scope (an exclusive one is all ours). The
 log is always believed; ``ProviderConfig.spec.ownership`` says which of the others are. A witness
 that contradicts what is believed makes the object *disputed*: it is reported and never deleted
-(invariant 7). The table in docs/ownership.md is made from ``verdict``.
+(invariant 7). The table in docs/concepts/ownership.md is generated from ``verdict``.
 """
 
 from __future__ import annotations

@@ -9,10 +9,16 @@ from typing import get_args
 from events.provider_config import Ownership
 from reconciler.resource.ownership import Evidence, LabelSays, Verdict, verdict
 
-PAGE = Path(__file__).parents[2] / "docs" / "ownership.md"
+PAGE = Path(__file__).parents[2] / "docs" / "concepts" / "ownership.md"
 BEGIN = "<!-- verdicts: by tests/docs/test_ownership.py from reconciler/resource/ownership.py -->\n"
 END = "<!-- /verdicts -->"
 NAMES: tuple[bool | None, ...] = (None, True, False)
+LABEL_WORDS: dict[LabelSays, str] = {
+    "ours": "this resource",
+    "another's": "another owner",
+    "nothing": "-",
+}
+NAME_WORDS = {None: "-", True: "has the prefix", False: "lacks the prefix"}
 STRATEGIES: tuple[Ownership, ...] = get_args(Ownership)
 
 
@@ -21,7 +27,7 @@ def cell(judged: Verdict) -> str:
 
 
 def table() -> str:
-    head = ["the log says", "its label", "its name", "scope", *(f"`{each}`" for each in STRATEGIES)]
+    head = ["log", "owner label", "name", "scope", *(f"`{each}`" for each in STRATEGIES)]
     lines = [head, ["---"] * len(head)]
     for log, label, name, exclusive in itertools.product(
         (True, False), get_args(LabelSays), NAMES, (False, True)
@@ -30,19 +36,19 @@ def table() -> str:
         judged = [cell(verdict(said, strategy)) for strategy in STRATEGIES]
         lines.append(
             [
-                "ours" if log else "never",
-                "-" if label == "nothing" else label,
-                {None: "-", True: "ours", False: "another's"}[name],
+                "owns it" if log else "does not own it",
+                LABEL_WORDS[label],
+                NAME_WORDS[name],
                 "exclusive" if exclusive else "shared",
                 *judged,
             ]
         )
     for words, said in (
-        ("never, but an unknown creation", Evidence(log=False, label="ours", uncertain=True)),
-        ("gone, but the uid is the same", Evidence(log=False, label="nothing", returned=True)),
+        ("creation with unknown result", Evidence(log=False, label="ours", uncertain=True)),
+        ("owned this uid before", Evidence(log=False, label="nothing", returned=True)),
     ):
         judged = [cell(verdict(said, strategy)) for strategy in STRATEGIES]
-        label = "ours" if said.label == "ours" else "any"
+        label = "any" if said.label == "nothing" else LABEL_WORDS[said.label]
         lines.append([words, label, "any", "any", *judged])
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 

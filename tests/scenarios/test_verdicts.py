@@ -42,7 +42,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "Exclusive": {"exclusive": True},
 }
 
-# What becomes of an object that nobody declared, by docs/ownership.md.
+# What becomes of an object that nobody declared, by docs/concepts/ownership.md.
 NEVER_DECLARED: dict[str, dict[str, str]] = {
     "Log": {"bar": "Unowned", "our-bar": "Unowned", "labelled": "Disputed"},
     "Prefix": {"bar": "Unowned", "our-bar": "Deleted", "labelled": "Disputed"},
