@@ -10,7 +10,6 @@ PAGES = sorted(page for page in DOCS.rglob("*.md") if page.parent.name != "adr")
 PENDING = frozenset(
     DOCS / name
     for name in (
-        "how-to/reference-other-resources.md",
         "limits.md",
         "reference/commands.md",
         "reference/events.md",
