@@ -14,7 +14,6 @@ PENDING = frozenset(
         "reference/commands.md",
         "reference/events.md",
         "reference/fields.md",
-        "reference/glossary.md",
         "reference/outcomes.md",
     )
 )
