@@ -27,9 +27,10 @@ PLANTED = "planted-s3cr3t-of-the-page-90c1"
 
 def manifests(root: Path) -> dict[str, Manifest]:
     """The page's manifests by name, its root replaced and its listings more frequent."""
-    (block,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
-    documents = yaml.safe_load_all(block.replace("file:///srv/files", root.as_uri()))
-    read = [msgspec.convert(document, Manifest) for document in documents]
+    blocks = re.findall(r"<!-- applied by [^\n]*-->\n```yaml\n(.*?)```", PAGE, re.DOTALL)
+    assert len(blocks) == PAGE.count("```yaml") == 2
+    text = "---\n".join(blocks).replace("file:///srv/files", root.as_uri())
+    read = [msgspec.convert(document, Manifest) for document in yaml.safe_load_all(text)]
     found = {manifest.metadata.name: manifest for manifest in read}
     often = {"resyncSeconds": 0.2, "leastResyncSeconds": 0.1}
     found["etc"] = msgspec.structs.replace(found["etc"], spec={**found["etc"].spec, **often})
@@ -75,6 +76,15 @@ async def outcome(client: Client, manifest: Manifest, generation: int) -> str:
         manifest.key, generation=generation, timeout_seconds=PATIENCE_SECONDS
     )
     return found.outcome
+
+
+async def test_the_smallest_file_is_created_with_its_default_mode(
+    client: Client, root: Path
+) -> None:
+    manifest, path = manifests(root)["motd"], root / "motd"
+    generation = (await client.declare(manifest)).generation
+    assert await outcome(client, manifest, generation) == "Converged"
+    assert (path.read_text(), path.stat().st_mode & 0o777) == ("Welcome\n", 0o644)
 
 
 async def test_the_file_is_made_kept_and_removed(client: Client, root: Path) -> None:
