@@ -37,8 +37,9 @@ SLACK_SECONDS = 4.0
 
 
 def examples(page: str, prefix: str, image: str) -> dict[str, Manifest]:
-    """A page's manifests by kind and name, under names of this test and with an image we have."""
-    (block,) = re.findall(r"```yaml\n(.*?)```", (PAGES / page).read_text(), re.DOTALL)
+    """A page's applied manifests by name, under names of this test and with an image we have."""
+    text = (PAGES / page).read_text()
+    (block,) = re.findall(r"<!-- applied by [^\n]*-->\n```yaml\n(.*?)```", text, re.DOTALL)
     for name in ("orders-db", "orders-data", "scratch"):
         block = re.sub(rf"(name: |Volume/){name}\b", rf"\g<1>{prefix}-{name}", block)
     block = block.replace("postgres:15", image).replace("[pg_isready, -U, postgres]", "[/bin/true]")
