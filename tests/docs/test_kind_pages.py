@@ -13,7 +13,7 @@ from events.manifest import Manifest
 from reconciler.provider.kind import Kind, installed_kinds
 
 FOLDER = Path(__file__).parents[2] / "docs" / "kinds"
-KINDS = {"container": "Container", "file": "File"}
+KINDS = {"attachment": "Attachment", "container": "Container", "disk": "Disk", "file": "File"}
 MAX_LINES_OF_THE_FIRST = 8
 
 
