@@ -13,7 +13,14 @@ from events.manifest import Manifest
 from reconciler.provider.kind import Kind, installed_kinds
 
 FOLDER = Path(__file__).parents[2] / "docs" / "kinds"
-KINDS = {"attachment": "Attachment", "container": "Container", "disk": "Disk", "file": "File"}
+KINDS = {
+    "attachment": "Attachment",
+    "certificate": "Certificate",
+    "container": "Container",
+    "disk": "Disk",
+    "file": "File",
+    "issuer": "Issuer",
+}
 MAX_LINES_OF_THE_FIRST = 8
 
 

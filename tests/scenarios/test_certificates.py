@@ -33,10 +33,11 @@ from tests.scenarios.harness import World, every
 __all__ = ["bare_world"]
 
 PAGES = Path(__file__).parents[2] / "docs" / "kinds"
+APPLIED = r"<!-- applied by [^\n]*-->\n```yaml\n(.*?)```"
 MANIFESTS: Mapping[str, Manifest] = {
     each.metadata.name: each
     for page in ("issuer", "certificate")
-    for block in re.findall(r"```yaml\n(.*?)```", (PAGES / f"{page}.md").read_text(), re.DOTALL)
+    for block in re.findall(APPLIED, (PAGES / f"{page}.md").read_text(), re.DOTALL)
     for each in msgspec.convert(list(yaml.safe_load_all(block)), list[Manifest])
 }
 WEB = MANIFESTS["web"].key
