@@ -17,6 +17,8 @@ KINDS = {
     "attachment": "Attachment",
     "certificate": "Certificate",
     "container": "Container",
+    "database": "Database",
+    "database-role": "DatabaseRole",
     "disk": "Disk",
     "file": "File",
     "issuer": "Issuer",

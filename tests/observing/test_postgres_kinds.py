@@ -31,10 +31,11 @@ from tests.scenarios.harness import World
 pytestmark = [pytest.mark.postgres]
 
 PAGES = Path(__file__).parents[2] / "docs" / "kinds"
+APPLIED = r"<!-- applied by [^\n]*-->\n```yaml\n(.*?)```"
 DOCUMENTS = [
     document
     for page in ("database", "database-role", "grant")
-    for block in re.findall(r"```yaml\n(.*?)```", (PAGES / f"{page}.md").read_text(), re.DOTALL)
+    for block in re.findall(APPLIED, (PAGES / f"{page}.md").read_text(), re.DOTALL)
     for document in yaml.safe_load_all(block)
 ]
 OF_DATABASE = "FROM pg_database, aclexplode(datacl) WHERE datname = 'orders'"
