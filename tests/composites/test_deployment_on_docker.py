@@ -35,6 +35,7 @@ __all__ = ["api_url"]
 pytestmark = pytest.mark.dockerd
 
 PAGE = Path(__file__).parents[2] / "docs" / "kinds" / "deployment.md"
+APPLIED = r"<!-- applied by [^\n]*-->\n```yaml\n(.*?)```"
 
 
 @pytest.fixture
@@ -80,7 +81,7 @@ async def docked(
 
 def deployment(name: str, image: str, command: list[str], replicas: int = 3) -> Manifest:
     """Take the page's example, with an image and a command that we have."""
-    (block,) = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    (block,) = re.findall(APPLIED, PAGE.read_text(), re.DOTALL)
     config, example = [msgspec.convert(each, Manifest) for each in yaml.safe_load_all(block)]
     assert config.spec["provider"] == example.spec["providerConfigRef"]["name"] == "composition"
     template = example.spec["template"]

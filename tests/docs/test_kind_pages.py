@@ -19,6 +19,7 @@ KINDS = {
     "container": "Container",
     "database": "Database",
     "database-role": "DatabaseRole",
+    "deployment": "Deployment",
     "disk": "Disk",
     "file": "File",
     "issuer": "Issuer",
