@@ -192,3 +192,29 @@ async def test_a_disk_without_space_is_given_up_when_a_smaller_one_is_declared(
     await with_disks.declare_all([disk()])
     await ready(with_disks, disk().key, 2)
     assert [each.name for each in (disk_root / "images").iterdir()] == ["data.img"]
+
+
+async def test_a_deleted_image_is_rescued_from_its_device_and_adopted(
+    with_disks: World, disk_root: Path
+) -> None:
+    image, rescued = disk_root / "images/data.img", disk_root / "rescued.img"
+    file = disk_root / "mounts/data/file"
+    await with_disks.declare_all([disk(), attachment()])
+    await ready(with_disks, attachment().key)
+    file.write_text("data")
+    image.unlink()
+    lost = await with_disks.until_outcome(disk().key, "Degraded")
+    (device,) = (each.path for each in left(disk_root)[1])
+    assert f"its bytes are in {device} alone" in lost.message
+
+    await asyncio.to_thread(run, "umount", file.parent)
+    await asyncio.to_thread(run, "dd", f"if={device}", f"of={rescued}", "bs=1M")
+    await with_disks.declare_all([disk(policy={"adoption": "Adopt"})])
+    await asyncio.to_thread(rescued.rename, image)
+    await asyncio.to_thread(run, "losetup", "-d", device)
+
+    async def has_its_data() -> bool:
+        return file.exists() and file.read_text() == "data"
+
+    await with_disks.until(has_its_data, "the rescued image is mounted")
+    await ready(with_disks, disk().key, 2)
