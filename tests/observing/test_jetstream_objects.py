@@ -25,9 +25,10 @@ from tests.scenarios.harness import World, api_config
 __all__ = ["bare_world"]
 
 PAGE = Path(__file__).parents[2] / "docs" / "kinds" / "jetstream.md"
+APPLIED = r"<!-- applied by [^\n]*-->\n```yaml\n(.*?)```"
 EXAMPLE = [
     msgspec.convert(document, Manifest)
-    for block in re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    for block in re.findall(APPLIED, PAGE.read_text(), re.DOTALL)
     for document in yaml.safe_load_all(block)
 ]
 KEYS = [each.key for each in EXAMPLE if each.kind != "ProviderConfig"]
