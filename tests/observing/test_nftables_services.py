@@ -27,7 +27,7 @@ from tests.scenarios.harness import World, api_config, every
 pytestmark = pytest.mark.nftables
 
 PAGE = (Path(__file__).parents[2] / "docs" / "kinds" / "service.md").read_text()
-(EXAMPLE, *_) = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+(EXAMPLE,) = re.findall(r"<!-- applied by [^\n]*-->\n```yaml\n(.*?)```", PAGE, re.DOTALL)
 VIRTUAL = "198.18.0.10"
 HEALED_SECONDS = 1.0
 SLACK_SECONDS = 4.0
