@@ -136,7 +136,8 @@ async def site(
 
 async def test_the_pages_example_can_be_asked_and_goes_without_a_trace(site: Site) -> None:
     a, b, api = [await site.backend(name) for name in ("a", "b", "api")]
-    (block,) = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    applied = r"<!-- applied by [^\n]*-->\n```yaml\n(.*?)```"
+    (block,) = re.findall(applied, PAGE.read_text(), re.DOTALL)
     files = site.certificate()
     for written, ours in {
         "shop.example.org": site.host,
