@@ -12,7 +12,8 @@ PAGE = Path(__file__).parents[2] / "docs/kinds/git-source.md"
 
 
 def test_its_example_is_accepted() -> None:
-    text = PAGE.read_text().split("```yaml\n")[1].split("```")[0]
+    applied = "<!-- applied by tests/git/test_page.py -->\n```yaml\n"
+    text = PAGE.read_text().split(applied)[1].split("```")[0]
     [read] = read_documents(str(PAGE), text, "default")
     assert isinstance(read, Read)
     KindRegistry([GIT_SOURCE]).check(read.manifest)
