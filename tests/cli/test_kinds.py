@@ -14,6 +14,7 @@ CONFIG = (
     "apiVersion: reconciler/v1\nkind: ProviderConfig\nmetadata: {name: mistyped}\n"
     "spec: {provider: resource, endpoint: 'http://127.0.0.1:1'}\n"
 )
+BADGE = "<!-- applied by tests/scenarios/test_definitions.py -->\n```yaml\n"
 
 
 def test_a_configuration_of_an_unknown_provider_is_refused(live: Cli) -> None:
@@ -61,7 +62,7 @@ def test_every_installed_kind_can_be_explained() -> None:
 
 def test_a_kind_that_was_defined_at_run_time_is_explained_too(live: Cli) -> None:
     page = (Path(__file__).parents[2] / "docs/kinds/kind-definition.md").read_text()
-    defined = page.split("```yaml\n")[1].split("---")[0].replace("Badge", "Medal")
+    defined = page.split(BADGE)[1].split("---")[0].replace("Badge", "Medal")
     live.ok("apply", "-f", "-", text=defined.replace("badge", "medal"))
     told = live.ok("explain", "medal", "-o", "json").json
     assert (told["apiVersion"], [each["field"] for each in told["spec"]]) == (

@@ -12,6 +12,8 @@ import pytest
 
 from tests.cli.runner import STOP_SECONDS, Cli, Inside, Up, shape
 
+BADGE = "<!-- applied by tests/scenarios/test_definitions.py -->\n```yaml\n"
+
 
 def test_bad_documents_do_not_stop_the_others(live: Cli) -> None:
     live.write(
@@ -48,7 +50,7 @@ def test_a_dry_run_knows_the_kinds_that_its_documents_define_and_checks_referenc
     live: Cli,
 ) -> None:
     page = (Path(__file__).parents[2] / "docs/kinds/kind-definition.md").read_text()
-    live.write("dry-badge/badge.yaml", page.split("```yaml\n")[1].split("```")[0])
+    live.write("dry-badge/badge.yaml", page.split(BADGE)[1].split("```")[0])
     live.write(
         "dry-badge/more.yaml",
         "{apiVersion: badges/v1, kind: Badge, metadata: {name: dry-a}, spec: {shade: mauve}}\n---\n"
@@ -247,7 +249,7 @@ def test_schemas_are_printed_without_a_server(
 
 def test_a_kind_that_is_defined_at_run_time_is_no_slip_of_the_pen(live: Cli) -> None:
     page = (Path(__file__).parents[2] / "docs/kinds/kind-definition.md").read_text()
-    definition = page.split("```yaml\n")[1].split("---")[0].replace("name: Badge", "name: Shapely")
+    definition = page.split(BADGE)[1].split("---")[0].replace("name: Badge", "name: Shapely")
     definition = definition.replace("badge", "shapely")
     live.ok("apply", "-f", "-", "--wait", text=definition)
     shapely = "{apiVersion: shapelys/v1, kind: %s, metadata: {name: like}, spec: {shade: Red}}"

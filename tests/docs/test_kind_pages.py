@@ -55,7 +55,7 @@ PARTS_OF_A_DEFINITION = (
     composition_definition.ComposedOutput,
 )
 MAX_LINES = 8
-MAX_LINES_OF_THE_FIRST: Mapping[str, int] = {"kind-definition": 12}
+MAX_LINES_OF_THE_FIRST: Mapping[str, int] = {"kind-definition": 9}
 """A kind is more than one resource of it."""
 
 

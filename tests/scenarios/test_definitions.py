@@ -16,7 +16,11 @@ from tests.scenarios.harness import World, api_config
 DEFINITION = ResourceKey(SYSTEM_NAMESPACE, KIND_DEFINITION_KIND, "Badge")
 ONE, TWO = (ResourceKey("default", "Badge", name) for name in ("one", "two"))
 PAGE = Path(__file__).parents[2] / "docs/kinds/kind-definition.md"
-EXAMPLE = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)[0]
+(EXAMPLE,) = re.findall(
+    r"<!-- applied by tests/scenarios/test_definitions.py -->\n```yaml\n(.*?)```",
+    PAGE.read_text(),
+    re.DOTALL,
+)
 SPEC: dict[str, Any] = next(yaml.safe_load_all(EXAMPLE))["spec"]
 
 
