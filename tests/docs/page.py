@@ -1,0 +1,213 @@
+"""Pages whose commands are run as they are written, and whose output is compared.
+
+What a page has in code blocks:
+
+- ``sh``: commands, one a line. A comment ``# exit status N`` states a status other than 0.
+- ``text`` after them: lines of their output, in order. ``…`` stands for any text.
+- ``yaml`` after "Save this as `PATH`:": the content of that file.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import httpx
+
+from tests.cli.runner import COMMAND, PATIENCE_SECONDS, REPOSITORY, Cli
+
+UP = "./run up"
+ENDLESS = "./run reconciler watch"
+
+_BLOCK = re.compile(r"^```(sh|text|yaml)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+_SAVE = re.compile(r"Save this as `([^`]+)`:\n\n$")
+_STATUS = re.compile(r"#.*exit status (\d)")
+_RUN = f"""#!/bin/sh
+case "$1" in reconciler) shift ;; esac
+exec {shlex.join(COMMAND)} "$@"
+"""
+"""The script `run` of the page's folder: the command line of this environment."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """A code block, and the file that it is the content of."""
+
+    language: Literal["sh", "text", "yaml"]
+    text: str
+    path: str | None = None
+
+
+def blocks(markdown: str) -> list[Block]:
+    """Return the blocks of a page that are run or compared, in order."""
+    found: list[Block] = []
+    for block in _BLOCK.finditer(markdown):
+        saved = _SAVE.search(markdown, 0, block.start())
+        path = saved[1] if saved else None
+        if block[1] != "yaml" or path:
+            found.append(Block(block[1], block[2], path))  # pyright: ignore[reportArgumentType]
+    return found
+
+
+def mismatch(shown: str, output: str) -> str | None:
+    """Return the first line of ``shown`` that ``output`` does not have, in order; else ``None``."""
+    lines = iter(output.splitlines())
+    for line in shown.splitlines():
+        if not any(is_shown(line, each) for each in lines):
+            return line
+    return None
+
+
+def is_shown(line: str, output: str) -> bool:
+    """Return whether a line of a page stands for a line of output; the width of gaps is free."""
+    parts = [r"\s+".join(map(re.escape, part.split())) for part in line.split("…")]
+    return re.fullmatch(r"\s*" + r"\s*.*\s*".join(parts) + r"\s*", output) is not None
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return taken.getsockname()[1]
+
+
+@dataclass
+class Terminal:
+    """A folder in which a page is followed, with ports and folders of the test's own."""
+
+    folder: Path
+    moved: tuple[str, ...] = ()
+    """Folders of the page that are within ``folder`` here, such as ``/tmp/orders``."""
+    ran: list[str] = field(default_factory=list[str])
+    """The commands of ``reconciler`` that were run, in order."""
+
+    def __post_init__(self) -> None:
+        self._nats_port, self._api_port = free_port(), free_port()
+        self._up: subprocess.Popen[str] | None = None
+        shutil.copytree(REPOSITORY / "examples", self.folder / "examples")
+        run = self.folder / "run"
+        run.write_text(_RUN)
+        run.chmod(0o755)
+        for path in (self.folder / "examples").rglob("*.yaml"):
+            path.write_text(self.here(path.read_text()))
+
+    @property
+    def api_url(self) -> str:
+        return f"http://127.0.0.1:{self._api_port}"
+
+    def here(self, text: str) -> str:
+        """Return text of the page with the ports and folders of this test."""
+        text = text.replace(":8080", f":{self._api_port}").replace(":4222", f":{self._nats_port}")
+        for path in self.moved:
+            text = text.replace(path, str(self.folder / Path(path).name))
+        return text
+
+    def follow(self, page: list[Block]) -> None:
+        """Do what a page says; an ``AssertionError`` names the command that did otherwise."""
+        for number, block in enumerate(page):
+            if block.path is not None:
+                Path(self.here(block.path)).write_text(self.here(block.text))
+            if block.language != "sh":
+                continue
+            following = page[number + 1] if number + 1 < len(page) else None
+            shown = following.text if following and following.language == "text" else ""
+            self._run_all(block.text.splitlines(), shown)
+
+    def start(self, *options: str) -> None:
+        """Start ``up``, or start it again as after Ctrl-C."""
+        self.stop()
+        ports = ("--port", str(self._nats_port), "--api-port", str(self._api_port))
+        self._up = subprocess.Popen(
+            [*COMMAND, "up", *options, *ports, "--output", "json"],
+            cwd=self.folder,
+            env=Cli(self.folder).environment(),
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._up.stdout is not None
+        ready: dict[str, Any] = json.loads(self._up.stdout.readline())
+        assert ready["apiUrl"] == self.api_url
+
+    def stop(self) -> None:
+        """Stop ``up`` as Ctrl-C does."""
+        if self._up is not None:
+            self._up.send_signal(signal.SIGINT)
+            assert self._up.wait(PATIENCE_SECONDS) == 0
+            self._up = None
+
+    def _run_all(self, lines: list[str], shown: str) -> None:
+        output = ""
+        for line in lines:
+            if line.startswith(ENDLESS):
+                self._watch(line, shown)
+                continue
+            status, output = self._run(line)
+            wanted = _STATUS.search(line)
+            assert status == (int(wanted[1]) if wanted else 0), (line, output)
+        if shown and not lines[-1].startswith(ENDLESS):
+            missing = mismatch(self.here(shown), output)
+            assert missing is None, f"{lines[-1]}: no line {missing!r} in\n{output}"
+
+    def _run(self, line: str) -> tuple[int, str]:
+        if line.startswith(UP):
+            self.start(*shlex.split(line.removeprefix(UP)))
+            return 0, ""
+        if line.startswith("curl "):
+            return self._call(shlex.split(line))
+        self.ran += re.findall(r"\./run reconciler (\S+)", line)
+        done = subprocess.run(
+            ["sh", "-c", self.here(line)],
+            cwd=self.folder,
+            env=Cli(self.folder).environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=PATIENCE_SECONDS,
+            check=False,
+        )
+        return done.returncode, done.stdout
+
+    def _call(self, words: list[str]) -> tuple[int, str]:
+        """Call the example API; the status is 0 where curl would show what was wanted."""
+        method = words[words.index("-X") + 1] if "-X" in words else "GET"
+        answer = httpx.request(method, self.here(words[-1]))
+        return (0 if answer.is_success else answer.status_code), answer.text
+
+    def _watch(self, line: str, shown: str) -> None:
+        """Watch until as many lines have come as are shown; they are those lines."""
+        self.ran.append("watch")
+        wanted = shown.splitlines()
+        assert wanted, f"{line}: runs until Ctrl-C, so the page shows what comes"
+        process = subprocess.Popen(
+            [sys.executable, "-u", *COMMAND[1:], *shlex.split(line)[2:]],
+            cwd=self.folder,
+            env=Cli(self.folder).environment(),
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stdout is not None
+        with process:
+            seen = [process.stdout.readline().rstrip("\n") for _ in wanted]
+            process.send_signal(signal.SIGINT)
+            assert process.wait(PATIENCE_SECONDS) == 0
+        for expected, found in zip(wanted, seen, strict=True):
+            assert is_shown(expected, found), (line, seen)
+
+
+@contextmanager
+def terminal(folder: Path, *moved: str) -> Generator[Terminal]:
+    """A terminal whose ``up`` is stopped in the end."""
+    opened = Terminal(folder, moved)
+    try:
+        yield opened
+    finally:
+        opened.stop()
