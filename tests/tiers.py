@@ -49,6 +49,7 @@ TIERS: Mapping[str, tuple[Tier, ...]] = {
     "tests/docker/": ("ci",),
     "tests/docs/test_backup_guide.py": ("ci",),
     "tests/docs/test_readme.py": ("ci",),
+    "tests/docs/test_site.py": ("ci",),
     "tests/docs/test_tutorial.py": ("ci",),
     "tests/eventstore/test_outages.py": ("ci",),
     "tests/example_api/test_process.py": ("ci",),
