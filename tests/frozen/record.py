@@ -14,13 +14,19 @@ from tests.cli.runner import Cli, shape, up
 
 FOLDER = Path(__file__).parent
 PAGE = FOLDER.parents[1] / "docs" / "kinds" / "kind-definition.md"
+_EXAMPLE = "<!-- applied by tests/scenarios/test_definitions.py -->\n```yaml\n"
 _LEFT_OUT = (".log", ".lock", ".conf")
+
+
+def definition(api_url: str) -> str:
+    """Return the manifests of the page's example, for the API at this address."""
+    example = PAGE.read_text().split(_EXAMPLE)[1].split("```")[0]
+    return example.replace("http://127.0.0.1:8080", api_url)
 
 
 def declare_everything(cli: Cli, api_url: str) -> None:
     """Declare and withdraw a bit of each, so that the log has most kinds of events."""
-    defined = PAGE.read_text().split("```yaml\n")[1].split("```")[0]
-    cli.write("badge.yaml", defined.replace("http://127.0.0.1:8080", api_url))
+    cli.write("badge.yaml", definition(api_url))
     cli.write(
         "shapes.yaml", "---\n".join([shape("kept"), shape("changed"), shape("gone"), shape("held")])
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.runner import Cli, shape, up
-from tests.frozen.record import FOLDER, PAGE
+from tests.frozen.record import FOLDER, definition
 
 RECORDED = sorted(FOLDER.glob("*.tar.xz"))
 
@@ -28,8 +28,7 @@ def test_a_data_folder_of_a_release_is_taken_up(recorded: Path, tmp_path: Path) 
         assert past.count("SpecDeclared") >= 2
 
         # What was declared then is held to now.
-        defined = PAGE.read_text().split("```yaml\n")[1].split("```")[0]
-        cli.write("badge.yaml", defined.replace("http://127.0.0.1:8080", running.ready["apiUrl"]))
+        cli.write("badge.yaml", definition(running.ready["apiUrl"]))
         cli.ok("apply", "-f", "badge.yaml", "--wait")
         found = cli.ok("get", "-A", "-o", "json").json
         rows = {row["metadata"]["name"]: row["status"]["outcome"] for row in found}
