@@ -235,13 +235,20 @@ class ReadModels:
             _note(self._linked, name, row is not None and row.is_linked)
         self._unsettled.clear()
 
+    def fold_damage(self, damage: LogDamage) -> None:
+        """Mark damage, and count its position as folded: no event of it will follow."""
+        self.mark_damage(damage)
+        self.position = max(self.position, damage.position)
+
     def mark_damage(self, damage: LogDamage) -> None:
-        """Show a resource as held from now on: the log is damaged in its history."""
+        """Hold a resource from now on: the log is damaged in its history.
+
+        The position stays: events before the damage may not be folded yet.
+        """
         name = damage.resource or f"position/{damage.position}"
         if name not in self.damage:
             self.damage[name] = damage
             self._dirty_damage[name] = None
-        self.position = max(self.position, damage.position)
         if damage.resource:
             self._row_to_change(name).hold_for_damage(damage)
             self._dirty[name] = None

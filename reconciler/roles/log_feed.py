@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 
 import structlog
@@ -32,6 +33,7 @@ class LogFeed:
         self._after = after
         self._subscribers: list[Subscriber] = []
         self._damage_listeners: list[DamageListener] = []
+        self._found: list[LogDamage] = []
         self._paces: list[Pace] = []
         self.caught_up = asyncio.Event()
         self.position = after
@@ -42,7 +44,10 @@ class LogFeed:
         self._subscribers.append(subscriber)
 
     def subscribe_to_damage(self, listener: DamageListener) -> None:
-        """Tell of every place where the log is not what was written; subscribe before ``run``."""
+        """Report each place where the log is not what was written; subscribe before ``run``.
+
+        Damage and events are reported in the order of their positions.
+        """
         self._damage_listeners.append(listener)
 
     def keep_pace(self, pace: Pace) -> None:
@@ -51,8 +56,14 @@ class LogFeed:
 
     def _damaged(self, damage: LogDamage) -> None:
         _logger.error("the log is damaged", where=str(damage), problem=damage.problem)
-        for listener in self._damage_listeners:
-            listener(damage)
+        self._found.append(damage)
+
+    def _report_damage(self, before: float = math.inf) -> None:
+        """Report the damage that was found before a position."""
+        while self._found and self._found[0].position < before:
+            damage = self._found.pop(0)
+            for listener in self._damage_listeners:
+                listener(damage)
 
     async def run(self) -> None:
         """Follow for ever."""
@@ -60,11 +71,15 @@ class LogFeed:
             self._after, damaged=self._damaged, max_resources=REMEMBERED_RESOURCES
         ) as feed:
             while True:
+                self._report_damage()
                 if feed.caught_up:
                     self.caught_up.set()
+                # A batch is checked before it is handed out: its damage may be found first.
                 for position, event in await feed.next_events():
+                    self._report_damage(position)
                     for subscriber in self._subscribers:
                         subscriber(position, event)
+                self._report_damage()
                 self.position = max(self.position, feed.position)
                 self._moved.set()
                 for pace in self._paces:

@@ -157,7 +157,7 @@ def _keep_models(parts: Running, *, writes: bool) -> None:
         folding = parts.projector = Projector(parts.models, parts.ports.rows)
         parts.feed.keep_pace(folding.has_room)
     parts.feed.subscribe(folding.apply)
-    parts.feed.subscribe_to_damage(folding.mark_damage)
+    parts.feed.subscribe_to_damage(folding.fold_damage)
 
 
 @asynccontextmanager

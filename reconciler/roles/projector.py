@@ -93,8 +93,13 @@ class Projector:
         self._models.apply(position, event)
         self._note_change()
 
+    def fold_damage(self, damage: LogDamage) -> None:
+        """Mark damage at its place between the events; it is written soon."""
+        self._models.fold_damage(damage)
+        self._note_change()
+
     def mark_damage(self, damage: LogDamage) -> None:
-        """Show that the log is damaged; it is written soon."""
+        """Mark damage anywhere in the log; it is written soon."""
         self._models.mark_damage(damage)
         self._note_change()
 

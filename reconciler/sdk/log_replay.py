@@ -127,7 +127,7 @@ class LogReplay:
             return
         if damage not in self.damage:
             self.damage.append(damage)
-        self.models.mark_damage(damage)
+        self.models.fold_damage(damage)
 
 
 @asynccontextmanager
