@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -546,7 +547,8 @@ async def test_a_change_between_the_look_and_the_write_is_not_overwritten(
         finally:
             CALL_PERMIT.reset(token)
         there = await services.listed()
-        assert "81" not in services.place.nft("list ruleset"), harm
+        ruleset = services.place.nft("list ruleset")  # random ids in it may contain 81, too
+        assert re.search(r"\b81\b", ruleset) is None, harm
         if there:
             made = await services.updated(there[0], ("10.0.0.1", 80))
         else:

@@ -135,7 +135,10 @@ class Site:
         return url
 
     def until_visited(self, times: int = 1) -> set[str]:
-        """Visit until that works so often, and return who served."""
+        """Visit until that works so often, and return the containers that served.
+
+        Raises ``AssertionError`` when no visit works for ``PATIENCE_SECONDS``.
+        """
         served: list[str] = []
         deadline = time.monotonic() + PATIENCE_SECONDS
         last: object = None
@@ -143,6 +146,7 @@ class Site:
             try:
                 who, _, _ = self.visit().partition(" ")
                 served.append(who)
+                deadline = time.monotonic() + PATIENCE_SECONDS
             except (AssertionError, OSError, HTTPException, IndexError, KeyError) as error:
                 last = error
             assert time.monotonic() < deadline, repr(last)
