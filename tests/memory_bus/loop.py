@@ -36,13 +36,17 @@ class Process:
         self.ready: deque[asyncio.Handle] = deque()
 
 
-OUTSIDE = Process("outside")
-_process: ContextVar[Process] = ContextVar("process", default=OUTSIDE)
+_process: ContextVar[Process] = ContextVar("process")
 
 
 def current_process() -> Process:
-    """Give the process whose code is running."""
-    return _process.get()
+    """Give the process whose code is running; a test itself runs outside of those it started."""
+    process = _process.get(None)
+    if process is None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        return loop.outside
+    return process
 
 
 class StuckError(Exception):
@@ -53,6 +57,8 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     """Runs callbacks one by one; time jumps to the next timer when nothing is ready."""
 
     def __init__(self, seed: str) -> None:
+        # Of this loop alone: callbacks left over in another loop would make it look busy for ever.
+        self.outside = Process("outside")
         self._random = random.Random(seed).random
         self._now = 1_000.0
         self._timers: list[tuple[float, int, asyncio.Handle, Process]] = []
@@ -179,7 +185,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     ) -> asyncio.Handle:
         context = copy_context() if context is None else context
         handle = asyncio.Handle(callback, args, self, context)
-        self._enqueue(handle, context.get(_process, OUTSIDE))
+        self._enqueue(handle, context.get(_process, self.outside))
         return handle
 
     def call_later(
@@ -201,7 +207,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         context = copy_context() if context is None else context
         handle = asyncio.TimerHandle(when, callback, args, self, context)
         self._count += 1
-        entry = (when, self._count, handle, context.get(_process, OUTSIDE))
+        entry = (when, self._count, handle, context.get(_process, self.outside))
         heapq.heappush(self._timers, entry)
         return handle
 
@@ -216,7 +222,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     ) -> asyncio.Task[Any]:
         context = copy_context() if context is None else context
         task: asyncio.Task[Any] = asyncio.Task(coro, loop=self, name=name, context=context)
-        self._tasks.append((task, context.get(_process, OUTSIDE)))
+        self._tasks.append((task, context.get(_process, self.outside)))
         return task
 
     # --- what a test runner asks of a loop

@@ -1,0 +1,17 @@
+"""The virtual loop: one that was closed in the middle of its work leaves nothing to the next."""
+
+from __future__ import annotations
+
+import asyncio
+
+from tests.memory_bus.loop import VirtualLoop
+
+
+def test_callbacks_left_over_in_a_closed_loop_do_not_stop_the_next_one() -> None:
+    first = VirtualLoop("first")
+    first.call_soon(lambda: None)
+    first.close()
+
+    second = VirtualLoop("second")
+    second.run_until_complete(asyncio.sleep(1))
+    assert second.time() == VirtualLoop("third").time() + 1
