@@ -6,7 +6,6 @@ happens to the machine.
 
 import asyncio
 import json
-import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
@@ -16,6 +15,7 @@ from nats.aio.client import Client
 from infra.embedded.server import EmbeddedServer, EmbeddedServerError
 from infra.jetstream.connection import api_request, close, connect
 from infra.jetstream.errors import BusError
+from tests.ports import free_ports
 
 NODES: Final = 3
 READY_SECONDS: Final = 60.0
@@ -40,7 +40,7 @@ class EmbeddedCluster:
 
     def __init__(self) -> None:
         self.nodes: Sequence[EmbeddedServer] = [EmbeddedServer() for _ in range(NODES)]
-        ports = _free_ports(2 * NODES)
+        ports = free_ports(2 * NODES)
         self.route_ports: Sequence[int] = ports[:NODES]
         self._client_ports = ports[NODES:]
         self._folder = Path()
@@ -162,15 +162,3 @@ async def _answers(nc: Client) -> bool:
     except BusError:
         return False
     return True
-
-
-def _free_ports(count: int) -> list[int]:
-    """Reserve ports for a moment: they must be known before the first node starts."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()

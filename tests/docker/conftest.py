@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from infra.embedded.binary import find_server_binary
-from tests.docker.container_server import CONFIGURATION, ContainerServer, free_port
+from tests.docker.container_server import CONFIGURATION, ContainerServer
+from tests.ports import free_port
 
 if TYPE_CHECKING:
     from testcontainers.community.nats import NatsContainer

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -60,10 +59,3 @@ class ContainerServer(EmbeddedServer):
     async def stop(self) -> None:
         """End it in order."""
         await asyncio.to_thread(self._container.stop)
-
-
-def free_port() -> int:
-    """Find a port that stays the container's own when it is started again."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

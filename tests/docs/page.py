@@ -14,7 +14,6 @@ import re
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Generator
@@ -26,6 +25,7 @@ from typing import Any, Literal
 import httpx
 
 from tests.cli.runner import COMMAND, PATIENCE_SECONDS, REPOSITORY, Cli
+from tests.ports import free_port
 
 UP = "./run up"
 ENDLESS = "./run reconciler watch"
@@ -73,11 +73,6 @@ def is_shown(line: str, output: str) -> bool:
     """Return whether a line of a page stands for a line of output; the width of gaps is free."""
     parts = [r"\s+".join(map(re.escape, part.split())) for part in line.split("…")]
     return re.fullmatch(r"\s*" + r"\s*.*\s*".join(parts) + r"\s*", output) is not None
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return taken.getsockname()[1]
 
 
 @dataclass

@@ -19,6 +19,7 @@ from typing import Any
 import httpx
 
 from tests.needs import skip_unless_in_ci
+from tests.ports import free_port
 
 ZONE = "example.org."
 API_KEY = "s3cr3t"
@@ -28,11 +29,6 @@ _SCHEMAS = (
     Path("/usr/share/pdns-backend-sqlite3/schema/schema.sqlite3.sql"),
     Path("/usr/share/doc/pdns-backend-sqlite3/schema.sqlite3.sql"),
 )
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return taken.getsockname()[1]
 
 
 @contextmanager
