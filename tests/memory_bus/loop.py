@@ -40,13 +40,10 @@ _process: ContextVar[Process] = ContextVar("process")
 
 
 def current_process() -> Process:
-    """Give the process whose code is running; a test itself runs outside of those it started."""
-    process = _process.get(None)
-    if process is None:
-        loop = asyncio.get_running_loop()
-        assert isinstance(loop, VirtualLoop)
-        return loop.outside
-    return process
+    """Return the process whose code the running loop runs."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualLoop)
+    return loop.current_process()
 
 
 class StuckError(Exception):
@@ -73,6 +70,10 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self.stopped = False
 
     # --- processes
+
+    def current_process(self) -> Process:
+        """Return the process whose code is running; `outside` between two runs, as in a test."""
+        return _process.get(self.outside)
 
     def start(self, process: Process, main: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
         """Run a coroutine as the main task of a process."""

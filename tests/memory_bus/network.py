@@ -74,7 +74,7 @@ class Network:
 
     def latency(self) -> float:
         """Draw how long one way takes for the current process: mostly short, now and then long."""
-        name = current_process().name
+        name = self._loop.current_process().name
         draw = self._latencies.get(name)
         if draw is None:
             draw = self._latencies[name] = random.Random(f"{self._seed}/{name}").random

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from tests.memory_bus.loop import VirtualLoop
+from tests.memory_bus.network import Network
 
 
 def test_callbacks_left_over_in_a_closed_loop_do_not_stop_the_next_one() -> None:
@@ -15,3 +16,8 @@ def test_callbacks_left_over_in_a_closed_loop_do_not_stop_the_next_one() -> None
     second = VirtualLoop("second")
     second.run_until_complete(asyncio.sleep(1))
     assert second.time() == VirtualLoop("third").time() + 1
+
+
+def test_a_message_can_be_sent_while_the_loop_does_not_run() -> None:
+    loop = VirtualLoop("seed")
+    assert Network(loop, "seed").latency() > 0
