@@ -301,7 +301,7 @@ _HEADERS: Final[Schema] = {
     "properties": {
         "Nats-Msg-Id": {
             "type": "string",
-            "description": "The same id twice in two minutes is stored once.",
+            "description": "Identifies a repeated message. A resource accepts it once.",
         },
         REPLY_HEADER: {
             "type": "string",

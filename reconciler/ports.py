@@ -220,7 +220,7 @@ class IntakeReader(Protocol):
 
 
 class IntakeMessageOut(NamedTuple):
-    """A message for the intake; the same ``message_id`` twice in two minutes is stored once."""
+    """A message for the intake. It may be stored twice; ``message_id`` identifies it."""
 
     what: Intake
     key: ResourceKey
@@ -228,11 +228,23 @@ class IntakeMessageOut(NamedTuple):
     message_id: str
 
 
+class NotStoredError(Exception):
+    """Some of several messages were not stored, or that is unknown.
+
+    ``missing`` are their places. Publish only these again: where there is room for a few messages
+    at a time, a repeat of all of them would store the first ones for ever.
+    """
+
+    def __init__(self, why: Exception, missing: Sequence[int]) -> None:
+        super().__init__(str(why))
+        self.missing = missing
+
+
 class IntakeWriter(Protocol):
     """Publishes to the intake."""
 
     async def publish(self, messages: Sequence[IntakeMessageOut]) -> None:
-        """Publish all and wait until all are stored."""
+        """Publish all and wait until all are stored; raises ``NotStoredError``."""
         ...
 
     async def last_position(self) -> int:

@@ -317,7 +317,9 @@ async def _declare_again(
             known.update(one.position for one in fresh)
             count += len(fresh)
             if fresh:
-                await store_all(nc, [_declaration(one) for one in fresh])
+                for result in await store_all(nc, [_declaration(one) for one in fresh]):
+                    if isinstance(result, Exception):
+                        raise result
     return count
 
 

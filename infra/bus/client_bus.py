@@ -79,64 +79,55 @@ class JetStreamClientBus:
             await self._store(outgoing)
 
     async def ask(
-        self, messages: Sequence[IntakeMessageOut], *, timeout_seconds: float, again: bool = False
+        self, messages: Sequence[IntakeMessageOut], *, timeout_seconds: float
     ) -> Sequence[Answer | None]:
-        """Store messages and wait for the answers.
-
-        ``again``: they may have been asked before, under the same ids.
-        """
-        suffix = f".{uuid.uuid4().hex[:8]}" if again else ""
+        """Store messages and wait for the answers; None for one that does not arrive in time."""
         with self._answers.round(len(messages)) as questions:
             try:
                 async with asyncio.timeout(timeout_seconds):
-                    await self._ask(messages, questions, suffix)
+                    await self._ask(messages, questions)
             except TimeoutError:
                 _logger.info("answers are missing", count=len(questions.unanswered))
             return questions.answers
 
-    async def _ask(
-        self, messages: Sequence[IntakeMessageOut], questions: Round, suffix: str
-    ) -> None:
+    async def _ask(self, messages: Sequence[IntakeMessageOut], questions: Round) -> None:
         """Ask; and after a lost connection, which loses answers, ask for what is missing again.
 
-        The repeat is another message for the stream, which would swallow it, and the same one for
-        the decider, which answers that it knows it.
+        The decider recognizes the repeat by its id and answers `Duplicate`.
         """
         while not questions.complete.is_set():
             reconnects = self._nc.stats["reconnects"]
             await self._store(
                 [
-                    self._outgoing(
-                        messages[index], {REPLY_HEADER: questions.reply_to(index)}, suffix
-                    )
+                    self._outgoing(messages[index], {REPLY_HEADER: questions.reply_to(index)})
                     for index in questions.unanswered
                 ]
             )
             while self._nc.stats["reconnects"] == reconnects:
                 if await _is_set(questions.complete):
                     return
-            suffix = f".{uuid.uuid4().hex[:8]}"
 
     async def _store(self, outgoing: Sequence[OutgoingMessage]) -> None:
-        while True:
-            try:
-                await store_all(self._nc, outgoing)
-            except BusUnavailableError as error:
-                if self._nc.is_closed:
-                    raise
-                _logger.warning("stored or not is unknown: trying again", error=str(error))
+        """Store messages, again while it is unknown whether they are; raises the first failure."""
+        while outgoing:
+            results = await store_all(self._nc, outgoing)
+            unknown: list[OutgoingMessage] = []
+            for message, result in zip(outgoing, results, strict=True):
+                if isinstance(result, BusUnavailableError) and not self._nc.is_closed:
+                    unknown.append(message)
+                    _logger.warning("stored or not is unknown: trying again", error=str(result))
+                elif isinstance(result, Exception):
+                    raise result
+            outgoing = unknown
+            if outgoing:
                 await asyncio.sleep(_RETRY_SECONDS)
-            else:
-                return
 
-    def _outgoing(
-        self, message: IntakeMessageOut, headers: Mapping[str, str], suffix: str = ""
-    ) -> OutgoingMessage:
+    def _outgoing(self, message: IntakeMessageOut, headers: Mapping[str, str]) -> OutgoingMessage:
         identity = message.message_id
         return OutgoingMessage(
             intake_subject(message.what, message.key, self._user),
             encode_intake(identity, self._source, message.data, time=datetime.now(UTC)),
-            {MESSAGE_ID: identity + suffix, **headers},
+            {MESSAGE_ID: identity, **headers},
         )
 
     # --- dead letters
@@ -164,9 +155,9 @@ class JetStreamClientBus:
     async def publish_again(
         self, subject: str, payload: bytes, message_id: str, *, answer_seconds: float
     ) -> tuple[int, Answer | None]:
-        """Store a message of the intake as it is, under an id that is new to the stream.
+        """Store a message of the intake with its payload unchanged, under a new id.
 
-        In our own name, whoever sent it before.
+        It is published in our own name, no matter who sent it before.
         """
         what, key = parse_intake(subject)
         mine = intake_subject(what, key, self._user)

@@ -215,7 +215,7 @@ def _outgoing(nc: Client, letter: DeadLetter) -> _Outgoing:
     content = _digest(letter.content) if letter.content else str(delivery.position)
     token = _digest(letter.told_once) if letter.told_once else ""
     subject = deadletter(letter.stage, namespace, size, token)
-    headers = {MESSAGE_ID: f"{letter.stage}-{content}"}
+    headers = {MESSAGE_ID: f"{letter.stage}-{namespace}-{content}"}
     return _Outgoing(letter, namespace, size, OutgoingMessage(subject, payload, headers))
 
 

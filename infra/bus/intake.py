@@ -28,8 +28,9 @@ from infra.bus.streams import (
     decider_consumers,
 )
 from infra.jetstream.deliveries import Delivered, ack, nak
+from infra.jetstream.errors import BusError
 from infra.jetstream.outgoing import OutgoingMessage
-from infra.jetstream.publish import publish, publish_in_batches, publish_many
+from infra.jetstream.publish import PublishAck, publish, publish_in_batches, publish_many
 from infra.jetstream.pull import PullGroup
 from infra.jetstream.reads import (
     StoredMessage,
@@ -40,7 +41,7 @@ from infra.jetstream.reads import (
     subject_counts,
 )
 from infra.jetstream.wire import FastClient
-from reconciler.ports import IntakeDelivery, IntakeMessageOut
+from reconciler.ports import IntakeDelivery, IntakeMessageOut, NotStoredError
 
 _MESSAGE_ID_HEADER: Final = "Nats-Msg-Id"
 _REPLY_PREFIX: Final = "_INBOX"
@@ -66,6 +67,10 @@ class _Declared:
                     self.subjects.setdefault(tokens, []).append(subject)
 
 
+class IntakeNotStoredError(NotStoredError, BusError):
+    """`NotStoredError` of this bus."""
+
+
 class JetStreamIntakeWriter:
     """Implements ``reconciler.ports.IntakeWriter``; ``source`` names who publishes."""
 
@@ -74,7 +79,7 @@ class JetStreamIntakeWriter:
         self._source = source
 
     async def publish(self, messages: Sequence[IntakeMessageOut]) -> None:
-        """Publish all, pipelined, and wait until all are stored; raises the first failure."""
+        """Publish all, pipelined, and wait until all are stored; raises ``NotStoredError``."""
         now = datetime.now(UTC)
         outgoing = [
             OutgoingMessage(
@@ -84,7 +89,11 @@ class JetStreamIntakeWriter:
             )
             for each in messages
         ]
-        await store_all(self._nc, outgoing)
+        results = await store_all(self._nc, outgoing)
+        failed = {place: each for place, each in enumerate(results) if isinstance(each, Exception)}
+        if failed:
+            first = next(iter(failed.values()))
+            raise IntakeNotStoredError(first, list(failed)) from first
 
     async def last_position(self) -> int:
         """Return the intake's last position."""
@@ -245,21 +254,21 @@ class JetStreamIntakeReader:
         await self._group.close()
 
 
-async def store_all(nc: Client, messages: Sequence[OutgoingMessage]) -> None:
-    """Store many messages, each with an id of its own, the fastest way; raises the first failure.
+async def store_all(
+    nc: Client, messages: Sequence[OutgoingMessage]
+) -> Sequence[PublishAck | BusError]:
+    """Store many messages the fastest way, and return each one's own result.
 
-    Every acknowledged publish waits for the disk, an atomic batch waits once (ADR 0007). A batch is
-    refused as a whole if one of it was stored before; then each is published alone, and the stream
-    recognises those that it has.
+    Every acknowledged publish waits for the disk, an atomic batch waits once (ADR 0007).
     """
     if len(messages) == 1:
         one = messages[0]
-        await publish(nc, one.subject, one.payload, headers=one.headers)
-        return
+        try:
+            return [await publish(nc, one.subject, one.payload, headers=one.headers)]
+        except BusError as error:
+            return [error]
     store = publish_many if len(messages) < _BATCH_FROM else publish_in_batches
-    for result in await store(nc, messages):
-        if isinstance(result, Exception):
-            raise result
+    return await store(nc, messages)
 
 
 def _of_the_same(subject: str) -> str:

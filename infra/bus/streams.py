@@ -102,6 +102,9 @@ _SECOND: Final = 1_000_000_000
 _HOUR: Final = 3_600 * _SECOND
 _DAY: Final = 24 * _HOUR
 _DUPLICATE_WINDOW: Final = 120 * _SECOND
+_NO_DUPLICATE_WINDOW: Final = 0
+"""The server accepts it for a stream with sources, from version 2.14 on."""
+
 _LEASE: Final = 10 * _SECOND
 _PIN_TIMEOUT: Final = 3 * _SECOND
 _UNLIMITED: Final = -1
@@ -367,7 +370,8 @@ async def _intake(nc: Client, first_position: int) -> Config:
         discard="new",
         max_bytes=4 * 1024**3,
         allow_atomic=True,
-        duplicate_window=_DUPLICATE_WINDOW,
+        # One space of ids for all who publish would let a tenant silence another one (ADR 0059).
+        duplicate_window=_NO_DUPLICATE_WINDOW,
         subject_transform={
             "src": "rec.*.*.*.*",
             "dest": f"in.{{{{partition({PARTITIONS},2,3,4)}}}}."

@@ -39,7 +39,7 @@ from infra.jetstream.wire import (
 )
 
 _SCHEMES: Final = ("nats", "tls", "ws", "wss")
-OLDEST_SERVER: Final = (2, 12)  # atomic batches, message schedules
+OLDEST_SERVER: Final = (2, 14)  # streams without a duplicate window (ADR 0059)
 API_TIMEOUT_SECONDS: Final = 10.0
 _RECONNECT_WAIT_SECONDS: Final = 0.25
 _CONNECT_SECONDS: Final = 5
@@ -322,7 +322,7 @@ async def require_jetstream(nc: Client) -> ServerVersion:
     """Return the server's version once it is known to be new enough, with JetStream on.
 
     Raises:
-        IncompatibleServerError: older than 2.12, or JetStream is off.
+        IncompatibleServerError: older than 2.14, or JetStream is off.
         BusUnavailableError: no answer, or a server that starts, or nodes without a leader.
     """
     version = nc.connected_server_version

@@ -88,7 +88,7 @@ def up(
 ) -> int:
     """Start everything here: NATS server, example API, streams, all roles.
 
-    With --nats-url no server is started: that one is used (2.12 or newer, with JetStream).
+    With --nats-url no server is started: that one is used (2.14 or newer, with JetStream).
     Ctrl-C stops it in order; the data folder can be used again. Other commands
     that run in the same folder find the bus by themselves.
 

@@ -26,7 +26,14 @@ from events.provider_config import (
     config_key,
     config_name,
 )
-from reconciler.ports import EventLog, IntakeMessageOut, IntakeWriter, LogCertainty, RateStore
+from reconciler.ports import (
+    EventLog,
+    IntakeMessageOut,
+    IntakeWriter,
+    LogCertainty,
+    NotStoredError,
+    RateStore,
+)
 from reconciler.roles.api_gate import ApiGate, GateReport
 from reconciler.roles.api_member import Member
 from reconciler.roles.chance import REAL, Chance
@@ -138,6 +145,9 @@ class ApiGates:
             try:
                 await self._intake.publish([self._message(each) for each in reports.values()])
             except Exception as error:  # noqa: BLE001 - such as the bus being away
+                if isinstance(error, NotStoredError):
+                    places = list(reports.items())
+                    reports = dict(places[each] for each in error.missing)
                 _logger.warning("how an API answers is reported again", error=str(error))
                 self._reports = reports | self._reports
                 self._report_came.set()

@@ -44,6 +44,7 @@ from reconciler.ports import (
     EventLog,
     IntakeMessageOut,
     IntakeWriter,
+    NotStoredError,
 )
 from reconciler.provider import Effect, Provider
 from reconciler.resource.api_health import MAX_THROTTLED_SECONDS
@@ -85,6 +86,8 @@ _DEFAULT_CONCURRENCY = 64
 
 _logger = structlog.get_logger(__name__)
 
+_Result = tuple[ActionDelivery, IntakeMessageOut]
+
 
 class Worker:
     """Executes actions, each API with its own bound of concurrent calls."""
@@ -120,7 +123,7 @@ class Worker:
         self._known_since: dict[int, float] = {}
         self._none_lapses_before = math.inf
         self._signs_at = (self._clock(), self._clock())
-        self._results: list[tuple[ActionDelivery, IntakeMessageOut]] = []
+        self._results: list[_Result] = []
         self._result_came = asyncio.Event()
 
     async def run(self) -> None:
@@ -291,23 +294,38 @@ class Worker:
             self._reader.make_room(delivery)
 
     async def _report_results(self) -> None:
-        """Store all results that wait, whenever it is time to; then let go of their actions."""
+        """Store all pending results in batches, then release the actions of those stored."""
         while True:
             await self._result_came.wait()
             self._result_came.clear()
             results, self._results = self._results, []
             try:
-                await self._intake.publish([message for _delivery, message in results])
-                reach(Failpoint.WORKER_REPORTED)
-                await self._let_go([delivery for delivery, _message in results])
+                unstored = await self._store_results(results)
+                kept = {id(each) for each in unstored}
+                await self._let_go([each[0] for each in results if id(each) not in kept])
             except asyncio.CancelledError:
                 self._results = results + self._results
                 raise
             except Exception as error:  # noqa: BLE001 - results must not be lost: try again
                 _logger.warning("results are stored again", error=str(error), results=len(results))
-                self._results = results + self._results
+                unstored = results
+            if unstored:
+                self._results = [*unstored, *self._results]
                 self._result_came.set()
                 await asyncio.sleep(_RETRY_SECONDS)
+
+    async def _store_results(self, results: Sequence[_Result]) -> Sequence[_Result]:
+        """Store results and return those that are not stored, or perhaps not."""
+        unstored: Sequence[_Result] = ()
+        try:
+            await self._intake.publish([message for _delivery, message in results])
+        except NotStoredError as error:
+            _logger.warning(
+                "results are stored again", error=str(error), results=len(error.missing)
+            )
+            unstored = [results[place] for place in error.missing]
+        reach(Failpoint.WORKER_REPORTED)
+        return unstored
 
     async def _report_the_rest(self) -> None:
         """Store at the end what waits for more results: else its actions would be called again."""
@@ -434,11 +452,7 @@ async def _execute(provider: Provider, action: Action) -> Effect:
 
 
 def _result_id(reported: Reported) -> str:
-    """Name a result, so that the bus stores a repeated one once.
-
-    Two calls of one attempt may end differently, where a lease ended before its call: the refusal
-    of the second ("still running") must not stand for the success of the first.
-    """
+    """Return the id of a result, which the event that records it names as its cause."""
     ending = "Done" if reported.error is None else reported.error.error_class
     return f"{reported.action_id}:{reported.attempt}:{reported.worker}:{ending}"
 

@@ -19,7 +19,7 @@ from infra.jetstream.connection import api_request
 from infra.jetstream.errors import MessageTooLargeError, StreamFullError
 from infra.jetstream.publish import publish
 from infra.jetstream.reads import SubjectCounts, read_subject, stream_state, subject_counts
-from reconciler.ports import IntakeDelivery, IntakeMessageOut
+from reconciler.ports import IntakeDelivery, IntakeMessageOut, NotStoredError
 from tests.bus.histories import new_key
 
 
@@ -61,20 +61,22 @@ async def test_one_resource_stays_in_one_partition_whatever_it_is_told(bus: Clie
 # A message of a resource in each place among few, which are published, and among many, in batches.
 @pytest.mark.parametrize("count", [3, 40])
 @pytest.mark.parametrize("place", [0, 1, -1])
-async def test_if_one_of_several_is_refused_the_whole_has_failed(
+async def test_if_one_of_several_is_refused_it_is_named(
     bus: Client, count: int, place: int
 ) -> None:
     messages = [_message() for _ in range(count)]
     long = Manifest("test/v1", "Shape", Metadata("x"), {"text": "x" * bus.max_payload})
     messages[place] = messages[place]._replace(data=Declared(long))
     before = (await stream_state(bus, INTAKE)).messages
-    with pytest.raises(MessageTooLargeError):
+    with pytest.raises(NotStoredError) as raised:
         await JetStreamIntakeWriter(bus, "test").publish(messages)
+    assert isinstance(raised.value.__cause__, MessageTooLargeError)
+    assert raised.value.missing == [place % count]
     assert (await stream_state(bus, INTAKE)).messages == before + count - 1
 
 
 @pytest.mark.parametrize("count", [3, 40])
-async def test_if_there_is_room_for_some_of_several_the_whole_has_failed(
+async def test_if_there_is_room_for_some_of_several_the_rest_is_named(
     bus: Client, count: int
 ) -> None:
     writer, messages = JetStreamIntakeWriter(bus, "test"), [_message() for _ in range(count)]
@@ -82,11 +84,12 @@ async def test_if_there_is_room_for_some_of_several_the_whole_has_failed(
     full = {**state.config, "max_msgs": state.messages + count - 1}
     await api_request(bus, f"STREAM.UPDATE.{INTAKE}", full)
     try:
-        with pytest.raises(StreamFullError):
+        with pytest.raises(NotStoredError) as raised:
             await writer.publish(messages)
+        assert isinstance(raised.value.__cause__, StreamFullError)
     finally:
         await api_request(bus, f"STREAM.UPDATE.{INTAKE}", state.config)
-    await writer.publish(messages)
+    await writer.publish([messages[place] for place in raised.value.missing])
     assert (await stream_state(bus, INTAKE)).messages == state.messages + count, "each once"
 
 

@@ -72,7 +72,7 @@ class MemoryClientBus:
     async def publish_again(
         self, subject: str, payload: bytes, message_id: str, *, answer_seconds: float
     ) -> tuple[int, Answer | None]:
-        """Store a message of the intake as it is, under an id that is new to the stream."""
+        """Store a message of the intake as it is, under a new id."""
         return await self.ask_raw(
             subject, payload, message_id=message_id, answer_seconds=answer_seconds
         )

@@ -12,6 +12,7 @@ from events.names import InvalidNameError, ResourceKey
 from events.subjects import intake as intake_subject
 from events.subjects import parse_stored_intake
 from infra.bus import streams
+from infra.bus.intake import IntakeNotStoredError
 from infra.jetstream.errors import StreamFullError
 from reconciler.ports import IntakeDelivery, IntakeMessageOut
 from tests.memory_bus.clock import Clock, date_of
@@ -22,7 +23,6 @@ from tests.memory_bus.room import Room
 
 PARTITIONS = 3
 ACK_WAIT_SECONDS = 10.0
-DUPLICATE_WINDOW_SECONDS = 120.0
 BATCH_SIZES = (1, 2, 5, 20)
 """How many messages a reader asks for at once: drawn, so that every division of them occurs."""
 
@@ -83,7 +83,6 @@ class IntakeStream:
         self._time = time
         self._random = random.Random(seed)
         self.messages: list[StoredIntake] = []
-        self._stored_ids: dict[str, float] = {}
         self.max_ack_pending = max_ack_pending
         self._consumers = [
             Consumer(ACK_WAIT_SECONDS, max_ack_pending=max_ack_pending, max_deliver=_max_deliver())
@@ -104,28 +103,19 @@ class IntakeStream:
     def store(
         self, subject: str, payload: bytes, message_id: str = "", reply_to: str | None = None
     ) -> int:
-        """Store a message published as ``rec.…``; give its position, 0 for one that is known.
+        """Store a message published as ``rec.…`` and return its position.
 
-        Raises ``StreamFullError``; what is known is known without any room.
+        Raises ``StreamFullError``.
         """
         now = self._time()
-        known = self._stored_ids.get(message_id)
-        if message_id and known is not None and now < known + DUPLICATE_WINDOW_SECONDS:
-            return 0
         self.room.take()
         position = len(self.messages) + 1
-        if message_id:
-            self._stored_ids[message_id] = now
         stored, partition = _partitioned(subject)
         shown_id = message_id or f"intake-{position}"
         self.messages.append(StoredIntake(position, stored, payload, shown_id, reply_to, now))
         self._consumers[partition].add(position)
         self.serve()
         return position
-
-    def forget_ids(self) -> None:
-        """Close the window in which a repeated message is recognised."""
-        self._stored_ids.clear()
 
     def was_alone(self, delivery: IntakeDelivery) -> bool:
         """Tell whether nobody else was handed the partition of a message since it was."""
@@ -390,15 +380,16 @@ class MemoryIntakeWriter:
         return intake_subject(message.what, message.key), payload, message.message_id
 
     def _store(self, messages: Sequence[tuple[str, bytes, str]]) -> None:
-        """Store each that can be, as the real writer does; raises the first failure at the end."""
-        failures: list[StreamFullError] = []
-        for subject, payload, message_id in messages:
+        """Store each that there is room for, as the real writer does."""
+        failures: dict[int, StreamFullError] = {}
+        for place, (subject, payload, message_id) in enumerate(messages):
             try:
                 self._stream.store(subject, payload, message_id)
             except StreamFullError as error:
-                failures.append(error)
+                failures[place] = error
         if failures:
-            raise failures[0]
+            first = next(iter(failures.values()))
+            raise IntakeNotStoredError(first, list(failures)) from first
 
     async def last_position(self) -> int:
         return await self._network.ask("position", lambda: self._stream.last_position)

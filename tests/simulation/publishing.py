@@ -259,7 +259,6 @@ class Publisher:
 
     def _repeat(self, step: p.Repeat) -> None:
         if step.number in self._published:
-            self._intake.forget_ids()
             self._store(self._published[step.number], 0.0)
 
     def _garbage(self, step: p.Garbage) -> None:

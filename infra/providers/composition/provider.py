@@ -299,7 +299,7 @@ class CompositionProvider:
         bus = await self._opened()
         await may_call()
         try:
-            answers = await bus.ask(messages, timeout_seconds=self._api.timeout_seconds, again=True)
+            answers = await bus.ask(messages, timeout_seconds=self._api.timeout_seconds)
         except (BusError, TimeoutError) as error:
             raise UnknownResultError(f"the reconciler's own bus: {error}") from error
         known = [each for each in answers if each is not None]

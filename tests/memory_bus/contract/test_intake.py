@@ -1,4 +1,4 @@
-"""The intake: duplicates, redelivery, one reader per partition, and a full stream."""
+"""The intake: ids, redelivery, one reader per partition, and a full stream."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from events.intake import TimerFired, Withdrawn
 from events.names import ResourceKey
 from infra.jetstream.errors import StreamFullError
-from reconciler.ports import IntakeDelivery, IntakeMessageOut
+from reconciler.ports import IntakeDelivery, IntakeMessageOut, NotStoredError
 from tests.bus.histories import new_key
 from tests.memory_bus.contract.buses import Bus, Reading
 
@@ -42,11 +42,12 @@ async def test_messages_of_a_resource_come_in_order_with_what_they_were_stored_w
     assert abs((bus.now() - first.stored_at).total_seconds()) < 60
 
 
-async def test_many_are_stored_once_even_if_some_were_stored_before(bus: Bus) -> None:
+async def test_no_message_is_dropped_because_of_the_id_of_another(bus: Bus) -> None:
     messages = [message() for _ in range(60)]
     await bus.writer.publish(messages[:20])
     await bus.writer.publish(messages)
-    assert await bus.writer.last_position() == 60
+    await bus.writer.publish([message()._replace(message_id=messages[0].message_id)])
+    assert await bus.writer.last_position() == 20 + 60 + 1
 
 
 async def test_only_an_inbox_is_answered(bus: Bus) -> None:
@@ -151,17 +152,17 @@ async def test_all_declarations_of_a_resource_can_be_read_unless_all_are_known(b
     await intake.close()
 
 
-async def test_a_full_intake_stores_what_it_can_and_the_whole_has_failed(bus: Bus) -> None:
-    known = [message()]
-    await bus.writer.publish(known)
+async def test_a_full_intake_stores_what_it_can_and_names_the_rest(bus: Bus) -> None:
+    await bus.writer.publish([message()])
     await bus.leave_room("INTAKE", 2)
     messages = [message() for _ in range(4)]
-    with pytest.raises(StreamFullError):
+    with pytest.raises(NotStoredError) as raised:
         await bus.writer.publish(messages)
+    assert isinstance(raised.value.__cause__, StreamFullError)
+    assert raised.value.missing == [2, 3]
     assert await bus.writer.last_position() == 3
-    await bus.writer.publish(known)  # what is known needs no room
     await bus.leave_room("INTAKE", None)
-    await bus.writer.publish(messages)
+    await bus.writer.publish([messages[place] for place in raised.value.missing])
     assert await bus.writer.last_position() == 5
 
 
