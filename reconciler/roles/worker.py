@@ -302,7 +302,9 @@ class Worker:
             try:
                 unstored = await self._store_results(results)
                 kept = {id(each) for each in unstored}
-                await self._let_go([each[0] for each in results if id(each) not in kept])
+                stored = [each[0] for each in results if id(each) not in kept]
+                if stored:
+                    await self._let_go(stored)
             except asyncio.CancelledError:
                 self._results = results + self._results
                 raise
