@@ -278,7 +278,7 @@ class Answer(_Intake, frozen=True):
 
     ``reason`` is one word: ``Accepted``, ``Unchanged``, ``Duplicate``, or why it was refused.
     ``generation`` is the resource's generation after the message; ``position`` the message's place
-    in the intake.
+    in the intake. ``resource`` and ``id`` identify the message that is answered.
     """
 
     accepted: bool
@@ -286,6 +286,8 @@ class Answer(_Intake, frozen=True):
     generation: int
     position: int
     message: str = ""
+    resource: str = ""
+    id: str = ""
 
 
 IntakeData = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import Generator
 from contextlib import contextmanager
 
@@ -54,13 +55,17 @@ class AnswerBox:
 
     def __init__(self, nc: Client) -> None:
         self._nc = nc
-        self._inbox = nc.new_inbox()
+        self._inbox = ""
         self._subscription: Subscription | None = None
         self._rounds: dict[int, Round] = {}
         self._number = 0
 
-    async def open(self) -> None:
-        """Subscribe; raises ``BusUnavailableError``."""
+    async def open(self, user: str) -> None:
+        """Subscribe; raises ``BusUnavailableError``.
+
+        The decider answers a verified user only on an inbox that contains its name.
+        """
+        self._inbox = f"_INBOX.{user}.{uuid.uuid4().hex}" if user else self._nc.new_inbox()
         self._subscription = await subscribe(self._nc, f"{self._inbox}.*", self._receive)
 
     async def close(self) -> None:

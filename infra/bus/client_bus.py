@@ -63,8 +63,8 @@ class JetStreamClientBus:
 
     async def open(self) -> None:
         """Listen for answers, and find out in whose name we publish."""
-        await self._answers.open()
         self._user = await user_of_connection(self._nc)
+        await self._answers.open(self._user)
 
     async def close(self) -> None:
         """Listen no more."""

@@ -237,16 +237,17 @@ class JetStreamIntakeReader:
 
     def _delivery(self, delivered: Delivered) -> IntakeDelivery:
         headers = delivered.headers or {}
+        user = user_of(delivered.subject) if self._vouches else ""
         return IntakeDelivery(
             position=delivered.seq,
             subject=delivered.subject,
             payload=delivered.payload,
             message_id=headers.get(_MESSAGE_ID_HEADER) or f"intake-{delivered.seq}",
-            reply_to=_checked_reply(headers.get(REPLY_HEADER)),
+            reply_to=_checked_reply(headers.get(REPLY_HEADER), user),
             delivered=delivered.delivered,
             receipt=delivered,
             stored_at=_time_of(delivered),
-            user=user_of(delivered.subject) if self._vouches else "",
+            user=user,
         )
 
     async def close(self) -> None:
@@ -281,8 +282,13 @@ def _time_of(message: StoredMessage | Delivered) -> datetime:
     return datetime.fromtimestamp(message.time_ns / 1e9, UTC)
 
 
-def _checked_reply(subject: str | None) -> str | None:
-    """Take only an inbox for an answer: anything else would let people write where we may."""
-    if subject is None or not subject.startswith(_REPLY_PREFIX):
+def _checked_reply(subject: str | None, user: str) -> str | None:
+    """Return the inbox for an answer, or None if the publisher may not name it.
+
+    Any other subject would let a client publish where only we may. A verified user can name only
+    an inbox of its own, because the answer would otherwise arrive at another account.
+    """
+    prefix = f"{_REPLY_PREFIX}.{user}." if user else _REPLY_PREFIX
+    if subject is None or not subject.startswith(prefix):
         return None
     return None if any(bad in subject for bad in "*> \t\r\n") else subject

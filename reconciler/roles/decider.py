@@ -19,6 +19,7 @@ from datetime import datetime
 from typing import cast
 
 import structlog
+from msgspec.structs import replace
 
 from events.intake import Answer, Declared, DefinitionSeen, Withdrawn
 from events.integrity import LogDamage
@@ -584,7 +585,8 @@ class _News:
             if answer is None:
                 continue
             if delivery.reply_to is not None:
-                self.answers.append((delivery.reply_to, answer))
+                asked = replace(answer, resource=str(each.key), id=delivery.message_id)
+                self.answers.append((delivery.reply_to, asked))
             if not answer.accepted:
                 self.rejections.append(Rejection(each.key, answer, command.actor, now))
             if answer.reason in _UNUSABLE:

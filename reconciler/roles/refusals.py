@@ -73,8 +73,13 @@ async def tell_refused(sink: DecisionSink, letters: Sequence[DeadLetter], now: d
 
 
 def _answer(letter: DeadLetter) -> Answer:
+    delivery = letter.delivery
     reason = "Invalid" if letter.stage == "intake" else "Undecidable"
-    return Answer(False, reason, 0, letter.delivery.position, letter.reason)
+    try:
+        resource = str(parse_stored_intake(delivery.subject)[1])
+    except ValueError:
+        resource = ""
+    return Answer(False, reason, 0, delivery.position, letter.reason, resource, delivery.message_id)
 
 
 def _rejection(letter: DeadLetter, now: datetime) -> list[Rejection]:

@@ -8,13 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from events.intake import Withdrawn
-from infra.bus.client_bus import JetStreamClientBus
 from infra.bus.rows import JetStreamRows
 from infra.embedded import EmbeddedServer
 from infra.jetstream.connection import connect as connect_bus
 from infra.jetstream.reads import stream_state
-from reconciler.ports import IntakeMessageOut
 from reconciler.sdk import BusError, ConfigurationError, WaitTimeoutError, client_on, connect
 from reconciler.wiring import connected, initialise, running
 from tests.sdk.conftest import shape
@@ -55,19 +52,6 @@ async def test_lost_answer_is_asked_for_again(bus: EmbeddedServer) -> None:
 
     assert answer.generation == 1
     assert [each.event.data.__class__.__name__ for each in declared].count("SpecDeclared") == 1
-
-
-async def test_repeat_under_the_same_id_is_stored_once(bus: EmbeddedServer) -> None:
-    nc = await connect_bus(bus.url, name="test")
-    messages = [
-        IntakeMessageOut("desired", shape(f"foo-{index}").key, Withdrawn(), f"id-{index}")
-        for index in range(20)
-    ]
-    client = JetStreamClientBus(nc, "test")
-    await client.store(messages[:3], timeout_seconds=5)
-    await client.store(messages, timeout_seconds=5)
-    assert (await stream_state(nc, "INTAKE")).messages == 20
-    await nc.close()
 
 
 async def test_bus_that_is_away_is_an_error(tmp_path: Path) -> None:

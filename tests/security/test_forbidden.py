@@ -12,12 +12,14 @@ from nats.aio.client import Client
 
 from events.envelope import encode_intake
 from events.intake import Reported
+from events.subjects import REPLY_HEADER
 from infra.bus.streams import DEADLETTERS, INTAKE, LOG, REJECTIONS
 from infra.jetstream.access import Access
 from infra.jetstream.connection import api_request, connect
 from infra.jetstream.denials import Denial
 from infra.jetstream.errors import BusDeniedError, BusRefusedError
 from infra.jetstream.outgoing import OutgoingMessage
+from infra.jetstream.parser import Incoming
 from infra.jetstream.publish import publish, publish_in_batches, publish_many
 from infra.jetstream.reads import last_from_leader, stream_state
 from infra.jetstream.wire import denial_noticed, request, subscribe
@@ -384,6 +386,36 @@ async def test_a_cloudevent_about_another_resource_is_a_dead_letter(
         await publish(nc, f"rec.desired=acme.acme.Shape.{name}", json.dumps(event).encode())
     async with guarded.sdk_as("acme") as client:
         assert (await client.wait_for(f"acme/Shape/{name}", generation=1)).outcome == "Converged"
+
+
+async def test_an_answer_goes_only_to_an_inbox_of_the_user_who_asked(
+    guarded: Guarded, admin: Client, name: str
+) -> None:
+    manifest = {
+        "apiVersion": "shapes/v1",
+        "kind": "Shape",
+        "metadata": {"namespace": "acme", "name": name},
+        "spec": {"type": "Square", "color": "Red"},
+    }
+    answers: list[Incoming] = []
+    async with guarded.bus_as("acme") as acme, guarded.bus_as("other") as other:
+        await subscribe(other, "_INBOX.other.>", answers.append)
+        await subscribe(acme, "_INBOX.acme.>", answers.append)
+        for user in ("other", "acme"):
+            headers = {"Nats-Msg-Id": f"{name}-{user}", REPLY_HEADER: f"_INBOX.{user}.{name}"}
+            await publish(
+                acme,
+                f"rec.desired=acme.acme.Shape.{name}",
+                json.dumps(manifest).encode(),
+                headers=headers,
+            )
+        await _decided(admin)
+        await request(other, "$JS.API.INFO", b"", timeout=PATIENCE_SECONDS)  # behind all answers
+        await request(acme, "$JS.API.INFO", b"", timeout=PATIENCE_SECONDS)
+    told = [each for each in answers if each.subject.endswith(name)]
+    assert [each.subject for each in told] == [f"_INBOX.acme.{name}"]
+    answer = json.loads(told[0].data)
+    assert (answer["resource"], answer["id"]) == (f"acme/Shape/{name}", f"{name}-acme")
 
 
 async def _decided(admin: Client) -> None:
