@@ -88,7 +88,8 @@ class Policy(ManifestStruct, frozen=True):
     already and is not ours. ``ignore_fields``: paths (``color``, ``size.width``, ``labels.team``)
     that are left to others. ``paused``: report, but do nothing. ``owner_label``: whether our label
     is put back when somebody takes it off, or that is only reported. ``approve``: which actions
-    wait for approval, besides those that the ``ProviderConfig`` says.
+    wait for approval, besides those that the ``ProviderConfig`` says. ``referenced_from``: other
+    namespaces whose references to this resource count; ``*`` is every namespace.
     """
 
     deletion: Deletion = "Delete"
@@ -98,6 +99,7 @@ class Policy(ManifestStruct, frozen=True):
     paused: bool = False
     owner_label: Literal["Restore", "Report"] = "Restore"
     approve: ApprovalLevel = "Never"
+    referenced_from: tuple[str, ...] = ()
 
 
 def stricter(one: ApprovalLevel, other: ApprovalLevel) -> ApprovalLevel:

@@ -145,6 +145,7 @@ class StatusRow(msgspec.Struct, gc=False, rename="camel", omit_defaults=True):
     # What others rely on.
     finalizers: dict[str, str] = {}
     references: dict[str, OnWithdrawal] = {}
+    referenced_from: tuple[str, ...] = ()
 
     # Of a ``ProviderConfig``: how its API answers.
     throttled_until: datetime | None = None
@@ -389,6 +390,7 @@ def _declared(row: StatusRow, data: SpecDeclared) -> None:
     row.definition = 0 if data.definition is None else data.definition.generation
     row.paused = data.policy.paused
     row.approve = data.policy.approve
+    row.referenced_from = data.policy.referenced_from
     row.asked_plan, row.asked_level = "", "Never"
     _stop_waiting(row)
 

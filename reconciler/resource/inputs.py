@@ -5,7 +5,7 @@ from __future__ import annotations
 from events.composition import manifests_of
 from events.log import SpecResolved
 from events.manifest import InvalidManifestError
-from events.names import InvalidNameError
+from events.names import SYSTEM_NAMESPACE, InvalidNameError, ResourceKey
 from events.reference import Reference, filled
 from reconciler.errors import UnknownKindError
 from reconciler.provider.kind import Kind
@@ -76,15 +76,24 @@ def compose(spec: Spec, state: ResourceState, context: Context) -> Step | None:
     return SpecResolved(desired.generation, content, digest)
 
 
-def reliance(spec: Spec, state: ResourceState) -> Step:
+def reliance(spec: Spec, state: ResourceState, key: ResourceKey) -> Step:
     """Return whether what a resource without an object refers to is there."""
     for reference in spec.references:
         target = state.desired.targets.get(reference.target)
         if target is None:
             return NOTHING_TO_SAY  # the next sweep tells
         if not target.declared:
-            return Settled("Held", "Dangling", f"{reference.target} is not declared")
+            return Settled("Held", "Dangling", _why_dangling(reference.target, key))
     return Settled("Converged", "Resolved")
+
+
+def _why_dangling(target: str, key: ResourceKey) -> str:
+    if ResourceKey.parse(target).namespace in (key.namespace, SYSTEM_NAMESPACE):
+        return f"{target} is not declared"
+    return (
+        f"{target} is not declared, or its policy.referencedFrom does not name namespace "
+        f"{key.namespace!r}"
+    )
 
 
 def _waiting_for(reference: Reference, desired: Desired) -> Settled | None:

@@ -127,7 +127,7 @@ def _in_the_log_alone(state: ResourceState, context: Context) -> Step:
     if not state.desired.is_declared:
         return Settled("Deleted", "Withdrawn") if state.desired.generation else NOTHING_TO_SAY
     if state.desired.spec is not None and state.desired.spec.references:
-        return reliance(state.desired.spec, state)
+        return reliance(state.desired.spec, state, context.key)
     return (
         _unknown_provider(state, context)
         or standing_of_api(state.api)

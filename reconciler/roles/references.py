@@ -22,7 +22,7 @@ from events.intake import (
     Unreferenced,
 )
 from events.kind_definition import DefinitionRef
-from events.names import ResourceKey
+from events.names import SYSTEM_NAMESPACE, ResourceKey
 from events.reference import Reference, value_of
 from projections.read_models import ReadModels
 from projections.status import StatusRow
@@ -115,11 +115,23 @@ def _wanted(
         str(row.key): (row, reference)
         for row in rows_of(index.referrers(target), every_row)
         if _refers(row) and str(row.key) not in damaged
+        if _permits(every_row.get(target), target, row.namespace)
         # Withdrawn, each member of a circle would be kept for the next: there no order is right.
         if row.declared or not circle(str(row.key), [target], leaving)
         for reference in row.refers
         if reference.target == target
     }
+
+
+def _permits(target: StatusRow | None, name: str, namespace: str) -> bool:
+    """Return whether references from a namespace to a resource count.
+
+    Its own namespace and the operators' may always refer to it. Another one may do so only if the
+    resource names it: a reference can keep an object that its owner has withdrawn.
+    """
+    if namespace in (ResourceKey.parse(name).namespace, SYSTEM_NAMESPACE):
+        return True
+    return target is not None and bool({namespace, "*"} & set(target.referenced_from))
 
 
 def _refers(row: StatusRow) -> bool:
@@ -149,6 +161,8 @@ def _state_of(
     target = every_row.get(reference.target)
     if target is None or not target.declared:
         return TargetState(False)
+    if not _permits(target, reference.target, row.namespace):
+        return TargetState(False)  # as if it did not exist: its state is not theirs to read
     was_ready = known is not None and known.ready
     is_ready = was_ready or (target.outcome == "Converged" and target.not_ready is None)
     values: dict[str, Any] = {}

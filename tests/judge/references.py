@@ -49,12 +49,16 @@ def references(ledger: Ledger) -> Iterator[Breach]:
             continue
         for each in spec.references:
             target = ResourceKey.parse(each.target)
+            if not _permits(ledger, target, key.namespace):
+                continue
             if resource.is_declared or not _leads_back(ledger, key, target):
                 wanted = expected.setdefault(target, {})
                 wanted[str(key)] = spec.fields.get("onWithdrawal", "Keep")
         if key.kind == REFERENCE_KIND and not references_damage(ledger, resource):
-            found = ledger.resource(ResourceKey.parse(spec.references[0].target))
-            outcome = ("Converged", "Resolved") if found.is_declared else ("Held", "Dangling")
+            target = ResourceKey.parse(spec.references[0].target)
+            is_there = ledger.resource(target).is_declared
+            counts = is_there and _permits(ledger, target, key.namespace)
+            outcome = ("Converged", "Resolved") if counts else ("Held", "Dangling")
             recorded = resource.outcome and (resource.outcome.outcome, resource.outcome.reason)
             if recorded != outcome:
                 yield key, f"its target should make it {outcome}, its outcome is {recorded}"
@@ -65,6 +69,13 @@ def references(ledger: Ledger) -> Iterator[Breach]:
         wanted = {by: each for by, each in expected.get(key, {}).items() if by not in unclear}
         if known != wanted and key not in damaged:
             yield key, f"it knows the references {known}, and has {wanted}"
+
+
+def _permits(ledger: Ledger, target: ResourceKey, namespace: str) -> bool:
+    """Return whether references from a namespace to a resource count."""
+    spec = ledger.resource(target).spec
+    named = () if spec is None else spec.policy.referenced_from
+    return namespace in (target.namespace, "system", *named) or "*" in named
 
 
 def _references(resource: Resource) -> bool:

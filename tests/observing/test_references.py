@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+import pytest
+
 from events.intake import (
     OnWithdrawal,
     Referenced,
@@ -222,3 +224,59 @@ def test_all_that_lead_to_a_changed_reference_are_looked_at_for_a_circle() -> No
     every_row["default/Shape/c"].refers = (Reference("default/Shape/a"),)
     index.note("default/Shape/c", every_row["default/Shape/c"])
     assert index.take_moved().referrers == {f"default/Shape/{each}" for each in "abc"}
+
+
+OTHERS = ResourceKey("shop", "ShapeRef", "needs-foo")
+
+
+def _from_another_namespace(
+    *, permits: tuple[str, ...], known: dict[str, OnWithdrawal], says: TargetState | None
+) -> list[IntakeMessageOut]:
+    target = StatusRow(
+        TARGET.namespace,
+        TARGET.kind,
+        TARGET.name,
+        version=1,
+        declared=True,
+        references=known,
+        referenced_from=permits,
+    )
+    reference = StatusRow(
+        OTHERS.namespace,
+        OTHERS.kind,
+        OTHERS.name,
+        version=1,
+        declared=True,
+        refers=(Reference(str(TARGET)),),
+        targets={} if says is None else {str(TARGET): says},
+    )
+    return _looked_at({str(row.key): row for row in (target, reference)})
+
+
+@pytest.mark.parametrize("permits", [("shop",), ("*",), ("billing", "shop")])
+def test_a_reference_from_a_permitted_namespace_counts(permits: tuple[str, ...]) -> None:
+    told = _from_another_namespace(permits=permits, known={}, says=None)
+    assert [(each.key, each.data) for each in told] == [
+        (OTHERS, TargetSeen(str(TARGET), TargetState(declared=True))),
+        (TARGET, Referenced(str(OTHERS), "Keep")),
+    ]
+
+
+@pytest.mark.parametrize("permits", [(), ("billing",)])
+def test_a_reference_from_another_namespace_neither_counts_nor_shows_anything(
+    permits: tuple[str, ...],
+) -> None:
+    told = _from_another_namespace(permits=permits, known={}, says=None)
+    assert [(each.key, each.data) for each in told] == [
+        (OTHERS, TargetSeen(str(TARGET), TargetState(declared=False)))
+    ]
+
+
+def test_a_permission_that_is_withdrawn_ends_the_reference() -> None:
+    told = _from_another_namespace(
+        permits=(), known={str(OTHERS): "Keep"}, says=TargetState(declared=True)
+    )
+    assert [(each.key, each.data) for each in told] == [
+        (OTHERS, TargetSeen(str(TARGET), TargetState(declared=False))),
+        (TARGET, Unreferenced(str(OTHERS))),
+    ]
