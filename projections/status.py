@@ -95,7 +95,7 @@ class StatusRow(msgspec.Struct, gc=False, rename="camel", omit_defaults=True):
     # Where the object is, and whose. ``owned_by`` is the event that made it ours.
     provider_config: str = ""
     external_name: str = ""
-    declared_name: str = ""  # what it is called next, where a replacement has another name
+    declared_name: str = ""  # what it is called next, where its object has a second name
     owned: bool = False
     owned_by: str = ""
     owned_since: datetime | None = None
@@ -121,6 +121,7 @@ class StatusRow(msgspec.Struct, gc=False, rename="camel", omit_defaults=True):
     retiring_uid: str | None = None
     retiring_digest: str = ""
     retiring_outputs: Fields = {}
+    released: tuple[tuple[str, str | None], ...] = ()  # names and uids of those that were kept
 
     # The action under way. ``asked_digest`` is of what it asks for, which is believed of an API
     # that shows nothing after a write; ``asked_name`` is what a create will call the object.
@@ -175,6 +176,7 @@ class StatusRow(msgspec.Struct, gc=False, rename="camel", omit_defaults=True):
             or self.retry_at
             or self.references
             or self.finalizers
+            or self.released
         )
 
     @property
@@ -253,16 +255,7 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
             pass  # the next outcome speaks of the newer generation
         case ExternalObserved() as data:
             row.seen_at = event.time
-            _seen(row, data.object)
-            is_foreign = data.object is not None and not (row.declared or row.owned)
-            row.foreign_identity = identity(data.object) if data.object and is_foreign else ""
-            row.seen_uid = None if data.object is None or row.owned else data.object.uid
-            row.doubted = False
-            row.strays, row.total = data.strays, data.total
-            row.taken_by = data.taken_by
-            if not row.declared:
-                row.provider_config = data.provider_config
-                row.external_name = data.external_name
+            _observed(row, data)
         case AbsenceDoubted():
             row.doubted = True
         case DriftDetected():
@@ -276,13 +269,17 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
         case OwnershipReleased() as data:
             place = (data.external_name, data.uid)
             if row.retiring and place == (row.retiring, row.retiring_uid):
+                row.released = (*row.released, place)
                 _retired(row)
                 return
             _disowned(row)
             if data.reason != "Orphaned":
                 _with_the_replaced(row)
-            elif row.external_name != data.external_name:
-                _seen(row, None)  # what stays has another name than is looked for
+            elif row.observed_digest:
+                # It is looked for under its second name as long as it exists.
+                if row.external_name != data.external_name:
+                    row.declared_name, row.external_name = row.external_name, data.external_name
+                row.seen_uid = data.uid
         case FinalizerAdded(finalizer, holder):
             row.finalizers = {**row.finalizers, finalizer: holder}
         case FinalizerRemoved(finalizer):
@@ -365,14 +362,19 @@ def _unmet_since(
 
 
 def _declared(row: StatusRow, data: SpecDeclared) -> None:
-    place = (data.provider_config, data.external_name)
-    if (row.provider_config, row.external_name) != place and not row.owned:
+    name = data.external_name
+    is_known = row.provider_config == data.provider_config and name in (
+        row.external_name,
+        row.declared_name,
+    )
+    if not is_known and not row.owned:
         _seen(row, None)
+        row.provider_config, row.external_name, row.seen_uid = data.provider_config, name, None
     row.taken_by = row.taken_by if row.observed_digest else ""
-    if not row.owned:
-        row.provider_config, row.external_name = place
-    elif row.external_name != data.external_name:  # a replacement has another name
-        row.declared_name = data.external_name
+    if row.external_name != name:  # a replacement has another name
+        row.declared_name = name
+    elif not row.owned:
+        row.declared_name = ""
     row.due_at = None
     row.foreign_identity = ""
     row.generation, row.labels = data.generation, data.labels
@@ -439,11 +441,12 @@ def _succeeded(row: StatusRow, event: LogEvent, data: ActionSucceeded) -> None:
         _with_the_replaced(row)
         return
     if data.operation == "Create":
+        declared_name = row.declared_name or row.external_name
         if data.purpose == "Replace" and row.owned:
             row.retiring, row.retiring_uid = row.external_name, row.uid
             row.retiring_digest, row.retiring_outputs = row.observed_digest, row.outputs
-            row.declared_name = row.declared_name or row.external_name
-        row.external_name = data.external_name or row.external_name
+        row.external_name = data.external_name or declared_name
+        row.declared_name = declared_name if data.purpose == "Replace" else ""
     if data.operation == "Create" or not row.owned:
         _owned(row, event, f"{data.operation}d")
     if data.operation == "Create":
@@ -473,6 +476,24 @@ def _failed(row: StatusRow, data: ActionFailed) -> None:
         _seen(row, None)
     elif data.object is not None and data.error.error_class == "Conflict":
         _seen(row, data.object)
+
+
+def _observed(row: StatusRow, data: ExternalObserved) -> None:
+    found, name = data.object, data.external_name
+    if row.declared_name and not row.owned:
+        is_same = found is not None and found.uid == row.seen_uid
+        if not is_same:  # what was released is gone: what has its second name is another object
+            found, name = None, row.declared_name
+            row.external_name, row.declared_name = name, ""
+    _seen(row, found)
+    is_foreign = found is not None and not (row.declared or row.owned)
+    row.foreign_identity = identity(found) if found and is_foreign else ""
+    row.seen_uid = None if found is None or row.owned else found.uid
+    row.doubted = False
+    row.strays, row.total = data.strays, data.total
+    row.taken_by = data.taken_by
+    if not row.declared:
+        row.provider_config, row.external_name = data.provider_config, name
 
 
 def _seen(row: StatusRow, shown: ExternalObject | None) -> None:

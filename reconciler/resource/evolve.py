@@ -333,8 +333,9 @@ def spec_of(data: SpecDeclared) -> Spec:
 
 def _declared(state: ResourceState, data: SpecDeclared, event: LogEvent) -> ResourceState:
     spec, desired, observed = spec_of(data), state.desired, state.observed
-    place = (data.provider_config, data.external_name)
-    if state.owned is not None:
+    place, before = (data.provider_config, data.external_name), desired.spec
+    is_moved = before is None or (before.provider_config, before.external_name) != place
+    if state.owned is not None or (state.released is not None and not is_moved):
         pass  # a replacement may have another name
     elif observed.object is None or (observed.provider_config, observed.object.name) != place:
         # What we saw was in another place; of what another had, nothing is left.
@@ -394,12 +395,13 @@ def _remembered(state: ResourceState, event: LogEvent) -> ResourceState:
 
 
 def _observed(state: ResourceState, data: ExternalObserved, event: LogEvent) -> ResourceState:
-    known = state.observed
-    is_same = (
-        known.object is not None and data.object is not None and known.object.uid == data.object.uid
-    )
+    known, shown, spec = state.observed, data.object, state.desired.spec
+    is_same = known.object is not None and shown is not None and known.object.uid == shown.uid
+    if state.released is not None and not is_same and spec is not None:
+        # Another object under the second name of what was released is in no place of the resource.
+        shown = shown if data.external_name == spec.external_name else None
     seen = Observation(
-        object=data.object,
+        object=shown,
         provider_config=data.provider_config,
         position=data.as_of,
         message=event.causeposition,

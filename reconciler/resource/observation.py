@@ -73,6 +73,10 @@ def _is_about_us(said: Observed, state: ResourceState, context: Context) -> bool
         return False
     if state.owned is not None:
         return place == (state.owned.provider_config, state.owned.external_name)
+    if state.released is not None:
+        # What was released after a replacement keeps its second name: looked for under the declared
+        # one it would be a stray, and a new declaration would create another object.
+        return place == (state.observed.provider_config, state.released.name)
     if state.desired.is_declared and spec is not None:
         return place == (spec.provider_config, spec.external_name)
     return True
@@ -83,7 +87,9 @@ def _is_of_another_id(said: Observed, state: ResourceState) -> bool:
 
     Who looked may have known another one by then: that this is gone says nothing of ours.
     """
-    known = state.owned or (state.observed.object if said.object is None else None)
+    known = state.owned or state.released
+    if known is None and said.object is None:
+        known = state.observed.object
     uid = said.absent_uid if said.object is None else said.object.uid
     return known is not None and None not in (uid, known.uid) and uid != known.uid
 

@@ -15,7 +15,7 @@ from events.log import Action, OutcomeRecorded
 from events.manifest import Fields, Policy
 from events.reference import Reference
 
-STATE_SCHEMA = 21
+STATE_SCHEMA = 22
 """Raised whenever the meaning of a stored state changes: what was cached before is then ignored."""
 
 _encoder = msgspec.json.Encoder(order="deterministic")
@@ -257,6 +257,11 @@ class ResourceState(msgspec.Struct, frozen=True, gc=False):
         if spec is not None and (self.desired.is_declared or self.observed.object is None):
             return spec.provider_config
         return self.observed.provider_config
+
+    @property
+    def released(self) -> ExternalObject | None:
+        """The object that was ours and was released on purpose, as long as it exists."""
+        return self.observed.object if self.observed.was_let_go else None
 
 
 NEW = ResourceState()

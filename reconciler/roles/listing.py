@@ -121,6 +121,7 @@ async def observations(
     """
     began = listing.began
     known = await _by_place(listing, objects, rows)
+    released = await _released(listing, rows)
     is_ours, is_unclear = _claimed_by(config, log_id), _may_hide(damage, began.kind)
     strays = None if is_ours is None else await _stray_count(objects, known, is_ours)
     losses = await _loss_count(listing, objects, known)
@@ -128,8 +129,8 @@ async def observations(
     async for some in in_slices(objects.items()):
         for place, each in some:
             mine = known.get(place)
-            if not mine and is_unclear:
-                continue  # what a damaged resource has made since is no stray
+            if not mine and (is_unclear or (each.name, each.uid) in released):
+                continue  # neither what a damaged resource has made since, nor this, is a stray
             if not mine:
                 key = _new_key(listing, each, config.scope.namespace, rows)
                 found.append((key, _observed(listing, each.name, each, strays)))
@@ -183,6 +184,19 @@ async def _by_place(
     if without_id:
         _find_by_name(listing, without_id, objects, known)
     return known
+
+
+async def _released(
+    listing: ListingAssembler, rows: Mapping[str, StatusRow]
+) -> set[tuple[str, str | None]]:
+    """Return the replaced objects that were released with their replacements (ADR 0026)."""
+    began, found = listing.began, set[tuple[str, str | None]]()
+    async for some in in_slices(list(rows.values())):
+        for row in some:
+            is_here = (row.provider_config, row.kind) == (began.provider_config, began.kind)
+            if row.released and is_here:
+                found.update(row.released)
+    return found
 
 
 def _find_by_name(

@@ -99,13 +99,19 @@ def duplicate_effect(ledger: Ledger, effect: Effect) -> Iterator[str]:
 def duplicate_object(ledger: Ledger) -> Iterator[Breach]:
     """A resource has one object in the API, even after a replacement (invariants 2, 3).
 
+    An object that the log has released on purpose belongs to no resource.
+
     An API without unique names and keys cannot be asked for that: there a leak is one that the log
     does not own.
     """
     promises = ledger.history.promises
     if not (promises.idempotency_keys and promises.unique_names):
         return
-    owners = Counter(decided.key for _, decided in ledger.live() if decided is not None)
+    owners = Counter(
+        decided.key
+        for found, decided in ledger.live()
+        if decided is not None and found.uid in ledger.ours
+    )
     for key, count in owners.items():
         resource = ledger.resource(key)
         if count > 1 and resource.retiring is None and key not in ledger.history.damaged:

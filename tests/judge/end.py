@@ -188,11 +188,13 @@ def _should_exist(resource: Resource, owned: Owned) -> bool:
 
 
 def _object_of(ledger: Ledger, resource: Resource) -> ExternalObject | None:
-    """Return the object of a resource; without one that is owned, what has its name."""
+    """Return the object of a resource: owned, released and not deleted since, or of its name."""
     objects, owned = ledger.history.objects or (), resource.owned
-    if owned is not None and owned.uid is not None:
-        of_uid = next((each for each in objects if each.uid == owned.uid), None)
-        if of_uid is not None or not ledger.history.promises.unique_names:
+    known = owned or resource.released
+    if known is not None and known.uid is not None:
+        of_uid = next((each for each in objects if each.uid == known.uid), None)
+        is_all = owned is not None and not ledger.history.promises.unique_names
+        if of_uid is not None or is_all:
             return of_uid
     name = owned.name if owned is not None else resource.key.name
     if owned is None and resource.spec is not None:

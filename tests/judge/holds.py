@@ -99,6 +99,8 @@ def strays(of: Happening[OwnershipClaimed]) -> Iterator[str]:
         yield f"one of {of.resource.strays} strays is deleted without approval"
     if of.resource.references:
         yield "a referenced stray is deleted"
+    if of.data.uid in of.ledger.released:
+        yield "what was released on purpose is deleted as a stray"
 
 
 @on(ActionDecided)

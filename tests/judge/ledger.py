@@ -72,6 +72,7 @@ class Resource:
     in_flight: DecidedAction | None = None
     owned: Owned | None = None
     retiring: Owned | None = None
+    released: Owned | None = None
     observed: ExternalObject | None = None
     strays: int = 0
     doubted: LossCount | None = None
@@ -281,7 +282,7 @@ def _of_resource(resource: Resource, event: e.LogEvent) -> None:  # noqa: C901, 
         case e.DriftDetected():
             resource.outcome = None
         case e.OwnershipClaimed(external_name, uid):
-            resource.owned = Owned(external_name, uid, {})
+            resource.owned, resource.released = Owned(external_name, uid, {}), None
         case e.OwnershipReleased() as data:
             _release(resource, data)
         case e.OutcomeRecorded() as data:
@@ -315,8 +316,11 @@ def _of_resource(resource: Resource, event: e.LogEvent) -> None:  # noqa: C901, 
 
 
 def _declare(resource: Resource, event: e.LogEvent, data: e.SpecDeclared) -> None:
-    seen = resource.observed
-    if resource.owned is None and seen is not None and seen.name != data.external_name:
+    seen, before = resource.observed, resource.spec
+    if before is None or before.external_name != data.external_name:
+        resource.released = None
+    known = resource.owned or resource.released
+    if known is None and seen is not None and seen.name != data.external_name:
         resource.observed = None  # it was seen under another name
     resource.spec, resource.resolved, resource.is_declared = data, None, True
     resource.generation, resource.position = data.generation, event.causeposition
@@ -333,7 +337,9 @@ def _release(resource: Resource, data: e.OwnershipReleased) -> None:
         resource.retiring = None
         return
     resource.owned = None
-    if data.reason != "Orphaned":
+    if data.reason == "Orphaned":
+        resource.released = owned
+    else:
         _own_the_replaced_again(resource)
 
 
@@ -412,7 +418,7 @@ def _succeed(
         resource.retiring = owned._replace(shown=resource.observed)
     is_bound = action.operation == "Update" and owned is not None and owned.uid is not None
     uid = owned.uid if is_bound and owned is not None else shown.uid
-    resource.owned = Owned(action.external_name, uid, decided.wanted)
+    resource.owned, resource.released = Owned(action.external_name, uid, decided.wanted), None
     resource.observed = shown
 
 

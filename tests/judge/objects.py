@@ -75,6 +75,15 @@ def foreign_success(of: Happening[ActionSucceeded]) -> Iterator[str]:
         yield f"{uid} was not created by us"
 
 
+@on(ActionDecided)
+def second_object(of: Happening[ActionDecided]) -> Iterator[str]:
+    """No object is created beside one that the same resource has released (invariants 2, 17)."""
+    released, seen = of.resource.released, of.resource.observed
+    is_there = released is not None and seen is not None and seen.uid == released.uid
+    if of.data.action.operation == "Create" and is_there:
+        yield f"created, although {seen} was released and still exists"
+
+
 @on(OwnershipReleased)
 def leftover_label(of: Happening[OwnershipReleased]) -> Iterator[str]:
     """A released object keeps our label only if nothing may be written to it (invariant 7)."""

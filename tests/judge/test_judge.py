@@ -427,6 +427,23 @@ def two_objects_of_one_resource(story: Story) -> None:
     story.exists(thing("foo"), thing("foo", uid="twin"))
 
 
+def release(story: Story) -> None:
+    """Withdraw Foo, and keep its object."""
+    story.record(FOO, SpecWithdrawn(2), OwnershipReleased("foo", "uid-foo", "Orphaned"))
+
+
+@breaks("second_object")
+def an_object_beside_one_that_was_released(story: Story) -> None:
+    release(story)
+    story.record(FOO, replace(SPEC, generation=3), ActionDecided(action(FOO, 7, "Create")))
+
+
+@breaks("strays")
+def a_released_object_that_is_deleted_as_a_stray(story: Story) -> None:
+    release(story)
+    story.record(BAR, OwnershipClaimed("foo", "uid-foo", "ExclusiveScope"))
+
+
 @breaks("unexplained_effect")
 def an_effect_that_had_failed_by_the_log(story: Story) -> None:
     story.record(FOO, ActionDecided(action(FOO, 5, "Update")))
@@ -867,6 +884,20 @@ def test_an_object_that_the_log_released_is_no_leak() -> None:
     released = OwnershipReleased("foo", "uid-foo", "Orphaned")
     outcome = OutcomeRecorded("Released", 2, "Orphaned")
     story.record(FOO, SpecWithdrawn(2), released, outcome, cause=50)
+    assert findings(story.history) == []
+
+
+def test_two_objects_that_the_log_released_are_of_no_resource() -> None:
+    story = sound()
+    create = action(FOO, 5, "Create", external_name="foo-2", purpose="Replace")
+    story.record(FOO, ActionDecided(create))
+    story.effect("Create", "foo-2", create.idempotency_key)
+    done = ActionSucceeded(create.action_id, "Create", 1, thing("foo-2"), purpose="Replace")
+    story.record(FOO, done, OutcomeRecorded("Converged", 1, "AsDeclared"))
+    story.message(FOO, Withdrawn(), 50)
+    kept = [OwnershipReleased(name, f"uid-{name}", "Orphaned") for name in ("foo", "foo-2")]
+    story.record(FOO, SpecWithdrawn(2), *kept, OutcomeRecorded("Released", 2, "Orphaned"), cause=50)
+    story.exists(thing("foo"), thing("foo-2"))
     assert findings(story.history) == []
 
 

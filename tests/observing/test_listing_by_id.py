@@ -122,6 +122,12 @@ async def test_what_was_replaced_is_no_stray() -> None:
     assert await told([note("n1"), note("n2")], ours, config=EXCLUSIVE) == {}
 
 
+async def test_what_was_released_with_its_replacement_is_no_stray() -> None:
+    kept = row("mine", note("n2"), declared=False, seen_uid="n2", released=(("todo", "n1"),))
+    assert await told([note("n1"), note("n2")], kept, config=EXCLUSIVE) == {}
+    assert len(await told([note("n2"), note("n3")], kept, config=EXCLUSIVE)) == 1
+
+
 def test_what_came_twice_counts_once_and_two_of_one_name_count_twice() -> None:
     listing = ListingAssembler(ListingBegan("default", "Note", 5), None, unique_names=False)
     listing.add([note("n1"), note("n1"), note("n2")])

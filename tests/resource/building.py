@@ -211,6 +211,7 @@ class Story:
         began_at: datetime | None = None,
         age_seconds: float | None = None,
         taken_by: str | None = None,
+        absent_uid: str | None = None,
     ) -> list[ResourceEvent]:
         return self.turn(
             Observed(
@@ -223,6 +224,7 @@ class Story:
                 None if strays is None else StrayCount(*strays),
                 age_seconds=age_seconds,
                 taken_by=taken_by,
+                absent_uid=absent_uid,
             )
         )
 

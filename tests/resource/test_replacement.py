@@ -74,6 +74,9 @@ def check_rows(story: Story) -> None:
             assert (row.external_name, row.uid) == (owned.external_name, owned.uid)
         wanted = ("", None) if retiring is None else (retiring.external_name, retiring.uid)
         assert (row.retiring, row.retiring_uid) == wanted
+    status, released = rows(story)[0], state.released
+    if released is not None:
+        assert (status.external_name, status.seen_uid) == (released.name, released.uid)
 
 
 def test_34_a_replacement_is_two_recorded_actions(story: Story):
@@ -221,6 +224,71 @@ def test_a_replacement_whose_answer_was_lost_is_made_once():
     assert (story.action.external_name, story.action.idempotency_key) == (name, key)
     story.succeed()
     assert story.state.retiring is not None
+
+
+def released(kind: Kind = BESIDE) -> Story:
+    """Replace an object, and withdraw its resource so that the new object stays."""
+    story = made(kind)
+    story.declare(CIRCLE, policy={"deletion": "Orphan"})
+    story.succeed()
+    story.succeed()
+    story.withdraw()
+    story.succeed()
+    check_rows(story)
+    assert story.outcome == "Released"
+    return story
+
+
+@pytest.mark.parametrize("kind", [BESIDE, BY_ID], ids=["beside", "by id"])
+def test_a_released_replacement_is_in_the_way_of_its_resource_declared_again(kind: Kind):
+    story = released(kind)
+    kept = story.seen
+    story.declare(CIRCLE)
+    check_rows(story)
+    assert (story.idle, story.outcome, story.reason) == (True, "Conflict", "AlreadyExists")
+    story.see(None, name="Foo", absent_uid="another")
+    assert story.seen == kept, "nothing is concluded from what the declared name shows"
+    story.declare(CIRCLE, policy={"adoption": "Adopt"})
+    check_rows(story)
+    assert story.state.owned is not None
+    assert (story.state.owned.external_name, story.state.owned.uid) == (kept.name, kept.uid)
+    assert story.action.operation == "Update", "it gets its label back"
+    story.succeed()
+    check_rows(story)
+    assert story.outcome == "Converged"
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_a_released_replacement_that_is_gone_is_not_in_the_way(is_replaced: bool):
+    story = released()
+    name = story.seen.name
+    story.declare(CIRCLE, policy={"adoption": "Adopt", "mode": "ObserveOnly"})
+    story.see(thing(CIRCLE, name=name) if is_replaced else None, name=name)
+    check_rows(story)
+    assert story.state.observed.object is None, "what another client made there is not adopted"
+    story.declare(CIRCLE, policy={"adoption": "Adopt"})
+    assert (story.action.operation, story.action.external_name) == ("Create", "Foo")
+    story.succeed()
+    check_rows(story)
+    assert story.outcome == "Converged"
+
+
+def test_a_released_replacement_is_not_looked_for_in_another_api():
+    story = released()
+    story.declare(CIRCLE, config="other")
+    assert story.state.released is None
+    assert rows(story)[0].external_name == "Foo"
+
+
+def test_a_replaced_object_that_is_released_with_its_replacement_is_no_stray():
+    story = made()
+    old = story.seen
+    story.declare(CIRCLE)
+    succeed_starting(story)
+    story.declare(CIRCLE, policy={"mode": "ObserveOnly"})
+    story.withdraw()
+    check_rows(story)
+    assert rows(story)[0].released == ((old.name, old.uid),)
 
 
 def _loses(fields: Fields | None, shown: ExternalObject) -> str:

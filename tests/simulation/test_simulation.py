@@ -23,11 +23,9 @@ _KEPT_PLANS = sorted(Path(__file__).with_name("plans").glob("*.json"))
 
 
 KNOWN_FAILURES: dict[int, str] = {
-    6660: "two objects exist for one resource",
     12695: "leak: the log does not own what a creation made",
     12877: "leak of an object that was made by hand and adopted",
     15244: "leak: the log does not own what a creation made",
-    15567: "two objects exist for one resource",
     15801: "leak: the log does not own what a creation made",
     16051: "hold, although the label on the object names another resource",
     17861: "effect of a creation that the log takes for not done",
