@@ -96,8 +96,11 @@ def _is_of_another_id(said: Observed, state: ResourceState) -> bool:
 
 def _is_stale(said: Observed, command: Command, state: ResourceState, context: Context) -> bool:
     """Return whether the observation began before something that we know better (invariant 6)."""
-    known, actions = state.observed, state.actions
+    known, actions, holds = state.observed, state.actions, state.holds
     if actions.in_flight is not None:
+        return True
+    # An approved deletion waits for a newer look: rows stop asking for one once any is recorded.
+    if holds.approved == DELETION_GUARD and said.as_of < holds.approved_position:
         return True
     if said.object is None and said.evidence == "CompleteListing" and known.is_listing_disproved:
         return True

@@ -283,6 +283,16 @@ def test_a_stray_that_the_guard_holds_goes_when_a_person_approves():
     assert only(ActionDecided, events).action.uid == "h1"
 
 
+def test_an_approved_deletion_waits_for_a_listing_that_began_since():
+    story = Story(configs={CONFIG: EXCLUSIVE})
+    story.see(thing(uid="h1"), strays=(50, 60))
+    began_before = story.position
+    story.turn(Approved("DeletionGuard"))
+    # Recorded, it would count as the listing that the approval waits for: no other would follow.
+    assert story.see(thing(uid="h1"), strays=(51, 60), as_of=began_before) == []
+    assert every(OwnershipClaimed, story.see(thing(uid="h1"), strays=(51, 60)))
+
+
 def test_what_was_declared_elsewhere_before_the_approval_stays():
     story = Story(configs={CONFIG: EXCLUSIVE})
     story.see(thing(uid="h1"), strays=(50, 60))
