@@ -791,13 +791,14 @@ def _with_failure(flight: InFlight, data: ActionFailed) -> InFlight:
         unknown=flight.unknown + is_unknown,
         in_doubt=flight.in_doubt or is_unknown,
         uncertain=flight.uncertain or left_behind or data.redelivered,
+        was_throttled=flight.was_throttled or (error.error_class == "Throttled" and may_be_done),
     )
 
 
 def is_surely_not_done(flight: InFlight) -> bool:
-    """Return whether every attempt at an action was answered by what says that nothing was done."""
-    said = flight.failed is not None and flight.failed.nothing_done
-    return said and not (flight.uncertain or flight.in_doubt)
+    """Return whether the API answered every call of an action that it did nothing."""
+    is_last_certain = flight.failed is not None and flight.failed.nothing_done
+    return is_last_certain and not (flight.uncertain or flight.in_doubt or flight.was_throttled)
 
 
 def _abandoned(state: ResourceState, data: ActionAbandoned) -> ResourceState:

@@ -115,6 +115,7 @@ class InFlight(msgspec.Struct, frozen=True, gc=False):
     unknown: int = 0  # attempts of unknown result since something was known for certain
     in_doubt: bool = False  # there ever was one: its call may still arrive
     uncertain: bool = False  # an attempt failed in a way that may have left an object behind
+    was_throttled: bool = False  # by the API, which may have served the first of several calls
     is_lookup: bool = False  # what is under way is a lookup, not a call
     held: str = ""  # why a person has to decide
     abandoned: bool = False  # a person gave it up

@@ -246,11 +246,12 @@ def test_a_creation_that_certainly_did_nothing_is_given_up_when_it_is_withdrawn(
     assert story.outcomes()[-1] == ("Deleted", 2)
 
 
-def test_an_attempt_before_that_may_have_made_it_is_not_forgotten():
+@pytest.mark.parametrize("error_class", ["Transient", "Throttled"])
+def test_an_attempt_before_that_may_have_made_it_is_not_forgotten(error_class: ErrorClass):
     story = Story()
     story.declare()
     action = story.action
-    story.fail("Transient")
+    story.fail(error_class)
     story.wake(3600)
     story.fail("Transient", nothing_done=True)
     story.withdraw()

@@ -180,6 +180,7 @@ flights = st.builds(
     st.booleans(),
     st.booleans(),
     st.booleans(),
+    st.booleans(),
     texts,
     st.booleans(),
 )

@@ -19,6 +19,7 @@ from events.secret import SecretRef
 from reconciler.call_permit import may_call
 from reconciler.errors import (
     ConflictError,
+    NotCalledError,
     NotFoundError,
     NothingDoneError,
     PermanentError,
@@ -83,7 +84,12 @@ class SimulatedProvider:
         """Make the second; what is painted already is not painted again."""
         if half.fields.get("color") == action.fields.get("color"):
             return Effect(half, replayed=True)
-        await may_call()
+        try:
+            await may_call()
+        except NotCalledError as error:  # not this call; the status says nothing bad of the API
+            raise UnknownResultError(
+                error.message, status=409, retry_after_seconds=error.retry_after_seconds
+            ) from error
         fields = await with_values(action.fields, self._secrets)
         try:
             kept, _ = await self._call(

@@ -28,7 +28,6 @@ KNOWN_FAILURES: dict[int, str] = {
     15244: "leak: the log does not own what a creation made",
     15801: "leak: the log does not own what a creation made",
     16051: "hold, although the label on the object names another resource",
-    17861: "effect of a creation that the log takes for not done",
 }
 """Seeds that break an invariant and wait for a fix. One that passes again must leave this list."""
 
