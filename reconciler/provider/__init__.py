@@ -91,15 +91,15 @@ class Provider(Protocol):
         """Read one object; None is proof that there is none.
 
         ``uid``: the object that is meant, where the API makes the ids and names are not unique. An
-        API of unique names reads what has the name. Without either, one of that name which carries
-        an owner label comes first: where nothing is listed, only so a lost creation is found.
+        API of unique names reads what has the name. Without either, any object of the name.
         """
         ...
 
     def pages(self, scope: Scope, *, page_size: int) -> AsyncIterator[Sequence[ExternalObject]]:
         """List a scope page by page. Ending without an exception means: the listing is complete.
 
-        Never called where the kind declares no ``listing``.
+        Where the kind declares no ``listing``, only the scope of one name and one owner label is
+        searched, and only where names are not unique: so the object of a lost creation is found.
         """
         ...
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 
 import pytest
+from msgspec.structs import replace
 
 from events.external import ExternalObject
 from events.log import Action
@@ -33,6 +34,7 @@ class Notes:
     def __init__(self, *found: ExternalObject) -> None:
         self.found = found
         self.read_by: list[tuple[str, str | None]] = []
+        self.searched: list[Scope] = []
 
     async def read(self, external_name: str, uid: str | None = None) -> ExternalObject | None:
         self.read_by.append((external_name, uid))
@@ -41,8 +43,10 @@ class Notes:
     async def pages(
         self, scope: Scope, *, page_size: int
     ) -> AsyncIterator[Sequence[ExternalObject]]:
+        self.searched.append(scope)
         for each in self.found:
-            yield [each]
+            if scope.has(each.name, each.labels):
+                yield [each]
 
     async def create(self, action: Action) -> Effect:
         raise AssertionError("a look makes nothing")
@@ -78,8 +82,28 @@ async def test_without_a_mark_the_first_of_the_name_is_shown() -> None:
     assert await look_up(Notes(note("n1", "other")), ACTION, CONFIG, can()) is None
 
 
-@pytest.mark.parametrize("capabilities", [can(names=True), can(listing=False)])
-async def test_it_is_read_where_it_can_be(capabilities: Capabilities) -> None:
+async def test_where_names_are_unique_the_object_is_read() -> None:
     notes = Notes(note("n1"))
-    assert await look_up(notes, ACTION, CONFIG, capabilities) == note("n1")
+    assert await look_up(notes, ACTION, CONFIG, can(names=True)) == note("n1")
     assert notes.read_by == [("todo", None)]
+
+
+async def test_an_api_that_cannot_list_is_searched_for_our_label() -> None:
+    copied = note("n1", labels={OWNER_LABEL: "log.default.Note.other"})
+    notes = Notes(copied, note("n3", labels=OURS))
+    assert await look_up(notes, ACTION, CONFIG, can(listing=False)) == note("n3", labels=OURS)
+    assert notes.searched == [Scope(prefix="todo", labels=OURS)]
+    assert not notes.read_by
+
+
+async def test_an_api_that_cannot_list_shows_an_object_whose_label_was_taken_off() -> None:
+    notes = Notes(note("n1"))
+    assert await look_up(notes, ACTION, CONFIG, can(listing=False)) == note("n1")
+    assert notes.read_by == [("todo", None)]
+
+
+async def test_an_api_that_cannot_list_and_has_no_labels_is_read() -> None:
+    notes = Notes(note("n1"))
+    unlabeled = replace(ACTION, labels={})
+    assert await look_up(notes, unlabeled, CONFIG, can(listing=False)) == note("n1")
+    assert not notes.searched

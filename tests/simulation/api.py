@@ -11,7 +11,6 @@ from msgspec.structs import replace
 from events.external import ExternalObject
 from events.log import Action, Operation
 from events.manifest import Fields
-from reconciler.resource.owner_label import OWNER_LABEL
 from tests.memory_bus.clock import date_of
 from tests.simulation.plan import ApiTraits
 
@@ -133,12 +132,11 @@ class Api:
         return f"{name}{ANOTHER}{self._next('p')}" if taken else name
 
     def _place(self, name: str, uid: str | None) -> str:
-        """Find an object by its id; without one, of those of its name: first what has our label."""
-        of_name = {place: each for place, each in self.objects.items() if each.name == name}
-        for place, each in of_name.items():
-            if each.uid == uid or (uid is None and OWNER_LABEL in each.labels):
+        """Find an object by its id; the first of its name without one."""
+        for place, each in self.objects.items():
+            if each.name == name and uid in (None, each.uid):
                 return place
-        return next(iter(of_name), name) if uid is None else f"{name}{ANOTHER}{uid}"
+        return name if uid is None else f"{name}{ANOTHER}{uid}"
 
     def paint(self, action: Action, fields: Fields, made: ExternalObject) -> tuple[Kept, bool]:
         """Make the second call of a creation, on what the first has left. Raises as ``write``."""

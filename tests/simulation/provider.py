@@ -166,7 +166,7 @@ class SimulatedProvider:
                 raise TransientError("the connection was cut half-way")
             if fault is not None and fault.how == "leaves out":
                 page = self._lies.leave_out(page, fault, number)
-            yield page[:page_size]
+            yield [each for each in page[:page_size] if scope.has(each.name, each.labels)]
             if len(listed) <= page_size:
                 return
             after = listed[page_size - 1][0]

@@ -27,7 +27,6 @@ KNOWN_FAILURES: dict[int, str] = {
     12877: "leak of an object that was made by hand and adopted",
     15244: "leak: the log does not own what a creation made",
     15801: "leak: the log does not own what a creation made",
-    16051: "hold, although the label on the object names another resource",
 }
 """Seeds that break an invariant and wait for a fix. One that passes again must leave this list."""
 
