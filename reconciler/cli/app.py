@@ -6,15 +6,31 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from cyclopts import App, Group, Parameter
+from cyclopts.help import DefaultFormatter
 
 from reconciler.cli.commands import COMMANDS, HELP, KEEP, LOOK, RUN, USE, WITH_COMMANDS
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from cyclopts.help import HelpPanel
+    from rich.console import Console, ConsoleOptions
 
 DISTRIBUTION = "event-sourced-reconciler"
 
 _GROUPS = {name: Group(name, sort_key=place) for place, name in enumerate((RUN, USE, LOOK, KEEP))}
+
+
+class _HelpFormatter(DefaultFormatter):
+    """Wraps the description of each argument, option and command as one paragraph."""
+
+    def __call__(self, console: Console, options: ConsoleOptions, panel: HelpPanel) -> None:
+        """Print a panel."""
+        from rich.text import Text  # noqa: PLC0415 - only for help
+
+        for entry in panel.entries:
+            text = getattr(entry.description, "primary_renderable", None)
+            if isinstance(text, Text):
+                text.plain = " ".join(text.plain.split())
+        super().__call__(console, options, panel)
 
 
 def build_app(chosen: str = "", *, console: Console | None = None) -> App:
@@ -27,6 +43,7 @@ def build_app(chosen: str = "", *, console: Console | None = None) -> App:
         name="reconciler",
         help=HELP,
         help_format="plaintext",
+        help_formatter=_HelpFormatter(),
         version=installed_version,
         result_action="return_value",
         exit_on_error=False,
@@ -66,4 +83,4 @@ def installed_version() -> str:
 
 
 def _shown_default(value: object) -> str | None:
-    return None if value in (False, None, ()) else str(value)
+    return None if value in (False, None, (), "") else str(value)

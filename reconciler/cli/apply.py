@@ -51,7 +51,7 @@ def apply(
     set_name: Annotated[str, Parameter(name="--set")] = "",
     prune: bool = False,
     yes: bool = False,
-    dry_run: Literal["client", "server"] | bool = False,
+    dry_run: Annotated[Literal["client", "server"] | bool, Parameter(metavar="[=WHERE]")] = False,
     validate: Literal["client", "server"] = "client",
     reason: Reason = "",
     wait: bool = False,
@@ -59,11 +59,12 @@ def apply(
     output: Output = "table",
     connection: Connection = HERE,
 ) -> int:
-    """Declare what files say: YAML with one or many documents, or JSON.
+    """Declare the resources in files: YAML with one or more documents, or JSON.
 
-    A document that cannot be used does not stop the others. Exit status: 0
-    all accepted (with --wait: all Converged), 1 some refused or failed,
-    3 some not settled in time.
+    An invalid document does not stop the others.
+
+    Exit status: 0 all accepted (with --wait: all Converged), 1 some refused
+    or failed, 3 some not settled before the timeout.
 
     For example:
 
@@ -78,29 +79,26 @@ def apply(
     Parameters
     ----------
     plan
-        Declare what `reconciler plan --out` has written, in the place of files: of each resource
-        exactly what was planned comes, or it is refused. Nothing is declared if any would become
-        something else by now.
+        Apply a plan from `reconciler plan --out` instead of files. If the result would differ from
+        the plan, nothing is declared.
     namespace
-        Namespace of documents that name none (a ProviderConfig is always in system).
+        Namespace of documents without one. A ProviderConfig is always in namespace system.
     set_name
-        Declare all of it as one set of this name, or nothing: a ManifestSet, whose parts are known.
+        Declare all documents together, as one ManifestSet of this name.
     prune
-        Withdraw what the set has and the files no longer name; without it, that stays.
+        With --set: withdraw the resources of the set that the files no longer contain.
     yes
-        Withdraw also more than the deletion guard's usual share at a time.
+        With --set: withdraw more than 10 resources, or more than 30 percent of the set, at once.
     dry_run
-        Only check the documents against the kinds installed here; with =server show what would
-        come of them, as `reconciler plan` does.
+        Declare nothing. client (the default): check the documents against the kinds installed here.
+        server: show the plan, as `reconciler plan` does.
     validate
-        Where documents are checked first: here, so that nothing unusable is sent; or only by the
-        decider, which may know newer kinds.
+        Where to check the documents first. client: here, before anything is sent. server: only in
+        the decider, which may have newer kinds.
     wait
-        Wait until what was declared is settled: Converged, Failed, Held, ...
+        Wait until each resource has a settled outcome: Converged, Failed, Held, ...
     timeout
-        How long to wait at most: 500ms, 30s, 2m, 1h. The work goes on later.
-    output
-        How to print the results.
+        Maximum time to wait: 500ms, 30s, 2m, 1h. The work continues after it.
     """
     check_names(namespace=namespace)
     checked_reason(reason)

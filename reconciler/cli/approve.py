@@ -14,7 +14,7 @@ from reconciler.cli.errors import CommandError, UsageError
 from reconciler.cli.exits import Exit
 from reconciler.cli.log_replay import current_models
 from reconciler.cli.naming import check_names
-from reconciler.cli.options import Duration, Namespace, Output
+from reconciler.cli.options import Duration, Namespace, Output, Reason
 from reconciler.cli.output import Format
 from reconciler.cli.results import Result, checked_reason, exit_status, print_results
 from reconciler.cli.selection import chosen_keys
@@ -41,51 +41,47 @@ def approve(
     all: bool = False,  # noqa: A002 - the option's name
     config: str | None = None,
     abandon: bool = False,
-    reason: str = "",
+    reason: Reason = "",
     namespace: Namespace = None,
     timeout: Duration = 30.0,
     output: Output = "table",
     connection: Connection = HERE,
 ) -> int:
-    """Decide about resources that are held: let what holds them go on.
+    """Approve what a held resource waits for.
 
-    The approval is an event of the log, with your name and reason, and holds
-    for this once. What holds a resource is the reason of its outcome Held. An
-    approval of Approval is of one plan: if anything changes before, it is void.
+    The hold is the reason of the outcome Held, as `get` shows it. An
+    approval covers one occurrence, and for the hold Approval one plan. If
+    the plan changes first, the approval is refused. The log keeps the
+    approval with your name and reason.
 
     For example:
 
         reconciler get -A --outcome Held
-        reconciler approve Shape foo --plan 41162a45fb69 --reason "as agreed"
+        reconciler approve Shape foo --plan 41162a45fb69 --reason "CHG-1234"
         reconciler approve --all --hold Approval --config billing
-        reconciler approve Shape foo --hold DeletionGuard --reason "old strays"
+        reconciler approve Shape foo --hold DeletionGuard
         reconciler approve --all --hold LossGuard --config billing
         reconciler approve Shape foo --hold UnknownResult --abandon
 
     Parameters
     ----------
     kind
-        Kind of the names that follow; or a name, KIND/NAME or NAMESPACE/KIND/NAME.
+        Kind of the names that follow; or a resource: NAME, KIND/NAME or NAMESPACE/KIND/NAME.
     names
-        Names, KIND/NAME or NAMESPACE/KIND/NAME.
+        NAME, KIND/NAME or NAMESPACE/KIND/NAME.
     hold
-        The reason that is approved; resources that are held by another are refused.
+        The hold to approve. A resource with a different hold is refused.
     plan
-        The plan that is approved, as `get` shows it; without, the one that waits now.
+        For the hold Approval: the plan to approve, as `get` shows it. Default: the plan that waits
+        now.
     all
-        All resources that are held for this reason, in place of names.
+        Approve all resources with this hold, instead of names.
     config
-        With --all: only those of this ProviderConfig.
+        With --all: only the resources of this ProviderConfig.
     abandon
-        With --hold UnknownResult: the call was done, do not call again.
-    reason
-        Why; it is kept in the log.
-    namespace
-        Namespace of the names, or with --all of the resources.
+        With --hold UnknownResult: treat the call as done, and do not repeat it.
     timeout
-        How long to wait for the answers.
-    output
-        How to print the results.
+        Maximum time to wait for the responses: 500ms, 30s, 2m, 1h.
     """
     if all == (kind is not None):
         raise UsageError("approve what? Give KIND NAME... or --all, one of them")

@@ -20,12 +20,12 @@ _MEGABYTE = 1e6
 
 
 def backup(file: Path, /, *, output: Output = "table", connection: Connection = HERE) -> int:
-    """Save the whole log to one file, as of now; everything may run meanwhile.
+    """Save the whole log to one file. All roles may run.
 
-    The file holds every event, and the declarations that nobody has decided
-    yet. It gets its name only when it is complete. Versions and digests are
-    checked: if the log is damaged, the backup is made all the same, where is
-    told, and the exit status is 1.
+    The file contains all events, and the declarations that no decider has
+    processed. It gets its name when it is complete. Versions and digests are
+    checked: if the log is damaged, the file is still written, the damage is
+    reported, and the exit status is 1.
 
     For example:
 
@@ -35,9 +35,7 @@ def backup(file: Path, /, *, output: Output = "table", connection: Connection = 
     Parameters
     ----------
     file
-        Where to save it; there must be no file of that name.
-    output
-        How to print what was saved.
+        Path of the backup. The file must not exist.
     """
     saved = run_async(_backup(connection, file))
     with even_if_nobody_reads():

@@ -4,47 +4,47 @@ from __future__ import annotations
 
 from typing import Final
 
-RUN: Final = "Run it"
-USE: Final = "Use it"
-LOOK: Final = "Look into it"
-KEEP: Final = "Keep it safe"
+RUN: Final = "Run and configure"
+USE: Final = "Manage resources"
+LOOK: Final = "Inspect and diagnose"
+KEEP: Final = "Back up and restore"
 
 COMMANDS: Final[tuple[tuple[str, str, str], ...]] = (
-    ("up", RUN, "Start everything on this machine: server, example API, all roles."),
-    ("init", RUN, "Make or upgrade the streams on a NATS server."),
-    ("run", RUN, "Run one role in a process of its own."),
-    ("plan", USE, "Show what would be done if files were applied."),
-    ("apply", USE, "Declare what files say."),
-    ("get", USE, "List resources and how they stand."),
-    ("wait", USE, "Wait until resources stand as they should."),
-    ("describe", USE, "Tell everything about one resource."),
-    ("delete", USE, "Withdraw declarations."),
-    ("rollback", USE, "Declare again what an older generation declared."),
-    ("reconcile", USE, "Look at resources now, and wait for no back-off."),
-    ("pause", USE, "Leave resources as they are until they are resumed."),
-    ("resume", USE, "Take care of paused resources again."),
-    ("approve", USE, "Decide about resources that are held."),
-    ("reject", USE, "Refuse what waits for approval."),
-    ("finalizer", USE, "Hold a resource until a service has finished with it."),
-    ("release", USE, "Take off by force what keeps withdrawn resources."),
-    ("kinds", USE, "List the kinds that can be declared."),
-    ("explain", USE, "Show what can be declared of a kind."),
-    ("watch", USE, "Show outcomes and drift as they come."),
-    ("why", LOOK, "Tell why a resource stands as it does, or a field has its value."),
-    ("history", LOOK, "Tell what happened to one resource, and why."),
-    ("events", LOOK, "Tell what happened in the whole fleet."),
-    ("diff", LOOK, "Show what changed of one resource between two moments."),
-    ("logs", LOOK, "Show what an external object has written."),
-    ("replay", LOOK, "Rebuild all ownership state from the log, and compare."),
-    ("deadletters", LOOK, "Look at what could not be used, and try it again."),
-    ("doctor", LOOK, "Check everything, and say what to do."),
-    ("backup", KEEP, "Save the whole log to one file, while everything runs."),
-    ("restore", KEEP, "Make a log again from a backup."),
-    ("config", RUN, "Show which settings hold, and what each comes from."),
-    ("webhook", RUN, "Answer a Git host's webhooks: look at what was pushed at once."),
-    ("completion", RUN, "Print what makes a shell complete commands and names."),
-    ("permissions", RUN, "Print what each role may do on the bus, for the server."),
-    ("schema", LOOK, "Print the messages' JSON Schema, or the bus as AsyncAPI."),
+    ("up", RUN, "Start everything in one process: server, example API, roles."),
+    ("init", RUN, "Create or upgrade the streams on a NATS server."),
+    ("run", RUN, "Run one role in its own process."),
+    ("plan", USE, "Show what `apply` would do, and change nothing."),
+    ("apply", USE, "Declare the resources in files."),
+    ("get", USE, "List resources with their status."),
+    ("wait", USE, "Wait until resources reach a state, such as Ready."),
+    ("describe", USE, "Show everything about one resource."),
+    ("delete", USE, "Withdraw declarations, and delete or release the objects."),
+    ("rollback", USE, "Declare an older generation again."),
+    ("reconcile", USE, "Reconcile resources immediately, without a back-off."),
+    ("pause", USE, "Stop all actions on resources until `resume`."),
+    ("resume", USE, "Resume paused resources, and correct what has drifted."),
+    ("approve", USE, "Approve what held resources wait for."),
+    ("reject", USE, "Reject plans that wait for approval."),
+    ("finalizer", USE, "Add a finalizer to a resource, or remove it."),
+    ("release", USE, "Remove finalizers and references by force."),
+    ("kinds", USE, "List the kinds that you can declare."),
+    ("explain", USE, "Show the fields of a kind."),
+    ("watch", USE, "Show outcomes and drift as they occur."),
+    ("why", LOOK, "Explain the status of a resource, or the value of a field."),
+    ("history", LOOK, "Show the events of one resource, with cause and actor."),
+    ("events", LOOK, "Show the newest events of all resources."),
+    ("diff", LOOK, "Show what changed in one resource between two moments."),
+    ("logs", LOOK, "Show the logs of an external object, such as a container."),
+    ("replay", LOOK, "Rebuild all read models from the log, and check the log."),
+    ("deadletters", LOOK, "List, retry and dismiss messages that were not processed."),
+    ("doctor", LOOK, "Check the whole system, and show how to fix each problem."),
+    ("backup", KEEP, "Save the whole log to one file."),
+    ("restore", KEEP, "Restore the log from a backup."),
+    ("config", RUN, "Show the effective settings and the source of each."),
+    ("webhook", RUN, "Serve webhooks of a Git host, to read a push immediately."),
+    ("completion", RUN, "Print a completion script for a shell."),
+    ("permissions", RUN, "Print the least NATS permissions of each principal."),
+    ("schema", LOOK, "Print the JSON Schema of all messages, or AsyncAPI."),
 )
 
 COMPLETE: Final = "__complete"
@@ -54,23 +54,25 @@ WITH_COMMANDS: Final = frozenset({"config", "deadletters"})
 """Commands that have commands of their own."""
 
 HELP: Final = """\
-Keeps what was declared and what exists the same, with the truth in one event log.
+Keeps external systems in the state you declare, and records every declaration,
+decision, API call and result in one event log.
 
 The first three commands:
 
     reconciler up                            in one terminal
-    reconciler apply -f shape.yaml --wait    in another, same folder
+    reconciler apply -f shape.yaml --wait    in another, in the same folder
     reconciler get
 
-The bus is found by --nats-url, else $RECONCILER_NATS_URL, else by the file
-./reconciler-data/up.json (which `reconciler up` writes), else by a settings
-file (see `reconciler config --help`), else it is nats://127.0.0.1:4222.
+Commands find the NATS server in this order: --nats-url, $RECONCILER_NATS_URL,
+a `reconciler up` that runs in this folder (./reconciler-data/up.json), the
+settings file (see `reconciler config --help`), nats://127.0.0.1:4222.
 
-Exit status: 0 done, 1 refused or failed, 2 wrong usage, 3 not in time.
+Exit status: 0 success, 1 refused or failed, 2 wrong usage, 3 timeout.
+`plan` and `diff` exit with 2 if there are changes.
 """
 
 _OPTIONS: Final = (
-    ("--help, -h", "Show this, or the help of a command: `reconciler up --help`."),
+    ("--help, -h", "Show this help, or that of a command: `reconciler up --help`."),
     ("--version", "Show the version."),
 )
 
@@ -84,8 +86,8 @@ def first_page() -> str:
     """Return the help that `reconciler --help` shows."""
     parts = ["Usage: reconciler COMMAND [OPTIONS]\n", HELP]
     for group in (RUN, USE, LOOK, KEEP):
-        lines = [f"  {name:<22}{text}" for name, place, text in COMMANDS if place == group]
+        lines = [f"  {name:<15}{text}" for name, place, text in COMMANDS if place == group]
         parts.append("\n".join([f"{group}:", *lines]) + "\n")
-    options = [f"  {name:<22}{text}" for name, text in _OPTIONS]
+    options = [f"  {name:<15}{text}" for name, text in _OPTIONS]
     parts.append("\n".join(["Options:", *options]))
     return "\n".join(parts)

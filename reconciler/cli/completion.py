@@ -59,10 +59,11 @@ _OF_KINDS: Final = frozenset({"explain"})
 
 
 def completion(shell: Shell, /) -> int:
-    """Print what makes a shell complete commands, options, kinds and names.
+    """Print a completion script for a shell.
 
-    Nothing is written: put the line into your shell's start file yourself, if you
-    want it in every shell. Names are asked of the bus at each TAB.
+    It completes commands, options, kinds and names of resources, which it
+    reads from the bus at each TAB. To enable it in every shell, add the
+    command below to the startup file of your shell.
 
     For example:
 
@@ -73,7 +74,7 @@ def completion(shell: Shell, /) -> int:
     Parameters
     ----------
     shell
-        Which shell.
+        The shell to print it for.
     """
     sys.stdout.write(_SCRIPTS[shell])
     return 0

@@ -11,11 +11,15 @@ from reconciler.cli.settings import NAMES, Setting, flag
 
 config = group_of_commands(
     "config",
-    """Show which settings hold, and what each comes from.
+    """Show the effective settings and the source of each.
 
-A flag wins over the environment, and that over the file: $RECONCILER_CONFIG,
-else ./reconciler.toml, else ~/.config/reconciler/config.toml. A running
-`reconciler up` of this folder is found before the file.
+A setting comes from the first of these sources that has it:
+
+    1. a flag, such as --tls-ca
+    2. its environment variable, such as RECONCILER_TLS_CA
+    3. a `reconciler up` that runs in this folder
+    4. the settings file: $RECONCILER_CONFIG, else ./reconciler.toml,
+       else ~/.config/reconciler/config.toml
 
 For example:
 
@@ -27,17 +31,12 @@ For example:
 
 @config.command
 def view(*, output: Output = "table", connection: Connection = HERE) -> int:
-    """Show each setting, its value, and what it comes from; no server is asked.
+    """Show each setting with its value and its source. No server is called.
 
     For example:
 
         reconciler config view
         reconciler config view -o json
-
-    Parameters
-    ----------
-    output
-        A table for people, or for programs.
     """
     from infra.jetstream.connection import without_secrets  # noqa: PLC0415
 

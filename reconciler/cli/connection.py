@@ -57,7 +57,7 @@ class Logs:
     """Options about logs and errors."""
 
     log_level: LogLevel = "info"
-    """Least severe log line that is shown, on standard error."""
+    """Minimum level of the log lines on standard error."""
 
     debug: bool = False
     """Show the traceback of an error."""
@@ -69,25 +69,25 @@ class BusOptions:
     """Where the bus is, who we are there, and whom we trust."""
 
     nats_url: str | None = None
-    """Where the bus is; found as `reconciler --help` says when not given."""
+    """URL of the NATS server. Default: see `reconciler --help`."""
 
     credentials: Path | None = None
-    """File with NATS credentials (.creds)."""
+    """NATS credentials file (.creds)."""
 
     nkey: Path | None = None
     """File with an nkey seed."""
 
     inbox_prefix: str | None = None
-    """First tokens of reply subjects; by default of the user's name."""
+    """Prefix of reply subjects. Default: derived from the name of the NATS user."""
 
     tls_ca: Path | None = None
-    """Certificates of the authorities to trust, in the place of the system's."""
+    """PEM file of certificate authorities to trust instead of the system's."""
 
     tls_cert: Path | None = None
-    """Our certificate, where the server asks for one."""
+    """PEM file of the client certificate, if the server requires one."""
 
     tls_key: Path | None = None
-    """Its private key."""
+    """PEM file of the private key of the client certificate."""
 
     def settings(self) -> dict[str, Setting]:
         """Collect what is set, here or elsewhere; raises ``ConfigurationError``."""
@@ -126,7 +126,7 @@ class Connection(BusOptions):
     """Options of every command that talks to the bus."""
 
     log_level: LogLevel = "error"
-    """Least severe log line that is shown, on standard error."""
+    """Minimum level of the log lines on standard error."""
 
     debug: bool = False
     """Show the traceback of an error."""

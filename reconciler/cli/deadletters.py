@@ -35,23 +35,23 @@ from reconciler.cli.standard_streams import even_if_nobody_reads
 from reconciler.sdk.client import Client
 from reconciler.sdk.dead_letters import DeadLetter, LetterRefusedError
 
-ByStage = Annotated[Stage | None, Parameter(help="Only letters of this stage.")]
-ByResource = Annotated[str | None, Parameter(help="Only letters about this namespace/kind/name.")]
+ByStage = Annotated[Stage | None, Parameter(help="Only dead letters of this stage.")]
+ByResource = Annotated[str | None, Parameter(help="Only dead letters of this NAMESPACE/KIND/NAME.")]
 
 deadletters = group_of_commands(
     "deadletters",
-    """Look at what could not be used, and try it again.
+    """List, retry and dismiss messages that Reconciler could not process.
 
-A message that cannot be used is never dropped: it is kept for 90 days with
-the reason, and everyone else goes on. A letter stays as it is; what is done
-about it is written down beside it.
+A dead letter is a message that Reconciler could not process, stored for
+90 days with the reason. All other messages continue. A dead letter never
+changes, and `show` lists what was done about it.
 
 For example:
 
     reconciler deadletters list
     reconciler deadletters show 12
     reconciler deadletters retry 12
-    reconciler deadletters dismiss 12 --note "sent by hand, by mistake"
+    reconciler deadletters dismiss 12 --note "sent again correctly"
 """,
 )
 
@@ -69,7 +69,8 @@ def list_letters(
 ) -> int:
     """List dead letters, newest last, and count their reasons.
 
-    What a namespace sent beyond its share got no letter: the last line counts it.
+    The last line counts the messages that were discarded because their
+    namespace had used its share of the dead letters.
 
     For example:
 
@@ -81,13 +82,11 @@ def list_letters(
     Parameters
     ----------
     since
-        Only those of the last 30s, 2m, 1h.
+        Only dead letters of the last 30s, 2m, 1h.
     handled
-        Those that were retried or dismissed, too.
+        Also list those that were retried or dismissed.
     limit
-        Only so many of the newest.
-    output
-        How to print them.
+        Maximum number of dead letters; the newest are shown.
     """
     if limit is not None and limit < 1:
         raise UsageError(f"--limit {limit}: at least one letter")
@@ -105,7 +104,7 @@ def list_letters(
 
 @deadletters.command
 def show(number: int, /, *, output: Output = "table", connection: Connection = HERE) -> int:
-    """Show everything about one dead letter, its payload included.
+    """Show one dead letter with its payload.
 
     For example:
 
@@ -115,9 +114,7 @@ def show(number: int, /, *, output: Output = "table", connection: Connection = H
     Parameters
     ----------
     number
-        As `list` shows it.
-    output
-        For people, or for programs.
+        Number of the dead letter, as `list` shows it.
     """
     letter, later = run_async(_one(connection, number))
     if output == "table":
@@ -140,12 +137,14 @@ def retry(
     output: Output = "table",
     connection: Connection = HERE,
 ) -> int:
-    """Publish the messages of dead letters again, once the cause is gone.
+    """Publish the messages of dead letters again, after you removed the cause.
 
-    Each goes to its own subject under a new message id. What could only become
-    the next dead letter is refused with the reason, and so is a declaration
-    that would take a newer one back. A declaration that was accepted before is
-    recognised and changes nothing. Exit status 1 if some were refused.
+    Each message goes to its original subject with a new message id. A retry
+    is refused if the message would become a dead letter again, or would
+    replace a newer declaration. A declaration that was accepted before
+    changes nothing.
+
+    Exit status: 1 if a retry was refused.
 
     For example:
 
@@ -157,20 +156,18 @@ def retry(
     Parameters
     ----------
     numbers
-        As `list` shows them.
+        Numbers of dead letters, as `list` shows them.
     all_letters
-        All open letters.
+        Retry all open dead letters.
     count
-        With --all, --stage or --resource: how many letters you mean. Nothing is done if it is not
-        so.
+        Required with --all, --stage or --resource: the number of dead letters that you expect. With
+        any other number, nothing is done.
     file
-        A corrected payload, for one letter.
+        File with a corrected payload, for one dead letter.
     force
-        Also what was retried before, or would take a newer declaration back.
+        Also retry what was retried before, or would replace a newer declaration.
     timeout
-        How long to wait for the decider's answer to a declaration.
-    output
-        How to print what came of it.
+        Maximum time to wait for the decider's response to a declaration.
     """
     if file is not None and len(numbers) != 1:
         raise UsageError("--file holds the payload of one letter: give exactly one number")
@@ -200,26 +197,24 @@ def dismiss(
     output: Output = "table",
     connection: Connection = HERE,
 ) -> int:
-    """Mark dead letters as dealt with: they stay, and `doctor` no longer counts them.
+    """Mark dead letters as handled, so that `doctor` does not count them.
 
     For example:
 
-        reconciler deadletters dismiss 12 --note "a typing error, sent right since"
+        reconciler deadletters dismiss 12 --note "a typo, sent again correctly"
         reconciler deadletters dismiss --stage listing --count 3
 
     Parameters
     ----------
     numbers
-        As `list` shows them.
+        Numbers of dead letters, as `list` shows them.
     all_letters
-        All open letters.
+        Dismiss all open dead letters.
     count
-        With --all, --stage or --resource: how many letters you mean. Nothing is done if it is not
-        so.
+        Required with --all, --stage or --resource: the number of dead letters that you expect. With
+        any other number, nothing is done.
     note
-        Why, for those who look later.
-    output
-        How to print what came of it.
+        The reason, stored with the dead letter.
     """
     chosen = Chosen(numbers, stage, resource, all_letters, count)
 

@@ -43,15 +43,18 @@ def delete(
     output: Output = "table",
     connection: Connection = HERE,
 ) -> int:
-    """Withdraw declarations; each resource's policy says what happens to what it made.
+    """Withdraw declarations.
 
-    With policy deletion: Delete (the usual one) the external object is
-    deleted, with Orphan it is kept and not ours any more. The history stays.
-    Exit status as for apply: 0 done, 1 some refused or failed, 3 not in time.
+    The policy of a resource decides about its object. With `deletion:
+    Delete`, the default, the object is deleted. With `deletion: Orphan`, it
+    stays in the API and is no longer managed. The history is kept.
+
+    Exit status: 0 all accepted (with --wait: deleted or released), 1 some
+    refused or failed, 3 some not settled before the timeout.
 
     For example:
 
-        reconciler delete Shape foo bar --wait --reason "moved to the other team"
+        reconciler delete Shape foo bar --wait --reason "moved to billing"
         reconciler delete default/Shape/foo
         reconciler delete -l team=payments --dry-run
         reconciler delete -f shapes/ --wait --timeout 2m
@@ -61,17 +64,15 @@ def delete(
     Parameters
     ----------
     kind
-        Kind of the names that follow; or a name, KIND/NAME or NAMESPACE/KIND/NAME.
+        Kind of the names that follow; or a resource: NAME, KIND/NAME or NAMESPACE/KIND/NAME.
     names
-        Names, KIND/NAME or NAMESPACE/KIND/NAME.
+        NAME, KIND/NAME or NAMESPACE/KIND/NAME.
     dry_run
-        Show what would come of it, as `reconciler plan` does, and do nothing.
+        Show the plan, as `reconciler plan` does, and change nothing.
     wait
-        Wait until it is deleted or released.
+        Wait until each resource is deleted or released.
     timeout
-        How long to wait at most: 500ms, 30s, 2m, 1h. The work goes on later.
-    output
-        How to print the results.
+        Maximum time to wait: 500ms, 30s, 2m, 1h. The work continues after it.
     """
     checked_reason(reason)
     words = names if kind is None else (kind, *names)

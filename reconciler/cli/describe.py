@@ -108,35 +108,33 @@ def describe(
     output: Output = "table",
     connection: Connection = HERE,
 ) -> int:
-    """Tell everything about one resource.
+    """Show everything about one resource.
 
-    Spec, status, ownership, what was observed, the action in flight, and the
-    last events with their causes and actors. Of what is not as it should be,
-    since when; of a composed resource, how its parts stand.
+    Shows spec, status, ownership, the last observation, the action in
+    flight, and the newest events with their causes and actors. It also shows
+    since when a condition is unmet, and the parts of a composed resource.
 
     For example:
 
         reconciler describe Shape/foo
         reconciler describe payments/Shape/foo --events 50
-        reconciler describe Shape/foo --at 2h    as it stood two hours ago
+        reconciler describe Shape/foo --at 2h    the state two hours ago
         reconciler describe Stream/orders --live
         reconciler describe Shape foo -o json
 
     Parameters
     ----------
     resource
-        NAME, kind/name or namespace/kind/name; or a kind, with the name after it.
+        NAME, KIND/NAME or NAMESPACE/KIND/NAME; or a kind, followed by the name.
     name
         The name, after a kind.
     at
-        As it stood: at a log position (1234), a time (2026-01-31T12:00:05Z; UTC if
-        it names no zone), or a span ago (30m, 2h, 7d).
+        Show a past state: at a log position (1234), a time (2026-01-31T12:00:05Z; UTC without a
+        zone) or a time span ago (30m, 2h, 7d).
     events
-        How many of the newest events to show.
+        Number of newest events to show.
     live
-        Ask the API from here, too, for what is never recorded: counters, ages, backlogs.
-    output
-        For people, or for programs.
+        Also read values from the API that the log never contains: counters, ages, backlogs.
     """
     if live and at is not None:
         raise UsageError("--live asks the API how it is now: leave --at out")

@@ -93,10 +93,12 @@ def diff(
     output: Output = "table",
     connection: Connection = HERE,
 ) -> int:
-    """Show what changed of one resource between two moments, or what files would change.
+    """Show what changed in one resource between two moments, or with files.
 
-    With -f it is `reconciler plan`. Else: of what was declared, of the object as it
-    was known, of status and of ownership. Exit status: 0 nothing, 2 something, 1 it cannot be told.
+    Compares the declaration, the observed object, the status and the
+    ownership. With -f, it prints the plan, as `reconciler plan` does.
+
+    Exit status: 0 no difference, 2 differences, 1 an error.
 
     For example:
 
@@ -109,20 +111,18 @@ def diff(
     Parameters
     ----------
     resource
-        NAME, kind/name or namespace/kind/name; or a kind, with the name after it.
+        NAME, KIND/NAME or NAMESPACE/KIND/NAME; or a kind, followed by the name.
     name
         The name, after a kind.
     from_
-        The earlier moment: a log position (1234), a time (2026-01-31T12:00:05Z; UTC
-        if it names no zone), or a span ago (30m, 2h, 7d).
+        Earlier moment: a log position (1234), a time (2026-01-31T12:00:05Z; UTC without a zone) or
+        a time span ago (30m, 2h, 7d).
     to
-        The later moment; now by default.
+        Later moment, in the same forms. Default: now.
     from_generation
-        In place of --from: as it stood at the end of that generation.
+        Instead of --from: the end of this generation.
     to_generation
-        In place of --to: as it stood at the end of that generation.
-    output
-        How to print it; values are whole in JSON and YAML.
+        Instead of --to: the end of this generation.
     """
     if file:
         return _of_files(file, resource, namespace, output, connection)

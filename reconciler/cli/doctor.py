@@ -49,30 +49,28 @@ def doctor(
     output: Output = "table",
     connection: Connection = HERE,
 ) -> int:
-    """Check everything, and say what to do; nothing is changed.
+    """Check the whole system, and show how to fix each problem.
 
-    Server, clock, streams, the backlog of each stage, every external API,
-    whether the log can be read and has no gaps, that each decided action has a
-    result, a worker or a timer, ownership that nobody wants, dead letters, and
-    whether the stored rows are what the log says. Exit status 1 if a check
-    fails; what this user may not look at is skipped, and is no failure.
+    Checks the server, clocks, streams, backlogs, external APIs, the log,
+    actions without a result, ownership, holds, dead letters and the stored
+    rows. Changes nothing.
+
+    A check without permission is skipped. Exit status: 1 if a check fails.
 
     For example:
 
         reconciler doctor
-        reconciler doctor --full               read the whole log, compare every row
+        reconciler doctor --full
         reconciler doctor --monitoring-url http://nats:8222
         reconciler doctor -o json | jq '.[] | select(.verdict != "ok")'
 
     Parameters
     ----------
     full
-        Read all of a log of more than 300,000 events, and compare every stored
-        row with it, not a sample.
+        Read the whole log, also one of more than 300,000 events, and compare all stored rows with
+        it instead of a sample.
     monitoring_url
-        The server's monitoring address, which tells whether it waits for the disk.
-    output
-        How to print what was found.
+        Monitoring URL of the NATS server. It shows the server's health, sync interval and disk use.
     """
     findings = run_async(_doctor(connection, full, monitoring_url))
     with even_if_nobody_reads():

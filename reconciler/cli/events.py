@@ -59,10 +59,11 @@ def events(
     output: Output = "table",
     connection: Connection = HERE,
 ) -> int:
-    """Show what happened in the whole fleet, newest last: when, to what, what, and by whom.
+    """Show the newest events of all resources, oldest first.
 
-    Moments are a log position (1234), a time (2026-01-31T12:00:05Z; UTC if it
-    names no zone), or a span ago (30m, 2h, 7d).
+    Each line has the time, the resource, the event and its actor. A moment
+    is a log position (1234), a time (2026-01-31T12:00:05Z; UTC without a
+    zone) or a time span ago (30m, 2h, 7d).
 
     For example:
 
@@ -74,22 +75,20 @@ def events(
 
     Parameters
     ----------
-    namespace
-        Only resources of this namespace; all by default.
     kind
         Only resources of this kind.
     actor
-        Only what this actor caused, as the last column names it; * stands for anything.
+        Only events of this actor, as the column ACTOR shows it; * matches any text.
     outcome
         Only this outcome: Converged, Degraded, Failed, ...
     since
-        Only what happened at that moment or later.
+        Only events since this moment.
     until
-        Only what happened at that moment or earlier.
+        Only events until this moment.
     limit
-        Only so many of the newest.
+        Maximum number of events; the newest are shown.
     follow
-        Go on with what comes, until Ctrl-C; JSON is one object a line then.
+        Continue with new events until Ctrl-C. JSON is then one object per line.
     """
     check_names(namespace=namespace)
     if limit < (0 if follow else 1):

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import difflib
+import textwrap
 from collections.abc import Iterator
 from typing import Any, Final
 
 import msgspec
+from rich.text import Text
 
 from infra.jetstream.errors import BusUnavailableError
 from reconciler.cli.connection import HERE, Connection, bus, run_async
-from reconciler.cli.console import console, print_table
+from reconciler.cli.console import console
 from reconciler.cli.errors import CommandError
 from reconciler.cli.log_replay import log_of
 from reconciler.cli.naming import same_kind
@@ -21,6 +23,9 @@ from reconciler.roles.definitions import Definitions
 
 _DEFINITIONS: Final = "#/$defs/"
 _LABELS: Final = "labels"
+_COLUMNS: Final = 80
+_INDENT: Final = " " * 4
+_NO_DEFAULT: Final[tuple[Any, ...]] = (msgspec.UNSET, None, "", [], {})
 
 
 class FieldExplanation(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
@@ -47,24 +52,22 @@ class KindExplanation(msgspec.Struct, frozen=True, rename="camel", omit_defaults
 
 
 def explain(kind: str, /, *, output: Output = "table", connection: Connection = HERE) -> int:
-    """Show what can be declared of a kind: fields, types, allowed values, defaults.
+    """Show the fields of a kind: types, allowed values, defaults, meaning.
 
-    A kind that is installed here needs no server; one that was defined at run
-    time is asked for. Fields that the API cannot change in place are marked: a
-    change of one replaces the object. `reconciler kinds` lists the kinds.
+    "replaces" marks a field that the API cannot change in place. A change of
+    it replaces the object. Only a kind from a KindDefinition needs a server.
+    `reconciler kinds` lists the kinds.
 
     For example:
 
         reconciler explain File
-        reconciler explain Container.health
+        reconciler explain Container.healthCheck
         reconciler explain Container -o json
 
     Parameters
     ----------
     kind
-        The kind, as in a manifest or in small letters; or KIND.FIELD for a part of it.
-    output
-        A table for people, or for programs.
+        A kind (Shape, shape and shapes are equal), or KIND.FIELD for one field.
     """
     kind, _, path = kind.partition(".")
     kinds = installed_kinds()
@@ -124,9 +127,9 @@ def explanation_of(kind: Kind) -> KindExplanation:
 
 def _about(schema: Any, kind: Kind) -> str:
     if kind.definition is not None:
-        return "It was defined at run time."
-    lines = str(_resolved(schema, schema).get("description", "")).split("\n\n")
-    return " ".join(lines[0].replace("``", "").split())
+        return "Defined by a KindDefinition."
+    paragraphs = str(_resolved(schema, schema).get("description", "")).split("\n\n")
+    return "\n\n".join(" ".join(each.replace("``", "").split()) for each in paragraphs)
 
 
 def _fields(schema: Any, kind: Kind) -> Iterator[FieldExplanation]:
@@ -200,25 +203,40 @@ def _bounds(part: Any) -> str:
     low, high = part.get("minimum"), part.get("maximum")
     if low is None and high is None:
         return ""
-    return f" {'' if low is None else low}..{'' if high is None else high}"
+    if high is None:
+        return f" >= {low}"
+    return f" <= {high}" if low is None else f" {low}..{high}"
 
 
 def _print(explanation: KindExplanation) -> None:
     out = console()
     out.print(f"{explanation.kind} ({explanation.api_version})", style="bold")
     if explanation.provider:
-        out.print(f"  provider {explanation.provider}")
-    out.print(f"  {explanation.about}")
+        out.print(f"provider {explanation.provider}")
+    for paragraph in explanation.about.split("\n\n"):
+        out.print(f"\n{textwrap.fill(paragraph, _COLUMNS)}")
     for title, fields in (("Spec", explanation.spec), ("Outputs", explanation.outputs)):
         if fields:
-            out.print(f"\n{title}", style="bold")
-            print_table(("FIELD", "TYPE", "DEFAULT", "A CHANGE", "ABOUT"), map(_row, fields))
+            out.print(f"\n{title}:", style="bold")
+        for each in fields:
+            out.print(_paragraph(each))
     if explanation.labels_replace:
-        out.print("\nA change of its labels replaces the object, too.")
+        out.print("\nA change of the labels also replaces the object.")
 
 
-def _row(each: FieldExplanation) -> tuple[str, str, str, str, str]:
-    default = "required" if each.required else ""
-    if each.default is not msgspec.UNSET:
-        default = msgspec.json.encode(each.default).decode()
-    return each.field, each.type, default, "replaces" if each.replaces else "", each.about
+def _paragraph(field: FieldExplanation) -> Text:
+    """Return a field with its type and rules, and below them its meaning, in 80 columns."""
+    rules = [field.type]
+    if field.required:
+        rules.append("required")
+    elif field.default not in _NO_DEFAULT and field.type != "object":
+        rules.append(f"default {msgspec.json.encode(field.default).decode()}")
+    if field.replaces:
+        rules.append("replaces")
+    heading = textwrap.fill(
+        f"{field.field}  {', '.join(rules)}", _COLUMNS, subsequent_indent=_INDENT
+    )
+    about = textwrap.fill(field.about, _COLUMNS, initial_indent=_INDENT, subsequent_indent=_INDENT)
+    text = Text("\n".join(each for each in (heading, about) if each.strip()))
+    text.stylize("bold", 0, len(field.field))
+    return text

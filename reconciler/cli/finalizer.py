@@ -13,7 +13,7 @@ from reconciler.cli.client import ask_one
 from reconciler.cli.connection import HERE, Connection, run_async
 from reconciler.cli.errors import UsageError
 from reconciler.cli.naming import registered
-from reconciler.cli.options import Duration, Namespace, Output
+from reconciler.cli.options import Duration, Namespace, Output, Reason
 from reconciler.cli.results import Result, checked_reason, exit_status, print_results
 from reconciler.cli.selection import chosen_keys
 from reconciler.provider.kind import installed_kinds
@@ -25,16 +25,17 @@ def finalizer(
     /,
     *words: Annotated[str, Parameter(name="RESOURCE")],
     force: bool = False,
-    reason: str = "",
+    reason: Reason = "",
     namespace: Namespace = None,
     timeout: Duration = 10.0,
     output: Output = "table",
     connection: Connection = HERE,
 ) -> int:
-    """Hold a resource until a service has finished with it, or let it go.
+    """Add a finalizer to a resource, or remove it.
 
-    A withdrawn resource with a finalizer is neither deleted nor released. Each
-    finalizer belongs to who added it; `reconciler describe` shows them.
+    While a withdrawn resource has a finalizer, its object is neither deleted
+    nor released. Only the service that added a finalizer can remove it
+    without --force. `reconciler describe` shows the finalizers.
 
     For example:
 
@@ -46,20 +47,14 @@ def finalizer(
     Parameters
     ----------
     verb
-        Add it or remove it.
+        What to do.
     words
-        NAME, KIND NAME, KIND/NAME or NAMESPACE/KIND/NAME; then the finalizer's name, such as
-        billing/last-invoice.
+        The resource (NAME, KIND NAME, KIND/NAME or NAMESPACE/KIND/NAME), and the name of the
+        finalizer, such as billing/last-invoice.
     force
-        Remove it though it is another service's.
-    reason
-        Why; it is kept in the log.
-    namespace
-        Namespace of the resource.
+        With remove: also remove a finalizer of another service.
     timeout
-        How long to wait for the answer.
-    output
-        How to print the result.
+        Maximum time to wait for the response: 500ms, 30s, 2m, 1h.
     """
     if verb == "add" and (force or reason):
         raise UsageError("--force and --reason are for remove: a finalizer is added without them")

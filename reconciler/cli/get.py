@@ -78,10 +78,13 @@ def get(
     output: Annotated[Listing, Parameter(name=("--output", "-o"))] = "table",
     connection: Connection = HERE,
 ) -> int:
-    """List resources and how they stand, or stood; no role needs to run for it.
+    """List resources with their current status, or with a past one.
 
-    JSON and YAML are manifests, with how each stands as status: `apply` takes
-    them back. For example:
+    JSON and YAML are manifests that `apply` accepts, with the status added.
+    A kind alone selects namespace `default`, and a name alone all
+    namespaces. No role needs to run.
+
+    For example:
 
         reconciler get                           all of namespace default
         reconciler get Shape foo bar -o yaml
@@ -89,26 +92,26 @@ def get(
         reconciler get -A -l team=payments --watch
         reconciler get -A --outcome Failed -o name
         reconciler get ProviderConfig
-        reconciler get -A --at 2h                as it stood two hours ago
+        reconciler get -A --at 2h                the status two hours ago
 
     Parameters
     ----------
     kind
-        Only this kind: Shape, shape and shapes are the same; or a name, KIND/NAME,
-        or NAMESPACE/KIND/NAME.
+        A kind (Shape, shape and shapes are equal), or a resource: NAME, KIND/NAME or
+        NAMESPACE/KIND/NAME.
     names
-        Only these; exit status 1 if one of them is not there.
+        More resources, or after a kind its names. The exit status is 1 if one does not exist.
     outcome
         Only this outcome: Converged, Degraded, Failed, ...; Pending for none yet.
     everything
-        Also what nobody declared, and was seen in an API.
+        Also list objects in the APIs that no manifest declares, and internal resources.
     at
-        As it stood: at a log position (1234), a time (2026-01-31T12:00:05Z; UTC if
-        it names no zone), or a span ago (30m, 2h, 7d).
+        Show a past status: at a log position (1234), a time (2026-01-31T12:00:05Z; UTC without a
+        zone) or a time span ago (30m, 2h, 7d).
     watch
-        Then show each of them again when it changes, until Ctrl-C.
+        Then show each resource again when it changes, until Ctrl-C.
     output
-        A table, the same with more columns, JSON, YAML, or only namespace/kind/name.
+        Output format: a table, a table with more columns, JSON, YAML, or only namespace/kind/name.
     """
     words = names if kind is None else (kind, *names)
     selected = selection(words, namespace=namespace, everywhere=all_namespaces, labels=labels)

@@ -34,9 +34,9 @@ def history(
     output: Output = "table",
     connection: Connection = HERE,
 ) -> int:
-    """Show what happened to one resource, oldest first: when, what, why and by whom.
+    """Show the events of one resource, oldest first, with cause and actor.
 
-    Resources that were deleted have their history too.
+    A deleted resource keeps its history.
 
     For example:
 
@@ -46,23 +46,23 @@ def history(
         reconciler history foo --since 2h
         reconciler history foo --since 2026-01-31T12:00:05Z --until 1234
         reconciler history foo --output json | jq '.[].what'
-        reconciler history foo --raw --output json     whole events, as stored
+        reconciler history foo --raw --output json     events as stored
 
     Parameters
     ----------
     resource
-        NAME, kind/name or namespace/kind/name; or a kind, with the name after it.
+        NAME, KIND/NAME or NAMESPACE/KIND/NAME; or a kind, followed by the name.
     name
         The name, after a kind.
     since
-        Only what happened at that moment or later: a log position (1234), a time
-        (2026-01-31T12:00:05Z; UTC if it names no zone), or a span ago (30m, 2h, 7d).
+        Only events since then: a log position (1234), a time (2026-01-31T12:00:05Z; UTC without a
+        zone) or a time span ago (30m, 2h, 7d).
     until
-        Only what happened at that moment or earlier.
+        Only events until then, in the same forms.
     limit
-        Only so many of the newest events.
+        Maximum number of events; the newest are shown.
     raw
-        Whole events, as stored, in place of one line each.
+        Print the events as stored, as JSON or YAML.
     """
     return run_async(
         _history(

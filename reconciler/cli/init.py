@@ -13,9 +13,9 @@ _MAX_REPLICAS = 5
 
 
 def init(*, replicas: int = 1, output: Format = "table", connection: Connection = HERE) -> int:
-    """Make or upgrade every stream, consumer and bucket on a NATS server.
+    """Create or upgrade all streams, consumers and buckets on a NATS server.
 
-    Doing it again changes nothing. `reconciler up` does it by itself.
+    A second run changes nothing. `reconciler up` includes this step.
 
     For example:
 
@@ -27,7 +27,7 @@ def init(*, replicas: int = 1, output: Format = "table", connection: Connection 
     replicas
         Copies of each stream: 1, or 3 or 5 in a cluster.
     output
-        How to print what was done.
+        Output format.
     """
     check_replicas(replicas)
     return run_async(_init(connection, replicas, output))

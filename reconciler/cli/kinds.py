@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import sys
+from typing import Annotated, Literal
 
 import msgspec
+from cyclopts import Parameter
 
+from events.stored_content import COMPOSED_KINDS
 from infra.jetstream.errors import BusUnavailableError
 from reconciler.cli.connection import HERE, Connection, run_async
 from reconciler.cli.console import print_table
 from reconciler.cli.explain import KindExplanation, explanation_of, with_definitions
-from reconciler.cli.options import Output
 from reconciler.cli.output import print_structured
 from reconciler.provider import Capabilities
 from reconciler.provider.kind import Kind, installed_kinds
@@ -27,29 +29,51 @@ class KnownKind(msgspec.Struct, frozen=True, rename="camel"):
     about: str
 
 
-def kinds(*, output: Output = "table", connection: Connection = HERE) -> int:
-    """List the kinds that can be declared: those installed here, and those defined at run time.
+def kinds(
+    *,
+    everything: Annotated[bool, Parameter(name="--all")] = False,
+    output: Annotated[
+        Literal["table", "wide", "json", "yaml"], Parameter(name=("--output", "-o"))
+    ] = "table",
+    connection: Connection = HERE,
+) -> int:
+    """List the kinds that you can declare, and what each is for.
 
-    Without a server only the former. `reconciler explain KIND` tells a kind's fields.
+    Without a server, the kinds that a KindDefinition defines are missing.
+    `reconciler explain KIND` shows the fields of a kind.
 
     For example:
 
         reconciler kinds
+        reconciler kinds -o wide      also the providers and their capabilities
         reconciler kinds -o json | jq '.[] | select(.capabilities.watch)'
 
     Parameters
     ----------
+    everything
+        Also list the internal kinds, which only Reconciler declares.
     output
-        A table for people, or for programs.
+        Output format: a table, a table with more columns, JSON or YAML.
     """
     known = installed_kinds()
     try:
         known = run_async(with_definitions(connection, known))
     except BusUnavailableError as error:
         sys.stderr.write(f"kinds that were defined at run time are not shown: {error}\n")
-    found = [_known(kind, explanation_of(kind)) for _, kind in sorted(known.items())]
+    found = [
+        _known(kind, explanation_of(kind))
+        for name, kind in sorted(known.items())
+        if everything or name not in COMPOSED_KINDS
+    ]
     if output == "table":
-        print_table(("KIND", "API VERSION", "PROVIDER", "CAN", "ABOUT"), map(_row, found))
+        print_table(
+            ("KIND", "API VERSION", "PURPOSE"),
+            ((each.kind, each.api_version, each.about) for each in found),
+        )
+    elif output == "wide":
+        print_table(
+            ("KIND", "API VERSION", "PURPOSE", "PROVIDER", "CAPABILITIES"), map(_wide_row, found)
+        )
     else:
         print_structured(found, output)
     return 0
@@ -62,11 +86,11 @@ def _known(kind: Kind, explanation: KindExplanation) -> KnownKind:
         provider=kind.provider,
         defined=kind.definition is not None,
         capabilities=kind.capabilities,
-        about=explanation.about,
+        about=explanation.about.partition("\n\n")[0],
     )
 
 
-def _row(each: KnownKind) -> tuple[str, str, str, str, str]:
+def _wide_row(each: KnownKind) -> tuple[str, str, str, str, str]:
     able = () if each.capabilities is None else msgspec.structs.asdict(each.capabilities).items()
     words = [name.replace("_", "-") for name, value in able if value is True]
-    return each.kind, each.api_version, each.provider, ",".join(words), each.about
+    return each.kind, each.api_version, each.about, each.provider, ",".join(words)

@@ -33,9 +33,10 @@ def logs(
     tail: int | None = None,
     connection: Connection = HERE,
 ) -> int:
-    """Show what an external object has written, such as a container's output.
+    """Show the logs of an external object, such as the output of a container.
 
-    The API is asked from here, with the credentials that its ProviderConfig names.
+    Calls the API from this machine, with the credentials of its
+    ProviderConfig.
 
     For example:
 
@@ -46,15 +47,15 @@ def logs(
     Parameters
     ----------
     resource
-        NAME, kind/name or namespace/kind/name; or a kind, with the name after it.
+        NAME, KIND/NAME or NAMESPACE/KIND/NAME; or a kind, followed by the name.
     name
         The name, after a kind.
     kind
-        The kind, where only the name is given.
+        The kind, if only the name is given.
     follow
-        Go on with what comes, until it ends or Ctrl-C.
+        Continue with new lines, until the object ends or Ctrl-C.
     tail
-        Only so many lines of those that are there.
+        Maximum number of existing lines; the newest are shown.
     """
     if tail is not None and tail < 0:
         raise UsageError(f"--tail: {tail} is not allowed: give 0 or more lines")

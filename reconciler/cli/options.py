@@ -11,22 +11,25 @@ from reconciler.cli.errors import UsageError
 from reconciler.cli.output import Format
 
 Namespace = Annotated[
-    str | None, Parameter(name=("--namespace", "-n"), help="Namespace to look in.")
+    str | None, Parameter(name=("--namespace", "-n"), help="Namespace of the resources.")
 ]
-AllNamespaces = Annotated[bool, Parameter(name=("--all-namespaces", "-A"), help="All namespaces.")]
-Output = Annotated[
-    Format, Parameter(name=("--output", "-o"), help="A table for people, or for programs.")
+AllNamespaces = Annotated[
+    bool, Parameter(name=("--all-namespaces", "-A"), help="Select in all namespaces.")
 ]
+Output = Annotated[Format, Parameter(name=("--output", "-o"), help="Output format.")]
 Files = Annotated[
     tuple[str, ...],
     Parameter(
         name=("--file", "-f"),
+        metavar="FILE...",
         allow_leading_hyphen=True,
-        help="A file, a folder with all below it, or - for standard input; may be repeated.",
+        help="A file, a folder with its subfolders, or - for standard input. May be repeated.",
     ),
 ]
 
-Reason = Annotated[str, Parameter(help="Why; it is kept in the log, and shown by history and why.")]
+Reason = Annotated[
+    str, Parameter(help="Your reason. The log keeps it, and `history` and `why` show it.")
+]
 
 # --- durations as people write them: 30s, 2m, 1h, or bare seconds
 
@@ -46,4 +49,8 @@ def _convert(_type: Any, tokens: Any) -> float:
     return parse_duration(tokens[0].value)
 
 
-Duration = Annotated[float, Parameter(converter=_convert)]
+def _shown(seconds: float | None) -> str | None:
+    return None if seconds is None else f"{seconds:g}s"
+
+
+Duration = Annotated[float, Parameter(converter=_convert, metavar="DURATION", show_default=_shown)]

@@ -38,25 +38,23 @@ def pause(
     output: Output = "table",
     connection: Connection = HERE,
 ) -> int:
-    """Leave resources as they are, whatever happens to them, until `reconciler resume`.
+    """Stop all actions on resources until `reconciler resume`.
 
-    They are declared again with `paused: true` in their policy: no action is
-    decided, what is observed is still recorded. An action under way is finished.
+    Declares the resources again with `paused: true` in their policy.
+    Observations are still recorded. An action in flight finishes.
 
     For example:
 
-        reconciler pause Shape foo --reason "INC-42: hands off"
+        reconciler pause Shape foo --reason "INC-42"
         reconciler pause -A -l team=payments
         reconciler get -A --outcome Paused
 
     Parameters
     ----------
     words
-        NAME, KIND [NAME ...], KIND/NAME or NAMESPACE/KIND/NAME.
+        NAME, KIND/NAME or NAMESPACE/KIND/NAME; or a kind, followed by names.
     timeout
-        How long to wait for the answers.
-    output
-        How to print the results.
+        Maximum time to wait for the responses: 500ms, 30s, 2m, 1h.
     """
     meant = Meant(words, namespace, all_namespaces, labels)
     return set_paused(connection, meant, True, reason, timeout, output)

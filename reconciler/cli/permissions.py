@@ -24,16 +24,17 @@ def permissions(
     finalizers: bool = False,
     output: Annotated[Literal["conf", "json"], Parameter(name=("--output", "-o"))] = "conf",
 ) -> int:
-    """Print the least that each principal needs on the bus, ready for a NATS server.
+    """Print the least NATS permissions of each principal.
 
-    All but restore, and a service for each --namespace; or only one PRINCIPAL. Users
-    sign with nkeys (`nk -gen user`); a key that is not given is marked, and
-    no server starts before it is filled in. It needs no server.
+    Prints all principals except restore, and a service for each --namespace;
+    or one PRINCIPAL. Users authenticate with nkeys (`nk -gen user`). A
+    missing key is marked, and no NATS server starts until you fill it in.
+    The command needs no server.
 
     For example:
 
         reconciler permissions --namespace billing > accounts.conf
-        reconciler permissions worker --key worker=UDXU4RCSJNZOIQHZNWXHXORDPRTGNJAHAHFRGZNEEJCPQTT2M7NLCNF4
+        reconciler permissions worker --key worker=UDXU4RCSJNZ...
         reconciler permissions operator --user ann --user bob
         reconciler permissions backup --user nightly
         reconciler permissions service --namespace billing --output json
@@ -41,19 +42,19 @@ def permissions(
     Parameters
     ----------
     principal
-        Only this one: decider, worker, observer, projector, operator, auditor, installer, backup,
-        restore, service.
+        Print only this principal.
     namespace
-        Namespace of a service; once for each.
+        Namespace of a service. May be repeated.
     user
-        Name of a user of PRINCIPAL, once for each; by default the principal's, or the service's namespace.
+        Name of a user of PRINCIPAL. May be repeated. Default: the name of the principal, or the
+        namespace of the service.
     key
-        A user's public nkey, as NAME=KEY; once for each.
+        Public nkey of a user, as NAME=KEY. May be repeated.
     finalizers
-        Services may take their finalizers off, too.
+        Also allow services to remove their own finalizers.
     output
-        A block for the server's configuration, or claims for JWTs (as `nsc` wants them).
-    """  # noqa: E501 - a key cannot be folded
+        A block for the configuration of the NATS server, or claims for JWTs in the form of `nsc`.
+    """
     users = _users(principal, namespace, user, finalizers=finalizers)
     users = _with_keys(users, key)
     if output == "conf":

@@ -57,34 +57,32 @@ def plan(
     output: Output = "table",
     connection: Connection = HERE,
 ) -> int:
-    """Show what would be done if files were applied, and do nothing.
+    """Show what `apply` would do with these files, and change nothing.
 
-    Each resource's actions are those that the decider would decide, later
-    ones as if those before had succeeded; what only the API will tell is
-    "(known after apply)". Also shown: what follows for other resources, what
-    would be adopted, held by a guard, or refused.
+    For each resource, the plan shows the actions of the decider. Later
+    actions assume that earlier ones succeed. A value that only the API can
+    supply is "(known after apply)". The plan also shows changes of other
+    resources, adoptions, holds by a guard, and refused documents.
 
-    Exit status: 0 nothing would be done, 2 something would, 1 a document
-    cannot be used.
+    Exit status: 0 no changes, 2 changes, 1 a document is invalid.
 
     For example:
 
         reconciler plan -f shapes/
-        reconciler plan -f shapes/ --out today.plan && reconciler apply --plan today.plan
+        reconciler plan -f shapes/ --out today.plan
+        reconciler apply --plan today.plan
         reconciler plan -f config.yaml --refresh
         reconciler plan -f shapes/ -o json
 
     Parameters
     ----------
     namespace
-        Namespace of documents that name none (a ProviderConfig is always in system).
+        Namespace of documents without one. A ProviderConfig is always in namespace system.
     out
         Write the plan to this file, for `reconciler apply --plan`.
     refresh
-        List the APIs first, from here: without it objects are as the log was last told. Each is
-        shown with how long ago that was; a look that showed nothing new is not in the log.
-    output
-        How to print the plan.
+        List the APIs first, from this machine. Without it, the plan uses the state in the log, and
+        shows its age for each object.
     """
     check_names(namespace=namespace)
     documents = read_all(file, namespace)

@@ -30,10 +30,13 @@ def reconcile(
     output: Output = "table",
     connection: Connection = HERE,
 ) -> int:
-    """Look at resources now, and wait for no back-off: what is due is done at once.
+    """Reconcile resources immediately, without waiting for a back-off.
 
-    Each object is read, and the history says that you asked. Of a ProviderConfig
-    everything is listed. Exit status as for apply.
+    Each object is read from its API. For a ProviderConfig, the whole API is
+    listed. The history records your request.
+
+    Exit status: 0 all accepted (with --wait: all Converged), 1 some refused
+    or failed, 3 some not settled before the timeout.
 
     For example:
 
@@ -46,11 +49,9 @@ def reconcile(
     words
         NAME, KIND [NAME ...], KIND/NAME or NAMESPACE/KIND/NAME.
     wait
-        Wait until each was looked at, and is settled: Converged, Failed, Held, ...
+        Wait until each object is read and has a settled outcome: Converged, Failed, Held, ...
     timeout
-        How long to wait at most: 500ms, 30s, 2m, 1h. The work goes on later.
-    output
-        How to print the results.
+        Maximum time to wait: 500ms, 30s, 2m, 1h. The work continues after it.
     """
     checked_reason(reason)
     keys = chosen_keys(

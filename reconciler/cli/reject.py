@@ -5,7 +5,7 @@ from __future__ import annotations
 from reconciler.cli.approve import Meant, checked_plan, decide_plans
 from reconciler.cli.connection import HERE, Connection
 from reconciler.cli.errors import UsageError
-from reconciler.cli.options import Duration, Namespace, Output
+from reconciler.cli.options import Duration, Namespace, Output, Reason
 from reconciler.cli.results import checked_reason
 from reconciler.cli.selection import chosen_keys
 
@@ -14,7 +14,7 @@ def reject(
     kind: str | None = None,
     /,
     *names: str,
-    reason: str,
+    reason: Reason,
     plan: str = "",
     all: bool = False,  # noqa: A002 - the option's name
     config: str | None = None,
@@ -23,38 +23,33 @@ def reject(
     output: Output = "table",
     connection: Connection = HERE,
 ) -> int:
-    """Refuse what waits for approval: it stays undone until it is approved, or changes.
+    """Reject a plan that waits for approval.
 
-    The rejection is an event of the log, with your name and reason. It can be
-    thought over: `approve` with the same plan does it after all.
+    The resource stays Held with the reason NotApproved until you approve
+    the plan, or the plan changes. The log keeps the rejection with your name
+    and reason.
 
     For example:
 
         reconciler get -A --outcome Held
         reconciler reject Shape foo --reason "not on a Friday"
-        reconciler reject Shape foo --plan 41162a45fb69 --reason "wrong colour"
-        reconciler reject --all --config billing --reason "moratorium"
+        reconciler reject Shape foo --plan 41162a45fb69 --reason "wrong color"
+        reconciler reject --all --config billing --reason "change freeze"
 
     Parameters
     ----------
     kind
-        Kind of the names that follow; or a name, KIND/NAME or NAMESPACE/KIND/NAME.
+        Kind of the names that follow; or a resource: NAME, KIND/NAME or NAMESPACE/KIND/NAME.
     names
-        Names, KIND/NAME or NAMESPACE/KIND/NAME.
-    reason
-        Why; it is kept in the log, and shown.
+        NAME, KIND/NAME or NAMESPACE/KIND/NAME.
     plan
-        The plan that is rejected, as `get` shows it; without, the one that waits now.
+        The plan to reject, as `get` shows it. Default: the plan that waits now.
     all
-        All that wait for approval, in place of names.
+        Reject all plans that wait for approval, instead of names.
     config
-        With --all: only those of this ProviderConfig.
-    namespace
-        Namespace of the names, or with --all of the resources.
+        With --all: only the resources of this ProviderConfig.
     timeout
-        How long to wait for the answers.
-    output
-        How to print the results.
+        Maximum time to wait for the responses: 500ms, 30s, 2m, 1h.
     """
     if all == (kind is not None):
         raise UsageError("reject what? Give KIND NAME... or --all, one of them")

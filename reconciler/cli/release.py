@@ -5,7 +5,7 @@ from __future__ import annotations
 from reconciler.cli.client import ask_many
 from reconciler.cli.connection import HERE, Connection, run_async
 from reconciler.cli.errors import UsageError
-from reconciler.cli.options import Duration, Namespace, Output
+from reconciler.cli.options import Duration, Namespace, Output, Reason
 from reconciler.cli.results import Result, checked_reason, exit_status, print_results
 from reconciler.cli.selection import chosen_keys
 
@@ -14,17 +14,18 @@ def release(
     kind: str,
     /,
     *names: str,
-    reason: str,
+    reason: Reason,
     orphan: bool = False,
     namespace: Namespace = None,
     timeout: Duration = 30.0,
     output: Output = "table",
     connection: Connection = HERE,
 ) -> int:
-    """Take off by force what keeps withdrawn resources: finalizers and references.
+    """Remove all finalizers and references from withdrawn resources by force.
 
-    It is an event of the log, with your name and reason. Other services may
-    not have finished with the resource: `reconciler describe` says which.
+    Use it when the service that added them cannot remove them any more.
+    `reconciler describe` shows them. The log keeps the release with your
+    name and reason.
 
     For example:
 
@@ -34,19 +35,13 @@ def release(
     Parameters
     ----------
     kind
-        Kind of the names that follow; or a name, KIND/NAME or NAMESPACE/KIND/NAME.
+        Kind of the names that follow; or a resource: NAME, KIND/NAME or NAMESPACE/KIND/NAME.
     names
-        Names, KIND/NAME or NAMESPACE/KIND/NAME.
-    reason
-        Why; it is kept in the log.
+        NAME, KIND/NAME or NAMESPACE/KIND/NAME.
     orphan
-        Leave the external object where it is, and give up a deletion under way.
-    namespace
-        Namespace of the names.
+        Keep the object in the API, stop managing it, and give up a deletion in flight.
     timeout
-        How long to wait for the answers.
-    output
-        How to print the results.
+        Maximum time to wait for the responses: 500ms, 30s, 2m, 1h.
     """
     if not reason.strip():
         raise UsageError("--reason is empty: say why, it is kept in the log")

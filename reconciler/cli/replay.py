@@ -41,27 +41,26 @@ def replay(
     output: Output = "table",
     connection: Connection = HERE,
 ) -> int:
-    """Rebuild every read model from the log, asking no API and writing nothing.
+    """Rebuild all read models from the log, and check the log.
 
-    Versions and digests of every event are checked. With --verify the result
-    is compared with the stored rows, too, byte for byte, at the position up
-    to which those are written. Exit status 1 if the log is damaged, or the
-    rows differ. Roles may run meanwhile.
+    Checks the version and digest of every event. Calls no API and writes
+    nothing, and the roles may run. With --verify, it also compares the
+    result with the stored rows, byte for byte, at their log position.
+
+    Exit status: 1 if the log is damaged or rows differ.
 
     For example:
 
         reconciler replay                  the fleet, from the log alone
         reconciler replay --verify
-        reconciler replay --dump | jq .    every rebuilt row, one JSON a line
+        reconciler replay --dump | jq .    every row, one JSON object per line
 
     Parameters
     ----------
     verify
-        Compare with the stored rows.
+        Compare the result with the stored rows.
     dump
-        Print every rebuilt row as one line of JSON, and nothing else.
-    output
-        How to print the result.
+        Print only the rebuilt rows, one JSON object per line.
     """
     replayed, models = run_async(_replay(connection, verify))
     verified = replayed.verified

@@ -28,16 +28,17 @@ def restore(
     output: Output = "table",
     connection: Connection = HERE,
 ) -> int:
-    """Make a log again from a backup; stop all roles first.
+    """Restore the log from a backup. Stop all roles first.
 
-    The whole file is checked before anything is written. The server must have
-    no log, or the beginning of the one in the backup. A damaged log is
-    replaced if you name it: it is saved to a file beside the backup, and what
-    it has behind the backup is kept, resource by resource, where its digests show
-    that it goes on from there.
+    The whole file is checked before anything is written. The server must
+    have no log, or the beginning of the same log.
+
+    With --replace, a damaged log is replaced. It is first saved to a file
+    next to the backup. Events from after the backup are kept for each
+    resource whose digests continue the backup.
 
     No external API is called. Start the roles afterwards: the first listing
-    repairs what has changed since.
+    corrects what has changed since the backup.
 
     For example:
 
@@ -47,13 +48,11 @@ def restore(
     Parameters
     ----------
     file
-        A file that `reconciler backup` has made.
+        A file from `reconciler backup`.
     replace
-        Id of the log on the server that the backup takes the place of.
+        Id of the damaged log to replace.
     replicas
         Copies of each stream: 1, or 3 or 5 in a cluster.
-    output
-        How to print what was done.
     """
     check_replicas(replicas)
     restored = run_async(_restore(connection, file, replace, replicas))

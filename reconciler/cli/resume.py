@@ -22,21 +22,21 @@ def resume(
     output: Output = "table",
     connection: Connection = HERE,
 ) -> int:
-    """Take care of paused resources again: what drifted meanwhile is mended.
+    """Resume paused resources, and correct what has drifted.
+
+    Declares the resources again without `paused: true` in their policy.
 
     For example:
 
-        reconciler resume Shape foo --reason "INC-42 is over"
+        reconciler resume Shape foo --reason "INC-42 is closed"
         reconciler resume -A -l team=payments
 
     Parameters
     ----------
     words
-        NAME, KIND [NAME ...], KIND/NAME or NAMESPACE/KIND/NAME.
+        NAME, KIND/NAME or NAMESPACE/KIND/NAME; or a kind, followed by names.
     timeout
-        How long to wait for the answers.
-    output
-        How to print the results.
+        Maximum time to wait for the responses: 500ms, 30s, 2m, 1h.
     """
     meant = Meant(words, namespace, all_namespaces, labels)
     return set_paused(connection, meant, False, reason, timeout, output)

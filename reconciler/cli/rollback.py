@@ -38,38 +38,38 @@ def rollback(
     output: Output = "table",
     connection: Connection = HERE,
 ) -> int:
-    """Declare again what an older generation declared: spec, labels, annotations, policy.
+    """Declare an older generation again: spec, labels, annotations and policy.
 
-    Without --to it is the newest other one that was as declared and ready: the
-    undo of what went wrong. It is a new generation, checked like any other, and refused if somebody
-    declared something newer meanwhile. What was withdrawn can be brought back.
-    Exit status as for apply: 0 accepted (with --wait: Converged), 1 refused or
-    failed, 3 not in time.
+    Without --to, it is the newest other generation that was ready. The
+    decider checks the declaration like any other, records a new generation,
+    and refuses it if a newer declaration has arrived. You can also roll back
+    a withdrawn resource.
+
+    Exit status: 0 accepted (with --wait: Converged), 1 refused or failed,
+    3 not settled before the timeout.
 
     For example:
 
-        reconciler rollback Deployment/web --wait          the undo of a bad image
+        reconciler rollback Deployment/web --wait          undo a bad image
         reconciler rollback foo --to 3
-        reconciler rollback Shape/foo --to 3 --dry-run     only print the manifest
-        reconciler rollback payments/Shape/foo --to 3 --wait --reason "the new colour broke it"
+        reconciler rollback Shape/foo --to 3 --dry-run     print the manifest
+        reconciler rollback payments/Shape/foo --to 3 --reason "wrong color"
 
     Parameters
     ----------
     resource
-        NAME, kind/name or namespace/kind/name; or a kind, with the name after it.
+        NAME, KIND/NAME or NAMESPACE/KIND/NAME; or a kind, followed by the name.
     name
         The name, after a kind.
     to
-        The generation, as `reconciler history` shows it; else the newest that was ready
-        and declares something else.
+        Generation, as `reconciler history` shows it. Default: the newest one that was ready and
+        differs from the current declaration.
     dry_run
-        Print the manifest that would be declared, and send nothing.
+        Print the manifest (YAML, or JSON with -o json), and declare nothing.
     wait
-        Wait until it is settled: Converged, Failed, Held, ...
+        Wait for a settled outcome: Converged, Failed, Held, ...
     timeout
-        How long to wait at most: 500ms, 30s, 2m, 1h. The work goes on later.
-    output
-        How to print the result; a dry run prints YAML, or JSON.
+        Maximum time to wait: 500ms, 30s, 2m, 1h. The work continues after it.
     """
     checked_reason(reason)
     wanted = meant(resource if name is None else f"{resource}/{name}", namespace)

@@ -21,21 +21,22 @@ def run(
     bus: BusOptions = ANY_BUS,
     logs: Logs = LOGS,
 ) -> int:
-    """Run one role until Ctrl-C or SIGTERM; start as many of each as you like.
+    """Run one role until Ctrl-C or SIGTERM.
 
-    A decider decides, a worker calls the external APIs, an observer lists
-    them, a projector keeps the read models. The streams must be there:
-    `reconciler init` makes them.
+    The decider decides about each resource, the worker calls the external
+    APIs, the observer lists them, and the projector maintains the read
+    models. You can run several processes of each role. The streams must
+    exist: create them with `reconciler init`.
 
     For example:
 
         reconciler run decider
-        reconciler run worker --nats-url tls://nats.example.com:4222 --credentials worker.creds
+        reconciler run worker --credentials worker.creds
 
     Parameters
     ----------
     role
-        What this process does.
+        The role to run.
     """
     configure_logs(logs.log_level)
     url = bus.url

@@ -9,9 +9,11 @@ from reconciler.cli.output import print_structured
 
 
 def schema(form: Literal["json-schema", "asyncapi"] = "json-schema", /) -> int:
-    """Print the messages' JSON Schema, or the whole bus as AsyncAPI 3.
+    """Print the JSON Schema of all messages, or the bus as AsyncAPI 3.
 
-    It needs no server. For example:
+    The command needs no server.
+
+    For example:
 
         reconciler schema > messages.schema.json
         reconciler schema asyncapi > asyncapi.json

@@ -68,7 +68,8 @@ Labels = Annotated[
     str,
     Parameter(
         name=("--selector", "-l"),
+        metavar="LABELS",
         allow_leading_hyphen=True,
-        help="Only with these labels: team=payments,tier!=web,env in (a,b),!old.",
+        help="Only resources with these labels: team=payments,tier!=web,env in (a,b),!old.",
     ),
 ]

@@ -86,11 +86,13 @@ def up(
     output: Literal["table", "json"] = "table",
     logs: Logs = LOGS,
 ) -> int:
-    """Start everything here: NATS server, example API, streams, all roles.
+    """Start everything in one process: NATS server, example API, all roles.
 
-    With --nats-url no server is started: that one is used (2.14 or newer, with JetStream).
-    Ctrl-C stops it in order; the data folder can be used again. Other commands
-    that run in the same folder find the bus by themselves.
+    Commands in the same folder find this server by themselves. Ctrl-C stops
+    everything in order, and the data folder keeps the data.
+
+    With --nats-url, `up` starts no NATS server and uses that one. It must be
+    NATS 2.14 or newer with JetStream.
 
     For example:
 
@@ -98,34 +100,34 @@ def up(
         reconciler up --data /srv/reconciler --port 4333 --api-port 8181
         reconciler up --nats-url nats://n1:4222,nats://n2:4222 --no-api
         reconciler up --roles none        only the servers
-        reconciler up --with docker       and a Docker Engine of its own
-        reconciler up --output json       one line for programs, when ready
+        reconciler up --with docker       also a Docker Engine
+        reconciler up --output json       one line of JSON when ready
 
     Parameters
     ----------
     data
-        Folder of everything that is stored; made if missing.
+        Folder for all stored data. It is created if it is missing.
     port
-        Port of the NATS server: 4222, or a free one if that is taken. 0: any free one.
+        Port of the NATS server. Default: 4222, or a free port if 4222 is in use. 0: a free port.
     api_port
-        Port of the example API: 8080, or a free one if that is taken. 0: any free one.
+        Port of the example API. Default: 8080, or a free port if 8080 is in use. 0: a free port.
     latency_ms
-        How long every request to the example API takes at least.
+        Minimum duration of each request to the example API, in milliseconds.
     replicas
-        Copies of each stream, in a cluster.
+        Copies of each stream: 1, or 3 or 5 in a cluster.
     roles
-        Roles to run here, separated by commas: decider, worker, observer, projector; or none.
+        Roles to run here, separated by commas; or none.
     no_api
-        Start no example API, and declare no ProviderConfig.
+        Do not start the example API, and do not declare its ProviderConfig.
     with_
-        Systems to start besides, separated by commas: docker, postgres, caddy, certificates (an
-        ACME authority), composition (nothing is started: composed kinds). Each keeps its data in a
-        folder of its own, and has the ProviderConfig of its name.
+        More systems to start, separated by commas: docker, postgres, caddy, certificates (an ACME
+        authority), or composition (for composed kinds; starts no system). Each has its own data
+        folder and a ProviderConfig of the same name.
     resync
-        Seconds between two listings of what tells nobody when it changes: the example API,
-        PostgreSQL and certificates.
+        Seconds between two listings of the APIs that do not report changes: the example API,
+        PostgreSQL and certificates. Default: as their ProviderConfigs declare, at first 30.
     output
-        What to print when ready: a banner for people, or a line of JSON.
+        What to print when ready: a banner, or one line of JSON.
     """
     configure_logs(logs.log_level)
     if resync is not None and not LEAST_SECONDS <= resync <= MAX_SECONDS:

@@ -51,9 +51,9 @@ def wait(
     output: Output = "table",
     connection: Connection = HERE,
 ) -> int:
-    """Wait until resources stand as they should; no role needs to run for it.
+    """Wait until resources reach a state. No role needs to run.
 
-    Exit status: 0 all of them do, 1 one has failed or is held, 3 not in time.
+    Exit status: 0 all reached it, 1 one is Failed or Held, 3 timeout.
 
     For example:
 
@@ -67,12 +67,10 @@ def wait(
     words
         NAME, KIND [NAME ...], KIND/NAME or NAMESPACE/KIND/NAME.
     for_
-        Ready (as declared, and usable), Converged (as declared), Deleted (or let go),
-        any other outcome, or condition=TYPE[=STATUS].
+        Ready (as declared, and usable), Converged (as declared), Deleted (or released), any other
+        outcome, or condition=TYPE[=STATUS].
     timeout
-        How long to wait at most: 500ms, 30s, 2m, 1h.
-    output
-        How to print the results.
+        Maximum time to wait: 500ms, 30s, 2m, 1h.
     """
     awaited = parse_awaited(for_)
     keys = chosen_keys(

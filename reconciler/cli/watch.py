@@ -67,7 +67,7 @@ def watch(
     output: Annotated[Lines, Parameter(name=("--output", "-o"))] = "table",
     connection: Connection = HERE,
 ) -> int:
-    """Show outcomes and drift as they come, one line each, until Ctrl-C.
+    """Show outcomes and drift as they occur, one per line, until Ctrl-C.
 
     For example:
 
@@ -81,15 +81,14 @@ def watch(
     Parameters
     ----------
     kind
-        Only resources of this kind; or a name, KIND/NAME or NAMESPACE/KIND/NAME.
+        A kind, or a resource: NAME, KIND/NAME or NAMESPACE/KIND/NAME. Default: all resources of
+        all namespaces.
     names
-        Only resources of these names.
-    namespace
-        Only resources of this namespace; all by default.
+        More resources, or after a kind its names.
     since_start
-        First all that was (of what was rejected, 30 days), then what is new.
+        First show all past outcomes, and the rejections of the last 30 days.
     output
-        Lines for people, or one JSON object a line.
+        Output format: text, or one JSON object per line.
     """
     words = names if kind is None else (kind, *names)
     chosen = selection(words, namespace=namespace, everywhere=namespace is None, labels=labels)

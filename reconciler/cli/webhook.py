@@ -26,11 +26,12 @@ def webhook(
     port: int = 8091,
     connection: Connection = HERE,
 ) -> int:
-    """Answer the webhooks of a Git host: look at the sources of what was pushed, at once.
+    """Serve the webhooks of a Git host, so that a push is read immediately.
 
-    GitHub, Gitea and Forgejo sign with the secret, GitLab sends it. A call
-    leads to a look and to nothing else; without any, each source is asked at
-    its own interval. It speaks plain HTTP: put a proxy with TLS in front.
+    A push makes Reconciler read the GitSources of that repository. Without a
+    webhook, each source is polled at its own interval. GitHub, Gitea and
+    Forgejo sign a request with the secret, and GitLab sends the secret. The
+    server speaks plain HTTP: put a proxy with TLS in front of it.
 
     For example:
 
@@ -40,11 +41,11 @@ def webhook(
     Parameters
     ----------
     secret_file
-        Holds what the Git host signs with, at least 16 characters.
+        File with the secret of the webhook, at least 16 characters.
     host
-        The address to listen on.
+        Address to listen on.
     port
-        The port to listen on; 0 takes a free one.
+        Port to listen on; 0 selects a free port.
     """
     try:
         secret = secret_file.read_text().strip()

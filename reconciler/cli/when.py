@@ -43,5 +43,5 @@ def _convert(_type: Any, tokens: Any) -> When:
     return parse_when(tokens[0].value, datetime.now(UTC))
 
 
-At = Annotated[When | None, Parameter(converter=_convert)]
+At = Annotated[When | None, Parameter(converter=_convert, metavar="MOMENT")]
 """A moment that may be left out."""

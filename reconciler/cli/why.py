@@ -56,13 +56,12 @@ def why(
     output: Output = "table",
     connection: Connection = HERE,
 ) -> int:
-    """Return why a resource stands as it does, or why a field has its value.
+    """Explain the status of a resource, or the value of one field.
 
-    The causes are followed back to the first: somebody's declaration, or
-    what was seen in the API. For a field: as it is wanted, was applied last,
-    and was seen, each with who made it so. Who keeps overwriting it is named.
-    Of a part of another resource, such as a container of a Deployment, it goes
-    on with that one, up to the top.
+    Follows the causes back to the first one: a declaration, or a change in
+    the API. For a field, it shows the declared, the last applied and the
+    observed value, each with its actor, and the clients that overwrite it.
+    For a part of a composed resource, it continues with that resource.
 
     For example:
 
@@ -74,11 +73,9 @@ def why(
     Parameters
     ----------
     resource
-        NAME, kind/name or namespace/kind/name; or a kind, with the name after it.
+        NAME, KIND/NAME or NAMESPACE/KIND/NAME; or a kind, followed by the name.
     words
         Path of a field of the spec, such as color, env.PORT or labels.team.
-    output
-        For people, or for programs.
     """
     named, field = _read(resource, words)
     key, past, above = run_async(_past(connection, named, namespace))
