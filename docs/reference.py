@@ -18,6 +18,7 @@ import msgspec
 from events.intake import INTAKE_TYPES
 from events.log import ResourceEvent
 from events.schema import json_schema
+from events.stored_content import COMPOSED_KINDS
 from reconciler.cli.commands import COMMANDS
 from reconciler.cli.explain import FieldExplanation, explanation_of
 from reconciler.cli.main import main as run_command
@@ -41,17 +42,19 @@ def _fields() -> str:
     lines = [
         "# Fields of every kind",
         _GENERATED,
-        "`reconciler explain KIND` prints the same for a kind, also for one that you "
-        "define yourself.",
+        "`reconciler explain KIND` prints the same for one kind, also for a kind from a "
+        "`KindDefinition`. Internal kinds, which only Reconciler declares, are not on this page.",
         'A change of a field marked "replaces" replaces the object, because its API cannot change '
         "the field in place.",
     ]
     kinds = installed_kinds()
-    for name in sorted(kinds):
+    for name in sorted(kinds.keys() - COMPOSED_KINDS):
         kind = explanation_of(kinds[name])
+        provider = f", provider `{kind.provider}`" if kind.provider else ""
         lines += [
             f"## {kind.kind}",
-            f"`apiVersion: {kind.api_version}`, provider `{kind.provider}`.",
+            *map(_cell, kind.about.split("\n\n")),
+            f"`apiVersion: {kind.api_version}`{provider}.",
         ]
         lines += [_table(("field", "type", "default", "a change", "meaning"), map(_row, kind.spec))]
         if kind.outputs:
@@ -60,7 +63,7 @@ def _fields() -> str:
             )
             lines += ["Outputs:", _table(("output", "type", "meaning"), outputs)]
         if kind.labels_replace:
-            lines += ["A change of its labels replaces the object too."]
+            lines += ["A change of the labels also replaces the object."]
     return "\n\n".join(lines) + "\n"
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
-from typing import Any, Final, cast
+from typing import Annotated, Any, Final, cast
 
 import msgspec
 
@@ -40,24 +40,33 @@ _encoder = msgspec.json.Encoder(order="deterministic")
 
 
 class ComposedSetSpec(ManifestStruct, frozen=True):
-    """The spec of a ``ComposedSet``: what one composed resource is made of, in the log alone.
+    """The parts of a composed resource (internal)."""
 
-    ``uid`` is made from the key of the action that began it, ``key`` is of the newest one.
-    ``generations``: of each child the one that was declared for it; another one is somebody
-    else's. ``refused``: why a child was not taken in, ``refusals`` how often in a row, and
-    ``retry_at`` when it is declared again. ``leaving`` were withdrawn, and may still be there.
-    """
-
-    parent: str
-    uid: str
-    key: str
-    labels: dict[str, str] = {}  # noqa: RUF012 - msgspec copies it
-    fields: Fields = {}  # noqa: RUF012 - msgspec copies it
-    generations: dict[str, int] = {}  # noqa: RUF012 - msgspec copies it
-    refused: dict[str, str] = {}  # noqa: RUF012 - msgspec copies it
-    refusals: int = 0
-    retry_at: datetime | None = None
-    leaving: tuple[str, ...] = ()
+    parent: Annotated[str, msgspec.Meta(description="Composed resource, as NAMESPACE/KIND/NAME.")]
+    uid: Annotated[
+        str, msgspec.Meta(description="Id of the set, derived from the key of its first action.")
+    ]
+    key: Annotated[str, msgspec.Meta(description="Idempotency key of the newest action.")]
+    labels: Annotated[
+        dict[str, str], msgspec.Meta(description="Labels of the composed object.")
+    ] = {}  # noqa: RUF012 - msgspec copies it
+    fields: Annotated[Fields, msgspec.Meta(description="Content of the composed object.")] = {}  # noqa: RUF012 - msgspec copies it
+    generations: Annotated[
+        dict[str, int],
+        msgspec.Meta(description="Generation of each part that was declared for this set."),
+    ] = {}  # noqa: RUF012 - msgspec copies it
+    refused: Annotated[
+        dict[str, str], msgspec.Meta(description="Reason why each refused part was refused.")
+    ] = {}  # noqa: RUF012 - msgspec copies it
+    refusals: Annotated[int, msgspec.Meta(description="Number of consecutive refusals.")] = 0
+    retry_at: Annotated[
+        datetime | None,
+        msgspec.Meta(description="Time at which the refused parts are declared again (ISO 8601)."),
+    ] = None
+    leaving: Annotated[
+        tuple[str, ...],
+        msgspec.Meta(description="Parts whose declaration was withdrawn and that may still exist."),
+    ] = ()
 
     def __post_init__(self) -> None:
         names = (self.parent, *self.generations, *self.refused, *self.leaving)

@@ -28,18 +28,28 @@ class PartMetadata(ManifestStruct, frozen=True):
     Without ``name`` it has the composed resource's name and the part's, with a hyphen between.
     """
 
-    name: Place = ""
-    labels: dict[str, Place] = {}  # noqa: RUF012 - msgspec copies it
-    annotations: dict[str, Place] = {}  # noqa: RUF012
+    name: Annotated[
+        Place,
+        msgspec.Meta(
+            description="Name of the part. Default: the name of the composed resource, a "
+            "hyphen, and the name of the part."
+        ),
+    ] = ""
+    labels: Annotated[dict[str, Place], msgspec.Meta(description="Labels of the part.")] = {}  # noqa: RUF012 - msgspec copies it
+    annotations: Annotated[
+        dict[str, Place], msgspec.Meta(description="Annotations of the part.")
+    ] = {}  # noqa: RUF012
 
 
 class PartManifest(ManifestStruct, frozen=True):
     """The manifest of a part; its spec is a template. Its namespace is the composed resource's."""
 
-    api_version: str
-    kind: Token
-    metadata: PartMetadata = PartMetadata()
-    spec: Fields = {}  # noqa: RUF012
+    api_version: Annotated[str, msgspec.Meta(description="apiVersion of the part.")]
+    kind: Annotated[Token, msgspec.Meta(description="Kind of the part.")]
+    metadata: Annotated[
+        PartMetadata, msgspec.Meta(description="Name, labels and annotations of the part.")
+    ] = PartMetadata()
+    spec: Annotated[Fields, msgspec.Meta(description="Template of the spec of the part.")] = {}  # noqa: RUF012
 
 
 class PartDefinition(ManifestStruct, frozen=True):
@@ -49,19 +59,47 @@ class PartDefinition(ManifestStruct, frozen=True):
     of which the manifest knows as ``item``.
     """
 
-    name: _PartName
-    manifest: PartManifest
-    when: Place = ""
-    for_each: Place = ""
-    state: PartState = "Present"
+    name: Annotated[
+        _PartName,
+        msgspec.Meta(description="Unique name of the part, by which expressions refer to it."),
+    ]
+    manifest: Annotated[
+        PartManifest,
+        msgspec.Meta(
+            description="Manifest of the part. A text that begins with = is an expression."
+        ),
+    ]
+    when: Annotated[
+        Place,
+        msgspec.Meta(
+            description="Expression, true or false: whether the part exists. Default: true."
+        ),
+    ] = ""
+    for_each: Annotated[
+        Place,
+        msgspec.Meta(
+            description="Expression, a list: the part has one resource for each item. "
+            "Default: one resource."
+        ),
+    ] = ""
+    state: Annotated[
+        PartState,
+        msgspec.Meta(
+            description="Present: kept as the manifest says. Absent: withdrawn. Created: "
+            "created once and then left unchanged."
+        ),
+    ] = "Present"
 
 
 class ComposedOutput(ManifestStruct, frozen=True):
     """A value that composed resources give to others: an expression."""
 
-    value: Place
-    type: OutputType = "String"
-    about: Annotated[str, msgspec.Meta(max_length=300)] = ""
+    value: Annotated[Place, msgspec.Meta(description="Expression for the value.")]
+    type: Annotated[OutputType, msgspec.Meta(description="Type of the value.")] = "String"
+    about: Annotated[
+        str,
+        msgspec.Meta(max_length=300, description="Description, as `reconciler explain` shows it."),
+    ] = ""
 
 
 class CompositionSpec(ManifestStruct, frozen=True):
@@ -70,6 +108,20 @@ class CompositionSpec(ManifestStruct, frozen=True):
     ``ready`` is an expression; without it all parts must be ready.
     """
 
-    parts: Annotated[tuple[PartDefinition, ...], msgspec.Meta(min_length=1, max_length=MAX_PARTS)]
-    ready: Place = ""
-    outputs: Annotated[dict[_OutputName, ComposedOutput], msgspec.Meta(max_length=MAX_ENTRIES)] = {}  # noqa: RUF012
+    parts: Annotated[
+        tuple[PartDefinition, ...],
+        msgspec.Meta(
+            min_length=1, max_length=MAX_PARTS, description="Parts of the composed resource."
+        ),
+    ]
+    ready: Annotated[
+        Place,
+        msgspec.Meta(
+            description="Expression, true or false: whether the resource is ready. Default: "
+            "when all parts are ready."
+        ),
+    ] = ""
+    outputs: Annotated[
+        dict[_OutputName, ComposedOutput],
+        msgspec.Meta(max_length=MAX_ENTRIES, description="Values for other resources."),
+    ] = {}  # noqa: RUF012

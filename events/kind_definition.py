@@ -35,37 +35,103 @@ class DefinedField(ManifestStruct, frozen=True):
     ``minimum`` and ``maximum`` bound a number, or the length of anything else.
     """
 
-    type: FieldType = "String"
-    to: Annotated[str, msgspec.Meta(min_length=1, max_length=200)] | None = None
-    values: tuple[str | int | float, ...] = ()
-    default: Any = None
-    normalize: tuple[Normalization, ...] = ()
-    optional: bool = False
-    fields: Annotated[dict[_Name, DefinedField], msgspec.Meta(max_length=MAX_FIELDS)] = {}  # noqa: RUF012
-    items: DefinedField | None = None
-    minimum: float | None = None
-    maximum: float | None = None
-    about: Annotated[str, msgspec.Meta(max_length=300)] = ""
+    type: Annotated[FieldType, msgspec.Meta(description="Type of the value.")] = "String"
+    to: Annotated[
+        Annotated[str, msgspec.Meta(min_length=1, max_length=200)] | None,
+        msgspec.Meta(
+            description="Field of the underlying kind, or place in the API's object. Default:"
+            " the same name."
+        ),
+    ] = None
+    values: Annotated[
+        tuple[str | int | float, ...],
+        msgspec.Meta(
+            description="Allowed values, in canonical form. For Strings, of each item. "
+            "Default: all."
+        ),
+    ] = ()
+    default: Annotated[
+        Any,
+        msgspec.Meta(
+            description="Default value. A field without one is required, unless it is optional."
+        ),
+    ] = None
+    normalize: Annotated[
+        tuple[Normalization, ...],
+        msgspec.Meta(description="Steps that give the value its canonical form, in order."),
+    ] = ()
+    optional: Annotated[
+        bool,
+        msgspec.Meta(
+            description="Whether the field may be left out without a default. Reconciler then"
+            " does not manage it."
+        ),
+    ] = False
+    fields: Annotated[
+        dict[_Name, DefinedField],
+        msgspec.Meta(
+            max_length=MAX_FIELDS, description="Fields of an Object, each defined like this one."
+        ),
+    ] = {}  # noqa: RUF012
+    items: Annotated[
+        DefinedField | None, msgspec.Meta(description="Definition of each item of a List or Map.")
+    ] = None
+    minimum: Annotated[
+        float | None,
+        msgspec.Meta(description="Minimum of a number, or of the length of another type."),
+    ] = None
+    maximum: Annotated[
+        float | None,
+        msgspec.Meta(description="Maximum of a number, or of the length of another type."),
+    ] = None
+    about: Annotated[
+        str,
+        msgspec.Meta(max_length=300, description="Description, as `reconciler explain` shows it."),
+    ] = ""
 
 
 class KindDefinitionSpec(ManifestStruct, frozen=True, kw_only=True):
-    """The spec of a ``KindDefinition``; its ``metadata.name`` is the kind's name.
+    """A kind that you define without code.
 
-    Either ``over`` is the installed kind that makes the calls, or ``rest`` says how an HTTP API is
-    called, or ``composition`` which resources it is made of. ``provider`` is what
-    ``ProviderConfig``s of the defined kind name: one of its own, so that nobody else looks at its
-    scopes. ``name_prefix`` goes before each object's name, ``constants`` are fields of the kind
-    beneath, or of the API's object, that nobody declares.
+    Its metadata.name is the name of the kind. Declare one of over, rest and composition. A place is
+    a path, such as metadata.uid, or a CEL expression after =. A template is JSON in which a text
+    after = is a CEL expression.
     """
 
-    api_version: str
-    provider: Token
-    over: Token | None = None  # in this order: digests of released definitions rest on it
-    fields: Annotated[dict[_Name, DefinedField], msgspec.Meta(max_length=MAX_FIELDS)]
-    name_prefix: str = ""
-    constants: Fields = {}  # noqa: RUF012 - msgspec copies it
-    rest: RestSpec | None = None
-    composition: CompositionSpec | None = None
+    api_version: Annotated[
+        str, msgspec.Meta(description="apiVersion of the manifests of this kind, as GROUP/VERSION.")
+    ]
+    provider: Annotated[
+        Token,
+        msgspec.Meta(
+            description="Provider that the ProviderConfigs of this kind name. Each definition"
+            " needs its own."
+        ),
+    ]
+    over: Annotated[
+        Token | None, msgspec.Meta(description="Installed kind that makes the calls.")
+    ] = None  # in this order: digests of released definitions rest on it
+    fields: Annotated[
+        dict[_Name, DefinedField],
+        msgspec.Meta(max_length=MAX_FIELDS, description="Fields of the spec."),
+    ]
+    name_prefix: Annotated[
+        str, msgspec.Meta(description="Prefix of the external name of each object.")
+    ] = ""
+    constants: Annotated[
+        Fields,
+        msgspec.Meta(
+            description="Fields of the underlying kind, or places of the API's object, with "
+            "fixed values."
+        ),
+    ] = {}  # noqa: RUF012 - msgspec copies it
+    rest: Annotated[RestSpec | None, msgspec.Meta(description="Calls to a JSON API over HTTP.")] = (
+        None
+    )
+    composition: Annotated[
+        CompositionSpec | None,
+        msgspec.Meta(description="Resources that an object of this kind consists of."),
+    ] = None
 
     @property
     def digest(self) -> str:

@@ -51,8 +51,13 @@ def may_hold_a_secret(subject: str) -> bool:
 class CredentialsRef(ManifestStruct, frozen=True):
     """Where the credentials are: an environment variable or a file. The secret stays there."""
 
-    env: str | None = None
-    file: str | None = None
+    env: Annotated[
+        str | None, msgspec.Meta(description="Environment variable of the worker and the observer.")
+    ] = None
+    file: Annotated[
+        str | None,
+        msgspec.Meta(description="Path of a file, where the worker and the observer run."),
+    ] = None
 
 
 class Tls(ManifestStruct, frozen=True):
@@ -62,18 +67,46 @@ class Tls(ManifestStruct, frozen=True):
     ``certificate_file`` and ``key_file``: who we are, where the API asks for a certificate.
     """
 
-    ca_file: str | None = None
-    certificate_file: str | None = None
-    key_file: str | None = None
+    ca_file: Annotated[
+        str | None,
+        msgspec.Meta(
+            description="Path of the certificate authorities (PEM) to trust instead of the "
+            "system's."
+        ),
+    ] = None
+    certificate_file: Annotated[
+        str | None,
+        msgspec.Meta(description="Path of the client certificate (PEM), if the API requires one."),
+    ] = None
+    key_file: Annotated[
+        str | None,
+        msgspec.Meta(description="Path of the private key (PEM) of the client certificate."),
+    ] = None
 
 
 class Scope(ManifestStruct, frozen=True):
     """Which objects of the external API this configuration looks at, and whether all are ours."""
 
-    mode: Literal["Shared", "Exclusive"] = "Shared"
-    prefix: str | None = None
-    labels: dict[str, str] = {}  # noqa: RUF012 - msgspec copies it
-    namespace: Token = "default"
+    mode: Annotated[
+        Literal["Shared", "Exclusive"],
+        msgspec.Meta(
+            description="Shared: undeclared objects are left alone. Exclusive: they are "
+            "deleted, within the deletion guard."
+        ),
+    ] = "Shared"
+    prefix: Annotated[
+        str | None,
+        msgspec.Meta(
+            description="Beginning of the names of the objects in scope. Default: all names."
+        ),
+    ] = None
+    labels: Annotated[
+        dict[str, str],
+        msgspec.Meta(description="Labels of the objects in scope. Default: any labels."),
+    ] = {}  # noqa: RUF012 - msgspec copies it
+    namespace: Annotated[
+        Token, msgspec.Meta(description="Namespace in which undeclared objects are shown.")
+    ] = "default"
 
     def has(self, name: str, labels: Mapping[str, str]) -> bool:
         """Return whether an object of this name and these labels is one of them."""
@@ -98,8 +131,13 @@ class LossGuard(ManifestStruct, frozen=True):
     listing is more likely of another API, or of an empty one, than the truth.
     """
 
-    min_count: Annotated[int, msgspec.Meta(ge=1)] = 10
-    max_percent: Annotated[int, msgspec.Meta(ge=0, le=100)] = 50
+    min_count: Annotated[
+        int, msgspec.Meta(ge=1, description="Minimum number of missing objects.")
+    ] = 10
+    max_percent: Annotated[
+        int,
+        msgspec.Meta(ge=0, le=100, description="Percentage of your objects that must be exceeded."),
+    ] = 50
 
 
 class DeletionGuard(ManifestStruct, frozen=True):
@@ -108,8 +146,15 @@ class DeletionGuard(ManifestStruct, frozen=True):
     ``max_percent`` counts in scopes of ten objects and more.
     """
 
-    max_count: Annotated[int, msgspec.Meta(ge=0)] = 10
-    max_percent: Annotated[int, msgspec.Meta(ge=0, le=100)] = 30
+    max_count: Annotated[int, msgspec.Meta(ge=0, description="Maximum number of objects.")] = 10
+    max_percent: Annotated[
+        int,
+        msgspec.Meta(
+            ge=0,
+            le=100,
+            description="Maximum percentage of the objects, in scopes of 10 objects or more.",
+        ),
+    ] = 30
 
     def allows(self, count: int, total: int) -> bool:
         """Return whether so many of all may go without a question."""
@@ -120,8 +165,14 @@ class DeletionGuard(ManifestStruct, frozen=True):
 class Retry(ManifestStruct, frozen=True):
     """Back-off between attempts, in seconds: doubled each time, with jitter."""
 
-    initial_seconds: _Seconds = 1.0
-    max_seconds: _Seconds = 300.0
+    initial_seconds: Annotated[
+        _Seconds,
+        msgspec.Meta(
+            description="Delay before the first retry, in seconds. It doubles each time, with"
+            " jitter."
+        ),
+    ] = 1.0
+    max_seconds: Annotated[_Seconds, msgspec.Meta(description="Maximum delay, in seconds.")] = 300.0
 
 
 class Limits(ManifestStruct, frozen=True):
@@ -132,11 +183,29 @@ class Limits(ManifestStruct, frozen=True):
     is no such limit.
     """
 
-    concurrency: _Count = 64
-    request_timeout_seconds: _Seconds = 10.0
-    page_size: _Count = 1000
-    requests_per_second: Annotated[float, msgspec.Meta(ge=0.001, le=1_000_000)] | None = None
-    burst: _Count = 1
+    concurrency: Annotated[
+        _Count, msgspec.Meta(description="Maximum number of concurrent calls in each process.")
+    ] = 64
+    request_timeout_seconds: Annotated[
+        _Seconds, msgspec.Meta(description="Timeout of a call including its response, in seconds.")
+    ] = 10.0
+    page_size: Annotated[
+        _Count, msgspec.Meta(description="Number of objects in a page of a listing.")
+    ] = 1000
+    requests_per_second: Annotated[
+        Annotated[float, msgspec.Meta(ge=0.001, le=1_000_000)] | None,
+        msgspec.Meta(
+            description="Maximum number of requests per second of all processes together. It "
+            "also covers every other ProviderConfig of the same API and account. "
+            "Default: no limit."
+        ),
+    ] = None
+    burst: Annotated[
+        _Count,
+        msgspec.Meta(
+            description="Number of requests that may be sent immediately, before the rate applies."
+        ),
+    ] = 1
 
 
 class Breaker(ManifestStruct, frozen=True):
@@ -145,34 +214,113 @@ class Breaker(ManifestStruct, frozen=True):
     It stays open for ``initial_seconds``, doubled each time its probe fails, with jitter.
     """
 
-    failures: _Count = 5
-    initial_seconds: _Seconds = 2.0
-    max_seconds: _Seconds = 300.0
+    failures: Annotated[
+        _Count, msgspec.Meta(description="Number of consecutive failures that opens the breaker.")
+    ] = 5
+    initial_seconds: Annotated[
+        _Seconds,
+        msgspec.Meta(
+            description="Seconds that the breaker stays open at first. The time doubles each "
+            "time, with jitter."
+        ),
+    ] = 2.0
+    max_seconds: Annotated[
+        _Seconds, msgspec.Meta(description="Maximum time that the breaker stays open, in seconds.")
+    ] = 300.0
 
 
 class ProviderConfigSpec(ManifestStruct, frozen=True):
-    """The spec of a ``ProviderConfig``: one external API, and how to treat it.
+    """The connection to one external API."""
 
-    ``resync_seconds`` is between two listings. Where the API tells of changes, its word brings the
-    next one forward, but not nearer than ``least_resync_seconds``; if that is not less than the
-    other, nobody asks the API for changes. ``approve``: which actions wait until people have
-    approved them; a resource's own policy can only name more.
-    """
-
-    provider: str
-    endpoint: str
-    credentials_ref: CredentialsRef | None = None
-    tls: Tls | None = None
-    kinds: tuple[str, ...] = ()
-    scope: Scope = Scope()
-    ownership: Ownership = "Log"
-    owner_prefix: str | None = None
-    resync_seconds: _Seconds = 30.0
-    least_resync_seconds: _Seconds = 5.0
-    limits: Limits = Limits()
-    retry: Retry = Retry()
-    breaker: Breaker = Breaker()
-    deletion_guard: DeletionGuard = DeletionGuard()
-    loss_guard: LossGuard = LossGuard()
-    consistency_grace_seconds: Annotated[float, msgspec.Meta(ge=0, le=MAX_SECONDS)] = 0.0
-    approve: ApprovalLevel = "Never"
+    provider: Annotated[
+        str, msgspec.Meta(description="API family. It selects the client that Reconciler uses.")
+    ]
+    endpoint: Annotated[
+        str, msgspec.Meta(description="Address of the API. Its form depends on the provider.")
+    ]
+    credentials_ref: Annotated[
+        CredentialsRef | None,
+        msgspec.Meta(
+            description="Where to read the credentials. Declare env or file. The log never "
+            "contains them."
+        ),
+    ] = None
+    tls: Annotated[
+        Tls | None,
+        msgspec.Meta(
+            description="Files for TLS, where the worker and the observer run. Certificates "
+            "are always verified."
+        ),
+    ] = None
+    kinds: Annotated[
+        tuple[str, ...],
+        msgspec.Meta(
+            description="Kinds that the observer lists. Default: all kinds of the provider."
+        ),
+    ] = ()
+    scope: Annotated[
+        Scope, msgspec.Meta(description="Objects of the API that this ProviderConfig covers.")
+    ] = Scope()
+    ownership: Annotated[
+        Ownership,
+        msgspec.Meta(
+            description="Evidence of ownership, in addition to the log. Log: none. Prefix: "
+            "the name. Label: the owner label. Union: all of them must agree."
+        ),
+    ] = "Log"
+    owner_prefix: Annotated[
+        str | None,
+        msgspec.Meta(
+            description="Beginning of the names of your objects, for ownership Prefix and Union."
+        ),
+    ] = None
+    resync_seconds: Annotated[
+        _Seconds,
+        msgspec.Meta(description="Seconds between two listings, with a jitter of a tenth."),
+    ] = 30.0
+    least_resync_seconds: Annotated[
+        _Seconds,
+        msgspec.Meta(
+            description="Minimum time between two listings when the API reports changes, in "
+            "seconds. At resyncSeconds or above, Reconciler does not request "
+            "changes."
+        ),
+    ] = 5.0
+    limits: Annotated[Limits, msgspec.Meta(description="Limits for calls.")] = Limits()
+    retry: Annotated[
+        Retry, msgspec.Meta(description="Delay between the attempts of an action.")
+    ] = Retry()
+    breaker: Annotated[
+        Breaker, msgspec.Meta(description="Circuit breaker for an API that fails.")
+    ] = Breaker()
+    deletion_guard: Annotated[
+        DeletionGuard,
+        msgspec.Meta(
+            description="Limit of undeclared objects that one listing may delete, of objects "
+            "that a changed KindDefinition may replace, and of resources that one"
+            " commit may withdraw. Above it, they are Held."
+        ),
+    ] = DeletionGuard()
+    loss_guard: Annotated[
+        LossGuard,
+        msgspec.Meta(
+            description="A listing is not trusted if minCount of your objects or more are "
+            "missing in it, and more than maxPercent. The resources are then "
+            "Held."
+        ),
+    ] = LossGuard()
+    consistency_grace_seconds: Annotated[
+        float,
+        msgspec.Meta(
+            ge=0,
+            le=MAX_SECONDS,
+            description="Seconds that the API may need until its listings show an effect.",
+        ),
+    ] = 0.0
+    approve: Annotated[
+        ApprovalLevel,
+        msgspec.Meta(
+            description="Actions that wait for an approval. Deletions: deletions and "
+            "replacements. Always: all."
+        ),
+    ] = "Never"

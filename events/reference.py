@@ -8,7 +8,7 @@ without a value: somebody's reliance on a resource of somebody else.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Final, Literal, cast
+from typing import Annotated, Any, Final, Literal, cast
 
 import msgspec
 
@@ -44,21 +44,23 @@ class FieldReference(ManifestStruct, frozen=True):
 class ReferenceTarget(ManifestStruct, frozen=True):
     """The resource that a ``ShapeRef`` refers to."""
 
-    kind: Token
-    name: Token
-    namespace: Token = "default"
+    kind: Annotated[Token, msgspec.Meta(description="Kind of the resource.")]
+    name: Annotated[Token, msgspec.Meta(description="Name of the resource.")]
+    namespace: Annotated[Token, msgspec.Meta(description="Namespace of the resource.")] = "default"
 
 
 class ReferenceSpec(ManifestStruct, frozen=True):
-    """The spec of a ``ShapeRef``: somebody relies on a resource of somebody else.
+    """A dependency on a resource of another service."""
 
-    ``on_withdrawal`` is what happens when that is withdrawn all the same: ``Keep`` holds the
-    external object until the reference is withdrawn, ``Release`` lets it go without deleting it,
-    ``Ignore`` has it deleted; the reference then dangles, and says so.
-    """
-
-    target: ReferenceTarget
-    on_withdrawal: Literal["Keep", "Release", "Ignore"] = "Keep"
+    target: Annotated[ReferenceTarget, msgspec.Meta(description="Resource that you depend on.")]
+    on_withdrawal: Annotated[
+        Literal["Keep", "Release", "Ignore"],
+        msgspec.Meta(
+            description="What happens to the object when its resource is withdrawn. Keep: it "
+            "is kept until this reference is withdrawn too. Release: it is "
+            "released without a deletion. Ignore: it is deleted."
+        ),
+    ] = "Keep"
 
 
 def reliance(fields: Fields, _namespace: str) -> tuple[Reference, ...]:

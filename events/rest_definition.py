@@ -39,15 +39,54 @@ class Call(ManifestStruct, frozen=True):
     ``shows`` is the place of the object in the answer; without it the answer shows none.
     """
 
-    path: _Path
-    method: Method | None = None
-    query: _Query = {}  # noqa: RUF012 - msgspec copies it
-    headers: _Headers = {}  # noqa: RUF012
-    body: Any = None
-    success: Statuses = ()
-    absent: Statuses = (404,)
-    conflict: Statuses = ()
-    shows: Place = ""
+    path: Annotated[
+        _Path,
+        msgspec.Meta(
+            description="Path, appended to the endpoint. {name} and {uid} are replaced. "
+            "Empty: the endpoint itself."
+        ),
+    ]
+    method: Annotated[
+        Method | None,
+        msgspec.Meta(
+            description="HTTP method. Default: POST for create, PUT for update, DELETE for delete."
+        ),
+    ] = None
+    query: Annotated[
+        _Query, msgspec.Meta(description="Query parameters. They may contain {name} and {uid}.")
+    ] = {}  # noqa: RUF012 - msgspec copies it
+    headers: Annotated[_Headers, msgspec.Meta(description="Headers of this request.")] = {}  # noqa: RUF012
+    body: Annotated[
+        Any,
+        msgspec.Meta(
+            description="Template of the JSON body. Default: the document, with name and "
+            "marks at their places."
+        ),
+    ] = None
+    success: Annotated[
+        Statuses,
+        msgspec.Meta(
+            description="Status codes of a success. Default: 200, and 204 without shows; for "
+            "create also 201."
+        ),
+    ] = ()
+    absent: Annotated[
+        Statuses, msgspec.Meta(description="Status codes that mean that the object does not exist.")
+    ] = (404,)
+    conflict: Annotated[
+        Statuses,
+        msgspec.Meta(
+            description="Status codes that mean that the object exists already. If create has"
+            " none, Reconciler reads the object before it creates one."
+        ),
+    ] = ()
+    shows: Annotated[
+        Place,
+        msgspec.Meta(
+            description="Place of the object in the response; . is the whole. Without it, "
+            "Reconciler reads the object afterwards."
+        ),
+    ] = ""
 
 
 class Paging(ManifestStruct, frozen=True):
@@ -58,25 +97,50 @@ class Paging(ManifestStruct, frozen=True):
     wanted, at most ``max_size``.
     """
 
-    by: Literal["Token", "Link", "Page", "Offset"]
-    parameter: _Word | None = None
-    at: Place = ""
-    size: _Word | None = None
-    max_size: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 1000
-    first: Annotated[int, msgspec.Meta(ge=0, le=1)] = 1
+    by: Annotated[
+        Literal["Token", "Link", "Page", "Offset"],
+        msgspec.Meta(
+            description="Token: a token in the response. Link: the header Link. Page: "
+            "numbered pages. Offset: offsets."
+        ),
+    ]
+    parameter: Annotated[
+        _Word | None,
+        msgspec.Meta(description="Query parameter for the token, the page number or the offset."),
+    ] = None
+    at: Annotated[Place, msgspec.Meta(description="Place of the token in the response.")] = ""
+    size: Annotated[
+        _Word | None, msgspec.Meta(description="Query parameter for the page size.")
+    ] = None
+    max_size: Annotated[int, msgspec.Meta(ge=1, le=100_000, description="Maximum page size.")] = (
+        1000
+    )
+    first: Annotated[int, msgspec.Meta(ge=0, le=1, description="Number of the first page.")] = 1
 
 
 class Listing(ManifestStruct, frozen=True):
     """The request that lists: ``items`` is the place of the objects in the answer."""
 
-    path: _Path
-    method: Method | None = None
-    query: _Query = {}  # noqa: RUF012
-    headers: _Headers = {}  # noqa: RUF012
-    body: Any = None
-    success: Statuses = ()
-    items: Place = "."
-    paging: Paging | None = None
+    path: Annotated[
+        _Path,
+        msgspec.Meta(description="Path, appended to the endpoint. Empty: the endpoint itself."),
+    ]
+    method: Annotated[Method | None, msgspec.Meta(description="HTTP method. Default: GET.")] = None
+    query: Annotated[_Query, msgspec.Meta(description="Query parameters.")] = {}  # noqa: RUF012
+    headers: Annotated[_Headers, msgspec.Meta(description="Headers of this request.")] = {}  # noqa: RUF012
+    body: Annotated[Any, msgspec.Meta(description="Template of the JSON body.")] = None
+    success: Annotated[
+        Statuses, msgspec.Meta(description="Status codes of a success. Default: 200.")
+    ] = ()
+    items: Annotated[
+        Place, msgspec.Meta(description="Place of the objects in the response; . is the whole.")
+    ] = "."
+    paging: Annotated[
+        Paging | None,
+        msgspec.Meta(
+            description="How to request the next page. Without it, one response has all objects."
+        ),
+    ] = None
 
 
 class Reading(ManifestStruct, frozen=True):
@@ -85,16 +149,42 @@ class Reading(ManifestStruct, frozen=True):
     ``confirm`` is a path that answers only if the collection is there: any gateway says 404.
     """
 
-    path: _Path
-    method: Method | None = None
-    query: _Query = {}  # noqa: RUF012
-    headers: _Headers = {}  # noqa: RUF012
-    body: Any = None
-    success: Statuses = ()
-    absent: Statuses = (404,)
-    shows: Place = ""
-    items: Place = ""
-    confirm: _Path | None = None
+    path: Annotated[
+        _Path,
+        msgspec.Meta(
+            description="Path, appended to the endpoint. {name} and {uid} are replaced; with "
+            "{uid}, the API assigns the ids."
+        ),
+    ]
+    method: Annotated[Method | None, msgspec.Meta(description="HTTP method. Default: GET.")] = None
+    query: Annotated[
+        _Query, msgspec.Meta(description="Query parameters. They may contain {name} and {uid}.")
+    ] = {}  # noqa: RUF012
+    headers: Annotated[_Headers, msgspec.Meta(description="Headers of this request.")] = {}  # noqa: RUF012
+    body: Annotated[Any, msgspec.Meta(description="Template of the JSON body.")] = None
+    success: Annotated[
+        Statuses, msgspec.Meta(description="Status codes of a success. Default: 200.")
+    ] = ()
+    absent: Annotated[
+        Statuses, msgspec.Meta(description="Status codes that mean that the object does not exist.")
+    ] = (404,)
+    shows: Annotated[
+        Place,
+        msgspec.Meta(
+            description="Place of the object in the response. Default: the whole response."
+        ),
+    ] = ""
+    items: Annotated[
+        Place,
+        msgspec.Meta(description="Place of a list that contains the object, instead of shows."),
+    ] = ""
+    confirm: Annotated[
+        _Path | None,
+        msgspec.Meta(
+            description="Path that responds only if the collection exists. Without it, the "
+            "first page of list must respond before absence is proven."
+        ),
+    ] = None
 
 
 class NamePlace(ManifestStruct, frozen=True):
@@ -104,10 +194,19 @@ class NamePlace(ManifestStruct, frozen=True):
     ``matches`` is a regular expression of the names that the API can have, of linear time.
     """
 
-    at: Place = "name"
-    prefix: str = ""
-    suffix: str = ""
-    matches: Annotated[str, msgspec.Meta(max_length=200)] = ""
+    at: Annotated[Place, msgspec.Meta(description="Place of the name in the object.")] = "name"
+    prefix: Annotated[str, msgspec.Meta(description="Text that precedes the name in the API.")] = ""
+    suffix: Annotated[
+        str,
+        msgspec.Meta(description="Text that follows the name in the API, such as .example.org."),
+    ] = ""
+    matches: Annotated[
+        str,
+        msgspec.Meta(
+            max_length=200,
+            description="Names that the API accepts: a regular expression with ^ and $.",
+        ),
+    ] = ""
 
 
 class Marks(ManifestStruct, frozen=True):
@@ -116,39 +215,67 @@ class Marks(ManifestStruct, frozen=True):
     As a ``Map`` of texts, or as one ``Text``, which a template knows as ``mark``.
     """
 
-    at: Place
-    form: Literal["Map", "Text"] = "Map"
+    at: Annotated[Place, msgspec.Meta(description="Place of the marks in the object.")]
+    form: Annotated[
+        Literal["Map", "Text"],
+        msgspec.Meta(
+            description="Map: a map of texts, such as labels. Text: one text, such as a comment."
+        ),
+    ] = "Map"
 
 
 class Idempotency(ManifestStruct, frozen=True):
     """The header that has the key, and the one by which the API says that an answer was kept."""
 
-    header: _Header
-    replayed: _Header | None = None
+    header: Annotated[
+        _Header, msgspec.Meta(description="Request header for the key of the action.")
+    ]
+    replayed: Annotated[
+        _Header | None,
+        msgspec.Meta(
+            description="Response header by which the API reports that it repeats a stored "
+            "response."
+        ),
+    ] = None
 
 
 class ErrorRule(ManifestStruct, frozen=True):
     """What an answer means that has one of these codes and holds ``text``, in any case."""
 
-    status: Statuses
-    means: RuleClass
-    text: Annotated[str, msgspec.Meta(max_length=200)] = ""
+    status: Annotated[Statuses, msgspec.Meta(description="Status codes that the rule applies to.")]
+    means: Annotated[RuleClass, msgspec.Meta(description="Meaning of the response.")]
+    text: Annotated[
+        str,
+        msgspec.Meta(
+            max_length=200,
+            description="Text that the response contains, in upper or lower case. Default: "
+            "any response.",
+        ),
+    ] = ""
 
 
 class Output(ManifestStruct, frozen=True):
     """A value that objects give to others."""
 
-    at: Place
-    type: OutputType = "String"
-    about: Annotated[str, msgspec.Meta(max_length=300)] = ""
+    at: Annotated[Place, msgspec.Meta(description="Place of the value in the object.")]
+    type: Annotated[OutputType, msgspec.Meta(description="Type of the value.")] = "String"
+    about: Annotated[
+        str,
+        msgspec.Meta(max_length=300, description="Description, as `reconciler explain` shows it."),
+    ] = ""
 
 
 class ChangeMark(ManifestStruct, frozen=True):
     """A cheap request whose answer changes with the objects: the mark is at ``at``, or its ETag."""
 
-    path: _Path
-    query: _Query = {}  # noqa: RUF012
-    at: Place = ""
+    path: Annotated[_Path, msgspec.Meta(description="Path, appended to the endpoint.")]
+    query: Annotated[_Query, msgspec.Meta(description="Query parameters.")] = {}  # noqa: RUF012
+    at: Annotated[
+        Place,
+        msgspec.Meta(
+            description="Place of the value in the response. Default: the ETag of the response."
+        ),
+    ] = ""
 
 
 class RestSpec(ManifestStruct, frozen=True):
@@ -161,26 +288,117 @@ class RestSpec(ManifestStruct, frozen=True):
     binds a write to the version that was read. ``headers`` go with every request.
     """
 
-    read: Reading
-    create: Call
-    delete: Call
-    update: Call | None = None
-    list: Listing | None = None
-    document: Fields | None = None
-    shown: Annotated[dict[_Word, Place], msgspec.Meta(max_length=MAX_ENTRIES)] = {}  # noqa: RUF012
-    unordered: _Texts = ()
-    immutable: _Texts = ()
-    where: Place = ""
-    name: NamePlace = NamePlace()
-    uid: Place = ""
-    version: Place = ""
-    condition: Literal["Version", "ETag", "Body"] | None = None
-    marks: Marks | None = None
-    idempotency: Idempotency | None = None
-    credential_header: _Header | None = None
-    headers: _Headers = {}  # noqa: RUF012
-    errors: Annotated[tuple[ErrorRule, ...], msgspec.Meta(max_length=MAX_ENTRIES)] = ()
-    ready: Place = ""
-    outputs: Annotated[dict[_Word, Output], msgspec.Meta(max_length=MAX_ENTRIES)] = {}  # noqa: RUF012
-    changes: ChangeMark | None = None
-    consistency_grace_seconds: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 0.0
+    read: Annotated[Reading, msgspec.Meta(description="Request that reads one object.")]
+    create: Annotated[Call, msgspec.Meta(description="Request that creates an object.")]
+    delete: Annotated[Call, msgspec.Meta(description="Request that deletes an object.")]
+    update: Annotated[
+        Call | None,
+        msgspec.Meta(
+            description="Request that updates an object. Without it, every change replaces "
+            "the object."
+        ),
+    ] = None
+    list: Annotated[
+        Listing | None,
+        msgspec.Meta(
+            description="Request that lists all objects. Without it, declared objects are "
+            "read one by one, and undeclared ones are not detected."
+        ),
+    ] = None
+    document: Annotated[
+        Fields | None,
+        msgspec.Meta(
+            description="Template over spec: the declared object in the API's format. Without"
+            " it, each field is written to its place (to)."
+        ),
+    ] = None
+    shown: Annotated[
+        dict[_Word, Place],
+        msgspec.Meta(
+            max_length=MAX_ENTRIES,
+            description="Place where the API shows a place of the document, if it differs.",
+        ),
+    ] = {}  # noqa: RUF012
+    unordered: Annotated[_Texts, msgspec.Meta(description="Places of lists without order.")] = ()
+    immutable: Annotated[
+        _Texts,
+        msgspec.Meta(
+            description="Places that the API cannot change. A change of one replaces the object."
+        ),
+    ] = ()
+    where: Annotated[
+        Place,
+        msgspec.Meta(
+            description="Expression over object: whether a listed object is of this kind. "
+            "Default: every one is."
+        ),
+    ] = ""
+    name: Annotated[NamePlace, msgspec.Meta(description="Name of the object in the API.")] = (
+        NamePlace()
+    )
+    uid: Annotated[Place, msgspec.Meta(description="Place of the API's own id.")] = ""
+    version: Annotated[Place, msgspec.Meta(description="Place of the version.")] = ""
+    condition: Annotated[
+        Literal["Version", "ETag", "Body"] | None,
+        msgspec.Meta(
+            description="How a write is bound to the version that was read. Version: it is "
+            "sent in If-Match. ETag: that of the read before. Body: the body "
+            "contains it."
+        ),
+    ] = None
+    marks: Annotated[
+        Marks | None,
+        msgspec.Meta(
+            description="Where an object stores its owner: labels, uid and the key of its "
+            "last action."
+        ),
+    ] = None
+    idempotency: Annotated[
+        Idempotency | None, msgspec.Meta(description="Idempotency keys, if the API supports them.")
+    ] = None
+    credential_header: Annotated[
+        _Header | None,
+        msgspec.Meta(
+            description="Header for the secret of credentialsRef. Default: Authorization, as "
+            "a bearer token."
+        ),
+    ] = None
+    headers: Annotated[
+        _Headers,
+        msgspec.Meta(description="Headers of all requests. They must not contain a secret."),
+    ] = {}  # noqa: RUF012
+    errors: Annotated[
+        tuple[ErrorRule, ...],
+        msgspec.Meta(
+            max_length=MAX_ENTRIES,
+            description="Rules for the meaning of responses. The first that matches applies.",
+        ),
+    ] = ()
+    ready: Annotated[
+        Place,
+        msgspec.Meta(
+            description="Place that is true when the object is ready. Default: an object is "
+            "always ready."
+        ),
+    ] = ""
+    outputs: Annotated[
+        dict[_Word, Output],
+        msgspec.Meta(
+            max_length=MAX_ENTRIES,
+            description="Values for other resources. They are recorded in the log, so do not "
+            "use counters.",
+        ),
+    ] = {}  # noqa: RUF012
+    changes: Annotated[
+        ChangeMark | None,
+        msgspec.Meta(
+            description="Request whose response changes whenever an object changes. "
+            "Reconciler sends it once per second."
+        ),
+    ] = None
+    consistency_grace_seconds: Annotated[
+        float,
+        msgspec.Meta(
+            ge=0, le=3600, description="Seconds that the API may need until reads show a write."
+        ),
+    ] = 0.0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Annotated, Final, NamedTuple
 
 import msgspec
 
@@ -53,16 +53,22 @@ class Part(NamedTuple):
 
 
 class ComposedContentSpec(ManifestStruct, frozen=True):
-    """The spec of a ``ComposedContent``, in the log alone: a portion, or the list of them.
+    """Manifests of a composed resource (internal)."""
 
-    ``children`` and ``manifests`` are as in an object that has its content within.
-    """
-
-    parent: str
-    portions: tuple[str, ...] = ()
-    children: dict[str, str] = {}  # noqa: RUF012 - msgspec copies it
-    manifests: dict[str, Fields] = {}  # noqa: RUF012 - msgspec copies it
-    origins: dict[str, str] = {}  # noqa: RUF012 - msgspec copies it
+    parent: Annotated[str, msgspec.Meta(description="Composed resource, as NAMESPACE/KIND/NAME.")]
+    portions: Annotated[
+        tuple[str, ...],
+        msgspec.Meta(description="Digests of the chunks that a large content consists of."),
+    ] = ()
+    children: Annotated[
+        dict[str, str], msgspec.Meta(description="Digest of the manifest of each part.")
+    ] = {}  # noqa: RUF012 - msgspec copies it
+    manifests: Annotated[
+        dict[str, Fields], msgspec.Meta(description="Manifests without their names, by digest.")
+    ] = {}  # noqa: RUF012 - msgspec copies it
+    origins: Annotated[
+        dict[str, str], msgspec.Meta(description="File and line that each part comes from.")
+    ] = {}  # noqa: RUF012 - msgspec copies it
 
 
 class StoredContent(NamedTuple):

@@ -75,23 +75,51 @@ _Account = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.@-]{0,
 
 
 class FileFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The fields of a ``File``'s spec; without ``owner`` and ``group`` nobody is asked for.
+    """A file with its content, mode and owner."""
 
-    ``values`` are filled into plain content where it says ``${name}``, and may be references.
-    """
-
-    content: str | SecretRef
-    values: dict[_ValueName, str | int | float | bool] = {}
-    mode: Annotated[str, msgspec.Meta(pattern=r"^[0-7]{3,4}(?!\n)$")] = "0644"
-    owner: _Account | None = None
-    group: _Account | None = None
+    content: Annotated[
+        str | SecretRef,
+        msgspec.Meta(
+            description="Text of at most 1 MiB as UTF-8, or a reference to a secret: "
+            "{$secret: NAME}."
+        ),
+    ]
+    values: Annotated[
+        dict[_ValueName, str | int | float | bool],
+        msgspec.Meta(
+            description="Values that replace ${NAME} in plain content. Each can be a reference."
+        ),
+    ] = {}
+    mode: Annotated[
+        str,
+        msgspec.Meta(
+            pattern=r"^[0-7]{3,4}(?!\n)$",
+            description="Permissions: 3 or 4 octal digits, in quotes.",
+        ),
+    ] = "0644"
+    owner: Annotated[
+        _Account | None,
+        msgspec.Meta(
+            description="User name or number. Default: the worker's account for a new file; "
+            "later changes are kept."
+        ),
+    ] = None
+    group: Annotated[
+        _Account | None,
+        msgspec.Meta(
+            description="Group name or number. Default: the worker's group for a new file; "
+            "later changes are kept."
+        ),
+    ] = None
 
 
 class FileOutputs(msgspec.Struct, frozen=True):
     """Where a file is, and how large unless that would say how long a secret is."""
 
-    path: str
-    bytes: int | None = None
+    path: Annotated[str, msgspec.Meta(description="Path of the file.")]
+    bytes: Annotated[
+        int | None, msgspec.Meta(description="Size in bytes. Not shown if the content is a secret.")
+    ] = None
 
 
 class _Content(NamedTuple):

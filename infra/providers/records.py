@@ -49,11 +49,20 @@ _MAX_NAME_CHARACTERS = 253
 
 
 class RecordFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Fields of a ``Record``'s spec; the order of ``values`` has no meaning."""
+    """A DNS record of the example API."""
 
-    type: Literal["A", "AAAA", "CNAME", "MX", "TXT"]
-    values: Annotated[list[str], msgspec.Meta(min_length=1, max_length=100)]
-    ttl: Annotated[int, msgspec.Meta(ge=1, le=604_800)] = DEFAULT_TTL_SECONDS
+    type: Annotated[
+        Literal["A", "AAAA", "CNAME", "MX", "TXT"], msgspec.Meta(description="Type of the record.")
+    ]
+    values: Annotated[
+        list[str],
+        msgspec.Meta(
+            min_length=1, max_length=100, description="Values of the record, without order."
+        ),
+    ]
+    ttl: Annotated[int, msgspec.Meta(ge=1, le=604_800, description="Time to live, in seconds.")] = (
+        DEFAULT_TTL_SECONDS
+    )
 
 
 class _Record(msgspec.Struct, frozen=True):

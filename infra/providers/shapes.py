@@ -19,7 +19,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from http import HTTPStatus
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -57,10 +57,16 @@ _REPLAY_HEADERS = ("Idempotency-Replayed", "Idempotent-Replayed")
 
 
 class ShapeFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The fields of a ``Shape``'s spec."""
+    """A shape of the example API."""
 
-    type: Literal["Square", "Circle", "Triangle", "Hexagon"]
-    color: Literal["Red", "Green", "Blue", "Purple", "Yellow", "Black", "White"]
+    type: Annotated[
+        Literal["Square", "Circle", "Triangle", "Hexagon"],
+        msgspec.Meta(description="Form of the shape."),
+    ]
+    color: Annotated[
+        Literal["Red", "Green", "Blue", "Purple", "Yellow", "Black", "White"],
+        msgspec.Meta(description="Color of the shape."),
+    ]
 
 
 class _Shape(msgspec.Struct, frozen=True, omit_defaults=True):

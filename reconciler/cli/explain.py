@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -24,8 +24,11 @@ from reconciler.roles.definitions import Definitions
 _DEFINITIONS: Final = "#/$defs/"
 _LABELS: Final = "labels"
 _COLUMNS: Final = 80
+_ANY_NAME: Final = "NAME"
+"""Stands in a path for the keys of a map."""
+
 _INDENT: Final = " " * 4
-_NO_DEFAULT: Final[tuple[Any, ...]] = (msgspec.UNSET, None, "", [], {})
+_NO_DEFAULT: Final[tuple[Any, ...]] = (msgspec.UNSET, None, "", (), [], {})
 
 
 class FieldExplanation(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
@@ -153,7 +156,8 @@ def _of_struct(
         )
         title = "" if nested is None else str(nested.get("title"))
         if nested is not None and title not in above:
-            yield from _of_struct(schema, nested, kind, f"{path}.", (*above, title))
+            inner = f"{path}.{_ANY_NAME}." if "additionalProperties" in part else f"{path}."
+            yield from _of_struct(schema, nested, kind, inner, (*above, title))
 
 
 def _resolved(schema: Any, part: Any) -> Any:
@@ -168,8 +172,9 @@ def _nested(schema: Any, part: Any) -> Any:
     resolved = _resolved(schema, part)
     if "properties" in resolved:
         return None if resolved.get("title") == "SecretRef" else resolved
-    if "items" in resolved and isinstance(resolved["items"], dict):
-        return _nested(schema, resolved["items"])
+    for inner in ("items", "additionalProperties"):
+        if isinstance(resolved.get(inner), dict):
+            return _nested(schema, resolved[inner])
     found = [_nested(schema, each) for each in resolved.get("anyOf", ())]
     return next((each for each in found if each is not None), None)
 
@@ -215,28 +220,32 @@ def _print(explanation: KindExplanation) -> None:
         out.print(f"provider {explanation.provider}")
     for paragraph in explanation.about.split("\n\n"):
         out.print(f"\n{textwrap.fill(paragraph, _COLUMNS)}")
-    for title, fields in (("Spec", explanation.spec), ("Outputs", explanation.outputs)):
-        if fields:
-            out.print(f"\n{title}:", style="bold")
-        for each in fields:
-            out.print(_paragraph(each))
+    out.print("\nSpec:", style="bold")
+    for each in explanation.spec:
+        out.print(_paragraph(each, [each.type, *_rules(each)]))
+    if explanation.outputs:
+        out.print("\nOutputs:", style="bold")
+    for each in explanation.outputs:
+        out.print(_paragraph(each, [each.type]))
     if explanation.labels_replace:
         out.print("\nA change of the labels also replaces the object.")
 
 
-def _paragraph(field: FieldExplanation) -> Text:
-    """Return a field with its type and rules, and below them its meaning, in 80 columns."""
-    rules = [field.type]
+def _rules(field: FieldExplanation) -> Iterator[str]:
     if field.required:
-        rules.append("required")
+        yield "required"
     elif field.default not in _NO_DEFAULT and field.type != "object":
-        rules.append(f"default {msgspec.json.encode(field.default).decode()}")
+        yield f"default {msgspec.json.encode(field.default).decode()}"
     if field.replaces:
-        rules.append("replaces")
+        yield "replaces"
+
+
+def _paragraph(field: FieldExplanation, rules: Sequence[str]) -> Text:
+    """Return a field with its type and rules, and below them its meaning, in 80 columns."""
     heading = textwrap.fill(
         f"{field.field}  {', '.join(rules)}", _COLUMNS, subsequent_indent=_INDENT
     )
     about = textwrap.fill(field.about, _COLUMNS, initial_indent=_INDENT, subsequent_indent=_INDENT)
-    text = Text("\n".join(each for each in (heading, about) if each.strip()))
+    text = Text("\n".join(each for each in (heading, about) if each))
     text.stylize("bold", 0, len(field.field))
     return text

@@ -59,7 +59,7 @@ def kinds(
     try:
         known = run_async(with_definitions(connection, known))
     except BusUnavailableError as error:
-        sys.stderr.write(f"kinds that were defined at run time are not shown: {error}\n")
+        sys.stderr.write(f"kinds from KindDefinitions are not shown: {error}\n")
     found = [
         _known(kind, explanation_of(kind))
         for name, kind in sorted(known.items())

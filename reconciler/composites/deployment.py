@@ -34,8 +34,15 @@ _Few = Annotated[int, msgspec.Meta(ge=0, le=MAX_REPLICAS)]
 class Strategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
     """How one template takes the place of another."""
 
-    max_unavailable: Annotated[_Few, _about(description="How many may be missing meanwhile.")] = 0
-    max_surge: Annotated[_Few, _about(description="How many more there may be meanwhile.")] = 1
+    max_unavailable: Annotated[
+        _Few,
+        _about(
+            description="At least replicas - maxUnavailable containers are ready during an update."
+        ),
+    ] = 0
+    max_surge: Annotated[
+        _Few, _about(description="At most replicas + maxSurge containers exist during an update.")
+    ] = 1
 
     def __post_init__(self) -> None:
         if not (self.max_unavailable or self.max_surge):
@@ -45,42 +52,62 @@ class Strategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="
 class Template(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What each container is."""
 
-    spec: Annotated[Fields, _about(description="The spec of a Container, with its policy if any.")]
+    spec: Annotated[
+        Fields, _about(description="Spec of each Container, with its providerConfigRef and policy.")
+    ]
     labels: Annotated[dict[str, str], _about(description="Labels of each container.")] = {}
 
 
 class DeploymentFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """The fields of a ``Deployment``'s spec."""
+    """Replicas of a container, with rolling updates."""
 
-    template: Annotated[Template, _about(description="What each container is.")]
-    replicas: Annotated[_Few, _about(description="How many containers.")] = 1
-    strategy: Annotated[
-        Strategy, _about(description="How one template takes the place of another.")
-    ] = Strategy()
+    template: Annotated[Template, _about(description="Template of the containers.")]
+    replicas: Annotated[_Few, _about(description="Number of containers.")] = 1
+    strategy: Annotated[Strategy, _about(description="Limits during an update.")] = Strategy()
     progress_deadline_seconds: Annotated[
         Annotated[float, msgspec.Meta(gt=0, le=MAX_DEADLINE_SECONDS)],
-        _about(description="How long nothing may move, before it is Stalled."),
+        _about(
+            description="Seconds without progress after which the Deployment is not ready, "
+            "with reason Stalled."
+        ),
     ] = 600.0
     paused: Annotated[
         bool,
-        _about(description="Whether a new template waits; replicas are followed all the same."),
+        _about(description="Whether a new template waits. A change of replicas is still applied."),
     ] = False
     port: Annotated[
         Annotated[int, msgspec.Meta(ge=1, le=65_535)] | None,
-        _about(description="The port that others use of each container: gives outputs.backends."),
+        _about(
+            description="Port on which clients use each container. Required for outputs.backends."
+        ),
     ] = None
 
 
 class DeploymentOutputs(msgspec.Struct, frozen=True, rename="camel"):
     """How far it is; ``addresses`` and ``backends`` are of the containers that are ready."""
 
-    replicas: int
-    ready: int
-    updated: int
-    addresses: list[str] = []
-    backends: list[dict[str, Any]] = []
-    children: dict[str, Any] = {}
-    leaving: list[str] = []
+    replicas: Annotated[int, msgspec.Meta(description="Number of containers that exist.")]
+    ready: Annotated[int, msgspec.Meta(description="Number of containers that are ready.")]
+    updated: Annotated[
+        int, msgspec.Meta(description="Number of containers with the newest template.")
+    ]
+    addresses: Annotated[
+        list[str], msgspec.Meta(description="IP addresses of the ready containers.")
+    ] = []
+    backends: Annotated[
+        list[dict[str, Any]],
+        msgspec.Meta(
+            description="Addresses and ports of the ready containers, as a Service and a "
+            "Route accept them."
+        ),
+    ] = []
+    children: Annotated[dict[str, Any], msgspec.Meta(description="Outcome of each container.")] = {}
+    leaving: Annotated[
+        list[str],
+        msgspec.Meta(
+            description="Containers whose declaration was withdrawn and that still exist."
+        ),
+    ] = []
 
 
 class Replica(NamedTuple):

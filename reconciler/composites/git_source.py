@@ -40,10 +40,11 @@ _Ref = Annotated[str, msgspec.Meta(min_length=1, max_length=200, pattern=r"^[^\s
 class Ref(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Which commit; without any, that of the repository's default branch."""
 
-    branch: Annotated[_Ref | None, _about(description="The newest commit of a branch.")] = None
-    tag: Annotated[_Ref | None, _about(description="The commit of a tag.")] = None
+    branch: Annotated[_Ref | None, _about(description="Branch: its newest commit.")] = None
+    tag: Annotated[_Ref | None, _about(description="Tag: its commit.")] = None
     semver: Annotated[
-        str | None, _about(description="The newest tag in a range, such as `^1.2` or `>=1.2 <2`.")
+        str | None,
+        _about(description="Version range, such as `^1.2` or `>=1.2 <2`: the newest tag in it."),
     ] = None
 
     def __post_init__(self) -> None:
@@ -52,30 +53,55 @@ class Ref(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class GitSourceFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """The fields of a ``GitSource``'s spec."""
+    """Resources declared in a Git repository."""
 
     url: Annotated[
-        str, _about(description="Where the repository is: https, ssh or file; never a credential.")
+        str,
+        _about(
+            description="URL of the repository (https, http, ssh or file), without credentials."
+        ),
     ]
-    ref: Annotated[Ref, _about(description="Which commit is meant.")] = Ref()
-    path: Annotated[str, _about(description="The folder of the manifests in it.")] = ""
+    ref: Annotated[
+        Ref,
+        _about(
+            description="Commit to declare: one of branch, tag and semver. Default: the "
+            "default branch."
+        ),
+    ] = Ref()
+    path: Annotated[
+        str,
+        _about(
+            description="Directory of the manifests, or a single file. Default: the whole "
+            "repository."
+        ),
+    ] = ""
     interval_seconds: Annotated[
         Annotated[float, msgspec.Meta(ge=1, le=86_400)],
-        _about(description="How often the repository is asked."),
+        _about(description="Seconds between two checks of the repository."),
     ] = 60
     credentials: Annotated[
         SecretRef | None,
-        _about(description="A secret: a token or USER:PASSWORD, or a private key for ssh."),
+        _about(
+            description="Reference to a secret, {$secret: NAME}: a token, USER:PASSWORD, or a"
+            " private key for ssh."
+        ),
     ] = None
     signers: Annotated[
         str,
-        _about(description="Who must have signed the commit, as ssh-keygen's allowed signers."),
+        _about(
+            description="Accepted signers of the commit, in the format of "
+            "gpg.ssh.allowedSignersFile. Default: no signature is required."
+        ),
     ] = ""
     render: Annotated[
-        str, _about(description="A renderer that the roles are configured with, for this folder.")
+        str, _about(description="Name of a renderer where the roles run, for this directory.")
     ] = ""
     depends_on: Annotated[
-        list[str], _about(description="Resources that must be ready before, as KIND/NAME.")
+        list[str],
+        _about(
+            description="Resources of the namespace, as KIND/NAME, that must have been ready "
+            "before the first commit is declared."
+        ),
     ] = []
 
     def __post_init__(self) -> None:
@@ -100,10 +126,18 @@ class GitSourceOutputs(StoredOutputs, frozen=True, rename="camel"):
     ``problem`` says why that is not declared, in one word and for people.
     """
 
-    url: str = ""
-    revision: dict[str, Any] = {}  # noqa: RUF012 - msgspec copies it
-    head: dict[str, Any] = {}  # noqa: RUF012 - msgspec copies it
-    problem: dict[str, str] = {}  # noqa: RUF012 - msgspec copies it
+    url: Annotated[str, msgspec.Meta(description="URL of the repository.")] = ""
+    revision: Annotated[
+        dict[str, Any],
+        msgspec.Meta(description="Declared commit: commit, author, time, subject and ref."),
+    ] = {}  # noqa: RUF012 - msgspec copies it
+    head: Annotated[
+        dict[str, Any],
+        msgspec.Meta(description="Newest commit. While it is not declared, also its changes."),
+    ] = {}  # noqa: RUF012 - msgspec copies it
+    problem: Annotated[
+        dict[str, str], msgspec.Meta(description="Reason why the newest commit is not declared.")
+    ] = {}  # noqa: RUF012 - msgspec copies it
 
 
 def compose(_key: ResourceKey, spec: Fields, observed: ExternalObject | None) -> Fields:

@@ -15,10 +15,11 @@ _Digest = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}(?!\n)$")]
 
 
 class ManifestSetFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The fields of a ``ManifestSet``'s spec."""
+    """Resources declared as one set (apply --set)."""
 
     content: Annotated[
-        _Digest, msgspec.Meta(description="Digest of the content that `apply --set` has stored.")
+        _Digest,
+        msgspec.Meta(description="Digest of the content that `reconciler apply --set` has stored."),
     ]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import islice
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
@@ -19,10 +19,16 @@ _MAX_NAMED: Final = 10
 class StoredOutputs(msgspec.Struct, frozen=True, rename="camel"):
     """How many resources it is made of; ``waiting`` names some that are not ready, with why."""
 
-    resources: int
-    ready: int
-    waiting: dict[str, str] = {}
-    leaving: list[str] = []
+    resources: Annotated[int, msgspec.Meta(description="Number of resources.")]
+    ready: Annotated[int, msgspec.Meta(description="Number of resources that are ready.")]
+    waiting: Annotated[
+        dict[str, str],
+        msgspec.Meta(description="Some resources that are not ready, with the reason."),
+    ] = {}
+    leaving: Annotated[
+        list[str],
+        msgspec.Meta(description="Resources whose declaration was withdrawn and that still exist."),
+    ] = []
 
 
 def summary(_fields: Fields, children: Mapping[str, Child]) -> Fields:

@@ -100,9 +100,9 @@ def _with_default(value: Any, wanted: Any) -> Any:
 def _type(path: str, name: str, field: DefinedField) -> Any:
     """Return a field's type, with words for people about what becomes of it."""
     allowed = ", ".join(map(str, field.values))
-    words = [field.about, f"Becomes {field.to}." if field.to not in (None, name) else ""]
-    words += [f"One of {allowed}." if allowed else ""]
-    words += [f"Normalized: {', '.join(field.normalize)}." if field.normalize else ""]
+    words = [field.about, f"Written to {field.to}." if field.to not in (None, name) else ""]
+    words += [f"Allowed values: {allowed}." if allowed else ""]
+    words += [f"Canonical form: {', '.join(field.normalize)}." if field.normalize else ""]
     about = " ".join(each for each in words if each)
     return Annotated[_plain_type(path, name, field), _bounds(field, about)]
 

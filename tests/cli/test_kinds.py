@@ -6,14 +6,19 @@ from pathlib import Path
 
 import pytest
 
+from events.stored_content import COMPOSED_KINDS
 from reconciler.cli.explain import explanation_of
-from reconciler.provider.kind import installed_kinds
+from reconciler.provider.kind import Kind, installed_kinds
 from tests.cli.runner import Cli
 
 CONFIG = (
     "apiVersion: reconciler/v1\nkind: ProviderConfig\nmetadata: {name: mistyped}\n"
     "spec: {provider: resource, endpoint: 'http://127.0.0.1:1'}\n"
 )
+COLUMNS = 80
+PURPOSE_COLUMNS = 47
+"""What the columns KIND and API VERSION of `kinds` leave of a terminal."""
+
 BADGE = "<!-- applied by tests/scenarios/test_definitions.py -->\n```yaml\n"
 
 
@@ -53,11 +58,34 @@ def test_explain_shows_types_defaults_and_what_replaces(
     assert refused.err.startswith("error: kind 'Nothing' is not installed here, and cannot reach")
 
 
-def test_every_installed_kind_can_be_explained() -> None:
-    for kind in installed_kinds().values():
-        explained = explanation_of(kind)
-        assert explained.spec, kind.name
-        assert all(each.type != "any" or each.field for each in explained.spec)
+@pytest.mark.parametrize("kind", installed_kinds().values(), ids=lambda kind: kind.name)
+def test_a_kind_has_a_short_purpose_and_every_field_of_it_a_meaning(kind: Kind) -> None:
+    explained = explanation_of(kind)
+    assert explained.spec
+    purpose = explained.about.partition("\n\n")[0]
+    assert 0 < len(purpose) <= PURPOSE_COLUMNS
+    fields = (*explained.spec, *explained.outputs)
+    assert [each.field for each in fields if not each.about.endswith(".")] == []
+
+
+def test_internal_kinds_are_listed_only_with_all(
+    inside: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("reconciler.cli.connection.PATIENCE_SECONDS", 0.2)
+
+    def listed(*options: str) -> set[str]:
+        return {each["kind"] for each in inside.ok("kinds", "-o", "json", *options).json}
+
+    assert listed("--all") - listed() == COMPOSED_KINDS
+    table = inside.ok("kinds").out
+    assert max(map(len, table.splitlines())) <= COLUMNS
+    assert "ComposedSet" not in table
+
+
+def test_an_explanation_fits_a_terminal(inside: Cli) -> None:
+    for name in installed_kinds():
+        lines = inside.ok("explain", name).out.splitlines()
+        assert [line for line in lines if len(line) > COLUMNS] == []
 
 
 def test_a_kind_that_was_defined_at_run_time_is_explained_too(live: Cli) -> None:
@@ -69,7 +97,9 @@ def test_a_kind_that_was_defined_at_run_time_is_explained_too(live: Cli) -> None
         "medals/v1",
         ["shade"],
     )
-    assert told["spec"][0]["about"] == "Becomes color. One of Red, Blue. Normalized: Title."
+    assert told["spec"][0]["about"] == (
+        "Written to color. Allowed values: Red, Blue. Canonical form: Title."
+    )
     refused = live.run("explain", "Nothing")
     assert "kind 'Nothing' is not known here" in refused.err
 

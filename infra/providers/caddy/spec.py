@@ -47,55 +47,84 @@ class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="cam
 class Backend(_Part, frozen=True):
     """An address and a port, where they come from two places."""
 
-    address: Annotated[str, _about("Name or IP address.", min_length=1, max_length=253)]
-    port: Annotated[int, _about("Its port.", ge=1, le=MAX_PORT)]
+    address: Annotated[
+        str, _about("Host name or IP address of the backend.", min_length=1, max_length=253)
+    ]
+    port: Annotated[int, _about("Port of the backend.", ge=1, le=MAX_PORT)]
 
 
 class HealthCheck(_Part, frozen=True):
     """How Caddy finds out by itself which backends work."""
 
-    path: Annotated[_Path, _about("Asked of each backend; 200 to 299 is healthy.")]
-    interval_seconds: Annotated[_Seconds, _about("Between two checks.")] = DEFAULT_INTERVAL_SECONDS
-    timeout_seconds: Annotated[_Seconds, _about("How long one may take.")] = DEFAULT_TIMEOUT_SECONDS
+    path: Annotated[
+        _Path,
+        _about("Path that Caddy requests from each backend. A status of 200 to 299 means healthy."),
+    ]
+    interval_seconds: Annotated[_Seconds, _about("Seconds between two checks.")] = (
+        DEFAULT_INTERVAL_SECONDS
+    )
+    timeout_seconds: Annotated[_Seconds, _about("Maximum duration of one check, in seconds.")] = (
+        DEFAULT_TIMEOUT_SECONDS
+    )
 
 
 class CertificateFiles(_Part, frozen=True):
     """Files with the certificate of the hosts and its key, where the reconciler's roles run."""
 
-    certificate_file: Annotated[_FilePath, _about("PEM, with the chain behind it.")]
-    key_file: Annotated[_FilePath, _about("Its private key, PEM without a password.")]
+    certificate_file: Annotated[
+        _FilePath, _about("Path of the certificate with its chain, in PEM.")
+    ]
+    key_file: Annotated[_FilePath, _about("Path of its private key, in PEM without a password.")]
 
 
 class RouteFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """The fields of a ``Route``'s spec."""
+    """A route of a Caddy server to backends."""
 
     backends: Annotated[
         list[str | Backend],
-        _about("Who answers: address:port, or both by themselves. Without one it is answered 503."),
+        _about(
+            "Servers that receive the requests, as ADDRESS:PORT or {address, port}. With an empty"
+            " list, Caddy responds with 503."
+        ),
         msgspec.Meta(max_length=1000),
     ]
     hosts: Annotated[
         list[str],
-        _about("Names that are asked for; *.example.org is any one label. Without one: all."),
+        _about(
+            "Host names and IP addresses to match. *.example.org matches any one label. Default: "
+            "all."
+        ),
         msgspec.Meta(max_length=100),
     ] = []
     paths: Annotated[
         list[_Path],
-        _about("Prefixes, by whole segments: /api is /api and /api/..., and not /apis."),
+        _about(
+            "Path prefixes to match, by whole segments: /api matches /api and /api/..., but not "
+            "/apis. Default: all."
+        ),
         msgspec.Meta(max_length=100),
     ] = []
     server: Annotated[
         _Server | None,
-        _about("The server in Caddy's configuration; https with tls, else http."),
+        _about("Server in Caddy's configuration. Default: https with tls, otherwise http."),
     ] = None
-    tls: Annotated[CertificateFiles | None, _about("The certificate of the hosts.")] = None
-    balancing: Annotated[Balancing, _about("How a backend is chosen.")] = DEFAULT_BALANCING
+    tls: Annotated[
+        CertificateFiles | None,
+        _about("Certificate of the hosts: files on the machine of the roles. Requires hosts."),
+    ] = None
+    balancing: Annotated[
+        Balancing,
+        _about(
+            "Policy that selects the backend. Only with first, the order of backends is "
+            "significant."
+        ),
+    ] = DEFAULT_BALANCING
     retry_seconds: Annotated[
         Annotated[float, msgspec.Meta(ge=0, le=3600)],
-        _about("How long a request waits for a backend while none can be reached."),
+        _about("Seconds that a request waits while no backend can be reached."),
     ] = DEFAULT_RETRY_SECONDS
     health_check: Annotated[
-        HealthCheck | None, _about("Whether the backends work, asked by Caddy.")
+        HealthCheck | None, _about("Health check of the backends. Caddy makes the requests.")
     ] = None
 
     def __post_init__(self) -> None:
@@ -110,11 +139,18 @@ class RouteFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, renam
 class RouteOutputs(msgspec.Struct, frozen=True, rename="camel"):
     """What a route gives to others, and who stands in its way."""
 
-    urls: list[str]
-    listen: list[str]
-    certificate: str | None = None
-    certificate_problem: str | None = None
-    shadowed_by: str | None = None
+    urls: Annotated[list[str], msgspec.Meta(description="URLs of the route.")]
+    listen: Annotated[list[str], msgspec.Meta(description="Addresses that its server listens on.")]
+    certificate: Annotated[
+        str | None,
+        msgspec.Meta(description="SHA-256 fingerprint of the certificate that Caddy uses."),
+    ] = None
+    certificate_problem: Annotated[
+        str | None, msgspec.Meta(description="Reason why the certificate files cannot be used.")
+    ] = None
+    shadowed_by: Annotated[
+        str | None, msgspec.Meta(description="Route that receives the requests instead.")
+    ] = None
 
 
 def _check_host(host: str) -> None:

@@ -37,45 +37,57 @@ _MAX_DNS_NAME: Final = 253
 
 
 class CertificateFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """The fields of a ``Certificate``'s spec."""
+    """A TLS certificate, renewed before it expires."""
 
     issuer: Annotated[
         ObjectName,
-        msgspec.Meta(description="Who signs: the name of an Issuer of the same ProviderConfig."),
+        msgspec.Meta(
+            description="Name of an Issuer of the same ProviderConfig, or a reference to it."
+        ),
     ]
     common_name: Annotated[
         Annotated[str, msgspec.Meta(min_length=1, max_length=64)] | None,
-        msgspec.Meta(description="Name of the subject; of ACME one of dnsNames."),
+        msgspec.Meta(description="Common name of the subject. With ACME, one of dnsNames."),
     ] = None
     dns_names: Annotated[
         Annotated[list[str], msgspec.Meta(max_length=100)],
-        msgspec.Meta(description="Names that it is good for, in no order."),
+        msgspec.Meta(description="DNS names of the certificate, without order."),
     ] = []
     ip_addresses: Annotated[
         Annotated[list[str], msgspec.Meta(max_length=100)],
-        msgspec.Meta(description="Addresses that it is good for, in no order."),
+        msgspec.Meta(description="IP addresses of the certificate, without order."),
     ] = []
     duration: Annotated[
         Span,
-        msgspec.Meta(description="How long it is good: 90d. With ACME the authority decides."),
+        msgspec.Meta(description="Lifetime, such as 90d or 48h. With ACME, the authority decides."),
     ] = DEFAULT_DURATION
     renew_before: Annotated[
         Span | None,
-        msgspec.Meta(description="Renewed so long before its end; left out, a third of its life."),
+        msgspec.Meta(
+            description="Time between the renewal and the end of the lifetime, less than "
+            "duration. Default: a third of the lifetime."
+        ),
     ] = None
     key_algorithm: Annotated[
-        KeyAlgorithm, msgspec.Meta(description="Kind and size of its key.")
+        KeyAlgorithm, msgspec.Meta(description="Algorithm and size of the private key.")
     ] = DEFAULT_ALGORITHM
     key_rotation: Annotated[
         Literal["AtRenewal", "Never"],
-        msgspec.Meta(description="Whether each new certificate gets a new key."),
+        msgspec.Meta(
+            description="AtRenewal: each new certificate has a new key. Never: the key stays while "
+            "keyAlgorithm does."
+        ),
     ] = "AtRenewal"
     folder: Annotated[
         Place | None,
-        msgspec.Meta(description="Folder beneath the root for its files; left out, its name."),
+        msgspec.Meta(
+            description="Directory of the files, beneath the root. Default: the name of the "
+            "certificate."
+        ),
     ] = None
     revoke_on_delete: Annotated[
-        bool, msgspec.Meta(description="Whether it is revoked when it is withdrawn.")
+        bool,
+        msgspec.Meta(description="Whether to revoke the certificate when its resource is deleted."),
     ] = False
 
     def __post_init__(self) -> None:
@@ -102,15 +114,27 @@ class CertificateOutputs(msgspec.Struct, frozen=True, rename="camel"):
     of the files.
     """
 
-    serial: str
-    not_before: str
-    not_after: str
-    fingerprint: str
-    key_file: str
-    certificate_file: str
-    ca_file: str
-    combined_file: str
-    digest: str
+    serial: Annotated[str, msgspec.Meta(description="Serial number.")]
+    not_before: Annotated[str, msgspec.Meta(description="Begin of the lifetime (ISO 8601).")]
+    not_after: Annotated[str, msgspec.Meta(description="End of the lifetime (ISO 8601).")]
+    fingerprint: Annotated[str, msgspec.Meta(description="SHA-256 fingerprint of the certificate.")]
+    key_file: Annotated[str, msgspec.Meta(description="Path of the private key (tls.key).")]
+    certificate_file: Annotated[
+        str, msgspec.Meta(description="Path of the certificate with its chain (tls.crt).")
+    ]
+    ca_file: Annotated[
+        str, msgspec.Meta(description="Path of the authority's certificate (ca.crt).")
+    ]
+    combined_file: Annotated[
+        str, msgspec.Meta(description="Path of key, certificate and chain in one file (tls.pem).")
+    ]
+    digest: Annotated[
+        str,
+        msgspec.Meta(
+            description="Digest that changes with any of the files. Reference it from "
+            "resources that must reload."
+        ),
+    ]
 
 
 def normalize(fields: Fields) -> Fields:

@@ -41,17 +41,20 @@ class OwnCa(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="cam
 
     common_name: Annotated[
         Annotated[str, msgspec.Meta(min_length=1, max_length=64)],
-        msgspec.Meta(description="Name of the authority, as its certificate says it."),
+        msgspec.Meta(description="Name of the authority in its certificate."),
     ]
     duration: Annotated[
-        Span, msgspec.Meta(description="How long its certificate is good: 3650d.")
+        Span, msgspec.Meta(description="Lifetime of its certificate, such as 3650d or 12h.")
     ] = DEFAULT_DURATION
     renew_before: Annotated[
         Span | None,
-        msgspec.Meta(description="Renewed so long before its end; left out, a third of its life."),
+        msgspec.Meta(
+            description="Time between the renewal and the end of the lifetime. Default: a "
+            "third of the lifetime."
+        ),
     ] = None
     key_algorithm: Annotated[
-        KeyAlgorithm, msgspec.Meta(description="Kind and size of its key.")
+        KeyAlgorithm, msgspec.Meta(description="Algorithm and size of its private key.")
     ] = DEFAULT_ALGORITHM
 
 
@@ -60,11 +63,17 @@ class Http01(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     listen: Annotated[
         str | None,
-        msgspec.Meta(description="ADDRESS:PORT that is served while it looks: 127.0.0.1:5002."),
+        msgspec.Meta(
+            description="ADDRESS:PORT that the worker serves during a validation, such as "
+            "127.0.0.1:5002. Declare listen or folder."
+        ),
     ] = None
     folder: Annotated[
         Place | None,
-        msgspec.Meta(description="Folder beneath the root that your web server serves instead."),
+        msgspec.Meta(
+            description="Directory, beneath the root, that your own web server serves. "
+            "Declare listen or folder."
+        ),
     ] = None
 
     def __post_init__(self) -> None:
@@ -79,17 +88,27 @@ class Http01(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Acme(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
     """An account with an authority that speaks ACME (RFC 8555)."""
 
-    directory: Annotated[str, msgspec.Meta(description="URL of its directory: https://HOST/dir.")]
-    http01: Annotated[Http01, msgspec.Meta(description="How it is shown that names are ours.")]
+    directory: Annotated[
+        str, msgspec.Meta(description="https URL of the authority's ACME directory.")
+    ]
+    http01: Annotated[
+        Http01,
+        msgspec.Meta(
+            description="How the worker proves control of a name, with the challenge HTTP-01."
+        ),
+    ]
     accept_terms: Annotated[
-        bool, msgspec.Meta(description="Must be true: you agree to the authority's terms.")
+        bool, msgspec.Meta(description="Must be true: you accept the authority's terms of service.")
     ] = False
-    email: Annotated[
-        str | None, msgspec.Meta(description="Whom the authority writes to, if it does.")
-    ] = None
+    email: Annotated[str | None, msgspec.Meta(description="Contact address for the authority.")] = (
+        None
+    )
     ca_file: Annotated[
         Place | None,
-        msgspec.Meta(description="File beneath the root: whom to trust for its HTTPS."),
+        msgspec.Meta(
+            description="File, beneath the root, with the CAs to trust for the directory's "
+            "HTTPS. Default: the system's CAs."
+        ),
     ] = None
 
     def __post_init__(self) -> None:
@@ -104,13 +123,17 @@ class Acme(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="came
 
 
 class IssuerFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """The fields of an ``Issuer``'s spec: one of the two."""
+    """A certificate authority, own or over ACME."""
 
     own_ca: Annotated[
-        OwnCa | None, msgspec.Meta(description="An authority of our own, made here.")
+        OwnCa | None, msgspec.Meta(description="Your own authority. Declare ownCa or acme.")
     ] = None
     acme: Annotated[
-        Acme | None, msgspec.Meta(description="An account with an authority that speaks ACME.")
+        Acme | None,
+        msgspec.Meta(
+            description="An account with an authority that speaks ACME (RFC 8555). Declare "
+            "ownCa or acme."
+        ),
     ] = None
 
     def __post_init__(self) -> None:
@@ -121,13 +144,19 @@ class IssuerFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rena
 class IssuerOutputs(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     """The authority's certificate (PEM) with its digest and end, or the account's URL."""
 
-    name: str
-    certificate: str = ""
-    fingerprint: str = ""
-    not_before: str = ""
-    not_after: str = ""
-    revoked: str = ""
-    account: str = ""
+    name: Annotated[str, msgspec.Meta(description="Name of the issuer.")]
+    certificate: Annotated[
+        str, msgspec.Meta(description="Certificate of your own authority, in PEM.")
+    ] = ""
+    fingerprint: Annotated[
+        str, msgspec.Meta(description="SHA-256 fingerprint of that certificate.")
+    ] = ""
+    not_before: Annotated[str, msgspec.Meta(description="Begin of its lifetime (ISO 8601).")] = ""
+    not_after: Annotated[str, msgspec.Meta(description="End of its lifetime (ISO 8601).")] = ""
+    revoked: Annotated[
+        str, msgspec.Meta(description="Path of the revocation list, after the first revocation.")
+    ] = ""
+    account: Annotated[str, msgspec.Meta(description="URL of the ACME account.")] = ""
 
 
 def address_of(listen: str) -> tuple[str, int] | None:

@@ -61,26 +61,40 @@ _OPTIONS: Final = "nodev,nosuid,errors=remount-ro"
 
 
 class AttachmentFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """The fields of an ``Attachment``'s spec."""
+    """A disk that is mounted on the worker's machine."""
 
     disk: Annotated[
         Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}(?!\n)$")],
-        msgspec.Meta(description="The disk, as {$ref: Disk/NAME, field: name}, or its name."),
+        msgspec.Meta(
+            description="Disk of the same ProviderConfig: {$ref: Disk/NAME, field: name}, or "
+            "its name."
+        ),
     ]
     read_only: Annotated[
-        bool, msgspec.Meta(description="Whether nothing can be written to it.")
+        bool, msgspec.Meta(description="Whether the disk is mounted read-only.")
     ] = False
     mounted: Annotated[
-        bool, msgspec.Meta(description="Whether it is mounted now; false detaches the disk.")
+        bool,
+        msgspec.Meta(
+            description="Whether the disk is mounted. false unmounts and detaches it, and "
+            "keeps the declaration."
+        ),
     ] = True
 
 
 class AttachmentOutputs(msgspec.Struct, frozen=True):
     """Where a disk is mounted, by which device, and whether its image is lost."""
 
-    path: str
-    device: str = ""
-    alarm: str = ""
+    path: Annotated[str, msgspec.Meta(description="Mount point: ROOT/mounts/NAME.")]
+    device: Annotated[
+        str, msgspec.Meta(description="Loop device. It can change when the machine restarts.")
+    ] = ""
+    alarm: Annotated[
+        str,
+        msgspec.Meta(
+            description="ImageDeleted, if the image was deleted while the disk is attached."
+        ),
+    ] = ""
 
 
 def normalize(fields: Fields) -> Fields:

@@ -66,29 +66,36 @@ HINT_OF_LOST: Final = (
 
 
 class DiskFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """The fields of a ``Disk``'s spec."""
+    """A disk image with a filesystem."""
 
     size_bytes: Annotated[
         Annotated[int, msgspec.Meta(ge=MIN_SIZE_BYTES, le=1 << 50, multiple_of=BLOCK_BYTES)],
         msgspec.Meta(
-            description="How large it is, a multiple of 4096; it can grow and never shrinks."
+            description="Size of the image including the filesystem, in bytes: a multiple of "
+            "4096. It can grow and never shrinks."
         ),
     ]
     filesystem: Annotated[
-        Literal["ext4"], msgspec.Meta(description="What is in it; it is made once, never again.")
+        Literal["ext4"],
+        msgspec.Meta(description="Filesystem that the disk is formatted with when it is created."),
     ] = FILESYSTEM
     label: Annotated[
         Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_.:-]{0,16}(?!\n)$")],
-        msgspec.Meta(description="The filesystem's own label, at most 16 characters."),
+        msgspec.Meta(
+            description="Label of the filesystem: at most 16 letters, digits and characters "
+            "of `_.:-`."
+        ),
     ] = ""
 
 
 class DiskOutputs(msgspec.Struct, frozen=True):
     """Where a disk's image is, how large it is, and which filesystem is in it."""
 
-    path: str
-    size_bytes: int = msgspec.field(name="sizeBytes")
-    uuid: str = ""
+    path: Annotated[str, msgspec.Meta(description="Path of the image file.")]
+    size_bytes: Annotated[int, msgspec.Meta(description="Size of the image, in bytes.")] = (
+        msgspec.field(name="sizeBytes")
+    )
+    uuid: Annotated[str, msgspec.Meta(description="UUID of the filesystem.")] = ""
 
 
 def normalize(fields: Fields) -> Fields:

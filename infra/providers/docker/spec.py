@@ -54,17 +54,21 @@ class _Part(
 class Mount(_Part, frozen=True):
     """What is mounted where: a volume by its name, a folder of the host, or memory."""
 
-    target: Annotated[_Path, _about("Where it appears in the container.")]
+    target: Annotated[_Path, _about("Path in the container.")]
     type: Annotated[
-        Literal["volume", "bind", "tmpfs"], _about("A volume, a folder of the host, or memory.")
+        Literal["volume", "bind", "tmpfs"],
+        _about("volume: a named volume. bind: a directory of the host. tmpfs: memory."),
     ] = "volume"
     source: Annotated[
         _Name | None,
-        _about("The volume's name, or the folder. A volume must be there: none is made by a typo."),
+        _about(
+            "Name of the volume, or path of the host's directory. It must exist. Required, except"
+            " for a tmpfs."
+        ),
     ] = None
-    read_only: Annotated[bool, _about("Whether the container may only read it.")] = False
+    read_only: Annotated[bool, _about("Whether the mount is read-only.")] = False
     size_bytes: Annotated[
-        Annotated[int, msgspec.Meta(ge=1)] | None, _about("Of a tmpfs: how much it holds at most.")
+        Annotated[int, msgspec.Meta(ge=1)] | None, _about("Maximum size of a tmpfs, in bytes.")
     ] = None
 
     def __post_init__(self) -> None:
@@ -79,12 +83,14 @@ class Mount(_Part, frozen=True):
 class Port(_Part, frozen=True):
     """A port of the container that can be reached through the host."""
 
-    container: Annotated[_Port, _about("The port in the container.")]
+    container: Annotated[_Port, _about("Port in the container.")]
     host: Annotated[
-        _Port | None, _about("The host's port; without it the Engine takes a free one.")
+        _Port | None, _about("Port of the host. Default: a free port that the Engine selects.")
     ] = None
-    address: Annotated[str, _about("The host's address; all of them without it.")] = ""
-    protocol: Annotated[Literal["tcp", "udp", "sctp"], _about("What is spoken there.")] = "tcp"
+    address: Annotated[
+        str, _about("IP address of the host to listen on. Default: all addresses.")
+    ] = ""
+    protocol: Annotated[Literal["tcp", "udp", "sctp"], _about("Transport protocol.")] = "tcp"
 
     def __post_init__(self) -> None:
         if self.address:  # the Engine takes anything else for all of the host's addresses
@@ -94,11 +100,13 @@ class Port(_Part, frozen=True):
 class Network(_Part, frozen=True):
     """A network that the container is in; it must be there."""
 
-    name: Annotated[_Network, _about("The network's name; also host, none or bridge.")]
-    aliases: Annotated[
-        list[str], _about("More names that the container has there, besides its own.")
-    ] = []
-    address: Annotated[str | None, _about("A fixed IPv4 address there.")] = None
+    name: Annotated[
+        _Network, _about("Name of the network, or host, none or bridge. It must exist.")
+    ]
+    aliases: Annotated[list[str], _about("More DNS names of the container in this network.")] = []
+    address: Annotated[
+        str | None, _about("Fixed IPv4 address in this network. Default: assigned by the Engine.")
+    ] = None
 
     def __post_init__(self) -> None:
         if self.address is not None:
@@ -109,61 +117,83 @@ class HealthCheck(_Part, frozen=True):
     """How the Engine finds out whether the container works; what is left out is the image's."""
 
     command: Annotated[
-        Annotated[_Words, msgspec.Meta(min_length=1)], _about("Run in the container; 0 is healthy.")
+        Annotated[_Words, msgspec.Meta(min_length=1)],
+        _about("Command that runs in the container. Exit status 0 means healthy."),
     ]
-    interval_seconds: Annotated[_Seconds | None, _about("Between two checks.")] = None
-    timeout_seconds: Annotated[_Seconds | None, _about("How long one may take.")] = None
+    interval_seconds: Annotated[_Seconds | None, _about("Seconds between two checks.")] = None
+    timeout_seconds: Annotated[
+        _Seconds | None, _about("Maximum duration of one check, in seconds.")
+    ] = None
     start_period_seconds: Annotated[
-        _Seconds | None, _about("How long failures do not count after a start.")
+        _Seconds | None, _about("Seconds after the start in which failures do not count.")
     ] = None
     retries: Annotated[
-        Annotated[int, msgspec.Meta(ge=1)] | None, _about("So many failures make it unhealthy.")
+        Annotated[int, msgspec.Meta(ge=1)] | None,
+        _about("Number of consecutive failures that make the container unhealthy."),
     ] = None
 
 
 class ContainerFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """The fields of a ``Container``'s spec; what is left out is the image's, or the Engine's."""
+    """A container of a Docker Engine.
+
+    A field that is not declared has the value of the image, or the default of the Engine.
+    """
 
     image: Annotated[
         Annotated[str, msgspec.Meta(min_length=1, max_length=512)],
-        _about("The image, as the Engine knows it. It must be there: nothing is pulled."),
+        _about("Image, as the Engine names it. It must exist on the Engine: nothing is pulled."),
     ]
-    command: Annotated[_Words | None, _about("What runs, in the place of the image's.")] = None
+    command: Annotated[
+        _Words | None, _about("Command with its arguments. Default: the image's.")
+    ] = None
     entrypoint: Annotated[
-        _Words | None, _about("What the command is given to, in the place of the image's.")
+        _Words | None,
+        _about("Program that receives the command as arguments. Default: the image's."),
     ] = None
     env: Annotated[
         dict[EnvName, str | int | float | bool | SecretRef],
-        _about("Environment: values, references, or secrets."),
+        _about("Environment variables: values, references or secrets."),
     ] = {}
-    user: Annotated[_Name | None, _about("User, or user:group, by name or number.")] = None
-    working_dir: Annotated[_Path | None, _about("Where the command runs.")] = None
-    mounts: Annotated[list[Mount], _about("Volumes, folders of the host, and memory.")] = []
-    ports: Annotated[list[Port], _about("Ports that the host passes on.")] = []
+    user: Annotated[
+        _Name | None, _about("User, or USER:GROUP, by name or number. Default: the image's.")
+    ] = None
+    working_dir: Annotated[
+        _Path | None, _about("Working directory of the command. Default: the image's.")
+    ] = None
+    mounts: Annotated[
+        list[Mount], _about("Volumes, directories of the host and in-memory filesystems to mount.")
+    ] = []
+    ports: Annotated[list[Port], _about("Ports of the container that the host publishes.")] = []
     networks: Annotated[
-        list[Network], _about("The networks that it is in, and no others; bridge if none is named.")
+        list[Network], _about("Networks of the container: exactly these. Default: bridge.")
     ] = []
     memory_bytes: Annotated[
         Annotated[int, msgspec.Meta(ge=MIN_MEMORY_BYTES)] | None,
-        _about("How much memory it may use; as much again may be swapped."),
+        _about(
+            "Memory limit, in bytes. The container may use the same amount of swap in addition. "
+            "Default: no limit."
+        ),
     ] = None
     cpus: Annotated[
         Annotated[float, msgspec.Meta(ge=0.01, le=10_000)] | None,
-        _about("How many processors it may use; 0.5 is half of one."),
+        _about("CPU limit, in processors: 0.5 is half a processor. Default: no limit."),
     ] = None
-    health_check: Annotated[HealthCheck | None, _about("Whether it works.")] = None
+    health_check: Annotated[
+        HealthCheck | None, _about("Health check of the container. Default: the image's.")
+    ] = None
     restart: Annotated[
         Literal["no", "always", "on-failure", "unless-stopped"],
-        _about("What the Engine itself does when it ends."),
+        _about("Restart policy of the Engine for a container that exits."),
     ] = DEFAULT_RESTART
     max_restarts: Annotated[
-        Annotated[int, msgspec.Meta(ge=0)], _about("With on-failure: how often; 0 is no limit.")
+        Annotated[int, msgspec.Meta(ge=0)],
+        _about("Maximum number of restarts with on-failure; 0 means no limit."),
     ] = 0
     stop_seconds: Annotated[
         Annotated[int, msgspec.Meta(ge=0, le=3600)] | None,
-        _about("How long it may take to end before it is killed."),
+        _about("Seconds between the stop signal and the kill. Default: 10."),
     ] = None
-    running: Annotated[bool, _about("Whether it runs; false keeps it stopped.")] = True
+    running: Annotated[bool, _about("Whether the container runs. false keeps it stopped.")] = True
 
     def __post_init__(self) -> None:
         if self.max_restarts and self.restart != "on-failure":
@@ -183,13 +213,36 @@ class ContainerFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, r
 class ContainerOutputs(msgspec.Struct, frozen=True, rename="camel"):
     """What a container gives to others; addresses and ports only while it runs."""
 
-    image_id: str
-    state: str
-    address: str | None = None
-    addresses: dict[str, str] = {}
-    ports: dict[str, int] = {}
-    health: str | None = None
-    exit_code: int | None = None
+    image_id: Annotated[
+        str, msgspec.Meta(description="Id of the image that the container was created from.")
+    ]
+    state: Annotated[
+        str, msgspec.Meta(description="State as the Engine reports it, such as running or exited.")
+    ]
+    address: Annotated[
+        str | None,
+        msgspec.Meta(
+            description="IP address in the first network by name, while the container runs."
+        ),
+    ] = None
+    addresses: Annotated[
+        dict[str, str],
+        msgspec.Meta(description="IP address in each network, while the container runs."),
+    ] = {}
+    ports: Annotated[
+        dict[str, int],
+        msgspec.Meta(
+            description="Port of the host for each container port, such as 5432/tcp, while "
+            "the container runs."
+        ),
+    ] = {}
+    health: Annotated[
+        str | None,
+        msgspec.Meta(description="Result of the health check, as the Engine reports it."),
+    ] = None
+    exit_code: Annotated[
+        int | None, msgspec.Meta(description="Exit code of a container that has exited.")
+    ] = None
 
 
 def _check_address(what: str, value: str, kind: Callable[[str], object]) -> None:

@@ -18,22 +18,26 @@ DEFAULT_DRIVER: Final = "local"
 
 
 class VolumeFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The fields of a ``Volume``'s spec."""
+    """A named volume of a Docker Engine."""
 
     driver: Annotated[
         Annotated[str, msgspec.Meta(min_length=1, max_length=255)],
-        msgspec.Meta(description="Who keeps the data: local, or a plugin of the Engine."),
+        msgspec.Meta(description="Volume driver: local, or a plugin of the Engine."),
     ] = DEFAULT_DRIVER
     options: Annotated[
         dict[str, str],
-        msgspec.Meta(description="The driver's own; of local: type, device and o, as for mount."),
+        msgspec.Meta(
+            description="Options of the driver. local accepts type, device and o, as mount does."
+        ),
     ] = {}
 
 
 class VolumeOutputs(msgspec.Struct, frozen=True):
     """Where the Engine keeps a volume on its host."""
 
-    mountpoint: str
+    mountpoint: Annotated[
+        str, msgspec.Meta(description="Directory of the volume on the host of the Engine.")
+    ]
 
 
 def normalize(fields: Fields) -> Fields:

@@ -39,19 +39,35 @@ _NAME = re.compile(r"[A-Za-z0-9_-]{1,252}")
 
 
 class BucketFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """The fields of a ``Bucket``'s spec, with the server's defaults; -1 or 0 is no limit.
+    """A key-value bucket in NATS JetStream."""
 
-    ``history``: how many values of a key are kept. ``ttl_seconds``: how long a value is kept.
-    """
-
-    description: Annotated[str, msgspec.Meta(max_length=4_096)] = ""
-    history: Annotated[int, msgspec.Meta(ge=1, le=MAX_HISTORY)] = 1
-    ttl_seconds: Seconds = 0.0
-    max_bytes: Limit = UNLIMITED
-    max_value_bytes: Annotated[int, msgspec.Meta(ge=UNLIMITED, le=2**31 - 1)] = UNLIMITED
-    storage: Storage = "file"
-    replicas: Replicas = 1
-    compression: Compression = "none"
+    description: Annotated[str, msgspec.Meta(max_length=4_096, description="Free text.")] = ""
+    history: Annotated[
+        int,
+        msgspec.Meta(ge=1, le=MAX_HISTORY, description="Number of values to keep for each key."),
+    ] = 1
+    ttl_seconds: Annotated[
+        Seconds, msgspec.Meta(description="Seconds after which a value is deleted; 0 means never.")
+    ] = 0.0
+    max_bytes: Annotated[
+        Limit,
+        msgspec.Meta(description="Maximum size of the bucket, in bytes; -1 or 0 means no limit."),
+    ] = UNLIMITED
+    max_value_bytes: Annotated[
+        int,
+        msgspec.Meta(
+            ge=UNLIMITED,
+            le=2**31 - 1,
+            description="Maximum size of one value, in bytes; -1 or 0 means no limit.",
+        ),
+    ] = UNLIMITED
+    storage: Annotated[Storage, msgspec.Meta(description="Storage of the values.")] = "file"
+    replicas: Annotated[
+        Replicas, msgspec.Meta(description="Copies of the bucket in a cluster.")
+    ] = 1
+    compression: Annotated[
+        Compression, msgspec.Meta(description="Compression of the stored values.")
+    ] = "none"
 
 
 def normalize(fields: Fields) -> Fields:

@@ -76,33 +76,106 @@ _WRITTEN = frozenset(
 
 
 class ConsumerFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """The fields of a ``Consumer``'s spec, with the server's defaults.
+    """A durable consumer of a JetStream stream.
 
-    The order of ``filter_subjects`` has no meaning. ``replicas``: 0 is as many as the stream has.
-    ``max_deliver``: -1 or 0 is no limit. ``stream``: that of the external name, said once more as a
-    reference to a ``Stream``: the consumer is then made after it and deleted before it.
+    Its external name is STREAM/CONSUMER, in the annotation reconciler/external-name.
     """
 
-    stream: str | None = None
-    description: Annotated[str, msgspec.Meta(max_length=4_096)] = ""
-    filter_subjects: Annotated[list[str], msgspec.Meta(max_length=1_000)] = []
-    deliver_policy: Literal[
-        "all", "last", "new", "last_per_subject", "by_start_sequence", "by_start_time"
+    stream: Annotated[
+        str | None,
+        msgspec.Meta(
+            description="The stream of the external name. As a reference, {$ref: Stream/NAME,"
+            " field: name}, the consumer is created after the stream and deleted "
+            "before it."
+        ),
+    ] = None
+    description: Annotated[str, msgspec.Meta(max_length=4_096, description="Free text.")] = ""
+    filter_subjects: Annotated[
+        list[str],
+        msgspec.Meta(
+            max_length=1_000, description="Subjects to deliver, without order. Default: all."
+        ),
+    ] = []
+    deliver_policy: Annotated[
+        Literal["all", "last", "new", "last_per_subject", "by_start_sequence", "by_start_time"],
+        msgspec.Meta(description="First message to deliver."),
     ] = "all"
-    start_sequence: Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)] | None = None
-    start_time: Annotated[datetime, msgspec.Meta(tz=True)] | None = None
-    ack_policy: Literal["explicit", "all", "none"] = "explicit"
-    ack_wait_seconds: Seconds = DEFAULT_ACK_WAIT_SECONDS
-    backoff_seconds: Annotated[list[Seconds], msgspec.Meta(max_length=100)] = []
-    max_deliver: Annotated[int, msgspec.Meta(ge=UNLIMITED, le=2**31 - 1)] = UNLIMITED
-    max_ack_pending: Annotated[int, msgspec.Meta(ge=UNLIMITED, le=2**31 - 1)] = (
-        DEFAULT_MAX_ACK_PENDING
-    )
-    max_waiting: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)] = DEFAULT_MAX_WAITING
-    replay_policy: Literal["instant", "original"] = "instant"
-    headers_only: bool = False
-    memory_storage: bool = False
-    replicas: Annotated[int, msgspec.Meta(ge=0, le=5)] = 0
+    start_sequence: Annotated[
+        Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)] | None,
+        msgspec.Meta(
+            description="Sequence of the first message, with deliverPolicy by_start_sequence."
+        ),
+    ] = None
+    start_time: Annotated[
+        Annotated[datetime, msgspec.Meta(tz=True)] | None,
+        msgspec.Meta(
+            description="Time of the first message (ISO 8601), with deliverPolicy by_start_time."
+        ),
+    ] = None
+    ack_policy: Annotated[
+        Literal["explicit", "all", "none"],
+        msgspec.Meta(
+            description="explicit: each message needs an acknowledgement. all: one also "
+            "covers all earlier messages. none: no acknowledgements."
+        ),
+    ] = "explicit"
+    ack_wait_seconds: Annotated[
+        Seconds,
+        msgspec.Meta(
+            description="Seconds after which a message without acknowledgement is "
+            "redelivered. With backoffSeconds, its first value applies."
+        ),
+    ] = DEFAULT_ACK_WAIT_SECONDS
+    backoff_seconds: Annotated[
+        list[Seconds],
+        msgspec.Meta(
+            max_length=100,
+            description="Seconds before each redelivery, one value for each delivery.",
+        ),
+    ] = []
+    max_deliver: Annotated[
+        int,
+        msgspec.Meta(
+            ge=UNLIMITED,
+            le=2**31 - 1,
+            description="Maximum number of deliveries of a message; -1 or 0 means no limit.",
+        ),
+    ] = UNLIMITED
+    max_ack_pending: Annotated[
+        int,
+        msgspec.Meta(
+            ge=UNLIMITED,
+            le=2**31 - 1,
+            description="Maximum number of messages that are delivered and not acknowledged; "
+            "-1 means no limit.",
+        ),
+    ] = DEFAULT_MAX_ACK_PENDING
+    max_waiting: Annotated[
+        int,
+        msgspec.Meta(ge=1, le=2**31 - 1, description="Maximum number of pull requests that wait."),
+    ] = DEFAULT_MAX_WAITING
+    replay_policy: Annotated[
+        Literal["instant", "original"],
+        msgspec.Meta(
+            description="instant: as fast as possible. original: at the rate at which the "
+            "messages arrived."
+        ),
+    ] = "instant"
+    headers_only: Annotated[
+        bool, msgspec.Meta(description="Whether messages are delivered without their payload.")
+    ] = False
+    memory_storage: Annotated[
+        bool,
+        msgspec.Meta(description="Whether the state of the consumer is stored in memory only."),
+    ] = False
+    replicas: Annotated[
+        int,
+        msgspec.Meta(
+            ge=0,
+            le=5,
+            description="Copies of the consumer in a cluster; 0 means as many as the stream has.",
+        ),
+    ] = 0
 
     def __post_init__(self) -> None:
         check_filters(self.filter_subjects)

@@ -48,28 +48,76 @@ _WORK_QUEUE = "workqueue"
 
 
 class StreamFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """The fields of a ``Stream``'s spec, with the server's defaults; -1 or 0 is no limit.
+    """A stream in NATS JetStream."""
 
-    The order of ``subjects`` has no meaning. ``is_work_queue`` follows from ``retention`` and need
-    not be declared: the server changes ``limits`` to ``interest`` and back in place, but never to
-    or from ``workqueue``.
-    """
-
-    subjects: Annotated[list[str], msgspec.Meta(min_length=1, max_length=1_000)]
-    description: Annotated[str, msgspec.Meta(max_length=4_096)] = ""
-    storage: Storage = "file"
-    retention: Literal["limits", "interest", "workqueue"] = "limits"
-    is_work_queue: bool | None = None
-    replicas: Replicas = 1
-    max_age_seconds: Seconds = 0.0
-    max_bytes: Limit = UNLIMITED
-    max_messages: Limit = UNLIMITED
-    max_messages_per_subject: Limit = UNLIMITED
-    max_message_bytes: Annotated[int, msgspec.Meta(ge=UNLIMITED, le=2**31 - 1)] = UNLIMITED
-    discard: Literal["old", "new"] = "old"
-    duplicate_window_seconds: Seconds | None = None
-    compression: Compression = "none"
-    allow_direct: bool = False
+    subjects: Annotated[
+        list[str],
+        msgspec.Meta(
+            min_length=1,
+            max_length=1_000,
+            description="Subjects that the stream stores, without order.",
+        ),
+    ]
+    description: Annotated[str, msgspec.Meta(max_length=4_096, description="Free text.")] = ""
+    storage: Annotated[Storage, msgspec.Meta(description="Storage of the messages.")] = "file"
+    retention: Annotated[
+        Literal["limits", "interest", "workqueue"],
+        msgspec.Meta(
+            description="limits: keep messages within the limits. interest: until all "
+            "consumers have acknowledged them. workqueue: until one consumer has."
+            " A change from or to workqueue replaces the stream."
+        ),
+    ] = "limits"
+    is_work_queue: Annotated[
+        bool | None, msgspec.Meta(description="Derived from retention. Do not declare it.")
+    ] = None
+    replicas: Annotated[
+        Replicas, msgspec.Meta(description="Copies of the stream in a cluster.")
+    ] = 1
+    max_age_seconds: Annotated[
+        Seconds, msgspec.Meta(description="Maximum age of a message, in seconds; 0 means no limit.")
+    ] = 0.0
+    max_bytes: Annotated[
+        Limit,
+        msgspec.Meta(description="Maximum size of the stream, in bytes; -1 or 0 means no limit."),
+    ] = UNLIMITED
+    max_messages: Annotated[
+        Limit, msgspec.Meta(description="Maximum number of messages; -1 or 0 means no limit.")
+    ] = UNLIMITED
+    max_messages_per_subject: Annotated[
+        Limit,
+        msgspec.Meta(
+            description="Maximum number of messages of each subject; -1 or 0 means no limit."
+        ),
+    ] = UNLIMITED
+    max_message_bytes: Annotated[
+        int,
+        msgspec.Meta(
+            ge=UNLIMITED,
+            le=2**31 - 1,
+            description="Maximum size of one message, in bytes; -1 or 0 means no limit.",
+        ),
+    ] = UNLIMITED
+    discard: Annotated[
+        Literal["old", "new"],
+        msgspec.Meta(
+            description="What happens at a limit. old: the oldest messages are deleted. new: "
+            "new messages are refused."
+        ),
+    ] = "old"
+    duplicate_window_seconds: Annotated[
+        Seconds | None,
+        msgspec.Meta(
+            description="Seconds in which the server detects a repeated message id. Default: "
+            "120, or maxAgeSeconds if that is less."
+        ),
+    ] = None
+    compression: Annotated[
+        Compression, msgspec.Meta(description="Compression of the stored messages.")
+    ] = "none"
+    allow_direct: Annotated[
+        bool, msgspec.Meta(description="Whether every copy may serve direct reads of messages.")
+    ] = False
 
     def __post_init__(self) -> None:
         check_subjects(self.subjects)

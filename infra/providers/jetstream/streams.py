@@ -59,8 +59,19 @@ CAPABILITIES = Capabilities(
 class StreamOutputs(msgspec.Struct, frozen=True, rename="camel"):
     """What a stream or bucket shows besides: ``has_data``, if anything was ever stored in it."""
 
-    has_data: bool
-    has_leader: bool
+    has_data: Annotated[
+        bool,
+        msgspec.Meta(
+            description="Whether a stream or bucket has ever stored a value, or a consumer "
+            "has ever had a message to deliver."
+        ),
+    ]
+    has_leader: Annotated[
+        bool,
+        msgspec.Meta(
+            description="Whether the object has a leader. A single server always is the leader."
+        ),
+    ]
 
 
 class Deleted(msgspec.Struct, frozen=True):

@@ -43,45 +43,52 @@ class Backend(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     address: Annotated[
         str,
         msgspec.Meta(
-            description="IPv4 address, such as {$ref: Container/web, field: outputs.address}."
+            description="IPv4 address, or a reference such as {$ref: Container/web, field: "
+            "outputs.address}."
         ),
     ]
-    port: Annotated[Port, msgspec.Meta(description="Port that it listens on.")]
+    port: Annotated[Port, msgspec.Meta(description="Port of the backend.")]
 
     def __post_init__(self) -> None:
         _check_address(self.address)
 
 
 class ServiceFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The fields of a ``Service``'s spec."""
+    """A virtual address with backends, over nftables."""
 
     address: Annotated[
         str,
         msgspec.Meta(
-            description="Virtual IPv4 address; packets for it must be routed through here."
+            description="Virtual IPv4 address. Its packets must be routed through the "
+            "worker's machine."
         ),
     ]
     port: Annotated[Port, msgspec.Meta(description="Port that clients connect to.")]
-    protocol: Annotated[Protocol, msgspec.Meta(description="Of clients and backends.")] = "tcp"
+    protocol: Annotated[
+        Protocol, msgspec.Meta(description="Transport protocol of the clients and the backends.")
+    ] = "tcp"
     backends: Annotated[
         list[Backend],
         msgspec.Meta(
             max_length=MAX_BACKENDS,
-            description="Who answers, in no order; without any, connections are refused.",
+            description="At most 128 backends, without order. With an empty list, connections"
+            " are refused.",
         ),
     ] = []
     balance: Annotated[
         Balance,
         msgspec.Meta(
-            description="Who gets a new connection: anybody, each in turn, or always the same one"
-            " for an address of a client."
+            description="How to select the backend of a new connection. Random: any. "
+            "RoundRobin: all in turn. SourceAddress: the same backend for each "
+            "client address."
         ),
     ] = "Random"
     masquerade: Annotated[
         bool,
         msgspec.Meta(
-            description="Whether backends see this machine as the client; false only where their"
-            " answers come back through here anyway."
+            description="Whether backends receive the address of the worker's machine as the "
+            "client. Use false only if their responses return through that "
+            "machine anyway."
         ),
     ] = True
 
@@ -92,8 +99,8 @@ class ServiceFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class ServiceOutputs(msgspec.Struct, frozen=True):
     """Where a service is reached."""
 
-    address: str
-    port: int
+    address: Annotated[str, msgspec.Meta(description="Virtual IPv4 address.")]
+    port: Annotated[int, msgspec.Meta(description="Port that clients connect to.")]
 
 
 def normalize(fields: Fields) -> Fields:

@@ -33,20 +33,47 @@ ConnectionLimit = Annotated[int, msgspec.Meta(ge=UNLIMITED, le=2**31 - 1)]
 
 
 class DatabaseFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """The fields of a ``Database``'s spec.
+    """A PostgreSQL database."""
 
-    Without ``owner``, ``encoding`` or ``locale`` it has what the server gives it. ``template`` is
-    what it is copied from when it is made, and is not compared. Other ``extensions`` than those
-    that were ever declared are left to whoever installed them.
-    """
-
-    owner: Name | None = None
-    encoding: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]{1,32}(?!\n)$")] | None = None
-    locale: Annotated[str, msgspec.Meta(min_length=1, max_length=63)] | None = None
-    template: Name | None = None
-    extensions: Annotated[list[Name], msgspec.Meta(max_length=100)] = []
-    connection_limit: ConnectionLimit = UNLIMITED
-    allow_connections: bool = True
+    owner: Annotated[
+        Name | None,
+        msgspec.Meta(
+            description="Role that owns the database. Default: the role that Reconciler logs in as."
+        ),
+    ] = None
+    encoding: Annotated[
+        Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]{1,32}(?!\n)$")] | None,
+        msgspec.Meta(
+            description="Encoding, by the server's own name, such as UTF8 or LATIN1. Default:"
+            " the template's."
+        ),
+    ] = None
+    locale: Annotated[
+        Annotated[str, msgspec.Meta(min_length=1, max_length=63)] | None,
+        msgspec.Meta(description="Locale, or COLLATION/CTYPE. Default: the template's."),
+    ] = None
+    template: Annotated[
+        Name | None,
+        msgspec.Meta(
+            description="Database to copy at the creation. Default: template1, or template0 "
+            "with an encoding or a locale."
+        ),
+    ] = None
+    extensions: Annotated[
+        list[Name],
+        msgspec.Meta(
+            max_length=100,
+            description="Extensions to install, without order. Other extensions stay, unless "
+            "they were declared before.",
+        ),
+    ] = []
+    connection_limit: Annotated[
+        ConnectionLimit,
+        msgspec.Meta(description="Maximum number of connections; -1 means no limit."),
+    ] = UNLIMITED
+    allow_connections: Annotated[
+        bool, msgspec.Meta(description="Whether the database accepts connections.")
+    ] = True
 
     def __post_init__(self) -> None:
         if self.encoding is not None and _encoding(self.encoding) not in ENCODINGS:
@@ -59,10 +86,10 @@ class DatabaseFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, re
 class DatabaseOutputs(msgspec.Struct, frozen=True):
     """Where a database is; the URL has no user and no password."""
 
-    host: str
-    port: int
-    name: str
-    url: str
+    host: Annotated[str, msgspec.Meta(description="Host name of the server.")]
+    port: Annotated[int, msgspec.Meta(description="Port of the server.")]
+    name: Annotated[str, msgspec.Meta(description="Name of the database.")]
+    url: Annotated[str, msgspec.Meta(description="URL of the database, without user and password.")]
 
 
 def normalize(fields: Fields) -> Fields:

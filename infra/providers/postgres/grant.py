@@ -67,17 +67,42 @@ _IN_SCHEMA: Final[Mapping[str, Level]] = {
 
 
 class GrantFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The fields of a ``Grant``'s spec: exactly these privileges, in no order.
+    """Privileges of a PostgreSQL role on a database.
 
-    ``grantable``: those of them that the grantee may grant to others. ``role`` and ``database``:
-    those of the external name, said once more as references, so that the grant is made after them
-    and taken away before them.
+    The external name selects the role and the object: ROLE@DATABASE, ROLE@DATABASE/SCHEMA, or
+    ROLE@DATABASE/SCHEMA/tables (also sequences or functions).
     """
 
-    privileges: Annotated[list[Privilege], msgspec.Meta(min_length=1, max_length=20)]
-    grantable: Annotated[list[Privilege], msgspec.Meta(max_length=20)] = []
-    role: Name | None = None
-    database: Name | None = None
+    privileges: Annotated[
+        list[Privilege],
+        msgspec.Meta(
+            min_length=1,
+            max_length=20,
+            description="Exactly these privileges, without order. All others are revoked.",
+        ),
+    ]
+    grantable: Annotated[
+        list[Privilege],
+        msgspec.Meta(
+            max_length=20, description="Those of privileges that the role may grant to other roles."
+        ),
+    ] = []
+    role: Annotated[
+        Name | None,
+        msgspec.Meta(
+            description="The role of the external name. As a reference, {$ref: "
+            "DatabaseRole/NAME, field: name}, the grant is created after the role"
+            " and deleted before it."
+        ),
+    ] = None
+    database: Annotated[
+        Name | None,
+        msgspec.Meta(
+            description="The database of the external name. As a reference, {$ref: "
+            "Database/NAME, field: name}, the grant is created after the database"
+            " and deleted before it."
+        ),
+    ] = None
 
     def __post_init__(self) -> None:
         if not set(self.grantable) <= set(self.privileges):
@@ -87,8 +112,8 @@ class GrantFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class GrantOutputs(msgspec.Struct, frozen=True):
     """Who has the privileges, and in which database."""
 
-    role: str
-    database: str
+    role: Annotated[str, msgspec.Meta(description="Name of the role.")]
+    database: Annotated[str, msgspec.Meta(description="Name of the database.")]
 
 
 class GrantPlace(NamedTuple):

@@ -29,9 +29,14 @@ class GeneratedPassword(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     ``is_set`` is shown: whether the role has that password. It need not be declared.
     """
 
-    name: str
-    store: str = DEFAULT_STORE
-    is_set: bool = msgspec.field(default=True, name="isSet")
+    name: Annotated[str, msgspec.Meta(description="Name of the secret.")]
+    store: Annotated[str, msgspec.Meta(description="Store of the secret.")] = DEFAULT_STORE
+    is_set: Annotated[
+        bool,
+        msgspec.Meta(
+            description="Whether the role has this password. Shown only: do not declare it."
+        ),
+    ] = msgspec.field(default=True, name="isSet")
 
     def __post_init__(self) -> None:
         SecretRef(self.name, self.store)  # the same characters
@@ -40,24 +45,59 @@ class GeneratedPassword(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
 
 class DatabaseRoleFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """The fields of a ``DatabaseRole``'s spec, with the server's defaults.
+    """A PostgreSQL role: a user or a group."""
 
-    The order of ``member_of`` has no meaning; memberships that are not declared are taken away.
-    Without a password, one that others have set is left alone.
-    """
-
-    login: bool = False
-    password: SecretRef | None = None
-    generated_password: GeneratedPassword | None = None
-    superuser: bool = False
-    create_database: bool = False
-    create_role: bool = False
-    inherit: bool = True
-    replication: bool = False
-    bypass_row_security: bool = False
-    connection_limit: ConnectionLimit = UNLIMITED
-    valid_until: Annotated[datetime, msgspec.Meta(tz=True)] | None = None
-    member_of: Annotated[list[Name], msgspec.Meta(max_length=1_000)] = []
+    login: Annotated[bool, msgspec.Meta(description="Whether the role can log in.")] = False
+    password: Annotated[
+        SecretRef | None,
+        msgspec.Meta(
+            description="Password, as a reference to a secret: {$secret: NAME}. Default: unchanged."
+        ),
+    ] = None
+    generated_password: Annotated[
+        GeneratedPassword | None,
+        msgspec.Meta(
+            description="A secret that Reconciler generates for the role, and deletes with "
+            "it. Declare it instead of password."
+        ),
+    ] = None
+    superuser: Annotated[
+        bool, msgspec.Meta(description="Must be false: Reconciler creates no superusers.")
+    ] = False
+    create_database: Annotated[
+        bool, msgspec.Meta(description="Whether the role can create databases.")
+    ] = False
+    create_role: Annotated[bool, msgspec.Meta(description="Whether the role can create roles.")] = (
+        False
+    )
+    inherit: Annotated[
+        bool,
+        msgspec.Meta(
+            description="Whether the role inherits the privileges of the roles in memberOf."
+        ),
+    ] = True
+    replication: Annotated[
+        bool, msgspec.Meta(description="Whether the role can start replication.")
+    ] = False
+    bypass_row_security: Annotated[
+        bool, msgspec.Meta(description="Whether the role bypasses row-level security.")
+    ] = False
+    connection_limit: Annotated[
+        ConnectionLimit,
+        msgspec.Meta(description="Maximum number of connections; -1 means no limit."),
+    ] = UNLIMITED
+    valid_until: Annotated[
+        Annotated[datetime, msgspec.Meta(tz=True)] | None,
+        msgspec.Meta(description="End of the password's validity (ISO 8601). Default: never."),
+    ] = None
+    member_of: Annotated[
+        list[Name],
+        msgspec.Meta(
+            max_length=1_000,
+            description="Roles that this role is a member of, without order. All other "
+            "memberships are revoked.",
+        ),
+    ] = []
 
     def __post_init__(self) -> None:
         if self.superuser:
@@ -72,8 +112,10 @@ class DatabaseRoleFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 class DatabaseRoleOutputs(msgspec.Struct, frozen=True):
     """What a role gives to others: its name, and where its password is."""
 
-    name: str
-    password: SecretRef | None = None
+    name: Annotated[str, msgspec.Meta(description="Name of the role.")]
+    password: Annotated[
+        SecretRef | None, msgspec.Meta(description="Reference to the secret with its password.")
+    ] = None
 
 
 def normalize(fields: Fields) -> Fields:
