@@ -13,7 +13,7 @@ def throttled(row: StatusRow, now: datetime) -> str:
     until = row.throttled_until
     if until is None or until <= now:
         return ""
-    return f"the API wants no call before {until:%Y-%m-%dT%H:%M:%SZ}"
+    return f"the API allows no call before {until:%Y-%m-%dT%H:%M:%SZ}"
 
 
 def left_alone(row: StatusRow | None, now: datetime) -> Finding | None:
@@ -23,12 +23,12 @@ def left_alone(row: StatusRow | None, now: datetime) -> Finding | None:
     check = f"API {row.name}"
     if row.breaker_until is not None:
         remedy = (
-            "it is probed after that time, and what waits goes on by itself when it answers;"
-            f" its story: `reconciler history {row.key}`"
+            "The API is probed after that time. When it responds, all waiting actions continue. To"
+            f" read its failures: `reconciler history {row.key}`."
         )
         return Finding(check, "fail", row.message, remedy)
     text = throttled(row, now)
     if text:
-        remedy = "nothing; if it comes often, set spec.limits.requestsPerSecond"
+        remedy = "Nothing to do. If it happens often, set spec.limits.requestsPerSecond."
         return Finding(check, "warn", text, remedy)
     return None

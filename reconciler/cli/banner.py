@@ -40,4 +40,4 @@ def print_banner(stack: Stack, roles: Sequence[str], seconds: float) -> None:
     manifest = "examples/foo.yaml" if COMMAND_VARIABLE in os.environ else "shape.yaml"
     for command in (f"apply -f {manifest} --wait", "get", "history NAME", "doctor"):
         out.print(f"  {program} {command}{option}")
-    out.print("\nCtrl-C stops it; the data stay.")
+    out.print("\nPress Ctrl-C to stop. The data are kept.")

@@ -181,7 +181,10 @@ def discarded_text(counts: Sequence[Discarded]) -> str:
         for each in most
     ]
     messages = "message" if total == 1 else "messages"
-    return f"{total} {messages} got no dead letter, the last at {_time(last)}; {some(whose)}"
+    return (
+        f"{total} {messages} discarded without a dead letter, the last at {_time(last)}; "
+        f"{some(whose)}"
+    )
 
 
 def print_discarded(

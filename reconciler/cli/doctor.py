@@ -90,7 +90,9 @@ async def _doctor(connection: Connection, full: bool, monitoring_url: str | None
         known = await _examine_around(monitoring_url)  # a server that is silent may say why there
         if not known:
             raise
-        remedy = "is nats-server running? Its log, and what is wrong above, tell more"
+        remedy = (
+            "Start the NATS server, or correct --nats-url. The server's log may show the cause."
+        )
         return [*known, Finding("bus", "fail", str(error), remedy)]
 
 
@@ -113,7 +115,7 @@ async def examine(nc: Client, *, full: bool, monitoring_url: str | None = None) 
         ("server", check_server),
         ("streams", check_streams),
         ("copies", check_copies),
-        ("room", check_room_of_streams),
+        ("stream limits", check_room_of_streams),
         ("stages", check_stages),
         ("API", check_apis),
         ("log", partial(_check_log, full=full)),
@@ -124,7 +126,9 @@ async def examine(nc: Client, *, full: bool, monitoring_url: str | None = None) 
         except BusDeniedError as denied:
             findings.append(not_looked_at(name, denied))
         except (BusError, InvalidMessageError) as error:
-            findings.append(Finding(name, "fail", f"cannot be checked: {error}", "see above"))
+            findings.append(
+                Finding(name, "fail", f"cannot be checked: {error}", "Fix the checks above first.")
+            )
     return findings
 
 

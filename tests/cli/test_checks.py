@@ -102,11 +102,11 @@ def test_an_api_that_is_left_alone_is_told_and_not_asked() -> None:
         (
             "shapes",
             ("Record", "Shpae"),
-            "spec.kinds names Record, Shpae, and provider 'shapes' has only Shape here",
-            "leave spec.kinds out",
+            "spec.kinds names Record, Shpae, but provider 'shapes' has only Shape here",
+            "without spec.kinds",
         ),
-        ("dns", (), "no kind of provider 'dns' is installed here", "install the package"),
-        ("dns", ("Zone",), "no kind of provider 'dns' is installed here", "install the package"),
+        ("dns", (), "no kind of provider 'dns' is installed here", "Install the package"),
+        ("dns", ("Zone",), "no kind of provider 'dns' is installed here", "Install the package"),
     ],
 )
 async def test_a_configuration_that_no_kind_is_watched_by_is_told_with_the_reason(
@@ -134,7 +134,7 @@ def test_ownership_that_nobody_wants_and_wishes_that_nobody_fulfils() -> None:
     leaving = row(owned=True, actionId="a")
     held = row(owned=True, outcome="Held", reason="Finalizers")
     owned, _ = check_ownership([leaving])
-    assert (owned.verdict, owned.found) == ("ok", "1, all of them under way")
+    assert (owned.verdict, owned.found) == ("ok", "1, all in progress")
     owned, _ = check_ownership([held])
     assert owned.found == "1: default/Shape/foo (Held, Finalizers)"
     _, wanted = check_ownership([row(declared=True)])
@@ -160,7 +160,9 @@ def test_what_is_held_is_told_by_what_it_waits_for() -> None:
     dangling = plain_row(name="c", kind="ShapeRef", outcome="Held", reason="Dangling")
     found = check_held([well, dangling, *doubted])
     assert found.verdict == "warn"
-    assert found.found == ("3 wait (2 LossGuard, 1 Dangling): default/ShapeRef/c, default/Shape/a")
+    assert found.found == (
+        "3 (2 LossGuard, 1 Dangling), for example default/ShapeRef/c, default/Shape/a"
+    )
 
 
 def test_rows_that_differ_are_told() -> None:

@@ -94,10 +94,10 @@ def test_what_got_no_letter_is_told_under_the_list(idle: Inside, idle_url: str) 
 
     none, told = idle.ok("deadletters", "list").out.splitlines()
     assert none == "no dead letters"
-    assert told.startswith("not listed: 3 messages got no dead letter, the last at 20")
+    assert told.startswith("not listed: 3 messages discarded without a dead letter, the last at 20")
     assert told.endswith("; acme: 2 at stage intake, other: 1 at stage intake")
     of_one = idle.ok("deadletters", "list", "--resource", "other/Shape/x", "--since", "1h").out
-    assert "not listed: 1 message got no dead letter" in of_one
+    assert "not listed: 1 message discarded without a dead letter" in of_one
     assert "not listed" not in idle.ok("deadletters", "list", "--stage", "decision").out
     assert idle.ok("deadletters", "list", "-o", "json").json == []  # a list of letters only
     found = {each["check"]: each for each in idle.run("doctor", "-o", "json").json}

@@ -57,7 +57,7 @@ def test_the_doctor_tells_what_it_can_see_of_a_server_that_is_silent(cli: Cli) -
             os.kill(server, signal.SIGCONT)
     found = {each["check"]: each["verdict"] for each in told.json}
     assert found["disk"] == "ok"
-    assert (found["server's health"], found["bus"]) == ("warn", "fail")
+    assert (found["server health"], found["bus"]) == ("warn", "fail")
     assert told.status == 1
 
 

@@ -232,7 +232,7 @@ def test_no_decider_is_told(idle: Inside) -> None:
     assert "Is a decider running?" in ran.err
     assert idle.run("get").status == 0
     found = {one["check"]: one for one in idle.run("doctor", "-o", "json").json}
-    assert "no decider asks for work" in found["intake"]["found"]
+    assert "no decider pulls messages" in found["intake"]["found"]
     assert found["intake"]["verdict"] == "fail"
 
 

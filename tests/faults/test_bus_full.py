@@ -50,7 +50,9 @@ async def leave_room(world: World, stream: str, room_bytes: int) -> None:
 
 async def doctor_says(world: World) -> str:
     found = await examine(world.nc, full=False)
-    return " | ".join(f"{one.verdict}: {one.found}" for one in found if one.check == "room")
+    return " | ".join(
+        f"{one.verdict}: {one.found}" for one in found if one.check == "stream limits"
+    )
 
 
 async def declare_one_by_one(world: World) -> None:

@@ -79,29 +79,29 @@ def _both(one: _Look, other: _Look) -> _Look:
 
 
 def _finding(found: _Look) -> Finding:
-    text = f"{found.taken_care_of} in flight and taken care of"
+    text = f"{found.taken_care_of} in flight, all accounted for"
     if found.lost:
         return Finding(
             "lost actions",
             "fail",
-            f"{len(found.lost)} that no worker has, without a result: {some(sorted(found.lost))}",
-            f"stop the workers, `nats consumer rm {LOG} {worker_consumer('NAME')}` for the "
-            "ProviderConfig that they are of, start the workers: every action is handed "
-            "out again, and those that have a result are passed over",
+            f"{len(found.lost)} without a worker and without a result: {some(sorted(found.lost))}",
+            "Stop the workers, delete the consumer of their ProviderConfig NAME "
+            f"(`nats consumer rm {LOG} {worker_consumer('NAME')}`), and start the workers. Every "
+            "action is then delivered again, and those with a result are skipped.",
         )
     if found.overdue:
         return Finding(
             "lost actions",
             "fail",
-            f"{len(found.overdue)} should have been tried again: {some(sorted(found.overdue))}",
-            "run an observer: its sweeper wakes what is overdue",
+            f"{len(found.overdue)} with an overdue retry: {some(sorted(found.overdue))}",
+            "Run an observer. Its sweeper starts overdue retries.",
         )
     if found.untimed:
         return Finding(
             "lost actions",
             "warn",
-            f"{len(found.untimed)} wait, and have no timer: {some(sorted(found.untimed))}",
-            "run an observer: its sweeper wakes them when they are due",
+            f"{len(found.untimed)} with a retry and no timer: {some(sorted(found.untimed))}",
+            "Run an observer. Its sweeper starts retries that are due.",
         )
     return Finding("lost actions", "ok", f"none; {text}")
 

@@ -34,7 +34,10 @@ async def check_apis(nc: Client) -> list[Finding]:
     await Definitions(kinds).load(log)
     await configurations.load(log)
     if not configurations.by_name:
-        remedy = "declare one: `reconciler apply -f`, or let `reconciler up` start the example API"
+        remedy = (
+            "Declare one with `reconciler apply -f FILE`, or start the example API with"
+            " `reconciler up`."
+        )
         return [Finding("API", "warn", "no ProviderConfig is declared", remedy)]
     rows = (await current_models(nc)).status
     pool = ProviderPool(kinds, configurations, open_stores(secrets_here()))
@@ -70,31 +73,37 @@ async def check_api(
             if kinds[kind].lists:
                 await _list_one(pool, name, kind, config)
     except ConfigurationError as error:
-        remedy = "only a problem if the workers cannot do it either: ask from where they run"
+        remedy = "Run `reconciler doctor` where the workers run: only there this is a problem."
         return Finding(check, "warn", str(error), remedy)
     except (ProviderError, TimeoutError) as error:
-        text = str(error) or f"no answer within {_PATIENCE_SECONDS:.0f} s"
-        remedy = "is the API up, and the endpoint right? What is declared waits, nothing is lost"
+        text = str(error) or f"no response within {_PATIENCE_SECONDS:.0f} s"
+        remedy = (
+            "Check that the API runs and that spec.endpoint is correct. Until it responds, "
+            "declarations wait, and nothing is lost."
+        )
         return Finding(check, "fail", f"{config.endpoint}: {text}", remedy)
     read = [kind for kind in watched if not kinds[kind].lists]
     if read:
-        found = f"cannot list {', '.join(read)}: what is declared is read one by one"
+        found = f"{', '.join(read)} cannot be listed, so declared objects are read one by one"
         if read == watched:
-            return Finding(check, "ok", f"{config.endpoint}: {found}; it was not asked")
-        return Finding(check, "ok", f"{config.endpoint} answers ({', '.join(watched)}); {found}")
-    return Finding(check, "ok", f"{config.endpoint} answers ({', '.join(watched)})")
+            return Finding(check, "ok", f"{config.endpoint}: not called; {found}")
+        return Finding(check, "ok", f"{config.endpoint} responds ({', '.join(watched)}); {found}")
+    return Finding(check, "ok", f"{config.endpoint} responds ({', '.join(watched)})")
 
 
 def _nothing_watched(check: str, config: ProviderConfigSpec, installed: list[str]) -> Finding:
     if not installed:
-        remedy = f"install the package of provider {config.provider!r} where the roles run, too"
+        remedy = (
+            f"Install the package of provider {config.provider!r} here and where the roles run."
+        )
         found = f"no kind of provider {config.provider!r} is installed here"
         return Finding(check, "warn", found, remedy)
     named, known = ", ".join(config.kinds), ", ".join(installed)
-    found = f"spec.kinds names {named}, and provider {config.provider!r} has only {known} here"
+    found = f"spec.kinds names {named}, but provider {config.provider!r} has only {known} here"
     remedy = (
-        "declare it with kinds of its provider, or leave spec.kinds out, which means all of them; "
-        "where what it names is another package's kind, install that where the roles run, too"
+        "Declare the ProviderConfig with kinds of its provider, or without spec.kinds, which "
+        "selects all of them. If another package has the named kind, install it here and where "
+        "the roles run."
     )
     return Finding(check, "warn", found, remedy)
 

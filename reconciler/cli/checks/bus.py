@@ -44,7 +44,7 @@ async def check_server(nc: Client) -> list[Finding]:
     account = await api_request(nc, "INFO", None)
     where = "" if nc.connected_url is None else f" at {nc.connected_url.netloc.rpartition('@')[2]}"
     return [
-        Finding("server", "ok", f"nats-server {number}{where}, JetStream is on"),
+        Finding("server", "ok", f"nats-server {number}{where}, with JetStream"),
         check_room(account),
         check_clock(str(state.get("ts", "")), asked, answered),
     ]
@@ -59,14 +59,23 @@ def check_room(account: dict[str, Any]) -> Finding:
         return Finding("storage", "ok", f"{text}, no limit for this account")
     percent = 100 * used // limit
     verdict: Verdict = "warn" if percent >= _FULL_PERCENT else "ok"
-    remedy = "" if verdict == "ok" else "give JetStream more: a full stream refuses declarations"
+    remedy = (
+        ""
+        if verdict == "ok"
+        else "Give the account more JetStream storage. A full stream refuses declarations."
+    )
     return Finding("storage", verdict, f"{text}, {percent} % of the limit", remedy)
 
 
 def check_clock(server_time: str, asked: float, answered: float) -> Finding:
     """Compare the server's clock with ours; how long it took to ask is no difference."""
     if not server_time:
-        return Finding("clock", "warn", "the server tells no time", "compare the clocks by hand")
+        return Finding(
+            "clock",
+            "warn",
+            "the server does not report its time",
+            "Compare the clocks of this machine and of the server.",
+        )
     seconds, _, fraction = server_time.rstrip("Z").partition(".")
     whole = datetime.fromisoformat(seconds).replace(tzinfo=UTC).timestamp()
     skew = whole + int((fraction or "0").ljust(9, "0")) / _NANOSECONDS - (asked + answered) / 2
@@ -74,18 +83,20 @@ def check_clock(server_time: str, asked: float, answered: float) -> Finding:
     verdict: Verdict = "ok"
     if size > _SKEW_WARN_SECONDS:
         verdict = "fail" if size > _SKEW_FAIL_SECONDS else "warn"
-    remedy = "" if verdict == "ok" else "set the clocks (NTP): timers fire by the server's"
-    return Finding("clock", verdict, f"the server is {skew:+.3f} s from here", remedy)
+    remedy = (
+        "" if verdict == "ok" else "Synchronize the clocks (NTP). Timers use the server's clock."
+    )
+    return Finding("clock", verdict, f"the server's clock differs by {skew:+.3f} s", remedy)
 
 
 async def check_streams(nc: Client) -> list[Finding]:
     """Check every stream and consumer against what this release wants."""
     wrong = {name: fields for name, fields in (await topology_differences(nc)).items() if fields}
     if not wrong:
-        return [Finding("streams", "ok", "all streams and consumers are as this release wants")]
+        return [Finding("streams", "ok", "all streams and consumers are as this release requires")]
     told = [f"{name} ({', '.join(list(fields)[:3])})" for name, fields in wrong.items()]
-    remedy = "run `reconciler init`, which upgrades what can be changed in place"
-    return [Finding("streams", "fail", f"not as wanted: {some(told)}", remedy)]
+    remedy = "Run `reconciler init`, which upgrades what can change in place."
+    return [Finding("streams", "fail", f"not as required: {some(told)}", remedy)]
 
 
 def check_sync(nc: Client, data: Path = DATA_FOLDER) -> Finding:
@@ -94,15 +105,19 @@ def check_sync(nc: Client, data: Path = DATA_FOLDER) -> Finding:
     connected = nc.connected_url
     config = data / "nats" / "nats.conf"
     if running is None or connected is None or not running.nats_url.endswith(connected.netloc):
-        return Finding("sync", "ok", "not visible from here: an external server says it to nobody")
+        return Finding(
+            "sync", "ok", "unknown: an external server reports it only at its monitoring URL"
+        )
     try:
         is_safe = "sync_interval: always" in config.read_text()
     except OSError:
-        return Finding("sync", "warn", f"{config} cannot be read", "look at its permissions")
+        return Finding(
+            "sync", "warn", f"{config} cannot be read", "Check the permissions of this file."
+        )
     if is_safe:
-        return Finding("sync", "ok", "the server waits for the disk (sync_interval: always)")
-    remedy = "set sync_interval: always; a power cut loses acknowledged messages"
-    return Finding("sync", "warn", "the server does not wait for the disk", remedy)
+        return Finding("sync", "ok", "the server syncs every write to disk (sync_interval: always)")
+    remedy = "Set sync_interval: always. Otherwise a power failure loses acknowledged messages."
+    return Finding("sync", "warn", "the server acknowledges writes before they are on disk", remedy)
 
 
 async def check_stages(nc: Client) -> list[Finding]:
@@ -124,12 +139,12 @@ def check_sources(intake: dict[str, Any]) -> Finding:
         if int(source.get("lag", 0)) > _LAG_EVENTS:
             wrong.append(f"{INTAKE} is {source['lag']} messages behind {source['name']}")
         if not 0 <= int(source.get("active", -1)) < _SILENT_SECONDS * _NANOSECONDS:
-            wrong.append(f"{INTAKE} hears nothing of {source['name']}")
+            wrong.append(f"{INTAKE} receives nothing from {source['name']}")
     if not wrong:
-        return Finding("sources", "ok", "timers are copied on")
+        return Finding("sources", "ok", "timers reach the intake")
     remedy = (
-        "no timer fires until it goes on: look at the server's log; "
-        "it takes up again by itself, or when the server is restarted"
+        "Read the server's log. Until the source recovers, no timer fires. It recovers by itself, "
+        "or when you restart the server."
     )
     return Finding("sources", "warn", some(wrong), remedy)
 
@@ -139,13 +154,13 @@ def check_stage(stage: str, role: str, consumers: Sequence[dict[str, Any]]) -> F
     pending = sum(int(one.get("num_pending", 0)) for one in consumers)
     leased = sum(int(one.get("num_ack_pending", 0)) for one in consumers)
     waiting = sum(int(one.get("num_waiting", 0)) for one in consumers)
-    text = f"{pending} pending, {leased} handed out and not acknowledged"
+    text = f"{pending} pending, {leased} delivered and not acknowledged"
     if not waiting:
         verdict: Verdict = "fail" if pending or leased else "warn"
-        remedy = f"start one: `reconciler run {role}` or `reconciler up`"
-        return Finding(stage, verdict, f"{text}; no {role} asks for work", remedy)
+        remedy = f"Start one: `reconciler run {role}` or `reconciler up`."
+        return Finding(stage, verdict, f"{text}; no {role} pulls messages", remedy)
     if pending > _BACKLOG:
-        remedy = f"start another {role}, if it does not go down by itself"
+        remedy = f"Start another {role}, unless the number of pending messages falls."
         return Finding(stage, "warn", text, remedy)
     return Finding(stage, "ok", text)
 
@@ -155,10 +170,12 @@ async def _check_projection(nc: Client) -> Finding:
     rows = await JetStreamRows(nc).get([CHECKPOINT])
     position = decode_checkpoint(rows[CHECKPOINT]).position if CHECKPOINT in rows else 0
     lag = max(0, last - position)
-    text = f"{lag} events behind the log, which is at {last}"
+    text = f"{lag} events behind the log, which is at position {last}"
     if lag <= _LAG_EVENTS:
         return Finding("projection", "ok", text)
-    remedy = "is one running? `reconciler run projector`; reads by the SDK are that old"
+    remedy = (
+        "Start a projector: `reconciler run projector`. Until then, reads of the SDK are outdated."
+    )
     return Finding("projection", "warn", text, remedy)
 
 

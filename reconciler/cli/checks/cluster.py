@@ -20,12 +20,14 @@ def judge_copies(found: Sequence[Copies]) -> Finding:
     wanted = min((each.wanted for each in found), default=1)
     leaderless = [each.stream for each in found if not each.leader]
     if leaderless:
-        remedy = "more than half of the servers must be up: start those that are down"
+        remedy = "Start the servers that are down. More than half of them must run."
         return Finding("copies", "fail", f"no leader: {some(leaderless)}", remedy)
     behind = [f"{each.stream} on {', '.join(each.behind)}" for each in found if each.behind]
     if behind:
-        remedy = "start the servers that are down; one more failure may stop the bus, or lose data"
-        return Finding("copies", "warn", f"not all copies are there: {some(behind)}", remedy)
+        remedy = "Start the servers that are down. One more failure may stop the bus or lose data."
+        return Finding("copies", "warn", f"copies are missing or outdated: {some(behind)}", remedy)
     if wanted == 1:
-        return Finding("copies", "ok", "one copy of each stream: back up what must not be lost")
+        return Finding(
+            "copies", "ok", "one copy of each stream; back up the log (`reconciler backup`)"
+        )
     return Finding("copies", "ok", f"{wanted} copies of each stream, all up to date")

@@ -26,8 +26,11 @@ class Finding(msgspec.Struct, frozen=True, rename="camel"):
 
 def not_looked_at(check: str, denied: BusDeniedError) -> Finding:
     """Say that a check was not made, for want of permissions."""
-    remedy = "`reconciler permissions operator` shows what a user needs who may look at everything"
-    return Finding(check, "skip", f"not looked at: {denied}", remedy)
+    remedy = (
+        "Use a user with the permissions of an operator, as `reconciler permissions operator`"
+        " prints them."
+    )
+    return Finding(check, "skip", f"not checked: {denied}", remedy)
 
 
 def some(names: Sequence[str]) -> str:

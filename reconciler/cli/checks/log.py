@@ -38,12 +38,12 @@ def check_damage(replay: LogReplay) -> Finding:
     """Tell where the log is not what was written."""
     places = [f"{one.problem}: {one}" for one in replay.damage]
     if not places:
-        part = f" since position {replay.since}; --full reads all" if replay.since else ""
-        return Finding("log", "ok", f"{replay.events} events read, none missing{part}")
+        part = f" since position {replay.since} (--full reads all)" if replay.since else ""
+        return Finding("log", "ok", f"{replay.events} events read, none missing or changed{part}")
     remedy = (
-        "upgrade what is older than the log, or restore the log from its backup; these resources "
-        'are held until then, all others are not: see "When the log is damaged" in '
-        "docs/how-to/back-up-and-restore.md"
+        "Run the newest release that has written to this log, or restore the log from a backup. "
+        "Until then, the damaged resources are held, and all others continue. See "
+        '"When the log is damaged" in docs/how-to/back-up-and-restore.md.'
     )
     return Finding("log", "fail", f"damaged in {len(places)} places: {some(places)}", remedy)
 
@@ -53,7 +53,10 @@ def check_disputed(rows: Iterable[StatusRow]) -> Finding:
     disputed = [_how(row) for row in rows if row.outcome == "Disputed"]
     if not disputed:
         return Finding("disputed", "ok", "none")
-    remedy = "find out who put the label there: `reconciler describe`"
+    remedy = (
+        "Find the evidence that contradicts the log, such as a foreign owner label: `reconciler"
+        " describe RESOURCE`. Until then, nothing is written or deleted."
+    )
     return Finding("disputed", "warn", f"{len(disputed)}: {some(disputed)}", remedy)
 
 
@@ -66,10 +69,10 @@ def check_held(rows: Iterable[StatusRow]) -> Finding:
     counts = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
     first = ", ".join(f"{next(r.key for r in held if r.reason == one)}" for one in reasons)
     remedy = (
-        "`reconciler get -A --outcome Held` shows them all; what each reason wants is in "
-        "docs/concepts/holds.md"
+        "List them with `reconciler get -A --outcome Held`. docs/concepts/holds.md explains each "
+        "reason."
     )
-    return Finding("held", "warn", f"{len(held)} wait ({counts}): {first}", remedy)
+    return Finding("held", "warn", f"{len(held)} ({counts}), for example {first}", remedy)
 
 
 def check_ownership(rows: Iterable[StatusRow]) -> list[Finding]:
@@ -86,8 +89,11 @@ def _owned_only(rows: Sequence[StatusRow]) -> Finding:
         return Finding("owned, not declared", "ok", "none")
     stuck = [_how(row) for row in leaving if not row.action_id and row.retry_at is None]
     if not stuck:
-        return Finding("owned, not declared", "ok", f"{len(leaving)}, all of them under way")
-    remedy = "what is shown as the reason must be done, or the API be asked: `reconciler describe`"
+        return Finding("owned, not declared", "ok", f"{len(leaving)}, all in progress")
+    remedy = (
+        "Remove the reason that `reconciler describe RESOURCE` shows, or read the API with"
+        " `reconciler reconcile RESOURCE`."
+    )
     return Finding("owned, not declared", "warn", f"{len(stuck)}: {some(stuck)}", remedy)
 
 
@@ -98,8 +104,8 @@ def _declared_only(rows: Sequence[StatusRow]) -> Finding:
         if row.declared and not row.owned and row.outcome not in _WELL_WITHOUT_OWNING
     ]
     if not wanting:
-        return Finding("declared, not owned", "ok", "none without a reason")
-    remedy = "the reason says what is missing: `reconciler describe`"
+        return Finding("declared, not owned", "ok", "none that should be owned")
+    remedy = "Remove the reason that `reconciler describe RESOURCE` shows."
     return Finding("declared, not owned", "warn", f"{len(wanting)}: {some(wanting)}", remedy)
 
 
@@ -115,9 +121,12 @@ def check_watched(rows: Iterable[StatusRow]) -> Finding:
         and row.provider_config not in known
     ]
     if not lost:
-        return Finding("without an API", "ok", "none")
-    remedy = "declare the ProviderConfig again: until then nobody watches, makes or deletes them"
-    return Finding("without an API", "warn", f"{len(lost)}: {some(lost)}", remedy)
+        return Finding("no ProviderConfig", "ok", "none")
+    remedy = (
+        "Declare the ProviderConfig again. Until then, these resources are not observed, created,"
+        " updated or deleted."
+    )
+    return Finding("no ProviderConfig", "warn", f"{len(lost)}: {some(lost)}", remedy)
 
 
 def _how(row: StatusRow) -> str:
@@ -129,18 +138,18 @@ async def check_dead_letters(nc: Client) -> Finding:
     stored = await read_letters(nc, most=_MAX_LETTERS)
     letters = matching(collect(stored.letters, stored.handled))
     if not letters:
-        return Finding("dead letters", "ok", "none that is open")
+        return Finding("dead letters", "ok", "none open")
     stages = Counter(each.record.stage for each in letters)
     counts = ", ".join(f"{count} {stage}" for stage, count in stages.most_common())
     more = "at least " if stored.more else ""
     oldest, newest = letters[0].record, letters[-1].record
     text = (
-        f"{more}{len(letters)} open ({counts}), oldest of {oldest.at:%Y-%m-%dT%H:%M:%SZ}; newest, "
-        f"of {newest.at:%Y-%m-%dT%H:%M:%SZ}: {newest.reason[:120]}"
+        f"{more}{len(letters)} open ({counts}); oldest from {oldest.at:%Y-%m-%dT%H:%M:%SZ}; newest "
+        f"from {newest.at:%Y-%m-%dT%H:%M:%SZ}: {newest.reason[:120]}"
     )
     remedy = (
-        "`reconciler deadletters list`; when the cause is gone `reconciler deadletters retry`, "
-        "or `dismiss` what needs nothing more"
+        "Read them with `reconciler deadletters list`. Remove the cause, and then retry them with "
+        "`reconciler deadletters retry`, or `dismiss` those that need nothing more."
     )
     return Finding("dead letters", "warn", text, remedy)
 
@@ -149,15 +158,18 @@ async def check_discarded(nc: Client) -> Finding:
     """Return who sent so much that cannot be used that not all of it became dead letters."""
     counts = await read_discarded(nc)
     if not counts:
-        return Finding("discarded", "ok", "none: whatever cannot be used is a dead letter")
+        return Finding(
+            "discarded", "ok", "none: every message that was not processed is a dead letter"
+        )
     last = max(each.last_at for each in counts)
     text = discarded_text(counts)
     if datetime.now(UTC) - last > _DISCARDED_SHOWN:
-        return Finding("discarded", "ok", f"{text}; none since")
+        return Finding("discarded", "ok", f"{text}; none in the last {_DISCARDED_SHOWN.days} days")
     remedy = (
-        "a namespace may fill a quarter of the dead letters, which `reconciler deadletters list` "
-        "shows: have its publisher stop, or send it right; how to make room is in "
-        '"Handle dead letters" in docs/how-to/operate.md. It warns for 7 days after the last'
+        "Stop the publisher, or correct its messages. A namespace may use a quarter of the dead "
+        "letters (`reconciler deadletters list`). To make room, see "
+        '"Handle dead letters" in docs/how-to/operate.md. This warning ends '
+        f"{_DISCARDED_SHOWN.days} days after the last discarded message."
     )
     return Finding("discarded", "warn", text, remedy)
 
@@ -165,19 +177,23 @@ async def check_discarded(nc: Client) -> Finding:
 async def check_rows(nc: Client, replay: LogReplay, *, full: bool) -> Finding:
     """Compare stored rows with the log: all of them, or those of some resources."""
     if replay.damage:
-        text = "not compared: the log itself is not whole"
-        return Finding("rows equal the log", "warn", text, "see the check of the log")
+        text = "not compared, because the log is damaged"
+        return Finding("stored rows", "warn", text, "See the check of the log.")
     wrong, what = await (_all_rows(nc) if full else _sampled_rows(nc, replay))
     if not wrong:
-        return Finding("rows equal the log", "ok", what)
-    remedy = "the log is right: `reconciler replay --verify` shows the rows, and how to remake them"
-    return Finding("rows equal the log", "fail", f"{len(wrong)}: {some(wrong)}", remedy)
+        return Finding("stored rows", "ok", what)
+    remedy = (
+        "The log is right. `reconciler replay --verify` shows the rows and how to rebuild them."
+    )
+    return Finding(
+        "stored rows", "fail", f"{len(wrong)} differ from the log: {some(wrong)}", remedy
+    )
 
 
 async def _all_rows(nc: Client) -> tuple[list[str], str]:
     async with replay_from_start(nc) as replay:
         found = await compare(nc, replay, lambda _done: None)
-    what = found.note or f"all {found.rows}, at position {found.checkpoint}"
+    what = found.note or f"all {found.rows} rows equal the log at position {found.checkpoint}"
     return [one.row for one in found.differences], what
 
 
@@ -189,7 +205,10 @@ async def _sampled_rows(nc: Client, replay: LogReplay) -> tuple[list[str], str]:
     if wrong:
         again = await _wrong_of(nc, chosen)
         wrong = [row for row in wrong if row in again]
-    return wrong, f"sampled {len(chosen)} of {len(names)} resources (--full compares all)"
+    return (
+        wrong,
+        f"the rows of {len(chosen)} of {len(names)} resources equal the log (--full compares all)",
+    )
 
 
 async def _wrong_of(nc: Client, names: Sequence[str]) -> list[str]:

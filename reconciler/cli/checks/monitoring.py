@@ -44,18 +44,29 @@ async def check_health(url: str) -> list[Finding]:
             answer = await http.get(f"{url.rstrip('/')}/healthz")
         problem = msgspec.json.decode(answer.content, type=_Health).error
     except (httpx.HTTPError, httpx.InvalidURL, msgspec.DecodeError) as error:
-        problem = f"{url} does not answer: {str(error) or type(error).__name__}"
-        return [Finding("server's health", "warn", problem, "is the server running?")]
+        problem = f"{url} does not respond: {str(error) or type(error).__name__}"
+        return [
+            Finding(
+                "server health",
+                "warn",
+                problem,
+                "Check that the server runs and that --monitoring-url is correct.",
+            )
+        ]
     if not problem:
-        return [Finding("server's health", "ok", "the server says that it is well")]
+        return [Finding("server health", "ok", "the server reports no problem")]
     if means_full_disk(problem) or has_turned_off(problem):
         remedy = (
-            "free some space, and start that server again: what it acknowledged is there "
-            "(`reconciler up` starts its own again by itself)"
+            "Free disk space, and restart this server (`reconciler up` restarts its own server). "
+            "All acknowledged messages are kept."
         )
-        what = "disk full" if means_full_disk(problem) else "turned off, as by a full disk"
-        return [Finding("server's health", "fail", f"{what}: {problem}", remedy)]
-    return [Finding("server's health", "fail", problem, "see the server's log")]
+        what = (
+            "disk full"
+            if means_full_disk(problem)
+            else "JetStream turned off, possibly by a full disk"
+        )
+        return [Finding("server health", "fail", f"{what}: {problem}", remedy)]
+    return [Finding("server health", "fail", problem, "Read the server's log.")]
 
 
 async def check_monitoring(url: str) -> list[Finding]:
@@ -65,21 +76,21 @@ async def check_monitoring(url: str) -> list[Finding]:
             answer = await http.get(f"{url.rstrip('/')}/varz")
         told = msgspec.json.decode(answer.raise_for_status().content, type=_Varz).jetstream
     except (httpx.HTTPError, httpx.InvalidURL, msgspec.DecodeError) as error:
-        remedy = "is that the address of the server's monitoring (http_port)?"
-        text = f"{url} does not answer: {str(error) or type(error).__name__}"
+        remedy = "Check that --monitoring-url is the server's monitoring port (http_port)."
+        text = f"{url} does not respond: {str(error) or type(error).__name__}"
         return [Finding("sync", "warn", text, remedy)]
     return [_sync(told.config), _disk(told)]
 
 
 def _sync(config: _Config) -> Finding:
     if config.sync_always:
-        return Finding("sync", "ok", "the server waits for the disk (sync_interval: always)")
+        return Finding("sync", "ok", "the server syncs every write to disk (sync_interval: always)")
     seconds = config.sync_interval / _SECOND
     return Finding(
         "sync",
         "warn",
-        f"the server syncs every {seconds:g} s: a power cut loses what it acknowledged since then",
-        "set sync_interval: always",
+        f"the server syncs every {seconds:g} s; a power failure loses what it acknowledged since",
+        "Set sync_interval: always in the configuration of the server.",
     )
 
 
@@ -88,7 +99,7 @@ def _disk(told: _JetStream) -> Finding:
     percent = 100 * used // most if most > 0 else 0
     verdict: Verdict = "warn" if percent >= _NEARLY_FULL_PERCENT else "ok"
     remedy = (
-        "" if verdict == "ok" else "give JetStream more room (max_file_store), or a larger disk"
+        "" if verdict == "ok" else "Increase max_file_store of the server, or use a larger disk."
     )
     text = f"{used / 1e6:.1f} MB of {most / 1e6:.1f} MB, {percent} %"
-    return Finding("server's disk", verdict, text, remedy)
+    return Finding("server disk", verdict, text, remedy)

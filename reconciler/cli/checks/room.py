@@ -36,13 +36,13 @@ def judge_room(limited: Mapping[str, tuple[int, int]]) -> Finding:
     full = [name for name, (used, most) in limited.items() if most - used < _LONG_MESSAGE_BYTES]
     nearly = [name for name, (used, most) in limited.items() if used * 100 >= most * _FULL_PERCENT]
     if not full and not nearly:
-        return Finding("room", "ok", "every stream has room for more")
+        return Finding("stream limits", "ok", "no stream is nearly full")
     verdict: Verdict = "fail" if full else "warn"
     remedy = (
-        "raise the limit: `nats stream edit <stream> --max-bytes=…`; a full stream refuses what "
-        "comes, and loses nothing that it took"
+        "Raise the limit: `nats stream edit STREAM --max-bytes=BYTES`. A full stream refuses new "
+        "messages, and keeps those that it has."
     )
-    return Finding("room", verdict, f"full or nearly full: {some(full or nearly)}", remedy)
+    return Finding("stream limits", verdict, f"full or nearly full: {some(full or nearly)}", remedy)
 
 
 def check_own_disk() -> list[Finding]:
@@ -53,12 +53,12 @@ def check_own_disk() -> list[Finding]:
 def check_disk(folder: Path) -> Finding:
     """Check how much space a server's disk has left."""
     free = shutil.disk_usage(folder).free
-    text = f"{free / 1e6:.0f} MB free for {folder}"
+    text = f"{free / 1e6:.0f} MB free in {folder}"
     if free >= _LITTLE_BYTES:
         return Finding("disk", "ok", text)
     verdict: Verdict = "fail" if free < _TOO_LITTLE_BYTES else "warn"
     remedy = (
-        "free some space: then `reconciler up` starts its server again by itself, for one that has "
-        "met a full disk answers no more; what it acknowledged is there"
+        "Free disk space. A NATS server on a full disk stops responding. `reconciler up` then "
+        "restarts it, and all acknowledged messages are kept."
     )
     return Finding("disk", verdict, text, remedy)
