@@ -43,7 +43,7 @@ class Badge(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class BoardFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The fields of a `Board`'s spec: a flag and values of each component."""
+    """A board of shapes, with a flag and values for each component."""
 
     frame: Frame = Frame()
     corners: Corners = Corners()

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from operator import itemgetter
-from typing import Any, Final, cast
+from typing import Annotated, Any, Final, cast
 
 import msgspec
 
@@ -69,17 +69,25 @@ class Component:
 class ComponentStanding(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     """How many of a component's parts there should be and can be used, and what is in the way."""
 
-    parts: int
-    ready: int
-    blocked_by: str = ""
+    parts: Annotated[int, msgspec.Meta(description="Number of parts that must exist.")]
+    ready: Annotated[int, msgspec.Meta(description="Number of parts that are ready.")]
+    blocked_by: Annotated[
+        str, msgspec.Meta(description="Reason why the component is not ready.")
+    ] = ""
 
 
 class ComponentsOutputs(msgspec.Struct, frozen=True):
     """How each component stands; ``children`` each resource, ``leaving`` what still goes."""
 
-    components: dict[str, ComponentStanding] = {}
-    children: dict[str, Any] = {}
-    leaving: list[str] = []
+    components: Annotated[
+        dict[str, ComponentStanding],
+        msgspec.Meta(description="Status of each component."),
+    ] = {}
+    children: Annotated[dict[str, Any], msgspec.Meta(description="Outcome of each part.")] = {}
+    leaving: Annotated[
+        list[str],
+        msgspec.Meta(description="Parts whose declaration was withdrawn and that still exist."),
+    ] = []
 
 
 class _Hooked(msgspec.Struct, frozen=True, rename={"source": "from", "made": "as"}):
