@@ -53,7 +53,8 @@ def wait(
 ) -> int:
     """Wait until resources reach a state. No role needs to run.
 
-    Exit status: 0 all reached it, 1 one is Failed or Held, 3 timeout.
+    Exit status: 0 all reached it, 1 one has settled in another state, such
+    as Failed or Held, 3 timeout.
 
     For example:
 
