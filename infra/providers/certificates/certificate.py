@@ -115,7 +115,7 @@ class CertificateOutputs(msgspec.Struct, frozen=True, rename="camel"):
     """
 
     serial: Annotated[str, msgspec.Meta(description="Serial number.")]
-    not_before: Annotated[str, msgspec.Meta(description="Begin of the lifetime (ISO 8601).")]
+    not_before: Annotated[str, msgspec.Meta(description="Beginning of the lifetime (ISO 8601).")]
     not_after: Annotated[str, msgspec.Meta(description="End of the lifetime (ISO 8601).")]
     fingerprint: Annotated[str, msgspec.Meta(description="SHA-256 fingerprint of the certificate.")]
     key_file: Annotated[str, msgspec.Meta(description="Path of the private key (tls.key).")]

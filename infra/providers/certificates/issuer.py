@@ -151,7 +151,9 @@ class IssuerOutputs(msgspec.Struct, frozen=True, rename="camel", omit_defaults=T
     fingerprint: Annotated[
         str, msgspec.Meta(description="SHA-256 fingerprint of that certificate.")
     ] = ""
-    not_before: Annotated[str, msgspec.Meta(description="Begin of its lifetime (ISO 8601).")] = ""
+    not_before: Annotated[
+        str, msgspec.Meta(description="Beginning of its lifetime (ISO 8601).")
+    ] = ""
     not_after: Annotated[str, msgspec.Meta(description="End of its lifetime (ISO 8601).")] = ""
     revoked: Annotated[
         str, msgspec.Meta(description="Path of the revocation list, after the first revocation.")
