@@ -32,10 +32,10 @@ from projections.status import StatusRow
 from reconciler.cli.connection import HERE, Connection, bus, run_async
 from reconciler.cli.console import coloured, console, print_table
 from reconciler.cli.errors import CommandError, UsageError
+from reconciler.cli.event_table import TABLES, print_lines
 from reconciler.cli.exits import Exit
-from reconciler.cli.history import print_lines
 from reconciler.cli.naming import Meant, meant
-from reconciler.cli.options import Namespace, Output
+from reconciler.cli.options import Namespace, WideOutput
 from reconciler.cli.output import as_yaml, print_structured
 from reconciler.cli.search import find_resource, models_of
 from reconciler.cli.summaries import Line, tell_all
@@ -105,7 +105,7 @@ def describe(
     at: At = None,
     events: int = 10,
     live: bool = False,
-    output: Output = "table",
+    output: WideOutput = "table",
     connection: Connection = HERE,
 ) -> int:
     """Show everything about one resource.
@@ -144,8 +144,8 @@ def describe(
         description = run_async(_describe(connection, wanted, events, live=live))
     else:
         description = run_async(_describe_past(connection, wanted, events, at))
-    if output == "table":
-        _print(description)
+    if output in TABLES:
+        _print(description, wide=output == "wide")
     else:
         print_structured(description, output)
     return Exit.OK
@@ -291,16 +291,16 @@ def _source(data: ResourceEvent) -> str:
         case ExternalObserved():
             return "a read by an observer"
         case ActionSucceeded(operation="Delete"):
-            return "our own Delete"
+            return "the result of our Delete"
         case ActionSucceeded(object=None):
-            return f"our own {data.operation}, as it was asked for: the API shows nothing after it"
+            return f"the parameters of our {data.operation}: the API returned no object"
         case ActionSucceeded():
-            return f"our own {data.operation}: what the API answered"
+            return f"the API's response to our {data.operation}"
         case (
             ActionFailed(error=ActionError(error_class="NotFound"))
             | ActionFailed(error=ActionError(error_class="Conflict"), object=ExternalObject())
         ):
-            return f"our own {data.operation}, which was refused: what stands there"
+            return f"the API's refusal of our {data.operation}"
         case _:
             return ""
 
@@ -332,14 +332,14 @@ def _action(stored: Sequence[StoredEvent], action_id: str) -> Action | None:
     return None
 
 
-def _print(description: Description) -> None:
+def _print(description: Description, *, wide: bool) -> None:
     out = console()
     out.print(description.resource, style="bold")
     if description.as_of is not None:
         out.print(f"as of {description.as_of}")
     status = description.status
     if status is None:
-        out.print("  nothing is left of it but its history")
+        out.print("  The resource no longer exists. Its history remains.")
     else:
         pairs = _status_pairs(status, description.settled_generation)
         _section("Status", [*pairs, *_part_pairs(description.part_of)])
@@ -351,14 +351,14 @@ def _print(description: Description) -> None:
     if description.ownership is not None:
         _block("Ownership", msgspec.to_builtins(description.ownership))
     if description.observed is not None:
-        _block("Object, as last known", msgspec.to_builtins(description.observed))
+        _block("Object, as last observed", msgspec.to_builtins(description.observed))
     if description.readings is not None:
         _block("Readings, as of now", description.readings)
     if description.action is not None:
-        _block("Action in flight", msgspec.to_builtins(description.action))
+        _block("Action in progress", msgspec.to_builtins(description.action))
     if description.events:
         out.print("\nLast events", style="bold")
-        print_lines(description.events)
+        print_lines(description.events, wide=wide)
 
 
 def _plain_spec(spec: SpecDeclared) -> dict[str, Any]:
@@ -371,7 +371,7 @@ def _status_pairs(row: StatusRow, settled: int) -> list[tuple[str, str | Text]]:
     reason = f"{row.reason}: {row.message}" if row.message else row.reason
     pairs: list[tuple[str, str | Text]] = [
         ("outcome", coloured(row.outcome or "Pending")),
-        ("why", reason),
+        ("reason", reason),
         ("generation", f"{row.generation} declared, {settled or 'none'} settled"),
         ("owned", "yes" if row.owned else "no"),
         ("provider config", row.provider_config),
@@ -380,13 +380,13 @@ def _status_pairs(row: StatusRow, settled: int) -> list[tuple[str, str | Text]]:
         ("version", f"{row.version}, log position {row.position}"),
     ]
     if row.finalizers:
-        held = ", ".join(f"{name} (of {holder})" for name, holder in row.finalizers.items())
+        held = ", ".join(f"{name} (set by {holder})" for name, holder in row.finalizers.items())
         pairs.append(("finalizers", held))
     if row.references:
         held = ", ".join(f"{by} ({policy})" for by, policy in row.references.items())
-        pairs.append(("referred to by", held))
+        pairs.append(("referenced by", held))
     if row.refers:
-        pairs.append(("refers to", ", ".join(each.target for each in row.refers)))
+        pairs.append(("references", ", ".join(each.target for each in row.refers)))
     if row.secrets:
         pairs.append(("secrets", ", ".join(row.secrets)))
     if row.action_id:
@@ -394,9 +394,9 @@ def _status_pairs(row: StatusRow, settled: int) -> list[tuple[str, str | Text]]:
     if row.throttled_until is not None:
         pairs.append(("throttled until", f"{row.throttled_until:%Y-%m-%dT%H:%M:%SZ}"))
     if row.breaker_until is not None:
-        pairs.append(("breaker until", f"{row.breaker_until:%Y-%m-%dT%H:%M:%SZ}, then a probe"))
+        pairs.append(("breaker until", f"{row.breaker_until:%Y-%m-%dT%H:%M:%SZ}, then one call"))
     if row.retry_at is not None:
-        pairs.append(("next try", f"{row.retry_at:%Y-%m-%dT%H:%M:%SZ}"))
+        pairs.append(("next attempt", f"{row.retry_at:%Y-%m-%dT%H:%M:%SZ}"))
     return [(name, value) for name, value in pairs if value]
 
 
@@ -450,7 +450,7 @@ def _print_parts(parts: Sequence[Part]) -> None:
     print_table(("NAME", "OUTCOME", "READY", "SINCE", "REASON", "MESSAGE"), rows)
     if len(parts) > _SHOWN_PARTS:
         left = parts[_SHOWN_PARTS:]
-        out.print(f"… and {len(left)} more; {sum(each.ready for each in parts)} are ready")
+        out.print(f"… and {len(left)} more; {sum(each.ready for each in parts)} of all are ready")
 
 
 def _moment(at: datetime | None) -> str:

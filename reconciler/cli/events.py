@@ -22,11 +22,12 @@ from reconciler.cli.connection import HERE, Connection, bus, run_async
 from reconciler.cli.console import console, print_table
 from reconciler.cli.declared import last_declared
 from reconciler.cli.errors import CommandError, UsageError
+from reconciler.cli.event_table import TABLES, WIDE_COLUMNS, cells
 from reconciler.cli.exits import Exit
 from reconciler.cli.log_replay import log_of
 from reconciler.cli.naming import check_names, known_outcome
-from reconciler.cli.options import Namespace, Output
-from reconciler.cli.output import Format, print_json_line, print_structured
+from reconciler.cli.options import Namespace, WideOutput
+from reconciler.cli.output import WideFormat, print_json_line, print_structured
 from reconciler.cli.progress import progress_bar
 from reconciler.cli.search import check_namespace, known_kind, log_speaks_of
 from reconciler.cli.signals import until_stopped
@@ -56,7 +57,7 @@ def events(
     until: At = None,
     limit: int = 50,
     follow: Annotated[bool, Parameter(name=("--follow", "-f"))] = False,
-    output: Output = "table",
+    output: WideOutput = "table",
     connection: Connection = HERE,
 ) -> int:
     """Show the newest events of all resources, oldest first.
@@ -113,7 +114,7 @@ async def _events(
     interest: Interest,
     when: tuple[When | None, When | None],
     limit: int,
-    output: Format,
+    output: WideFormat,
     *,
     follows: bool,
 ) -> None:
@@ -130,13 +131,14 @@ async def _events(
         async with aclosing(coming_events(nc, interest, last)) as batches:
             async for batch in batches:
                 _print_lines([await teller.tell(one) for one in batch], output)
-    elif output != "table":
+    elif output not in TABLES:
         print_structured(lines, output)
     elif lines:
-        rows = [(one.time, str(one.position), one.resource, _what(one), one.actor) for one in lines]
-        print_table(("TIME", "POSITION", "RESOURCE", "WHAT", "ACTOR"), rows)
+        wide = output == "wide"
+        columns = ("TIME", "POSITION", "RESOURCE", *(WIDE_COLUMNS if wide else ()), "WHAT")
+        print_table(columns, [cells(one, one.resource, wide=wide) for one in lines])
     else:
-        sys.stderr.write("no events of that sort\n")
+        sys.stderr.write("no events match\n")
 
 
 async def _checked(nc: Client, interest: Interest) -> Interest:
@@ -195,16 +197,11 @@ def _rests_on_what_was(data: ResourceEvent) -> bool:
     return isinstance(data, SpecDeclared) and data.generation > 1
 
 
-def _print_lines(lines: list[FleetLine], output: Format) -> None:
+def _print_lines(lines: list[FleetLine], output: WideFormat) -> None:
     """Print lines as they come: what comes later has no widths yet."""
     for line in lines:
-        if output == "table":
-            text = f"{line.time}  {line.position}  {line.resource}  {_what(line)}  {line.actor}"
-            console().print(text.rstrip())
+        if output in TABLES:
+            console().print("  ".join(cells(line, line.resource, wide=output == "wide")))
         else:
             print_json_line(line)
     sys.stdout.flush()
-
-
-def _what(line: Line) -> str:
-    return f"{line.event} {line.what}".strip()

@@ -5,20 +5,18 @@ from __future__ import annotations
 import sys
 
 from reconciler.cli.connection import HERE, Connection, bus, run_async
-from reconciler.cli.console import print_table
+from reconciler.cli.event_table import TABLES, print_lines
 from reconciler.cli.exits import Exit
 from reconciler.cli.naming import Meant, meant
-from reconciler.cli.options import Namespace, Output
-from reconciler.cli.output import Format, print_structured
+from reconciler.cli.options import Namespace, WideOutput
+from reconciler.cli.output import WideFormat, print_structured
 from reconciler.cli.search import find_resource
-from reconciler.cli.summaries import Line, tell_all
+from reconciler.cli.summaries import tell_all
 from reconciler.cli.when import At
 from reconciler.ports import StoredEvent
 from reconciler.sdk.history import History
 from reconciler.sdk.moments import When, span
 from reconciler.sdk.moments import shown as shown_time
-
-_SHOWN_ID = 14
 
 
 def history(
@@ -31,7 +29,7 @@ def history(
     until: At = None,
     limit: int | None = None,
     raw: bool = False,
-    output: Output = "table",
+    output: WideOutput = "table",
     connection: Connection = HERE,
 ) -> int:
     """Show the events of one resource, oldest first, with cause and actor.
@@ -70,7 +68,7 @@ def history(
             meant(resource if name is None else f"{resource}/{name}", namespace),
             (since, until),
             limit,
-            "json" if raw and output == "table" else output,
+            "json" if raw and output in TABLES else output,
             raw,
         )
     )
@@ -81,7 +79,7 @@ async def _history(
     resource: Meant,
     when: tuple[When | None, When | None],
     limit: int | None,
-    output: Format,
+    output: WideFormat,
     raw: bool,
 ) -> Exit:
     async with bus(connection) as nc:
@@ -93,42 +91,19 @@ async def _history(
     if limit is not None:
         shown = shown[max(0, len(shown) - limit) :]
     if past.damage is not None:
-        sys.stderr.write(f"the log is damaged; of {key} this is what is sound: {past.damage}\n")
+        damage = f"the log is damaged ({past.damage})"
+        sys.stderr.write(f"{damage}; only the events of {key} before the damage are shown\n")
     if not shown and past.events:
         ends = f"{_place(past.events[0])} to {_place(past.events[-1])}"
-        sys.stderr.write(f"nothing of {key} is asked for: its history goes from {ends}\n")
-    if raw:
-        print_structured([stored.event for stored, _ in shown], output)
-        return Exit.OK
+        sys.stderr.write(f"no events in this range: the history of {key} goes from {ends}\n")
     lines = [line for _, line in shown]
-    if output != "table":
-        print_structured(lines, output)
-        return Exit.OK
-    sys.stdout.write(f"{key}\n")
-    print_lines(lines)
+    if output in TABLES:
+        sys.stdout.write(f"{key}\n")
+        print_lines(lines, wide=output == "wide")
+    else:
+        print_structured([stored.event for stored, _ in shown] if raw else lines, output)
     return Exit.OK
 
 
 def _place(stored: StoredEvent) -> str:
     return f"position {stored.position}, {shown_time(stored.event.time)}"
-
-
-def print_lines(lines: list[Line]) -> None:
-    """Print a history as a table."""
-    rows = [
-        (
-            line.time,
-            str(line.version),
-            f"{line.event} {line.what}".strip(),
-            _cause(line),
-            line.actor,
-        )
-        for line in lines
-    ]
-    print_table(("TIME", "VERSION", "EVENT", "CAUSE", "ACTOR"), rows)
-
-
-def _cause(line: Line) -> str:
-    """Shorten a cause: of an action's own id only what is behind the resource's name."""
-    text = line.cause.rpartition("/")[2]
-    return text if len(text) <= _SHOWN_ID else text[: _SHOWN_ID - 3] + "..."

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from reconciler.cli.errors import UsageError
-from reconciler.cli.output import Format
+from reconciler.cli.output import Format, WideFormat
 
 Namespace = Annotated[
     str | None, Parameter(name=("--namespace", "-n"), help="Namespace of the resources.")
@@ -17,6 +17,10 @@ AllNamespaces = Annotated[
     bool, Parameter(name=("--all-namespaces", "-A"), help="Select in all namespaces.")
 ]
 Output = Annotated[Format, Parameter(name=("--output", "-o"), help="Output format.")]
+WideOutput = Annotated[
+    WideFormat,
+    Parameter(name=("--output", "-o"), help="Output format. `wide` is a table with more columns."),
+]
 Files = Annotated[
     tuple[str, ...],
     Parameter(

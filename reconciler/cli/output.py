@@ -9,6 +9,7 @@ from typing import Any, Literal
 import msgspec
 
 Format = Literal["table", "json", "yaml"]
+WideFormat = Literal["table", "wide", "json", "yaml"]
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
@@ -18,8 +19,8 @@ def harmless(text: str) -> str:
     return _CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
 
 
-def print_structured(thing: object, output: Format) -> None:
-    """Print structs, dicts and lists as JSON or YAML."""
+def print_structured(thing: object, output: WideFormat) -> None:
+    """Print structs, dicts and lists as YAML if that is asked for, else as JSON."""
     plain = msgspec.to_builtins(thing, str_keys=True)
     sys.stdout.write(as_yaml(plain) if output == "yaml" else as_json(plain) + "\n")
 

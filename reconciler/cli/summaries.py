@@ -1,14 +1,13 @@
-"""Events in one line each, as a person would tell them."""
+"""One sentence for each event of the log, with its actor."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, assert_never
+from typing import Any, Literal, assert_never
 
 import msgspec
 
-from events.external import ExternalObject
 from events.intake import TargetState
 from events.log import (
     AbsenceDoubted,
@@ -38,10 +37,12 @@ from events.log import (
     HoldApproved,
     LookAsked,
     LookupDecided,
+    Operation,
     OutcomeRecorded,
     OwnershipClaimed,
     OwnershipReleased,
     ProgressNoted,
+    Purpose,
     ReferenceAdded,
     ReferenceRemoved,
     ReleaseForced,
@@ -53,16 +54,38 @@ from events.log import (
     SpecWithdrawn,
     TargetObserved,
 )
+from events.subjects import USER_SIGN
 from reconciler.ports import StoredEvent
 from reconciler.resource.approval import SHORT_PLAN, described
 from reconciler.resource.owner_label import OWNER_LABEL
 
 _NOTHING: Mapping[str, Any] = {}
 _MAX_VALUE = 60
+_COMMAND_LINE = "cli:"
+_PROCESS = "reconciler@"
+_VERBS: Mapping[Operation, tuple[str, str, str]] = {
+    "Create": ("create", "created", "creation"),
+    "Update": ("update", "updated", "update"),
+    "Delete": ("delete", "deleted", "deletion"),
+}
+_RENEWAL = ("renew", "renewed", "renewal")
+_CLAIMS: Mapping[str, str] = {
+    "Adopted": "policy.adoption is Adopt",
+    "Label": "it carries our owner label",
+    "Prefix": "its name has the owner prefix",
+    "ExclusiveScope": "it lies in an exclusive scope",
+    "Returned": "it is the object that a listing had shown as missing",
+    "Found": "it carries our owner label, and a creation had an unknown result",
+}
+_MARKS: Mapping[str, str] = {
+    "Label": "its owner label",
+    "Key": "the key of the action",
+    "Content": "its content",
+}
 
 
 class Line(msgspec.Struct, frozen=True, rename="camel"):
-    """One event of a history, told."""
+    """One event of a history; ``what`` is the sentence that describes it."""
 
     position: int
     version: int
@@ -74,21 +97,21 @@ class Line(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def tell(stored: StoredEvent, before: SpecDeclared | None) -> Line:
-    """Tell one event; ``before`` is the declaration that held until then."""
+    """Describe one event; ``before`` is the declaration that held until then."""
     event = stored.event
     return Line(
         position=stored.position,
         version=event.resourceversion,
         time=event.time.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
         event=type(event.data).__name__,
-        what=summary(event.data, before),
+        what=summary(event.data, event.actor, before),
         cause=event.causeid,
         actor=event.actor,
     )
 
 
 def tell_all(history: Sequence[StoredEvent]) -> list[Line]:
-    """Tell a whole history of one resource, oldest first."""
+    """Describe a whole history of one resource, oldest first."""
     lines: list[Line] = []
     before: SpecDeclared | None = None
     for stored in history:
@@ -100,183 +123,243 @@ def tell_all(history: Sequence[StoredEvent]) -> list[Line]:
     return lines
 
 
+def name_of(actor: str) -> str:
+    """Return how a sentence names the sender of a message: a user, a service, or Reconciler."""
+    user, vouched, source = actor.partition(USER_SIGN)
+    if vouched:
+        return f"{user} ({source})"
+    if is_process(actor):
+        return "Reconciler"
+    return actor.removeprefix(_COMMAND_LINE) or "An unknown client"
+
+
+def is_process(actor: str) -> bool:
+    """Return whether a process with roles sent a message."""
+    return actor.startswith(_PROCESS)
+
+
 def summary(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
-    data: ResourceEvent, before: SpecDeclared | None = None
+    data: ResourceEvent, actor: str = "", before: SpecDeclared | None = None
 ) -> str:
-    """Describe what an event changed; ``before`` as in ``tell``."""
+    """Return the sentence that describes an event; ``before`` as in ``tell``."""
+    who = name_of(actor)
     match data:
         case SpecDeclared():
-            return _declared(data, before)
+            return _declared(data, who, before)
         case SpecWithdrawn(generation, reason):
-            return f"generation {generation}{_why(reason)}"
+            return f"{who} withdrew the declaration, as generation {generation}{_why(reason)}"
         case GenerationSuperseded(generation, by):
-            return f"generation {generation}, by {by}"
+            return f"Generation {by} superseded generation {generation} before it was settled"
         case DeclarationSuperseded(by):
-            return f"a declaration came late: generation {by} is newer"
-        case ExternalObserved(object=seen):
-            proof = "a complete listing" if data.evidence == "CompleteListing" else "a read"
-            what = f"{data.external_name} is not there" if seen is None else _object(seen)
-            return f"{what} ({proof})"
+            late = f"A declaration or withdrawal by {who} arrived"
+            return f"{late} after generation {by}, which is newer"
+        case ExternalObserved():
+            return _observed(data)
         case AbsenceDoubted(external_name=name, missing=missing, owned=owned):
-            return f"{name} is missing, with {missing} of our {owned} objects: not believed"
+            return (
+                f"The observer's listing lacks {missing} of our {owned} objects, including "
+                f"{name}: the decider does not trust it"
+            )
         case DriftDetected():
-            return _drifted(data)
+            return drifted(data)
         case OwnershipClaimed(name, _, reason):
-            return f"{name} is ours now: {reason}"
+            return f"Reconciler owns {name} from now on: {_CLAIMS[reason]}"
         case OwnershipReleased(name, _, reason):
-            return f"{name} is not ours any more: {reason}"
+            return _released(name, reason)
         case FinalizerAdded(finalizer, holder):
-            return f"{finalizer}, of {holder}"
+            return f"{name_of(holder)} added the finalizer {finalizer}"
         case FinalizerRemoved(finalizer, forced, reason):
-            return f"{finalizer}{', by force' if forced else ''}{_why(reason)}"
-        case ReleaseForced(reason, orphan, finalizers, references):
-            taken = ", ".join((*finalizers, *references)) or "nothing kept it"
-            stays = "; its object, if there is one, stays" if orphan else ""
-            return f"{taken}{stays}{_why(reason)}"
+            by_force = " by force" if forced else ""
+            return f"{who} removed the finalizer {finalizer}{by_force}{_why(reason)}"
+        case ReleaseForced():
+            return _forced(data, who)
         case HoldApproved(hold, decision, reason, plan):
-            which = f" with plan {plan[:SHORT_PLAN]}" if plan else ""
-            return f"{hold}: {decision.lower()}{which}{_why(reason)}"
+            what = f"plan {plan[:SHORT_PLAN]}" if plan else hold
+            gives_up = ", and abandoned the action" if decision == "Abandon" else ""
+            return f"{who} approved {what}{gives_up}{_why(reason)}"
         case LookAsked(_, reason):
-            return f"looked at now{_why(reason)}"
+            return f"{who} requested a reconciliation{_why(reason)}"
         case ApprovalAsked():
-            return described(data)
+            return f"The decider requests approval of {described(data)}"
         case ApprovalRefused(plan, reason):
-            return f"plan {plan[:SHORT_PLAN]}{_why(reason)}"
+            return f"{who} rejected plan {plan[:SHORT_PLAN]}{_why(reason)}"
         case ReferenceAdded(by, on_withdrawal):
-            return f"{by} refers to it; when it is withdrawn: {on_withdrawal.lower()}"
+            return f"{by} references this resource (onWithdrawal: {on_withdrawal})"
         case ReferenceRemoved(by):
-            return f"{by} does not refer to it any more"
+            return f"{by} no longer references this resource"
         case TargetObserved(target, known):
             return _target(target, known)
         case SecretObserved(secret, digest):
-            return f"{secret}: {f'digest {digest}' if digest else 'it is not there'}"
+            return f"Secret {secret} {f'has digest {digest}' if digest else 'does not exist'}"
         case DefinitionObserved(definition):
             return (
-                f"its kind is defined otherwise: generation {definition.generation}, which concerns"
-                f" {definition.affected} of {definition.total}"
+                f"The definition of the kind changed to generation {definition.generation}, which "
+                f"affects {definition.affected} of {definition.total} resources"
             )
-        case SpecResolved(fields=fields):
-            return f"wants {{{changes(_NOTHING, fields)}}}"
+        case SpecResolved(generation, fields):
+            return f"The decider resolved the spec of generation {generation}{_with(fields)}"
         case ActionDecided(action):
             return _decided(action, before)
         case ActionRetried(action, attempt):
-            return f"{action.operation} {action.external_name}, attempt {attempt}, same key"
-        case LookupDecided(action):
-            return f"what came of {action.operation} {action.external_name}? A look, no call"
+            again = f"The decider started attempt {attempt} to {_infinitive(action)}"
+            return f"{again}, with the same idempotency key"
+        case LookupDecided(action, attempt):
+            return (
+                f"The decider requested a lookup of {action.external_name} (attempt {attempt}), "
+                f"because it is unknown whether it was {_verb(action)[1]}"
+            )
         case ActionHeld(reason=reason):
-            return reason
-        case ActionNotDone(operation="Create"):  # what it made may have been deleted since
-            return "Create: a look shows none: it is called again"
+            return f"The decider holds the action: {reason}"
         case ActionNotDone(operation=operation):
-            return f"{operation}: a look shows that it was not done"
+            noun = _VERBS[operation][2]
+            return f"The worker's lookup shows no effect of the {noun}, so it is repeated"
         case ActionDoubted(_, operation, attempt, message):
-            doubt = "another call of it may have been done"
-            return f"{operation}, attempt {attempt}: {doubt}: {_one_line(message)}"
+            call = f"Another call of attempt {attempt} to {_VERBS[operation][0]} the object"
+            return f"{call} has an unknown result: {_one_line(message)}"
         case ActionSucceeded():
             return _succeeded(data)
-        case ActionFailed(_, operation, attempt, error):
-            status = f" {error.status}" if error.status else ""
-            why = f"{error.error_class}{status}: {_one_line(error.message)}"
-            return f"{operation}, attempt {attempt}: {why}{_perhaps_twice(data)}"
+        case ActionFailed():
+            return _failed(data)
         case ActionAbandoned(_, operation, reason, in_doubt):
-            return f"{operation}: {reason}{'; a call of it may still arrive' if in_doubt else ''}"
+            doubt = "; a call may still take effect" if in_doubt else ""
+            return f"The decider abandoned the {_VERBS[operation][2]}: {_one_line(reason)}{doubt}"
         case DueScheduled(due, at):
-            return f"due at {_moment(due)}, written again at {_moment(at)}"
+            return (
+                f"The object is due for renewal at {moment(due)}; the decider scheduled it for "
+                f"{moment(at)}"
+            )
         case ProgressNoted(mark, since, at):
             if not mark:
-                return "nothing is waited for any more"
+                return "The decider no longer waits for progress of the object"
             if at is None:
-                return f"nothing has moved since {_moment(since)}"
-            return f"it has moved, and should again before {_moment(at)}"
-        case RetryScheduled(at, seconds, reason):
-            return f"in {seconds:.1f} s, at {_moment(at)}: {reason}"
+                return f"The object made no progress since {moment(since)}, longer than allowed"
+            return f"The object made progress, and more is expected by {moment(at)}"
+        case RetryScheduled(at, seconds, reason, action_id):
+            if action_id:
+                return f"The decider retries in {seconds:.1f} s, at {moment(at)}: {reason}"
+            return f"The decider waits {seconds:.1f} s, until {moment(at)}: {reason}"
         case ApiThrottled(until, message=message):
-            return f"no call before {_moment(until)}: {_one_line(message)}"
+            return f"The API accepts no calls before {moment(until)}{_because(message)}"
         case BreakerOpened(until, _, failures, message):
-            row = f"after {failures} failures in a row"
-            return f"until {_moment(until)}, {row}: {_one_line(message)}"
+            opened = f"The circuit breaker blocks calls until {moment(until)}"
+            return f"{opened}, after {failures} failures in a row{_because(message)}"
         case BreakerProbed(by=by):
-            return f"one call by {by}"
+            return f"{by} probes the API with one call"
         case BreakerClosed():
-            return "the API answers again"
-        case OutcomeRecorded(outcome, generation, reason, message):
-            in_brackets = f" ({reason})" if reason not in ("", outcome) else ""
-            return f"{outcome}{in_brackets}, generation {generation}{_why(message)}"
+            return "The API responds again, and the circuit breaker closed"
+        case OutcomeRecorded():
+            return _outcome(data)
         case _:
             assert_never(data)
 
 
 def show(value: object) -> str:
-    """Write a value as it is read best: bare words, and JSON for what is not one."""
+    """Return a value as text: bare words, and JSON for all other values."""
     text = value if isinstance(value, str) and value else msgspec.json.encode(value).decode()
     return text if len(text) <= _MAX_VALUE else text[: _MAX_VALUE - 3] + "..."
 
 
-def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-    """Describe what is different: ``color: Red -> Purple, size: 3``."""
+def moment(at: datetime) -> str:
+    """Return a time in ISO 8601, in whole seconds."""
+    return at.isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def changes(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Describe each difference: ``color: Red → Purple``, ``size: 3``, ``labels.a: b → removed``."""
     told: list[str] = []
     for name in [*new, *(name for name in old if name not in new)]:
+        path = prefix + name
         if name not in old:
-            told.append(f"{name}: {show(new[name])}")
+            told.append(f"{path}: {show(new[name])}")
         elif name not in new:
-            told.append(f"{name}: {show(old[name])} -> not there")
+            told.append(f"{path}: {show(old[name])} → removed")
         elif old[name] != new[name]:
-            told.append(f"{name}: {show(old[name])} -> {show(new[name])}")
-    return ", ".join(told)
+            told.append(f"{path}: {show(old[name])} → {show(new[name])}")
+    return told
 
 
-def _declared(data: SpecDeclared, before: SpecDeclared | None) -> str:
-    old_fields = _NOTHING if before is None else before.fields
-    parts = [changes(old_fields, data.fields)]
-    parts += _tagged("labels", _NOTHING if before is None else before.labels, data.labels)
-    old_annotations = _NOTHING if before is None else before.annotations
-    parts += _tagged("annotations", old_annotations, data.annotations)
-    old_policy = _NOTHING if before is None else _builtins(before.policy)
-    parts += _tagged("policy", old_policy, _builtins(data.policy))
-    if before is not None and before.provider_config != data.provider_config:
-        parts.append(f"providerConfig: {before.provider_config} -> {data.provider_config}")
-    text = "; ".join(part for part in parts if part)
-    told = f" ({_one_line(data.reason)})" if data.reason else ""
-    return f"generation {data.generation}" + (f": {text}" if text else "") + told
+def drifted(data: DriftDetected) -> str:
+    """Describe a drift, and the action of ours that may have caused it."""
+    found = ", ".join(
+        f"{each.path} is {_or_unset(each.observed)} (declared: {_or_unset(each.desired)})"
+        for each in data.differences
+    )
+    if not data.perhaps_by:
+        if data.missing:
+            return "The object was deleted outside of Reconciler"
+        return f"The object was changed outside of Reconciler: {found}"
+    ours = f"our action {data.perhaps_by}, whose result was uncertain, may have"
+    if data.missing:
+        return f"The object is missing; {ours} deleted it"
+    return f"The object differs: {found}; {ours} written it"
+
+
+def _declared(data: SpecDeclared, who: str, before: SpecDeclared | None) -> str:
+    old = data if before is None else before
+    found = changes(_NOTHING if before is None else before.fields, data.fields)
+    for name in ("labels", "annotations", "policy"):
+        earlier = _NOTHING if before is None else _builtins(getattr(before, name))
+        found += changes(earlier, _builtins(getattr(data, name)), f"{name}.")
+    found += changes(
+        {"providerConfig": old.provider_config}, {"providerConfig": data.provider_config}
+    )
+    text = ", ".join(found)
+    if text:
+        text = f" with {text}" if before is None else f", which changes {text}"
+    return f"{who} declared generation {data.generation}{text}{_why(data.reason)}"
 
 
 def _builtins(struct: object) -> Mapping[str, Any]:
     return msgspec.to_builtins(struct, str_keys=True)
 
 
-def _tagged(tag: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    text = changes(old, new)
-    return [f"{tag} {text}"] if text else []
+def _with(fields: Mapping[str, Any]) -> str:
+    text = ", ".join(changes(_NOTHING, fields))
+    return f" with {text}" if text else ""
 
 
-def _object(thing: ExternalObject) -> str:
-    fields = changes(_NOTHING, thing.fields)
-    return f"{thing.name} {{{fields}}}" if fields else thing.name
+def _observed(data: ExternalObserved) -> str:
+    by_listing = data.evidence == "CompleteListing"
+    if data.object is None:
+        found = "listed the API, which has no" if by_listing else "read the API, which has no"
+        owner = f" (it belonged to {data.taken_by})" if data.taken_by else ""
+        return f"The observer {found} {data.external_name}{owner}"
+    owner = f" (it belongs to {data.taken_by})" if data.taken_by else ""
+    verb = "listed" if by_listing else "read"
+    return f"The observer {verb} {data.object.name}{_with(data.object.fields)}{owner}"
 
 
-def _drifted(data: DriftDetected) -> str:
-    by = data.perhaps_by
-    ours = f"; perhaps by our own {by}, which ended in doubt" if by else ""
-    if data.missing:
-        return f"the object is gone{ours}"
-    found = ", ".join(
-        f"{each.path}: {_or_missing(each.observed)} (declared {_or_missing(each.desired)})"
-        for each in data.differences
-    )
-    return found + ours
+def _released(name: str, reason: Literal["Orphaned", "Gone", "Replaced"]) -> str:
+    match reason:
+        case "Orphaned":
+            return f"Reconciler released {name}: the object stays in the API"
+        case "Gone":
+            return f"Reconciler no longer owns {name}: the object no longer exists"
+        case "Replaced":
+            return f"Reconciler no longer owns {name}: another object has its name"
+
+
+def _forced(data: ReleaseForced, who: str) -> str:
+    removed = ", ".join((*data.finalizers, *data.references))
+    what = f"despite {removed}" if removed else "that nothing blocked"
+    stays = "; an existing object stays in the API" if data.orphan else ""
+    return f"{who} forced a release {what}{stays}{_why(data.reason)}"
 
 
 def _target(target: str, known: TargetState) -> str:
     if known.circle:
-        return f"{target}: {' → '.join(known.circle)}: they wait for each other"
+        return f"The reference to {target} is circular: {' → '.join(known.circle)}"
     if not known.declared:
-        return f"{target} is not declared"
-    values = changes(_NOTHING, known.values)
-    return f"{target} is declared" + (f" {{{values}}}" if values else "")
+        return f"The referenced resource {target} is not declared"
+    ready = "" if known.ready else ", and not ready yet"
+    return f"The referenced resource {target} is declared{_with(known.values)}{ready}"
 
 
-def _or_missing(value: object) -> str:
-    return "not there" if value is None else show(value)
+def _or_unset(value: object) -> str:
+    return "not set" if value is None else show(value)
+
+
+# --- actions
 
 
 def _decided(action: Action, before: SpecDeclared | None) -> str:
@@ -284,35 +367,82 @@ def _decided(action: Action, before: SpecDeclared | None) -> str:
     if is_update and before is None and OWNER_LABEL not in action.labels:
         # The last write of what is let go: of what nobody declares nothing else is ever updated.
         return (
-            f"Update {action.external_name}: takes our owner label off and changes nothing else: "
-            "the object stays in the API, and is let go"
+            f"The decider decided to remove our owner label from {action.external_name} and to "
+            "change nothing else: the object stays in the API"
         )
-    fields = changes(_NOTHING, action.fields)
-    return f"{action.operation} {action.external_name}" + (f" {{{fields}}}" if fields else "")
+    return f"The decider decided to {_infinitive(action)}{_with(action.fields)}"
+
+
+def _verb(done: Action | ActionSucceeded | ActionFailed) -> tuple[str, str, str]:
+    return _RENEWAL if done.purpose == "Renew" else _VERBS[done.operation]
+
+
+def _infinitive(action: Action) -> str:
+    return f"{_verb(action)[0]} {_object(action.operation, action.purpose, action.external_name)}"
+
+
+def _object(operation: Operation, purpose: Purpose, name: str = "") -> str:
+    match purpose:
+        case "Replace" if operation == "Create":
+            return f"the replacement {name}".rstrip()
+        case "Replace":
+            return f"{name or 'the object'} to replace it"
+        case "Retire":
+            return f"the replaced object {name}".rstrip()
+        case "Converge" | "Renew":
+            return name or "the object"
 
 
 def _succeeded(data: ActionSucceeded) -> str:
-    known = ", the kept answer to an earlier call" if data.replayed else ""
-    if data.found_by is not None:
-        known = f", found by its {data.found_by.lower()}"
+    done = _verb(data)[1]
+    thing = _object(data.operation, data.purpose, data.external_name)
+    if data.found_by == "Absence":
+        told = f"The worker found {thing} already deleted"
+    elif data.found_by is not None:
+        told = f"The worker found {thing} already {done}, by {_MARKS[data.found_by]}"
+    elif data.replayed:
+        told = f"An earlier call {done} {thing}: the API returned its stored response"
+    else:
+        told = f"The worker {done} {thing}"
+    if data.attempt > 1:
+        told += f" (attempt {data.attempt})"
     if data.refused is not None:
-        known += f", of which the rest was refused{_why(data.refused.message)}"
-    late = ", told late" if data.late else ""
-    late += ", when something newer was known" if data.outdated else ""
-    return f"{data.operation}, attempt {data.attempt}{known}{late}{_perhaps_twice(data)}"
+        told += f", but the API refused the rest: {_one_line(data.refused.message)}"
+    if data.late:
+        told += f"; the result arrived late{' and is outdated' if data.outdated else ''}"
+    return told + _possibly_twice(data)
 
 
-def _perhaps_twice(data: ActionSucceeded | ActionFailed) -> str:
-    return ", perhaps made before by a worker that is gone" if data.redelivered else ""
+def _failed(data: ActionFailed) -> str:
+    error, thing = data.error, _object(data.operation, data.purpose)
+    attempt = f"attempt {data.attempt} to {_verb(data)[0]} {thing}"
+    why = f"{_one_line(error.message)}{_possibly_twice(data)}"
+    if not error.attempted:
+        return f"The worker made no call for {attempt}: {why}"
+    if error.error_class == "Unknown":
+        return f"The result of the worker's {attempt} is unknown: {why}"
+    status = f" {error.status}" if error.status else ""
+    return f"The worker's {attempt} failed: {error.error_class}{status}: {why}"
+
+
+def _possibly_twice(data: ActionSucceeded | ActionFailed) -> str:
+    lost = "; another worker, which stopped responding, may have made the same call"
+    return lost if data.redelivered else ""
+
+
+def _outcome(data: OutcomeRecorded) -> str:
+    of = f" of generation {data.generation}" if data.generation else ""
+    reason = f" ({data.reason})" if data.reason not in ("", data.outcome) else ""
+    return f"The outcome{of} is {data.outcome}{reason}{_because(data.message)}"
+
+
+def _because(message: str) -> str:
+    return f": {_one_line(message)}" if message else ""
 
 
 def _why(reason: str) -> str:
-    return f": {_one_line(reason)}" if reason else ""
+    return f" (reason: {_one_line(reason)})" if reason else ""
 
 
 def _one_line(text: str) -> str:
     return " ".join(text.split())
-
-
-def _moment(at: datetime) -> str:
-    return at.isoformat(timespec="seconds").replace("+00:00", "Z")

@@ -31,7 +31,7 @@ from reconciler.cli.search import check_namespace, log_speaks_of
 from reconciler.cli.selection import Selected, Selection, selection
 from reconciler.cli.selectors import Labels
 from reconciler.cli.signals import until_stopped
-from reconciler.cli.summaries import summary
+from reconciler.cli.summaries import drifted
 
 Lines = Literal["table", "json"]
 
@@ -190,13 +190,13 @@ def _show_drift(event: LogEvent, data: DriftDetected, output: Lines) -> None:
             {
                 "time": event.time,
                 "resource": event.subject,
-                "drift": summary(data),
+                "drift": drifted(data),
                 "generation": data.generation,
                 "actor": event.actor,
             }
         )
     else:
-        _print_line(event, "Drift", data.generation, summary(data))
+        _print_line(event, "Drift", data.generation, drifted(data))
 
 
 def as_json_object(event: LogEvent, data: OutcomeRecorded) -> dict[str, object]:

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from cyclopts import Parameter
 from rich.text import Text
 
 from events.names import ResourceKey
+from reconciler.cli.answer import answer, made_by, quoted
 from reconciler.cli.connection import HERE, Connection, bus, run_async
 from reconciler.cli.console import console
 from reconciler.cli.errors import CommandError, UsageError
+from reconciler.cli.event_table import TABLES, print_lines
 from reconciler.cli.exits import Exit
-from reconciler.cli.history import print_lines
 from reconciler.cli.naming import meant, registered
-from reconciler.cli.options import Namespace, Output
+from reconciler.cli.options import Namespace, WideOutput
 from reconciler.cli.output import harmless, print_structured
 from reconciler.cli.search import find_resource
-from reconciler.cli.summaries import Line, tell_all
+from reconciler.cli.summaries import Line, moment, tell_all
 from reconciler.ports import StoredEvent
 from reconciler.provider.kind import installed_kinds
 from reconciler.sdk.history import History, Past
@@ -38,11 +39,12 @@ class ParentLines(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Explanation(msgspec.Struct, frozen=True, rename="camel"):
-    """What is printed for programs: the answer, and its chain as it is told.
+    """What is printed for programs: the answer as a sentence, and the chain of its causes.
 
     ``parents``: what it is a part of, the nearest first, up to the top.
     """
 
+    answer: str
     why: Why
     chain: list[Line]
     parents: list[ParentLines]
@@ -53,7 +55,7 @@ def why(
     /,
     *words: Annotated[str, Parameter(name="FIELD")],
     namespace: Namespace = None,
-    output: Output = "table",
+    output: WideOutput = "table",
     connection: Connection = HERE,
 ) -> int:
     """Explain the status of a resource, or the value of one field.
@@ -79,19 +81,20 @@ def why(
     """
     named, field = _read(resource, words)
     key, past, above = run_async(_past(connection, named, namespace))
-    answer = explained(str(key), past.events, field)
-    answer = msgspec.structs.replace(answer, parents=tuple(each for each, _ in above))
-    told = _lines(past.events, answer.chain)
+    found = explained(str(key), past.events, field)
+    found = msgspec.structs.replace(found, parents=tuple(each for each, _ in above))
+    told = _lines(past.events, found.chain)
     parents = [
         ParentLines(each.resource, each.reason, _lines(history, each.chain))
         for each, history in above
     ]
-    if field and not (answer.wanted or answer.applied or answer.observed):
+    if field and not (found.wanted or found.applied or found.observed):
         raise CommandError(f"{key} never had a field {field!r}: `reconciler explain {key.kind}`")
-    if output != "table":
-        print_structured(Explanation(answer, told, parents), output)
-        return Exit.OK
-    _print(key, answer, told, parents)
+    explanation = Explanation(answer(key, past.events, found), found, told, parents)
+    if output in TABLES:
+        _print(explanation, wide=output == "wide")
+    else:
+        print_structured(explanation, output)
     return Exit.OK
 
 
@@ -123,43 +126,47 @@ def _lines(history: Sequence[StoredEvent], chain: Sequence[int]) -> list[Line]:
     return [lines[version] for version in chain]
 
 
-def _print(key: ResourceKey, answer: Why, told: list[Line], parents: list[ParentLines]) -> None:
-    out = console()
-    out.print(f"{key}{' ' + answer.field if answer.field else ''}", style="bold")
-    for name in ("wanted", "applied", "observed") if answer.field else ():
-        _print_values(name, getattr(answer, name))
-    for each in answer.fights:
-        out.print(Text(harmless(_told(each)), "bold yellow"))
-    if told:
-        out.print("\nBecause" if answer.field else "Because", style="bold")
-        print_lines(told)
-    for each in parents:
-        said = f', which said "{each.reason}"' if each.reason else ""
-        out.print(Text(harmless(f"\nDeclared by {each.resource}{said}"), "bold"))
-        print_lines(each.chain)
+def _print(explanation: Explanation, *, wide: bool) -> None:
+    out, why = console(), explanation.why
+    out.print(Text(harmless(explanation.answer), "bold"))
+    for name, values in (
+        (
+            ("desired", why.wanted),
+            ("applied", why.applied),
+            ("observed", why.observed),
+        )
+        if why.field
+        else ()
+    ):
+        _print_values(name, values)
+    for each in why.fights:
+        out.print(Text(harmless(_fight(each)), "bold yellow"))
+    if explanation.chain:
+        out.print()
+        print_lines(explanation.chain, wide=wide)
+    for each in explanation.parents:
+        has_reason = each.reason not in ("", f"part of {each.resource}")
+        reason = f" (reason: {each.reason})" if has_reason else ""
+        out.print(Text(harmless(f"\nIt is a part of {each.resource}{reason}."), "bold"))
+        print_lines(each.chain, wide=wide)
 
 
 def _print_values(name: str, values: Sequence[Value]) -> None:
     out = console()
     if not values:
-        out.print(f"  {name:<9} nothing, ever")
+        out.print(f"  {name:<9} never set")
         return
     for number, each in enumerate(reversed(values[-_SHOWN_VALUES:])):
-        moment = each.time.isoformat(timespec="seconds").replace("+00:00", "Z")
-        when = f"since {moment}" if number == 0 else f"  from {moment}"
-        what = f"{_value(each.value)}  {when} by {each.event} of {each.actor}"
-        line = f"  {name if number == 0 else '':<9} {what} (version {each.version})"
+        when = f"{'since' if number == 0 else 'from'} {moment(each.time)}"
+        what = f"{quoted(each.value)}  {when}: {made_by(each)} (position {each.position})"
+        line = f"  {name if number == 0 else '':<9} {what}"
         out.print(Text(harmless(line), "" if number == 0 else "dim"))
 
 
-def _told(fight: Fight) -> str:
-    theirs = ", ".join(map(_value, fight.theirs))
-    since, until = (f"{each:%Y-%m-%dT%H:%M:%SZ}" for each in (fight.since, fight.until))
+def _fight(fight: Fight) -> str:
+    theirs = ", ".join(map(quoted, fight.theirs))
+    since, until = moment(fight.since), moment(fight.until)
     return (
-        f"  a fight about {fight.path}: somebody else wrote {theirs} {fight.times} times"
-        f" from {since} to {until}, and we put {_value(fight.ours)} back each time"
+        f"  Another client set {fight.path} to {theirs} {fight.times} times from {since} to"
+        f" {until}, and Reconciler set it to {quoted(fight.ours)} again."
     )
-
-
-def _value(value: Any) -> str:
-    return "nothing" if value is None else msgspec.json.encode(value).decode()

@@ -14,7 +14,7 @@ import msgspec
 from events.intake import Approved
 from events.log import Action, ActionDecided, ApprovalAsked, ApprovalRefused, HoldApproved
 from events.manifest import ApprovalLevel, stricter
-from reconciler.resource.difference import changes
+from reconciler.resource.difference import changes, shown
 from reconciler.resource.state import APPROVAL, NOT_APPROVED, ApprovalState, ResourceState
 from reconciler.resource.turn import Command, Context, Facts, Settled, Step, accepted, refused
 
@@ -117,16 +117,18 @@ def _name(action: Action) -> str:
 
 
 def described(asked: ApprovalAsked) -> str:
-    """Tell in one line what waits."""
-    what = f"plan {asked.plan[:SHORT_PLAN]}: {asked.operation} {asked.external_name!r}"
+    """Return the plan that waits for approval, and what it changes."""
+    what = f"{asked.operation} {asked.external_name!r}"
     if asked.purpose != "Converge":
-        what += f" ({asked.purpose})"
-    if asked.operation != "Update" or not asked.changes:
-        return what
-    listed = [f"{each.path}: {each.observed!r} → {each.desired!r}" for each in asked.changes]
+        what = f"{asked.purpose}: {what}"
+    listed = [
+        f"{each.path}: {shown(each.observed)} → {shown(each.desired)}" for each in asked.changes
+    ]
+    if asked.operation != "Update":
+        listed = []
     more = len(listed) - _MAX_DESCRIBED
-    shown = [*listed[:_MAX_DESCRIBED], *([f"and {more} more"] if more > 0 else [])]
-    return f"{what}, {', '.join(shown)}"
+    parts = [what, *listed[:_MAX_DESCRIBED], *([f"and {more} more"] if more > 0 else [])]
+    return f"plan {asked.plan[:SHORT_PLAN]} ({', '.join(parts)})"
 
 
 def _by(known: ApprovalState) -> str:

@@ -27,6 +27,7 @@ from reconciler.resource.turn import Context
 Normalize = Callable[[Fields], Fields]
 _MISSING = object()
 LABELS = "labels"
+_MAX_VALUE_CHARACTERS = 120
 
 
 class Wanted(msgspec.Struct, frozen=True, gc=False):
@@ -217,6 +218,14 @@ def value_at(path: str, fields: Mapping[str, object], labels: Mapping[str, str])
     for name in path.split("."):
         place = cast("Mapping[str, object]", place).get(name) if isinstance(place, dict) else None
     return place
+
+
+def shown(value: object) -> str:
+    """Return a value of a difference as text: JSON, cut where it is long."""
+    if value is None:
+        return "not set"
+    text = msgspec.json.encode(value).decode()
+    return text if len(text) <= _MAX_VALUE_CHARACTERS else f"{text[:_MAX_VALUE_CHARACTERS]}…"
 
 
 # --- of two contents

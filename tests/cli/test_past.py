@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import signal
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
@@ -285,7 +286,9 @@ def test_a_history_is_cut_at_both_ends_and_told_as_in_the_whole(past: Past) -> N
     assert positions(past, "history foo --since 2020-01-01 --limit 2") == [13, 14]
     assert positions(past, "history foo --until 2126-01-01 --since 13") == [13, 14]
     [line] = past.json("history foo --since 9 --until 9")
-    assert line["what"] == "generation 2: color: Red -> Purple; labels team: a -> not there"
+    assert line["what"] == (
+        "ann declared generation 2, which changes color: Red → Purple, labels.team: a → removed"
+    )
     raw = past.json("history foo --raw --since 9 --until 9")
     assert [one["data"]["event"] for one in raw] == ["SpecDeclared"]
 
@@ -293,7 +296,7 @@ def test_a_history_is_cut_at_both_ends_and_told_as_in_the_whole(past: Past) -> N
 def test_a_part_of_a_history_without_events_says_where_it_has_some(past: Past) -> None:
     ran = past.ok("history", "foo", "--since", "5", "--until", "8")
     assert ran.err == (
-        "nothing of default/Shape/foo is asked for: its history goes from "
+        "no events in this range: the history of default/Shape/foo goes from "
         "position 1, 2026-01-02T12:01:00.123Z to position 14, 2026-01-02T12:14:00.123Z\n"
     )
     assert past.json("history foo --since 1m") == []
@@ -355,20 +358,40 @@ def test_the_fleets_timeline_has_what_is_asked_for_newest_last(
 def test_an_event_is_told_beside_what_was_declared_before_it(past: Past) -> None:
     [line] = past.json("events --since 9 --until 9")
     assert line["resource"] == "default/Shape/foo"
-    assert line["what"] == "generation 2: color: Red -> Purple; labels team: a -> not there"
+    assert line["what"] == (
+        "ann declared generation 2, which changes color: Red → Purple, labels.team: a → removed"
+    )
     [line] = past.json("events --since 10 --until 10")  # no orphan that is let go
-    assert line["what"] == "Update foo {type: Square, color: Purple}"
+    assert line["what"] == "The decider decided to update foo with type: Square, color: Purple"
 
 
-def test_the_timeline_is_a_table_with_time_place_what_and_who(past: Past) -> None:
+def test_the_timeline_is_a_table_with_time_place_and_a_sentence(past: Past) -> None:
     told = past.ok("events", "--limit", "2").out.splitlines()
-    assert told[0].split() == ["TIME", "POSITION", "RESOURCE", "WHAT", "ACTOR"]
-    assert told[1].split() == [
-        *("2026-01-02T12:15:00.123Z", "15", "team/Shape/bar"),
-        *("SpecWithdrawn", "generation", "2", "reconciler@a"),
+    assert told[0].split() == ["TIME", "POSITION", "RESOURCE", "WHAT"]
+    assert re.split(" {2,}", told[1]) == [
+        *("2026-01-02T12:15:00Z", "15", "team/Shape/bar"),
+        "Reconciler withdrew the declaration, as generation 2",
     ]
     nothing = past.ok("events", "--outcome", "Deleted")
-    assert (nothing.out, nothing.err) == ("", "no events of that sort\n")
+    assert (nothing.out, nothing.err) == ("", "no events match\n")
+
+
+@pytest.mark.parametrize(
+    ("command", "headings"),
+    [
+        ("events --limit 2", "TIME POSITION RESOURCE VERSION EVENT CAUSE ACTOR WHAT"),
+        ("history bar --limit 2", "TIME POSITION VERSION EVENT CAUSE ACTOR WHAT"),
+        ("describe bar --events 2", "TIME POSITION VERSION EVENT CAUSE ACTOR WHAT"),
+        ("why bar", "TIME POSITION VERSION EVENT CAUSE ACTOR WHAT"),
+    ],
+)
+def test_a_wide_table_has_the_names_of_the_log_too(past: Past, command: str, headings: str) -> None:
+    told = past.ok(*command.split(), "-o", "wide").out.splitlines()
+    (at,) = [number for number, line in enumerate(told) if line.startswith("TIME")]
+    assert told[at].split() == headings.split()
+    assert told[at + 1].startswith("2026-01-02T12:")
+    assert " SpecWithdrawn " in "".join(told[at + 1 :])
+    assert " reconciler@a " in "".join(told[at + 1 :])
 
 
 @pytest.mark.parametrize(

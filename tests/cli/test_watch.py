@@ -78,7 +78,7 @@ def test_drift_is_shown_between_the_outcomes(live: Cli, running_up: tuple[Cli, U
     lines = lines_until(process, lambda line: line.get("outcome") == "Converged")
     assert list(map(short, [first, *lines])) == [
         "Converged",
-        "drift: the object is gone",
+        "drift: The object was deleted outside of Reconciler",
         "Converged",
     ]
     assert [line["generation"] for line in lines] == [1, 1]
@@ -89,7 +89,7 @@ def test_drift_is_shown_between_the_outcomes(live: Cli, running_up: tuple[Cli, U
     again.send_signal(signal.SIGINT)
     again.communicate(timeout=STOP_SECONDS)
     assert [line.split()[2] for line in told] == ["Converged", "Drift", "Converged"]
-    assert "generation 1  the object is gone" in told[1]
+    assert "generation 1  The object was deleted outside of Reconciler" in told[1]
 
 
 @pytest.mark.parametrize("command", ["watch -n nowhere", "get -n nowhere", "events -n nowhere"])

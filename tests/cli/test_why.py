@@ -11,13 +11,23 @@ def test_29_why_a_field_has_its_value(live: Cli) -> None:
         live.ok("apply", "-f", "why.yaml", "--wait")
     ran = live.ok("why", "why-foo", "color")
     lines = ran.out.splitlines()
-    assert lines[0] == "default/Shape/why-foo color"
-    assert lines[1].startswith('  wanted    "Green"  since 20')
-    assert "by SpecDeclared of cli:" in lines[1]
+    who = lines[0].partition("because ")[2].partition(" ")[0]
+    assert lines[0] == (
+        f'default/Shape/why-foo: color is "Green" because {who} declared it in generation 2.'
+    )
+    assert lines[1].startswith('  desired   "Green"  since 20')
+    assert f": {who} declared it (position " in lines[1]
     assert lines[2].strip().startswith('"Red"')
-    assert "SpecDeclared generation 2: color: Red -> Green" in ran.out
+    assert f"{who} declared generation 2, which changes color: Red → Green" in ran.out
+
+    lines = live.ok("why", "why-foo").out.splitlines()
+    assert lines[0] == (
+        f"default/Shape/why-foo is as declared: {who} declared generation 2 and the worker updated "
+        "the object."
+    )
 
     ran = live.ok("why", "Shape/why-foo", "-o", "json")
+    assert ran.json["answer"] == lines[0]
     assert [each["event"] for each in ran.json["chain"]] == [
         "SpecDeclared",
         "ActionDecided",

@@ -73,7 +73,7 @@ def test_28_a_change_waits_and_what_was_approved_is_done():
     assert (story.outcome, story.reason) == ("Held", "Approval")
     (difference,) = asked(story).changes
     assert (difference.path, difference.observed, difference.desired) == ("color", "Red", "Blue")
-    assert "color: 'Red' → 'Blue'" in story.state.outcome.message  # pyright: ignore[reportOptionalMemberAccess]
+    assert 'color: "Red" → "Blue"' in story.state.outcome.message  # pyright: ignore[reportOptionalMemberAccess]
     assert story.wake() == [], "it is asked once"
     events = approve(story)
     assert only(HoldApproved, events).plan == asked(story).plan

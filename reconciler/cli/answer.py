@@ -1,0 +1,224 @@
+"""The sentence that answers `why`: what became of a resource, or of a field, and for what reason.
+
+It is built from the history alone, as the causes below it (pure).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, TypeVar
+
+import msgspec
+
+from events.log import (
+    ActionSucceeded,
+    Condition,
+    DriftDetected,
+    LogEvent,
+    OutcomeName,
+    OutcomeRecorded,
+    OwnershipClaimed,
+    SpecDeclared,
+    SpecResolved,
+    SpecWithdrawn,
+)
+from events.names import ResourceKey
+from reconciler.cli.summaries import is_process, name_of
+from reconciler.ports import StoredEvent
+from reconciler.resource.evolve import evolve
+from reconciler.resource.state import NEW, ResourceState
+from reconciler.sdk.why import Value, Why
+
+_T = TypeVar("_T")
+_ENDS: Final = (".", "!", "?")
+_STATES: Final[Mapping[OutcomeName, str]] = {
+    "Converged": "is as declared",
+    "Waiting": "is waiting",
+    "Degraded": "is degraded",
+    "Failed": "has failed",
+    "Conflict": "is in conflict",
+    "Disputed": "is disputed",
+    "Drifted": "has drifted",
+    "Held": "is held",
+    "Paused": "is paused",
+    "Unowned": "is not owned by Reconciler",
+    "Deleted": "is deleted",
+    "Released": "is released",
+    "Rejected": "was rejected",
+}
+_MAKERS: Final[Mapping[str, str]] = {
+    "SpecDeclared": "{who} declared it",
+    "SpecWithdrawn": "{who} withdrew the declaration",
+    "SpecResolved": "the decider resolved it",
+    "ActionSucceeded": "the worker reported it",
+    "ActionFailed": "the worker reported it",
+    "ExternalObserved": "the observer read it",
+    "OwnershipReleased": "the ownership ended",
+    "OwnershipClaimed": "the ownership began",
+}
+
+
+def answer(key: ResourceKey, history: Sequence[StoredEvent], found: Why) -> str:
+    """Return the sentence; ``found`` is what was explained of the history."""
+    if found.field:
+        return f"{key}: {_of_field(found, history)}."
+    told = _of_resource(history, found)
+    return f"{key} {told}{'' if told.endswith(_ENDS) else '.'}"
+
+
+def made_by(value: Value) -> str:
+    """Return who gave a field its value."""
+    told = _MAKERS.get(value.event, f"{value.event} changed it")
+    return told.format(who=name_of(value.actor))
+
+
+def quoted(value: object) -> str:
+    """Return a field's value as JSON; ``None`` stands for a field that is not there."""
+    return "not set" if value is None else msgspec.json.encode(value).decode()
+
+
+# --- of a resource
+
+
+def _of_resource(history: Sequence[StoredEvent], found: Why) -> str:
+    state = NEW
+    for stored in history:
+        state = evolve(state, stored.event)
+    by_version = {each.event.resourceversion: each.event for each in history}
+    outcome = _last(by_version.values(), OutcomeRecorded)
+    if outcome is None or outcome.generation < state.desired.generation:
+        waits = f"has no outcome for generation {state.desired.generation} yet"
+        return f"{waits}{_under_way(state)}"
+    causes = [by_version[version] for version in found.chain]
+    parent = found.parents[0].resource if found.parents else ""
+    told = _converged(outcome, causes, parent) if outcome.outcome == "Converged" else None
+    told = told or _deleted(outcome, causes, parent) or _stands(outcome)
+    newest = max(found.chain, default=0)
+    since = [each.event for each in history if each.event.resourceversion > newest]
+    return _drifted_since(since, state) or f"{told}{_under_way(state)}"
+
+
+def _under_way(state: ResourceState) -> str:
+    flight = state.actions.in_flight
+    if flight is None:
+        return ""
+    return f"; an action is in progress ({flight.action.operation}, attempt {flight.attempt})"
+
+
+def _drifted_since(since: Sequence[LogEvent], state: ResourceState) -> str:
+    """Return what has happened to the object since the newest outcome, if it has drifted."""
+    drift = _last(since, DriftDetected)
+    return f"{_what_happened(drift)}{_under_way(state)}" if drift is not None else ""
+
+
+def _who(event: LogEvent, parent: str) -> str:
+    """Return who declared or withdrew a resource; ``parent``: the one that it is a part of."""
+    return parent if parent and is_process(event.actor) else name_of(event.actor)
+
+
+def _converged(outcome: OutcomeRecorded, causes: Sequence[LogEvent], parent: str) -> str:
+    """Return why it is as declared, and what keeps it from being usable, if anything does."""
+    ready = next((each for each in outcome.conditions if each.type == "Ready"), None)
+    return f"{_why_converged(outcome, causes, parent)}{_unready(ready)}"
+
+
+def _why_converged(outcome: OutcomeRecorded, causes: Sequence[LogEvent], parent: str) -> str:
+    drift, done = _last(causes, DriftDetected), _last(causes, ActionSucceeded)
+    if drift is not None and done is not None:
+        repaired = "recreated" if drift.missing else "corrected"
+        comma = "," if drift.perhaps_by else ""
+        return f"{_what_happened(drift)}{comma} and has been {repaired}"
+    declared = next((each for each in causes if isinstance(each.data, SpecDeclared)), None)
+    if declared is None:
+        return f"is as declared in generation {outcome.generation}"
+    generation = f"{_who(declared, parent)} declared generation {outcome.generation}"
+    if done is None:
+        claimed = _last(causes, OwnershipClaimed)
+        how = ", and Reconciler owns the object that existed" if claimed else ""
+        return f"is as declared: {generation}{how}"
+    if done.purpose in ("Replace", "Retire"):
+        return f"is as declared: {generation} and the worker replaced the object"
+    match done.operation:
+        case "Create":
+            return f"exists because {generation} and the worker created the object"
+        case "Update":
+            return f"is as declared: {generation} and the worker updated the object"
+        case "Delete":
+            return f"does not exist because {generation} and the worker deleted the object"
+
+
+def _what_happened(drift: DriftDetected) -> str:
+    paths = ", ".join(each.path for each in drift.differences)
+    if not drift.perhaps_by:
+        happened = "was deleted" if drift.missing else "was changed"
+        return f"{happened} outside of Reconciler{f' ({paths})' if paths else ''}"
+    found = "was missing" if drift.missing else f"differed ({paths})"
+    return f"{found}, possibly because of our action {drift.perhaps_by}"
+
+
+def _unready(ready: Condition | None) -> str:
+    if ready is None or ready.status == "True":
+        return ""
+    why = ": ".join(each for each in (ready.reason, _one_line(ready.message)) if each)
+    return f", but not ready ({why})"
+
+
+def _deleted(outcome: OutcomeRecorded, causes: Sequence[LogEvent], parent: str) -> str:
+    """Return why it is deleted or released, if a withdrawal is the cause."""
+    withdrawn = next((each for each in causes if isinstance(each.data, SpecWithdrawn)), None)
+    if withdrawn is None or outcome.outcome not in ("Deleted", "Released"):
+        return ""
+    assert isinstance(withdrawn.data, SpecWithdrawn)
+    reason = f" (reason: {_one_line(withdrawn.data.reason)})" if withdrawn.data.reason else ""
+    why = f"because {_who(withdrawn, parent)} withdrew its declaration{reason}"
+    return f"was {outcome.outcome.lower()} {why}{_message(outcome)}"
+
+
+def _stands(outcome: OutcomeRecorded) -> str:
+    reason = f" ({outcome.reason})" if outcome.reason else ""
+    return f"{_STATES[outcome.outcome]}{reason}{_message(outcome)}"
+
+
+def _message(outcome: OutcomeRecorded) -> str:
+    return f": {_one_line(outcome.message)}" if outcome.message else ""
+
+
+# --- of a field
+
+
+def _of_field(found: Why, history: Sequence[StoredEvent]) -> str:
+    field, wanted, observed = found.field, _newest(found.wanted), _newest(found.observed)
+    if wanted is None or wanted.value is None:
+        if observed is None or observed.value is None:
+            return f"{field} is not set"
+        return f"{field} is {quoted(observed.value)}, and no declaration sets it"
+    made = f"{made_by(wanted)}{_in_generation(wanted, history)}"
+    if observed is None:
+        return f"{field} should be {quoted(wanted.value)}, and no object is known: {made}"
+    if observed.value == wanted.value:
+        applied = _newest(found.applied)
+        is_written = applied is not None and applied.value == wanted.value
+        return f"{field} is {quoted(wanted.value)}{' because' if is_written else ', as'} {made}"
+    return f"{field} is {quoted(observed.value)}, but should be {quoted(wanted.value)}: {made}"
+
+
+def _newest(values: Sequence[Value]) -> Value | None:
+    return values[-1] if values else None
+
+
+def _in_generation(value: Value, history: Sequence[StoredEvent]) -> str:
+    for stored in history:
+        data = stored.event.data
+        is_it = stored.event.resourceversion == value.version
+        if is_it and isinstance(data, (SpecDeclared, SpecResolved)):
+            return f" in generation {data.generation}"
+    return ""
+
+
+def _last(events: Iterable[LogEvent], data: type[_T]) -> _T | None:
+    found = [event.data for event in events if isinstance(event.data, data)]
+    return found[-1] if found else None
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

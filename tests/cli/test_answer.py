@@ -1,0 +1,210 @@
+"""The sentence with which `why` begins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from msgspec.structs import replace
+
+from events.intake import Declared
+from events.log import DriftDetected
+from reconciler.cli.answer import answer
+from reconciler.ports import StoredEvent
+from reconciler.sdk.why import Parent, why
+from tests.resource.building import FOO, Story, converged, manifest, repainted, thing
+
+GREEN = {"type": "Square", "color": "Green"}
+
+
+def told(story: Story, field: str = "", parent: str = "") -> str:
+    history = [StoredEvent(10 + number, event) for number, event in enumerate(story.log)]
+    found = why(str(FOO), history, field)
+    if parent:
+        found = replace(found, parents=(Parent(parent, "", ()),))
+    sentence = answer(FOO, history, found)
+    assert sentence.startswith(str(FOO))
+    return sentence.removeprefix(str(FOO)).strip()
+
+
+def created() -> Story:
+    return converged()
+
+
+def updated() -> Story:
+    story = converged()
+    story.declare(GREEN)
+    story.succeed()
+    return story
+
+
+def recreated() -> Story:
+    story = converged()
+    story.see(None)
+    story.succeed()
+    return story
+
+
+def being_recreated() -> Story:
+    story = converged()
+    story.see(None)
+    return story
+
+
+def corrected() -> Story:
+    story = converged()
+    story.see(repainted(story.seen, color="Blue"))
+    story.succeed()
+    return story
+
+
+def adopted() -> Story:
+    story = Story()
+    story.see(thing())
+    story.declare(policy={"adoption": "Adopt"})
+    if not story.idle:
+        story.succeed()
+    return story
+
+
+def in_conflict() -> Story:
+    story = Story()
+    story.see(thing())
+    story.declare()
+    return story
+
+
+def newly_declared() -> Story:
+    story = Story()
+    story.declare()
+    return story
+
+
+def declared_again() -> Story:
+    story = converged()
+    story.declare(GREEN)
+    return story
+
+
+def failing() -> Story:
+    story = Story()
+    story.declare()
+    story.fail("Transient")
+    return story
+
+
+def paused() -> Story:
+    story = converged()
+    story.declare(policy={"paused": True})
+    return story
+
+
+def deleted() -> Story:
+    story = converged()
+    story.withdraw()
+    story.succeed()
+    return story
+
+
+def absent() -> Story:
+    story = converged()
+    story.declare(policy={"mode": "Absent"})
+    story.succeed()
+    return story
+
+
+def undeclared() -> Story:
+    story = Story()
+    story.see(thing())
+    return story
+
+
+@pytest.mark.parametrize(
+    ("build", "sentence"),
+    [
+        (created, "exists because tests declared generation 1 and the worker created the object."),
+        (updated, "is as declared: tests declared generation 2 and the worker updated the object."),
+        (recreated, "was deleted outside of Reconciler and has been recreated."),
+        (
+            being_recreated,
+            "was deleted outside of Reconciler; an action is in progress (Create, attempt 1).",
+        ),
+        (corrected, "was changed outside of Reconciler (color) and has been corrected."),
+        (adopted, "is as declared: tests declared generation 1 and the worker updated the object."),
+        (
+            in_conflict,
+            "is in conflict (AlreadyExists): {message}.",
+        ),
+        (
+            newly_declared,
+            "has no outcome for generation 1 yet; an action is in progress (Create, attempt 1).",
+        ),
+        (
+            declared_again,
+            "has no outcome for generation 2 yet; an action is in progress (Update, attempt 1).",
+        ),
+        (
+            failing,
+            "is degraded (Transient): the API said no; an action is in progress (Create, "
+            "attempt 1).",
+        ),
+        (paused, "is paused (PausedByPolicy): {message}."),
+        (deleted, "was deleted because tests withdrew its declaration."),
+        (
+            absent,
+            "does not exist because tests declared generation 2 and the worker deleted the object.",
+        ),
+        (
+            undeclared,
+            "is not owned by Reconciler (NotDeclared): {message}.",
+        ),
+    ],
+)
+def test_the_first_sentence_answers_why(build: Callable[[], Story], sentence: str) -> None:
+    story = build()
+    message = "" if story.state.outcome is None else story.state.outcome.message
+    assert told(story) == sentence.format(message=message)
+
+
+@pytest.mark.parametrize(
+    ("build", "sentence"),
+    [
+        (updated, ': color is "Green" because tests declared it in generation 2.'),
+        (
+            being_recreated,
+            ': color is not set, but should be "Red": tests declared it in generation 1.',
+        ),
+        (in_conflict, ': color is "Red", as tests declared it in generation 1.'),
+        (
+            newly_declared,
+            ': color should be "Red", and no object is known: tests declared it in generation 1.',
+        ),
+        (deleted, ": color is not set."),
+    ],
+)
+def test_the_first_sentence_answers_why_a_field_has_its_value(
+    build: Callable[[], Story], sentence: str
+) -> None:
+    assert told(build(), "color") == sentence
+
+
+def test_what_a_parent_declared_is_said_of_the_parent() -> None:
+    story = Story()
+    story.give([story.command(Declared(manifest()), actor="reconciler@host:1")])
+    story.succeed()
+    assert told(story).startswith("exists because Reconciler declared generation 1")
+    sentence = told(story, parent="default/Board/b")
+    assert sentence.startswith("exists because default/Board/b declared generation 1")
+
+
+def test_a_drift_that_our_own_action_may_have_caused_is_not_blamed_on_others() -> None:
+    story = recreated()
+    story.log = [
+        replace(each, data=replace(each.data, perhaps_by="default/Block/Foo@2"))
+        if isinstance(each.data, DriftDetected)
+        else each
+        for each in story.log
+    ]
+    assert told(story) == (
+        "was missing, possibly because of our action default/Block/Foo@2, and has been recreated."
+    )

@@ -1,0 +1,420 @@
+"""The sentences about events: each class of the log, with its actor."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import get_args
+
+import pytest
+from msgspec.structs import replace
+
+from events.external import ExternalObject
+from events.intake import ActionError, TargetState
+from events.kind_definition import DefinitionRef
+from events.log import (
+    AbsenceDoubted,
+    Action,
+    ActionAbandoned,
+    ActionDecided,
+    ActionDoubted,
+    ActionFailed,
+    ActionHeld,
+    ActionNotDone,
+    ActionRetried,
+    ActionSucceeded,
+    ApiThrottled,
+    ApprovalAsked,
+    ApprovalRefused,
+    BreakerClosed,
+    BreakerOpened,
+    BreakerProbed,
+    DeclarationSuperseded,
+    DefinitionObserved,
+    DriftDetected,
+    DueScheduled,
+    ExternalObserved,
+    FieldDifference,
+    FinalizerAdded,
+    FinalizerRemoved,
+    GenerationSuperseded,
+    HoldApproved,
+    LogEvent,
+    LookAsked,
+    LookupDecided,
+    OutcomeRecorded,
+    OwnershipClaimed,
+    OwnershipReleased,
+    ProgressNoted,
+    ReferenceAdded,
+    ReferenceRemoved,
+    ReleaseForced,
+    ResourceEvent,
+    RetryScheduled,
+    SecretObserved,
+    SpecDeclared,
+    SpecResolved,
+    SpecWithdrawn,
+    TargetObserved,
+)
+from events.manifest import Policy
+from reconciler.cli.summaries import name_of, summary, tell_all
+from reconciler.ports import StoredEvent
+from reconciler.resource.owner_label import OWNER_LABEL
+
+AT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+RED = {"type": "Square", "color": "Red"}
+ACTION = Action("a@2", "key", "Create", 1, "default", "foo", ("m1",), fields=RED)
+DECLARED = SpecDeclared(1, "shapes/v1", "default", "foo", RED)
+
+
+TOLD: list[tuple[ResourceEvent, str]] = [
+    (DECLARED, "alice declared generation 1 with type: Square, color: Red"),
+    (SpecWithdrawn(2), "alice withdrew the declaration, as generation 2"),
+    (GenerationSuperseded(1, by=2), "Generation 2 superseded generation 1 before it was settled"),
+    (
+        DeclarationSuperseded(by=2),
+        "A declaration or withdrawal by alice arrived after generation 2, which is newer",
+    ),
+    (
+        ExternalObserved("default", "foo", None, "CompleteListing", 7),
+        "The observer listed the API, which has no foo",
+    ),
+    (
+        ExternalObserved("default", "foo", ExternalObject("foo", {"color": "Red"}), "Read", 7),
+        "The observer read foo with color: Red",
+    ),
+    (
+        AbsenceDoubted("default", "foo", 12, 14),
+        "The observer's listing lacks 12 of our 14 objects, including foo: the decider does "
+        "not trust it",
+    ),
+    (FinalizerAdded("billing/invoice", "billing"), "billing added the finalizer billing/invoice"),
+    (FinalizerRemoved("billing/invoice"), "alice removed the finalizer billing/invoice"),
+    (
+        FinalizerRemoved("billing/invoice", True, "gone"),
+        "alice removed the finalizer billing/invoice by force (reason: gone)",
+    ),
+    (
+        ReleaseForced("shut\ndown", True, ("billing/invoice",), ("shop/ShapeRef/a",)),
+        "alice forced a release despite billing/invoice, shop/ShapeRef/a; an existing object "
+        "stays in the API (reason: shut down)",
+    ),
+    (SpecWithdrawn(3, "moved"), "alice withdrew the declaration, as generation 3 (reason: moved)"),
+    (HoldApproved("LossGuard", reason="really"), "alice approved LossGuard (reason: really)"),
+    (
+        HoldApproved("Approval", reason="agreed", plan="41162a45fb694374"),
+        "alice approved plan 41162a45fb69 (reason: agreed)",
+    ),
+    (
+        ApprovalAsked(
+            "41162a45fb694374",
+            "Update",
+            3,
+            "default",
+            "foo",
+            changes=(FieldDifference("color", "Blue", "Red"),),
+        ),
+        "The decider requests approval of plan 41162a45fb69 (Update 'foo', color: \"Red\" → "
+        '"Blue")',
+    ),
+    (
+        LookAsked(True, "the API is back"),
+        "alice requested a reconciliation (reason: the API is back)",
+    ),
+    (
+        ApprovalRefused("41162a45fb694374", "not now"),
+        "alice rejected plan 41162a45fb69 (reason: not now)",
+    ),
+    (
+        ReferenceAdded("shop/ShapeRef/a", "Keep"),
+        "shop/ShapeRef/a references this resource (onWithdrawal: Keep)",
+    ),
+    (ReferenceRemoved("shop/ShapeRef/a"), "shop/ShapeRef/a no longer references this resource"),
+    (
+        TargetObserved("default/Shape/foo", TargetState(False)),
+        "The referenced resource default/Shape/foo is not declared",
+    ),
+    (
+        TargetObserved("default/Shape/foo", TargetState(True, True, {"outputs.port": 5432})),
+        "The referenced resource default/Shape/foo is declared with outputs.port: 5432",
+    ),
+    (SecretObserved("files/db", "abc"), "Secret files/db has digest abc"),
+    (SecretObserved("files/db", ""), "Secret files/db does not exist"),
+    (
+        DefinitionObserved(DefinitionRef(2, "abc", 3, 10)),
+        "The definition of the kind changed to generation 2, which affects 3 of 10 resources",
+    ),
+    (
+        SpecResolved(2, {"port": 5432}),
+        "The decider resolved the spec of generation 2 with port: 5432",
+    ),
+    (
+        LookupDecided(ACTION, 3),
+        "The decider requested a lookup of foo (attempt 3), because it is unknown whether it "
+        "was created",
+    ),
+    (ActionHeld("a@2", "nobody can tell"), "The decider holds the action: nobody can tell"),
+    (
+        ActionNotDone("a@2", "Create", 3),  # it may have been made, and deleted by somebody since
+        "The worker's lookup shows no effect of the creation, so it is repeated",
+    ),
+    (
+        ActionNotDone("a@2", "Delete", 3),
+        "The worker's lookup shows no effect of the deletion, so it is repeated",
+    ),
+    (
+        ActionDoubted("a@2", "Delete", 3, "no answer\nin time"),
+        "Another call of attempt 3 to delete the object has an unknown result: no answer in time",
+    ),
+    (
+        ActionSucceeded("a@2", "Create", 3, found_by="Label", late=True),
+        "The worker found the object already created, by its owner label (attempt 3); the "
+        "result arrived late",
+    ),
+    (
+        ActionSucceeded("a@2", "Delete", 1, found_by="Absence"),
+        "The worker found the object already deleted",
+    ),
+    (DriftDetected(1, missing=True), "The object was deleted outside of Reconciler"),
+    (
+        DriftDetected(
+            1,
+            differences=(
+                FieldDifference("color", "Purple", "Green"),
+                FieldDifference("labels.team", "a", None),
+            ),
+        ),
+        "The object was changed outside of Reconciler: color is Green (declared: Purple), "
+        "labels.team is not set (declared: a)",
+    ),
+    (
+        OwnershipClaimed("foo", None, "Adopted"),
+        "Reconciler owns foo from now on: policy.adoption is Adopt",
+    ),
+    (
+        OwnershipReleased("foo", None, "Orphaned"),
+        "Reconciler released foo: the object stays in the API",
+    ),
+    (ActionDecided(ACTION), "The decider decided to create foo with type: Square, color: Red"),
+    (
+        ActionRetried(ACTION, 3),
+        "The decider started attempt 3 to create foo, with the same idempotency key",
+    ),
+    (
+        ActionSucceeded("a@2", "Create", 2, replayed=True),
+        "An earlier call created the object: the API returned its stored response (attempt 2)",
+    ),
+    (
+        ActionFailed("a@2", "Create", 1, ActionError("Throttled", "slow\ndown", 429)),
+        "The worker's attempt 1 to create the object failed: Throttled 429: slow down",
+    ),
+    (
+        ActionAbandoned("a@2", "Create", "Withdrawn"),
+        "The decider abandoned the creation: Withdrawn",
+    ),
+    (
+        DueScheduled(AT, AT, 3.0),
+        "The object is due for renewal at 2026-01-02T03:04:05Z; the decider scheduled it for "
+        "2026-01-02T03:04:05Z",
+    ),
+    (
+        ProgressNoted("a1", AT, AT, 3.0),
+        "The object made progress, and more is expected by 2026-01-02T03:04:05Z",
+    ),
+    (
+        ProgressNoted("a1", AT),
+        "The object made no progress since 2026-01-02T03:04:05Z, longer than allowed",
+    ),
+    (ProgressNoted("", AT), "The decider no longer waits for progress of the object"),
+    (
+        RetryScheduled(AT, 2.5, "Transient"),
+        "The decider waits 2.5 s, until 2026-01-02T03:04:05Z: Transient",
+    ),
+    (
+        ApiThrottled(AT, 7.0, "slow\ndown"),
+        "The API accepts no calls before 2026-01-02T03:04:05Z: slow down",
+    ),
+    (
+        BreakerOpened(AT, 2.0, 5, "refused"),
+        "The circuit breaker blocks calls until 2026-01-02T03:04:05Z, after 5 failures in a "
+        "row: refused",
+    ),
+    (BreakerProbed(AT, 20.0, "w1"), "w1 probes the API with one call"),
+    (BreakerClosed(), "The API responds again, and the circuit breaker closed"),
+    (
+        OutcomeRecorded("Converged", 2, "AsDeclared"),
+        "The outcome of generation 2 is Converged (AsDeclared)",
+    ),
+    (OutcomeRecorded("Failed", 2, "Failed", "no"), "The outcome of generation 2 is Failed: no"),
+    (
+        ExternalObserved(
+            "default", "foo", ExternalObject("foo", {}), "CompleteListing", 7, taken_by="a/Shape/x"
+        ),
+        "The observer listed foo (it belongs to a/Shape/x)",
+    ),
+    (
+        ExternalObserved("default", "foo", None, "Read", 7, taken_by="a/Shape/x"),
+        "The observer read the API, which has no foo (it belonged to a/Shape/x)",
+    ),
+    (
+        OwnershipClaimed("foo", None, "Found"),
+        "Reconciler owns foo from now on: it carries our owner label, and a creation had an "
+        "unknown result",
+    ),
+    (
+        OwnershipClaimed("foo", None, "Returned"),
+        "Reconciler owns foo from now on: it is the object that a listing had shown as missing",
+    ),
+    (
+        OwnershipReleased("foo", None, "Gone"),
+        "Reconciler no longer owns foo: the object no longer exists",
+    ),
+    (
+        OwnershipReleased("foo", None, "Replaced"),
+        "Reconciler no longer owns foo: another object has its name",
+    ),
+    (ReleaseForced("no need"), "alice forced a release that nothing blocked (reason: no need)"),
+    (
+        HoldApproved("UnknownResult", "Abandon", "it was done"),
+        "alice approved UnknownResult, and abandoned the action (reason: it was done)",
+    ),
+    (
+        TargetObserved("a/Shape/x", TargetState(True, circle=("b", "a", "b"))),
+        "The reference to a/Shape/x is circular: b → a → b",
+    ),
+    (
+        DriftDetected(1, missing=True, perhaps_by="a/Shape/x@5"),
+        "The object is missing; our action a/Shape/x@5, whose result was uncertain, may have "
+        "deleted it",
+    ),
+    (
+        DriftDetected(1, differences=(FieldDifference("size", None, 3),), perhaps_by="a/Shape/x@5"),
+        "The object differs: size is 3 (declared: not set); our action a/Shape/x@5, whose "
+        "result was uncertain, may have written it",
+    ),
+    (
+        ActionDecided(replace(ACTION, purpose="Replace", external_name="foo-1")),
+        "The decider decided to create the replacement foo-1 with type: Square, color: Red",
+    ),
+    (
+        ActionDecided(replace(ACTION, operation="Delete", purpose="Replace", fields={})),
+        "The decider decided to delete foo to replace it",
+    ),
+    (
+        ActionDecided(replace(ACTION, operation="Delete", purpose="Retire", fields={})),
+        "The decider decided to delete the replaced object foo",
+    ),
+    (ActionSucceeded("a@2", "Create", 1), "The worker created the object"),
+    (ActionSucceeded("a@2", "Update", 1, purpose="Renew"), "The worker renewed the object"),
+    (
+        ActionSucceeded("a@2", "Delete", 1, purpose="Retire", redelivered=True),
+        "The worker deleted the replaced object; another worker, which stopped responding, "
+        "may have made the same call",
+    ),
+    (
+        ActionSucceeded(
+            "a@2", "Create", 2, purpose="Replace", external_name="foo-1", late=True, outdated=True
+        ),
+        "The worker created the replacement foo-1 (attempt 2); the result arrived late and "
+        "is outdated",
+    ),
+    (
+        ActionSucceeded("a@2", "Create", 1, refused=ActionError("Permanent", "no")),
+        "The worker created the object, but the API refused the rest: no",
+    ),
+    (
+        ActionFailed("a@2", "Delete", 4, ActionError("Unknown", "no\nanswer"), redelivered=True),
+        "The result of the worker's attempt 4 to delete the object is unknown: no answer; "
+        "another worker, which stopped responding, may have made the same call",
+    ),
+    (
+        ActionFailed("a@2", "Update", 4, ActionError("Transient", "closed", attempted=False)),
+        "The worker made no call for attempt 4 to update the object: closed",
+    ),
+    (
+        ActionAbandoned("a@2", "Update", "generation 3 is newer", in_doubt=True),
+        "The decider abandoned the update: generation 3 is newer; a call may still take effect",
+    ),
+    (
+        RetryScheduled(AT, 2.5, "Transient", "a@2"),
+        "The decider retries in 2.5 s, at 2026-01-02T03:04:05Z: Transient",
+    ),
+    (
+        BreakerOpened(AT, 2.0, 5),
+        "The circuit breaker blocks calls until 2026-01-02T03:04:05Z, after 5 failures in a row",
+    ),
+    (
+        OutcomeRecorded("Unowned", 0, "NotDeclared", "no manifest"),
+        "The outcome is Unowned (NotDeclared): no manifest",
+    ),
+]
+
+
+@pytest.mark.parametrize(("event", "told"), TOLD)
+def test_every_event_is_described_by_a_sentence(event: ResourceEvent, told: str) -> None:
+    assert summary(event, "cli:alice") == told
+
+
+def test_no_event_is_forgotten() -> None:
+    assert {type(event) for event, _told in TOLD} == set(get_args(ResourceEvent))
+
+
+def test_a_declaration_is_told_by_what_it_changes() -> None:
+    purple = replace(
+        DECLARED,
+        generation=2,
+        fields={**RED, "color": "Purple"},
+        labels={"team": "a"},
+        annotations={"ticket": "7"},
+        policy=Policy(mode="ObserveOnly"),
+        reason="the new\ncolour",
+    )
+    assert summary(purple, "billing", DECLARED) == (
+        "billing declared generation 2, which changes color: Red → Purple, labels.team: a, "
+        "annotations.ticket: 7, policy.mode: ObserveOnly (reason: the new colour)"
+    )
+
+
+def test_what_is_declared_after_a_withdrawal_is_told_whole() -> None:
+    data: list[ResourceEvent] = [DECLARED, SpecWithdrawn(2), DECLARED]
+    lines = tell_all([StoredEvent(at, _event(at, one)) for at, one in enumerate(data, 1)])
+    assert lines[2].what == lines[0].what
+    assert lines[0].time == "2026-01-02T03:04:05.000Z"
+
+
+def test_the_update_that_lets_an_orphan_go_says_that_it_takes_our_label_off() -> None:
+    action = Action("a@3", "key", "Update", 2, "default", "foo", ("m2",), fields=RED, uid="u1")
+    labelled = replace(action, labels={OWNER_LABEL: "log1/default/Shape/foo"})
+    data: list[ResourceEvent] = [
+        DECLARED,
+        ActionDecided(action),  # of an API without labels
+        SpecWithdrawn(2),
+        ActionDecided(action),
+        ActionDecided(labelled),
+    ]
+    lines = tell_all([StoredEvent(at, _event(at, one)) for at, one in enumerate(data, 1)])
+    told = "The decider decided to update foo with type: Square, color: Red"
+    assert lines[1].what == lines[4].what == told
+    assert lines[3].what == (
+        "The decider decided to remove our owner label from foo and to change nothing else: "
+        "the object stays in the API"
+    )
+
+
+def _event(version: int, data: ResourceEvent) -> LogEvent:
+    return LogEvent(f"e{version}", "r", "t", "default/Shape/foo", AT, version, data)
+
+
+@pytest.mark.parametrize(
+    ("actor", "name"),
+    [
+        ("cli:alice", "alice"),
+        ("billing", "billing"),
+        ("shop=cli:alice", "shop (cli:alice)"),  # the server vouches for shop
+        ("anonymous=shop=x", "anonymous (shop=x)"),
+        ("reconciler@host:4711", "Reconciler"),
+        ("", "An unknown client"),
+    ],
+)
+def test_a_sentence_names_who_sent_a_message(actor: str, name: str) -> None:
+    assert name_of(actor) == name
