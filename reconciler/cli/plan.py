@@ -193,12 +193,12 @@ def _print(made: Plan) -> None:
             _print_resource(each, made.made_at)
     for parent, count in rest.items():
         if count > _MAX_PARTS_IN_FULL:
-            more = f"… and {count - _MAX_PARTS_IN_FULL} more parts of {parent}: -o json has all"
+            more = f"… and {count - _MAX_PARTS_IN_FULL} more parts of {parent}; -o json lists all"
             out.print(Text(more, "dim"))
     if shown:
         out.print()
     looks = [each.seen_at for each in shown if each.seen_at is not None]
-    oldest = f", oldest look {age(min(looks), made.made_at)} ago" if looks else ""
+    oldest = f", oldest observation {age(min(looks), made.made_at)} ago" if looks else ""
     out.print(f"{_summary(made.resources)} (as of log position {made.position}{oldest})")
 
 
@@ -229,16 +229,17 @@ def _print_resource(each: PlannedResource, now: datetime) -> None:
     if each.withdrawn:
         heading.append("  (withdrawn)", "dim")
     elif not each.is_declared and not each.part_of:
-        heading.append("  (follows)", "dim")
+        heading.append("  (affected)", "dim")
     if each.seen_at is not None and each.actions:
-        heading.append(f"  seen {age(each.seen_at, now)} ago", "dim")
+        heading.append(f"  observed {age(each.seen_at, now)} ago", "dim")
     out.print(heading, style="bold")
     for name in each.adopts:
-        out.print(Text(f"  = takes over {name}", "cyan"))
+        out.print(Text(f"  = Adopt {name}", "cyan"))
     for action in each.actions:
         _print_action(action)
     for name in each.releases:
-        out.print(Text(f"  = lets go {name}", "cyan"))
+        word = "Release" if name.endswith("(Orphaned)") else "Disown"
+        out.print(Text(f"  = {word} {name}", "cyan"))
     if each.says in ("Refused", "Held", "Waiting", "Unreadable"):
         why = ": ".join(one for one in (each.reason, each.message) if one)
         colour = "red" if each.says in ("Refused", "Unreadable") else "yellow"
@@ -254,9 +255,9 @@ def _print_action(action: PlannedAction) -> None:
     if action.purpose != "Converge":
         words += f" ({action.purpose})"
     if action.under_way:
-        words += " (under way)"
+        words += " (in progress)"
     if action.needs_approval:
-        words += " (waits for approval)"
+        words += " (requires approval)"
     console().print(Text(words, colour))
     for each in action.changes:
         # What a composed object is made of is shown part by part.
@@ -272,13 +273,13 @@ def _print_action(action: PlannedAction) -> None:
         words = ", ".join(f"{more[step]} to {step.lower()}" for step in _STEPS if more[step])
         console().print(Text(f"      … and {words}", "dim"))
     if action.goes_on:
-        console().print(Text("      it goes on step by step, as its parts become ready", "dim"))
+        console().print(Text("      The next steps follow as the parts become ready.", "dim"))
 
 
 def _change(action: PlannedAction, each: PlannedChange) -> str:
     if action.operation == "Create":
         return f"{each.path}: {_value(each.wanted)}"
-    applied = "" if each.applied == each.observed else f"  (applied: {_value(each.applied)})"
+    applied = "" if each.applied == each.observed else f"  (last applied: {_value(each.applied)})"
     return f"{each.path}: {_values(each)}{applied}"
 
 
@@ -288,7 +289,7 @@ def _values(each: PlannedChange) -> str:
 
 def _value(value: Any) -> str:
     if value is None:
-        return "nothing"
+        return "not set"
     if value == UNKNOWN:
         return UNKNOWN
     text = msgspec.json.encode(value).decode()

@@ -51,7 +51,7 @@ def test_28_what_waits_is_shown_approved_and_done(
     resource = f"{guarded}/Shape/{guarded}-a"
     planned = live.run("plan", "-f", "-", text=SHAPE.format(name=guarded, color="Red"))
     assert "+ Create" in planned.out
-    assert "(waits for approval)" in planned.out
+    assert "(requires approval)" in planned.out
     apply(live, guarded, "Red")
     plan = waiting(live, guarded)
     assert colour(running_up, guarded) == ""

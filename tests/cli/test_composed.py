@@ -103,7 +103,7 @@ def test_27_a_plan_names_the_containers(live: Cli) -> None:
     assert new.startswith("      + default/Container/plan-")
     assert new.rpartition("/")[2] not in names
     assert not [line for line in lines if line.startswith("      - ")], "no old one goes yet"
-    assert "      it goes on step by step, as its parts become ready" in lines
+    assert "      The next steps follow as the parts become ready." in lines
     assert planned(live, "diff", "-f", "plan.yaml")[1:-1] == lines[1:-1]  # but for the ages
 
     lines = planned(live, "delete", "Deployment", "plan", "--dry-run")
@@ -116,7 +116,7 @@ def test_27_a_plan_of_many_names_some(live: Cli) -> None:
     lines = planned(live, "plan", "-f", file)
     assert len([line for line in lines if line.startswith("      + ")]) == 10
     assert "      … and 20 to declare" in lines
-    assert "… and 27 more parts of default/Deployment/many: -o json has all" in lines
+    assert "… and 27 more parts of default/Deployment/many; -o json lists all" in lines
     ran = live.run("plan", "-f", file, "-o", "json")
     [many, *others] = ran.json["resources"]
     assert len(many["actions"][0]["parts"]) == 30

@@ -102,9 +102,9 @@ def test_a_plan_shows_fields_and_declares_nothing(live: Cli) -> None:
     live.write("plan-a.yaml", shape("plan-a", "Green"))
     ran = live.run("plan", "-f", "plan-a.yaml")
     heading, *lines = ran.out.splitlines()
-    assert re.fullmatch(r"default/Shape/plan-a  seen \d+s ago", heading)
+    assert re.fullmatch(r"default/Shape/plan-a  observed \d+s ago", heading)
     assert (ran.status, lines[:2]) == (2, ["  ~ Update plan-a", '      color: "Red" → "Green"'])
-    assert re.search(r"\(as of log position \d+, oldest look \d+s ago\)", ran.out)
+    assert re.search(r"\(as of log position \d+, oldest observation \d+s ago\)", ran.out)
     for same in (("diff", "-f"), ("apply", "--dry-run=server", "-f")):
         other = live.run(*same, "plan-a.yaml")
         assert (other.status, other.out.splitlines()[1:3]) == (2, lines[:2])
@@ -120,7 +120,7 @@ def test_a_withdrawal_is_planned_with_what_follows(live: Cli, running_up: tuple[
     assert ran.status == 2, ran
     assert "default/Shape/plan-gone  (withdrawn)" in ran.out
     assert "  - Delete plan-gone" in ran.out
-    assert "  = lets go plan-kept (Orphaned)" in ran.out
+    assert "  = Release plan-kept (Orphaned)" in ran.out
     made = asked(running_up[1], lambda client: client.plan(withdraw=["default/Shape/plan-gone"]))
     (gone,) = made.resources
     assert (gone.withdrawn, gone.is_declared, gone.outcome) == (True, False, "Deleted")
@@ -166,9 +166,9 @@ def test_an_exclusive_scope_is_foreseen_and_then_done(
     ran = live.run("plan", "-f", "exclusive.yaml", "--out", "exclusive.plan")
     assert ran.status == 2
     heading, *steps = ran.out.splitlines()[2:5]
-    assert heading.startswith(f"{team}/Shape/{team}-hand  (follows)  seen ")
-    assert steps == [f"  = takes over {team}-hand (ExclusiveScope)", f"  - Delete {team}-hand"]
-    assert "own" not in ran.out.replace("takes over", "")
+    assert heading.startswith(f"{team}/Shape/{team}-hand  (affected)  observed ")
+    assert steps == [f"  = Adopt {team}-hand (ExclusiveScope)", f"  - Delete {team}-hand"]
+    assert f"{team}-own" not in ran.out
     assert httpx.get(url).is_success, "only planned"
 
     live.ok("apply", "--plan", "exclusive.plan", "--wait")
