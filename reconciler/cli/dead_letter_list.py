@@ -28,7 +28,7 @@ Stage = Literal[
 _SHOWN_REASONS = 10
 _REASON_WIDTH = 120
 _VARYING = re.compile(r"'[^']*'|`[^`]*`|\"[^\"]*\"|\b[\w/-]*\d[\w.:/@-]*")
-_NAMES = {NO_NAMESPACE: "of no namespace", OTHERS: "other namespaces"}
+_NAMES = {NO_NAMESPACE: "without a namespace", OTHERS: "other namespaces"}
 _INTAKE_STAGES = frozenset({"intake", "declaration", "decision"})
 
 
@@ -168,7 +168,8 @@ def print_letters(letters: Sequence[Listed]) -> None:
     )
     sys.stdout.write("\n")
     for (stage, reason), count in counted(letters).most_common(_SHOWN_REASONS):
-        console().print(f"{count} x {stage}: {reason}")
+        noun = "letter" if count == 1 else "letters"
+        console().print(f"{count} {noun} at stage {stage}: {reason}")
 
 
 def discarded_text(counts: Sequence[Discarded]) -> str:
@@ -224,15 +225,15 @@ def print_letter(letter: DeadLetter, later: int) -> None:
         ("Position", str(record.position)),
         ("Sender", letter.sender),
         ("Message id", record.message_id),
-        ("Size", f"{record.size} bytes{', cut' if record.payload_truncated else ''}"),
+        ("Size", f"{record.size} bytes{', truncated' if record.payload_truncated else ''}"),
     ]
     for each in letter.handled:
-        where = f" at position {each.position} of the intake" if each.position else ""
-        corrected = ", corrected" if each.corrected else ""
+        where = f" at intake position {each.position}" if each.position else ""
+        corrected = ", with a corrected payload" if each.corrected else ""
         note = f": {each.note}" if each.note else ""
         rows.append((each.what, f"{_time(each.at)} by {each.by}{where}{corrected}{note}"))
     if later:
-        rows.append(("Again", f"the retry could not be used either: letter {later}"))
+        rows.append(("Failed", f"the retry failed too, and became letter {later}"))
     for name, value in rows:
         if value:
             out.print(f"{name + ':':<12}{value}")
