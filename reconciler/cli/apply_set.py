@@ -103,14 +103,14 @@ async def _apply(
 
 def _print(change: SetChange) -> None:
     out = console()
-    for word, names, style in (
-        ("add", change.added, "green"),
-        ("change", change.changed, "yellow"),
-        ("withdraw", change.removed, "red"),
-        ("keep, though no file names it", change.unnamed, "dim"),
+    for word, names, rest, style in (
+        ("add", change.added, "", "green"),
+        ("change", change.changed, "", "yellow"),
+        ("withdraw", change.removed, "", "red"),
+        ("keep", change.unnamed, ", which no file declares", "dim"),
     ):
         for name in names[:_MAX_NAMED]:
-            out.print(f"{word} {harmless(name)}", style=style, markup=False, highlight=False)
+            out.print(f"{word} {harmless(name)}{rest}", style=style, markup=False, highlight=False)
         if len(names) > _MAX_NAMED:
             out.print(f"{word} {len(names) - _MAX_NAMED} more", style=style)
 

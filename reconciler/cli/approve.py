@@ -16,7 +16,7 @@ from reconciler.cli.log_replay import current_models
 from reconciler.cli.naming import check_names
 from reconciler.cli.options import Duration, Namespace, Output, Reason
 from reconciler.cli.output import Format
-from reconciler.cli.results import Result, checked_reason, exit_status, print_results
+from reconciler.cli.results import Result, checked_reason, confirm, exit_status, print_results
 from reconciler.cli.selection import chosen_keys
 
 Hold = Literal[
@@ -114,8 +114,17 @@ def approve(
         )
 
     results = run_async(work())
+    confirm(results, _confirmation(hold, abandon=abandon))
     print_results(results, output, good=())
     return exit_status(results, None)
+
+
+def _confirmation(hold: str, *, abandon: bool) -> str:
+    if abandon:
+        return "approved: the action is abandoned"
+    if hold in ("DeletionGuard", "LossGuard"):
+        return "approved: takes effect with the next listing"
+    return "approved"
 
 
 class Meant(NamedTuple):
@@ -160,6 +169,7 @@ def decide_plans(
         )
 
     results = run_async(work())
+    confirm(results, "approved" if approve else "rejected")
     print_results(results, output, good=())
     return exit_status(results, None)
 

@@ -16,6 +16,7 @@ from reconciler.cli.output import Format
 from reconciler.cli.results import (
     Result,
     checked_reason,
+    confirm,
     exit_status,
     print_results,
     result_of,
@@ -121,6 +122,7 @@ async def _withdraw(
     async with client_of(connection) as client:
         answers = await client.withdraw_many(keys, reason=reason, timeout_seconds=timeout_seconds)
         results = [_result(key, answer) for key, answer in zip(keys, answers, strict=True)]
+        confirm(results, "declaration withdrawn")
         if wait:
             await wait_for_results(client, results, timeout_seconds)
     return results
@@ -129,5 +131,5 @@ async def _withdraw(
 def _result(key: ResourceKey, told: Answer | DeclarationRefusedError) -> Result:
     result = result_of(key, told)
     if result.accepted and result.generation == 0:
-        return Result(str(key), False, "NotFound", message="was never declared")
+        return Result(str(key), False, "NotFound", message="the resource was never declared")
     return result

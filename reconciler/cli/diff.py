@@ -158,7 +158,8 @@ async def _diff(connection: Connection, wanted: Meant, ends: tuple[_End, _End]) 
         past = await whole_past(nc, key)
         since, until = [await _moment(nc, key, past, end) for end in ends]
     if past.damage is not None and past.damage.position <= max(since.position, until.position):
-        sys.stderr.write(f"the log is damaged; this is of what is sound: {past.damage}\n")
+        damage = f"the log is damaged ({past.damage})"
+        sys.stderr.write(f"{damage}; only the events before the damage are compared\n")
     before, after = past.until(since.position).events, past.until(until.position).events
     if past.events and not before and not after:
         first = past.events[0].position
@@ -243,4 +244,4 @@ def _print(found: Changes) -> None:
 
 
 def _shown(value: Any) -> str:
-    return "not there" if value is msgspec.UNSET else show(value)
+    return "not set" if value is msgspec.UNSET else show(value)

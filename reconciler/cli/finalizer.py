@@ -93,6 +93,8 @@ def _told(result: Result, verb: str) -> Result:
     """Say it where nothing was taken off: a wrong name must not look like success."""
     if verb == "remove" and result.reason == "Unchanged":
         if not result.generation:
-            return Result(result.resource, False, "NotFound", message="was never declared")
-        result.message = "it has no such finalizer: `reconciler describe` shows those it has"
+            return Result(
+                result.resource, False, "NotFound", message="the resource was never declared"
+            )
+        result.message = "the resource has no such finalizer; `reconciler describe` lists its own"
     return result

@@ -197,8 +197,8 @@ def _tell_when(stood: Stood, output: Listing) -> None:
     (sys.stdout if output in ("table", "wide") else sys.stderr).write(heading)
     if stood.damage:
         sys.stderr.write(
-            f"the log is damaged before that, in {len(stood.damage)} places: "
-            "`reconciler replay --verify` says where\n"
+            f"the log is damaged before this position (places: {len(stood.damage)}); "
+            "`reconciler replay --verify` lists them\n"
         )
 
 
@@ -208,11 +208,10 @@ def _tell_what_is_not_shown(wanted: Wanted, selected: Selected, models: ReadMode
     hidden = sum(not wanted.shows(selected, row) for row in taken)
     if hidden == len(taken):
         place = "" if selected.namespace is None else f" in namespace {selected.namespace}"
-        sys.stderr.write(f"no resources{place}{' (-A shows all)' if place else ''}\n")
+        hint = "; -A shows those of all namespaces" if place else ""
+        sys.stderr.write(f"no resources{place}{hint}\n")
     if hidden and wanted.outcome is None and sys.stderr.isatty():
-        sys.stderr.write(
-            f"not shown, since no person declared it: {hidden} (--all shows that, too)\n"
-        )
+        sys.stderr.write(f"{hidden} resources that no user declared are hidden; use --all\n")
 
 
 # --- as it changes

@@ -20,6 +20,7 @@ from reconciler.cli.output import Format
 from reconciler.cli.results import (
     Result,
     checked_reason,
+    confirm,
     exit_status,
     print_results,
     result_of,
@@ -111,7 +112,8 @@ async def _set_paused(
         found = await declarations(nc, declared, as_of_version=False)
     manifests = [_with_paused(found[key], paused) for key in declared]
     results = {
-        key: Result(str(key), False, "NotFound", message="it is not declared") for key in keys
+        key: Result(str(key), False, "NotFound", message="the resource is not declared")
+        for key in keys
     }
     async with client_of(connection) as client:
         answers = await client.declare_many(
@@ -122,6 +124,7 @@ async def _set_paused(
         )
     answered = zip(declared, answers, strict=True)
     results |= {key: result_of(key, answer) for key, answer in answered}
+    confirm(results.values(), "paused until you resume it" if paused else "resumed")
     return list(results.values())
 
 

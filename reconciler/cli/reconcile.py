@@ -11,7 +11,7 @@ from events.names import ResourceKey
 from reconciler.cli.client import ask_many
 from reconciler.cli.connection import HERE, Connection, run_async
 from reconciler.cli.options import AllNamespaces, Duration, Namespace, Output, Reason
-from reconciler.cli.results import Result, checked_reason, exit_status, print_results
+from reconciler.cli.results import Result, checked_reason, confirm, exit_status, print_results
 from reconciler.cli.selection import chosen_keys
 from reconciler.cli.selectors import Labels
 from reconciler.cli.wait import until_looked_at
@@ -81,6 +81,7 @@ async def _reconcile(
         keys,
         lambda client: client.reconcile_many(keys, reason=reason, timeout_seconds=timeout_seconds),
     )
+    confirm(results, "reconciliation requested")
     if wait:
         accepted = {each.resource: each for each in results if each.accepted}
         await until_looked_at(connection, accepted, timeout_seconds)

@@ -6,7 +6,7 @@ from reconciler.cli.client import ask_many
 from reconciler.cli.connection import HERE, Connection, run_async
 from reconciler.cli.errors import UsageError
 from reconciler.cli.options import Duration, Namespace, Output, Reason
-from reconciler.cli.results import Result, checked_reason, exit_status, print_results
+from reconciler.cli.results import Result, checked_reason, confirm, exit_status, print_results
 from reconciler.cli.selection import chosen_keys
 
 
@@ -57,6 +57,7 @@ def release(
         )
     )
     results = [_told(result) for result in results]
+    confirm(results, "nothing blocks the release any more")
     print_results(results, output, good=())
     return exit_status(results, None)
 
@@ -64,7 +65,7 @@ def release(
 def _told(result: Result) -> Result:
     """Say it where nothing was released: a wrong name must not look like success."""
     if result.reason == "Unchanged" and not result.generation:
-        return Result(result.resource, False, "NotFound", message="was never declared")
+        return Result(result.resource, False, "NotFound", message="the resource was never declared")
     if result.reason == "Unchanged":
-        result.message = "nothing keeps it, and it is not ours: nothing to release"
+        result.message = "nothing blocks the resource, and it owns no object; nothing to release"
     return result

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 from rich.text import Text
@@ -44,6 +44,13 @@ def result_of(key: ResourceKey, told: Answer | DeclarationRefusedError) -> Resul
     return Result(str(key), True, told.reason, told.generation, message=told.message)
 
 
+def confirm(results: Iterable[Result], message: str) -> None:
+    """Give a message to each result of a message that the decider accepted without one."""
+    for each in results:
+        if each.accepted and each.reason == "Accepted" and not each.message:
+            each.message = message
+
+
 def checked_reason(reason: str) -> str:
     """Check a reason that the log keeps for ever; raises ``UsageError``."""
     if len(reason) > MAX_REASON_CHARACTERS:
@@ -60,7 +67,7 @@ async def wait_for_results(
     accepted = {result.resource: result for result in results if result.accepted}
     wanted: Mapping[str, int] = {name: result.generation for name, result in accepted.items()}
     settled: dict[str, Outcome] = {}
-    with progress_bar("settling", len(wanted)) as show:
+    with progress_bar("waiting for outcomes", len(wanted)) as show:
 
         def saw(outcome: Outcome) -> None:
             settled[str(outcome.key)] = outcome
@@ -131,7 +138,7 @@ def print_results(
 
 def _counts(results: Sequence[Result], problems: Sequence[str]) -> str:
     counts = Counter(str(_word(each)) for each in results)
-    counts["unusable"] += len(problems)
+    counts["invalid"] += len(problems)
     told = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
     return f"{counts.total()} resources: {told}"
 
@@ -143,7 +150,7 @@ def _print(results: Sequence[Result], output: Format, good: Collection[str]) -> 
     shown = results
     if len(results) > FEW and sys.stdout.isatty():
         shown = [one for one in results if not one.accepted or one.outcome not in (*good, "")]
-        sys.stdout.write(f"{len(results) - len(shown)} resources: done\n")
+        sys.stdout.write(f"{len(results) - len(shown)} resources succeeded\n")
     if shown:
         print_table(("RESOURCE", "RESULT", "GENERATION", "REASON", "MESSAGE"), map(_row, shown))
 

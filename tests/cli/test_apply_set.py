@@ -52,7 +52,7 @@ def test_a_set_is_declared_and_pruned(team: Team) -> None:
 
     kept = team.ok(*applied, text=documents("one", color="Blue"))
     assert f"change {team.namespace}/Shape/one" in kept.out
-    assert f"keep, though no file names it {team.namespace}/Shape/two" in kept.out
+    assert f"keep {team.namespace}/Shape/two, which no file declares" in kept.out
     assert names(team) == ["one", "three", "two"]
 
     dry = team.ok(

@@ -112,7 +112,7 @@ def test_a_finalizer_holds_until_it_is_taken_off(live: Cli) -> None:
     ran = live.run("delete", "Shape", "final", "--wait", "-o", "json")
     assert (ran.status, ran.json[0]["outcome"], ran.json[0]["reason"]) == (1, "Held", "Finalizers")
     ran = live.ok("finalizer", "remove", "Shape", "final", "billing/first-invoice")
-    assert "it has no such finalizer: `reconciler describe` shows those it has" in ran.out
+    assert "the resource has no such finalizer; `reconciler describe` lists its own" in ran.out
 
     live.ok("finalizer", "remove", "Shape", "final", INVOICE, "--reason", "it is paid")
     until_outcome(live, "final", "Deleted")
@@ -161,7 +161,7 @@ def test_a_forced_release_takes_off_all_and_leaves_the_object_only_if_told(
     (forced,) = events(live, f"default/Shape/{name}", "ReleaseForced")
     assert "billing is shut down" in forced["what"]
     ran = live.ok("release", "Shape", name, "--reason", "once more")
-    assert "nothing keeps it, and it is not ours: nothing to release" in ran.out
+    assert "nothing blocks the resource, and it owns no object; nothing to release" in ran.out
 
 
 @pytest.mark.parametrize(

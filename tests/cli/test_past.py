@@ -489,7 +489,7 @@ def test_differences_are_a_table_that_says_between_which_moments(past: Past) -> 
         "to   position 12, 2026-01-02T12:12:00.123Z",
     ]
     assert lines[3].split() == ["PART", "FIELD", "BEFORE", "AFTER"]
-    assert ["declared", "metadata.labels.team", "a", "not", "there"] in map(str.split, lines)
+    assert ["declared", "metadata.labels.team", "a", "not", "set"] in map(str.split, lines)
     nothing = past.ok("diff", "foo", "--from", "16").out.splitlines()
     assert nothing[2].endswith("the log's newest event")
     assert nothing[3] == "no differences"

@@ -62,7 +62,7 @@ def test_a_dry_run_knows_the_kinds_that_its_documents_define_and_checks_referenc
     assert ran.err == (
         "error: dry-badge/more.yaml, document 1: default/Badge/dry-a: "
         "spec.shade: 'Mauve' is not allowed: use Red, Blue\n"
-        "5 resources: 4 Accepted, 1 unusable (dry run)\n"
+        "5 resources: 4 Accepted, 1 invalid (dry run)\n"
     )
 
 
