@@ -71,7 +71,7 @@ def test_control_characters_of_others_are_shown_and_do_nothing(
     live.ok("finalizer", "remove", "Shape", "escaped", "a", "--reason", ESCAPE)
     for command in (("history", "escaped"), ("describe", "Shape/escaped")):
         told = live.ok(*command).out
-        assert r"a: \x1b[31mred\x1b[0m\x07\x9b1m" in told
+        assert r"a (reason: \x1b[31mred\x1b[0m\x07\x9b1m" in told
         assert not set(told) & set("\x1b\x07\x9b")
 
     print_table(["A\x1b"], [[ESCAPE]])
