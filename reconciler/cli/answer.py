@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, TypeVar
 
-import msgspec
-
 from events.log import (
     ActionSucceeded,
     Condition,
@@ -25,6 +23,7 @@ from events.log import (
 from events.names import ResourceKey
 from reconciler.cli.summaries import is_process, name_of
 from reconciler.ports import StoredEvent
+from reconciler.resource.difference import shown
 from reconciler.resource.evolve import evolve
 from reconciler.resource.state import NEW, ResourceState
 from reconciler.sdk.why import Value, Why
@@ -70,11 +69,6 @@ def made_by(value: Value) -> str:
     """Return who gave a field its value."""
     told = _MAKERS.get(value.event, f"{value.event} changed it")
     return told.format(who=name_of(value.actor))
-
-
-def quoted(value: object) -> str:
-    """Return a field's value as JSON; ``None`` stands for a field that is not there."""
-    return "not set" if value is None else msgspec.json.encode(value).decode()
 
 
 # --- of a resource
@@ -191,15 +185,15 @@ def _of_field(found: Why, history: Sequence[StoredEvent]) -> str:
     if wanted is None or wanted.value is None:
         if observed is None or observed.value is None:
             return f"{field} is not set"
-        return f"{field} is {quoted(observed.value)}, and no declaration sets it"
+        return f"{field} is {shown(observed.value)}, and no declaration sets it"
     made = f"{made_by(wanted)}{_in_generation(wanted, history)}"
     if observed is None:
-        return f"{field} should be {quoted(wanted.value)}, and no object is known: {made}"
+        return f"{field} should be {shown(wanted.value)}, and no object is known: {made}"
     if observed.value == wanted.value:
         applied = _newest(found.applied)
         is_written = applied is not None and applied.value == wanted.value
-        return f"{field} is {quoted(wanted.value)}{' because' if is_written else ', as'} {made}"
-    return f"{field} is {quoted(observed.value)}, but should be {quoted(wanted.value)}: {made}"
+        return f"{field} is {shown(wanted.value)}{' because' if is_written else ', as'} {made}"
+    return f"{field} is {shown(observed.value)}, but should be {shown(wanted.value)}: {made}"
 
 
 def _newest(values: Sequence[Value]) -> Value | None:

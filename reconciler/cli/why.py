@@ -10,9 +10,9 @@ from cyclopts import Parameter
 from rich.text import Text
 
 from events.names import ResourceKey
-from reconciler.cli.answer import answer, made_by, quoted
+from reconciler.cli.answer import answer, made_by
 from reconciler.cli.connection import HERE, Connection, bus, run_async
-from reconciler.cli.console import console
+from reconciler.cli.console import console, print_table
 from reconciler.cli.errors import CommandError, UsageError
 from reconciler.cli.event_table import TABLES, print_lines
 from reconciler.cli.exits import Exit
@@ -23,8 +23,9 @@ from reconciler.cli.search import find_resource
 from reconciler.cli.summaries import Line, moment, tell_all
 from reconciler.ports import StoredEvent
 from reconciler.provider.kind import installed_kinds
+from reconciler.resource.difference import shown
 from reconciler.sdk.history import History, Past
-from reconciler.sdk.why import Fight, Parent, Value, Why, lineage
+from reconciler.sdk.why import Fight, Parent, Why, lineage
 from reconciler.sdk.why import why as explained
 
 _SHOWN_VALUES = 5
@@ -129,16 +130,8 @@ def _lines(history: Sequence[StoredEvent], chain: Sequence[int]) -> list[Line]:
 def _print(explanation: Explanation, *, wide: bool) -> None:
     out, why = console(), explanation.why
     out.print(Text(harmless(explanation.answer), "bold"))
-    for name, values in (
-        (
-            ("desired", why.wanted),
-            ("applied", why.applied),
-            ("observed", why.observed),
-        )
-        if why.field
-        else ()
-    ):
-        _print_values(name, values)
+    if why.field:
+        _print_values(why)
     for each in why.fights:
         out.print(Text(harmless(_fight(each)), "bold yellow"))
     if explanation.chain:
@@ -151,22 +144,31 @@ def _print(explanation: Explanation, *, wide: bool) -> None:
         print_lines(each.chain, wide=wide)
 
 
-def _print_values(name: str, values: Sequence[Value]) -> None:
-    out = console()
-    if not values:
-        out.print(f"  {name:<9} never set")
-        return
-    for number, each in enumerate(reversed(values[-_SHOWN_VALUES:])):
-        when = f"{'since' if number == 0 else 'from'} {moment(each.time)}"
-        what = f"{quoted(each.value)}  {when}: {made_by(each)} (position {each.position})"
-        line = f"  {name if number == 0 else '':<9} {what}"
-        out.print(Text(harmless(line), "" if number == 0 else "dim"))
+def _print_values(why: Why) -> None:
+    rows: list[tuple[str, ...]] = []
+    for name, values in (
+        ("desired", why.wanted),
+        ("applied", why.applied),
+        ("observed", why.observed),
+    ):
+        newest = values[: -_SHOWN_VALUES - 1 : -1]
+        rows += [
+            (
+                "" if number else name,
+                shown(each.value),
+                moment(each.time),
+                str(each.position),
+                made_by(each),
+            )
+            for number, each in enumerate(newest)
+        ] or [(name, "never set", "", "", "")]
+    print_table(("STATE", "VALUE", "SINCE", "POSITION", "CAUSE"), rows)
 
 
 def _fight(fight: Fight) -> str:
-    theirs = ", ".join(map(quoted, fight.theirs))
+    theirs = ", ".join(map(shown, fight.theirs))
     since, until = moment(fight.since), moment(fight.until)
     return (
-        f"  Another client set {fight.path} to {theirs} {fight.times} times from {since} to"
-        f" {until}, and Reconciler set it to {quoted(fight.ours)} again."
+        f"Another client set {fight.path} to {theirs} {fight.times} times from {since} to"
+        f" {until}, and Reconciler set it to {shown(fight.ours)} again."
     )
