@@ -222,8 +222,10 @@ class Ledger:
             case e.OwnershipReleased(uid=str(uid), reason="Orphaned"):
                 self.ours.discard(uid)
                 self.released.add(uid)
-            case e.ActionSucceeded(object=ExternalObject(uid=str(uid))):
-                if not (data.outdated and uid in self.released):
+            case e.ActionSucceeded(ended, object=ExternalObject(uid=str(uid))):
+                # A write of one object that met another does not make that one ours (ADR 0009).
+                is_met = ended in self.actions and self.actions[ended].action.uid not in (None, uid)
+                if not (is_met or (data.outdated and uid in self.released)):
                     self.ours.add(uid)
             case e.ActionAbandoned(action_id=ended) if resource.approved or resource.is_forced:
                 self.given_up.add(ended)

@@ -909,6 +909,22 @@ def test_an_object_that_is_kept_for_a_reason_is_no_leak() -> None:
     assert findings(story.history) == []
 
 
+def test_an_object_that_a_late_write_met_in_the_place_of_ours_is_no_leak() -> None:
+    story = sound()
+    update = action(FOO, 5, "Update", uid="uid-foo")
+    other = thing("foo", uid="human-1")
+    failed = ActionFailed(update.action_id, "Update", 1, ActionError("Conflict", "taken"), other)
+    late = ActionSucceeded(update.action_id, "Update", 1, other, late=True, outdated=True)
+    released = OwnershipReleased("foo", "uid-foo", "Replaced")
+    story.record(FOO, ActionDecided(update), failed, released)
+    cause = story.message(FOO, declared(FOO, {**RED, "policy": {"paused": True}}))
+    paused = replace(SPEC, generation=2, policy=Policy(paused=True))
+    outcome = OutcomeRecorded("Paused", 2, "PausedByPolicy")
+    story.record(FOO, paused, outcome, late, cause=cause)
+    story.exists(other)
+    assert findings(story.history) == []
+
+
 def test_an_action_that_waits_for_its_next_attempt_has_a_schedule() -> None:
     story = sound()
     a_failure_that_leads_to_nothing(story)

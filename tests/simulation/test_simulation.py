@@ -23,8 +23,6 @@ _KEPT_PLANS = sorted(Path(__file__).with_name("plans").glob("*.json"))
 
 
 KNOWN_FAILURES: dict[int, str] = {
-    12695: "leak: the log does not own what a creation made",
-    12877: "leak of an object that was made by hand and adopted",
     15244: "leak: the log does not own what a creation made",
     15801: "leak: the log does not own what a creation made",
 }
