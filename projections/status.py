@@ -61,7 +61,7 @@ from events.manifest import ApprovalLevel, Fields
 from events.names import ResourceKey
 from events.reference import Reference
 
-_WITHOUT_LISTING = ("DataLoss", "DefinitionGuard", "Approval")
+_WITHOUT_LISTING = ("DataLoss", "DefinitionGuard", "Approval", "UnknownResult")
 
 _GOOD_IF_FALSE = ("Degraded", "Paused")
 

@@ -32,14 +32,11 @@ from reconciler.resource.backoff import delay, is_over
 from reconciler.resource.difference import Wanted, differences
 from reconciler.resource.evolve import NOT_DONE, is_surely_not_done
 from reconciler.resource.owner_label import OWNER_LABEL
-from reconciler.resource.state import InFlight, ResourceState
+from reconciler.resource.state import UNKNOWN_RESULT, InFlight, ResourceState
 from reconciler.resource.turn import PAUSED, Context, Settled, Step
 
 MAX_CONFLICTS = 3  # in a row that are answered at once; then each waits like a failure
 MAX_REPEATS = 3  # in a row whose result stays unknown, before a lookup is worth more than another
-
-UNKNOWN_RESULT = "UnknownResult"
-"""Reason of the outcome of an action that waits for a person, and what an approval names."""
 
 _ROUNDED_SECONDS = 0.001  # waits are recorded in milliseconds
 

@@ -62,6 +62,7 @@ from reconciler.resource.state import (
     APPROVAL,
     NEW,
     NOT_APPROVED,
+    UNKNOWN_RESULT,
     Actions,
     ApiHealth,
     Applied,
@@ -168,7 +169,9 @@ def _after(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
                 is_listing_disproved=data.reason == "Returned",
             )
             owned = Owned(data.provider_config, data.external_name, data.uid)
-            return replace(state, owned=owned, observed=observed, because=event.id)
+            ended = tuple(_with_claim(each, data, state, event) for each in state.actions.ended)
+            actions = replace(state.actions, ended=ended)
+            return replace(state, owned=owned, observed=observed, actions=actions, because=event.id)
         case OwnershipReleased() as data:
             if _is_retiring(state, data):
                 return replace(state, retiring=None)
@@ -438,6 +441,26 @@ def _is_retiring(state: ResourceState, data: OwnershipReleased) -> bool:
     return place == (before.external_name, before.uid)
 
 
+def is_made_by(ended: Ended, found: ExternalObject) -> bool:
+    """Return whether a creation has created an object that the log does not own for that yet."""
+    if ended.action.operation != "Create":
+        return False
+    is_marked = not ended.known_by and found.written_by == ended.action.idempotency_key
+    return is_marked or found.uid in ended.unowned
+
+
+def _with_claim(
+    ended: Ended, data: OwnershipClaimed, state: ResourceState, event: LogEvent
+) -> Ended:
+    """Forget an object that the log owns now: after its release it is not claimed again."""
+    found = state.observed.object
+    if found is None or data.uid is None or found.uid != data.uid or not is_made_by(ended, found):
+        return ended
+    unowned = tuple(uid for uid in ended.unowned if uid != data.uid)
+    made = ended.made if data.uid in ended.made else (*ended.made, data.uid)
+    return replace(ended, known_by=ended.known_by or event.causeid, made=made, unowned=unowned)
+
+
 # --- what is done about it
 
 
@@ -517,6 +540,14 @@ def _approved(state: ResourceState, data: HoldApproved, event: LogEvent) -> Reso
         approved = ApprovalState(data.plan, "Proceed", event.actor, data.reason)
         return _remembered(replace(_with_approval(state, approved), because=event.id), event)
     flight = state.actions.in_flight
+    if flight is None and data.hold == UNKNOWN_RESULT:
+        # Who approves has looked: a creation in doubt is ours only if it gets our label.
+        ended = tuple(
+            replace(each, in_doubt=False) if each.action.operation == "Create" else each
+            for each in state.actions.ended
+        )
+        actions = replace(state.actions, ended=ended)
+        return _remembered(replace(state, actions=actions, because=event.id), event)
     if flight is not None and flight.held:
         # Who says that it was not done has looked: what is met now is known to be another's.
         is_certain = data.decision == "Proceed"
@@ -554,9 +585,12 @@ def _succeeded(state: ResourceState, data: ActionSucceeded, event: LogEvent) -> 
     flight = state.actions.in_flight
     ended = state.actions.ended
     in_doubt = data.redelivered or (flight is not None and flight.in_doubt)
-    if flight is not None and data.operation != "Create" and in_doubt:
-        # A worker that stands still before its call may make it yet, and meet another object.
-        ended = _with_ended(state, flight, in_doubt=True, known_by=event.causeid)
+    if flight is not None and (data.operation == "Create" or in_doubt):
+        # A worker that stands still before its call may make it yet, and meet another object or,
+        # where the API keeps no keys, create a second one.
+        ended = _with_ended(state, flight, in_doubt=in_doubt, known_by=event.causeid)
+        if data.operation == "Create":
+            ended = (*ended[:-1], _created(ended[-1], data))
     perhaps_twice = data.redelivered and data.operation == "Create"
     # An attempt of unknown result may still be under way where the API keeps no keys.
     uncertain = perhaps_twice or (flight is not None and flight.uncertain)
@@ -607,7 +641,8 @@ def _succeeded_late(state: ResourceState, data: ActionSucceeded, event: LogEvent
     actions = replace(
         actions,
         ended=tuple(
-            replace(each, reported_late=True) if each is ended else each for each in actions.ended
+            _reported_late(each, data, state, event) if each is ended else each
+            for each in actions.ended
         ),
         uncertain_create=actions.uncertain_create or data.operation == "Create",
     )
@@ -620,6 +655,29 @@ def _succeeded_late(state: ResourceState, data: ActionSucceeded, event: LogEvent
     state = replace(_with_result(state, ended, data), because=event.id)
     # What came after an update is ours as well.
     return _with_applied(state, applied) if data.operation == "Update" else state
+
+
+def _created(ended: Ended, data: ActionSucceeded) -> Ended:
+    """Remember what a creation has created, without its content, which is that of the object."""
+    uid = None if data.object is None else data.object.uid
+    action = replace(ended.action, fields={}, labels={})
+    return replace(ended, action=action, base=None, made=() if uid is None else (uid,))
+
+
+def _reported_late(
+    ended: Ended, data: ActionSucceeded, state: ResourceState, event: LogEvent
+) -> Ended:
+    """Remember a late success, and the object that a creation created by it."""
+    ended = replace(ended, reported_late=True)
+    if data.operation != "Create":
+        return ended
+    uid = None if data.object is None else data.object.uid
+    ended = replace(ended, known_by=ended.known_by or event.causeid)
+    if uid is None:
+        return ended
+    is_owned = not data.outdated or (state.owned is not None and state.owned.uid == uid)
+    unowned = ended.unowned if is_owned else (*ended.unowned, uid)
+    return replace(ended, made=(*ended.made, uid), unowned=unowned)
 
 
 def _with_effect(

@@ -30,7 +30,6 @@ from events.log import (
 from events.names import InvalidNameError, check_finalizer
 from events.subjects import USER_SIGN
 from reconciler.resource import approval
-from reconciler.resource.attempt import UNKNOWN_RESULT
 from reconciler.resource.observation import (
     DATA_LOSS,
     DEFINITION_GUARD,
@@ -38,7 +37,7 @@ from reconciler.resource.observation import (
     LOSS_GUARD,
     PRUNE_GUARD,
 )
-from reconciler.resource.state import APPROVAL, ResourceState
+from reconciler.resource.state import APPROVAL, UNKNOWN_RESULT, ResourceState
 from reconciler.resource.turn import NOTHING_NEW, Command, Context, Facts, accepted, refused
 
 APPROVABLE = (

@@ -40,6 +40,7 @@ from reconciler.resource.difference import (
     wanted,
 )
 from reconciler.resource.due import when_due
+from reconciler.resource.evolve import is_made_by
 from reconciler.resource.fights import wait_in_fight, waiting_in_fight
 from reconciler.resource.inputs import compose, reliance, resolve
 from reconciler.resource.observation import (
@@ -49,7 +50,14 @@ from reconciler.resource.observation import (
     release_of_replaced,
 )
 from reconciler.resource.owner_label import OWNER_LABEL
-from reconciler.resource.ownership import ClaimReason, Verdict, evidence, keepers, verdict
+from reconciler.resource.ownership import (
+    ClaimReason,
+    Evidence,
+    Verdict,
+    evidence,
+    keepers,
+    verdict,
+)
 from reconciler.resource.progress import with_progress
 from reconciler.resource.replacement import (
     held_for_its_data,
@@ -58,7 +66,7 @@ from reconciler.resource.replacement import (
     replacement,
     retirement,
 )
-from reconciler.resource.state import ResourceState, Spec
+from reconciler.resource.state import UNKNOWN_RESULT, ResourceState, Spec
 from reconciler.resource.turn import NOTHING_TO_SAY, PAUSED, Context, Settled, Step
 
 
@@ -84,11 +92,11 @@ def next_step(  # noqa: C901, PLR0911, PLR0912 - the ladder: one guard a step
     if config.provider != kind.provider:
         return _wrong_provider(state.provider_config, config, kind, state)
     # The second comes with the look that shows it, unless a crash has left half of that turn.
-    known = _returned(state) or release_of_replaced(state)
+    known = _known_again(state) or release_of_replaced(state)
     if known is not None:
         return known
     if is_paused(state):
-        return PAUSED
+        return _found(state, context, config) or PAUSED
     if state.observed.doubted is not None and state.owned is not None:
         return _doubted(state.observed.doubted, state)
     is_waiting = state.waits.until is not None and not has_waited(state, context)
@@ -186,13 +194,19 @@ def _wrong_provider(
     )
 
 
-def _returned(state: ResourceState) -> OwnershipClaimed | None:
-    """That a listing was wrong is knowledge and no action: it is recorded whatever the policy."""
+def _known_again(state: ResourceState) -> OwnershipClaimed | None:
+    """Claim an object that the log knows: this is no action, so it is recorded under any policy.
+
+    Either a listing missed an object of ours, or a call of ours created one that no event owns.
+    """
     seen = state.observed
     found = seen.object
     if state.owned is not None or found is None or found.uid is None or seen.taken_by:
         return None
-    return _claimed(found, "Returned", state) if found.uid == seen.lost_uid else None
+    if found.uid == seen.lost_uid:
+        return _claimed(found, "Returned", state)
+    is_made_by_us = any(is_made_by(each, found) for each in state.actions.ended)
+    return _claimed(found, "Found", state) if is_made_by_us else None
 
 
 def _doubted(losses: LossCount, state: ResourceState) -> Settled:
@@ -293,13 +307,22 @@ def _whose(
     """Return what comes first where the log does not own the object, or another contradicts it."""
     if state.owned is None and policy.mode != "ObserveOnly":
         return _take_over(policy, seen, state, context, config)
+    if state.owned is None:
+        return _found(state, context, config)
     judged = verdict(evidence(seen, state, context, config), config.ownership)
-    if state.owned is not None:
-        # Writing our label over another's would be a fight, if its owner does the same.
-        return _disputed(judged, seen) if judged.owner == "disputed" else None
-    # That a creation of ours has made it is knowledge and no action, as with what returns.
-    is_found = judged.claim == "Found" and not state.observed.taken_by
-    return _claimed(seen, "Found", state) if is_found else None
+    # Writing our label over another's would be a fight, if its owner does the same.
+    return _disputed(judged, seen) if judged.owner == "disputed" else None
+
+
+def _found(
+    state: ResourceState, context: Context, config: ProviderConfigSpec
+) -> OwnershipClaimed | None:
+    """That a creation of ours has made it is knowledge and no action, as with what returns."""
+    found = state.observed.object
+    if state.owned is not None or found is None or state.observed.taken_by:
+        return None
+    judged = verdict(evidence(found, state, context, config), config.ownership)
+    return _claimed(found, "Found", state) if judged.claim == "Found" else None
 
 
 def _take_over(
@@ -323,6 +346,9 @@ def _take_over(
     if judged.claim is not None:
         return _claimed(seen, judged.claim, state)
     if policy.adoption != "Adopt":
+        held = _held_in_doubt(seen, said, state, context)
+        if held is not None:
+            return held
         whose = "was let go when it was ours" if state.observed.was_let_go else "is not ours"
         return Settled(
             "Conflict",
@@ -439,7 +465,8 @@ def _not_ours(state: ResourceState, context: Context, config: ProviderConfigSpec
         return _orphaned(found, state, context)
     if seen.taken_by:  # that one knows what shall become of it
         return _never_ours(state) or Settled("Unowned", "Taken", f"{seen.taken_by} has it")
-    judged = verdict(evidence(found, state, context, config), config.ownership)
+    said = evidence(found, state, context, config)
+    judged = verdict(said, config.ownership)
     if judged.claim in ("Returned", "Found"):
         return _claimed(found, judged.claim, state)
     if judged.claim is not None:
@@ -447,7 +474,8 @@ def _not_ours(state: ResourceState, context: Context, config: ProviderConfigSpec
     if judged.owner == "disputed":
         return _disputed(judged, found)
     left_alone = "nobody declared it here: left alone"
-    return _never_ours(state) or Settled("Unowned", judged.reason, left_alone)
+    held = _held_in_doubt(found, said, state, context)
+    return held or _never_ours(state) or Settled("Unowned", judged.reason, left_alone)
 
 
 def _orphaned(found: ExternalObject, state: ResourceState, context: Context) -> Settled:
@@ -494,6 +522,30 @@ def _guarded(guard: DeletionGuard, state: ResourceState) -> Settled | None:
 def _claimed(found: ExternalObject, reason: ClaimReason, state: ResourceState) -> OwnershipClaimed:
     """Make an object that is there ours."""
     return OwnershipClaimed(found.name, found.uid, reason, state.observed.provider_config)
+
+
+def _held_in_doubt(
+    found: ExternalObject, said: Evidence, state: ResourceState, context: Context
+) -> Settled | None:
+    """Hold an object without a mark that a creation in doubt may have created (ADR 0012)."""
+    capabilities = context.capabilities
+    if capabilities.idempotency_keys or not capabilities.deterministic_names:
+        return None
+    is_in_doubt = any(
+        each.action.operation == "Create" and each.in_doubt and found.uid not in each.made
+        for each in state.actions.ended
+    )
+    if said.label != "nothing" or not said.uncertain or not is_in_doubt:
+        return None
+    remedy = "declare the resource with policy.adoption Adopt"
+    if capabilities.labels:
+        remedy = f"give it the label {OWNER_LABEL}={context.owner}"
+    return Settled(
+        "Held",
+        UNKNOWN_RESULT,
+        f"{found.name!r} (uid {found.uid}) may be the object of a creation of unknown result, or "
+        f"another client's. If it is ours, {remedy}; if not, approve with Proceed",
+    )
 
 
 def _disputed(judged: Verdict, found: ExternalObject) -> Settled:

@@ -32,7 +32,7 @@ def report(said: Reported, command: Command, state: ResourceState, context: Cont
     flight = state.actions.in_flight
     if flight is None or flight.action.action_id != said.action_id:
         late = _late_successes(said, command, state, context)
-        return Facts((*late, *_doubts(said, state.actions.ended)))
+        return Facts((*late, *_doubts(said, _open_to_doubt(state, context))))
     action = flight.action
     if said.error is None and not said.is_lookup:
         done = _success(said, action, redelivered=_may_be_made_twice(said, action, context))
@@ -98,11 +98,19 @@ def _late_successes(
     if said.error is not None or said.is_lookup:
         return
     for ended in state.actions.ended:
-        is_news = not ended.reported_late and ended.known_by != command.message_id
-        if ended.action.action_id == said.action_id and is_news:
-            outdated = bool(ended.known_by) or not _still_counts(said, ended.action, state)
+        if ended.action.action_id == said.action_id and _is_news(said, ended, command):
+            outdated = not _still_counts(said, ended, state)
             done = replace(_success(said, ended.action), late=True, outdated=outdated)
             yield _dated(done, ended.action, command, context)
+
+
+def _is_news(said: Reported, ended: Ended, command: Command) -> bool:
+    """Return whether the log does not record this success yet."""
+    if ended.action.operation == "Create" and ended.known_by:
+        # Another delivery has created a second object: the first was deleted meanwhile.
+        uid = None if said.object is None else said.object.uid
+        return uid is not None and uid not in ended.made
+    return not ended.reported_late and ended.known_by != command.message_id
 
 
 def _doubts(said: Reported, known: tuple[InFlight | Ended, ...]) -> Iterable[ResourceEvent]:
@@ -115,14 +123,30 @@ def _doubts(said: Reported, known: tuple[InFlight | Ended, ...]) -> Iterable[Res
             yield ActionDoubted(said.action_id, operation, said.attempt, message)
 
 
-def _still_counts(said: Reported, action: Action, state: ResourceState) -> bool:
+def _open_to_doubt(state: ResourceState, context: Context) -> tuple[Ended, ...]:
+    """Return the ended actions of which another call may have an effect of its own."""
+    if not context.capabilities.idempotency_keys:
+        return state.actions.ended
+    # By its key, another call of a creation gets the answer of the first.
+    return tuple(
+        each
+        for each in state.actions.ended
+        if each.action.operation != "Create" or not each.known_by
+    )
+
+
+def _still_counts(said: Reported, ended: Ended, state: ResourceState) -> bool:
     """Return whether a success that is reported late says how the object stands now.
 
     What was made or written may have changed since, if another action has begun. What was deleted
     stays so: a uid is given once.
     """
+    action = ended.action
     owned = state.retiring if action.purpose == "Retire" else state.owned
-    is_idle, stands_beside = state.actions.in_flight is None, action.purpose == "Replace"
+    is_idle = state.actions.in_flight is None
+    stands_beside = action.purpose == "Replace" and not ended.known_by
+    if ended.known_by and action.operation != "Create":
+        return False
     is_its_object = owned is not None and (owned.provider_config, owned.external_name) == (
         action.provider_config,
         action.external_name,

@@ -123,7 +123,12 @@ class InFlight(msgspec.Struct, frozen=True, gc=False):
 
 
 class Ended(msgspec.Struct, frozen=True, gc=False):
-    """An action that has ended, of which a call may still arrive or be reported."""
+    """An action that has ended, of which a call may still arrive or be reported.
+
+    ``made``: the uids of all objects that a creation is known to have created: more than one where
+    a second delivery created again what was deleted meanwhile. ``unowned``: those of them that the
+    log does not own yet.
+    """
 
     action: Action
     base: Applied | None
@@ -131,13 +136,15 @@ class Ended(msgspec.Struct, frozen=True, gc=False):
     known_by: str = ""  # the message that said that it was done
     reported_late: bool = False  # another one has said so since
     suspected: bool = False  # a drift has named it
+    made: tuple[str, ...] = ()
+    unowned: tuple[str, ...] = ()
 
 
 class Actions(msgspec.Struct, frozen=True, gc=False):
     """What is done about the object, and what may have been."""
 
     in_flight: InFlight | None = None
-    ended: tuple[Ended, ...] = ()  # without success or in doubt, the newest last
+    ended: tuple[Ended, ...] = ()  # creations, and what is in doubt; the newest last
     effect_position: int = 0  # of the newest result, in the intake: what was seen before is stale
     effect_at: datetime | None = None
     has_created: bool = False  # since it was declared
@@ -195,6 +202,11 @@ NOT_APPROVED: Final = "NotApproved"
 
 PLAN_OUTDATED: Final = "PlanOutdated"
 """Why a declaration is refused of which something else would come than was planned."""
+
+
+UNKNOWN_RESULT: Final = "UnknownResult"
+"""Reason of the outcome of a resource while only a person can tell what a call has done, and what
+an approval names."""
 
 
 class ApprovalState(msgspec.Struct, frozen=True, gc=False):

@@ -349,6 +349,9 @@ class Worker:
     ) -> None:
         """Be done with it; who had it meanwhile may have made a call that nobody reports."""
         is_known = isinstance(ending, (ActionSucceeded, ActionHeld))
+        if _may_be_created_again(delivery, action, ending):
+            capabilities = self._providers.capabilities(delivery.event.key.kind)
+            is_known = capabilities is None or capabilities.idempotency_keys
         is_call = not isinstance(delivery.event.data, LookupDecided)
         if is_call and not is_known and self._may_be_another_workers(delivery):
             now = self._now()
@@ -410,6 +413,15 @@ class Worker:
 def _turned_away(gate: ApiGate, action: Action) -> ProviderError | None:
     """Tell at once if the action would wait here for long: it must not hold up other APIs."""
     return None if gate.is_open else gate.turn_away(action.provider_config)
+
+
+def _may_be_created_again(delivery: ActionDelivery, action: Action, ending: ResourceEvent) -> bool:
+    """Return whether a worker of which nothing was heard had a creation after its success.
+
+    The success is that of the first delivery, and this is at least the third.
+    """
+    is_of_first = isinstance(ending, ActionSucceeded) and not ending.redelivered
+    return action.operation == "Create" and is_of_first and delivery.delivered > 2  # noqa: PLR2004
 
 
 def _settles(event: ResourceEvent, action: Action, attempt: int) -> bool:

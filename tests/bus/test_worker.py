@@ -216,6 +216,35 @@ async def test_an_action_that_has_ended_is_not_called_again(
     assert errors == (["Unknown"] if is_in_doubt else [])
 
 
+@pytest.mark.parametrize(
+    ("delivered", "keys", "redelivered", "is_in_doubt"),
+    [
+        (3, False, False, True),
+        (2, False, False, False),
+        (3, True, False, False),
+        (3, False, True, False),
+    ],
+)
+async def test_a_delivery_of_which_nothing_was_heard_may_have_created_a_second_object(
+    log: JetStreamLog, delivered: int, keys: bool, redelivered: bool, is_in_doubt: bool
+) -> None:
+    """The first worker reported its success, and the second died after its call."""
+    key, api = new_key(), Api()
+    done = ActionSucceeded(f"{key}@1", "Create", 1, redelivered=redelivered)
+    bus = await work(
+        log,
+        api,
+        [decided(key, "Create"), event(key, 2, done)],
+        delivered=delivered,
+        capabilities=Capabilities(
+            idempotency_keys=keys, deterministic_names=True, labels=True, conditional_writes=True
+        ),
+    )
+    assert api.calls == 0
+    errors = [each.error.error_class for each in bus.reports if each.error is not None]
+    assert errors == (["Unknown"] if is_in_doubt else [])
+
+
 async def test_each_attempt_and_each_ending_has_a_result_of_its_own(
     log: JetStreamLog,
 ) -> None:

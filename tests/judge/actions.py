@@ -138,18 +138,21 @@ def unexplained_effect(ledger: Ledger) -> Iterator[Breach]:
 
 @rule("end", "messages")
 def unrecorded_success(ledger: Ledger) -> Iterator[Breach]:
-    """The log records every success that a worker reported (invariants 11, 13)."""
+    """The log records every success and object that a worker reported (invariants 11, 13)."""
     for message in (ledger.history.messages or {}).values():
         report = message.data
         if not isinstance(report, Reported) or report.error is not None or report.is_lookup:
             continue
         decided = ledger.actions.get(report.action_id)
-        if decided is None or decided.has_succeeded or decided.key in ledger.history.damaged:
+        if decided is None or decided.key in ledger.history.damaged:
             continue
-        yield (
-            decided.key,
-            f"{report.action_id}: it was reported as done, the log does not record it",
-        )
+        uid = None if report.object is None else report.object.uid
+        if not decided.has_succeeded:
+            text = "it was reported as done, the log does not record it"
+            yield decided.key, f"{report.action_id}: {text}"
+        elif decided.action.operation == "Create" and uid not in {None, *decided.created}:
+            text = f"it was reported to have created {uid}, the log does not record it"
+            yield decided.key, f"{report.action_id}: {text}"
 
 
 @rule("end")

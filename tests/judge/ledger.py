@@ -49,6 +49,8 @@ class DecidedAction:
     has_succeeded: bool = False
     may_be_done: bool = False
     effects: set[str] = field(default_factory=set[str])
+    created: set[str] = field(default_factory=set[str])
+    """Ids of the objects that it created by the log: a second delivery may create a second one."""
 
     @property
     def has_ended(self) -> bool:
@@ -394,6 +396,8 @@ def _succeed(
     _take_effect_time(resource, event, data.reported_at)
     decided.progress, decided.has_succeeded, decided.may_be_done = "ended", True, True
     decided.in_doubt |= data.redelivered
+    if data.operation == "Create" and data.object is not None and data.object.uid is not None:
+        decided.created.add(data.object.uid)
     made_way = (data.operation, data.purpose, data.late) == ("Delete", "Replace", False)
     resource.plan = MADE_WAY if made_way and resource.plan is not None else None
     if not data.late:

@@ -466,6 +466,13 @@ def a_reported_success_that_the_log_has_not(story: Story) -> None:
     story.record(FOO, ActionAbandoned(event_id(FOO, 5), "Update", "Superseded"))
 
 
+@breaks("unrecorded_success")
+def a_reported_second_object_that_the_log_has_not(story: Story) -> None:
+    story.message(FOO, Reported(event_id(FOO, 2), 1, NOW, NOW, "worker", None, thing("foo")))
+    second = thing("foo", uid="uid-second")
+    story.message(FOO, Reported(event_id(FOO, 2), 1, NOW, NOW, "worker-2", None, second))
+
+
 @breaks("unended_action")
 def an_action_without_an_end(story: Story) -> None:
     story.record(FOO, ActionDecided(action(FOO, 5, "Update")))

@@ -32,6 +32,7 @@ from tests.resource.building import (
     EXCLUSIVE,
     FOO_OWNER,
     SHARED,
+    UNLABELLED,
     Story,
     converged,
     every,
@@ -400,6 +401,148 @@ def test_with_keys_a_second_delivery_says_nothing():
     made = story.written(story.action)
     assert not only(ActionSucceeded, story.report(shown=made, redelivered=True)).redelivered
     assert not story.state.actions.uncertain_create
+
+
+# --- a creation that has created more than one object
+
+
+def created_twice(kind: Kind, labels: dict[str, str]) -> tuple[Story, ExternalObject]:
+    """Another client deletes what the first delivery created, and the second creates again."""
+    story = Story(kind=kind)
+    story.declare()
+    action_id = story.action.action_id
+    story.succeed()
+    second = thing(uid="u9", labels=labels)
+    late = only(ActionSucceeded, second_success(story, action_id, second))
+    assert (late.late, late.outdated, late.object) == (True, True, second)
+    return story, second
+
+
+def second_success(story: Story, action_id: str, made: ExternalObject) -> list[ResourceEvent]:
+    return story.report(shown=made, action_id=action_id, attempt=1, redelivered=True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "labels"), [(KEYLESS, owned_labels()), (KEYLESS, {}), (UNMARKED, {})]
+)
+def test_the_second_object_of_a_creation_is_ours_when_it_is_seen(
+    kind: Kind, labels: dict[str, str]
+):
+    story, second = created_twice(kind, labels)
+    assert second_success(story, story.state.actions.ended[-1].action.action_id, second) == []
+    claimed = only(OwnershipClaimed, story.see(second))
+    assert (claimed.uid, claimed.reason) == ("u9", "Found")
+    story.withdraw()
+    if labels or kind is UNMARKED:
+        assert (story.action.operation, story.action.uid) == ("Delete", "u9"), "no leak"
+
+
+def test_the_second_object_of_a_creation_is_ours_when_another_action_meets_it():
+    story, second = created_twice(KEYLESS, {})
+    story.declare({"type": "Square", "color": "Blue"})
+    events = story.fail("Conflict", shown=second)
+    assert only(OwnershipClaimed, events).uid == "u9"
+    assert only(ActionDecided, events).action.uid == "u9"
+
+
+def test_the_second_object_of_a_creation_is_deleted_though_the_first_was():
+    story = begun(KEYLESS)
+    action_id = story.action.action_id
+    story.succeed()
+    story.withdraw()
+    story.report()
+    assert story.outcome == "Deleted"
+    events = second_success(story, action_id, thing(uid="u9", labels=owned_labels()))
+    assert not only(ActionSucceeded, events).outdated
+    assert (story.action.operation, story.action.uid) == ("Delete", "u9")
+
+
+def test_a_second_object_that_was_released_is_not_claimed_again():
+    story = Story(kind=UNMARKED)
+    story.declare(policy={"deletion": "Orphan"})
+    action_id = story.action.action_id
+    story.succeed()
+    second = thing(uid="u9")
+    second_success(story, action_id, second)
+    assert every(OwnershipClaimed, story.see(second))
+    story.withdraw()
+    assert story.outcome == "Released"
+    story.see(None)
+    assert not every(OwnershipClaimed, story.see(second))
+    assert story.state.owned is None
+
+
+def test_with_keys_a_repeated_success_says_nothing():
+    story = begun()
+    action_id = story.action.action_id
+    made = story.written(story.action)
+    story.report(shown=made)
+    assert story.report(shown=made, action_id=action_id, attempt=1, replayed=True) == []
+    lost = ActionError("Unknown", "a worker that had it was not heard of again")
+    assert story.report(lost, action_id=action_id, attempt=1, redelivered=True) == []
+
+
+def test_what_carries_the_key_of_an_ended_creation_is_ours():
+    """The API has no labels, and the worker that called again was not heard of."""
+    story = Story(kind=UNLABELLED)
+    story.declare()
+    action = story.action
+    story.fail("Transient", nothing_done=True)
+    story.withdraw()
+    assert story.idle
+    made = replace(thing(uid="u9"), written_by=action.idempotency_key)
+    assert only(OwnershipClaimed, story.see(made)).reason == "Found"
+    assert (story.action.operation, story.action.uid) == ("Delete", "u9"), "no leak"
+
+
+def in_doubt(kind: Kind = KEYLESS) -> Story:
+    """A second delivery of a creation was not heard of; the object of the first is gone."""
+    story = begun(kind)
+    action_id = story.action.action_id
+    story.succeed()
+    lost = ActionError("Unknown", "a worker that had it was not heard of again")
+    story.report(lost, action_id=action_id, attempt=1, redelivered=True)
+    return story
+
+
+def test_what_carries_our_label_after_a_creation_in_doubt_is_ours_even_while_it_is_paused():
+    story = in_doubt()
+    story.declare(policy={"paused": True})
+    assert only(OwnershipClaimed, story.see(thing(uid="u9", labels=owned_labels()))).uid == "u9"
+    assert story.outcome == "Paused"
+
+
+@pytest.mark.parametrize("kind", [KEYLESS, UNMARKED])
+@pytest.mark.parametrize("is_declared", [True, False])
+def test_what_nobody_claims_after_a_creation_in_doubt_is_held_for_a_person(
+    kind: Kind, is_declared: bool
+):
+    story = in_doubt(kind)
+    if not is_declared:
+        story.withdraw()
+        story.report()
+    story.see(thing(uid="u9"))
+    assert (story.outcome, story.reason) == ("Held", "UnknownResult")
+    story.turn(Approved("UnknownResult", reason="it is of the shop"))
+    assert story.outcome == ("Conflict" if is_declared else "Unowned")
+    story.see(repainted(thing(uid="u9"), color="Green"))
+    assert story.outcome != "Held", "it is not asked again"
+
+
+def test_a_creation_in_doubt_that_gets_our_label_is_ours_before_and_after_an_approval():
+    for is_approved in (True, False):
+        story = in_doubt()
+        story.see(thing(uid="u9"))
+        if is_approved:
+            story.turn(Approved("UnknownResult", reason="I labelled it"))
+        events = story.see(relabelled(thing(uid="u9"), owned_labels()))
+        assert only(OwnershipClaimed, events).uid == "u9"
+
+
+def test_what_is_adopted_after_a_creation_in_doubt_is_not_asked_about():
+    story = in_doubt()
+    story.declare(policy={"adoption": "Adopt"})
+    assert only(OwnershipClaimed, story.see(thing(uid="u9"))).reason == "Adopted"
 
 
 def updating() -> Story:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from events.intake import Approved
 from events.names import ResourceKey
-from reconciler.resource.attempt import UNKNOWN_RESULT
 from reconciler.resource.owner_label import OWNER_LABEL, owner
+from reconciler.resource.state import UNKNOWN_RESULT, ResourceState
 from tests.judge.from_simulation import PERSON
 from tests.memory_bus.log import LOG_ID
 from tests.simulation.world import World
@@ -13,15 +13,18 @@ from tests.simulation.world import World
 
 def answer_holds(world: World) -> int:
     """Answer every action that is held because nothing tells what came of it; gives how many."""
-    held = [
-        key
-        for key, state in world.checks.turns.states.items()
-        if state.actions.in_flight is not None and state.actions.in_flight.held
-    ]
+    held = [key for key, state in world.checks.turns.states.items() if _waits_for_a_person(state)]
     for key in held:
         _mark_what_is_ours(world, key)
         world.publisher.publish(key, Approved(UNKNOWN_RESULT, reason="I looked"), source=PERSON)
     return len(held)
+
+
+def _waits_for_a_person(state: ResourceState) -> bool:
+    flight, outcome = state.actions.in_flight, state.outcome
+    if flight is not None:
+        return bool(flight.held)
+    return outcome is not None and (outcome.outcome, outcome.reason) == ("Held", UNKNOWN_RESULT)
 
 
 def _mark_what_is_ours(world: World, key: ResourceKey) -> None:

@@ -22,13 +22,6 @@ _KEPT_PLANS = sorted(Path(__file__).with_name("plans").glob("*.json"))
 """The smallest plans that failed once: a seed is another plan when the draws change."""
 
 
-KNOWN_FAILURES: dict[int, str] = {
-    15244: "leak: the log does not own what a creation made",
-    15801: "leak: the log does not own what a creation made",
-}
-"""Seeds that break an invariant and wait for a fix. One that passes again must leave this list."""
-
-
 def _slices(first: int, last: int, count: int, *marks: pytest.MarkDecorator) -> list[ParameterSet]:
     return [
         pytest.param(start, count, id=f"{start}-{start + count - 1}", marks=marks)
@@ -46,29 +39,16 @@ def _slices(first: int, last: int, count: int, *marks: pytest.MarkDecorator) -> 
     ],
 )
 def test_no_seed_breaks_an_invariant(first: int, count: int) -> None:
-    seeds = [seed for seed in range(first, first + count) if seed not in KNOWN_FAILURES]
-    total = run_some(seeds)
+    total = run_some(range(first, first + count))
     failures = [
         f"./run python -m tests.simulation --seed {seed}\n    {violation}"
         for seed, violation in total.failed.items()
     ]
     assert not failures, "\n" + "\n".join(failures)
-    assert total.seeds == len(seeds)
+    assert total.seeds == count
     assert total.effects > count
     assert total.happened["append: crash after"]
     assert total.happened["write: lose reply"]
-
-
-@pytest.mark.tier("night")
-@pytest.mark.parametrize(
-    "seed",
-    [
-        pytest.param(seed, marks=pytest.mark.xfail(reason=reason, strict=True))
-        for seed, reason in KNOWN_FAILURES.items()
-    ],
-)
-def test_a_known_failure_is_not_forgotten(seed: int) -> None:
-    assert not run(plan_of(seed)).violations
 
 
 @pytest.mark.parametrize("path", _KEPT_PLANS, ids=lambda path: path.stem)
