@@ -11,7 +11,7 @@ from reconciler.cli.console import console
 from reconciler.cli.exits import Exit
 from reconciler.cli.log_replay import log_of
 from reconciler.cli.options import Output
-from reconciler.cli.output import print_structured
+from reconciler.cli.output import plural, print_structured
 from reconciler.cli.progress import progress_bar
 from reconciler.cli.standard_streams import even_if_nobody_reads
 
@@ -57,11 +57,12 @@ async def _backup(connection: Connection, file: Path) -> SavedLog:
 def _print(saved: SavedLog) -> None:
     out = console()
     out.print(
-        f"{saved.file}: log {saved.log_id} as of position {saved.position}: {saved.events} events "
-        f"and {saved.declarations} undecided declarations, {saved.bytes / _MEGABYTE:.1f} MB"
+        f"{saved.file} ({saved.bytes / _MEGABYTE:.1f} MB): log {saved.log_id} as of position "
+        f"{saved.position}, with {plural(saved.events, 'event')} and "
+        f"{plural(saved.declarations, 'declaration')} that no decider has processed"
     )
     if saved.damage:
-        out.print(f"the log is damaged in {len(saved.damage)} places:", style="bold red")
+        out.print(f"the log is damaged in {plural(len(saved.damage), 'place')}:", style="bold red")
         for one in saved.damage[:_SHOWN]:
             out.print(f"{one.problem}: {one}")
-        out.print("Remedy: keep the backups from before; see `reconciler restore --help`.")
+        out.print("Keep your earlier backups, and see `reconciler restore --help`.")

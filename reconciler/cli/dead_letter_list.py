@@ -17,7 +17,7 @@ from events.subjects import NO_NAMESPACE
 from reconciler.cli.checks.finding import some
 from reconciler.cli.console import coloured, console, print_table
 from reconciler.cli.errors import CommandError, UsageError
-from reconciler.cli.output import Format, print_structured
+from reconciler.cli.output import Format, plural, print_structured
 from reconciler.sdk.client import Client
 from reconciler.sdk.dead_letters import DeadLetter, Retried, matching
 
@@ -168,8 +168,7 @@ def print_letters(letters: Sequence[Listed]) -> None:
     )
     sys.stdout.write("\n")
     for (stage, reason), count in counted(letters).most_common(_SHOWN_REASONS):
-        noun = "letter" if count == 1 else "letters"
-        console().print(f"{count} {noun} at stage {stage}: {reason}")
+        console().print(f"{plural(count, 'letter')} at stage {stage}: {reason}")
 
 
 def discarded_text(counts: Sequence[Discarded]) -> str:

@@ -22,7 +22,7 @@ from reconciler.cli.exits import Exit
 from reconciler.cli.log_replay import Stood, current_models, models_as_of
 from reconciler.cli.naming import known_outcome
 from reconciler.cli.options import AllNamespaces, Namespace
-from reconciler.cli.output import as_yaml, print_json_line, print_structured
+from reconciler.cli.output import as_yaml, plural, print_json_line, print_structured
 from reconciler.cli.resource_table import PENDING, ResourceTable
 from reconciler.cli.row_changes import row_changes
 from reconciler.cli.search import check_namespace
@@ -197,8 +197,8 @@ def _tell_when(stood: Stood, output: Listing) -> None:
     (sys.stdout if output in ("table", "wide") else sys.stderr).write(heading)
     if stood.damage:
         sys.stderr.write(
-            f"the log is damaged before this position (places: {len(stood.damage)}); "
-            "`reconciler replay --verify` lists them\n"
+            f"the log is damaged in {plural(len(stood.damage), 'place')} before this position; "
+            "`reconciler replay --verify` lists the damage\n"
         )
 
 
@@ -211,7 +211,8 @@ def _tell_what_is_not_shown(wanted: Wanted, selected: Selected, models: ReadMode
         hint = "; -A shows those of all namespaces" if place else ""
         sys.stderr.write(f"no resources{place}{hint}\n")
     if hidden and wanted.outcome is None and sys.stderr.isatty():
-        sys.stderr.write(f"{hidden} resources that no user declared are hidden; use --all\n")
+        what = plural(hidden, "resource")
+        sys.stderr.write(f"{what} that no user declared: not shown; use --all to show\n")
 
 
 # --- as it changes

@@ -13,7 +13,7 @@ from reconciler.cli.console import coloured, console, print_table
 from reconciler.cli.exits import Exit
 from reconciler.cli.log_replay import log_of, replay_from_start
 from reconciler.cli.options import Output
-from reconciler.cli.output import print_structured
+from reconciler.cli.output import plural, print_structured
 from reconciler.cli.progress import progress_bar
 from reconciler.cli.row_comparison import Comparison, compare
 from reconciler.sdk.log_replay import Integrity
@@ -120,15 +120,18 @@ def print_integrity(found: Integrity) -> None:
     """Print whether the log is what was written."""
     out = console()
     if not found.damage:
-        out.print(f"versions and digests of {found.resources} resources are right", style="green")
+        out.print(
+            f"the versions and digests of {plural(found.resources, 'resource')} are correct",
+            style="green",
+        )
         return
-    out.print(f"the log is damaged in {len(found.damage)} places", style="bold red")
+    out.print(f"the log is damaged in {plural(len(found.damage), 'place')}", style="bold red")
     for one in found.damage[:_SHOWN]:
         out.print(f"{one.problem}: {one}")
     if len(found.damage) > _SHOWN:
-        out.print("... (--output json shows all)")
+        out.print("... (--output json lists all)")
     out.print(
-        'Remedy: `reconciler restore`, see "When the log is damaged" in '
+        'To repair it, use `reconciler restore`, see "When the log is damaged" in '
         "docs/how-to/back-up-and-restore.md."
     )
 
@@ -140,25 +143,26 @@ def print_fleet(fleet: FleetSummary) -> None:
         for each in fleet.counts
     ]
     print_table(("NAMESPACE", "KIND", "OUTCOME", "COUNT"), rows)
-    console().print(f"{fleet.owned} owned, {fleet.in_flight} with an action in flight")
+    console().print(f"{fleet.owned} owned, {fleet.in_flight} with an action in progress")
 
 
 def _print_comparison(found: Comparison) -> None:
     out = console()
     if found.note:
-        out.print(f"nothing to compare: {found.note}", style="yellow")
+        out.print(f"rows were not compared: {found.note}", style="yellow")
     elif not found.differences:
         out.print(
-            f"{found.rows} stored rows are the same, byte for byte, at position {found.checkpoint}",
+            f"all {found.rows} stored rows equal the rebuilt rows, byte for byte, at position "
+            f"{found.checkpoint}",
             style="green",
         )
     else:
-        out.print(f"{len(found.differences)} of {found.rows} rows differ", style="bold red")
+        out.print(f"{len(found.differences)} of {found.rows} stored rows differ", style="bold red")
         for one in found.differences[:_SHOWN]:
-            out.print(f"{one.problem}: {one.row}\n  log:  {one.rebuilt}\n  live: {one.live}")
+            out.print(f"{one.problem}: {one.row}\n  log:    {one.rebuilt}\n  stored: {one.live}")
         if len(found.differences) > _SHOWN:
-            out.print("... (--output json shows all)")
+            out.print("... (--output json lists all)")
         out.print(
-            "The log is right. Remedy: stop the projector, `nats stream purge KV_reconciler`, "
-            "start it again."
+            "The log is correct, and the rows are not. Stop the projector, run "
+            "`nats stream purge KV_reconciler`, and start the projector again."
         )

@@ -12,7 +12,7 @@ from reconciler.cli.console import console
 from reconciler.cli.exits import Exit
 from reconciler.cli.init import check_replicas
 from reconciler.cli.options import Output
-from reconciler.cli.output import print_structured
+from reconciler.cli.output import plural, print_structured
 from reconciler.cli.progress import progress_bar
 from reconciler.cli.standard_streams import even_if_nobody_reads
 
@@ -95,23 +95,25 @@ def _unchanged(plan: Plan) -> RestoredLog:
 def _print(restored: RestoredLog) -> None:
     out = console()
     if restored.present == restored.events:
-        out.print(f"log {restored.log_id} is whole already: nothing was changed")
+        out.print(f"log {restored.log_id} is already complete; nothing was changed")
         return
     out.print(
-        f"log {restored.log_id}: {restored.events} events, of which {restored.present} were there "
-        f"and {restored.continued} come from the log that was replaced; "
-        f"{restored.declarations} declarations wait to be decided"
+        f"log {restored.log_id} restored: {plural(restored.events, 'event')}, of which "
+        f"{restored.present} existed on the server and {restored.continued} come from the replaced "
+        f"log; {plural(restored.declarations, 'declaration')} will be decided when a decider runs"
     )
     if restored.replaced:
-        out.print(f"what was there before is in {restored.replaced}")
+        out.print(f"the replaced log is saved in {restored.replaced}")
     if restored.lost:
         out.print(
-            f"{restored.lost} events of the replaced log do not go on from the backup, and are "
-            "not in the log any more",
+            f"{plural(restored.lost, 'event')} of the replaced log did not continue the backup: "
+            "not restored",
             style="yellow",
         )
     if restored.damage:
-        out.print(f"the backup is damaged in {len(restored.damage)} places:", style="bold red")
+        out.print(
+            f"the backup is damaged in {plural(len(restored.damage), 'place')}:", style="bold red"
+        )
         for one in restored.damage[:_SHOWN]:
             out.print(f"{one.problem}: {one}")
-    out.print("Start the roles: the first listing repairs what has changed since the backup.")
+    out.print("Start the roles. The first listing corrects what has changed since the backup.")

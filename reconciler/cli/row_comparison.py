@@ -52,14 +52,16 @@ async def _look(nc: Client, replay: LogReplay, progress: Progress) -> Comparison
     if CHECKPOINT not in rows:
         log = await log_of(nc)
         is_empty = await log.last_position() == 0
-        note = "the log is empty" if is_empty else "no projector has written yet"
+        note = "the log is empty" if is_empty else "no projector has stored rows yet"
         return Comparison(0, len(rows), [], note)
     checkpoint = decode_checkpoint(rows[CHECKPOINT])
     if checkpoint.schema != SCHEMA:
-        note = f"rows of schema {checkpoint.schema}: the next projector rebuilds them as {SCHEMA}"
+        note = (
+            f"the rows have schema {checkpoint.schema}; the next projector writes schema {SCHEMA}"
+        )
         return Comparison(checkpoint.position, len(rows), [], note)
     if not checkpoint.is_whole:
-        note = "a projector was about to write all rows; the next one writes them"
+        note = "a projector has not finished writing all rows; it or the next one completes them"
         return Comparison(checkpoint.position, len(rows), [], note)
     await replay.go_on(checkpoint.position, progress)
     found = differences(dict(replay.models.rows()), rows)
