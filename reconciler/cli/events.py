@@ -122,7 +122,7 @@ async def _events(
     wanted = await span(nc, *when)
     _, last = await ends_of_log(nc)
     wanted = Span(wanted.after, last if wanted.up_to is None else wanted.up_to)
-    with progress_bar("looking", max(0, last - wanted.after)) as progress:
+    with progress_bar("reading the log", max(0, last - wanted.after)) as progress:
         found = await newest_events(nc, interest, wanted, limit, progress)
     teller = _Teller(nc)
     lines = [await teller.tell(one) for one in found]

@@ -79,6 +79,6 @@ async def models_as_of(nc: Client, when: When, tokens: str) -> Stood:
     """
     await log_of(nc)
     at = await moment(nc, when)
-    with progress_bar("folding", at.position) as progress:
+    with progress_bar("reading the log", at.position) as progress:
         async with replayed_to(nc, at.position, tokens=tokens, progress=progress) as replay:
             return Stood(at, replay.models, replay.damage)

@@ -37,6 +37,7 @@ from reconciler.resource.difference import (
     merged,
     needs_replacement,
     open_differences,
+    shown,
     wanted,
 )
 from reconciler.resource.due import when_due
@@ -381,7 +382,7 @@ def _refused(state: ResourceState) -> Settled:
 
 def _described(found: tuple[FieldDifference, ...]) -> str:
     return ", ".join(
-        f"{each.path}: {each.observed!r} (declared {each.desired!r})" for each in found
+        f"{each.path}: {shown(each.observed)} (declared {shown(each.desired)})" for each in found
     )
 
 

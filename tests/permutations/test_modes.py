@@ -13,7 +13,7 @@ async def test_21_create_only_makes_once_and_then_only_reports(world: World):
     await world.human.changes("foo", color="Green")
 
     drifted = await world.until_outcome("foo", "Drifted", reason="CreateOnly")
-    assert "would change color: 'Green' (declared 'Purple')" in drifted.message
+    assert 'would change color: "Green" (declared "Purple")' in drifted.message
     assert only(DriftDetected, await world.facts("foo")).differences[0].observed == "Green"
 
     await world.human.deletes("foo")

@@ -253,7 +253,7 @@ def test_observe_only_never_creates_and_says_what_it_would_do():
     assert story.idle
     assert story.outcome == "Drifted"
     assert story.state.outcome is not None
-    assert "color: 'Blue' (declared 'Red')" in story.state.outcome.message
+    assert 'color: "Blue" (declared "Red")' in story.state.outcome.message
 
 
 def test_observe_only_leaves_drift_of_an_owned_object():

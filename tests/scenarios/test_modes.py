@@ -14,7 +14,7 @@ async def test_21_observe_only_reports_and_writes_nothing(world: World):
 
     async def says_the_colour() -> bool:
         status = await world.status("foo")
-        return status is not None and "color: 'Green' (declared 'Purple')" in status.message
+        return status is not None and 'color: "Green" (declared "Purple")' in status.message
 
     await world.until(says_the_colour, "the status says what would be changed")
     await world.observed_again()
