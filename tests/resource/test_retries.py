@@ -137,9 +137,10 @@ def test_a_late_answer_of_an_earlier_attempt_is_folded_in():
     action = story.action
     story.fail("Unknown")
     story.wake(3600)
-    story.report(shown=story.written(action), attempt=1)
+    shown = story.written(action)
+    story.report(shown=shown, attempt=1)
     assert story.outcome == "Converged"
-    assert story.report(shown=story.written(action), attempt=2, action_id=action.action_id) == []
+    assert story.report(shown=shown, attempt=2, action_id=action.action_id) == []
 
 
 def test_a_late_failure_of_an_earlier_attempt_says_nothing():
