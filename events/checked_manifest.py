@@ -34,9 +34,10 @@ def _check_size(manifest: Manifest) -> None:
     try:
         size = len(msgspec.json.encode(manifest))
     except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidManifestError(f"spec cannot be written as JSON: {error}") from None
+        raise InvalidManifestError(f"spec: cannot be encoded as JSON: {error}") from None
     allowed = MAX_MESSAGE_BYTES - _ENVELOPE_BYTES
     if size > allowed:
         raise InvalidManifestError(
-            f"{manifest.key} has {size} bytes: at most {allowed} are allowed in one manifest"
+            f"{manifest.key}: the manifest has {size} bytes, more than the limit of {allowed}; "
+            "make it smaller"
         )

@@ -72,7 +72,7 @@ class ComposedSetSpec(ManifestStruct, frozen=True):
         names = (self.parent, *self.generations, *self.refused, *self.leaving)
         children, manifests = self.fields.get(CHILDREN, {}), self.fields.get(MANIFESTS, {})
         if not (isinstance(children, dict) and isinstance(manifests, dict)):
-            raise ValueError("fields: children and manifests are maps")  # noqa: TRY004 - msgspec's
+            raise ValueError("fields: children and manifests must be maps")  # noqa: TRY004 - msgspec's
         for name in (*names, *cast("dict[str, object]", children)):
             ResourceKey.parse(name)  # raises InvalidNameError, a ValueError
 
@@ -113,8 +113,8 @@ def taken_by(name: str, labels: Mapping[str, str], part_of: str) -> str:
     whose = labels.get(PART_OF_LABEL, "")
     if whose == part_of:
         return ""
-    by = f"is a part of {whose}" if whose else "is declared by somebody else"
-    return f"{name} {by}: withdraw it there, or name it otherwise"
+    by = f"is already a part of {whose}" if whose else "is already declared separately"
+    return f"{name} {by}; withdraw that declaration, or choose another name"
 
 
 def blocker(children: Mapping[str, Child]) -> str:
@@ -141,8 +141,8 @@ def content_of(children: Iterable[Manifest]) -> Fields:
     size = len(_encoder.encode(content))
     if size > MAX_CONTENT_BYTES:
         raise InvalidManifestError(
-            f"its {len(digests)} parts take {size} bytes, and {MAX_CONTENT_BYTES} are allowed: "
-            "divide it"
+            f"the {len(digests)} parts have {size} bytes, more than the limit of "
+            f"{MAX_CONTENT_BYTES}; divide the resource"
         )
     return content
 

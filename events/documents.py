@@ -27,7 +27,7 @@ SUFFIXES: Final = (".yaml", ".yml", ".json")
 _DOCUMENT: Final = re.compile(r"^---(?=\s|$)", re.MULTILINE)
 _YAML: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _LIST_KIND: Final = "List"
-_TOO_DEEP: Final = "it is nested too deep"
+_TOO_DEEP: Final = "the document is nested too deeply"
 _BLANK: Final = re.compile(r"(?:\s*(?:#.*|---.*)?\n)*")
 
 
@@ -121,8 +121,8 @@ def _parse_yaml(text: str, first_line: int) -> Any:
     except RecursionError:
         return _TOO_DEEP
     except Exception as error:  # noqa: BLE001 - of a date, a number or a tag that is none
-        return f"not YAML: a value cannot be read: {error}"
-    return "a manifest is a mapping, this is text" if isinstance(parsed, str) else parsed
+        return f"not YAML: invalid value: {error}"
+    return "a manifest must be a mapping, not a string" if isinstance(parsed, str) else parsed
 
 
 def _where(error: yaml.YAMLError, first_line: int) -> str:
@@ -146,7 +146,7 @@ def _items(document: Any) -> Sequence[Any]:
 
 def _read(source: Source, document: Any, namespace: str) -> Read | Problem:
     if not isinstance(document, dict):
-        return Problem(source, f"a manifest is a mapping, this is {type(document).__name__}")
+        return Problem(source, f"a manifest must be a mapping, not {type(document).__name__}")
     try:
         plain = _declared(cast("dict[str, Any]", _plain(document)), namespace)
         manifest = checked_manifest(msgspec.convert(plain, Manifest))

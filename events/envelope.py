@@ -115,8 +115,7 @@ def decode_intake(
     """
     if len(fallback_id) > MAX_ID_CHARACTERS:
         raise InvalidMessageError(
-            f"a message id has at most {MAX_ID_CHARACTERS} characters: "
-            "it may be copied into every event that follows"
+            f"message id: must have at most {MAX_ID_CHARACTERS} characters, because events copy it"
         )
     _check_nesting(payload)
     try:
@@ -124,27 +123,25 @@ def decode_intake(
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         return _bare_manifest(payload, expected, fallback_id, error)
     if envelope.specversion != "1.0":
-        raise InvalidMessageError(
-            f"specversion {envelope.specversion!r} is not known: CloudEvents 1.0 is"
-        )
+        raise InvalidMessageError(f"specversion {envelope.specversion!r}: unsupported; use '1.0'")
     if not envelope.id or not envelope.source:
-        raise InvalidMessageError("a CloudEvent needs an id and a source that are not empty")
+        raise InvalidMessageError("id and source of a CloudEvent: must not be empty")
     if max(len(envelope.id), len(envelope.source)) > MAX_ID_CHARACTERS:
         raise InvalidMessageError(
-            f"id and source of a CloudEvent have at most {MAX_ID_CHARACTERS} characters: "
-            "they are copied into every event that follows"
+            f"id and source of a CloudEvent: must have at most {MAX_ID_CHARACTERS} characters "
+            "each, because events copy them"
         )
     if about is not None and envelope.subject not in (None, about):
         raise InvalidMessageError(
-            f"the CloudEvent's subject is {envelope.subject[:200]!r}, but it was published for "
-            f"{about}: they must agree, or leave the CloudEvent's out"
+            f"subject {envelope.subject[:200]!r} of the CloudEvent: the message was published "
+            f"for {about}; use the same resource, or omit the subject"
         )
     decoder = _intake_decoders.get(envelope.type)
     if decoder is None or envelope.type.split(".")[1] != expected:
         allowed = [name for name in INTAKE_TYPES if name.split(".")[1] == expected]
         raise InvalidMessageError(
-            f"type {envelope.type[:80]!r} is not allowed on a {expected} subject: "
-            f"use {' or '.join(allowed)}"
+            f"type {envelope.type[:80]!r} is not allowed on a {expected} subject; use "
+            f"{' or '.join(allowed)}"
         )
     try:
         return IntakeMessage(envelope.id, envelope.source, decoder.decode(envelope.data))
@@ -184,7 +181,9 @@ def _check_nesting(payload: bytes) -> None:
         elif first in b"}]":
             depth -= 1
         if depth > MAX_NESTING:
-            raise InvalidMessageError(f"nested too deep: {MAX_NESTING} levels are allowed")
+            raise InvalidMessageError(
+                f"the JSON is nested too deeply; at most {MAX_NESTING} levels are allowed"
+            )
 
 
 def decode_listing_part(payload: bytes) -> ListingPart:
@@ -194,7 +193,7 @@ def decode_listing_part(payload: bytes) -> ListingPart:
         envelope = _envelope_decoder.decode(payload)
         return _listing_decoder.decode(envelope.data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidMessageError(f"not a part of a listing: {error}") from None
+        raise InvalidMessageError(f"not a valid part of a listing: {error}") from None
 
 
 def encode_log(event: LogEvent) -> bytes:
@@ -212,7 +211,7 @@ def decode_log(payload: bytes, *, upcasters: Upcasters = UPCASTERS) -> LogEvent:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         upcast = _upcast(payload, upcasters)
         if upcast is None:
-            raise InvalidMessageError(f"not an event of the log: {error}") from None
+            raise InvalidMessageError(f"not a valid log event: {error}") from None
         return upcast
 
 

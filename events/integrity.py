@@ -162,7 +162,7 @@ class HistoryChain:
 
     def _check_digest(self, recorded: Recorded, event: LogEvent, resource: str) -> None:
         if not recorded.digest:
-            found = f"event {event.resourceversion} without one"
+            found = f"event {event.resourceversion} without a digest"
             expected = f"event {event.resourceversion} with a digest"
             raise self._damage("Undigested", recorded, resource, found, expected)
         if self.version is None and not self.digest:
@@ -170,7 +170,9 @@ class HistoryChain:
         digest = next_digest(self.digest, recorded.payload)
         if digest != recorded.digest:
             expected = f"event {event.resourceversion} with digest {recorded.digest}"
-            raise self._damage("Changed", recorded, resource, f"bytes of digest {digest}", expected)
+            raise self._damage(
+                "Changed", recorded, resource, f"bytes with digest {digest}", expected
+            )
 
     def _damage(
         self, problem: Problem, recorded: Recorded, resource: str, found: str, expected: str = ""
@@ -266,7 +268,7 @@ class LogChains:
     def end(self, last_position: int) -> None:
         """Say that all events up to a position were taken: those before it must have been there."""
         if last_position > self._position and self._is_whole:
-            self._tell_gap(last_position + 1, "nothing there")
+            self._tell_gap(last_position + 1, "no event")
             self._position = last_position
 
     def _tell_gap(self, before: int, found: str) -> None:

@@ -190,7 +190,7 @@ def _formed(field: DefinedField, value: Any, where: str) -> Any:
     value = normalized(value, field.normalize)
     if not is_allowed(field, value):
         allowed = ", ".join(map(str, field.values))
-        raise InvalidManifestError(f"{where}: {value!r} is not allowed: use {allowed}")
+        raise InvalidManifestError(f"{where}: {value!r} is not allowed; use one of {allowed}")
     return value
 
 

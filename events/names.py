@@ -44,7 +44,7 @@ def check_token(value: str, *, what: str) -> str:
     """Return ``value`` if it can be one token of a subject, or raise ``InvalidNameError``."""
     if _TOKEN.fullmatch(value) is None:
         raise InvalidNameError(
-            f"{what} {_shown(value)} is not allowed: use 1 to 63 of the characters A-Z a-z 0-9 _ -"
+            f"{what} {_shown(value)} is not allowed; use 1 to 63 of the characters A-Z a-z 0-9 _ -"
         )
     return value
 
@@ -53,8 +53,8 @@ def check_finalizer(value: str) -> str:
     """Return ``value`` if a finalizer can have this name, or raise ``InvalidNameError``."""
     if _FINALIZER.fullmatch(value) is None:
         raise InvalidNameError(
-            f"finalizer {_shown(value)} is not allowed: use 1 to 128 of the characters A-Z a-z 0-9 "
-            ". _ / -, a letter or digit at both ends"
+            f"finalizer {_shown(value)} is not allowed; use 1 to 128 of the characters A-Z a-z "
+            "0-9 . _ / -, and start and end with a letter or digit"
         )
     return value
 
@@ -84,7 +84,7 @@ class ResourceKey(msgspec.Struct, frozen=True, gc=False, order=True):
         """Read ``namespace/kind/name``; raises ``InvalidNameError``."""
         parts = text.split("/")
         if len(parts) != 3:  # noqa: PLR2004 - the three parts of the line above
-            raise InvalidNameError(f"{text!r} is not a resource: write namespace/kind/name")
+            raise InvalidNameError(f"{text!r} is not a resource name; write namespace/kind/name")
         return cls.checked(*parts)
 
     @property

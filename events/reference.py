@@ -78,7 +78,9 @@ def references_in(fields: Fields, namespace: str) -> tuple[Reference, ...]:
         if field not in wanted.setdefault(target, []):
             wanted[target].append(field)
     if len(wanted) > MAX_REFERENCES:
-        raise InvalidManifestError(f"spec refers to more than {MAX_REFERENCES} resources")
+        raise InvalidManifestError(
+            f"spec: references more than {MAX_REFERENCES} resources; use fewer"
+        )
     return tuple(Reference(target, tuple(names)) for target, names in wanted.items())
 
 
@@ -91,7 +93,9 @@ def secrets_in(fields: Fields) -> tuple[str, ...]:
         except msgspec.ValidationError as error:
             raise InvalidManifestError(f"{path}: {error}") from None
         if secret.digest:
-            raise InvalidManifestError(f"{path}.digest: leave it out, it is found")
+            raise InvalidManifestError(
+                f"{path}.digest: must not be declared; omit it, Reconciler computes it"
+            )
         found[f"{secret.store}/{secret.name}"] = None
     return tuple(found)
 
@@ -183,8 +187,9 @@ def _read(path: str, place: dict[str, Any], namespace: str) -> tuple[str, str]:
         target = ResourceKey.checked(namespace, kind, name)
     except InvalidNameError as error:
         raise InvalidManifestError(
-            f'{path}: "$ref" names a resource of the same namespace, as "Database/orders": {error}'
+            f'{path}: "$ref" must be KIND/NAME of a resource in the same namespace, such as '
+            f'"Database/orders": {error}'
         ) from None
     if said.field not in ("name", "uid") and not said.field.startswith(_OUTPUTS):
-        raise InvalidManifestError(f'{path}: "field" is "name", "uid" or "outputs.NAME"')
+        raise InvalidManifestError(f'{path}: "field" must be "name", "uid" or "outputs.NAME"')
     return str(target), said.field

@@ -25,7 +25,7 @@ VERSION: Final = "1.0.0"
 JSON_SCHEMA_DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 _TITLE: Final = "Event-sourced reconciler"
 _ONE_RESOURCE: Final = "{namespace}.{kind}.{name}"
-_TOKEN: Final = "One token of a subject: 1 to 63 of the characters A-Z a-z 0-9 _ -"  # noqa: S105
+_TOKEN: Final = "One token of a subject: 1 to 63 of the characters A-Z a-z 0-9 _ -."  # noqa: S105
 
 Schema = dict[str, Any]
 
@@ -92,14 +92,14 @@ def _definitions(prefix: str) -> Schema:
 
 def _schema_of(kind: type) -> Schema:
     if kind is object:
-        return {"description": "Any JSON value; null stands for: not there."}
+        return {"description": "Any JSON value. null means that the value is missing."}
     raise NotImplementedError(f"no schema for {kind}")
 
 
 def _cloud_event(event_type: str, data: Schema) -> Schema:
     return {
         "title": _envelope_name(event_type),
-        "description": f"CloudEvents 1.0 in structured JSON, of type {event_type}.",
+        "description": f"A CloudEvents 1.0 event in structured JSON, with type {event_type}.",
         "type": "object",
         "properties": {
             "specversion": {"const": "1.0"},
@@ -170,73 +170,91 @@ def _channels() -> list[_Channel]:
         _Channel(
             "desired",
             f"rec.desired.{_ONE_RESOURCE}",
-            f"Desired state of one resource. The decider answers on the header {REPLY_HEADER}.",
+            (
+                "Desired state of one resource. The decider replies to the inbox in the header "
+                f"{REPLY_HEADER}."
+            ),
             intake["desired"],
         ),
         _Channel(
             "finalizer",
             f"rec.finalizer.{_ONE_RESOURCE}",
-            "A service holds a resource until it has finished with it, and lets it go.",
+            "A service sets a finalizer on a resource, or removes it.",
             intake["finalizer"],
         ),
         _Channel(
             "approval",
             f"rec.approval.{_ONE_RESOURCE}",
-            "A person decides about a resource that is held, or forces its release.",
+            (
+                "An operator approves or rejects an action of a held resource, or forces its "
+                "release."
+            ),
             intake["approval"],
         ),
         _Channel(
             "observed",
             f"rec.observed.{_ONE_RESOURCE}",
-            "What an observer saw of one resource, or proof that it is not there.",
+            (
+                "Observed state of one resource, or proof that its object is missing, from an "
+                "observer."
+            ),
             intake["observed"],
         ),
         _Channel(
             "result",
             f"rec.result.{_ONE_RESOURCE}",
-            "What came of one attempt at an action, reported by a worker.",
+            "Result of one attempt of an action, from a worker.",
             intake["result"],
         ),
         _Channel(
             "listing",
             "listing.{providerConfig}.{kind}.{listingId}",
-            "A whole scope as an observer saw it: beginning, items, completion.",
+            (
+                "A complete listing of one scope, from an observer: its start, its items and its "
+                "end."
+            ),
             [_envelope_name(LISTING_TYPE)],
         ),
         _Channel(
             "answer",
             "{replyTo}",
-            f"The decider's answer, on the inbox that the header {REPLY_HEADER} named.",
+            f"The decider's reply, in the inbox that the header {REPLY_HEADER} named.",
             ["Answer"],
         ),
         _Channel(
             "outcome",
             f"log.{_ONE_RESOURCE}.outcome.{{outcome}}",
-            "How a generation of a resource stands: in the event log, for ever.",
+            "Outcome of one generation of a resource. The event log keeps it permanently.",
             ["LogEvent"],
         ),
         _Channel(
             "log",
             f"log.{_ONE_RESOURCE}.{{class}}",
-            "The event log (stream LOG_1, for ever).",
+            "The event log (stream LOG_1, kept permanently).",
             ["LogEvent"],
         ),
         _Channel(
             "rejection",
             f"rejection.{_ONE_RESOURCE}",
-            "A refused declaration: the log has nothing of it (stream REJECTIONS, 30 days).",
+            (
+                "A refused declaration (stream REJECTIONS, kept for 30 days). The log does not "
+                "contain it."
+            ),
             ["LogEvent"],
         ),
         _Channel(
             "action",
             f"log.{_ONE_RESOURCE}.action.{{providerConfig}}",
-            "Events of the log that have the workers call an API.",
+            "Log events that instruct the workers to call an API.",
             ["LogEvent"],
         ),
         _Channel(
             "deadletter",
             "deadletter.{stage}.{namespace}.{size}",
-            "What could not be used, and why (stream DEADLETTERS, 90 days).",
+            (
+                "A dead letter: a message that could not be processed, and the reason (stream "
+                "DEADLETTERS, kept for 90 days)."
+            ),
             ["DeadLetterRecord"],
         ),
     ]
@@ -245,11 +263,11 @@ def _channels() -> list[_Channel]:
 _ANSWERED: Final = frozenset({"desired", "finalizer", "approval"})
 _SENT: Final = frozenset({"answer", "outcome", "rejection", "log", "action", "deadletter"})
 _PARAMETERS: Final[dict[str, Schema]] = {
-    "replyTo": {"description": "An inbox: a subject that begins with _INBOX."},
-    "class": {"enum": ["fact"], "description": "What kind of event it is."},
-    "outcome": {"enum": list(get_args(OutcomeName)), "description": "How it stands."},
-    "size": {"description": "Bytes that the message does not exceed, a power of two."},
-    "stage": {"enum": ["intake", "declaration"], "description": "Where it was found unusable."},
+    "replyTo": {"description": "An inbox: a subject that starts with _INBOX."},
+    "class": {"enum": ["fact"], "description": "Class of the event."},
+    "outcome": {"enum": list(get_args(OutcomeName)), "description": "Outcome of the generation."},
+    "size": {"description": "Upper limit of the message's size in bytes, a power of two."},
+    "stage": {"enum": ["intake", "declaration"], "description": "Stage that rejected the message."},
 }
 
 
@@ -306,7 +324,7 @@ _HEADERS: Final[Schema] = {
         REPLY_HEADER: {
             "type": "string",
             "pattern": r"^_INBOX[^*>\s]*$",
-            "description": "Inbox for the decider's answer.",
+            "description": "Inbox for the decider's reply.",
         },
     },
 }

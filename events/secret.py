@@ -26,9 +26,9 @@ class SecretRef(
 
     def __post_init__(self) -> None:
         if SECRET_NAME.fullmatch(self.store) is None:
-            raise ValueError("store: the name of a store is wanted, such as files or env")
+            raise ValueError("store: must be the name of a secret store, such as files or env")
         if SECRET_NAME.fullmatch(self.name) is None:
             raise ValueError(
-                "$secret: the name of a secret is wanted, of the characters A-Z a-z 0-9 _ . -; "
-                "never the secret itself"
+                "$secret: must be the name of a secret (characters A-Z a-z 0-9 _ . -), never "
+                "the secret itself"
             )

@@ -82,7 +82,7 @@ def stored_content(parent: str, parts: Sequence[Part]) -> StoredContent:
     """Divide a content; raises ``InvalidManifestError`` for one that is too large."""
     if len(parts) > MAX_PARTS:
         raise InvalidManifestError(
-            f"it has {len(parts)} parts, and {MAX_PARTS} are allowed: divide it"
+            f"{parent}: {len(parts)} parts are more than the limit of {MAX_PARTS}; divide the set"
         )
     portions = [_portion(parent, each) for each in _divided(parts)]
     documents = {_name(each): each for each in portions}
@@ -96,11 +96,14 @@ def problem_of_part(parent: ResourceKey, key: ResourceKey) -> str:
     Whoever may declare the set in one namespace has no rights in another by that.
     """
     if key.kind in COMPOSED_KINDS:
-        return f"{key}: the reconciler itself declares {key.kind}"
+        return (
+            f"{key}: only Reconciler itself declares resources of kind {key.kind}; remove this "
+            "manifest"
+        )
     if parent.namespace not in (SYSTEM_NAMESPACE, key.namespace):
-        return f"{key}: it can be in the namespace of its set only, which is {parent.namespace}"
+        return f"{key}: must be in the namespace of its set, {parent.namespace!r}"
     if key == parent:
-        return f"{key}: it cannot be a part of itself"
+        return f"{key}: cannot be a part of itself; remove this manifest"
     return ""
 
 
@@ -137,7 +140,8 @@ def _divided(parts: Sequence[Part]) -> list[list[Part]]:
     largest = max(sizes, key=lambda name: sizes[name], default="")
     if largest and sizes[largest] > _MAX_PORTION_BYTES:
         raise InvalidManifestError(
-            f"{largest} has {sizes[largest]} bytes, and {_MAX_PORTION_BYTES} are allowed as a part"
+            f"{largest}: the manifest has {sizes[largest]} bytes, more than the limit of "
+            f"{_MAX_PORTION_BYTES} for a part; make it smaller"
         )
     number = 1
     while number * _USUAL_PORTION_BYTES < sum(sizes.values()):

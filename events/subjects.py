@@ -182,8 +182,8 @@ def parse_stored_intake(subject: str) -> tuple[Intake, ResourceKey]:
     parts = subject.split(".")
     if len(parts) != _INTAKE_TOKENS or parts[0] != "in":
         raise ValueError(
-            f"subject {subject!r} is not of the form rec.<what>.<namespace>.<kind>.<name>, "
-            "each of the characters A-Z a-z 0-9 _ -"
+            f"subject {subject!r} is not of the form rec.<what>.<namespace>.<kind>.<name>; "
+            "each part may use the characters A-Z a-z 0-9 _ -"
         )
     what, sign, user = parts[_WHAT_PLACE].partition(USER_SIGN)
     if sign:
@@ -191,7 +191,9 @@ def parse_stored_intake(subject: str) -> tuple[Intake, ResourceKey]:
     for known in INTAKE_KINDS:
         if what == known:
             return known, ResourceKey.checked(parts[3], parts[4], parts[5])
-    raise ValueError(f"{what!r} in {subject!r} is not one of {', '.join(INTAKE_KINDS)}")
+    raise ValueError(
+        f"subject {subject!r}: {what!r} is unknown; use one of {', '.join(INTAKE_KINDS)}"
+    )
 
 
 def namespace_of(subject: str) -> str:
@@ -219,5 +221,5 @@ def parse_log(subject: str) -> ResourceKey:
     if parts[4:5] in (["action"], ["outcome"]):
         del parts[5:6]  # its configuration, or which outcome
     if len(parts) != _LOG_TOKENS or parts[0] != "log":
-        raise ValueError(f"subject {subject!r} is not of the event log")
+        raise ValueError(f"subject {subject!r} is not a subject of the event log")
     return ResourceKey(parts[1], parts[2], parts[3])

@@ -46,7 +46,7 @@ class Upcasters:
 
         def put(upcaster: Upcaster) -> Upcaster:
             if (event_type, form) in self._upcasters:
-                raise ValueError(f"{event_type} of form {form} has an upcaster already")
+                raise ValueError(f"{event_type} of form {form} already has an upcaster")
             self._upcasters[event_type, form] = upcaster
             return upcaster
 
@@ -63,7 +63,7 @@ class Upcasters:
             if upcaster is None:
                 return newest
             newest = event = upcaster(event)
-        raise UpcastingError(f"upcasters of {event.get('type')!r} lead to no end")
+        raise UpcastingError(f"upcasters of {event.get('type')!r} form a loop")
 
 
 def form_of(event: JsonObject) -> int:

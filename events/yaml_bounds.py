@@ -43,7 +43,7 @@ def problem_of_yaml(text: str, loader: Any) -> tuple[int, str] | None:
             case yaml.MappingStartEvent() | yaml.SequenceStartEvent():
                 opened.append(_Open(anchor, isinstance(event, yaml.MappingStartEvent)))
                 if len(opened) > MAX_DEPTH:
-                    return line, "it is nested too deep"
+                    return line, "the document is nested too deeply"
                 continue
             case yaml.MappingEndEvent() | yaml.SequenceEndEvent():
                 ended = opened.pop()
@@ -59,10 +59,10 @@ def problem_of_yaml(text: str, loader: Any) -> tuple[int, str] | None:
         parent = opened[-1]
         parent.size += size
         if parent.size > MAX_VALUES:
-            return line, f"its aliases stand for more than {MAX_VALUES} values"
+            return line, f"the document's aliases expand to more than {MAX_VALUES} values"
         if parent.is_mapping:
             if parent.is_key_next and key is not None and key != _MERGE and key in parent.keys:
-                return line, f"the key {key!r} is there twice"
+                return line, f"duplicate key {key!r}"
             if parent.is_key_next and key is not None:
                 parent.keys.add(key)
             parent.is_key_next = not parent.is_key_next

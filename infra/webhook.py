@@ -35,12 +35,12 @@ def webhook(secret: str, on_push: OnPush) -> Starlette:
     async def pushed(request: Request) -> Response:
         body = await _body(request)
         if body is None:
-            return _refused(413, f"at most {MAX_BODY_BYTES} bytes")
+            return _refused(413, f"the body must have at most {MAX_BODY_BYTES} bytes")
         if not _is_genuine(request, body, secret):
-            return _refused(401, f"neither {_SIGNATURE} nor {_TOKEN} is right")
+            return _refused(401, f"neither {_SIGNATURE} nor {_TOKEN} is valid")
         urls = list(dict.fromkeys(_urls(body)))
         if not urls:
-            return _refused(400, "no JSON with a repository and its URLs")
+            return _refused(400, "the body must be JSON with a repository and its URLs")
         return JSONResponse({"lookedAt": list(await on_push(urls))}, 202)
 
     return Starlette(routes=[Route("/", pushed, methods=["POST"])])

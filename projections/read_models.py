@@ -346,10 +346,12 @@ def restore(rows: Mapping[str, bytes]) -> ReadModels:
         checkpoint = _checkpoint.decode(rows[CHECKPOINT])
         if checkpoint.schema != SCHEMA:
             raise OutdatedRowsError(
-                f"rows of schema {checkpoint.schema}, this release has {SCHEMA}"
+                f"stored rows have schema {checkpoint.schema}, but this release uses {SCHEMA}"
             )
         if not checkpoint.is_whole:
-            raise OutdatedRowsError("some rows are missing: all were about to be written")
+            raise OutdatedRowsError(
+                "stored rows are incomplete: writing all of them was interrupted"
+            )
         for name, payload in rows.items():
             model, _, key = name.partition(".")
             if model == STATUS:
@@ -357,7 +359,7 @@ def restore(rows: Mapping[str, bytes]) -> ReadModels:
             elif model == DAMAGE:
                 models.damage[key.replace(".", "/")] = _damage.decode(payload)
     except (KeyError, msgspec.DecodeError) as error:
-        raise OutdatedRowsError(f"stored rows cannot be used: {error}") from None
+        raise OutdatedRowsError(f"stored rows are unreadable: {error}") from None
     models.take_up(checkpoint)
     return models
 

@@ -56,5 +56,6 @@ async def may_call(*, read_at: float | None = None) -> None:
     age, pace = time.monotonic() - read_at, 0.0 if permit is None else permit.pace_seconds
     if age > READ_IS_GOOD_SECONDS + 2 * pace:
         raise NotCalledError(
-            f"not called: what it relies on was read {age:.0f} s before", retry_after_seconds=0.0
+            f"not called: the read that the request depends on is {age:.0f} s old",
+            retry_after_seconds=0.0,
         )

@@ -124,12 +124,12 @@ class _Armed:
     def __init__(self, text: str) -> None:
         found = _SYNTAX.fullmatch(text)
         if found is None:
-            raise ConfigurationError(f"{VARIABLE}={text!r} cannot be read: write {_FORM}")
+            raise ConfigurationError(f"{VARIABLE}={text!r}: invalid; write {_FORM}")
         self.point = _point(found["name"])
         self.operation = _operation(self.point, found["operation"])
         self.left = int(found["arrival"] or 1)
         if self.left < 1:
-            raise ConfigurationError(f"{VARIABLE}={text!r}: the first arrival is 1")
+            raise ConfigurationError(f"{VARIABLE}={text!r}: the arrival must be at least 1")
         self.action, self.pid = _action(found["action"] or "kill")
 
     def arrive(self, point: Failpoint, operation: str) -> bool:
@@ -195,7 +195,7 @@ def _point(name: str) -> Failpoint:
     except ValueError:
         known = ", ".join(Failpoint)
         raise ConfigurationError(
-            f"{VARIABLE}: there is no failpoint {name!r}: the names are {known}"
+            f"{VARIABLE}: unknown failpoint {name!r}; use one of {known}"
         ) from None
 
 
@@ -205,12 +205,12 @@ def _operation(point: Failpoint, operation: str | None) -> str:
     known = get_args(Operation)
     if operation not in known:
         raise ConfigurationError(
-            f"{VARIABLE}: {operation!r} is not an operation: use {', '.join(known)}"
+            f"{VARIABLE}: unknown operation {operation!r}; use one of {', '.join(known)}"
         )
     if not point.knows_operation:
         allowed = ", ".join(sorted(_WITH_OPERATION))
         raise ConfigurationError(
-            f"{VARIABLE}: {point} knows no operation: leave it out, or use one of {allowed}"
+            f"{VARIABLE}: {point} does not support an operation; omit it, or use one of {allowed}"
         )
     return operation
 
@@ -222,5 +222,5 @@ def _action(text: str) -> tuple[str, int]:
     if name in ("kill", "stop", "error") and not colon:
         return name, 0
     raise ConfigurationError(
-        f"{VARIABLE}: {text!r} is not an action: use kill, kill:PID, stop or error"
+        f"{VARIABLE}: unknown action {text!r}; use kill, kill:PID, stop or error"
     )

@@ -20,7 +20,7 @@ PACKAGES = ("events", "infra", "projections", "reconciler")
 
 _DISTRIBUTION = "event-sourced-reconciler"
 _RECORD = "event_sourced_reconciler-*.dist-info/RECORD"
-_HINT = "install the reconciler in an environment of its own (uv tool, pipx, venv or container)"
+_HINT = f"install {_DISTRIBUTION} in an environment of its own (uv tool, pipx, venv or container)"
 
 
 class PackageConflictError(Exception):
@@ -39,8 +39,8 @@ def check_packages(home: Path | None = None) -> None:
         _check_not_shadowed(name, expected)
         if name in installed and _digest(expected) != installed[name]:
             raise PackageConflictError(
-                f"{expected} is not the file that {_DISTRIBUTION} installed as package {name!r}:"
-                f" {_other_owner(name)} has overwritten it; {_HINT}"
+                f"{expected} is not the file that {_DISTRIBUTION} installed as package "
+                f"{name!r}: {_other_owner(name)} has overwritten it; {_HINT}"
             )
 
 
@@ -49,15 +49,15 @@ def _check_not_shadowed(name: str, expected: Path) -> None:
     origin = spec.origin if spec is not None else None
     if origin is None:
         raise PackageConflictError(
-            f"package {name!r} of {_DISTRIBUTION} is incomplete: {expected} is missing,"
-            f" perhaps removed with another distribution; install {_DISTRIBUTION} again,"
-            " in an environment of its own"
+            f"package {name!r} of {_DISTRIBUTION} is incomplete: {expected} is missing, "
+            f"possibly removed together with another distribution; install {_DISTRIBUTION} "
+            "again, in an environment of its own"
         )
     found = Path(origin).resolve()
     if found != expected:
         raise PackageConflictError(
-            f"package {name!r} is found at {found}, which comes before ours at {expected}:"
-            f" remove that folder from PYTHONPATH or start elsewhere, or {_HINT}"
+            f"package {name!r} of {_DISTRIBUTION} at {expected} is shadowed by {found}; remove "
+            f"that directory from PYTHONPATH, start in another directory, or {_HINT}"
         )
 
 
@@ -91,4 +91,4 @@ def _other_owner(name: str) -> str:
         for file in distribution.files or ():
             if file.as_posix() == f"{name}/__init__.py":
                 return f"{distribution.name} {distribution.version}"
-    return "something else"
+    return "another installation"

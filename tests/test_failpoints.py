@@ -99,15 +99,15 @@ def test_it_kills_another_process() -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("worker.nowhere", "there is no failpoint 'worker.nowhere': the names are init.step, "),
-        ("worker.called/Paint", "'Paint' is not an operation: use Create, Update, Delete"),
-        ("decider.took/Create", "decider.took knows no operation: leave it out"),
-        ("worker.called:0", "the first arrival is 1"),
+        ("worker.nowhere", "unknown failpoint 'worker.nowhere'; use one of init.step, "),
+        ("worker.called/Paint", "unknown operation 'Paint'; use one of Create, Update, Delete"),
+        ("decider.took/Create", "decider.took does not support an operation; omit it"),
+        ("worker.called:0", "the arrival must be at least 1"),
         ("worker.called:x", "write NAME[/OPERATION][:ARRIVAL][=ACTION]"),
         ("worker.called=", "write NAME[/OPERATION][:ARRIVAL][=ACTION]"),
-        ("worker.called=explode", "'explode' is not an action: use kill, kill:PID, stop or error"),
-        ("worker.called=kill:1", "'kill:1' is not an action"),
-        ("worker.called=stop:77", "'stop:77' is not an action"),
+        ("worker.called=explode", "unknown action 'explode'; use kill, kill:PID, stop or error"),
+        ("worker.called=kill:1", "unknown action 'kill:1'"),
+        ("worker.called=stop:77", "unknown action 'stop:77'"),
     ],
 )
 def test_what_cannot_be_read_is_one_clear_error(
@@ -132,5 +132,5 @@ def test_the_command_line_refuses_to_start_with_one_that_cannot_be_read(
         check=False,
     )
     assert done.returncode == 1
-    assert done.stderr.startswith(f"error: {VARIABLE}: there is no failpoint 'worker.nowhere'")
+    assert done.stderr.startswith(f"error: {VARIABLE}: unknown failpoint 'worker.nowhere'")
     assert len(done.stderr.splitlines()) == 1

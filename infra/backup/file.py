@@ -133,9 +133,9 @@ def new_backup(path: Path) -> Generator[BackupWriter]:
     Raises ``BackupFileError`` if there is a file of that name or no folder, and ``OSError``.
     """
     if path.exists():
-        raise BackupFileError(f"{path} exists already: give another name, or remove it")
+        raise BackupFileError(f"{path} already exists; use another name, or remove it")
     if not path.parent.is_dir():
-        raise BackupFileError(f"{path} cannot be written: there is no folder {path.parent}")
+        raise BackupFileError(f"{path}: the directory {path.parent} does not exist; create it")
     partial = path.with_name(f"{path.name}.partial")
     try:
         with partial.open("wb") as file:
@@ -166,7 +166,7 @@ class Backup:
             self._check_magic(file)
             kind, content = self._block(file, b"")[:2]
         if kind != b"H":
-            raise self._refused("it does not begin with a header")
+            raise self._refused("it does not start with a header")
         self.header = self._decoded(content, Header)
 
     def declarations(self) -> Generator[Sequence[Saved]]:
@@ -194,21 +194,23 @@ class Backup:
                         yield messages
             footer = self._decoded(content, Footer)
             if file.read(1) or (footer.events, footer.declarations) != (counts[b"E"], counts[b"D"]):
-                raise self._refused("it does not end where its footer says")
+                raise self._refused("it does not end at the place that its footer records")
             self.footer = footer
 
     def _block(self, file: BinaryIO, before: bytes) -> tuple[bytes, bytes, bytes]:
         head = file.read(_BLOCK_HEAD.size)
         if len(head) < _BLOCK_HEAD.size:
-            raise self._refused("it is cut: its end is missing")
+            raise self._refused("it is truncated")
         kind, length, digest = _BLOCK_HEAD.unpack(head)
         if length > _MAX_BLOCK:
-            raise self._refused(f"it was changed, near byte {file.tell()}")
+            raise self._refused(f"it was modified near byte {file.tell()}")
         packed = file.read(length)
         if len(packed) < length:
-            raise self._refused("it is cut: its end is missing")
+            raise self._refused("it is truncated")
         if _chained(before, kind, packed) != digest:
-            raise self._refused(f"it was changed, in the {length} bytes before {file.tell()}")
+            raise self._refused(
+                f"it was modified within the {length} bytes before byte {file.tell()}"
+            )
         try:
             return kind, zlib.decompress(packed), digest
         except zlib.error as error:
@@ -233,11 +235,11 @@ class Backup:
         name = MAGIC.split(b" ")[0]
         if found.startswith(name):
             version = found[len(name) :].split(b"\n")[0].decode(errors="replace").strip()
-            raise self._refused(f"it has format {version}, and this release reads format 1")
-        raise self._refused("it is no backup of a reconciler")
+            raise self._refused(f"it has format {version}, but this release reads format 1")
+        raise self._refused("it is not a backup of Reconciler")
 
     def _refused(self, why: str) -> BackupFileError:
-        return BackupFileError(f"{self.path} cannot be used: {why}")
+        return BackupFileError(f"{self.path} is not usable as a backup: {why}")
 
 
 def _chained(before: bytes, kind: bytes, packed: bytes) -> bytes:

@@ -110,13 +110,13 @@ async def plan_restoration(
         return Plan("replace", 0, found)
     if replace is not None:
         raise RestoreRefusedError(
-            f"this server has log {found.log_id}, not {replace}: nothing was changed"
+            f"this server has log {found.log_id}, not {replace}; nothing was changed"
         )
     raise RestoreRefusedError(
-        f"this server has a log already ({found.log_id}, {state.messages} events), which is not "
-        f"the beginning of this backup (of log {backup.header.identity.log_id}): restore to "
-        f"another server, or give --replace {found.log_id} to save that log to a file beside the "
-        "backup and put the backup in its place"
+        f"this server already has a log ({found.log_id}, {state.messages} events), and this "
+        f"backup (of log {backup.header.identity.log_id}) does not continue it; restore to "
+        f"another server, or use --replace {found.log_id} to save that log to a file next to "
+        "the backup and replace it"
     )
 
 
@@ -173,8 +173,8 @@ async def _check_nobody_works(nc: Client) -> None:
         if each.get("num_waiting"):
             name, stream = each["name"], each["stream_name"]
             raise RestoreRefusedError(
-                f"somebody works on this log (consumer {name} of {stream} is read): "
-                "stop all deciders, workers, observers and projectors, and do it again"
+                f"the log is in use (a client reads consumer {name} of {stream}); stop all "
+                "deciders, workers, observers and projectors, then retry"
             )
 
 
@@ -293,8 +293,9 @@ async def _read_back(nc: Client, knowledge: Knowledge) -> None:
                 written.take(_saved(message))
     if (written.events, written.content) != (knowledge.events, knowledge.content):
         raise RestoreRefusedError(
-            f"the server gives back {written.events} events that are not the {knowledge.events} "
-            "that were written: look at its disk and its log, and restore to another one"
+            f"the server returns {written.events} events, which differ from the "
+            f"{knowledge.events} that were written; check its disk and its log, and restore to "
+            "another server"
         )
 
 

@@ -66,7 +66,7 @@ class JetStreamActionReader:
 
         It was decided, so it is never given up: a newer release may know what this one does not.
         """
-        _logger.error("an action cannot be read", position=unreadable.seq, error=reason)
+        _logger.error("reading an action failed", position=unreadable.seq, error=reason)
         letter = DeadLetter(
             "action",
             reason,
@@ -83,9 +83,12 @@ class JetStreamActionReader:
         )
         try:
             if await store_letters(self._nc, [letter]):
-                _logger.warning("there is no room for a dead letter", position=unreadable.seq)
+                _logger.warning(
+                    "the stream of dead letters has no room; dropped a dead letter",
+                    position=unreadable.seq,
+                )
         except BusError as error:  # it is delivered again, and told then
-            _logger.warning("a dead letter was not stored", error=str(error))
+            _logger.warning("storing a dead letter failed", error=str(error))
         self._reader.done(unreadable)
         await nak(self._nc, unreadable, _OFFERED_AGAIN_SECONDS)
 
@@ -122,8 +125,8 @@ def _action(delivered: Delivered) -> LogEvent:
     """Decode an action; raises ``ValueError`` for what is none, or of another resource."""
     event = decode_log(delivered.payload)
     if log_class(event.data) != "action":
-        raise InvalidMessageError(f"{event.type} is no action")
+        raise InvalidMessageError(f"the event {event.type} is not an action")
     key = parse_log(delivered.subject)
     if event.subject != str(key):
-        raise InvalidMessageError(f"it is about {event.subject[:200]}, but stored under {key}")
+        raise InvalidMessageError(f"the event is for {event.subject[:200]}, but stored under {key}")
     return event

@@ -89,7 +89,7 @@ class AnswerBox:
             number, index = map(int, message.subject.rpartition(".")[2].split("-"))
             answer = _decoder.decode(message.data)
         except (ValueError, msgspec.DecodeError) as error:
-            _logger.warning("an answer cannot be read", error=str(error))
+            _logger.warning("reading a reply failed", error=str(error))
             return
         if number in self._rounds:
             self._rounds[number].take(index, answer)

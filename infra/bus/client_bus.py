@@ -87,7 +87,7 @@ class JetStreamClientBus:
                 async with asyncio.timeout(timeout_seconds):
                     await self._ask(messages, questions)
             except TimeoutError:
-                _logger.info("answers are missing", count=len(questions.unanswered))
+                _logger.info("replies are missing", count=len(questions.unanswered))
             return questions.answers
 
     async def _ask(self, messages: Sequence[IntakeMessageOut], questions: Round) -> None:
@@ -115,7 +115,9 @@ class JetStreamClientBus:
             for message, result in zip(outgoing, results, strict=True):
                 if isinstance(result, BusUnavailableError) and not self._nc.is_closed:
                     unknown.append(message)
-                    _logger.warning("stored or not is unknown: trying again", error=str(result))
+                    _logger.warning(
+                        "whether messages were stored is unknown; retrying", error=str(result)
+                    )
                 elif isinstance(result, Exception):
                     raise result
             outgoing = unknown

@@ -53,7 +53,7 @@ async def copies(nc: Client) -> list[Copies]:
 def _copies(stream: str, info: dict[str, Any]) -> Copies:
     cluster: dict[str, Any] = info.get("cluster") or {}
     behind = [
-        f"{each['name']} ({'away' if each.get('offline') else 'not up to date'})"
+        f"{each['name']} ({'offline' if each.get('offline') else 'not up to date'})"
         for each in cluster.get("replicas") or ()
         if each.get("offline") or not each.get("current")
     ]

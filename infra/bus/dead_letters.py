@@ -258,7 +258,7 @@ def _record(message: StoredMessage) -> DeadLetterRecord:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         return make_record(
             stage="unreadable",
-            reason=f"not written as a dead letter: {error}",
+            reason=f"not a valid dead letter: {error}",
             subject=message.subject,
             position=message.seq,
             message_id="",

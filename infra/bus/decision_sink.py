@@ -87,7 +87,7 @@ class JetStreamDecisionSink:
                 await api_request(self._nc, f"STREAM.MSG.DELETE.{INTAKE}", {"seq": position})
             except BusError as error:  # an earlier try did it; or people have to
                 why = str(error)
-                _logger.warning("a refused message was not erased", position=position, error=why)
+                _logger.warning("erasing a refused message failed", position=position, error=why)
 
 
 def _rejected_outcome(rejected: Rejection) -> OutgoingMessage:

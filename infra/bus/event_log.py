@@ -147,7 +147,7 @@ class JetStreamLog:
         ]
         for result in await publish_many(self._nc, messages):
             if isinstance(result, Exception):
-                _logger.info("a cached state was not stored", error=str(result))
+                _logger.info("storing a cached state failed", error=str(result))
 
     def _digest_header(self, key: ResourceKey, position: int) -> dict[str, str]:
         head = self._sequences.known_head(log_filter(key), position)
@@ -292,7 +292,7 @@ class JetStreamLog:
             if messages and messages[-1].seq >= head:
                 return messages
             await asyncio.sleep(_LEADER_PAUSE_SECONDS)  # a follower answered that lags behind
-        raise BusUnavailableError(f"{LOG}: no reader has {key} up to {head} yet")
+        raise BusUnavailableError(f"{LOG}: no replica returns {key} up to position {head} yet")
 
     def _remember(self, key: ResourceKey, chain: HistoryChain) -> None:
         head = Head(chain.position, chain.digest, chain.version)

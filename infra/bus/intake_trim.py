@@ -31,7 +31,7 @@ async def trim_for_ever(nc: Client) -> None:
         try:
             await trim(nc)
         except Exception as error:  # noqa: BLE001 - the next time does it
-            _logger.info("the intake was not trimmed", error=str(error))
+            _logger.info("trimming the intake failed", error=str(error))
 
 
 async def trim(nc: Client, *, keep: int = KEPT_MESSAGES) -> int:

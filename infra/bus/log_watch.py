@@ -25,8 +25,9 @@ off needs some ten seconds to notice that it is none any more, and knows less th
 
 _RETRY_SECONDS: Final = 0.1
 _LOG_OLDER: Final = (
-    "the server has come back with older data. This process ends, since it knows what the log "
-    "does not: bring the newer data back, or restore the log from a backup, then start it again"
+    "the server came back with older data. This process stops, because it has read events that "
+    "the log no longer contains; bring back the newer data, or restore the log from a backup, "
+    "then start the process again"
 )
 _logger = structlog.get_logger(__name__)
 
@@ -87,7 +88,9 @@ class JetStreamLogWatch:
         try:
             problem = await self._problem()
         except BusUnavailableError as error:
-            _logger.debug("whether the log is the same is not known yet", reason=str(error))
+            _logger.debug(
+                "the check whether the log is the same has no result yet", reason=str(error)
+            )
             return False
         if problem:
             self._believe(problem)
@@ -115,13 +118,13 @@ class JetStreamLogWatch:
             return f"stream {LOG} was deleted while it was followed; {LOG_GONE}"
         if state.created != self._created:
             return (
-                f"stream {LOG} was deleted and made anew while it was followed (created "
-                f"{state.created}, before {self._created}): positions of the old one mean nothing "
-                f"in it; {LOG_GONE}"
+                f"stream {LOG} was deleted and recreated while it was followed (created "
+                f"{state.created}, before {self._created}), so positions of the old stream are "
+                f"invalid; {LOG_GONE}"
             )
         if state.last_seq < position:
             return (
-                f"stream {LOG} ends at {state.last_seq}, and this process has read it up to "
+                f"stream {LOG} ends at {state.last_seq}, but this process has read it up to "
                 f"{position}; {_LOG_OLDER}"
             )
         found = await _event_id_at(self._nc, position)

@@ -190,8 +190,8 @@ async def followed(
     end = await _end_of(nc, LOG)
     if after is not None and after > end:
         raise NoSuchMomentError(
-            f"the log ends at position {end}, so nothing can be told from {after} on: was that "
-            "kept of another log, or of the stream OUTCOMES that earlier releases had?"
+            f"position {after}: after the end of the log at position {end}; use a position of "
+            "this log, not of another log or of the stream OUTCOMES of earlier releases"
         )
     outcomes = follow(
         nc,
@@ -248,8 +248,8 @@ async def followed_bound(
             feed = await stack.enter_async_context(_entered(nc, outcomes, rejections, since_ns=0))
         except BusRefusedError as error:
             raise BusRefusedError(
-                f"all {len(names)} consumers of namespace {namespace} are in "
-                f"use ({error}): share one stream of outcomes, or wait for many resources at once"
+                f"all {len(names)} consumers of namespace {namespace} are in use ({error}); "
+                "share one stream of outcomes, or wait for several resources with one call"
             ) from error
         yield feed
 
@@ -315,15 +315,15 @@ async def _ensure_durable(
         return
     if found.get("filter_subject") != subject_filter:
         raise IncompatibleStreamError(
-            f"durable {name!r} exists and follows {found.get('filter_subject')}, not "
-            f"{subject_filter}: use another name, or remove it with "
-            f"`nats consumer rm {stream} {name}`"
+            f"durable {name!r} already exists and follows {found.get('filter_subject')}, not "
+            f"{subject_filter}; use another name, or remove it with `nats consumer rm {stream} "
+            f"{name}`"
         )
 
 
 def _hinted(error: BusDeniedError, namespace: str) -> BusDeniedError:
     return BusDeniedError(
-        f"{error}; a service's durable stream is named as its namespace, and follows only that: "
+        f"{error}; the durable stream of a service must have the name of its namespace, as in "
         f"outcomes({namespace!r}, durable={namespace!r})",
         subject=error.subject,
     )
@@ -358,4 +358,4 @@ def readable(messages: Iterable[StoredMessage], stream: str) -> list[StoredEvent
 
 
 def _tell_unreadable(stream: str, position: int, error: InvalidMessageError) -> None:
-    _logger.error("an event cannot be read", stream=stream, position=position, error=str(error))
+    _logger.error("reading an event failed", stream=stream, position=position, error=str(error))

@@ -45,11 +45,14 @@ class User(msgspec.Struct, frozen=True):
         check_token(self.name, what="user")
         if self.key and _PUBLIC_KEY.fullmatch(self.key) is None:
             raise ValueError(
-                f"user {self.name}: {self.key[:8]}... is not the public nkey of a user: 56 "
-                "characters, the first of them U"
+                f"user {self.name}: {self.key[:8]}... is not the public nkey of a user; use "
+                "one with 56 characters that starts with U"
             )
         if (self.principal == "service") != bool(self.namespace):
-            raise ValueError(f"user {self.name}: a service, and only a service, has a namespace")
+            raise ValueError(
+                f"user {self.name}: a service requires a namespace, and no other principal can "
+                "have one"
+            )
 
     @property
     def account(self) -> str:

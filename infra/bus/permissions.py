@@ -106,7 +106,9 @@ def principal_permissions(principal: Principal, inboxes: Sequence[str]) -> Permi
     Raises ``ValueError`` for a service, which needs a namespace: ``service_permissions``.
     """
     if principal == "service":
-        raise ValueError("a service has permissions for a namespace: service_permissions")
+        raise ValueError(
+            "the principal service has permissions per namespace; use service_permissions"
+        )
     granted = [*_GRANTS[principal]()]
     if principal == "operator":
         granted += [WHO_AM_I, *_vouched_for(inboxes[0], _EVERY, _BY_PEOPLE)]
@@ -132,8 +134,8 @@ def service_exchanges(
     check_token(namespace, what="namespace")
     if namespace == SYSTEM_NAMESPACE:
         raise ValueError(
-            f"a service cannot have namespace {SYSTEM_NAMESPACE!r}: what is declared there decides "
-            "about the credentials of everybody; use an operator"
+            f"namespace {SYSTEM_NAMESPACE!r}: not allowed for a service, because resources "
+            "there select the credentials of all tenants; use an operator"
         )
     mine = ResourceKey(namespace, "*", "*")
     asked = [

@@ -14,8 +14,8 @@ from infra.jetstream.errors import NotFoundOnBusError, StreamReplacedError
 from infra.jetstream.reads import StoredMessage, read_subject, stream_state
 
 LOG_GONE: Final = (
-    "this process ends, since it knows what another log says; restore the log from a backup, or "
-    "start with an empty one: `reconciler init`"
+    "this process stops, because it has read a different log; restore the log from a backup, "
+    "or create an empty one with `reconciler init`"
 )
 
 _LOOKED_AT: Final = 100
@@ -31,8 +31,8 @@ def telling_what_to_do() -> Generator[None]:
         raise StreamReplacedError(f"{error}; {LOG_GONE}") from error
     except NotFoundOnBusError as error:
         raise NotFoundOnBusError(
-            f"{error}: run `reconciler init`, which makes what is missing, and start this again "
-            f"(if stream {LOG} itself is missing, restore it from a backup first)"
+            f"{error}; run `reconciler init`, which creates missing streams, then start the "
+            f"process again (if stream {LOG} itself is missing, restore it from a backup first)"
         ) from error
 
 
@@ -51,9 +51,9 @@ async def check_intake_positions(nc: Client) -> None:
     last = (await stream_state(nc, INTAKE)).last_seq
     if last < known:
         raise StreamReplacedError(
-            f"stream {INTAKE} is at {last}, and the log knows its position {known}: it was made "
-            f"anew by hand. Delete it (`nats stream rm {INTAKE}`), and run `reconciler init`, "
-            "which makes one that counts on"
+            f"stream {INTAKE} is at position {last}, but the log refers to its position "
+            f"{known}, so another client recreated the stream. Delete it (`nats stream rm "
+            f"{INTAKE}`), then run `reconciler init`, which creates it with the right position"
         )
 
 

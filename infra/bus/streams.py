@@ -250,7 +250,8 @@ async def find_log(nc: Client) -> LogIdentity:
     found = metadata.get(LOG_ID_METADATA)
     if not found:
         raise NotFoundOnBusError(
-            f"stream {LOG} has no {LOG_ID_METADATA}: it was not made by `reconciler init`"
+            f"stream {LOG} has no metadata {LOG_ID_METADATA}, so `reconciler init` did not "
+            "create it"
         )
     return LogIdentity(str(found), str(metadata.get(EPOCH_METADATA, "")))
 
@@ -301,13 +302,13 @@ def _usable(metadata: Mapping[str, str]) -> Mapping[str, str]:
     found = metadata.get(FORMAT_METADATA, "1")  # logs that do not name it are of the first
     if not found.isdecimal() or int(found) > LOG_FORMAT:
         raise IncompatibleStreamError(
-            f"this log was written by a newer release (format {found}, this one reads "
-            f"{LOG_FORMAT}): upgrade"
+            f"stream {LOG} was written by a newer release (format {found}, this release reads "
+            f"{LOG_FORMAT}); upgrade"
         )
     if is_being_restored(metadata):
         raise IncompatibleStreamError(
-            f"stream {LOG} is being restored, or its restoration was interrupted: "
-            "run `reconciler restore` with the same file again"
+            f"stream {LOG} is being restored, or its restore was interrupted; run `reconciler "
+            "restore` with the same file again"
         )
     return metadata
 

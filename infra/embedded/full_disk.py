@@ -52,15 +52,15 @@ class FullDiskWatch:
         is_full = has_turned_off(problem) and self._free_bytes() < ROOM_BYTES
         if is_full or means_full_disk(problem):
             _logger.error(
-                "the disk is full: nothing is stored until there is space",
+                "the disk is full; the server stores nothing until there is space",
                 folder=str(self._server.data_dir),
                 needed_megabytes=ROOM_BYTES // 1024**2,
                 problem=problem,
             )
         elif problem:
-            _logger.error("nats-server is not well", problem=problem)
+            _logger.error("nats-server is unhealthy", problem=problem)
         else:
-            _logger.info("nats-server is well again")
+            _logger.info("nats-server is healthy again")
 
     def _free_bytes(self) -> int:
         return shutil.disk_usage(self._server.data_dir).free

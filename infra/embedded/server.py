@@ -130,7 +130,7 @@ class EmbeddedServer:
             EmbeddedServerError: the folder or the port is in use, or the server refuses to start.
         """
         if self.is_running:
-            raise EmbeddedServerError(f"this server already runs on {self.url}: stop it first")
+            raise EmbeddedServerError(f"this server already runs on {self.url}; stop it first")
         folder = await asyncio.to_thread(data_dir.resolve)
         settings = _Settings(http_port, sync_always, max_payload, extra_config)
         self._process = _spawn(folder, _configuration(folder, port, settings))
@@ -150,7 +150,7 @@ class EmbeddedServer:
         """
         settings = self._settings
         if settings is None:
-            raise EmbeddedServerError("this server has not been started: call start() first")
+            raise EmbeddedServerError("this server was not started; call start() first")
         monitoring = self._monitoring_url
         await self.stop()
         await self.start(
@@ -196,7 +196,7 @@ class EmbeddedServer:
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is None:
-            raise EmbeddedServerError("this server has not been started: call start() first")
+            raise EmbeddedServerError("this server was not started; call start() first")
         return self._process
 
 
@@ -251,8 +251,8 @@ def _spawn(folder: Path, settings: str) -> subprocess.Popen[bytes]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise EmbeddedServerError(
-                f"data folder {folder} is in use by another server: "
-                "stop that one or give another folder"
+                f"data directory {folder} is in use by another server; stop that server, or "
+                "use another directory"
             ) from error
         for stale in folder.glob("*.ports"):
             stale.unlink(missing_ok=True)
@@ -309,8 +309,8 @@ async def _wait_until_ready(process: subprocess.Popen[bytes], folder: Path) -> t
                 return port, next(iter(announced.monitoring), "")
         await asyncio.sleep(_POLL_SECONDS)
     raise EmbeddedServerError(
-        f"nats-server on {folder} did not answer within {START_TIMEOUT_SECONDS:.0f} s: "
-        f"see {folder / 'nats.log'}"
+        f"nats-server on {folder} did not respond within {START_TIMEOUT_SECONDS:.0f} s; see "
+        f"{folder / 'nats.log'}"
     )
 
 
@@ -341,7 +341,7 @@ def _why_it_ended(folder: Path) -> str:
         if path.is_file():
             written += path.read_text(errors="replace")[-20_000:]
     complaints = [line for line in written.splitlines() if "[FTL]" in line or "[ERR]" in line]
-    reason = complaints[-1] if complaints else (written.strip().splitlines() or ["no message"])[-1]
+    reason = complaints[-1] if complaints else (written.strip().splitlines() or ["no output"])[-1]
     if "address already in use" in reason:
-        return f"a port is taken by another process ({reason.strip()}): choose another, or 0"
-    return f"nats-server on {folder} ended at once: {reason.strip()}"
+        return f"another process uses the port ({reason.strip()}); use another port, or 0"
+    return f"nats-server on {folder} exited immediately: {reason.strip()}"

@@ -64,7 +64,9 @@ class RunningLoop:
             is_own_thread = False
         if is_own_thread:  # it would wait for itself
             coroutine.close()
-            raise InterfaceError("call the event store in another thread: asyncio.to_thread")
+            raise InterfaceError(
+                "the event store blocks; call it in another thread with asyncio.to_thread"
+            )
         return self.submit(coroutine).result()
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
@@ -139,12 +141,12 @@ def library_errors() -> Generator[None]:
         yield
     except BusUnavailableError as error:
         raise OperationalError(
-            f"no answer from the bus, so the result is unknown: what was written may have been "
-            f"stored; read before writing it again ({error})"
+            "the bus did not respond, so the result is unknown and the events may have been "
+            f"stored; read before you write them again ({error})"
         ) from error
     except NotFoundOnBusError as error:
         raise ProgrammingError(
-            f"{error}; create the stream, or let CREATE_TABLE=yes create it"
+            f"{error}; create the stream, or set CREATE_TABLE=yes to create it"
         ) from error
     except MessageTooLargeError as error:
         raise DataError(str(error)) from error

@@ -67,8 +67,9 @@ class Settings:
         url = (env.get(NATS_URL) or "").strip()
         if not url:
             raise OSError(
-                "the NATS server's URL was not found in the environment: set "
-                f"{' or '.join(env.create_keys(NATS_URL))}, as in {NATS_URL}=nats://127.0.0.1:4222"
+                "the environment has no URL of a NATS server; set "
+                f"{' or '.join(env.create_keys(NATS_URL))}, as in "
+                f"{NATS_URL}=nats://127.0.0.1:4222"
             )
         credentials = (env.get(CREDENTIALS) or "").strip()
         return cls(
@@ -155,7 +156,7 @@ class JetStreamFactory(InfrastructureFactory[JetStreamTrackingRecorder]):
             return default
         found: Any = resolve_topic(topic)
         if not (isinstance(found, type) and issubclass(found, default)):
-            raise InfrastructureFactoryError(f"{key}={topic}: not a {default.__name__}")
+            raise InfrastructureFactoryError(f"{key}={topic}: must be a {default.__name__}")
         return found
 
     def _event_layout(self) -> EventLayout:
@@ -167,8 +168,9 @@ class JetStreamFactory(InfrastructureFactory[JetStreamTrackingRecorder]):
         layout = self._event_layout()
         if not isinstance(layout, TrackingLayout):
             raise NotSupportedError(
-                f"{type(layout).__name__} has no place for tracking records in {layout.stream}: "
-                "use it with an application recorder, and track in an application of your own"
+                f"{type(layout).__name__} cannot store tracking records in {layout.stream}; "
+                "use it with an application recorder, and store tracking records in your own "
+                "application"
             )
         return layout
 
@@ -177,7 +179,7 @@ def _base(env: Environment) -> str:
     parts = [part for part in ((env.get(STREAM_PREFIX) or "").strip(), env.name) if part]
     if not parts:
         raise InfrastructureFactoryError(
-            f"nothing to name the streams by: set {STREAM_PREFIX}, or give the application a name"
+            f"the streams need a name; set {STREAM_PREFIX}, or give the application a name"
         )
     return "-".join(parts)
 
@@ -189,5 +191,5 @@ def _number(env: Environment, key: str, default: N, read: Callable[[str], N]) ->
     except ValueError:
         number = read("0")
     if number <= 0:
-        raise InfrastructureFactoryError(f"{key} must be a number above 0, and is {text!r}")
+        raise InfrastructureFactoryError(f"{key}={text!r}: must be a number greater than 0")
     return number

@@ -146,7 +146,7 @@ def _version(message: StoredMessage, name: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise _foreign(message, f"its {name} is {text!r}") from None
+        raise _foreign(message, f"its header {name} is {text!r}") from None
 
 
 def _name(text: str) -> str:
@@ -168,7 +168,7 @@ def _topic(header: str) -> str:
 def _header(message: StoredMessage, name: str) -> str:
     value = (message.headers or {}).get(name)
     if value is None:
-        raise _foreign(message, f"it has no {name} header")
+        raise _foreign(message, f"it has no header {name}")
     return value
 
 

@@ -48,7 +48,7 @@ class LoopThread:
             if not self._closed:
                 return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         coroutine.close()
-        raise InterfaceError("the event store is closed: construct a new one")
+        raise InterfaceError("the event store is closed; create a new one")
 
     def at_close(self, cleanup: Cleanup) -> None:
         """Have something awaited on the loop when it ends."""

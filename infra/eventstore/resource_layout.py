@@ -28,7 +28,7 @@ class HistoryDamagedError(InternalError):
     """The log does not hold the history that was written; `damage` says where it ends."""
 
     def __init__(self, damage: LogDamage) -> None:
-        super().__init__(f"the log is damaged: {damage}; restore it before going on")
+        super().__init__(f"the log is damaged: {damage}; restore it before you continue")
         self.damage = damage
 
 
@@ -77,7 +77,7 @@ class ResourceLayout:
     def stream_config(self, replicas: int) -> dict[str, Any]:  # noqa: ARG002
         """Refuse: raises `ProgrammingError`."""
         raise ProgrammingError(
-            f"stream {LOG} belongs to the reconciler, which creates it: set CREATE_TABLE=no"
+            f"stream {LOG} belongs to Reconciler, which creates it; set CREATE_TABLE=no"
         )
 
     def sequence_of(self, originator_id: UUID | str) -> str:
@@ -142,7 +142,7 @@ class ResourceLayout:
 def _key(originator_id: UUID | str) -> ResourceKey:
     if isinstance(originator_id, UUID):
         raise DataError(
-            f"{originator_id} is a UUID: a resource's id is the text namespace/kind/name"
+            f"{originator_id} is a UUID; use the resource's id, the text namespace/kind/name"
         )
     try:
         return ResourceKey.parse(originator_id)
@@ -159,7 +159,7 @@ def _log_event(event: StoredEvent) -> LogEvent:
     inside = (content.subject, content.resourceversion, content.type)
     outside = (event.originator_id, event.originator_version, event.topic)
     if inside != outside:
-        raise DataError(f"the CloudEvent is {inside}, and is to be stored as {outside}")
+        raise DataError(f"the CloudEvent is {inside}, but the recorded event is {outside}")
     return content
 
 
@@ -170,8 +170,8 @@ def _envelope(message: StoredMessage) -> _Envelope:
         key = subjects.parse_log(message.subject)
     except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
         raise DataError(
-            f"message {message.seq} on {message.subject} is not of the log: {error}"
+            f"message {message.seq} on {message.subject} is not a log event: {error}"
         ) from error
     if envelope.subject != str(key):
-        raise DataError(f"message {message.seq} on {message.subject} is about {envelope.subject!r}")
+        raise DataError(f"message {message.seq} on {message.subject} is for {envelope.subject!r}")
     return envelope

@@ -26,8 +26,8 @@ def escape(text: str) -> str:
         )
     if len(text) > MAX_TOKEN_LENGTH:
         raise DataError(
-            f"{text[:40]}… is too long for a subject: {len(text)} characters when escaped, "
-            f"{MAX_TOKEN_LENGTH} at most"
+            f"{text[:40]}…: too long for a subject ({len(text)} characters when escaped, at "
+            f"most {MAX_TOKEN_LENGTH})"
         )
     return text
 
@@ -35,7 +35,7 @@ def escape(text: str) -> str:
 def unescape(token: str) -> str:
     """Read what `escape` wrote; raises `DataError`."""
     if _ESCAPED_TEXT.fullmatch(token) is None:
-        raise DataError(f"{token!r} is not an escaped text")
+        raise DataError(f"{token!r} is not escaped text")
     head, *rest = token.encode().split(b"_")
     data = head + b"".join(bytes([int(part[:2], 16)]) + part[2:] for part in rest)
     return data.decode(errors="surrogatepass")

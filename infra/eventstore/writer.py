@@ -42,8 +42,8 @@ class EventWriter:
         """
         if len(entries) > MAX_BATCH:
             raise DataError(
-                f"{len(entries)} events (and tracking records) in one insert: JetStream stores at "
-                f"most {MAX_BATCH} messages atomically; save them in several steps"
+                f"{len(entries)} events (and tracking records) in one insert: JetStream stores "
+                f"at most {MAX_BATCH} messages atomically; save them in several steps"
             )
         if not entries:
             return []
@@ -57,7 +57,9 @@ class EventWriter:
         try:
             return await self.sequences.append(ready, heads)
         except AppendConflictError as error:
-            raise IntegrityError(f"another writer was faster: {error}") from error
+            raise IntegrityError(
+                f"version conflict: another writer appended first ({error})"
+            ) from error
 
     async def prepare(self, entries: Sequence[Entry], heads: Mapping[str, Head]) -> Sequence[Entry]:
         """Return the entries as they follow the heads; raises `IntegrityError` if they can't."""
@@ -70,12 +72,13 @@ class EventWriter:
     def _check(self, entry: Entry, last: int | None) -> None:
         if last is not None and entry.version <= last:
             raise IntegrityError(
-                f"version {entry.version} of {entry.sequence} is taken: the last one is {last}"
+                f"version conflict: version {entry.version} of {entry.sequence} already "
+                f"exists; its last version is {last}"
             )
         if self._layout.gapless and entry.version != (last or 0) + 1:
             raise IntegrityError(
-                f"version {entry.version} of {entry.sequence} would leave a gap: "
-                f"the next one is {(last or 0) + 1}"
+                f"version {entry.version} of {entry.sequence} would leave a gap; the next "
+                f"version is {(last or 0) + 1}"
             )
 
     async def _guess(self, entries: Sequence[Entry]) -> dict[str, Head]:
@@ -118,7 +121,9 @@ class SnapshotWriter(EventWriter):
         ready: list[Entry] = []
         for entry in entries:
             if entry.version in taken[entry.sequence]:
-                raise IntegrityError(f"version {entry.version} of {entry.sequence} is taken")
+                raise IntegrityError(
+                    f"version conflict: version {entry.version} of {entry.sequence} already exists"
+                )
             taken[entry.sequence].add(entry.version)
             before = newest[entry.sequence]
             newest[entry.sequence] = max(entry.version, entry.version if before is None else before)
@@ -129,7 +134,7 @@ class SnapshotWriter(EventWriter):
         messages = await self.sequences.read(sequence)
         if not messages or messages[-1].seq < head.position:
             raise OperationalError(
-                f"the replica that answered for {sequence} is behind its leader: try again"
+                f"the replica that returned {sequence} is behind its leader; retry"
             )
         return {version_of(message) for message in messages}
 

@@ -54,24 +54,32 @@ def main(
 
 def _parser() -> argparse.ArgumentParser:
     parser = _OneLineParser(
-        prog=PROGRAM, description="An API to try things on.", allow_abbrev=False
+        prog=PROGRAM, description="An example API for trying out Reconciler.", allow_abbrev=False
     )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
-    parser.add_argument("--port", type=_port, default=0, help="0 takes a free one, the default")
-    parser.add_argument("--data", type=Path, required=True, help="folder of the database")
     parser.add_argument(
-        "--latency-ms", type=_milliseconds, default=0.0, help="every request to /shapes waits this"
+        "--port",
+        type=_port,
+        default=0,
+        help="port to listen on; 0, the default, selects a free port",
+    )
+    parser.add_argument("--data", type=Path, required=True, help="directory of the database")
+    parser.add_argument(
+        "--latency-ms",
+        type=_milliseconds,
+        default=0.0,
+        help="delay of each request to /shapes, in milliseconds",
     )
     parser.add_argument("--access-log", action="store_true", help="log each request on stderr")
     parser.add_argument(
-        "--exit-with-stdin", action="store_true", help="end when standard input ends"
+        "--exit-with-stdin", action="store_true", help="exit when standard input ends"
     )
     return parser
 
 
 def _port(text: str) -> int:
     if not text.isdecimal() or int(text) > MAX_PORT:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a port: give 0 to {MAX_PORT}")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port; use 0 to {MAX_PORT}")
     return int(text)
 
 

@@ -64,5 +64,8 @@ def transaction(connection: sqlite3.Connection) -> Generator[None]:
 
 def _reason(folder: Path, error: Exception) -> str:
     if "locked" in str(error):
-        return f"data folder {folder} is in use by another process: stop it or choose another"
-    return f"data folder {folder} cannot be used: {error}"
+        return (
+            f"data directory {folder} is in use by another process; stop that process, or use "
+            "another directory"
+        )
+    return f"data directory {folder} is not usable: {error}"

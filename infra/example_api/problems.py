@@ -55,4 +55,4 @@ async def answer_framework_error(request: Request, error: Exception) -> Response
 
 async def answer_unexpected_error(_request: Request, _error: Exception) -> Response:
     """Answer a defect of the API; the traceback is in its log."""
-    return Problem(500, "", "the API failed; its log says why").response()
+    return Problem(500, "", "internal error; see the API's log").response()

@@ -64,7 +64,7 @@ class ExampleApi:
             ExampleApiError: the folder or the port cannot be used.
         """
         if self.is_running:
-            raise ExampleApiError(f"this API already runs on {self._url}: stop it first")
+            raise ExampleApiError(f"this API already runs on {self._url}; stop it first")
         await self.kill()  # lets go of a process that ended by itself
         log = data_dir / LOG_FILE_NAME
         self._process, log_start = _spawn(self.module, data_dir, log, port, latency_ms)
@@ -96,7 +96,7 @@ class ExampleApi:
 
     def _started(self) -> subprocess.Popen[bytes]:
         if self._process is None:
-            raise ExampleApiError("this API has not been started: call start() first")
+            raise ExampleApiError("this API was not started; call start() first")
         return self._process
 
 
@@ -143,7 +143,7 @@ async def _wait_until_ready(process: subprocess.Popen[bytes], log: Path, log_sta
 
 def _last_words(log: Path, log_start: int) -> str:
     said = log.read_bytes()[log_start:].decode(errors="replace").strip().splitlines()
-    return said[-1] if said else "it ended without a word"
+    return said[-1] if said else "no output"
 
 
 def _close_pipes(process: subprocess.Popen[bytes]) -> None:

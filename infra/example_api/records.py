@@ -128,7 +128,9 @@ class Records:
         try:
             after, wait = int(query.get("after", -1)), float(query.get("wait", 0))
         except ValueError:
-            return _error(400, "bad_number", "after must be a whole number, wait a number")
+            return _error(
+                400, "bad_number", "after must be a whole number, and wait must be a number"
+            )
         if not 0 <= wait <= MAX_WAIT_SECONDS:
             return _error(400, "bad_wait", f"wait must be 0 to {MAX_WAIT_SECONDS:g} seconds")
         if self._last_change(zone) == after:
@@ -167,12 +169,16 @@ class Records:
 def _precondition_problem(request: Request, known: Record | None) -> Response | None:
     """Check `If-None-Match: *` and `If-Match`; one of them is required for every write."""
     if request.headers.get("If-None-Match") == "*":
-        return None if known is None else _error(412, "exists", "there is a record of that name")
+        return (
+            None
+            if known is None
+            else _error(412, "exists", "a record with that name already exists")
+        )
     wanted = request.headers.get("If-Match")
     if wanted is None:
         return _error(428, "precondition_required", "send If-Match, or If-None-Match: *")
     if known is None or wanted not in {"*", _etag(known)}:
-        return _error(412, "changed", "the record is not what If-Match says")
+        return _error(412, "changed", "the record does not match If-Match")
     return None
 
 
@@ -187,7 +193,7 @@ def _shown(status: int, record: Record) -> Response:
 
 
 def _not_found() -> Response:
-    return _error(404, "not_found", "there is no record of that name")
+    return _error(404, "not_found", "no record has that name")
 
 
 def _error(status: int, code: str, message: str) -> Response:

@@ -192,7 +192,7 @@ class Shapes:
             yield
             return
         if key in self._running:
-            running = "a request with this Idempotency-Key is still running: repeat later"
+            running = "a request with this Idempotency-Key is still running; retry later"
             raise Problem(409, "key-still-running", running, {"retry-after": "1"})
         self._running.add(key)
         try:
@@ -206,7 +206,7 @@ class Shapes:
         if row is None:
             return None
         if row[0] != digest:
-            other = "this Idempotency-Key was used with another method, path or body: use a new one"
+            other = "this Idempotency-Key was used with another method, path or body; use a new key"
             raise Problem(422, "key-used-otherwise", other)
         return _answer_decoder.decode(row[1])
 
@@ -225,13 +225,13 @@ class Shapes:
         try:
             self._database.execute("INSERT INTO shapes VALUES (?, ?)", row)
         except sqlite3.IntegrityError as error:
-            raise Problem(409, "name-taken", f"{shape.name} exists already") from error
+            raise Problem(409, "name-taken", f"{shape.name} already exists") from error
         return _shown(201, shape, location=f"/shapes/{shape.name}")
 
     def _replace(self, request: Request, body: bytes, name: str) -> _Answer:
         desired = _desired(body)
         if desired.name != name:
-            detail = f"the body is named {desired.name} but the path says {name}"
+            detail = f"the body has the name {desired.name}, but the path has {name}"
             raise Problem(422, "not-valid", detail)
         current = self._known(name)
         _require_match(request, current)
@@ -255,7 +255,7 @@ class Shapes:
         query = "SELECT document FROM shapes WHERE name = ?"
         row = self._database.execute(query, (name,)).fetchone()
         if row is None:
-            raise Problem(404, "no-such-shape", f"there is no shape named {name}")
+            raise Problem(404, "no-such-shape", f"no shape has the name {name}")
         return _shape_decoder.decode(row[0])
 
     # --- listings
@@ -288,7 +288,7 @@ class Shapes:
             sealed = b""
         seal, content = sealed[:_SEAL_BYTES], sealed[_SEAL_BYTES:]
         if not hmac.compare_digest(seal, self._seal(content)):
-            raise token_expired("is not one that this API gave out")
+            raise token_expired("was not issued by this API")
         place = _place_decoder.decode(content)
         if place.filters != filters.digest:
             raise token_expired("belongs to a listing with other filters")
@@ -302,7 +302,7 @@ class Shapes:
 
 def token_expired(why: str) -> Problem:
     """Return the problem of a continue token that is of no use (410)."""
-    detail = f"the continue token {why}: list again from the start"
+    detail = f"the continue token {why}; list again from the start"
     return Problem(410, "continue-token-expired", detail)
 
 
@@ -317,7 +317,7 @@ def _require_match(request: Request, shape: Shape) -> None:
     if if_match is None:
         return
     if not {"*", tag} & {each.strip() for each in if_match.split(",")}:
-        detail = f"If-Match is {if_match} but the shape's ETag is {tag}: read it again"
+        detail = f"If-Match is {if_match}, but the shape's ETag is {tag}; read the shape again"
         raise Problem(412, "version-mismatch", detail)
 
 
@@ -371,7 +371,7 @@ def _filters(request: Request) -> _Filters:
     for text in request.query_params.getlist("label"):
         key, equals, value = text.partition("=")
         if not equals:
-            raise Problem(400, "bad-query", f"label is {text!r}: write key=value")
+            raise Problem(400, "bad-query", f"label {text!r}: must have the form key=value")
         labels.append((key, value))
     return _Filters(tuple(labels), request.query_params.get("prefix", ""))
 
@@ -382,6 +382,6 @@ def _page_size(request: Request) -> int | None:
         return None
     is_number = text.isascii() and text.isdecimal() and len(text) <= len(str(MAX_PAGE_SIZE))
     if not is_number or not 1 <= int(text) <= MAX_PAGE_SIZE:
-        detail = f"limit is {text[:40]!r}: give a whole number from 1 to {MAX_PAGE_SIZE}"
+        detail = f"limit {text[:40]!r}: must be a whole number from 1 to {MAX_PAGE_SIZE}"
         raise Problem(400, "bad-query", detail)
     return int(text)

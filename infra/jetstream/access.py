@@ -54,10 +54,12 @@ class Access:
         """Raise `BusAccessError` for options that cannot be used together."""
         if self.credentials is not None and self.nkey is not None:
             raise BusAccessError(
-                f"{self.credentials} and {self.nkey}: give credentials or an nkey, not both"
+                f"{self.credentials} and {self.nkey}: use credentials or an nkey, not both"
             )
         if self.tls_key is not None and self.tls_cert is None:
-            raise BusAccessError(f"{self.tls_key}: a TLS key needs its certificate, too")
+            raise BusAccessError(
+                f"{self.tls_key}: a TLS key requires its certificate; set that, too"
+            )
 
 
 ANYBODY: Final = Access()

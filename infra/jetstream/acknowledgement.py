@@ -47,7 +47,9 @@ _ack = msgspec.json.Decoder(Acknowledgement)
 def checked(answer: Msg | Incoming, messages: Sequence[OutgoingMessage]) -> Acknowledgement:
     """Return the acknowledgement in an answer, or raise what it says instead."""
     if status_of(answer) == "503":
-        raise BusUnavailableError(f"publish: no stream takes {subjects_of(messages)}, or it starts")
+        raise BusUnavailableError(
+            f"publish: no stream accepts {subjects_of(messages)}, or the server is still starting"
+        )
     ack = _ack.decode(answer.data)
     if ack.error is None:
         return ack
@@ -62,9 +64,9 @@ def checked(answer: Msg | Incoming, messages: Sequence[OutgoingMessage]) -> Ackn
 def _full(ack: Acknowledgement) -> StreamFullError:
     assert ack.error is not None
     return StreamFullError(
-        f"stream {ack.stream or '(not named)'} takes no more: {ack.error.description} (code "
-        f"{ack.error.code}/{ack.error.err_code}); nothing was stored. Give it room: a higher "
-        "max_bytes, a larger account or disk; then what waits goes on by itself"
+        f"stream {ack.stream or '(not named)'} is full: {ack.error.description} (code "
+        f"{ack.error.code}/{ack.error.err_code}); nothing was stored. Raise max_bytes, or use "
+        "a larger account or disk; pending work then resumes automatically"
     )
 
 

@@ -47,7 +47,7 @@ async def append(
         ValueError: too many messages, or an expectation that can't work.
     """
     if len(messages) > MAX_BATCH:
-        raise ValueError(f"{len(messages)} messages in one append: at most {MAX_BATCH}")
+        raise ValueError(f"{len(messages)} messages in one append: at most {MAX_BATCH} are allowed")
     if not messages:
         return []
     _, sequences = await append_acknowledged(nc, messages, timeout, before_commit)

@@ -103,13 +103,14 @@ class _Events:
         text = without_secrets(str(error) or type(error).__name__)
         if _is_about_our_key(text):
             return (
-                f"the server refuses user {self._identity} ({text}): give other credentials; a "
-                "file that is replaced is read again at the next try"
+                f"the server rejects user {self._identity} ({text}); use other credentials. A "
+                "replaced file is read again at the next attempt"
             )
         if isinstance(error, ssl.SSLCertVerificationError):
             return (
-                f"the server's certificate is not trusted ({error.verify_message}): --tls-ca names "
-                "the authorities to trust, and the URL must have a name of the certificate"
+                f"the server's certificate is not trusted ({error.verify_message}); set "
+                "--tls-ca to the authorities to trust, and use a host name of the certificate "
+                "in the URL"
             )
         return f"TLS: {text}" if isinstance(error, ssl.SSLError) else text
 
@@ -119,7 +120,7 @@ class _Events:
         if self.client is not None:
             self.client.end_pending()
             self.client.denials.forget()
-        _log.info("bus connection %s: lost, reconnecting", self._name)
+        _log.info("bus connection %s: lost; reconnecting", self._name)
 
     async def reconnected(self) -> None:
         self._shown = ""
@@ -162,7 +163,11 @@ class _Hearing:
         try:
             another = await self._another()
         except BusError as error:
-            _log.warning("bus connection %s: no answers, and no other: %s", self._name, error)
+            _log.warning(
+                "bus connection %s: no response, and opening another connection failed: %s",
+                self._name,
+                error,
+            )
             return
         try:
             is_answered = await _is_answered(another)
@@ -170,13 +175,13 @@ class _Hearing:
             await close(another)
         if not is_answered:
             _log.warning(
-                "bus connection %s: no answers, nor on another connection: the server is very "
-                "busy, or must be started again",
+                "bus connection %s: no response, and none on another connection; the server is "
+                "very busy, or must be restarted",
                 self._name,
             )
         elif self._client.is_connected:
             _log.warning(
-                "bus connection %s: no answers, but another connection has them: connecting anew",
+                "bus connection %s: no response, but another connection gets one; reconnecting",
                 self._name,
             )
             await self._client.force_reconnect()
@@ -276,7 +281,7 @@ async def connect(
             return client
     except (OSError, ValueError, nats.errors.Error) as error:
         raise BusUnavailableError(
-            f"cannot reach {without_secrets(url)}: {error}; is it running?"
+            f"cannot reach {without_secrets(url)}: {error}; check that the server is running"
         ) from error
     finally:
         refused.cancel()
@@ -288,8 +293,10 @@ async def connect(
                 await client.close()
     if events.refused.is_set():
         raise BusAccessError(f"cannot use {without_secrets(url)}: {events.last}")
-    why = events.last or f"no answer in {patience_seconds:g} s"
-    raise BusUnavailableError(f"cannot reach {without_secrets(url)}: {why}; is it running?")
+    why = events.last or f"no response in {patience_seconds:g} s"
+    raise BusUnavailableError(
+        f"cannot reach {without_secrets(url)}: {why}; check that the server is running"
+    )
 
 
 def server_urls(url: str) -> list[str]:
@@ -300,12 +307,13 @@ def server_urls(url: str) -> list[str]:
     """
     found = [each.strip() for each in url.split(",") if each.strip()]
     if not found:
-        raise BusUnavailableError(f"{url!r} names no server: give nats://host:4222")
+        raise BusUnavailableError(f"{url!r} names no server; use a URL such as nats://host:4222")
     found = [each if "://" in each else f"nats://{each}" for each in found]
     for each in found:
         if each.partition("://")[0].lower() not in _SCHEMES:
             raise BusUnavailableError(
-                f"{without_secrets(each)} is no address of a bus: give nats://host:4222, or tls://"
+                f"{without_secrets(each)} is not the URL of a NATS server; use "
+                "nats://host:4222 or tls://host:4222"
             )
     return found
 
@@ -329,8 +337,8 @@ async def require_jetstream(nc: Client) -> ServerVersion:
     if (version.major, version.minor) < OLDEST_SERVER:
         found = f"{version.major}.{version.minor}.{version.patch}"
         raise IncompatibleServerError(
-            f"nats-server {found} at {_where(nc)} is too old: "
-            f"{'.'.join(map(str, OLDEST_SERVER))} or newer is needed"
+            f"nats-server {found} at {_where(nc)} is too old; upgrade it to "
+            f"{'.'.join(map(str, OLDEST_SERVER))} or newer"
         )
     try:
         await api_request(nc, "INFO", None)
@@ -338,8 +346,8 @@ async def require_jetstream(nc: Client) -> ServerVersion:
         starts = isinstance(nc, FastClient) and nc.server_has_jetstream
         if isinstance(error.__cause__, nats.errors.NoRespondersError) and not starts:
             raise IncompatibleServerError(
-                f"the server at {_where(nc)} has JetStream off: start it with -js, "
-                'or with "jetstream {}" in its configuration'
+                f"JetStream is disabled on the server at {_where(nc)}; start it with -js, or "
+                'with "jetstream {}" in its configuration'
             ) from error
         raise
     return version

@@ -33,7 +33,7 @@ class Denial:
         """Say it with the user's name."""
         return BusDeniedError(
             f"permission denied: user {user} may not {self.verb} {self.subject!r} (the server: "
-            f"{self.text}); `reconciler permissions` shows what each role may",
+            f"{self.text}); `reconciler permissions` shows the permissions of each role",
             subject=self.subject,
         )
 

@@ -193,7 +193,7 @@ class Follower:
 
     async def _repair(self) -> None:
         while True:
-            _log.info("following %s anew after %d", self._stream, self.position)
+            _log.info("following %s again from position %d", self._stream, self.position)
             try:
                 await self._check_identity()
                 await self._restart()
@@ -217,9 +217,9 @@ class Follower:
             ) from error
         if created != self._created:
             raise StreamReplacedError(
-                f"stream {self._stream} was deleted and made anew while it was followed "
-                f"(created {created}, before {self._created}): positions of the old one mean "
-                "nothing in it"
+                f"stream {self._stream} was deleted and recreated while it was followed "
+                f"(created {created}, before {self._created}), so positions of the old stream "
+                "are invalid"
             )
 
     async def _restart(self) -> None:

@@ -81,16 +81,16 @@ class KeyFile:
         try:
             return self.path.read_text(encoding="ascii")
         except OSError as error:
-            raise BusAccessError(f"{self.path} cannot be read: {error.strerror}") from None
+            raise BusAccessError(f"cannot read {self.path}: {error.strerror}") from None
         except UnicodeDecodeError:
-            raise BusAccessError(f"{self.path} is no key file: it is not text") from None
+            raise BusAccessError(f"{self.path} is not a key file: it is not text") from None
 
     def _with_claims(self, text: str) -> Key:
         jwt, seed = _JWT_BLOCK.search(text), _SEED_BLOCK.search(text)
         if jwt is None or seed is None:
             raise BusAccessError(
-                f"{self.path} is no .creds file: it needs a user's JWT and its seed, each between"
-                " its BEGIN and END lines"
+                f"{self.path} is not a .creds file; it must contain a user's JWT and its seed, "
+                "each between its BEGIN and END lines"
             )
         public = self._public(seed.group(1))
         return Key(seed.group(1), public, jwt.group(1), _name_in(jwt.group(1)) or public)
@@ -99,7 +99,7 @@ class KeyFile:
         seed = _SEED.search(text)
         if seed is None:
             raise BusAccessError(
-                f"{self.path} holds no nkey seed of a user: a line that begins with SU"
+                f"{self.path} contains no nkey seed of a user; it needs a line that starts with SU"
             )
         public = self._public(seed.group(1))
         return Key(seed.group(1), public, "", public)
@@ -142,7 +142,7 @@ def parse_login(secret: str, *, what: str) -> Login:
         return Login(key=key)
     if not text or not text.isprintable():
         raise BusAccessError(
-            f"{what}: a token, user:password, or the text of a .creds or nkey file is wanted"
+            f"{what}: must be a token, user:password, or the content of a .creds or nkey file"
         )
     user, colon, password = text.partition(":")
     return Login(user=user, password=password) if colon else Login(token=text)
@@ -168,8 +168,8 @@ class Identity:
         self.inbox_prefix = access.inbox_prefix or _inbox_of(named)
         if _INBOX.fullmatch(self.inbox_prefix) is None:
             raise BusAccessError(
-                f"inbox prefix {self.inbox_prefix[:80]!r} cannot be used: it begins with _INBOX, "
-                "as _INBOX.billing does, and has no wildcards"
+                f"inbox prefix {self.inbox_prefix[:80]!r}: invalid; it must start with _INBOX, "
+                "as in _INBOX.billing, and have no wildcards"
             )
 
     def __str__(self) -> str:

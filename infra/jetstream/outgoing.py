@@ -43,10 +43,12 @@ def check_expectation(message: OutgoingMessage) -> None:
     if message.expected_filter is None:
         return
     if message.expected_last < 0:
-        raise ValueError(f"expected_last {message.expected_last} of {message.subject}: below 0")
+        raise ValueError(
+            f"expected_last {message.expected_last} of {message.subject}: must be at least 0"
+        )
     if not subject_matches(message.expected_filter, message.subject):
         raise ValueError(
-            f"expected_filter {message.expected_filter!r} doesn't cover {message.subject!r}"
+            f"expected_filter {message.expected_filter!r} does not match {message.subject!r}"
         )
 
 

@@ -206,7 +206,9 @@ class _Pipeline:
             return answer
         message = self._messages[index]
         if answer is None:
-            return BusUnavailableError(f"publish to {message.subject}: no answer, unknown")
+            return BusUnavailableError(
+                f"publish to {message.subject}: no response, the result is unknown"
+            )
         try:
             ack = checked(answer, (message,))
         except BusError as error:

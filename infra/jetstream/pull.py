@@ -182,7 +182,7 @@ class PullGroup:
             except BusUnavailableError as error:
                 if self._nc.is_closed:
                     raise
-                _log.info("consumer %s of %s does not answer: %s", name, self._stream, error)
+                _log.info("consumer %s of %s does not respond: %s", name, self._stream, error)
             await asyncio.sleep(_RETRY_SECONDS)
 
     def _take(self) -> list[Delivered]:
@@ -242,7 +242,7 @@ class PullGroup:
         created = str(info["created"])
         if source.created not in ("", created):
             raise NotFoundOnBusError(
-                f"consumer {source.name} of stream {self._stream} was deleted, and made anew"
+                f"consumer {source.name} of stream {self._stream} was deleted and recreated"
             )
         source.created, source.has_doubt = created, False
         return True

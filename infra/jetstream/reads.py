@@ -298,7 +298,9 @@ async def stream_state(nc: Client, stream: str) -> StreamState:
     """
     info = await api_request(nc, f"STREAM.INFO.{stream}", None)
     if not info.get("cluster", {"leader": "the only server"}).get("leader"):
-        raise BusUnavailableError(f"stream {stream} has no leader now: what it holds is unknown")
+        raise BusUnavailableError(
+            f"stream {stream} has no leader at the moment, so its content is unknown"
+        )
     state = info["state"]
     return StreamState(
         first_seq=state["first_seq"],
@@ -400,7 +402,7 @@ async def _direct_gets(
                 await write(nc, commands, subject)
                 await questions.answered(API_TIMEOUT_SECONDS)
     except TimeoutError as error:
-        raise BusUnavailableError(f"{subject}: no answer in time") from error
+        raise BusUnavailableError(f"{subject}: no response before the timeout") from error
     finally:
         await unsubscribe(subscription)
     return [
@@ -427,7 +429,8 @@ def _checked(
 def _refused(subject: str, status: str, description: str) -> BusError:
     if status == "503":
         return BusUnavailableError(
-            f"{subject}: nothing answers (stream missing, without allow_direct, or starting)"
+            f"{subject}: no responder (the stream is missing, has no allow_direct, or is still "
+            "starting)"
         )
     return BusRefusedError(f"{subject}: {status} {description}", code=int(status))
 

@@ -79,7 +79,7 @@ async def cancel(nc: Client, stream: str, subject: str) -> bool:
 
 def _outgoing(one: Schedule) -> OutgoingMessage:
     if one.at.tzinfo is None:
-        raise ValueError(f"schedule {one.subject}: {one.at} has no time zone")
+        raise ValueError(f"schedule {one.subject}: {one.at} must have a time zone")
     at = one.at.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     headers = {
         **(one.headers or {}),

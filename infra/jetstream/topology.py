@@ -41,9 +41,9 @@ async def ensure_stream(nc: Client, config: Config) -> Literal["created", "updat
             await api_request(nc, f"STREAM.CREATE.{name}", dict(config))
         except StreamFullError as error:
             raise StreamFullError(
-                f"stream {name} cannot be made: {error}. The server reserves the "
-                f"{config.get('max_bytes', 'unlimited')} bytes that it may take: give JetStream "
-                "a larger disk or account, or a higher max_file_store"
+                f"stream {name} cannot be created: {error}. The server reserves its max_bytes "
+                f"({config.get('max_bytes', 'unlimited')}); give JetStream a larger disk or "
+                "account, or a higher max_file_store"
             ) from error
         except BusRefusedError as error:
             if error.err_code not in _NAME_IN_USE:
@@ -204,7 +204,6 @@ def _incompatible(
         f"{path}: wanted {wanted!r}, found {found!r}" for path, (wanted, found) in wrong.items()
     )
     return IncompatibleStreamError(
-        f"{what} exists and can't be changed in place ({error}). {fields}. "
-        "Go back to the configuration it was made with, or copy its messages to a new one "
-        "under another name"
+        f"{what} exists and cannot be changed in place ({error}). {fields}. Restore its "
+        "original configuration, or copy its messages to a new stream with another name"
     )

@@ -39,4 +39,4 @@ class TransportSecurity:
 
 
 def _why(error: OSError) -> str:
-    return error.strerror if error.strerror and error.errno else "it holds no usable PEM text"
+    return error.strerror if error.strerror and error.errno else "it contains no valid PEM text"

@@ -87,9 +87,9 @@ def to_bus_error(error: ApiError, what: str) -> BusError:
     if error.err_code in _NOT_FOUND:
         return NotFoundOnBusError(text)
     if error.err_code in _JETSTREAM_OFF:
-        return IncompatibleServerError(f"{text}: start the server with JetStream (-js)")
+        return IncompatibleServerError(f"{text}; start the server with JetStream (-js)")
     if error.err_code in _AWAY:
-        return BusUnavailableError(f"{text}: in a cluster, most of its servers must run")
+        return BusUnavailableError(f"{text}; in a cluster, start more than half of its servers")
     return BusRefusedError(text, code=error.code, err_code=error.err_code)
 
 
@@ -100,13 +100,16 @@ def bus_errors(what: str) -> Generator[None]:
         with _cancellation_kept():
             yield
     except nats.errors.MaxPayloadError as error:
-        raise MessageTooLargeError(f"{what}: longer than the server's max_payload") from error
+        raise MessageTooLargeError(f"{what}: larger than the server's max_payload") from error
     except nats.errors.NoRespondersError as error:
         raise BusUnavailableError(
-            f"{what}: nothing answers (stream missing, JetStream off, or still starting)"
+            f"{what}: no responder (the stream is missing, JetStream is disabled, or the "
+            "server is still starting)"
         ) from error
     except (nats.errors.TimeoutError, TimeoutError) as error:
-        raise BusUnavailableError(f"{what}: no answer in time, the result is unknown") from error
+        raise BusUnavailableError(
+            f"{what}: no response before the timeout, the result is unknown"
+        ) from error
     except (nats.errors.BadSubjectError, nats.errors.BadHeaderError) as error:
         raise ValueError(f"{what}: {error}") from error
     except (nats.errors.Error, OSError) as error:
@@ -266,7 +269,9 @@ async def write(nc: Client, commands: Sequence[bytes], what: str) -> None:
     if nc.is_closed or nc.is_draining_pubs:
         raise BusUnavailableError(f"{what}: the connection to the bus was closed")
     if not nc.is_connected and nc.pending_data_size + len(buffer) > PENDING_BYTES:
-        raise BusUnavailableError(f"{what}: reconnecting, and the buffer is full; nothing was sent")
+        raise BusUnavailableError(
+            f"{what}: nothing was sent, because the client is reconnecting and its buffer is full"
+        )
     with bus_errors(what):
         await nc._send_command(buffer)  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
         await nc._flush_pending()  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
@@ -443,7 +448,7 @@ class FastClient(Client):
     def _require_tls(self) -> None:
         if not self._server_info.get("tls_required"):
             raise AccessFailedError(
-                "the server does not use TLS, which was asked for: nothing was sent to it"
+                "the server does not offer the required TLS; nothing was sent to it"
             )
 
     async def _process_err(self, err_msg: str) -> None:
@@ -579,18 +584,21 @@ def check_size(nc: Client, subject: str, payload: bytes, headers: Mapping[str, s
     """
     if len(subject) > MAX_SUBJECT_BYTES:
         raise MessageTooLargeError(
-            f"subject {subject[:80]}…: {len(subject)} bytes, at most {MAX_SUBJECT_BYTES}"
+            f"subject {subject[:80]}…: has {len(subject)} bytes, but at most "
+            f"{MAX_SUBJECT_BYTES} are allowed"
         )
     header_bytes = headers_size(headers) if headers else 0
     if header_bytes > MAX_HEADERS_BYTES:
         raise MessageTooLargeError(
-            f"message to {subject}: {header_bytes} bytes of headers, at most {MAX_HEADERS_BYTES}"
+            f"message to {subject}: has {header_bytes} bytes of headers, but at most "
+            f"{MAX_HEADERS_BYTES} are allowed"
         )
     size = header_bytes + len(payload)
     limit = nc.max_payload
     if size > limit:
         raise MessageTooLargeError(
-            f"message to {subject}: {size} bytes with headers, the server's max_payload is {limit}"
+            f"message to {subject}: has {size} bytes with headers, but the server's "
+            f"max_payload is {limit}"
         )
 
 

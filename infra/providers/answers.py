@@ -38,8 +38,8 @@ _READS = frozenset({"GET", "HEAD"})
 _NOTHING_DONE_YET = frozenset({408, 425, 503})
 _CONFIGURATION_AT_FAULT = {
     401: "check the secret of spec.credentialsRef",
-    403: "check the secret of spec.credentialsRef, and what it may do",
-    404: "nothing is there at all: check spec.endpoint",
+    403: "check the secret of spec.credentialsRef and its permissions",
+    404: "nothing exists at this path; check spec.endpoint",
 }
 """What no other generation of an object would mend: it is tried again until people have."""
 
@@ -86,14 +86,16 @@ def refusal(response: Answer) -> ProviderError:
     404 is of the collection: that an object is not there is for the provider to tell.
     """
     status = response.status_code
-    text = f"{_call(response)} was answered {status}: {problem_text(response)}"
+    text = f"{_call(response)} returned {status}: {problem_text(response)}"
     wait = retry_after_seconds(response)
     if status == HTTPStatus.TOO_MANY_REQUESTS:
         return ThrottledError(text, status=status, retry_after_seconds=wait)
     if status in _NOTHING_DONE_YET:
         return TransientError(text, status=status, retry_after_seconds=wait)
     if status in _CONFIGURATION_AT_FAULT or _REDIRECTED <= status < _UNUSABLE_REQUEST:
-        hint = _CONFIGURATION_AT_FAULT.get(status, "redirects are not followed: set spec.endpoint")
+        hint = _CONFIGURATION_AT_FAULT.get(
+            status, "redirects are not followed; correct spec.endpoint"
+        )
         return TransientError(f"{text} ({hint})", status=status, retry_after_seconds=wait)
     if _UNUSABLE_REQUEST <= status < _SERVER_ERROR:
         if wait is not None or (status == HTTPStatus.GONE and is_read(response.method)):
@@ -114,14 +116,14 @@ def decoded_about(external_name: str, response: Answer, decoder: msgspec.json.De
     """Decode a success's body, which must be about the object that was asked for."""
     thing = decoded(response, decoder)
     if thing.name != external_name:
-        raise unusable(response, f"it is about {thing.name!r}, not {external_name!r}")
+        raise unusable(response, f"it describes {thing.name!r}, not {external_name!r}")
     return thing
 
 
 def unusable(response: Answer, why: str) -> ProviderError:
     """Describe a success whose body is not what the API promises."""
     return inconclusive(response.method)(
-        f"{_call(response)} was answered {response.status_code} with an unusable body: {why}",
+        f"{_call(response)} returned {response.status_code} with an invalid body: {why}",
         status=response.status_code,
     )
 

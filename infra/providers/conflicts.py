@@ -12,7 +12,10 @@ def check_uid(found: ExternalObject, action: Action) -> None:
     """Raise ``ConflictError`` if another object has taken the name of the action's."""
     if action.uid is not None and found.uid != action.uid:
         raise ConflictError(
-            f"{action.external_name!r} is another object now: uid {found.uid}, not {action.uid}",
+            (
+                f"{action.external_name!r} was replaced by another object: its uid is {found.uid}, "
+                f"not {action.uid}"
+            ),
             obstacle=found,
         )
 

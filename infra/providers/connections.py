@@ -156,7 +156,7 @@ class Connection(asyncio.Protocol):
         """Take in a header."""
         self._header_bytes += len(name) + len(value)
         if self._header_bytes > MAX_HEADER_BYTES:
-            raise UnusableAnswerError(f"its headers are longer than {MAX_HEADER_BYTES} bytes")
+            raise UnusableAnswerError(f"its headers have more than {MAX_HEADER_BYTES} bytes")
         self._headers.add(name.decode(errors="replace"), value.decode(errors="replace"))
 
     def on_headers_complete(self) -> None:
@@ -177,7 +177,7 @@ class Connection(asyncio.Protocol):
         try:
             content = _unpacked(b"".join(self._body), self._headers)
         except (zlib.error, ValueError) as error:
-            self._fail(UnusableAnswerError(f"its body cannot be unpacked: {error}"))
+            self._fail(UnusableAnswerError(f"decompressing its body failed: {error}"))
             return
         self._answer.set_result(Received(status, self._headers, content))
 
@@ -198,7 +198,7 @@ def _unpacked(content: bytes, headers: Headers) -> bytes:
     unpacker = zlib.decompressobj(_ANY_WRAPPER)
     unpacked = unpacker.decompress(content) + unpacker.flush()
     if not unpacker.eof:
-        raise ValueError("it ends too early")
+        raise ValueError("it is truncated")
     return unpacked
 
 
@@ -273,7 +273,7 @@ class Connections:
                     self._slots.release()
                     raise
         except TimeoutError:
-            raise NotSentError(f"none within {self._connecting_seconds:g} s") from None
+            raise NotSentError(f"not established within {self._connecting_seconds:g} s") from None
 
     def _kept(self) -> Connection | None:
         """Take the newest idle one; those that are too old are closed."""

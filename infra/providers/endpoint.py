@@ -22,7 +22,8 @@ def socket_path(endpoint: str) -> str | None:
     path = endpoint.removeprefix(_SOCKET)
     if not path.startswith("/") or not path.isprintable():
         raise ConfigurationError(
-            f"spec.endpoint: {_shown(endpoint)} names no socket: write unix:///PATH/OF/THE.sock"
+            f"spec.endpoint: {_shown(endpoint)} is not the path of a socket; use "
+            "unix:///PATH/OF/THE.sock"
         )
     return path
 
@@ -35,20 +36,22 @@ def checked_endpoint(endpoint: str) -> str:
         url = None
     if url is None:
         raise ConfigurationError(
-            f"spec.endpoint: {_shown(endpoint)} is not a URL: write http://HOST:PORT or https://HOST"
+            f"spec.endpoint: {_shown(endpoint)} is not a URL; use http://HOST:PORT or https://HOST"
         )
     if url.user or url.password:
         raise ConfigurationError(
-            f"spec.endpoint of {url.host}: a URL must not contain credentials, since it is kept in"
-            " the log: use spec.credentialsRef"
+            f"spec.endpoint of {url.host}: the URL must not contain credentials, because the "
+            "log keeps it; use spec.credentialsRef"
         )
     if url.scheme not in {"http", "https"} or not url.host:
         raise ConfigurationError(
-            f"spec.endpoint: {_shown(endpoint)} cannot be called: write http://HOST:PORT or https://HOST"
+            f"spec.endpoint: {_shown(endpoint)} is not an HTTP URL; use http://HOST:PORT or "
+            "https://HOST"
         )
     if url.query_string or url.fragment:
         raise ConfigurationError(
-            f"spec.endpoint of {url.host}: leave out the query (?...) and the fragment (#...)"
+            f"spec.endpoint of {url.host}: the URL must not have a query (?...) or a fragment "
+            "(#...); remove it"
         )
     return str(url).rstrip("/")
 
@@ -60,7 +63,7 @@ def path_segment(external_name: str, name_problem: Callable[[str], str | None]) 
     """
     problem = name_problem(external_name)
     if problem is not None:
-        raise PermanentError(f"nothing can be named {external_name!r}: {problem}")
+        raise PermanentError(f"invalid name {external_name!r}: {problem}")
     return quote(external_name, safe="")
 
 
@@ -74,8 +77,8 @@ def authorization(secret: str | None, header: str | None = None) -> dict[str, st
     token = secret.strip()
     if not token or not all("!" <= character <= "~" for character in token):
         raise ConfigurationError(
-            f"spec.credentialsRef: the secret cannot be a {header or 'bearer token'}: it must be"
-            " printable ASCII without spaces, and not empty"
+            f"spec.credentialsRef: the secret is invalid as {header or 'bearer token'}; it "
+            "must be printable ASCII without spaces, and not empty"
         )
     if header is not None:
         return {header: token}

@@ -17,6 +17,6 @@ def extra_needed(extra: str, what: str, libraries: Collection[str]) -> Generator
         if (error.name or "").partition(".")[0] not in libraries:
             raise
         raise ConfigurationError(
-            f"{what} need {error.name}, which is not installed: pip install"
-            f" 'event-sourced-reconciler[{extra}]' where the roles run"
+            f"{what} require {error.name}, which is not installed; run pip install "
+            f"'event-sourced-reconciler[{extra}]' where the roles run"
         ) from None

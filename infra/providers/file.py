@@ -138,7 +138,9 @@ def normalize(fields: Fields) -> Fields:
     if values := fields.get("values"):
         content = _filled(content, values)
     if isinstance(content, str) and len(content.encode()) > MAX_CONTENT_BYTES:
-        raise InvalidManifestError(f"spec.content: at most {MAX_CONTENT_BYTES} bytes of UTF-8")
+        raise InvalidManifestError(
+            f"spec.content: must have at most {MAX_CONTENT_BYTES} bytes of UTF-8"
+        )
     given = {name: value for name, value in fields.items() if value is not None}
     given.pop("values", None)
     if content is not None:
@@ -148,12 +150,14 @@ def normalize(fields: Fields) -> Fields:
 
 def _filled(content: object, values: Mapping[str, object]) -> str:
     if not isinstance(content, str):
-        raise InvalidManifestError("spec.values: only plain content can have values filled in")
+        raise InvalidManifestError("spec.values: allowed only if spec.content is a string")
 
     def value_of(place: re.Match[str]) -> str:
         if place[1] not in values:
             known = ", ".join(sorted(values))
-            raise InvalidManifestError(f"spec.content: {place[0]} is none of spec.values: {known}")
+            raise InvalidManifestError(
+                f"spec.content: {place[0]} is not in spec.values; use one of {known}"
+            )
         value = values[place[1]]
         return str(value).lower() if isinstance(value, bool) else str(value)
 
@@ -178,9 +182,9 @@ def name_problem(name: str) -> str | None:
     if any(len(segment.encode()) > _MAX_SEGMENT_BYTES for segment in segments):
         return f"use at most {_MAX_SEGMENT_BYTES} bytes between two /"
     if any(segment in {"", ".", ".."} for segment in segments):
-        return "use a path beneath the root, such as etc/app.ini: no / at its ends, no // . or .."
+        return "use a path below the root, such as etc/app.ini: no / at its ends, no // . or .."
     if any(segment.startswith(OURS) for segment in segments):
-        return f"names that begin with {OURS} are the reconciler's own"
+        return f"names that start with {OURS} are reserved for Reconciler"
     return None
 
 
@@ -241,14 +245,16 @@ class FileProvider:
                 return await loop.run_in_executor(self._threads, function)
         except TimeoutError:
             late = UnknownResultError if writes else TransientError
-            raise late(f"the filesystem of {self._root.path} did not answer in time") from None
+            raise late(
+                f"the filesystem of {self._root.path} did not respond before the timeout"
+            ) from None
         except OSError as error:
             raise failure(error) from None
 
     async def _content(self, action: Action) -> _Content:
         """Return what the action wants written; a digest stands for what is there already."""
         if (problem := name_problem(action.external_name)) is not None:
-            raise PermanentError(f"nothing can be named {action.external_name!r}: {problem}")
+            raise PermanentError(f"invalid name {action.external_name!r}: {problem}")
         content = action.fields["content"]
         if isinstance(content, str):
             return _Content(content.encode(), is_secret=False)
@@ -291,16 +297,16 @@ class FileProvider:
                 found = self._look(folder, action.external_name)
             if found is None and _is_no_file(stat_of(folder, segment)):
                 raise PermanentError(
-                    f"{action.external_name!r} is a link, a folder or a device, and no file: it is"
-                    " neither followed nor replaced"
+                    f"{action.external_name!r} is a link, a directory or a device, not a file; "
+                    "Reconciler neither follows nor replaces it"
                 )
-            raise ConflictError(f"{action.external_name!r} is there already", obstacle=found)
+            raise ConflictError(f"{action.external_name!r} already exists", obstacle=found)
 
     def _update(self, action: Action, content: _Content) -> Effect:
         with self._folder_of(action.external_name) as (folder, _segment):
             found = None if folder is None else self._look(folder, action.external_name)
             if folder is None or found is None:
-                raise NotFoundError(f"file {action.external_name!r} is not there")
+                raise NotFoundError(f"file {action.external_name!r} does not exist")
             if _is_written_by(found, action):
                 return Effect(found, replayed=True)
             _check(found, action)
@@ -337,7 +343,8 @@ class FileProvider:
                     )
                 except PermissionError:
                     raise PermanentError(
-                        f"{name!r}: this filesystem has no hard links, which publish a new file"
+                        f"{name!r}: this filesystem has no hard links, which creating a file "
+                        "requires; use another filesystem"
                     ) from None
                 with perhaps_done():
                     os.unlink(beside, dir_fd=folder)
@@ -389,7 +396,7 @@ class FileProvider:
     def _folder_of(self, name: str, *, make: bool = False) -> Generator[tuple[int | None, str]]:
         problem = name_problem(name)
         if problem is not None:
-            raise PermanentError(f"nothing can be named {name!r}: {problem}")
+            raise PermanentError(f"invalid name {name!r}: {problem}")
         with self._root.folder_of(name, make=make) as folder:
             yield folder, name.rpartition("/")[2]
 
@@ -412,7 +419,7 @@ def _fill(file: int, data: bytes | None, folder: int, segment: str) -> None:
     # What is there stays; its version is compared before it is replaced.
     source = opened_file(folder, segment)
     if source is None:
-        raise TransientError(f"{segment!r} was there and is gone again")
+        raise TransientError(f"{segment!r} was deleted again")
     try:
         for chunk in _chunks(source):
             _write_all(file, chunk)
@@ -439,8 +446,8 @@ def _mark(file: int, action: Action, content: _Content, found: ExternalObject | 
     )
     if not write_mark(file, mark) and content.is_secret:
         raise PermanentError(
-            "this filesystem has no extended attributes to say that content is a secret: none is"
-            " written there"
+            "this filesystem has no extended attributes, which mark secret content; use "
+            "another filesystem for files with secrets"
         )
 
 
@@ -462,14 +469,18 @@ def _check(found: ExternalObject, action: Action) -> None:
     """Raise ``ConflictError`` if another file has the name; without attributes, the name is all."""
     if None not in (action.uid, found.uid) and action.uid != found.uid:
         raise ConflictError(
-            f"{found.name!r} is another file now: uid {found.uid}, not {action.uid}", obstacle=found
+            (
+                f"{found.name!r} was replaced by another file: its uid is {found.uid}, not "
+                f"{action.uid}"
+            ),
+            obstacle=found,
         )
 
 
 def _changed(found: ExternalObject | None) -> ProviderError:
     if found is None:
-        return NotFoundError("the file went away while it was to be replaced")
-    return ConflictError(f"{found.name!r} was changed meanwhile", obstacle=found)
+        return NotFoundError("the file was deleted during the write")
+    return ConflictError(f"{found.name!r} was changed since it was read", obstacle=found)
 
 
 FILE = Kind(

@@ -59,7 +59,10 @@ def write_mark(file: int, mark: Mark) -> bool:
     """Mark a file; False if the filesystem has no attributes."""
     encoded = _encoder.encode(mark)
     if len(encoded) > MAX_ATTRIBUTE_BYTES:
-        raise PermanentError(f"the labels are longer than the {MAX_ATTRIBUTE_BYTES} bytes for them")
+        raise PermanentError(
+            f"the labels exceed the limit of {MAX_ATTRIBUTE_BYTES} bytes; declare fewer or shorter "
+            "ones"
+        )
     try:
         os.setxattr(file, ATTRIBUTE, encoded)
     except OSError as error:
@@ -132,6 +135,6 @@ def own(file: int, owner: str | None, group: str | None) -> None:
         os.fchown(file, user_id, group_id)
     except PermissionError:
         raise PermanentError(
-            f"owner {owner!r} and group {group!r} cannot be set: that needs root, or CAP_CHOWN and"
-            " CAP_FOWNER, where the worker runs"
+            f"owner {owner!r} and group {group!r}: permission denied; run the worker as root, "
+            "or with CAP_CHOWN and CAP_FOWNER"
         ) from None

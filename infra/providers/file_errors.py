@@ -45,7 +45,9 @@ def perhaps_done() -> Generator[None]:
     try:
         yield
     except OSError as error:
-        raise UnknownResultError(f"done, but perhaps not for good: {error.strerror}") from None
+        raise UnknownResultError(
+            f"done, but the change may not be durable: {error.strerror}"
+        ) from None
 
 
 def settle(folder: int) -> None:

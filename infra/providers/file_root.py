@@ -104,7 +104,7 @@ class FileRoot:
             root = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
         except (FileNotFoundError, NotADirectoryError):
             raise TransientError(
-                f"the root {self.path} is no folder here: is its disk mounted?"
+                f"the root {self.path} is not a directory; check that its disk is mounted"
             ) from None
         # What is there when a disk is not mounted is an empty folder: no proof of any absence.
         with os.scandir(root) as scan:
@@ -112,8 +112,8 @@ class FileRoot:
         if is_empty:
             os.close(root)
             raise TransientError(
-                f"the root {self.path} is empty: is its disk mounted? If it is the right one, make"
-                f" the empty file {ROOT_MARKER} there"
+                f"the root {self.path} is empty; check that its disk is mounted. If it is the "
+                f"right directory, create the empty file {ROOT_MARKER} there"
             )
         return root
 
@@ -124,11 +124,13 @@ def root_path(endpoint: str) -> Path:
     Raises ``ConfigurationError`` for one that names none.
     """
     if sys.platform != "linux":
-        raise ConfigurationError("files are kept on Linux only: no other system has what it takes")
+        raise ConfigurationError("files are supported only on Linux")
     url = urlsplit(endpoint)
     path = unquote(url.path)
     if url.scheme != "file" or url.netloc not in {"", "localhost"} or not path.startswith("/"):
-        raise ConfigurationError("spec.endpoint: write the root of the files as file:///some/root")
+        raise ConfigurationError(
+            "spec.endpoint: must be the root directory of the files, such as file:///some/root"
+        )
     return Path(path)
 
 
@@ -216,10 +218,10 @@ def _entered(folder: int, segment: str, *, make: bool) -> int | None:
         found = stat_of(folder, segment)
         if found is not None and stat.S_ISLNK(found.st_mode):
             raise PermanentError(
-                f"{segment!r} on the way is a symbolic link, and none is followed"
+                f"{segment!r} in the path is a symbolic link, which Reconciler does not follow"
             ) from None
         if make:
-            raise PermanentError(f"{segment!r} on the way is no folder") from None
+            raise PermanentError(f"{segment!r} in the path is not a directory") from None
         return None
     made = True
     try:
@@ -275,4 +277,4 @@ def is_named(folder: int, segment: str, file: int) -> bool:
 
 
 def _still_running() -> TransientError:
-    return TransientError("a call under this key still runs")
+    return TransientError("a call with this key is still running")

@@ -105,7 +105,7 @@ class HttpApi:
         await may_call(read_at=read_at)
         url = self.endpoint + path
         if self._is_closed:
-            raise TransientError(f"{method} {url}: not sent, its ProviderConfig was declared anew")
+            raise TransientError(f"{method} {url}: not sent, its ProviderConfig was declared again")
         request = _request(
             method, self._target(path, query), {**self._headers, **(headers or {})}, body
         )
@@ -119,10 +119,10 @@ class HttpApi:
         except NotSentError as error:
             raise TransientError(f"{method} {url}: not sent, no connection: {error}") from error
         except TimeoutError as error:
-            why = f"no answer within {self._timeout_seconds:g} s"
+            why = f"no response within {self._timeout_seconds:g} s"
             raise inconclusive(method)(f"{method} {url}: {why}") from error
         except (OSError, UnusableAnswerError) as error:
-            raise inconclusive(method)(f"{method} {url}: no usable answer: {error}") from error
+            raise inconclusive(method)(f"{method} {url}: invalid response: {error}") from error
         # Some APIs repeat a secret, and answers go into the log.
         content = self._secrecy.hide_in_bytes(received.content)
         return Answer(method, url, received.status, received.headers, content)
@@ -154,12 +154,12 @@ class HttpApi:
 def _check_limits(limits: Limits) -> None:
     if limits.concurrency < 1:
         raise ConfigurationError(
-            f"spec.limits.concurrency: {limits.concurrency} is not allowed: give at least 1"
+            f"spec.limits.concurrency: {limits.concurrency} must be at least 1"
         )
     if not 0 < limits.request_timeout_seconds < math.inf:
         raise ConfigurationError(
-            f"spec.limits.requestTimeoutSeconds: {limits.request_timeout_seconds} is not allowed:"
-            " give more than 0"
+            f"spec.limits.requestTimeoutSeconds: {limits.request_timeout_seconds} must be "
+            "greater than 0"
         )
 
 
@@ -170,7 +170,9 @@ def _request(method: str, target: str, headers: Mapping[str, str], body: bytes |
     lines = [f"{method} {target} HTTP/1.1"]
     for name, value in headers.items():
         if not value.isprintable():
-            raise PermanentError(f"{method} {target}: not sent, header {name} is {value!r}")
+            raise PermanentError(
+                f"{method} {target}: not sent, header {name} is not printable: {value!r}"
+            )
         lines.append(f"{name}: {value}")
     if body is not None or method not in _WITHOUT_BODY:
         lines.append(f"Content-Length: {len(body or b'')}")

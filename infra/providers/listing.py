@@ -33,5 +33,7 @@ async def all_pages(
         if not page.next:
             return
         if page.next == token:
-            raise TransientError("the listing gave the same token twice: it would never end")
+            raise TransientError(
+                "the API returned the same page token twice, so the listing would never end"
+            )
         token = page.next

@@ -138,7 +138,7 @@ class RecordsProvider:
             return Effect(object=_shown(response, action.external_name).as_object())
         if response.status_code != HTTPStatus.PRECONDITION_FAILED:
             raise refusal(response)
-        vanished = TransientError(f"{action.external_name!r} was there and is gone again")
+        vanished = TransientError(f"{action.external_name!r} was deleted again")
         return await self._own_or_refused(action, problem_text(response), absent=vanished)
 
     async def update(self, action: Action) -> Effect:
@@ -172,7 +172,7 @@ class RecordsProvider:
         if response.status_code == HTTPStatus.NO_CONTENT:
             return Effect(object=None)
         if response.status_code == HTTPStatus.PRECONDITION_FAILED:
-            raise TransientError(f"{action.external_name!r} changed while it was to be deleted")
+            raise TransientError(f"{action.external_name!r} was changed during the deletion")
         raise refusal(response)
 
     async def read(self, external_name: str, uid: str | None = None) -> ExternalObject | None:
@@ -257,7 +257,7 @@ def _labels(tags: Sequence[str]) -> dict[str, str]:
 
 
 def _not_there(action: Action) -> NotFoundError:
-    return NotFoundError(f"record {action.external_name!r} is not there")
+    return NotFoundError(f"record {action.external_name!r} does not exist")
 
 
 RECORD = Kind(

@@ -103,7 +103,7 @@ def name_problem(name: str) -> str | None:
     """Describe what is wrong with a shape's name, or nothing."""
     if _NAME.fullmatch(name) is not None:
         return None
-    return "use 1 to 63 of the characters a-z 0-9 -, starting and ending with a letter or digit"
+    return "use 1 to 63 of the characters a-z 0-9 -, and start and end with a letter or digit"
 
 
 class ShapesProvider:
@@ -129,7 +129,7 @@ class ShapesProvider:
             found = await self.read(action.external_name)
             read_at = time.monotonic()
             if found is None:
-                raise NotFoundError(f"shape {action.external_name!r} is not there")
+                raise NotFoundError(f"shape {action.external_name!r} does not exist")
             check_uid(found, action)
             version = version or found.version
         response = await self._api.call(
@@ -206,7 +206,7 @@ class ShapesProvider:
         """
         page = await self._page([("prefix", external_name), ("limit", "1")], "")
         if any(thing.name == external_name for thing in page.objects):
-            raise TransientError(f"shape {external_name!r} is listed, but was answered 404")
+            raise TransientError(f"shape {external_name!r} is listed, but reading it returned 404")
 
     async def _refused(self, response: Answer, action: Action) -> ProviderError:
         """Classify a refused write, with what stands in its way."""

@@ -31,16 +31,23 @@ def trusting(tls: Tls | None) -> ssl.SSLContext:
                 f"spec.tls.certificateFile: {tls.certificate_file}: {_why(error)}"
             ) from None
     elif tls is not None and tls.key_file is not None:
-        raise ConfigurationError("spec.tls.keyFile: a key needs spec.tls.certificateFile, too")
+        raise ConfigurationError(
+            "spec.tls.keyFile: requires spec.tls.certificateFile; set that, too"
+        )
     return context
 
 
 def certificate_problem(error: ssl.SSLCertVerificationError) -> str:
     """Describe what is wrong with an API's certificate, and what to do."""
-    remedy = "spec.tls.caFile names the authorities to trust, spec.endpoint the API's name"
+    remedy = (
+        "set spec.tls.caFile to the authorities to trust, and use the API's host name in "
+        "spec.endpoint"
+    )
     return f"{error.verify_message} ({remedy})"
 
 
 def _why(error: OSError) -> str:
     is_of_files = error.errno and not isinstance(error, ssl.SSLError)
-    return f"cannot be read: {error.strerror}" if is_of_files else "holds no usable PEM text"
+    return (
+        f"cannot read the file: {error.strerror}" if is_of_files else "contains no valid PEM text"
+    )

@@ -23,7 +23,7 @@ class EnvironmentSecrets:
         """Refuse: an environment lives as long as its process."""
         del value
         raise ConfigurationError(
-            f"secret {name!r} cannot be stored in the environment: name store 'files'"
+            f"secret {name!r} cannot be stored in the environment; use store 'files'"
         )
 
     async def remove(self, name: str) -> None:

@@ -32,7 +32,9 @@ class FileSecrets:
         except OSError as error:
             raise ConfigurationError(f"secrets: {folder}: {error.strerror}") from None
         if mode & _OTHERS:
-            raise ConfigurationError(f"secrets: others may look into {folder}: chmod 700 it")
+            raise ConfigurationError(
+                f"secrets: {folder} is accessible to other users; run chmod 700 on it"
+            )
 
     async def read(self, name: str) -> str | None:
         """Return a file's content without the line's end; raises if others may read the file."""
@@ -40,7 +42,9 @@ class FileSecrets:
         try:
             with path.open("rb") as file:
                 if os.fstat(file.fileno()).st_mode & _OTHERS:
-                    raise ConfigurationError(f"secrets: others may read {path}: chmod 600 it")
+                    raise ConfigurationError(
+                        f"secrets: {path} is readable by other users; run chmod 600 on it"
+                    )
                 content = file.read(_MAX_BYTES + 1)
         except FileNotFoundError:
             return None
@@ -78,7 +82,7 @@ class FileSecrets:
 
     def _path(self, name: str) -> Path:
         if SECRET_NAME.fullmatch(name) is None:
-            raise ConfigurationError(f"secrets: {name!r} is no name of a secret")
+            raise ConfigurationError(f"secrets: {name!r} is not a valid name of a secret")
         return self._folder / name
 
     def _store(self, path: Path, content: bytes) -> None:

@@ -62,9 +62,10 @@ def events(
 ) -> int:
     """Show the newest events of all resources, oldest first.
 
-    Each line has the time, the resource, the event and its actor. A moment
-    is a log position (1234), a time (2026-01-31T12:00:05Z; UTC without a
-    zone) or a time span ago (30m, 2h, 7d).
+    Each line has the time, the resource and a sentence about the event. With
+    -o wide, it also has the event's name, cause and actor. A moment is a log
+    position (1234), a time (2026-01-31T12:00:05Z; UTC without a zone) or a
+    time span ago (30m, 2h, 7d).
 
     For example:
 
@@ -79,7 +80,7 @@ def events(
     kind
         Only resources of this kind.
     actor
-        Only events of this actor, as the column ACTOR shows it; * matches any text.
+        Only events of this actor, as `-o wide` shows it; * matches any text.
     outcome
         Only this outcome: Converged, Degraded, Failed, ...
     since

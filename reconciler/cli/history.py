@@ -32,16 +32,17 @@ def history(
     output: WideOutput = "table",
     connection: Connection = HERE,
 ) -> int:
-    """Show the events of one resource, oldest first, with cause and actor.
+    """Show the events of one resource as sentences, oldest first.
 
-    A deleted resource keeps its history.
+    With -o wide, each line also has the event's name, cause and actor. A
+    deleted resource keeps its history.
 
     For example:
 
         reconciler history foo
         reconciler history Shape foo
         reconciler history default/Shape/foo --limit 20
-        reconciler history foo --since 2h
+        reconciler history foo --since 2h -o wide
         reconciler history foo --since 2026-01-31T12:00:05Z --until 1234
         reconciler history foo --output json | jq '.[].what'
         reconciler history foo --raw --output json     events as stored

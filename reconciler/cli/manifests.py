@@ -40,7 +40,7 @@ def read_all(paths: Sequence[str], namespace: str) -> Documents:
     for file, text in _texts(paths):
         for read in read_documents(file, text, namespace):
             if isinstance(read, Read) and read.key in first:
-                again = f"{read.key} is declared already in {first[read.key]}"
+                again = f"{read.key} is already declared in {first[read.key]}"
                 documents.bad.append(Problem(read.source, again))
             elif isinstance(read, Problem):
                 documents.bad.append(read)

@@ -61,10 +61,11 @@ def why(
 ) -> int:
     """Explain the status of a resource, or the value of one field.
 
-    Follows the causes back to the first one: a declaration, or a change in
-    the API. For a field, it shows the declared, the last applied and the
-    observed value, each with its actor, and the clients that overwrite it.
-    For a part of a composed resource, it continues with that resource.
+    Answers in one sentence, and then follows the causes back to the first
+    one: a declaration, or a change in the API. For a field, it shows the
+    declared, the last applied and the observed value, each with its actor,
+    and the clients that overwrite it. For a part of a composed resource, it
+    continues with that resource.
 
     For example:
 

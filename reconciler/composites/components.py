@@ -153,7 +153,7 @@ def ready(fields: Fields, seen: ExternalObject) -> Readiness:
         moves, why = min(blocked, key=itemgetter(0))  # the first that is stuck, if one is
         return Readiness(False, "Progressing" if moves else "Stalled", f"{far}; {why}")
     if leaving := seen.outputs.get("leaving"):
-        return Readiness(False, "Progressing", f"{far}; {leaving[0]} still goes")
+        return Readiness(False, "Progressing", f"{far}; {leaving[0]} is still being deleted")
     return READY
 
 
@@ -230,7 +230,7 @@ class _Content:
         name = component.name
         if name in self._seen:
             raise InvalidManifestError(
-                f"component {name!r} is there twice: give each a name of its own"
+                f"component {name!r}: duplicate name; give each component its own name"
             )
         self._seen.add(name)
         if not component.enabled:
@@ -261,10 +261,13 @@ class _Content:
         """Have a resource belong to one component alone."""
         other = self._whose.setdefault(name, component.name)
         if name in self._components[component.name]:
-            raise InvalidManifestError(f"component {component.name!r} has two parts {name}")
+            raise InvalidManifestError(
+                f"component {component.name!r}: duplicate part {name}; remove one, or rename it"
+            )
         if other != component.name:
             raise InvalidManifestError(
-                f"components {other!r} and {component.name!r} both have {name}: name one otherwise"
+                f"components {other!r} and {component.name!r} both have the part {name}; "
+                "rename it in one of them"
             )
         self._components[component.name].append(name)
 
@@ -300,7 +303,7 @@ def _parts_of(component: Component) -> list[Part]:
         raise InvalidManifestError(f"component {component.name!r}: {error}") from None
     except Exception as error:  # its author's code, and a resource's own failure
         raise InvalidManifestError(
-            f"component {component.name!r}: its parts cannot be made: {_described(error)}"
+            f"component {component.name!r}: computing its parts failed: {_described(error)}"
         ) from error
 
 
@@ -318,7 +321,9 @@ def _hooked(
     except Exception as error:  # its author's code, and a resource's own failure
         raise InvalidManifestError(f"{where} failed: {_described(error)}") from error
     if key != manifest.key:
-        raise InvalidManifestError(f"{where} made {key} of it: leave kind and name as they are")
+        raise InvalidManifestError(
+            f"{where} returned {key}; a hook must not change the namespace, kind or name"
+        )
     return made
 
 
@@ -333,7 +338,8 @@ def _name_of(manifest: Manifest, component: Component) -> str:
         raise InvalidManifestError(f"component {component.name!r}: {error}") from None
     if key.kind == COMPOSED_SET_KIND:
         raise InvalidManifestError(
-            f"component {component.name!r}: a {COMPOSED_SET_KIND} is written by providers alone"
+            f"component {component.name!r}: must not declare a {COMPOSED_SET_KIND}; only "
+            "providers write it"
         )
     return str(key)
 

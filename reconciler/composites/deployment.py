@@ -46,7 +46,9 @@ class Strategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="
 
     def __post_init__(self) -> None:
         if not (self.max_unavailable or self.max_surge):
-            raise ValueError("maxUnavailable and maxSurge: one of them must be more than 0")
+            raise ValueError(
+                "maxUnavailable and maxSurge: must not both be 0; set one of them to at least 1"
+            )
 
 
 class Template(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -184,8 +186,8 @@ def ready(fields: Fields, seen: ExternalObject) -> Readiness:
     old = len(children) - len(updated) + len(seen.outputs.get("leaving", []))
     if number == wanted == len(updated) and not old:
         return READY
-    far = f"{number} of {wanted} are ready"
-    far += f", {old} of the old template are left" if old else ""
+    far = f"{number} of {wanted} containers are ready"
+    far += f", {old} of the old template remain" if old else ""
     for name, child in updated.items():
         if child.outcome in STUCK:
             why = f"{name} is {child.outcome}: {child.message or child.reason}"

@@ -49,7 +49,7 @@ class Ref(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         if sum(each is not None for each in (self.branch, self.tag, self.semver)) > 1:
-            raise ValueError("branch, tag, semver: one of them")
+            raise ValueError("branch, tag, semver: set exactly one of them")
 
 
 class GitSourceFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
@@ -107,16 +107,22 @@ class GitSourceFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, r
     def __post_init__(self) -> None:
         parts = urlsplit(self.url)
         if parts.scheme not in SCHEMES or not (parts.netloc or parts.scheme == "file"):
-            raise ValueError(f"url: one that begins with {', '.join(SCHEMES)}:// is wanted")
+            raise ValueError(f"url: must start with one of {', '.join(SCHEMES)}, followed by ://")
         if parts.password or parts.query or (parts.username and parts.scheme != "ssh"):
-            raise ValueError("url: name credentials in spec.credentials, since a URL is kept")
+            raise ValueError(
+                "url: must not contain credentials or a query, because the log keeps it; use "
+                "spec.credentials"
+            )
         for line in filter(None, map(str.strip, self.signers.splitlines())):
             if not line.startswith("#") and _SIGNER.match(line) is None:
-                raise ValueError("signers: lines such as `ann@example.org ssh-ed25519 AAAA…`")
+                raise ValueError(
+                    "signers: each line must be an allowed signer, such as `ann@example.org "
+                    "ssh-ed25519 AAAA…`"
+                )
         path = PurePosixPath(self.path)
         if path.is_absolute() or ".." in path.parts:
             raise ValueError(
-                "path: a folder of the repository is wanted, such as deploy/production"
+                "path: must be a directory in the repository, such as deploy/production"
             )
 
 
@@ -165,10 +171,10 @@ def ready(fields: Fields, seen: ExternalObject) -> Readiness:
     """Return whether the newest commit is declared, and all of it ready."""
     problem: Mapping[str, str] = seen.outputs.get(PROBLEM, {})
     if problem:
-        stays = f"; {told_revision(fields[REVISION])} stays" if CONTENT in fields else ""
+        stays = f"; {told_revision(fields[REVISION])} stays applied" if CONTENT in fields else ""
         return Readiness(False, problem["reason"], f"{problem['message']}{stays}")
     if CONTENT not in fields:
-        return Readiness(False, "Progressing", "waits for the first look at the repository")
+        return Readiness(False, "Progressing", "waits for the first read of the repository")
     return stored.ready(fields, seen)
 
 
@@ -192,10 +198,13 @@ def refers(fields: Fields, namespace: str) -> Sequence[Reference]:
             raise InvalidManifestError(f"spec.dependsOn: {error}") from None
         found.append(Reference(str(key), (), "Ignore"))
     if len(found) > MAX_REFERENCES:
-        raise InvalidManifestError(f"spec.dependsOn: more than {MAX_REFERENCES} resources")
+        raise InvalidManifestError(
+            f"spec.dependsOn: names more than {MAX_REFERENCES} resources; use fewer"
+        )
     return tuple(found)
 
 
 def told_revision(revision: Mapping[str, Any]) -> str:
     """Describe a commit: its short id and who wrote it."""
-    return f"commit {str(revision.get('commit', ''))[:12]} by {revision.get('author', 'nobody')}"
+    author = revision.get("author", "an unknown author")
+    return f"commit {str(revision.get('commit', ''))[:12]} by {author}"

@@ -53,7 +53,7 @@ def ready(_fields: Fields, seen: ExternalObject) -> Readiness:
         return Readiness(False, "Stalled" if stuck else "Progressing", f"{far}; {name} is {why}")
     leaving: list[str] = outputs.get("leaving", [])
     if leaving:
-        return Readiness(False, "Progressing", f"{far}; {leaving[0]} has not gone yet")
+        return Readiness(False, "Progressing", f"{far}; {leaving[0]} is still being deleted")
     return READY
 
 

@@ -20,11 +20,14 @@ def defined(kinds: KindRegistry, name: str, fields: Fields, generation: int) -> 
         raise InvalidManifestError(f"spec: {with_hint(error, KindDefinitionSpec)}") from None
     known = kinds.find(name)
     if known is not None and known.definition is None:
-        raise InvalidManifestError(f"metadata.name: {name!r} is an installed kind: use another")
+        raise InvalidManifestError(
+            f"metadata.name: {name!r} is an installed kind; use another name"
+        )
     others = [each for each in kinds.of_provider(spec.provider) if each.name != name]
     if others:
         raise InvalidManifestError(
-            f"spec.provider: {spec.provider!r} is the provider of {others[0].name}: use another"
+            f"spec.provider: {spec.provider!r} is already the provider of {others[0].name}; "
+            "use another name"
         )
     check_declarable(spec)
     return kind_of(name, spec, generation, _beneath(kinds, name, spec))
@@ -33,18 +36,21 @@ def defined(kinds: KindRegistry, name: str, fields: Fields, generation: int) -> 
 def _beneath(kinds: KindRegistry, name: str, spec: KindDefinitionSpec) -> Kind:
     if sum(each is not None for each in (spec.over, spec.rest, spec.composition)) != 1:
         raise InvalidManifestError(
-            "spec: give either over, an installed kind, or rest, how an HTTP API is called, "
-            "or composition, which resources it is made of"
+            "spec: set exactly one of over (an installed kind), rest (how to call an HTTP API) "
+            "and composition (the resources that make up the kind)"
         )
     if spec.over is None:
         return installed_engine(COMPOSITION if spec.rest is None else REST)(name, spec)
     over = kinds.find(spec.over)
     if over is not None and over.composes is not None:
         raise InvalidManifestError(
-            f"spec.over: {spec.over} is made of resources: say by composition that it is a part"
+            f"spec.over: {spec.over} is a composed kind; use spec.composition with a part of "
+            "that kind"
         )
     if over is None or over.definition is not None or not over.is_external:
         usable = (each for each in kinds.values() if each.is_external and not each.definition)
         names = ", ".join(sorted(each.name for each in usable))
-        raise InvalidManifestError(f"spec.over: {spec.over!r} is no installed kind: use {names}")
+        raise InvalidManifestError(
+            f"spec.over: {spec.over!r} is not an installed kind; use one of {names}"
+        )
     return over

@@ -45,7 +45,8 @@ def kind_of(name: str, spec: KindDefinitionSpec, generation: int, beneath: Kind)
     """
     if _API_VERSION.fullmatch(spec.api_version) is None:
         raise InvalidManifestError(
-            f"spec.apiVersion: {spec.api_version!r} is not GROUP/VERSION, such as badges/v1"
+            f"spec.apiVersion: {spec.api_version!r} must have the form GROUP/VERSION, such as "
+            "badges/v1"
         )
     if spec.over is not None:
         _check_fields(spec, beneath)
@@ -144,12 +145,14 @@ def check_declarable(spec: KindDefinitionSpec) -> None:
     for number, (where, depth, name, field) in enumerate(every):
         if number >= MAX_FIELDS or depth > MAX_DEPTH:
             raise InvalidManifestError(
-                f"{where}: at most {MAX_FIELDS} fields and {MAX_DEPTH} levels can be defined"
+                f"{where}: a definition can have at most {MAX_FIELDS} fields and {MAX_DEPTH} levels"
             )
         if depth == 1 and name in _RESERVED:
-            raise InvalidManifestError(f"{where}: the name is the reconciler's own: use another")
+            raise InvalidManifestError(f"{where}: the name is reserved; use another name")
         if depth > 1 and field.to is not None:
-            raise InvalidManifestError(f"{where}.to: only a field of the spec itself has one")
+            raise InvalidManifestError(
+                f"{where}.to: allowed only for a top-level field of the spec; remove it"
+            )
         _check_shape(where, field)
         _check_values(where, field)
 
@@ -169,25 +172,36 @@ def _every_field(
 
 def _check_shape(where: str, field: DefinedField) -> None:
     if (field.type == "Object") != bool(field.fields):
-        raise InvalidManifestError(f"{where}.fields: an Object has them, and nothing else")
+        raise InvalidManifestError(
+            f"{where}.fields: required for the type Object, and not allowed for other types"
+        )
     if (field.type in ("List", "Map")) != (field.items is not None):
-        raise InvalidManifestError(f"{where}.items: a List and a Map have it, and nothing else")
+        raise InvalidManifestError(
+            f"{where}.items: required for the types List and Map, and not allowed for other types"
+        )
     if field.type in _NESTED and (field.values or field.normalize):
         raise InvalidManifestError(
-            f"{where}: values and normalize are of what is within a {field.type}: say it there"
+            f"{where}: values and normalize are not allowed for a {field.type}; set them on "
+            "its fields or items"
         )
     if field.optional and field.default is not None:
-        raise InvalidManifestError(f"{where}.optional: it has a default: leave one out")
+        raise InvalidManifestError(
+            f"{where}.optional: not allowed together with default; remove one of them"
+        )
     bounds = [each for each in (field.minimum, field.maximum) if each is not None]
     if bounds and field.type in ("Boolean", "Object"):
-        raise InvalidManifestError(f"{where}: a {field.type} has no minimum and no maximum")
+        raise InvalidManifestError(
+            f"{where}: minimum and maximum are not allowed for the type {field.type}; remove them"
+        )
     if len(bounds) == len((0, 1)) and bounds[0] > bounds[1]:
-        raise InvalidManifestError(f"{where}.minimum: it is more than the maximum")
+        raise InvalidManifestError(f"{where}.minimum: must not be greater than maximum")
     is_counted = field.type != "Number"
     if is_counted and not all(each.is_integer() for each in bounds):
-        raise InvalidManifestError(f"{where}: its minimum and maximum are whole numbers")
+        raise InvalidManifestError(f"{where}: minimum and maximum must be whole numbers")
     if field.type not in ("Integer", "Number") and any(each < 0 for each in bounds):
-        raise InvalidManifestError(f"{where}: no length is less than 0")
+        raise InvalidManifestError(
+            f"{where}: minimum and maximum are lengths and must not be negative"
+        )
 
 
 def _check_fields(spec: KindDefinitionSpec, over: Kind) -> None:
@@ -196,21 +210,26 @@ def _check_fields(spec: KindDefinitionSpec, over: Kind) -> None:
     for name, field in spec.fields.items():
         where, to = f"spec.fields.{name}", field.to or name
         if to in written:
-            raise InvalidManifestError(f"{where}: {to!r} is written by {written[to]} already")
+            raise InvalidManifestError(
+                f"{where}: {written[to]} already writes {to!r}; remove one of them"
+            )
         written[to] = where
     for to, where in written.items():
         if to not in beneath:
             known = ", ".join(beneath)
-            raise InvalidManifestError(f"{where}: {over.name} has no field {to!r}, only {known}")
+            raise InvalidManifestError(
+                f"{where}: {over.name} has no field {to!r}; use one of {known}"
+            )
     for to, each in beneath.items():
         if each.required and to not in written:
             raise InvalidManifestError(
-                f"spec.fields: {over.name} needs {to!r}: map a field to it, or give a constant"
+                f"spec.fields: {over.name} requires {to!r}; map a field to it, or set it in "
+                "spec.constants"
             )
     for to, value in spec.constants.items():
         if refers_to_anything({to: value}):
             raise InvalidManifestError(
-                f"spec.constants.{to}: nobody would follow a reference or a secret here"
+                f"spec.constants.{to}: must not contain a reference or a secret"
             )
         _check_type(f"spec.constants.{to}", value, beneath[to].type)
 
@@ -224,13 +243,16 @@ def _check_values(where: str, field: DefinedField) -> None:
         form = normalized(value, field.normalize)
         if form != value:
             raise InvalidManifestError(
-                f"{where}.values: {value!r} is never met, since it is normalized: use {form!r}"
+                f"{where}.values: {value!r} can never occur, because values are normalized; "
+                f"use {form!r}"
             )
     if field.default is None:
         return
     _check_type(f"{where}.default", field.default, _type("Default", "", field))
     if not is_allowed(field, normalized(field.default, field.normalize)):
-        raise InvalidManifestError(f"{where}.default: {field.default!r} is not one of its values")
+        raise InvalidManifestError(
+            f"{where}.default: {field.default!r} is not in values; use one of them"
+        )
 
 
 def _check_type(where: str, value: Any, wanted: Any) -> None:

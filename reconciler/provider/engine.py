@@ -29,7 +29,10 @@ def installed_engine(name: str) -> Engine:
             return cast("Engine", entry.load())
         except ModuleNotFoundError as error:
             raise InvalidManifestError(
-                f"spec.{name}: {error.name!r} is not installed where the roles run: "
-                f"pip install 'event-sourced-reconciler[{name}]'"
+                f"spec.{name}: {error.name!r} is not installed where the roles run; run pip "
+                f"install 'event-sourced-reconciler[{name}]'"
             ) from None
-    raise InvalidManifestError(f"spec.{name}: no engine of that name is installed")
+    raise InvalidManifestError(
+        f"spec.{name}: the engine {name!r} is not installed where the roles run; install its "
+        "package"
+    )

@@ -328,7 +328,7 @@ class HttpFaultContract(ContractCase):
         lie = await proxy.fetch(proxy.requests[-1][1])
         proxy.plan.extend([*[Harm.NONE] * (requests - 1), lie])
 
-        with pytest.raises(TransientError, match="it is about"):
+        with pytest.raises(TransientError, match="it describes"):
             await harmed.read(f"{name}-2", made.uid)
 
     async def test_a_name_that_the_api_cannot_have_is_never_sent(

@@ -51,7 +51,8 @@ from reconciler.provider import Capabilities, ProviderFactory
 ENTRY_POINT_GROUP = "reconciler.kinds"
 
 _LOOK_AGAIN = timedelta(seconds=5)
-_NOT_INSTALLED = "install its package where the roles run"
+_NEWLY_INSTALLED = "restart the roles, because these kinds were installed after they started"
+_NOT_INSTALLED = "install its package where the roles run, then restart the roles"
 
 
 class Readiness(NamedTuple):
@@ -285,18 +286,18 @@ def _without_secret(fields: Fields) -> Fields:
     env, file = reference.get("env"), reference.get("file")
     if env is not None and _VARIABLE.fullmatch(env) is None:
         raise InvalidManifestError(
-            "spec.credentialsRef.env: the name of an environment variable is wanted, of the"
-            " characters A-Z 0-9 _; never the secret itself"
+            "spec.credentialsRef.env: must be the name of an environment variable (characters "
+            "A-Z 0-9 _), never the secret itself"
         )
     if file is not None and not file.startswith("/"):
         raise InvalidManifestError(
-            "spec.credentialsRef.file: the path of a file is wanted, beginning with /; never the"
-            " secret itself"
+            "spec.credentialsRef.file: must be the path of a file that starts with /, never "
+            "the secret itself"
         )
     if _MAY_HOLD_A_SECRET.match(_NAMES_A_ROLE.sub("//", fields["endpoint"], count=1)):
         raise InvalidManifestError(
-            "spec.endpoint: a URL must not contain credentials or a query, since it is kept in the"
-            " log: use spec.credentialsRef"
+            "spec.endpoint: the URL must not contain credentials or a query, because the log "
+            "keeps it; use spec.credentialsRef"
         )
     return fields
 
@@ -389,7 +390,7 @@ class KindRegistry(Mapping[str, Kind]):
         kind = self._defined.get((name, digest))
         if kind is None:
             raise UnknownKindError(
-                f"definition {digest} of kind {name!r} is not known here yet: it will be read soon"
+                f"kind {name!r}: this process has not read its definition {digest} yet; it retries"
             )
         return kind
 
@@ -404,8 +405,8 @@ class KindRegistry(Mapping[str, Kind]):
         if kind is None:
             known = ", ".join(sorted(self._kinds))
             raise UnknownKindError(
-                f"kind {name!r} is not known here: the registered kinds are {known}"
-                f"{closest(name, self._kinds)}"
+                f"kind {name!r} is unknown; the registered kinds are "
+                f"{known}{closest(name, self._kinds)}"
             )
         return kind
 
@@ -427,8 +428,8 @@ class KindRegistry(Mapping[str, Kind]):
         kind = self[manifest.kind]
         if manifest.api_version != kind.api_version:
             raise InvalidManifestError(
-                f"apiVersion: {manifest.api_version!r} is not known, "
-                f"{kind.name} has {kind.api_version}"
+                f"apiVersion: {manifest.api_version!r} is unsupported for {kind.name}; use "
+                f"{kind.api_version!r}"
             )
         declaration = take_apart(manifest)
         kind.check_declared(declaration.fields)
@@ -449,8 +450,8 @@ class KindRegistry(Mapping[str, Kind]):
             self._looked_at = now
             installed = frozenset(() if self._installed is None else self._installed())
             newer = ", ".join(sorted(installed - self._at_start))
-            self._hint = f"installed since this role started: {newer}" if newer else _NOT_INSTALLED
-        return f"{self._hint}; roles read the kinds when they start: restart them"
+            self._hint = f"{_NEWLY_INSTALLED}: {newer}" if newer else _NOT_INSTALLED
+        return self._hint
 
     def of_provider(self, provider: str) -> list[Kind]:
         """All kinds of one API family."""
@@ -474,10 +475,13 @@ def installed_kinds() -> KindRegistry:
     for entry in entries:
         kind = entry.load()
         if not isinstance(kind, Kind):
-            raise TypeError(f"entry point {entry.name} = {entry.value} is not a reconciler Kind")
+            raise TypeError(
+                f"entry point {entry.name} = {entry.value}: must be a Kind of reconciler.provider"
+            )
         kinds.append(kind)
     if not kinds:
         raise ConfigurationError(
-            f"no kind is registered under {ENTRY_POINT_GROUP!r}: install the package again"
+            f"no kind is registered in the entry point group {ENTRY_POINT_GROUP!r}; reinstall "
+            "the package"
         )
     return KindRegistry(kinds, installed=_installed_names, at_start=frozenset(entries.names))

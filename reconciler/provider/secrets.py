@@ -73,7 +73,7 @@ class Secrets:
         value = await self._store(reference.store).read(reference.name)
         if value is None:
             raise ConfigurationError(
-                f"secret {reference.name!r} is not in store {reference.store!r}: put it there"
+                f"secret {reference.name!r} is missing in store {reference.store!r}; add it"
             )
         self._note(reference, value)
         return value
@@ -118,13 +118,13 @@ class Secrets:
     def _check_key(self) -> None:
         if not self._key:
             raise ConfigurationError(
-                "secrets need a folder, whose key their digests are made with: set "
-                "RECONCILER_SECRETS for all roles"
+                "secrets require a directory with the key for their digests; set "
+                "RECONCILER_SECRETS to it for all roles"
             )
 
     def _store(self, name: str) -> SecretStore:
         store = self._stores.get(name)
         if store is None:
             known = ", ".join(sorted(self._stores)) or "none"
-            raise ConfigurationError(f"there is no secret store {name!r} here, only: {known}")
+            raise ConfigurationError(f"secret store {name!r} is unknown; this process has: {known}")
         return store

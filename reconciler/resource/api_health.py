@@ -67,8 +67,8 @@ def standing_of_api(health: ApiHealth) -> Settled | None:
     return Settled(
         "Degraded",
         "BreakerOpen",
-        f"breaker open until {health.open_until:%Y-%m-%dT%H:%M:%SZ}, after {health.failures}"
-        f" failures in a row{why}",
+        f"breaker open until {health.open_until:%Y-%m-%dT%H:%M:%SZ}, after {health.failures} "
+        f"consecutive failures{why}",
     )
 
 

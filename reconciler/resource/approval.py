@@ -37,8 +37,8 @@ def unless_approved(step: Step, state: ResourceState, context: Context) -> Step:
     if known.decision == "Proceed":
         return step
     if known.decision == "Reject":
-        return Settled("Held", NOT_APPROVED, f"{described(asked)}: rejected {_by(known)}")
-    return Settled("Held", APPROVAL, f"{described(asked)}: approve or reject it")
+        return Settled("Held", NOT_APPROVED, f"{described(asked)}; rejected {_by(known)}")
+    return Settled("Held", APPROVAL, f"{described(asked)}; approve or reject it")
 
 
 def decide_about(said: Approved, command: Command, state: ResourceState) -> Facts:
@@ -46,12 +46,17 @@ def decide_about(said: Approved, command: Command, state: ResourceState) -> Fact
     asked, outcome = state.holds.approval, state.outcome
     is_asked = outcome is not None and outcome.reason in (APPROVAL, NOT_APPROVED)
     if asked is None or not is_asked:
-        return refused(state, command, "NotHeld", "nothing of it waits for approval")
+        return refused(state, command, "NotHeld", "no action of the resource waits for approval")
     if said.decision == "Abandon":
-        return refused(state, command, "Invalid", "a plan is approved or rejected")
+        return refused(
+            state,
+            command,
+            "Invalid",
+            "decision Abandon: not allowed for hold Approval; use Proceed or Reject",
+        )
     if said.plan != asked.plan:
-        meant = f"not {said.plan[:SHORT_PLAN]}" if said.plan else "and none was named"
-        other = f"plan {asked.plan[:SHORT_PLAN]} waits, {meant}: look at it first"
+        meant = f"not plan {said.plan[:SHORT_PLAN]}" if said.plan else "but the decision names none"
+        other = f"plan {asked.plan[:SHORT_PLAN]} waits for approval, {meant}; review it first"
         return refused(state, command, "PlanOutdated", other)
     if asked.decision == said.decision:
         return accepted(state, command, reason="Unchanged")

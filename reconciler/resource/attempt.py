@@ -110,7 +110,7 @@ def pursue(
     """
     generation, action = state.desired.generation, flight.action
     if flight.abandoned:
-        return _given_up(flight, "a person decided to give it up")
+        return _given_up(flight, "an operator abandoned the action")
     if flight.held:
         return Settled("Held", UNKNOWN_RESULT, flight.held, action.action_id)
     if flight.failed is None:

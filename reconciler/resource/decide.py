@@ -149,12 +149,15 @@ def _otherwise_than_planned(
     if answer is None or not answer.accepted:
         return None  # it is refused for a better reason
     if state.version != said.plan.version:
-        moved = f"it was planned at version {said.plan.version}, and is at {state.version}"
-        return refused(state, command, PLAN_OUTDATED, f"{moved}: plan again")
+        moved = (
+            f"the plan is for version {said.plan.version}, but the resource is at version "
+            f"{state.version}"
+        )
+        return refused(state, command, PLAN_OUTDATED, f"{moved}; plan again")
     if turn_digest(turn.events) == said.plan.digest:
         return None
     now = ", ".join(_told(each) for each in turn.events) or "nothing"
-    otherwise = f"something else would come of it now than was planned ({now}): plan again"
+    otherwise = f"the result would now differ from the plan ({now}); plan again"
     return refused(state, command, PLAN_OUTDATED, otherwise)
 
 
@@ -181,7 +184,7 @@ def _take_steps(history: _History, cause: Command) -> None:
             return
         history.record((step,), cause)
     raise UnstableDecisionError(
-        f"{history.subject}: no end after {_MAX_STEPS} steps: "
+        f"{history.subject}: the decision did not settle after {_MAX_STEPS} steps: "
         + ", ".join(event.type for event in history.events)
     )
 

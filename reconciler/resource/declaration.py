@@ -39,10 +39,10 @@ def declare(said: Declared, command: Command, state: ResourceState, context: Con
         return known
     if context.kind is None:
         hint = context.missing_hint(context.now)
-        missing = f"kind {context.key.kind!r} is not registered here: {hint}"
+        missing = f"kind {context.key.kind!r} is not registered; {hint}"
         return refused(state, command, "UnknownKind", missing)
     if context.kind.is_withdrawn:
-        gone = f"the definition of {context.key.kind!r} was withdrawn: define it again"
+        gone = f"kind {context.key.kind!r}: its KindDefinition was withdrawn; declare it again"
         return refused(state, command, "UnknownKind", gone)
     try:
         event = _spec_declared(said, context, context.kind, state.desired.generation + 1)
@@ -93,7 +93,7 @@ def _late_or_stale(expected: int | None, command: Command, state: ResourceState)
     """Return what becomes of a message that comes late, or expects another generation."""
     desired = state.desired
     if command.position < desired.position:
-        late = "a newer declaration was accepted before this one came"
+        late = "a newer declaration was accepted before this one arrived"
         # Sent again, it would not look late: so its id is remembered.
         superseded = DeclarationSuperseded(by=desired.generation)
         return refused(state, command, "Superseded", late, superseded)
@@ -101,8 +101,8 @@ def _late_or_stale(expected: int | None, command: Command, state: ResourceState)
         return accepted(state, command, reason="Duplicate")
     if expected is not None and expected != desired.generation:
         stale = (
-            f"expected generation {expected}, but the resource is at {desired.generation}: "
-            "read it again and repeat"
+            f"expected generation {expected}, but the resource is at generation "
+            f"{desired.generation}; read it again and retry"
         )
         return refused(state, command, "StaleGeneration", stale)
     return None
@@ -112,12 +112,13 @@ def _spec_declared(said: Declared, context: Context, kind: Kind, generation: int
     manifest = said.manifest
     if manifest.key != context.key:
         raise InvalidManifestError(
-            f"the manifest is of {manifest.key}, but was published for {context.key}"
+            f"the manifest is for {manifest.key}, but its subject is for {context.key}; "
+            "publish it on its own subject"
         )
     if manifest.api_version != kind.api_version:
         raise InvalidManifestError(
-            f"apiVersion {manifest.api_version!r} is not known for {kind.name}: "
-            f"use {kind.api_version!r}"
+            f"apiVersion {manifest.api_version!r}: unsupported for {kind.name}; use "
+            f"{kind.api_version!r}"
         )
     if kind.is_external:
         taken = take_apart(manifest)
@@ -127,8 +128,8 @@ def _spec_declared(said: Declared, context: Context, kind: Kind, generation: int
     else:
         if kind.namespace not in (None, context.key.namespace):
             raise InvalidManifestError(
-                f"a {kind.name} lives in namespace {kind.namespace!r}, "
-                f"not in {context.key.namespace!r}"
+                f"namespace {context.key.namespace!r}: not allowed for {kind.name}; use "
+                f"namespace {kind.namespace!r}"
             )
         labels = dict(manifest.metadata.labels)
         taken = Declaration("", _NO_POLICY, manifest.metadata.name, dict(manifest.spec), labels)
@@ -141,7 +142,7 @@ def _spec_declared(said: Declared, context: Context, kind: Kind, generation: int
     secrets = secrets_in(taken.fields) if has_secrets else ()
     references = tuple(kind.refers(fields, context.key.namespace))
     if any(each.target == str(context.key) for each in references):
-        raise InvalidManifestError("spec refers to the resource itself")
+        raise InvalidManifestError("spec: references the resource itself; remove the reference")
     return SpecDeclared(
         generation=generation,
         api_version=manifest.api_version,
@@ -168,8 +169,8 @@ def _check_external_name(taken: Declaration, kind: Kind, context: Context) -> No
     prefix = config.owner_prefix or ""
     if not taken.external_name.startswith(prefix):
         raise InvalidManifestError(
-            f"name {taken.external_name!r}: in {taken.provider_config!r} names say whose an object "
-            f"is, so it must begin with {prefix!r}"
+            f"name {taken.external_name!r}: must start with {prefix!r}, because ProviderConfig "
+            f"{taken.provider_config!r} determines ownership by name"
         )
 
 
@@ -180,14 +181,14 @@ def _check_provider(taken: Declaration, context: Context) -> None:
         return
     if provider not in known:
         raise InvalidManifestError(
-            f"spec.provider: no kind of provider {provider!r} is registered here, only of "
-            f"{', '.join(known)}: {context.missing_hint(context.now)}"
+            f"spec.provider: no kind of provider {provider!r} is registered (known providers: "
+            f"{', '.join(known)}); {context.missing_hint(context.now)}"
         )
     for kind in taken.fields.get("kinds") or ():
         if kind not in known[provider]:
             raise InvalidManifestError(
-                f"spec.kinds: {kind!r} is no kind of provider {provider!r}, "
-                f"whose kinds are {', '.join(known[provider])}"
+                f"spec.kinds: {kind!r} is not a kind of provider {provider!r}; use one of "
+                f"{', '.join(known[provider])}"
             )
 
 
@@ -199,8 +200,8 @@ def _moved(state: ResourceState, event: SpecDeclared) -> str | None:
     if (spec.provider_config, spec.external_name) == (event.provider_config, event.external_name):
         return None
     return (
-        f"the resource lives as {spec.external_name!r} in {spec.provider_config!r}: "
-        "withdraw it there before it moves"
+        f"the resource has the object {spec.external_name!r} in {spec.provider_config!r}; "
+        "withdraw it before you change its external name or ProviderConfig"
     )
 
 
@@ -212,7 +213,9 @@ def _redefined(context: Context, state: ResourceState, event: SpecDeclared) -> s
     for name in ("over", "provider", "namePrefix", "rest.name", "rest.uid", "rest.marks"):
         before, after = (value_at(name, fields, {}) for fields in (spec.fields, event.fields))
         if before != after:
-            return f"spec.{name} was {before!r} and stays so: define a kind of another name"
+            return (
+                f"spec.{name}: cannot be changed from {before!r}; define a kind with another name"
+            )
     return None
 
 
@@ -221,6 +224,9 @@ def _circle(event: SpecDeclared, state: ResourceState, context: Context) -> str:
     targets = [each.target for each in event.references]
     back = next((target for target in targets if target in state.holds.references), None)
     if back is not None:
-        return f"{back} refers to it already: each would wait for the other"
+        return (
+            f"{back} already references this resource, so each would wait for the other; remove "
+            "one of the references"
+        )
     way = circle(str(context.key), targets, lambda name: context.refers.get(name, ()))
-    return f"each would wait for the next: {' → '.join(way)}: leave one out" if way else ""
+    return f"the references form a cycle, {' → '.join(way)}; remove one of them" if way else ""

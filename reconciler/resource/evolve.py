@@ -88,8 +88,8 @@ SETTLED: frozenset[OutcomeName] = frozenset(
 )
 """Outcomes after which a generation is not superseded by the next, but followed by it."""
 
-LABEL_KEPT = ActionError("Permanent", "it took the write, and kept the label")
-NOT_DONE = ActionError("Transient", "a look shows nothing of it: it is called again")
+LABEL_KEPT = ActionError("Permanent", "the API accepted the write but kept the label")
+NOT_DONE = ActionError("Transient", "a read shows that the call had no effect; it is repeated")
 
 _NO_WAITS = Waits()
 

@@ -65,7 +65,7 @@ def waiting_in_fight(state: ResourceState, context: Context) -> Settled | None:
     if not fought:
         return None
     told = "; ".join(_told(each) for each in fought)
-    return Settled("Degraded", FIGHT, f"{told}: the next repair waits longer each time")
+    return Settled("Degraded", FIGHT, f"{told}; each repair waits longer than the one before")
 
 
 def _fought(state: ResourceState, context: Context) -> list[FightState]:
@@ -79,8 +79,8 @@ def _fought(state: ResourceState, context: Context) -> list[FightState]:
 def _told(fight: FightState) -> str:
     since = f"{fight.since:%Y-%m-%dT%H:%M:%SZ}"
     if fight.path == MISSING:
-        return f"somebody deletes it again and again, {fight.times} times since {since}"
+        return f"another client deleted the object {fight.times} times since {since}"
     return (
-        f"somebody else overwrites {fight.path}, {fight.times} times since {since}"
-        " (policy.ignoreFields leaves it to them)"
+        f"another client overwrote {fight.path} {fight.times} times since {since} (to accept "
+        "its values, use policy.ignoreFields)"
     )

@@ -59,15 +59,22 @@ def request_finalizer(said: FinalizerRequested, command: Command, state: Resourc
     except InvalidNameError as error:
         return refused(state, command, "Invalid", str(error))
     if not state.desired.is_declared:
-        undeclared = "a finalizer can be put on a declared resource only"
+        undeclared = "the resource is not declared; a finalizer requires a declared resource"
         return refused(state, command, "NotDeclared", undeclared)
     holder = _holder(said.finalizer, state)
     if holder == command.actor:
         return accepted(state, command, reason="Unchanged")
     if holder is not None:
-        return refused(state, command, "HeldByAnother", f"{said.finalizer!r} is of {holder}")
+        return refused(
+            state,
+            command,
+            "HeldByAnother",
+            f"finalizer {said.finalizer!r} belongs to {holder}; use another name",
+        )
     if len(state.holds.finalizers) >= MAX_FINALIZERS:
-        too_many = f"a resource has at most {MAX_FINALIZERS} finalizers"
+        too_many = (
+            f"the resource already has {MAX_FINALIZERS} finalizers, the maximum; remove one first"
+        )
         return refused(state, command, "TooMany", too_many)
     return accepted(state, command, FinalizerAdded(said.finalizer, command.actor))
 
@@ -78,7 +85,7 @@ def release_finalizer(said: FinalizerReleased, command: Command, state: Resource
     if holder is None:
         return accepted(state, command, reason="Unchanged")
     if not _may_take_off(holder, command.actor) and not said.force:
-        by_force = f"{said.finalizer!r} is of {holder}: force takes it off"
+        by_force = f"finalizer {said.finalizer!r} belongs to {holder}; use force to remove it"
         return refused(state, command, "HeldByAnother", by_force)
     is_forced = said.force and not _may_take_off(holder, command.actor)
     return accepted(state, command, FinalizerRemoved(said.finalizer, is_forced, said.reason))
@@ -96,9 +103,11 @@ def _holder(finalizer: str, state: ResourceState) -> str | None:
 def force_release(said: ForcedRelease, command: Command, state: ResourceState) -> Facts:
     """Take off all that keeps a withdrawn resource."""
     if not said.reason.strip():
-        return refused(state, command, "Invalid", "a forced release needs a reason: it is kept")
+        return refused(
+            state, command, "Invalid", "a forced release requires a reason; the log records it"
+        )
     if state.desired.is_declared:
-        declared = "only a withdrawn resource is released: withdraw it first"
+        declared = "the resource is still declared; withdraw it before you release it"
         return refused(state, command, "StillDeclared", declared)
     holds = state.holds
     if not (state.owned or state.actions.in_flight or holds.finalizers or holds.references):
@@ -114,7 +123,12 @@ def request_look(
 ) -> Facts:
     """Let a resource be looked at now, and wait for nothing."""
     if not (state.desired.is_declared or state.owned or state.actions.in_flight):
-        return refused(state, command, "NotDeclared", "nothing is declared here, and nothing ours")
+        return refused(
+            state,
+            command,
+            "NotDeclared",
+            "the resource is not declared and owns no object; there is nothing to reconcile",
+        )
     reads = context.kind is not None and context.kind.is_external
     return accepted(state, command, LookAsked(reads, said.reason))
 
@@ -128,12 +142,16 @@ def approve(said: Approved, command: Command, state: ResourceState) -> Facts:
     if outcome is not None and outcome.generation != state.desired.generation:
         hold = ""  # something newer is declared, which nobody has looked at
     if hold != said.hold or hold not in APPROVABLE:
-        otherwise = f"it is not held by {said.hold!r}{_but(state)}"
+        otherwise = f"the resource is not held by {said.hold!r}{_but(state)}"
         return refused(state, command, "NotHeld", otherwise)
     if said.decision == "Abandon" and hold != UNKNOWN_RESULT:
-        return refused(state, command, "Invalid", f"Abandon decides about {UNKNOWN_RESULT} only")
+        return refused(
+            state, command, "Invalid", f"decision Abandon: allowed only for hold {UNKNOWN_RESULT}"
+        )
     if said.decision == "Reject":
-        return refused(state, command, "Invalid", f"Reject decides about {APPROVAL} only")
+        return refused(
+            state, command, "Invalid", f"decision Reject: allowed only for hold {APPROVAL}"
+        )
     if state.holds.approved == hold:
         return accepted(state, command, reason="Unchanged")
     return accepted(state, command, HoldApproved(hold, said.decision, said.reason))
@@ -142,10 +160,10 @@ def approve(said: Approved, command: Command, state: ResourceState) -> Facts:
 def _but(state: ResourceState) -> str:
     """Describe how it stands, for those who thought that it stood otherwise."""
     if state.outcome is None:
-        return ": nothing is known of it" if state.version == 0 else ""
+        return "; the log has no events of it" if state.version == 0 else ""
     if state.outcome.outcome == "Held":
         return f" but by {state.outcome.reason!r}"
-    return f": it is {state.outcome.outcome}"
+    return f"; its outcome is {state.outcome.outcome}"
 
 
 def add_reference(said: Referenced, state: ResourceState) -> Facts:

@@ -23,7 +23,7 @@ def resolve(spec: Spec, state: ResourceState, context: Context) -> Step | None:
             return waiting
     for secret in spec.secrets:
         if not desired.secrets.get(secret):
-            missing = f"waits for secret {secret}: it is not there, or nobody has looked yet"
+            missing = f"waits for secret {secret}: it does not exist, or no role has read it yet"
             return Settled("Waiting", "SecretMissing", missing)
     fields = filled(spec.fields, context.key.namespace, desired.targets, desired.secrets)
     if desired.resolved is not None and _is_outdated(kind, desired):
@@ -31,8 +31,12 @@ def resolve(spec: Spec, state: ResourceState, context: Context) -> Step | None:
     try:
         fields = kind.object_fields(kind.checked_fields(fields))
     except InvalidManifestError as error:
-        by = "the definition of its kind" if kind.definition else "the values of its references"
-        return Settled("Failed", "InvalidInput", f"with {by}: {error}")
+        by = (
+            "the current definition of its kind"
+            if kind.definition
+            else "the current values of its references"
+        )
+        return Settled("Failed", "InvalidInput", f"the spec is invalid with {by}: {error}")
     digest = "" if kind.definition is None else kind.definition.digest
     if (fields, digest) == (desired.resolved, desired.resolved_by):
         return None
@@ -100,11 +104,13 @@ def _waiting_for(reference: Reference, desired: Desired) -> Settled | None:
     """Name what a resource waits for; once it had all of its values, a pause of theirs is none."""
     name, target = reference.target, desired.targets.get(reference.target)
     if target is None:
-        return Settled("Waiting", "ReferenceUnknown", f"waits for {name}: nobody has looked yet")
+        return Settled(
+            "Waiting", "ReferenceUnknown", f"waits for {name}: its state was not read yet"
+        )
     if target.circle:
         circle = " → ".join(target.circle)
-        remedy = "withdraw one of them, or take a reference away"
-        return Settled("Waiting", "Circle", f"they wait for each other: {circle}: {remedy}")
+        remedy = "withdraw one of the resources, or remove a reference"
+        return Settled("Waiting", "Circle", f"the references form a cycle, {circle}; {remedy}")
     if not target.declared:
         return Settled("Waiting", "ReferenceMissing", f"waits for {name}: it is not declared")
     missing = ", ".join(each for each in reference.fields if target.values.get(each) is None)

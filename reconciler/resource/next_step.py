@@ -86,9 +86,16 @@ def next_step(  # noqa: C901, PLR0911, PLR0912 - the ladder: one guard a step
     if not desired.is_declared and state.observed.object is None and state.owned is None:
         return _nothing_left(state)  # whether its API is known does not matter any more
     if kind is None:
-        return Settled("Held", "UnknownKind", f"kind {context.key.kind!r} is not registered here")
+        return Settled(
+            "Held",
+            "UnknownKind",
+            (
+                f"kind {context.key.kind!r} is not registered; install its package, or declare its "
+                "KindDefinition"
+            ),
+        )
     if config is None:
-        missing = f"ProviderConfig {state.provider_config!r} is not declared: declare it"
+        missing = f"ProviderConfig {state.provider_config!r} is not declared; declare it"
         return Settled("Held", "ProviderConfigMissing", missing)
     if config.provider != kind.provider:
         return _wrong_provider(state.provider_config, config, kind, state)
@@ -108,7 +115,10 @@ def next_step(  # noqa: C901, PLR0911, PLR0912 - the ladder: one guard a step
     elif is_waiting:
         failure = state.waits.failure
         if failure is None and state.due is not None and state.due.is_written:
-            late = f"it was written again, and is due since {state.due.due:%Y-%m-%dT%H:%M:%SZ}"
+            late = (
+                "the object was written again, but its renewal is still due since "
+                f"{state.due.due:%Y-%m-%dT%H:%M:%SZ}"
+            )
             return Settled("Degraded", "StillDue", late)
         reason, why = ("Waiting", "") if failure is None else (failure.error_class, failure.message)
         return Settled("Degraded", reason, why)
@@ -152,7 +162,11 @@ def _unknown_provider(state: ResourceState, context: Context) -> Settled | None:
     provider = spec.fields.get("provider")
     if provider in context.providers:
         return None
-    return Settled("Held", "UnknownProvider", f"no kind of provider {provider!r} is installed here")
+    return Settled(
+        "Held",
+        "UnknownProvider",
+        f"no kind of provider {provider!r} is installed where the roles run; install its package",
+    )
 
 
 def _nothing_left(state: ResourceState) -> Settled:
@@ -166,7 +180,7 @@ def _nothing_left(state: ResourceState) -> Settled:
     if last.outcome == "Deleted":
         return Settled("Deleted", last.reason, last.message)
     if taken_by:
-        return Settled("Deleted", "Gone", f"{taken_by} had it")
+        return Settled("Deleted", "Gone", f"{taken_by} owned the object")
     return Settled("Deleted", "GoneByOthers")
 
 
@@ -184,14 +198,14 @@ def _wrong_provider(
     """Hold what no worker can call in the API that its configuration names: no retry mends that."""
     remedy = f"declare {name!r} with provider {kind.provider!r}"
     if state.owned is not None or state.actions.in_flight is not None:
-        remedy += "; until then what was made there stays as it is"
+        remedy += "; existing objects stay unchanged until then"
     elif state.desired.is_declared:
-        remedy += ", or name another one in spec.providerConfigRef"
+        remedy += ", or reference another one in spec.providerConfigRef"
     return Settled(
         "Held",
         "WrongProvider",
-        f"ProviderConfig {name!r} is of provider {config.provider!r}, but {kind.name} needs "
-        f"{kind.provider!r}: {remedy}",
+        f"ProviderConfig {name!r} has provider {config.provider!r}, but {kind.name} requires "
+        f"{kind.provider!r}; {remedy}",
     )
 
 
@@ -213,14 +227,18 @@ def _known_again(state: ResourceState) -> OwnershipClaimed | None:
 def _doubted(losses: LossCount, state: ResourceState) -> Settled:
     """Too many of our objects are missing at once: nothing is done before people are asked."""
     config = state.provider_config
-    what = f"{losses.missing} of our {losses.owned} objects in {config!r} are missing"
+    what = f"{losses.missing} of {losses.owned} owned objects in {config!r} are missing"
     if state.holds.approved == LOSS_GUARD:
-        return Settled("Held", LOSS_GUARD, f"{what}: approved, the next listing is believed")
+        return Settled(
+            "Held",
+            LOSS_GUARD,
+            f"{what}; the loss is approved and takes effect with the next listing",
+        )
     return Settled(
         "Held",
         LOSS_GUARD,
-        f"{what} from one listing: is it another API, or an empty one? Approve it to have them "
-        "made again",
+        f"{what} from one listing; check that the ProviderConfig points to the right API, or "
+        "approve the loss to recreate them",
     )
 
 
@@ -232,7 +250,7 @@ def _keep_present(
 ) -> Step:
     seen, mode = state.observed.object, spec.policy.mode
     if seen is None and state.owned is not None:
-        return Settled("Degraded", LOOKING, "it is ours, and is looked at soon")
+        return Settled("Degraded", LOOKING, "the object is owned and will be read soon")
     if seen is None:
         return _make(spec, state, context, config)
     unclear = _whose(spec.policy, seen, state, context, config)
@@ -246,7 +264,7 @@ def _keep_present(
     if state.desired.refused_generation == state.desired.generation:
         return _refused(state)
     if api_keeps_its_own(state, context):
-        keeps = "the API took the write, but keeps " + _described(found)
+        keeps = "the API accepted the write but keeps " + _described(found)
         return Settled("Degraded", "NotAccepted", keeps)
     waiting = wait_after_conflicts(state, context, config) or wait_in_fight(state, context, config)
     if waiting is not None:
@@ -262,9 +280,9 @@ def _keep_present(
 def _make(spec: Spec, state: ResourceState, context: Context, config: ProviderConfigSpec) -> Step:
     mode = spec.policy.mode
     if mode == "ObserveOnly":
-        return Settled("Drifted", mode, "it does not exist; would create it")
+        return Settled("Drifted", mode, "the object does not exist; would create it")
     if mode == "CreateOnly" and state.actions.has_created:
-        return Settled("Drifted", mode, "it is gone; would create it again")
+        return Settled("Drifted", mode, "the object is missing; would recreate it")
     if state.desired.refused_generation == state.desired.generation:
         return _refused(state)
     labels = labels_of(state, context)
@@ -290,7 +308,7 @@ def _as_declared(
         ready = noted
     is_fixed = LABELS in kind.immutable  # one that was adopted cannot get it
     if state.owned is not None and is_expected and not is_fixed and OWNER_LABEL not in seen.labels:
-        stripped = "the log says that it is ours, its label is gone"
+        stripped = "the log records ownership of the object, but the object lost its owner label"
         return Settled("Disputed", "LabelMissing", stripped, ready=ready)
     if state.retiring is not None and ready.is_ready and spec.policy.mode == "Present":
         return retirement(state, context, config)
@@ -336,29 +354,33 @@ def _take_over(
     """An object of that name is there, and the log does not say that it is ours."""
     taken_by = state.observed.taken_by
     if taken_by:
-        return Settled("Conflict", "OwnedByAnother", f"{taken_by} has it: name another one")
+        return Settled(
+            "Conflict", "OwnedByAnother", f"{taken_by} has this object; use another external name"
+        )
     said = replace(evidence(seen, state, context, config), referenced=False)
     judged = verdict(said, config.ownership)
     is_old = state.observed.position < state.desired.position
     may_be_ours = judged.claim is not None or policy.adoption == "Adopt"
     if may_be_ours and is_old and not context.capabilities.conditional_writes:
         # Others may have written to it since, and nothing would keep us from undoing that.
-        return Settled("Degraded", LOOKING, "it is taken over when the next look has shown it")
+        return Settled("Degraded", LOOKING, "the object is adopted after the next read")
     if judged.claim is not None:
         return _claimed(seen, judged.claim, state)
     if policy.adoption != "Adopt":
         held = _held_in_doubt(seen, said, state, context)
         if held is not None:
             return held
-        whose = "was let go when it was ours" if state.observed.was_let_go else "is not ours"
+        whose = (
+            "was released earlier" if state.observed.was_let_go else "is not owned by this resource"
+        )
         return Settled(
             "Conflict",
             "AlreadyExists",
-            f"{seen.name!r} exists and {whose}: declare it with policy.adoption Adopt, "
-            "or under another name",
+            f"{seen.name!r} exists and {whose}; declare it with policy.adoption Adopt, or use "
+            "another name",
         )
     if said.label == "another's":
-        label = f"its owner label is {seen.labels[OWNER_LABEL]!r}"
+        label = f"the owner label of the object is {seen.labels[OWNER_LABEL]!r}"
         return Settled("Conflict", "OwnedByAnother", label)
     return OwnershipClaimed(seen.name, seen.uid, "Adopted", state.observed.provider_config)
 
@@ -377,7 +399,7 @@ def _keep_away(state: ResourceState, context: Context, config: ProviderConfigSpe
 def _refused(state: ResourceState) -> Settled:
     failure = state.waits.failure
     message = "" if failure is None else failure.message
-    return Settled("Failed", "Permanent", message or "the API refused this generation")
+    return Settled("Failed", "Permanent", message or "the API rejected this generation")
 
 
 def _described(found: tuple[FieldDifference, ...]) -> str:
@@ -395,7 +417,11 @@ def _let_go(state: ResourceState, context: Context, config: ProviderConfigSpec) 
         return _not_ours(state, context, config)
     kept_for = keepers(holds.references, "Keep")
     if kept_for and not holds.release_forced:
-        return Settled("Held", "Referenced", f"kept for {', '.join(kept_for)}")
+        return Settled(
+            "Held",
+            "Referenced",
+            f"kept because it is referenced by {', '.join(kept_for)}",
+        )
     waiting = _waiting_for_finalizers(state)
     if waiting is not None:
         return waiting
@@ -453,8 +479,8 @@ def _unlabel(
 def _waiting_for_finalizers(state: ResourceState) -> Settled | None:
     if not state.holds.finalizers:
         return None
-    holders = ", ".join(f"{each.name} (of {each.holder})" for each in state.holds.finalizers)
-    return Settled("Held", "Finalizers", f"waits until these are taken off: {holders}")
+    holders = ", ".join(f"{each.name} (held by {each.holder})" for each in state.holds.finalizers)
+    return Settled("Held", "Finalizers", f"waits for the removal of these finalizers: {holders}")
 
 
 def _not_ours(state: ResourceState, context: Context, config: ProviderConfigSpec) -> Step:
@@ -465,7 +491,7 @@ def _not_ours(state: ResourceState, context: Context, config: ProviderConfigSpec
     if seen.was_let_go:
         return _orphaned(found, state, context)
     if seen.taken_by:  # that one knows what shall become of it
-        return _never_ours(state) or Settled("Unowned", "Taken", f"{seen.taken_by} has it")
+        return _never_ours(state) or Settled("Unowned", "Taken", f"{seen.taken_by} has this object")
     said = evidence(found, state, context, config)
     judged = verdict(said, config.ownership)
     if judged.claim in ("Returned", "Found"):
@@ -474,17 +500,17 @@ def _not_ours(state: ResourceState, context: Context, config: ProviderConfigSpec
         return _guarded(config.deletion_guard, state) or _claimed(found, judged.claim, state)
     if judged.owner == "disputed":
         return _disputed(judged, found)
-    left_alone = "nobody declared it here: left alone"
+    left_alone = "no manifest declares the object; Reconciler leaves it unchanged"
     held = _held_in_doubt(found, said, state, context)
     return held or _never_ours(state) or Settled("Unowned", judged.reason, left_alone)
 
 
 def _orphaned(found: ExternalObject, state: ResourceState, context: Context) -> Settled:
-    message = "the object stays in the API, and is not ours"
+    message = "the object stays in the API, and Reconciler no longer manages it"
     if found.labels.get(OWNER_LABEL) == context.owner:
-        message += "; it still carries our owner label"
+        message += "; it still has its owner label"
         if state.waits.failure is not None and is_refused(state):
-            message += f", which the API does not let us take off: {state.waits.failure.message}"
+            message += f", because the API rejected its removal: {state.waits.failure.message}"
     return Settled("Released", "Orphaned", message)
 
 
@@ -493,7 +519,14 @@ def _never_ours(state: ResourceState) -> Settled | None:
     desired = state.desired
     was_said = state.outcome is not None and state.outcome.reason == "NotOurs"
     if desired.generation and (desired.settled_generation != desired.generation or was_said):
-        return Settled("Deleted", "NotOurs", "an object of that name is not ours: left alone")
+        return Settled(
+            "Deleted",
+            "NotOurs",
+            (
+                "the object with that name is not owned by this resource; Reconciler leaves it "
+                "unchanged"
+            ),
+        )
     return None
 
 
@@ -502,18 +535,18 @@ def _guarded(guard: DeletionGuard, state: ResourceState) -> Settled | None:
     strays, total = state.observed.strays or 0, state.observed.total or 0
     if strays > 0 and guard.allows(strays, total):
         return None
-    what = f"{strays} of {total} objects of the scope are undeclared, and would be deleted"
+    what = f"{strays} of {total} objects in the scope are undeclared and would be deleted"
     if state.holds.approved == DELETION_GUARD:
         # Somebody may have declared it since it was seen: only a later listing shows that.
         if state.observed.position >= state.holds.approved_position:
             return None
-        later = f"{what}: approved, with the next listing this one goes"
+        later = f"{what}; the deletion is approved and happens after the next listing"
         return Settled("Held", DELETION_GUARD, later)
     return Settled(
         "Held",
         DELETION_GUARD,
-        f"{what}; the guard lets {guard.max_count} or {guard.max_percent} % go at a time: "
-        "approve it, or declare it",
+        f"{what}, more than deletionGuard allows ({guard.max_count} objects, "
+        f"{guard.max_percent} %); approve the deletion, or declare the object",
     )
 
 
@@ -553,7 +586,10 @@ def _disputed(judged: Verdict, found: ExternalObject) -> Settled:
     """Report that the witnesses disagree, and that the object is left alone."""
     message = judged.message
     if judged.reason == "OwnedByAnother":
-        message = f"its owner label is {found.labels[OWNER_LABEL]!r}: it is left alone"
+        message = (
+            f"the owner label of the object is {found.labels[OWNER_LABEL]!r}; Reconciler leaves it "
+            "unchanged"
+        )
     return Settled("Disputed", judged.reason, message)
 
 
@@ -561,7 +597,7 @@ def _remove(state: ResourceState, context: Context, config: ProviderConfigSpec) 
     """Delete what is ours, unless that is disputed, or a service is not finished with it."""
     seen = state.observed
     if seen.taken_by:
-        taken = f"{seen.taken_by} has it too: left alone"
+        taken = f"{seen.taken_by} also has this object; Reconciler leaves it unchanged"
         return Settled("Disputed", "OwnedByAnother", taken)
     if seen.object is not None:
         judged = verdict(evidence(seen.object, state, context, config), config.ownership)

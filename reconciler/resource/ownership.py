@@ -90,7 +90,11 @@ def verdict(said: Evidence, believed: Ownership) -> Verdict:
     if believed == "Prefix" and said.name:
         return _unless_referenced(said, "Prefix")
     if said.label == "ours":
-        return Verdict("disputed", "LabelSaysOurs", "its label says that it is ours, the log never")
+        return Verdict(
+            "disputed",
+            "LabelSaysOurs",
+            "the object has this log's owner label, but the log never recorded ownership",
+        )
     if said.exclusive:
         return _unless_referenced(said, "ExclusiveScope")
     return Verdict("foreign", "NotDeclared")
@@ -100,7 +104,11 @@ def _owned_by_the_log(said: Evidence, believed: Ownership) -> Verdict:
     if said.label == "another's":
         return Verdict("disputed", "OwnedByAnother")
     if believed == "Union" and said.name is False:
-        return Verdict("disputed", "NameSaysForeign", "the log says that it is ours, its name not")
+        return Verdict(
+            "disputed",
+            "NameSaysForeign",
+            "the log records ownership of the object, but its name lacks the owner prefix",
+        )
     return Verdict("owned", "Log")
 
 
@@ -123,14 +131,23 @@ def _all_but_the_log(said: Evidence) -> Verdict:
     if not ours:
         return Verdict("foreign", "NotDeclared")
     return Verdict(
-        "disputed", "LogSaysNever", f"its {' and '.join(ours)} say that it is ours, the log never"
+        "disputed",
+        "LogSaysNever",
+        (
+            f"the object is owned according to its {' and '.join(ours)}, but the log never "
+            "recorded ownership"
+        ),
     )
 
 
 def _unless_referenced(said: Evidence, claim: ClaimReason) -> Verdict:
     """What nobody declares, but somebody relies on, is not removed without asking."""
     if said.referenced:
-        return Verdict("disputed", "Referenced", "nobody declares it, but a ShapeRef refers to it")
+        return Verdict(
+            "disputed",
+            "Referenced",
+            "no manifest declares the object, but a ShapeRef references it",
+        )
     return Verdict("owned", claim, claim=claim)
 
 

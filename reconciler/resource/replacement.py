@@ -27,7 +27,9 @@ def replacement(spec: Spec, seen: ExternalObject, state: ResourceState, context:
     goes. Else the old one goes first; what is declared, and not there, is made anyway.
     """
     if state.observed.taken_by:
-        return Settled("Disputed", "OwnedByAnother", f"{state.observed.taken_by} has it too")
+        return Settled(
+            "Disputed", "OwnedByAnother", f"{state.observed.taken_by} also has this object"
+        )
     held = held_for_its_data(None, state, context)
     if held is not None:
         return held
@@ -63,7 +65,15 @@ def held_for_its_data(
     if seen is None or kind is None or state.holds.approved == DATA_LOSS:
         return None
     lost = kind.loses(fields, seen)
-    return Settled("Held", DATA_LOSS, f"{lost}: approve it, or declare otherwise") if lost else None
+    return (
+        Settled(
+            "Held",
+            DATA_LOSS,
+            f"the action would lose {lost}; approve the loss, or change the declaration",
+        )
+        if lost
+        else None
+    )
 
 
 def held_for_its_definition(state: ResourceState, config: ProviderConfigSpec) -> Settled | None:
@@ -77,9 +87,10 @@ def held_for_its_definition(state: ResourceState, config: ProviderConfigSpec) ->
     return Settled(
         "Held",
         DEFINITION_GUARD,
-        f"its kind is defined otherwise, which concerns {definition.affected} of"
-        f" {definition.total} resources and replaces this one's object; the guard lets"
-        f" {guard.max_count} or {guard.max_percent} % go: approve it, or define it otherwise",
+        f"the changed definition of its kind affects {definition.affected} of "
+        f"{definition.total} resources and would replace this object, more than deletionGuard "
+        f"allows ({guard.max_count} objects, {guard.max_percent} %); approve the replacement, "
+        "or change the definition",
     )
 
 
@@ -97,9 +108,9 @@ def held_for_its_parts(
     return Settled(
         "Held",
         PRUNE_GUARD,
-        f"{by}{': ' if by else ''}{removed} of its {total} resources would be withdrawn; the guard"
-        f" lets {guard.max_count} or {guard.max_percent} % go at a time: approve it, or take them"
-        " in again",
+        f"{by}{': ' if by else ''}{removed} of its {total} resources would be withdrawn, more "
+        f"than deletionGuard allows ({guard.max_count} resources, {guard.max_percent} %); "
+        "approve the withdrawal, or add their manifests again",
     )
 
 

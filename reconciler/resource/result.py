@@ -180,7 +180,7 @@ def _after_lookup(
         said.action_id,
         action.operation,
         said.attempt,
-        ActionError("Conflict", "a look after an unknown result shows another object"),
+        ActionError("Conflict", "a read after an unknown result found a different object"),
         said.object,
         purpose=action.purpose,
     )
@@ -196,10 +196,13 @@ def _after_lookup(
                 if flight.is_certain and isinstance(held, ActionHeld):
                     return ActionNotDone(said.action_id, action.operation, said.attempt)
                 return held
-            error = ActionError("Unknown", "a look cannot tell what was done: the key will")
+            error = ActionError(
+                "Unknown",
+                "a read cannot show whether the call took effect; a retry with the same key can",
+            )
             return replace(failed, error=error, object=None)
         case "Gone":
-            error = ActionError("NotFound", "a look after an unknown result shows none")
+            error = ActionError("NotFound", "a read after an unknown result found no object")
             return replace(failed, error=error, object=None)
         case "Another":
             return failed
@@ -294,18 +297,21 @@ def _question(found: ExternalObject | None, context: Context) -> str:
     """Describe what cannot be told, and what to do about it."""
     if found is None:
         return (
-            "whether it was done cannot be told: the API keeps no keys, and its objects carry "
-            "nothing of ours. Look, then approve with Proceed (it was not done); or withdraw the "
-            "resource and approve with Abandon (it was): what stays declared is made again"
+            "whether the call took effect is unknown: the API stores neither idempotency keys "
+            "nor owner labels. Check the API. If the call did not take effect, approve with "
+            "Proceed. If it did, withdraw the resource and approve with Abandon; a resource "
+            "that stays declared is created again"
         )
     if not context.capabilities.labels:
         return (
-            f"{found.name!r} (uid {found.uid}) may have been made by this action or by somebody "
-            "else: the API keeps no keys, and its objects carry nothing of ours. Look; if it is "
-            "ours, declare the resource with policy.adoption Adopt; then approve with Proceed"
+            f"{found.name!r} (uid {found.uid}) may have been created by this action or by "
+            "another client: the API stores neither idempotency keys nor owner labels. Check "
+            "the object. If it is yours, declare the resource with policy.adoption Adopt. Then "
+            "approve with Proceed"
         )
     return (
-        f"{found.name!r} (uid {found.uid}) may have been made by this action or by somebody else: "
-        "the API keeps no keys, and it carries no owner label. Look; if it is ours, give it the "
-        f"label {OWNER_LABEL}={context.owner}; then approve with Proceed"
+        f"{found.name!r} (uid {found.uid}) may have been created by this action or by another "
+        "client: the API stores no idempotency keys, and the object has no owner label. Check "
+        f"the object. If it is yours, add the label {OWNER_LABEL}={context.owner}. Then "
+        "approve with Proceed"
     )

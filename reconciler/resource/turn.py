@@ -65,7 +65,9 @@ class Context(msgspec.Struct, frozen=True):
     check_definition: Callable[[ResourceKey, Fields], None] = lambda _key, _fields: None
     # Raises the same, or `UnknownKindError`, for a resource that another is to be made of.
     check_part: Callable[[Manifest], None] = lambda _manifest: None
-    missing_hint: Callable[[datetime], str] = lambda _now: "install it where the roles run"
+    missing_hint: Callable[[datetime], str] = lambda _now: (
+        "install its package where the roles run, then restart the roles"
+    )
 
     @property
     def owner(self) -> str:
@@ -101,7 +103,7 @@ class Settled(msgspec.Struct, frozen=True, gc=False):
 NOTHING_TO_SAY = Settled("Deleted", "")
 """How a resource stands of which nobody wants to hear: it was never there."""
 
-PAUSED = Settled("Paused", "PausedByPolicy", "the declaration says so; nothing is done")
+PAUSED = Settled("Paused", "PausedByPolicy", "policy.paused is true; Reconciler takes no action")
 
 Step = ResourceEvent | Settled
 """The next event to record, or how the resource stands if there is none."""

@@ -134,7 +134,10 @@ class ApiGate:
         """Wait a little for that; raises ``TurnedAwayError`` if it takes longer."""
         if self._log is not None and not await self._log.until_certain(MAX_WAIT_SECONDS):
             raise TurnedAwayError(
-                "the bus was lost: nothing is called until the log is known to be the same",
+                (
+                    "the bus connection was lost: no API is called until the log is verified to be "
+                    "the same"
+                ),
                 retry_after_seconds=PROBE_PATIENCE_SECONDS,
             )
 
@@ -240,12 +243,12 @@ class ApiGate:
         now = self._clock()
         for member in self.members.values():
             if member.throttled_until > now:
-                why = f"API {member.name!r} wants no call before {_moment(member.shown_until)}"
+                why = f"API {member.name!r} accepts no call before {_moment(member.shown_until)}"
                 return TurnedAwayError(why, retry_after_seconds=wait, throttled=True)
         if self._own_throttle_until > now:  # the log has not said it yet, nor until when
-            why = f"API {config!r} wants no call for {self._own_throttle_until - now:.0f} s"
+            why = f"API {config!r} accepts no call for {self._own_throttle_until - now:.0f} s"
             return TurnedAwayError(why, retry_after_seconds=wait, throttled=True)
-        why = f"API {config!r} is left alone for a moment"
+        why = f"API {config!r} is not called for a moment after failures"
         return TurnedAwayError(why, retry_after_seconds=wait)
 
     def _beyond_rate(self, limiter: RateLimiter) -> TurnedAwayError | None:
@@ -257,7 +260,7 @@ class ApiGate:
         turn = max(self._turned_away_until, now + expected)
         self._turned_away_until = turn + limiter.interval
         return TurnedAwayError(
-            f"waits its turn: {limiter.per_second:g} requests a second are allowed",
+            f"waits for the rate limit of {limiter.per_second:g} requests per second",
             retry_after_seconds=turn - now,
             throttled=True,
         )
@@ -412,4 +415,4 @@ def _is_failure(error: ProviderError) -> bool:
 
 
 def _moment(at: datetime | None) -> str:
-    return "its probe is answered" if at is None else f"{at:%Y-%m-%dT%H:%M:%SZ}"
+    return "its probe succeeds" if at is None else f"{at:%Y-%m-%dT%H:%M:%SZ}"

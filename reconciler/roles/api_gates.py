@@ -148,7 +148,7 @@ class ApiGates:
                 if isinstance(error, NotStoredError):
                     places = list(reports.items())
                     reports = dict(places[each] for each in error.missing)
-                _logger.warning("how an API answers is reported again", error=str(error))
+                _logger.warning("reporting the health of an API failed; retrying", error=str(error))
                 self._reports = reports | self._reports
                 self._report_came.set()
                 await asyncio.sleep(_RETRY_SECONDS)
@@ -223,8 +223,10 @@ def _tell(name: str, event: LogEvent) -> None:
     """Tell the people who read this process's log."""
     match event.data:
         case ApiThrottled(until=until, message=why) | BreakerOpened(until=until, message=why):
-            _logger.warning("an API is left alone", config=name, until=f"{until:%FT%TZ}", why=why)
+            _logger.warning(
+                "calls to an API are suspended", config=name, until=f"{until:%FT%TZ}", why=why
+            )
         case BreakerClosed():
-            _logger.info("an API may be called again", config=name)
+            _logger.info("calls to an API resume", config=name)
         case _:
             pass

@@ -79,17 +79,17 @@ class ChangeFeed:
         except asyncio.CancelledError:
             if is_being_cancelled():
                 raise
-            return self._failed("the provider gave up a wait of its own", None)
+            return self._failed("the provider canceled its own call", None)
         except ProviderError as error:
             return self._failed(str(error), error.retry_after_seconds)
         except ConfigurationError as error:
             return self._failed(str(error), None)
         except Exception as error:
-            _logger.debug("a feed of changes failed", exc_info=True)
+            _logger.debug("a change feed failed", exc_info=True)
             return self._failed(f"{type(error).__name__}: {error}", None)
         if self._failures:
             self._failures = 0
-            _logger.info("a feed of changes answers again", **self._place())
+            _logger.info("a change feed works again", **self._place())
         # After news nothing is asked for so long: the listings that more news want may not be.
         return self._least_seconds() if is_news else 0.0
 
@@ -98,7 +98,8 @@ class ChangeFeed:
         provider = self._providers.get(self._config_name, self._kind)
         if not isinstance(provider, WatchingProvider):
             raise ConfigurationError(
-                f"kind {self._kind!r} declares watch, but its provider has no method `changes`"
+                f"kind {self._kind!r}: declares the capability watch, but its provider has no "
+                "method `changes`; implement it"
             )
         if provider is not self._followed:  # perhaps of another API, which has other marks
             self._followed, self._mark = provider, None
@@ -114,7 +115,7 @@ class ChangeFeed:
         """Tell people once, and return the back-off."""
         self._failures += 1
         if self._failures == 1:
-            _logger.warning("a feed of changes failed; listings go on", why=why, **self._place())
+            _logger.warning("a change feed failed; listings continue", why=why, **self._place())
         config = self._configurations.by_name.get(self._config_name)
         if config is None:
             return 0.0  # just withdrawn: this is about to end

@@ -27,7 +27,9 @@ class Configurations(SystemResources):
         try:
             self.by_name[name] = msgspec.convert(data.fields, ProviderConfigSpec)
         except msgspec.ValidationError as error:  # written by another release
-            _log.error("ProviderConfig cannot be used", name=name, error=str(error))
+            _log.error(
+                "invalid ProviderConfig; its resources are held", name=name, error=str(error)
+            )
             self.by_name.pop(name, None)
 
     def withdraw(self, name: str) -> None:

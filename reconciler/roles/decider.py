@@ -162,7 +162,9 @@ class Decider:
                     await self.handle(batch)
                     break
                 except Exception as error:  # noqa: BLE001 - such as the bus being away
-                    _logger.warning("a batch is decided again", why=str(error), size=len(batch))
+                    _logger.warning(
+                        "deciding a batch failed; retrying", why=str(error), size=len(batch)
+                    )
                     await asyncio.sleep(_RETRY_SECONDS)
             else:
                 await self._reader.retry_later(batch, _RETRY_SECONDS)
@@ -198,8 +200,8 @@ class Decider:
                 letters.append(unreadable(delivery, str(error)))
                 continue
             except Exception as error:  # one message must never hold up the others
-                _logger.exception("a message could not be read", position=delivery.position)
-                reason = f"it could not be read: {type(error).__name__}"
+                _logger.exception("reading a message failed", position=delivery.position)
+                reason = f"reading the message failed: {type(error).__name__}"
                 letters.append(unreadable(delivery, reason))
                 continue
             mine = work.get(key)
@@ -409,7 +411,10 @@ class Decider:
         for key, mine in work.items():
             base = kept.get(key)
             if base is None:
-                _logger.error("history cannot be folded", error=str(self._repository.broken[key]))
+                _logger.error(
+                    "a history is damaged; its resource is held",
+                    error=str(self._repository.broken[key]),
+                )
                 continue
             turn = self._take_turn(key, mine, base, now)
             if turn is not None:
@@ -428,8 +433,10 @@ class Decider:
                 return decide(base.state, commands, context)
             except Exception as error:  # a defect, of a kind or of ours: the others go on
                 if len(commands) == 1:
-                    _logger.exception("a resource cannot be decided", resource=str(key))
-                self._undecided[key] = f"deciding it failed: {type(error).__name__}: {error}"
+                    _logger.exception("deciding a resource failed", resource=str(key))
+                self._undecided[key] = (
+                    f"deciding the resource failed: {type(error).__name__}: {error}"
+                )
                 commands = commands[: len(commands) // 2]
         return None
 
@@ -465,7 +472,7 @@ class Decider:
                 held, behind = held.split()  # it fails for the first: the others are tried
             if behind.deliveries:
                 remaining[key] = behind
-            failed = self._undecided.pop(key, "deciding it failed")
+            failed = self._undecided.pop(key, "deciding the resource failed")
             why = self._why_held(key) if broken else failed
             for each in held.deliveries:
                 if each.delivered < _MAX_DELIVERIES:
@@ -485,7 +492,9 @@ class Decider:
         try:
             await tell_refused(self._sink, done, self._now())
         except Exception as error:  # noqa: BLE001 - such as the bus being away
-            _logger.warning("a refusal is told later", why=str(error), count=len(done))
+            _logger.warning(
+                "reporting a refusal failed; retrying later", why=str(error), count=len(done)
+            )
             # Without a slot it is not told: its letter or its count is there.
             finished = await self._postpone([each.delivery for each in done])
         else:
@@ -499,7 +508,7 @@ class Decider:
         A namespace has a share of a partition's slots to wait in. What is beyond it is counted,
         and then given up: a crash in between counts it twice, never not (ADR 0017).
         """
-        why = "there is no room for them"
+        why = "the stream of dead letters has no room"
         try:
             waiting = await self._sink.store_dead_letters(letters)
         except Exception as error:  # noqa: BLE001 - such as the bus being away
@@ -516,7 +525,12 @@ class Decider:
             await self._postpone(left, always=beyond)
             beyond = set[int]()
         held = {each.delivery.position for each in waiting} - beyond
-        _logger.error("dead letters are held back", why=why, count=len(held), given_up=len(beyond))
+        _logger.error(
+            "storing dead letters failed; retrying later",
+            why=why,
+            count=len(held),
+            given_up=len(beyond),
+        )
         return held
 
     async def _postpone(
@@ -539,10 +553,10 @@ class Decider:
     def _why_held(self, key: ResourceKey) -> str:
         damage = self._repository.broken.get(key)
         if damage is None:
-            return "deciding it failed: see the logs of the decider"
+            return "deciding the resource failed; see the logs of the decider"
         return (
-            f"the resource is held, its log is damaged: {damage}; "
-            "restore the log, then send the message again"
+            f"the resource is held because its log is damaged: {damage}; restore the log, then "
+            "send the message again"
         )
 
     # --- telling and acknowledging

@@ -55,7 +55,7 @@ class Definitions(SystemResources):
         try:
             self._kinds.define(self._built(name, data.fields, data.generation))
         except InvalidManifestError as error:  # its installed kind may be missing here
-            _log.error("a KindDefinition cannot be used", name=name, error=str(error))
+            _log.error("invalid KindDefinition", name=name, error=str(error))
             self.withdraw(name)
 
     def withdraw(self, name: str) -> None:

@@ -70,7 +70,9 @@ class ForeignListings:
                 except (ListingRefusedError, ConfigurationError, ProviderError) as error:
                     await self._refuse(delivery, str(error))
                 except Exception as error:
-                    _logger.debug("a listing failed", subject=delivery.subject, exc_info=True)
+                    _logger.debug(
+                        "processing a listing failed", subject=delivery.subject, exc_info=True
+                    )
                     await self._refuse(delivery, f"{type(error).__name__}: {error}")
 
     async def _take(self, delivery: ListingDelivery) -> None:
@@ -87,18 +89,20 @@ class ForeignListings:
         elif isinstance(part, ListingCompleted):
             await self._complete(subject, part)
         else:
-            raise ListingRefusedError("a part of it could not be read")
+            raise ListingRefusedError("the listing has an unreadable part; publish a new listing")
 
     def _begin(self, subject: str, part: ListingBegan, delivery: ListingDelivery) -> None:
         tokens = subject.split(".")
         if len(tokens) != _SUBJECT_TOKENS or tokens[1:3] != [part.provider_config, part.kind]:
             raise ListingRefusedError(
-                f"it says {part.provider_config}.{part.kind} on {subject}: "
-                "publish on listing.<provider config>.<kind>.<id>"
+                f"the listing is of {part.provider_config}.{part.kind}, but its subject is "
+                f"{subject}; publish on listing.<provider config>.<kind>.<id>"
             )
         config = self._configurations.by_name.get(part.provider_config)
         if config is None:
-            raise ListingRefusedError(f"ProviderConfig {part.provider_config!r} is not declared")
+            raise ListingRefusedError(
+                f"ProviderConfig {part.provider_config!r} is not declared; declare it"
+            )
         check_scope(part, config)
         capabilities = self._providers.capabilities(part.kind)
         listing = ListingAssembler(
@@ -111,7 +115,10 @@ class ForeignListings:
     def _assembler(self, subject: str) -> ListingAssembler:
         opened = self._open.get(subject)
         if opened is None:
-            raise ListingRefusedError("its beginning did not come, or it was dropped before")
+            raise ListingRefusedError(
+                "the start of the listing is missing, or the listing was dropped earlier; publish "
+                "a new listing"
+            )
         return opened.listing
 
     async def _complete(self, subject: str, part: ListingCompleted) -> None:
@@ -127,9 +134,14 @@ class ForeignListings:
         oldest = self._clock() - ABANDONED_SECONDS
         for opened in list(self._open.values()):
             if opened.since < oldest:
-                await self._refuse(opened.beginning, "it was not completed in time")
+                await self._refuse(
+                    opened.beginning, "the listing was not completed in time; publish a new one"
+                )
             elif len(self._open) >= _MAX_OPEN:
-                await self._refuse(opened.beginning, f"{_MAX_OPEN} others are open")
+                await self._refuse(
+                    opened.beginning,
+                    f"the listing was dropped, because {_MAX_OPEN} newer listings are open",
+                )
 
     async def _refuse(self, delivery: ListingDelivery, reason: str) -> None:
         subject = delivery.subject
@@ -137,7 +149,7 @@ class ForeignListings:
         self._refused[subject] = None
         while len(self._refused) > _MAX_REMEMBERED:
             del self._refused[next(iter(self._refused))]
-        _logger.warning("listing refused", subject=subject, reason=reason)
+        _logger.warning("rejected a listing", subject=subject, reason=reason)
         letter = IntakeDelivery(
             position=delivery.position,
             subject=subject,
@@ -149,6 +161,8 @@ class ForeignListings:
         )
         try:
             if await self._sink.store_dead_letters([DeadLetter("listing", reason, letter)]):
-                _logger.warning("there is no room for a dead letter", subject=subject)
+                _logger.warning(
+                    "the stream of dead letters has no room; dropped a dead letter", subject=subject
+                )
         except Exception as error:  # noqa: BLE001 - its observer sends the next one
-            _logger.warning("a dead letter was not stored", subject=subject, error=str(error))
+            _logger.warning("storing a dead letter failed", subject=subject, error=str(error))

@@ -199,7 +199,7 @@ class Foresight:
             if not work:
                 return
             await self._decide(work)
-        raise EndlessForesightError(f"no end after {MAX_ROUNDS} rounds")
+        raise EndlessForesightError(f"the plan did not settle after {MAX_ROUNDS} rounds")
 
     async def _decide(
         self, work: Mapping[ResourceKey, Sequence[IntakeData]], *, declaring: bool = False
@@ -228,7 +228,9 @@ class Foresight:
                 seen_at = None if row is None else row.seen_at
                 self.found[key] = ForeseenResource(key, kept[key], kept[key].state, seen_at=seen_at)
             else:
-                self.unread[key] = str(self._repository.broken.get(key, "it cannot be read"))
+                self.unread[key] = str(
+                    self._repository.broken.get(key, "its history is unreadable")
+                )
         await self._read_contents([self.found[key] for key in new if key in kept])
         targets = {
             each

@@ -58,7 +58,9 @@ class ListingAssembler:
         began = self.began
         for each in objects:
             if not is_within(began.prefix, began.labels, each.name, each.labels):
-                raise ListingRefusedError(f"{each.name!r} is not of its scope")
+                raise ListingRefusedError(
+                    f"the object {each.name!r} is outside the scope of the listing"
+                )
             self._objects[self.place(each.name, each.uid)] = each
 
     def place(self, name: str, uid: str | None) -> str:
@@ -76,8 +78,8 @@ class ListingAssembler:
         """
         if count != len(self._objects):
             raise ListingRefusedError(
-                f"{len(self._objects)} objects came, but {count} were sent: "
-                "nothing is concluded from it"
+                f"the listing has {len(self._objects)} objects, but its end announces {count}; "
+                "it is ignored"
             )
         return self._objects
 
@@ -87,8 +89,9 @@ def check_scope(began: ListingBegan, config: ProviderConfigSpec) -> None:
     scope = config.scope
     if began.prefix != scope.prefix or began.labels != scope.labels:
         raise ListingRefusedError(
-            f"it is of scope prefix={began.prefix!r} labels={began.labels!r}, "
-            f"but the configuration's is prefix={scope.prefix!r} labels={scope.labels!r}"
+            f"the listing has the scope prefix={began.prefix!r} labels={began.labels!r}, but "
+            f"the ProviderConfig has prefix={scope.prefix!r} labels={scope.labels!r}; list the "
+            "whole scope"
         )
 
 

@@ -136,11 +136,11 @@ class ObjectReads:
             with gate.calls(name, is_probe=is_probe):
                 seen = await provider.read(row.external_name, row.uid)
         except (ProviderError, ConfigurationError) as error:
-            _logger.info("an object was not read", resource=str(row.key), why=str(error))
+            _logger.info("reading an object failed", resource=str(row.key), why=str(error))
             return 0
         except Exception as error:  # noqa: BLE001 - a defect of one kind must not end the role
             what = f"{type(error).__name__}: {error}"
-            _logger.warning("an object was not read", resource=str(row.key), why=what)
+            _logger.warning("reading an object failed", resource=str(row.key), why=what)
             return 0
         shown = "" if seen is None else digest(seen)
         is_news = shown != row.observed_digest or row.doubted or row.reason == LOOKING

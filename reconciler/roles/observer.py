@@ -194,7 +194,7 @@ class Observer:
         try:
             await self.list_once(config_name, kind)
         except TurnedAwayError as error:
-            _logger.info("not listed", config=config_name, kind=kind, why=error.message)
+            _logger.info("listing postponed", config=config_name, kind=kind, why=error.message)
             wait = (error.retry_after_seconds or 0.0) / (1 - JITTER)  # not earlier, by any jitter
             return max(wait, min(config.resync_seconds, _MAX_RETRY_SECONDS))
         except (ProviderError, ConfigurationError, ListingRefusedError) as error:
@@ -202,7 +202,7 @@ class Observer:
         except asyncio.CancelledError:
             if is_being_cancelled():
                 raise
-            why = "the provider gave up a wait of its own"
+            why = "the provider canceled its own call"
             _logger.warning("listing failed", config=config_name, kind=kind, error=why)
         except Exception as error:
             what = f"{type(error).__name__}: {error}"
@@ -240,7 +240,7 @@ class Observer:
                 count += len(page)
         self.listings += 1
         if self._configurations.by_name.get(config_name) != config:
-            raise ListingRefusedError("its ProviderConfig was changed meanwhile")
+            raise ListingRefusedError("its ProviderConfig was changed during the listing")
         return await self.publish_changes(listing, listing.complete(count), provider)
 
     async def _read_each(self, config_name: str, kind: str, config: ProviderConfigSpec) -> int:
@@ -273,7 +273,7 @@ class Observer:
         await self._know_the_log()
         config = self._configurations.by_name.get(began.provider_config)
         if config is None:
-            raise ListingRefusedError("its ProviderConfig was withdrawn meanwhile")
+            raise ListingRefusedError("its ProviderConfig was withdrawn during the listing")
         check_scope(began, config)
         rows, damage = self._models.status, self._models.damage.values()
         findings = await observations(listing, objects, rows, config, self._log_id, damage)
@@ -286,7 +286,7 @@ class Observer:
             letters = [too_long(*each) for each in seen if is_too_long(each[1].object)]
             await tell_too_long(self._sink, letters)
         if self._configurations.by_name.get(began.provider_config) != config:
-            raise ListingRefusedError("its ProviderConfig was changed meanwhile")
+            raise ListingRefusedError("its ProviderConfig was changed during the listing")
         reach(Failpoint.OBSERVER_LISTED)
         age = self._age(listing)
         await self._intake.publish(
@@ -317,7 +317,7 @@ class Observer:
         try:
             await self._catch_up(CATCH_UP_SECONDS)
         except TimeoutError:
-            raise ListingRefusedError("the log is not read up to its end here") from None
+            raise ListingRefusedError("this process has not read the log up to its end") from None
 
 
 async def _read_one(
@@ -326,7 +326,7 @@ async def _read_one(
     try:
         seen = await provider.read(row.external_name, row.uid)
     except ProviderError as error:
-        _logger.warning("read failed", resource=str(row.key), error=str(error))
+        _logger.warning("reading an object failed", resource=str(row.key), error=str(error))
         return []
     observed = Observed(
         row.provider_config,

@@ -34,8 +34,9 @@ def too_long(key: ResourceKey, observed: Observed) -> DeadLetter:
     assert observed.object is not None
     payload = _encoder.encode(observed.object)
     reason = (
-        f"object {observed.external_name!r} of {observed.provider_config!r} has {len(payload)} "
-        f"bytes, and {MAX_OBJECT_BYTES} are allowed: its changes are not seen"
+        f"object {observed.external_name!r} of {observed.provider_config!r}: its "
+        f"{len(payload)} bytes exceed the limit of {MAX_OBJECT_BYTES}, so its changes are not "
+        "detected; make it smaller"
     )
     delivery = IntakeDelivery(
         position=observed.as_of,
@@ -54,11 +55,13 @@ async def tell_too_long(sink: DecisionSink | None, letters: Sequence[DeadLetter]
     """Store the letters that are new; a listing does not fail for them, the next one tells them."""
     if not letters:
         return
-    _logger.warning("objects are too long to be observed", count=len(letters))
+    _logger.warning("objects are too large to be observed", count=len(letters))
     if sink is None:
         return
     try:
         if waiting := await sink.store_dead_letters(letters):
-            _logger.warning("there is no room for dead letters", count=len(waiting))
+            _logger.warning(
+                "the stream of dead letters has no room; dropped dead letters", count=len(waiting)
+            )
     except Exception as error:  # noqa: BLE001 - such as the bus being away
-        _logger.warning("dead letters were not stored", error=str(error), count=len(letters))
+        _logger.warning("storing dead letters failed", error=str(error), count=len(letters))

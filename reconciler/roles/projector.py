@@ -58,7 +58,7 @@ async def load_models(store: RowStore) -> ReadModels:
     try:
         return restore(rows)
     except OutdatedRowsError as error:
-        _logger.warning("read models are rebuilt from the log", reason=str(error))
+        _logger.warning("rebuilding the read models from the log", reason=str(error))
         return ReadModels()
 
 
@@ -223,7 +223,7 @@ class Projector:
     async def _stand_by(self) -> None:
         """Another projector has written: leave it to him as long as he goes on."""
         if not self._stands_by:
-            _logger.info("another projector writes: this one stands by")
+            _logger.info("another projector is active; standing by")
         self._stands_by, self._stored = True, None
         await self._another_writes()
 
@@ -238,7 +238,7 @@ class Projector:
             self._looks_at_nothing += 1
         self._stands_by = self._looks_at_nothing < _LOOKS_AT_NOTHING
         if not self._stands_by:
-            _logger.info("no other projector writes: this one does")
+            _logger.info("no other projector is active; taking over")
         elif self._waiting:
             self._changed.set()
         return self._stands_by
@@ -261,7 +261,7 @@ class Projector:
         try:
             await self._write_waiting()
         except Exception as error:  # noqa: BLE001 - the rows are a cache: try again
-            _logger.warning("read models are written again", error=str(error))
+            _logger.warning("writing the read models failed; retrying", error=str(error))
             failed = True
         self._is_stuck = bool(self._waiting) and not self._has_moved
         self._progress.set()
@@ -275,7 +275,10 @@ class Projector:
             async with asyncio.timeout(_RETRY_SECONDS):
                 await self.flush()
         except Exception as error:  # noqa: BLE001 - they are rebuilt from the log at the next start
-            _logger.info("read models were not written at the end", error=repr(error))
+            _logger.info(
+                "writing the read models at shutdown failed; the next start rebuilds them",
+                error=repr(error),
+            )
 
 
 def _portions_of_losses(models: ReadModels, portion_rows: int) -> Iterator[RowChanges]:

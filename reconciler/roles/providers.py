@@ -49,7 +49,7 @@ class ProviderPool:
         """
         config = self._configurations.by_name.get(config_name)
         if config is None:
-            raise ConfigurationError(f"ProviderConfig {config_name!r} is not declared")
+            raise ConfigurationError(f"ProviderConfig {config_name!r} is not declared; declare it")
         kind = self._kinds.as_defined(kind_name, definition)
         basis, place = (config, _stamps(config)), (config_name, kind_name, kind.connect)
         opened = self._open.get(place)
@@ -69,8 +69,8 @@ class ProviderPool:
     def _build(self, name: str, config: ProviderConfigSpec, kind: Kind) -> SecretiveProvider:
         if kind.connect is None or kind.provider != config.provider:
             raise ConfigurationError(
-                f"ProviderConfig {name!r} is of provider {config.provider!r}, "
-                f"but {kind.name} needs {kind.provider!r}"
+                f"ProviderConfig {name!r} has provider {config.provider!r}, but {kind.name} "
+                f"requires {kind.provider!r}"
             )
         credential = resolve_secret(config.credentials_ref)
         secrets = Secrets(credential, self._stores.by_name, key=self._stores.key)
@@ -125,7 +125,8 @@ def resolve_secret(reference: CredentialsRef | None) -> str | None:
         value = os.environ.get(reference.env)
         if value is None:
             raise ConfigurationError(
-                f"credentials: environment variable {reference.env} is not set"
+                f"spec.credentialsRef.env: the environment variable {reference.env} is not set "
+                "where the roles run; set it"
             )
         return value
     if reference.file is not None:
@@ -133,6 +134,7 @@ def resolve_secret(reference: CredentialsRef | None) -> str | None:
             return Path(reference.file).read_text().strip()
         except OSError as error:
             raise ConfigurationError(
-                f"credentials: {reference.file} cannot be read: {error.strerror}"
+                f"spec.credentialsRef.file: cannot read {reference.file} where the roles run: "
+                f"{error.strerror}"
             ) from None
-    raise ConfigurationError("credentialsRef names neither env nor file")
+    raise ConfigurationError("spec.credentialsRef: set env or file")

@@ -117,7 +117,11 @@ class RateLimiter:
                 await asyncio.sleep(self._jitter() * _CONFLICT_SECONDS)
             except Exception as error:  # noqa: BLE001 - such as the bus being away
                 self._revision = None
-                _logger.warning("no calls could be reserved", limit=self.name, error=str(error))
+                _logger.warning(
+                    "reserving calls of a rate limit failed; retrying",
+                    limit=self.name,
+                    error=str(error),
+                )
                 await asyncio.sleep(_RETRY_SECONDS)
 
     def _wanted(self) -> int:
@@ -155,5 +159,8 @@ class RateLimiter:
         most = max(BROKEN_SECONDS, _BROKEN_CALLS * self.interval) + (self.burst - 1) * self.interval
         if self._arrival <= now + most:
             return self._arrival
-        _logger.warning("a wrong clock has reserved calls", limit=self.name)
+        _logger.warning(
+            "calls of a rate limit are reserved too far ahead; check the clocks of all processes",
+            limit=self.name,
+        )
         return now + most

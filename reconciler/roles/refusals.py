@@ -21,7 +21,8 @@ def understand(delivery: IntakeDelivery) -> tuple[ResourceKey, Command]:
     """Decode a message; raises ``ValueError`` that says what is wrong with it."""
     if len(delivery.payload) > MAX_MESSAGE_BYTES:
         raise InvalidMessageError(
-            f"{len(delivery.payload)} bytes are too many: {MAX_MESSAGE_BYTES} are allowed"
+            f"the message has {len(delivery.payload)} bytes, more than the limit of "
+            f"{MAX_MESSAGE_BYTES}; make it smaller"
         )
     what, key = parse_stored_intake(delivery.subject)
     message = decode_intake(

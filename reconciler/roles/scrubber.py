@@ -43,7 +43,7 @@ class Scrubber:
             try:
                 await self.scrub()
             except Exception as error:  # noqa: BLE001 - such as the bus being away: the next time
-                _logger.warning("the log could not be verified", why=str(error))
+                _logger.warning("verifying the log failed; retrying later", why=str(error))
             await asyncio.sleep(EVERY_SECONDS)
 
     async def scrub(self, *, share: float = _SHARE) -> int:
@@ -54,5 +54,5 @@ class Scrubber:
                 began = self._clock()
                 sound += len(await feed.next_events())
                 await asyncio.sleep((self._clock() - began) * (1 / share - 1))
-        _logger.debug("the log was verified", events=sound)
+        _logger.debug("verified the log", events=sound)
         return sound

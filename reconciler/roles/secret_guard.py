@@ -20,8 +20,8 @@ from reconciler.secrecy import Secrecy
 _encoder = msgspec.json.Encoder()
 
 _KEPT_BACK = (
-    "what the API says is kept back: it may repeat a secret's earlier value, which this process "
-    "never read and could not hide"
+    "the API's error message is suppressed: it may contain an earlier value of a secret, which "
+    "this process never read and cannot mask"
 )
 
 

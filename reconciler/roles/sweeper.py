@@ -115,7 +115,7 @@ class Sweeper:
             try:
                 await self.sweep()
             except Exception as error:  # noqa: BLE001 - the next sweep finds the same
-                _logger.warning("sweep failed", error=str(error))
+                _logger.warning("a sweep failed; retrying", error=str(error))
             # Where targets move all the time a sweep must not follow on each event.
             await asyncio.sleep(min(_RESTS * (loop.time() - began), SWEEP_SECONDS))
             try:
@@ -243,11 +243,11 @@ class Sweeper:
             try:
                 found = await secrets.find(SecretRef(name, store))
             except (ConfigurationError, ProviderError) as error:
-                _logger.warning("a secret cannot be read", secret=secret, error=str(error))
+                _logger.warning("reading a secret failed", secret=secret, error=str(error))
                 continue
             except Exception as error:  # noqa: BLE001 - one secret must not end the sweep of all
                 # Its text may have the secret.
-                _logger.warning("a secret cannot be read", secret=secret, why=type(error).__name__)
+                _logger.warning("reading a secret failed", secret=secret, why=type(error).__name__)
                 continue
             digests[secret] = "" if found is None else found.digest
         return digests

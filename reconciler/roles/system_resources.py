@@ -70,7 +70,7 @@ class SystemResources:
         name = self._name(damage.resource)
         if name is None or name in self._damaged:
             return
-        what = f"a {self.kind} is not used, its log is damaged"
+        what = f"a {self.kind} is ignored because its log is damaged"
         _log.error(what, name=name, where=str(damage))
         self._damaged.add(name)
         self.withdraw(name)

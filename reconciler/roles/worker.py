@@ -212,7 +212,9 @@ class Worker:
     ) -> tuple[ProviderError | ConfigurationError | None, Effect | None]:
         config = action.provider_config
         if not look and self._must_not_be_repeated(delivery, action):
-            return UnknownResultError("a worker that had it is gone; a look will tell"), None
+            return UnknownResultError(
+                "another worker stopped during this call; a read will show the result"
+            ), None
         try:
             is_probe = False if gate.is_open else await gate.enter(config)
             calls = gate.calls(config, is_probe=is_probe)
@@ -231,9 +233,9 @@ class Worker:
             if is_being_cancelled():
                 raise
             # A task that ends as cancelled ends unseen, and its lease would be kept for ever.
-            return UnknownResultError("the provider gave up a wait of its own"), None
+            return UnknownResultError("the provider canceled its own call"), None
         except Exception as error:
-            _logger.exception("a provider failed unexpectedly", action=action.action_id)
+            _logger.exception("a provider raised an unexpected error", action=action.action_id)
             return ProviderError(f"{type(error).__name__}: {error}"), None
 
     def _must_not_be_repeated(self, delivery: ActionDelivery, action: Action) -> bool:
@@ -269,7 +271,9 @@ class Worker:
                 loaded = await self._log.load([key], from_leader=True, use_cache=False)
                 break
             except Exception as error:  # noqa: BLE001 - such as the bus being away
-                _logger.warning("a repeated action could not be looked up", error=str(error))
+                _logger.warning(
+                    "reading the result of a redelivered action failed; retrying", error=str(error)
+                )
                 await asyncio.sleep(_RETRY_SECONDS)
         for event in loaded[key].events:
             is_later = event.resourceversion > delivery.event.resourceversion
@@ -309,7 +313,9 @@ class Worker:
                 self._results = results + self._results
                 raise
             except Exception as error:  # noqa: BLE001 - results must not be lost: try again
-                _logger.warning("results are stored again", error=str(error), results=len(results))
+                _logger.warning(
+                    "storing results failed; retrying", error=str(error), results=len(results)
+                )
                 unstored = results
             if unstored:
                 self._results = [*unstored, *self._results]
@@ -323,7 +329,7 @@ class Worker:
             await self._intake.publish([message for _delivery, message in results])
         except NotStoredError as error:
             _logger.warning(
-                "results are stored again", error=str(error), results=len(error.missing)
+                "storing results failed; retrying", error=str(error), results=len(error.missing)
             )
             unstored = [results[place] for place in error.missing]
         reach(Failpoint.WORKER_REPORTED)
@@ -355,7 +361,7 @@ class Worker:
         is_call = not isinstance(delivery.event.data, LookupDecided)
         if is_call and not is_known and self._may_be_another_workers(delivery):
             now = self._now()
-            lost = ActionError("Unknown", "a worker that had it was not heard of again")
+            lost = ActionError("Unknown", "another worker started this call and reported no result")
             said = Reported(action.action_id, attempt, now, now, self._name, lost)
             self._report(delivery, said)
             self._result_came.set()
@@ -364,7 +370,7 @@ class Worker:
         try:
             await self._reader.ack([delivery])
         except Exception as error:  # noqa: BLE001 - it is delivered again, and settled then, too
-            _logger.warning("a settled action was not acknowledged", error=str(error))
+            _logger.warning("acknowledging a settled action failed", error=str(error))
 
     def _begin_lease(self, delivery: ActionDelivery) -> None:
         """Take a delivery for ours since the sign of life before the newest one.
@@ -392,7 +398,7 @@ class Worker:
                 if leased:
                     await self._reader.still_working(leased)
             except Exception as error:  # noqa: BLE001 - the next sign may come through
-                _logger.warning("leases could not be extended", error=str(error))
+                _logger.warning("extending leases failed", error=str(error))
             else:
                 known = self._known_since
                 known.update((each.position, now) for each in leased if each.position in known)
@@ -447,11 +453,11 @@ def _fitting(seen: ExternalObject | None) -> ExternalObject | None:
     try:
         if not is_too_long(seen):
             return seen
-        why = "it is too long"
+        why = "it is too large"
     except Exception as error:  # noqa: BLE001 - a provider may show what is no JSON
         why = f"{type(error).__name__}: {error}"
     assert seen is not None
-    _logger.warning("an object cannot be reported", name=seen.name, why=why)
+    _logger.warning("an object is left out of a result", name=seen.name, why=why)
     return None
 
 

@@ -117,7 +117,9 @@ async def client_on(nc: Connection, *, source: str) -> AsyncGenerator[Client]:
     """Make a client on a connection that stays its maker's; raises as ``connect``."""
     _check_source(source)
     if not await has_log(nc):
-        raise ConfigurationError("there is no reconciler on this bus: run `reconciler init` first")
+        raise ConfigurationError(
+            "this server has no streams of Reconciler; run `reconciler init` first"
+        )
     bus = JetStreamClientBus(nc, source)
     await bus.open()
     client = Client(bus, nc)
@@ -131,6 +133,6 @@ async def client_on(nc: Connection, *, source: str) -> AsyncGenerator[Client]:
 def _check_source(source: str) -> None:
     if not source or len(source) > _MAX_SOURCE_CHARACTERS or not source.isprintable():
         raise ConfigurationError(
-            f"source {source[:80]!r} cannot be used: name your service in 1 to "
-            f"{_MAX_SOURCE_CHARACTERS} printable characters"
+            f"source {source[:80]!r}: invalid; use 1 to {_MAX_SOURCE_CHARACTERS} printable "
+            "characters"
         )

@@ -296,8 +296,8 @@ class Client:
             await self._bus.store(messages, timeout_seconds=timeout_seconds)
         except TimeoutError:
             raise WaitTimeoutError(
-                f"{len(messages)} messages were not confirmed within {timeout_seconds:g} s: "
-                "whether they were stored is unknown; repeating them is safe"
+                f"{len(messages)} messages were not confirmed within {timeout_seconds:g} s, "
+                "and whether the server stored them is unknown; send them again, which is safe"
             ) from None
 
     # --- outcomes

@@ -27,9 +27,16 @@ from reconciler.ports import StoredEvent
 State = Literal["Open", "Retried", "Dismissed"]
 
 _COMES_AGAIN: Mapping[str, str] = {
-    "action": "its action is offered to the workers again by itself: run workers that can read it",
-    "observation": "the next listing shows the object again: make it smaller, or leave it out",
-    "listing": "a listing is only good as a whole: its observer publishes the next one",
+    "action": (
+        "its action is redelivered to the workers automatically; run workers that can read it"
+    ),
+    "observation": (
+        "the next listing contains the object again; make the object smaller, or exclude it from "
+        "the scope"
+    ),
+    "listing": (
+        "a single part of a listing cannot be used; its observer publishes the next listing"
+    ),
 }
 ANSWERED = ("desired", "finalizer", "approval")
 """What people and services ask for: the decider answers it."""
@@ -134,25 +141,31 @@ def prepare_retry(letter: DeadLetter, payload: bytes | None, *, force: bool) -> 
         last = letter.handled[-1]
         raise _refused(
             letter,
-            f"it was {last.what.lower()} by {last.by}, {last.at:%Y-%m-%dT%H:%M:%SZ}: "
-            "look at what became of that; --force does it all the same",
+            f"it was already {last.what.lower()} by {last.by}, {last.at:%Y-%m-%dT%H:%M:%SZ}; "
+            "check the result of that, or use --force",
         )
     if payload is None and record.payload_truncated:
         raise _refused(
             letter,
-            f"only the beginning of its {record.size} bytes was kept, and no message may have more "
-            f"than {MAX_MESSAGE_BYTES}: give a corrected payload",
+            f"only the start of its {record.size} bytes was kept, and a message can have at "
+            f"most {MAX_MESSAGE_BYTES} bytes; give a corrected payload",
         )
     chosen = letter.payload if payload is None else payload
     if len(chosen) > MAX_MESSAGE_BYTES:
-        raise _refused(letter, f"{len(chosen)} bytes are too many: {MAX_MESSAGE_BYTES} are allowed")
+        raise _refused(
+            letter,
+            (
+                f"the payload has {len(chosen)} bytes, more than the limit of {MAX_MESSAGE_BYTES}; "
+                "make it smaller"
+            ),
+        )
     subject = published_subject(record)
     try:
         what, key = parse_intake(subject)
         identity = f"{record.message_id[:_MAX_ID_CHARACTERS]}.retry-{len(letter.handled) + 1}"
         decode_intake(chosen, expected=what, fallback_id=identity)
     except (ValueError, InvalidMessageError) as error:
-        still = "it still cannot be read" if payload is None else "the new payload cannot be read"
+        still = "its payload is still invalid" if payload is None else "the new payload is invalid"
         raise _refused(letter, f"{still}: {error}") from None
     return Retry(subject, chosen, identity, what, key)
 
@@ -164,10 +177,10 @@ def check_not_overtaken(letter: DeadLetter, history: Sequence[StoredEvent]) -> N
         if is_declaration and event.causeposition > letter.record.position:
             raise _refused(
                 letter,
-                f"something newer was declared by {event.actor} at {event.time:%Y-%m-%dT%H:%M:%SZ},"
-                " and a retry would take that back: --force does it all the same",
+                f"{event.actor} made a newer declaration at {event.time:%Y-%m-%dT%H:%M:%SZ}, "
+                "which a retry would overwrite; use --force to retry anyway",
             )
 
 
 def _refused(letter: DeadLetter, why: str) -> LetterRefusedError:
-    return LetterRefusedError(f"letter {letter.number} cannot be retried: {why}")
+    return LetterRefusedError(f"dead letter {letter.number} cannot be retried: {why}")

@@ -90,7 +90,7 @@ class LogMapper(Mapper[str]):
     def to_stored_event(self, domain_event: Any) -> RecordedEvent:
         """Refuse: raises `NotSupportedError`."""
         del domain_event
-        raise NotSupportedError("only deciders write the log: declare what you want")
+        raise NotSupportedError("only deciders write the log; declare resources instead")
 
 
 class LogStore(EventStore[str]):

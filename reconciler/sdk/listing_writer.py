@@ -57,8 +57,8 @@ class ListingWriter:
         _config, _kind, prefix, labels = self._began
         if not thing.name.startswith(prefix or "") or not labels.items() <= thing.labels.items():
             raise ValueError(
-                f"object {thing.name!r} with labels {thing.labels} is not of the listing's scope: "
-                f"prefix {prefix!r}, labels {labels}"
+                f"object {thing.name!r} with labels {thing.labels}: outside the scope of the "
+                f"listing (prefix {prefix!r}, labels {labels}); leave it out"
             )
         self._waiting.append(ListingItem(thing))
         self._names.add(thing.name)

@@ -110,7 +110,7 @@ class LogReplay:
         last = await self._log.last_position()
         if last >= wanted:
             return False
-        expected = f"a log that ends at position {wanted} or later, as the stored rows know it"
+        expected = f"a log that ends at position {wanted} or later, according to the stored rows"
         damage = LogDamage("Lost", wanted, 0, expected, f"one that ends at position {last}")
         if damage not in self.damage:
             self._damaged(damage)

@@ -39,7 +39,7 @@ class SetChange(msgspec.Struct, frozen=True, rename="camel"):
     def __str__(self) -> str:
         told = {"added": self.added, "changed": self.changed, "withdrawn": self.removed}
         words = [f"{len(names)} {word}" for word, names in told.items() if names]
-        return ", ".join(words) or "nothing changes"
+        return ", ".join(words) or "no changes"
 
 
 class ManifestSets:
@@ -128,7 +128,7 @@ class ManifestSets:
         except ProviderError as error:
             raise _cause(error) from error
         if parts is None:
-            raise InvalidManifestError(f"{key} has another content by now: try it again")
+            raise InvalidManifestError(f"{key}: its content changed during the read; retry")
         return generation, parts
 
 

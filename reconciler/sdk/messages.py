@@ -100,10 +100,10 @@ def checked_answers(
     silent = [message.key for message, one in zip(messages, told, strict=True) if one is None]
     if silent:
         raise WaitTimeoutError(
-            f"no answer within {timeout_seconds:g} s for {len(silent)} of {len(messages)} "
-            f"({silent[0]} is the first): whether they were stored is unknown, and they may still "
-            "be decided; repeating them is safe. Is a decider running? Is "
-            "the server's disk full?"
+            f"no reply within {timeout_seconds:g} s for {len(silent)} of {len(messages)} "
+            f"messages (first: {silent[0]}). Whether they were stored is unknown, and they may "
+            "still be decided; sending them again is safe. Check that a decider is running and "
+            "that the server's disk is not full"
         )
     return [one for one in told if one is not None]
 

@@ -53,7 +53,7 @@ async def moment(nc: Client, when: When | None) -> Moment:
     """Find a moment; None is now. Raises ``NoSuchMomentError``, which says what the log has."""
     first, newest = await ends_of_log(nc)
     if not newest:
-        raise NoSuchMomentError("the log is empty: nothing has happened yet")
+        raise NoSuchMomentError("the log is empty")
     if when is None or isinstance(when, int):
         return await _at_position(nc, newest if when is None else when, newest)
     asked = as_utc(when)
@@ -63,8 +63,8 @@ async def moment(nc: Client, when: When | None) -> Moment:
     event = (await _event(nc, position)).event
     if position == newest and asked > datetime.now(UTC):
         raise NoSuchMomentError(
-            f"{shown(asked)} is still to come; the log's newest event is of {shown(event.time)} "
-            f"(position {newest})"
+            f"{shown(asked)} is in the future; the newest event of the log is from "
+            f"{shown(event.time)} (position {newest})"
         )
     return Moment(position, event.time, newest, asked)
 
@@ -72,19 +72,19 @@ async def moment(nc: Client, when: When | None) -> Moment:
 async def _before_the_log(nc: Client, asked: datetime, first: int) -> NoSuchMomentError:
     began = await _event(nc, first)
     return NoSuchMomentError(
-        f"{shown(asked)} is before the log begins, at {shown(began.event.time)} "
-        f"(position {began.position}): nothing is known of then"
+        f"{shown(asked)} is before the start of the log, {shown(began.event.time)} (position "
+        f"{began.position}); use a later time"
     )
 
 
 async def _at_position(nc: Client, position: int, newest: int) -> Moment:
     if position < 1:
-        raise NoSuchMomentError(f"there is no position {position}: the log begins at 1")
+        raise NoSuchMomentError(f"position {position}: must be at least 1")
     if position > newest:
         last = await _event(nc, newest)
         raise NoSuchMomentError(
-            f"the log has no position {position} yet: its newest event is at position {newest}, "
-            f"of {shown(last.event.time)}"
+            f"position {position}: after the end of the log; its newest event is at position "
+            f"{newest}, from {shown(last.event.time)}"
         )
     return Moment(position, (await _event(nc, position)).event.time, newest)
 
@@ -93,8 +93,8 @@ async def _event(nc: Client, position: int) -> StoredEvent:
     event = await event_from(nc, position)
     if event is None or event.position != position:
         raise NoSuchMomentError(
-            f"position {position} of the log holds no event that can be read: the log is damaged "
-            "there, and `reconciler replay --verify` says how; name another position"
+            f"position {position}: the log is damaged there and has no readable event; use "
+            "another position, and see `reconciler replay --verify`"
         )
     return event
 
@@ -132,7 +132,7 @@ async def span(nc: Client, since: When | None, until: When | None) -> Span:
         and as_utc(until) < as_utc(since)
     )
     if up_to < after or is_turned:
-        raise NoSuchMomentError("the end is before the beginning: nothing is between them")
+        raise NoSuchMomentError("the end is before the start; swap them")
     return Span(after, up_to)
 
 
@@ -141,5 +141,5 @@ async def _before(nc: Client, since: When) -> int:
         return (await moment(nc, since)).position - 1
     since = as_utc(since)
     if since > datetime.now(UTC):
-        raise NoSuchMomentError(f"{shown(since)} is still to come: nothing can be there since then")
+        raise NoSuchMomentError(f"{shown(since)} is in the future; use an earlier time")
     return await last_before(nc, to_the_millisecond(since))

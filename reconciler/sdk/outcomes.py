@@ -226,13 +226,13 @@ class Waiting:
 
     def _describe(self, key: ResourceKey) -> str:
         last = self._last.get(key)
-        stands = "no outcome was seen"
+        stands = "no outcome arrived"
         if last is not None:
             why = last.not_ready if last.outcome == "Converged" else None
             said, word = (last, last.outcome) if why is None else (why, "Converged, not ready")
             reason = f"{said.reason}: {said.message}" if said.message else said.reason
-            stands = f"last seen: {word} of generation {last.generation} ({reason})"
-        return f"{key} did not reach generation {self._wanted[key]}, {stands}"
+            stands = f"last outcome: {word} of generation {last.generation} ({reason})"
+        return f"{key} did not reach the outcome for generation {self._wanted[key]}, {stands}"
 
 
 async def wait(bus: JetStreamClientBus, waiting: Waiting, timeout_seconds: float) -> None:
@@ -245,7 +245,7 @@ async def wait(bus: JetStreamClientBus, waiting: Waiting, timeout_seconds: float
                 await _look_and_follow(bus, waiting, feed)
     except TimeoutError:
         raise WaitTimeoutError(
-            f"{len(waiting.missing)} not settled after {timeout_seconds:g} s: "
+            f"{len(waiting.missing)} resources not settled after {timeout_seconds:g} s: "
             f"{waiting.describe_missing()}"
         ) from None
 

@@ -185,7 +185,7 @@ def _follows(mine: ForeseenResource) -> bool:
 def _planned(foresight: Foresight, key: ResourceKey, manifest: Manifest | None) -> PlannedResource:
     mine = foresight.found.get(key)
     if mine is None:
-        why = foresight.unread.get(key, "it cannot be read")
+        why = foresight.unread.get(key, "its history is unreadable")
         return PlannedResource(str(key), "Unreadable", 0, 0, manifest=manifest, message=why)
     answer = mine.turn.answers[0] if mine.turn is not None else mine.refused
     outcome = mine.state.outcome
@@ -193,7 +193,9 @@ def _planned(foresight: Foresight, key: ResourceKey, manifest: Manifest | None) 
     if answer is not None and not answer.accepted:
         says, reason, message = "Refused", answer.reason, answer.message
     elif is_config(key) and (count := foresight.elsewhere.get(key.name)):
-        message = f"{count} objects are looked for at another endpoint: --refresh lists there"
+        message = (
+            f"{count} objects are expected at another endpoint; use --refresh to list them there"
+        )
     return PlannedResource(
         resource=str(key),
         says=says,

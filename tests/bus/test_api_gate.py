@@ -239,12 +239,12 @@ async def test_a_throttle_is_honoured_by_all_and_told_once(process: Process) -> 
     assert turned_away is not None
     assert 30 < (turned_away.retry_after_seconds or 0) <= 60
     assert turned_away.error_class == "Throttled"
-    assert turned_away.message.startswith("API 'second' wants no call for ")
+    assert turned_away.message.startswith("API 'second' accepts no call for ")
     process.log("first", ApiThrottled(_now() + timedelta(seconds=90), 90.0, "slower"))
     turned_away = process.gates.of("second").turn_away("second")
     assert turned_away is not None
     assert turned_away.error_class == "Throttled"
-    assert turned_away.message.startswith("API 'first' wants no call before 20")
+    assert turned_away.message.startswith("API 'first' accepts no call before 20")
 
 
 async def test_who_is_turned_away_by_an_open_breaker_is_not_called_throttled(
@@ -296,7 +296,7 @@ async def test_nothing_is_called_while_the_log_may_be_another_one(process: Proce
     with process.gates.of("first").calls("first"):
         await may_call()
         process.is_certain = False
-        with pytest.raises(TurnedAwayError, match="the bus was lost"):
+        with pytest.raises(TurnedAwayError, match="the bus connection was lost"):
             await may_call()
         process.is_certain = True
         await may_call()

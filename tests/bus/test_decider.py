@@ -471,7 +471,7 @@ async def test_of_two_definitions_in_one_batch_the_second_knows_of_the_first(
     await decider(log, bus).handle(both)
     assert [answer.reason for answer in bus.answers] == ["Accepted", "Invalid"]
     assert bus.answers[1].message == (
-        f"spec.provider: {one!r} is the provider of {one}: use another"
+        f"spec.provider: {one!r} is already the provider of {one}; use another name"
     )
 
 

@@ -83,7 +83,7 @@ async def test_a_log_of_a_newer_release_is_refused_and_left_as_it_is(fresh_bus_u
         await ensure_topology(nc)
         await written_by(nc, {FORMAT_METADATA: str(LOG_FORMAT + 1)})
         before = await api_request(nc, f"STREAM.INFO.{LOG}", None)
-        newer = rf"newer release \(format {LOG_FORMAT + 1}, this one reads {LOG_FORMAT}\): upgrade"
+        newer = rf"newer release \(format {LOG_FORMAT + 1}, this release reads {LOG_FORMAT}\)"
         for use in (find_log_id, open_log, ensure_topology, topology_differences):
             with pytest.raises(IncompatibleStreamError, match=newer):
                 await use(nc)

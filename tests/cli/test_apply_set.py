@@ -76,7 +76,7 @@ def test_nothing_of_a_bad_set_is_declared_and_few_words_do_no_great_harm(team: T
     assert bad.err.startswith("error: nothing was declared: standard input, document 2: ")
     elsewhere = shape("there").replace("name: there", "name: there, namespace: elsewhere")
     other = team.run("apply", "-f", "-", "--set", "bad", text=elsewhere)
-    assert f"it can be in the namespace of its set only, which is {team.namespace}" in other.err
+    assert f"must be in the namespace of its set, {team.namespace!r}" in other.err
     assert team.run("apply", "-f", "-", "--prune", text=documents("good")).status == 2
     assert team.run("apply", "-f", "-", "--set", "No Name", text=documents("good")).status == 2
     assert "there never was anything in namespace" in team.run("get", "Shape").err

@@ -123,4 +123,4 @@ def test_a_plan_is_named_well_or_not_at_all(live: Cli) -> None:
     ran = live.run("approve", "Shape", "foo")
     assert (ran.status, "--hold is missing" in ran.err) == (2, True)
     ran = live.run("reject", "Shape", "unheard-of", "--reason", "no")
-    assert (ran.status, "nothing of it waits for approval" in ran.out) == (1, True)
+    assert (ran.status, "no action of the resource waits for approval" in ran.out) == (1, True)

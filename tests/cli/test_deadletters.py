@@ -112,7 +112,7 @@ def test_what_could_only_fail_again_is_refused_and_can_be_dismissed(
 
     ran = live.run("deadletters", "retry", str(number))
     assert ran.status == 1
-    assert "it still cannot be read: not a CloudEvent in structured JSON" in ran.out
+    assert "its payload is still invalid: not a CloudEvent in structured JSON" in ran.out
     ran = live.run("deadletters", "dismiss", "--resource", "default/Shape/unreadable")
     assert (ran.status, ran.err) == (
         1,

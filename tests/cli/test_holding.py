@@ -76,7 +76,7 @@ def test_held_deletions_are_told_and_approved_by_name_and_all_together(
     first = f"{strays}/Shape/{strays}-0"
     ran = live.run("approve", first, "--hold", "LossGuard")
     assert ran.status == 1
-    assert "it is not held by 'LossGuard' but by 'DeletionGuard'" in ran.out
+    assert "the resource is not held by 'LossGuard' but by 'DeletionGuard'" in ran.out
 
     ran = live.ok("approve", first, first, "--hold", "DeletionGuard", "--reason", "old strays")
     assert [row[:2] for row in ran.rows] == [[first, "Accepted"]]
@@ -85,7 +85,10 @@ def test_held_deletions_are_told_and_approved_by_name_and_all_together(
     assert approved["what"].endswith(" approved DeletionGuard (reason: old strays)")
     assert approved["actor"].startswith("cli")
     ran = live.run("approve", first, "--hold", "DeletionGuard")
-    assert (ran.status, "it is not held by 'DeletionGuard': it is Deleted" in ran.out) == (1, True)
+    assert (
+        ran.status,
+        "the resource is not held by 'DeletionGuard'; its outcome is Deleted" in ran.out,
+    ) == (1, True)
 
     everything = ("approve", "--all", "--hold", "DeletionGuard", "--config", strays)
     told = live.ok(*everything, "-o", "json").json
@@ -99,7 +102,7 @@ def test_held_deletions_are_told_and_approved_by_name_and_all_together(
 def test_what_nobody_knows_cannot_be_approved(live: Cli) -> None:
     ran = live.run("approve", "Shape", "unheard-of", "--hold", "UnknownResult", "--abandon")
     assert ran.status == 1
-    assert "it is not held by 'UnknownResult': nothing is known of it" in ran.out
+    assert "the resource is not held by 'UnknownResult'; the log has no events of it" in ran.out
     assert live.run("history", "unheard-of").status == 1
 
 
@@ -129,7 +132,7 @@ def test_anothers_finalizer_is_taken_off_by_force_only(
     for verb in ("add", "remove"):
         ran = live.run("finalizer", verb, "Shape", "forced", INVOICE)
         assert ran.status == 1
-        assert f"'{INVOICE}' is of billing" in ran.out
+        assert f"'{INVOICE}' belongs to billing" in ran.out
     assert events(live, "default/Shape/forced", "FinalizerRemoved") == []
 
     live.ok("finalizer", "remove", "Shape", "forced", INVOICE, "--force", "--reason", "shut down")
@@ -150,7 +153,7 @@ def test_a_forced_release_takes_off_all_and_leaves_the_object_only_if_told(
     held_by_billing(running_up[1].ready["natsUrl"], name)
     ran = live.run("release", "Shape", name, "--reason", "billing is shut down")
     assert ran.status == 1
-    assert "only a withdrawn resource is released: withdraw it first" in ran.out
+    assert "the resource is still declared; withdraw it before you release it" in ran.out
 
     live.run("delete", "Shape", name, "--wait")
     assert httpx.get(f"{api_url}/shapes/{name}").status_code == 200

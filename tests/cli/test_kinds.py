@@ -28,10 +28,10 @@ def test_a_configuration_of_an_unknown_provider_is_refused(live: Cli) -> None:
     (told,) = ran.json
     assert (told["accepted"], told["reason"]) == (False, "Invalid")
     _, found, rest = told["message"].partition(
-        "no kind of provider 'resource' is registered here, only of "
+        "no kind of provider 'resource' is registered (known providers: "
     )
     assert found, told["message"]
-    known = rest.partition(": install")[0].split(", ")
+    known = rest.partition("); install")[0].split(", ")
     assert known == sorted(known)
     assert set(known) >= set(installed_kinds().providers), "others are defined at run time"
 
@@ -101,7 +101,7 @@ def test_a_kind_that_was_defined_at_run_time_is_explained_too(live: Cli) -> None
         "Written to color. Allowed values: Red, Blue. Canonical form: Title."
     )
     refused = live.run("explain", "Nothing")
-    assert "kind 'Nothing' is not known here" in refused.err
+    assert "kind 'Nothing' is unknown" in refused.err
 
 
 def test_a_kind_of_an_http_api_is_explained_as_any_other(live: Cli) -> None:
@@ -122,4 +122,4 @@ def test_a_kind_of_an_http_api_is_explained_as_any_other(live: Cli) -> None:
     wrong = page.read_text().replace("= spec.ttl", "= spec.ttl +")
     refused = live.run("apply", "-f", "-", text=wrong)
     assert refused.status == 1
-    assert "spec.rest.document.ttl: 'spec.ttl +' is no CEL expression: at 1:11" in refused.err
+    assert "spec.rest.document.ttl: 'spec.ttl +' is not a CEL expression: at 1:11" in refused.err

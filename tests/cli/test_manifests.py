@@ -56,8 +56,8 @@ def test_json_alone_in_a_list_and_as_kind_list(tmp_path: Path, text: str) -> Non
     ("text", "message"),
     [
         ("a: [b\n", "did not find expected ',' or ']'"),
-        ("- 1\n", "a manifest is a mapping, this is int"),
-        ("words\n", "a manifest is a mapping, this is text"),
+        ("- 1\n", "a manifest must be a mapping, not int"),
+        ("words\n", "a manifest must be a mapping, not a string"),
         (shape("a.b"), "name 'a.b' is not allowed"),
         (shape("one") + "extra: 1\n", "Object contains unknown field `extra`"),
         (shape("one", labels="{a: 1}"), "metadata.labels[...]: Expected `str`, got `int`"),
@@ -101,7 +101,7 @@ def test_a_resource_twice_is_a_mistake(tmp_path: Path) -> None:
     documents = read(tmp_path, a__yaml=shape("one"), b__yaml=shape("one", "Blue"))
     assert documents.good[0].manifest.spec["color"] == "Red"
     assert documents.problems() == [
-        f"{tmp_path / 'b.yaml'}, document 1: team/Shape/one is declared already in "
+        f"{tmp_path / 'b.yaml'}, document 1: team/Shape/one is already declared in "
         f"{tmp_path / 'a.yaml'}, document 1"
     ]
 
@@ -131,6 +131,6 @@ def test_what_is_nested_too_deep_does_not_stop_the_others(tmp_path: Path) -> Non
     documents = read(tmp_path, a__json=deep, b__yaml=deep, c__yaml=shape("one"))
     assert len(documents.good) == 1
     assert [problem.split(": ")[-1] for problem in documents.problems()] == [
-        "it is nested too deep",
-        "it is nested too deep",
+        "the document is nested too deeply",
+        "the document is nested too deeply",
     ]

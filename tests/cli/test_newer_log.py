@@ -31,6 +31,6 @@ def test_every_command_says_that_the_log_is_newer(tmp_path: Path) -> None:
             ran = cli.run(*command.split())
             assert (ran.status, ran.out) == (1, ""), command
             assert ran.err == (
-                f"error: this log was written by a newer release (format {NEWER}, this one reads "
-                f"{LOG_FORMAT}): upgrade\n"
+                f"error: stream LOG_1 was written by a newer release (format {NEWER}, this release "
+                f"reads {LOG_FORMAT}); upgrade\n"
             ), command

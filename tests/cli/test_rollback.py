@@ -110,7 +110,7 @@ def test_nothing_newer_is_overwritten_unseen(
     ran = live.run("rollback", "raced", "--to", "1", "-o", "json")
     assert ran.status == 1
     assert ran.json[0]["reason"] == "StaleGeneration"
-    assert "the resource is at 3" in ran.json[0]["message"]
+    assert "the resource is at generation 3" in ran.json[0]["message"]
     assert list(declared(live, "raced")) == [1, 2, 3]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import get_args
+from typing import get_args, get_type_hints
 
 import pytest
 from msgspec.structs import replace
@@ -36,6 +36,7 @@ from events.log import (
     FieldDifference,
     FinalizerAdded,
     FinalizerRemoved,
+    FoundBy,
     GenerationSuperseded,
     HoldApproved,
     LogEvent,
@@ -418,3 +419,18 @@ def _event(version: int, data: ResourceEvent) -> LogEvent:
 )
 def test_a_sentence_names_who_sent_a_message(actor: str, name: str) -> None:
     assert name_of(actor) == name
+
+
+@pytest.mark.parametrize("event", [OwnershipClaimed, OwnershipReleased])
+def test_every_reason_of_an_ownership_has_a_sentence_of_its_own(
+    event: type[OwnershipClaimed | OwnershipReleased],
+) -> None:
+    reasons = get_args(get_type_hints(event)["reason"])
+    sentences = {summary(event("foo", None, reason)) for reason in reasons}
+    assert len(sentences) == len(reasons) > 1
+
+
+def test_every_way_to_find_an_effect_has_a_sentence_of_its_own() -> None:
+    ways = get_args(FoundBy)
+    found = {summary(ActionSucceeded("a@2", "Delete", 1, found_by=way)) for way in ways}
+    assert len(found) == len(ways) > 1

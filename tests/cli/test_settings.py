@@ -74,7 +74,7 @@ def test_hints_repeat_the_flags_and_no_secret(live: Cli) -> None:
 def test_what_is_no_address_of_a_bus_is_told_at_once(inside: Cli, url: str) -> None:
     ran = inside.run("get", "--nats-url", url)
     assert ran.status == 1
-    assert "is no address of a bus: give nats://host:4222, or tls://" in ran.err
+    assert "is not the URL of a NATS server; use nats://host:4222 or tls://host:4222" in ran.err
     assert "pw" not in ran.err
 
 

@@ -155,7 +155,7 @@ def test_a_kind_that_is_installed_while_up_runs_needs_a_restart_and_that_is_said
     inside = Inside(cli.folder)
     with up(cli, "--no-api"):
         (before,) = inside.run("apply", "-f", "-", "-o", "json", text=BLOB).json
-        assert "kind 'Blob' is not registered here: install its package" in before["message"]
+        assert "kind 'Blob' is not registered; install its package" in before["message"]
 
         info = "blobs-1.0.dist-info"  # as pip writes it, into a folder where `up` looks for modules
         cli.write(f"{info}/METADATA", "Metadata-Version: 2.1\nName: blobs\nVersion: 1.0\n")
@@ -164,8 +164,10 @@ def test_a_kind_that_is_installed_while_up_runs_needs_a_restart_and_that_is_said
         while message == before["message"]:  # the roles look again every few seconds
             (after,) = inside.run("apply", "-f", "-", "-o", "json", text=BLOB).json
             message = after["message"]
-        assert "installed since this role started: Blob" in message
-        assert "restart them" in message
+        assert (
+            "restart the roles, because these kinds were installed after they started: Blob"
+            in message
+        )
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def test_a_dry_run_knows_the_kinds_that_its_documents_define_and_checks_referenc
     assert ran.status == 1
     assert ran.err == (
         "error: dry-badge/more.yaml, document 1: default/Badge/dry-a: "
-        "spec.shade: 'Mauve' is not allowed: use Red, Blue\n"
+        "spec.shade: 'Mauve' is not allowed; use one of Red, Blue\n"
         "5 resources: 4 Accepted, 1 invalid (dry run)\n"
     )
 
@@ -209,7 +209,7 @@ def test_a_name_that_cannot_be_one_is_wrong_usage_in_the_same_words_everywhere(
     assert (ran.status, ran.out, ran.err) == (
         2,
         "",
-        f"error: {what} 'a.b' is not allowed: use 1 to 63 of the characters A-Z a-z 0-9 _ -\n",
+        f"error: {what} 'a.b' is not allowed; use 1 to 63 of the characters A-Z a-z 0-9 _ -\n",
     )
 
 
@@ -231,7 +231,7 @@ def test_debug_shows_the_traceback_and_no_secret(cli: Cli) -> None:
 def test_no_decider_is_told(idle: Inside) -> None:
     ran = idle.run("apply", "-f", "-", "--timeout", "500ms", text=shape("foo"))
     assert ran.status == 3
-    assert "Is a decider running?" in ran.err
+    assert "Check that a decider is running" in ran.err
     assert idle.run("get").status == 0
     found = {one["check"]: one for one in idle.run("doctor", "-o", "json").json}
     assert "no decider pulls messages" in found["intake"]["found"]

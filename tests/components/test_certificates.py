@@ -115,12 +115,12 @@ async def test_a_port_that_is_taken_is_left_to_others(tmp_path: Path, server: Ce
 async def test_what_is_wrong_with_it_is_said(tmp_path: Path, server: Certificates) -> None:
     (tmp_path / "certificates").mkdir()
     (tmp_path / "certificates/root").touch()
-    with pytest.raises(ComponentError, match="cannot be used: File exists"):
+    with pytest.raises(ComponentError, match="is not usable: File exists"):
         await server.start(tmp_path / "certificates")
     await server.start(tmp_path / "other")
     await server.stop()
     (tmp_path / "other/https.key").write_text("no key")
-    with pytest.raises(ComponentError, match=r"pebble ended at once: .*\(its log is "):
+    with pytest.raises(ComponentError, match=r"pebble exited immediately: .*\(its log is "):
         await server.start(tmp_path / "other")
     assert not server.is_running
 
@@ -128,6 +128,6 @@ async def test_what_is_wrong_with_it_is_said(tmp_path: Path, server: Certificate
 def test_what_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert certificates.problem() == (
-        "pebble is not installed: install Debian's pebble, or have pebble and pebble-challtestsrv"
-        " on the PATH"
+        "pebble is not installed; install Debian's pebble, or put pebble and "
+        "pebble-challtestsrv on the PATH"
     )

@@ -211,8 +211,8 @@ def test_what_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(postgres, "_DEBIAN", tmp_path)
     assert postgres.problem() == (
-        "PostgreSQL's initdb is not installed: install Debian's postgresql, or have initdb and"
-        " postgres on the PATH"
+        "PostgreSQL's initdb is not installed; install Debian's postgresql, or put initdb and "
+        "postgres on the PATH"
     )
     programs = tmp_path / "15" / "bin"
     programs.mkdir(parents=True)

@@ -202,27 +202,27 @@ def _failing(_values: object) -> Any:
 BAD: list[tuple[list[Component], str]] = [
     (
         [component("one", Part(block("a"))), component("two", Part(block("a")))],
-        "components 'one' and 'two' both have default/Block/a: name one otherwise",
+        "components 'one' and 'two' both have the part default/Block/a; rename it in one of them",
     ),
     (
         [component("one", Part(block("a")), Part(block("a", "Blue")))],
-        "component 'one' has two parts default/Block/a",
+        "component 'one': duplicate part default/Block/a; remove one, or rename it",
     ),
     (
         [component("one"), component("one")],
-        "component 'one' is there twice: give each a name of its own",
+        "component 'one': duplicate name; give each component its own name",
     ),
     (
         [Component("one", _failing)],
-        "component 'one': its parts cannot be made: KeyError: 'size'",
+        "component 'one': computing its parts failed: KeyError: 'size'",
     ),
     (
         [component("one", Part(block("a b")))],
-        "component 'one': name 'a b' is not allowed: use 1 to 63 of the characters",
+        "component 'one': name 'a b' is not allowed; use 1 to 63 of the characters",
     ),
     (
         [component("one", Part(block("a"), before_create=_renamed))],
-        "component 'one': before_create of default/Block/a made default/Block/a-2 of it: leave",
+        "component 'one': before_create of default/Block/a returned default/Block/a-2; a hook",
     ),
     (
         [component("one", Part(block("a"), before_create=_failing))],
@@ -230,7 +230,7 @@ BAD: list[tuple[list[Component], str]] = [
     ),
     (
         [component("one", Part(Manifest("reconciler/v1", "ComposedSet", Metadata("s"))))],
-        "component 'one': a ComposedSet is written by providers alone",
+        "component 'one': must not declare a ComposedSet; only providers write it",
     ),
 ]
 
@@ -305,7 +305,7 @@ def test_it_is_not_ready_while_a_part_is_missing_or_still_goes():
     told = ready(content, msgspec.structs.replace(its.there, outputs=leaving))
     assert (told.is_ready, told.message) == (
         False,
-        "3 of 3 parts are ready; default/Block/x still goes",
+        "3 of 3 parts are ready; default/Block/x is still being deleted",
     )
 
 

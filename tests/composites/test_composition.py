@@ -86,7 +86,7 @@ async def test_of_two_that_want_one_part_one_has_it_and_the_other_says_why_not(w
     await until_ready(world, WARM)
     await world.declare_all([palette("other", "Red", "Blue", prefix="warm")])
     told = await world.until_outcome(other, "Degraded")
-    assert "default/Shape/warm-red is a part of default.Palette.warm" in told.message
+    assert "default/Shape/warm-red is already a part of default.Palette.warm" in told.message
     assert "warm-blue" not in await colors(world), "none of it is declared"
 
     await world.declare("mine", color="Green")
@@ -101,7 +101,7 @@ async def test_what_somebody_else_declares_is_left_alone(world: World):
     await world.until_outcome("warm-red", "Converged")
     await world.declare_all([palette("warm", "Red")])
     told = await world.until_outcome(WARM, "Degraded")
-    assert "default/Shape/warm-red is declared by somebody else" in told.message
+    assert "default/Shape/warm-red is already declared separately" in told.message
     assert await colors(world) == {"warm-red": "Green"}
 
 

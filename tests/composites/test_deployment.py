@@ -105,7 +105,9 @@ def test_37_a_bad_template_stops_with_all_old_ones_serving_and_going_back_remove
     assert fleet.object is not None
     told = ready(fleet.object.fields, fleet.object)
     assert (told.is_ready, told.reason) == (False, "Progressing")
-    assert told.message.startswith("0 of 3 are ready, 3 of the old template are left; waits for d")
+    assert told.message.startswith(
+        "0 of 3 containers are ready, 3 of the old template remain; waits for d"
+    )
 
     kept = set(fleet.object.fields[CHILDREN])
     fleet.spec = spec(GOOD)
@@ -150,7 +152,7 @@ def test_37_an_edited_container_is_rolled_like_the_others_and_not_before():
 
 
 def test_what_is_too_large_for_an_event_is_refused():
-    with pytest.raises(InvalidManifestError, match="divide it"):
+    with pytest.raises(InvalidManifestError, match="divide the resource"):
         compose(WEB, spec({"image": "x" * 200_000}), None)
 
 
@@ -169,7 +171,7 @@ def test_a_stuck_container_is_named():
     outputs = {CHILDREN: {name: msgspec.to_builtins(failed)}}
     told = ready(fleet.object.fields, msgspec.structs.replace(fleet.object, outputs=outputs))
     assert told.reason == "Stalled"
-    assert told.message == f"0 of 1 are ready; {name} is Failed: no such image"
+    assert told.message == f"0 of 1 containers are ready; {name} is Failed: no such image"
 
 
 def test_the_first_container_that_it_waits_for_is_named_with_its_own_reason():
@@ -182,7 +184,7 @@ def test_the_first_container_that_it_waits_for_is_named_with_its_own_reason():
     outputs = {CHILDREN: msgspec.to_builtins(children)}
     seen = msgspec.structs.replace(fleet.object, outputs=outputs)
     assert ready(seen.fields, seen).message == (
-        f"1 of 2 are ready; waits for {second}: Starting: no health check has passed"
+        f"1 of 2 containers are ready; waits for {second}: Starting: no health check has passed"
     )
     children[second] = Child()
     seen = msgspec.structs.replace(seen, outputs={CHILDREN: msgspec.to_builtins(children)})
@@ -233,7 +235,7 @@ def test_a_container_that_somebody_declared_otherwise_is_wanted_as_it_was():
 
 
 def test_neither_none_missing_nor_one_more_would_never_end():
-    with pytest.raises(msgspec.ValidationError, match="one of them must be more than 0"):
+    with pytest.raises(msgspec.ValidationError, match="must not both be 0"):
         spec(GOOD, strategy={"maxUnavailable": 0, "maxSurge": 0})
 
 

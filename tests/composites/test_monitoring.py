@@ -156,7 +156,10 @@ def test_one_component_is_switched_off_and_on_and_all_others_are_left_alone(
 
     said = monitoring.go_on("./run reconciler get Monitoring")
     assert "Failed" in said
-    named = "component 'node-exporter' has two parts default/Container/mon-node-exporter-cpu"
+    named = (
+        "component 'node-exporter': duplicate part default/Container/mon-node-exporter-cpu; remove "
+        "one, or rename it"
+    )
     assert named in said
     assert generations(monitoring.parts()) == generations(running)
 

@@ -164,7 +164,7 @@ def test_a_value_that_a_ready_part_does_not_give_is_an_error():
 
 def test_what_is_wrong_with_a_declaration_is_said_though_another_part_is_not_ready():
     both = shape("= children.middle.outputs.color", metadata={"name": "= string(1 / spec.divisor)"})
-    with pytest.raises(InvalidManifestError, match="cannot be evaluated: division by zero"):
+    with pytest.raises(InvalidManifestError, match="failed: division by zero"):
         content(with_part(name="after", manifest=both), divisor=0)
 
 
@@ -214,7 +214,8 @@ def test_what_it_gives_and_cannot_be_found_is_said_where_people_look():
     made = content(TOLD, divisor=1)
     seen = shown(made, kind)
     said = (
-        "spec.composition.ready: 'children.middle.ready && spec.divisor / (spec.divisor - 1) > 0'"
+        "spec.composition.ready: evaluating "
+        "'children.middle.ready && spec.divisor / (spec.divisor - 1) > 0' failed"
     )
     assert seen.outputs["problem"].startswith(said)
     told = kind.ready(made, seen)
@@ -240,14 +241,17 @@ def _renamed(path: str, value: Any) -> Fields:
 
 
 REFUSED: list[tuple[Fields, str]] = [
-    (_renamed("over", "Shape"), "spec: give either over, an installed kind, or rest, how an HTTP"),
-    (_renamed("namePrefix", "x-"), "spec.namePrefix: say in the parts' metadata.name"),
-    (_renamed("constants", {"a": 1}), "spec.constants: write them into the parts"),
-    (_renamed("fields.color.to", "x"), "spec.fields.color.to: the parts say where it goes"),
+    (_renamed("over", "Shape"), "spec: set exactly one of over (an installed kind), rest (how"),
+    (_renamed("namePrefix", "x-"), "spec.namePrefix: not allowed with spec.composition"),
+    (
+        _renamed("constants", {"a": 1}),
+        "spec.constants: not allowed with spec.composition; write the values into the parts",
+    ),
+    (_renamed("fields.color.to", "x"), "spec.fields.color.to: not allowed with spec.composition"),
     (spec(parts=[]), "spec: Expected `array` of length >= 1 - at `$.composition.parts`"),
     (
         _renamed("composition.parts.1.name", "middle"),
-        "spec.composition.parts[1].name: 'middle' is there already: give each a name of its own",
+        "spec.composition.parts[1].name: duplicate name 'middle'; give each part its own name",
     ),
     (
         _renamed("composition.parts.1.name", "a b"),
@@ -255,15 +259,15 @@ REFUSED: list[tuple[Fields, str]] = [
     ),
     (
         _renamed("composition.parts.1.when", "spek.side"),
-        "spec.composition.parts[1] (side).when: nothing is called 'spek': use children, name,",
+        "spec.composition.parts[1] (side).when: unknown variable 'spek'; use children, name,",
     ),
     (
         _renamed("composition.parts.1.when", "spec.side &&"),
-        "spec.composition.parts[1] (side).when: 'spec.side &&' is no CEL expression: at 1:",
+        "spec.composition.parts[1] (side).when: 'spec.side &&' is not a CEL expression: at 1:",
     ),
     (
         _renamed("composition.parts.1.when", "item"),
-        "spec.composition.parts[1] (side).when: nothing is called 'item': use children, name,",
+        "spec.composition.parts[1] (side).when: unknown variable 'item'; use children, name,",
     ),
     (
         _renamed("composition.parts.1.state", "Gone"),
@@ -271,7 +275,7 @@ REFUSED: list[tuple[Fields, str]] = [
     ),
     (
         _renamed("composition.parts.1.manifest.kind", "Trio"),
-        "spec.composition.parts[1].manifest.kind: a Trio cannot be made of a Trio",
+        "spec.composition.parts[1].manifest.kind: a Trio cannot contain a Trio",
     ),
     (
         _renamed("composition.parts.1.manifest.metadata", {"namespace": "system"}),
@@ -279,19 +283,19 @@ REFUSED: list[tuple[Fields, str]] = [
     ),
     (
         _renamed("composition.parts.2.manifest.metadata", {}),
-        "spec.composition.parts[2] (dots).manifest.metadata.name: say how each item's resource",
+        "spec.composition.parts[2] (dots).manifest.metadata.name: required with forEach",
     ),
     (
         _renamed("composition.parts.1.when", "children.sid.ready"),
-        "spec.composition.parts[1] (side): 'children.sid.ready': name a part that it follows",
+        "spec.composition.parts[1] (side): 'children.sid.ready': must reference a part",
     ),
     (
         _renamed("composition.parts.1.when", "children.all(c, children[c].ready)"),
-        "spec.composition.parts[1] (side): 'children.all(c, children[c].ready)': name a part",
+        "spec.composition.parts[1] (side): 'children.all(c, children[c].ready)': must reference",
     ),
     (
         _renamed("composition.parts.1.when", "!children.side.ready"),
-        "spec.composition.parts: each would follow from itself, and never stand still: side → side",
+        "spec.composition.parts: the parts depend on each other in a cycle, side → side",
     ),
     (
         spec(
@@ -300,17 +304,17 @@ REFUSED: list[tuple[Fields, str]] = [
                 {"name": "b", "when": "children['a'].ready", "manifest": shape("Red")},
             ]
         ),
-        "spec.composition.parts: each would follow from itself, and never stand still:",
+        "spec.composition.parts: the parts depend on each other in a cycle,",
     ),
     (
         spec(outputs={"children": {"value": "1"}}),
-        "spec.composition.outputs.children: it is given already: name it otherwise",
+        "spec.composition.outputs.children: the name is reserved; use another name",
     ),
     (
         spec(outputs={"x": {"value": "item"}}),
-        "spec.composition.outputs.x.value: nothing is called 'item'",
+        "spec.composition.outputs.x.value: unknown variable 'item'",
     ),
-    (spec(ready="children."), "spec.composition.ready: 'children.' is no CEL expression"),
+    (spec(ready="children."), "spec.composition.ready: 'children.' is not a CEL expression"),
 ]
 
 
@@ -334,16 +338,18 @@ def test_a_text_that_speaks_of_children_is_no_mention():
 
 def test_no_kind_is_defined_over_one_that_is_made_of_others():
     over = {**SPEC, "over": "Palette", "composition": None}
-    with pytest.raises(InvalidManifestError, match=r"spec\.over: Palette is made of"):
+    with pytest.raises(InvalidManifestError, match=r"spec\.over: Palette is a composed kind"):
         defined(KindRegistry([PALETTE]), "Trio", over, 1)
 
 
 def test_a_name_leaves_room_for_those_of_its_parts():
     long = with_part(name="n" * 40, manifest=shape("Red"))
     problem = kind_from(long).name_problem(f"default.{'t' * 23}")
-    assert problem == "use at most 22 characters: names are made of it"
+    assert problem == "use at most 22 characters, because other names contain it"
     assert kind_from().name_problem(f"default.{'t' * 46}") is None
-    with pytest.raises(InvalidManifestError, match="is too long: sets are named by it"):
+    with pytest.raises(
+        InvalidManifestError, match="is too long, because the names of sets contain it"
+    ):
         defined(KindRegistry([]), "T" * 62, SPEC, 1)
 
 
@@ -354,7 +360,7 @@ BAD: list[tuple[Fields, Fields, str]] = [
     (
         with_part(name="x", when="spec.color", manifest=shape("Red")),
         {},
-        "spec.composition.parts[4] (x).when: 'spec.color' gives str, and true or false is wanted",
+        "spec.composition.parts[4] (x).when: 'spec.color' returns str, but must return true or",
     ),
     (
         with_part(name="x", when="spec.missing", manifest=shape("Red")),
@@ -366,12 +372,12 @@ BAD: list[tuple[Fields, Fields, str]] = [
             name="x", forEach="spec.color", manifest=shape("Red", metadata={"name": "= item"})
         ),
         {},
-        "spec.composition.parts[4] (x).forEach: 'spec.color' gives str, and a list is wanted",
+        "spec.composition.parts[4] (x).forEach: 'spec.color' returns str, but must return a list",
     ),
     (
         with_part(name="x", manifest=shape("= string(1 / spec.divisor)")),
         {"divisor": 0},
-        "spec.composition.parts[4] (x): 'string(1 / spec.divisor)' cannot be evaluated:",
+        "spec.composition.parts[4] (x): evaluating 'string(1 / spec.divisor)' failed:",
     ),
     (
         with_part(
@@ -384,19 +390,29 @@ BAD: list[tuple[Fields, Fields, str]] = [
     (
         with_part(name="x", manifest=shape("Red", metadata={"name": "= name + '-middle'"})),
         {},
-        "components 'middle' and 'x' both have default/Shape/t-middle: name one otherwise",
+        (
+            "components 'middle' and 'x' both have the part default/Shape/t-middle; rename it in "
+            "one of them"
+        ),
     ),
-    (SPEC, {"dots": ["a", "a"]}, "component 'dots' has two parts default/Shape/t-dot-a"),
+    (
+        SPEC,
+        {"dots": ["a", "a"]},
+        "component 'dots': duplicate part default/Shape/t-dot-a; remove one, or rename it",
+    ),
     (SPEC, {"dots": ["a b"]}, "component 'dots': name 't-dot-a b' is not allowed"),
     (
         SPEC,
         {"dots": [str(number) for number in range(501)]},
-        "spec.composition.parts[1] (side): 'spec.side' works on at most 500 members and 32 levels",
+        (
+            "spec.composition.parts[1] (side): 'spec.side': its input exceeds the limit of 500 "
+            "members or 32 levels"
+        ),
     ),
     (
         SPEC,
         {"dots": [str(number) for number in range(500)]},
-        "spec.composition.parts[2] (dots): with it there are more than 500 resources: divide",
+        "spec.composition.parts[2] (dots): exceeds the limit of 500 resources; divide",
     ),
 ]
 
@@ -465,7 +481,7 @@ def test_a_value_that_is_not_allowed_is_refused_when_it_is_declared():
     told = story(color="Pink")
     [answer] = told.answers
     assert answer is not None
-    assert answer.message == "spec.color: 'Pink' is not allowed: use Red, Blue, Green"
+    assert answer.message == "spec.color: 'Pink' is not allowed; use one of Red, Blue, Green"
 
 
 def test_a_changed_definition_changes_what_is_there():
@@ -520,7 +536,9 @@ def test_an_expression_that_fails_later_keeps_the_last_good_state():
     assert every(ActionDecided, events) == []
     assert told.state.outcome is not None
     assert (told.outcome, told.state.outcome.reason) == ("Failed", "InvalidInput")
-    assert told.state.outcome.message.startswith("spec.composition.parts[4] (x): 'string(1 / (")
+    assert told.state.outcome.message.startswith(
+        "spec.composition.parts[4] (x): evaluating 'string(1 / ("
+    )
     assert every(ActionDecided, seen_again(told)) == []
 
     assert every(ActionDecided, redefined(told, SPEC, 3)) == [], "nothing was lost meanwhile"

@@ -197,7 +197,9 @@ async def test_an_expression_that_fails_after_it_worked_keeps_what_is_there(worl
     await world.declare_all([trio(dots=["a"], divisor=0, side=False)])
     told = await world.until_outcome(KEY, "Failed", generation=2)
     assert told.reason == "InvalidInput"
-    assert told.message.startswith('spec.composition.parts[4] (part): "1 / spec.divisor > 0')
+    assert told.message.startswith(
+        'spec.composition.parts[4] (part): evaluating "1 / spec.divisor > 0'
+    )
     await world.declare_all([trio("other", color="Blue")])
     await until_ready(world, ResourceKey("default", "Trio", "other"), 2)
     assert {**await colors(world), "other-middle": "Red"} == all_of_it, "all others go on"

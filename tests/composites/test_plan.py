@@ -91,7 +91,7 @@ async def test_27_a_part_of_somebody_else_is_named_and_none_of_it_is_planned(wor
     made = await plan(world, palette("warm", "Red", "Blue"))
     warm = by_name(made)["warm"]
     assert warm.says == "Waiting"
-    assert "default/Shape/warm-red is declared by somebody else" in warm.message
+    assert "default/Shape/warm-red is already declared separately" in warm.message
     assert operations(made) == {}
 
 

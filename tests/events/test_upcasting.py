@@ -86,7 +86,7 @@ def test_without_an_upcaster_the_event_is_refused() -> None:
 
 @pytest.mark.parametrize("payload", [b"", b"{", b"[]", b'"\xff"', b'{"type": 7}'])
 def test_what_is_no_event_is_refused(payload: bytes) -> None:
-    with pytest.raises(InvalidMessageError, match="not an event"):
+    with pytest.raises(InvalidMessageError, match="not a valid log event"):
         decode_log(payload, upcasters=upcasters())
 
 
@@ -99,7 +99,7 @@ def test_upcaster_that_fails_is_named_by_the_type() -> None:
 def test_upcasters_that_lead_in_a_circle_end() -> None:
     made = Upcasters()
     made.register(OLD["type"])(lambda event: event)
-    with pytest.raises(InvalidMessageError, match="no end"):
+    with pytest.raises(InvalidMessageError, match="form a loop"):
         decode_log(json.dumps(OLD).encode(), upcasters=made)
 
 

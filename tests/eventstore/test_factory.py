@@ -33,7 +33,9 @@ def test_without_any_name_the_error_says_what_to_set() -> None:
 @pytest.mark.parametrize("value", ["0", "-1", "many"])
 @pytest.mark.parametrize("key", ["NATS_STREAM_REPLICAS", "NATS_TIMEOUT_SECONDS"])
 def test_numbers_are_checked(key: str, value: str) -> None:
-    with pytest.raises(InfrastructureFactoryError, match=f"{key} must be a number above 0"):
+    with pytest.raises(
+        InfrastructureFactoryError, match=f"{key}='{value}': must be a number greater than 0"
+    ):
         Settings.from_environment(Environment("App", {"NATS_URL": "nats://x", key: value}))
 
 
@@ -53,7 +55,7 @@ def test_a_missing_stream_is_not_created_when_told_so(nats_server: EmbeddedServe
     environment = new_environment(nats_server.url, CREATE_TABLE="no", NATS_TIMEOUT_SECONDS="1")
     with JetStreamFactory(environment) as factory:
         recorder = application_recorder(factory)
-        with pytest.raises(OperationalError, match="stream missing"):
+        with pytest.raises(OperationalError, match="stream is missing"):
             recorder.insert_events([stored(uuid4(), 1)])
         factory.close()
 
@@ -61,7 +63,7 @@ def test_a_missing_stream_is_not_created_when_told_so(nats_server: EmbeddedServe
 def test_a_wrong_recorder_topic_is_refused(environment: Environment) -> None:
     environment["APPLICATION_RECORDER_TOPIC"] = "eventsourcing.popo:POPOApplicationRecorder"
     factory = JetStreamFactory(environment)
-    with pytest.raises(InfrastructureFactoryError, match="not a JetStreamApplicationRecorder"):
+    with pytest.raises(InfrastructureFactoryError, match="must be a JetStreamApplicationRecorder"):
         factory.application_recorder()
     factory.close()
 

@@ -134,16 +134,16 @@ def test_both_write_one_resource_and_each_version_is_written_once(
     recorder.insert_events([_stored(events[0])])
     _append_as_the_product_does(factory, [events[1]])
 
-    with pytest.raises(IntegrityError, match="is taken: the last one is 2"):
+    with pytest.raises(IntegrityError, match="already exists; its last version is 2"):
         recorder.insert_events([_stored(events[1])])
-    with pytest.raises(IntegrityError, match="would leave a gap: the next one is 3"):
+    with pytest.raises(IntegrityError, match="would leave a gap; the next version is 3"):
         recorder.insert_events([_stored(events[3])])
     assert recorder.insert_events([_stored(events[2])]) == [3]
 
 
 def test_a_resource_begins_with_version_one(factory: JetStreamFactory) -> None:
     event = _stored(_log_event(KEY, 2, HISTORY[0]))
-    with pytest.raises(IntegrityError, match="would leave a gap: the next one is 1"):
+    with pytest.raises(IntegrityError, match="would leave a gap; the next version is 1"):
         application_recorder(factory).insert_events([event])
 
 
@@ -171,7 +171,7 @@ def test_what_contradicts_its_own_envelope_is_refused(factory: JetStreamFactory)
 
 
 def test_the_log_is_neither_created_nor_tracked_in(factory: JetStreamFactory) -> None:
-    with pytest.raises(NotSupportedError, match="no place for tracking records in LOG_1"):
+    with pytest.raises(NotSupportedError, match="cannot store tracking records in LOG_1"):
         factory.process_recorder()
     factory.env["CREATE_TABLE"] = "yes"
     with pytest.raises(ProgrammingError, match="set CREATE_TABLE=no"):

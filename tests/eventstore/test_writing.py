@@ -67,7 +67,9 @@ def test_a_batch_of_many_aggregates_is_stored_whole_or_not_at_all(
     ids = [uuid4() for _ in range(100)]
     batch = [stored(i, version) for version in (1, 2) for i in ids]
 
-    with pytest.raises(IntegrityError, match=r"version 1 of .* is taken: the last one is 1"):
+    with pytest.raises(
+        IntegrityError, match=r"version 1 of .* already exists; its last version is 1"
+    ):
         recorder.insert_events([*batch, stored(taken, 1)])
     assert recorder.max_notification_id() == 1
 

@@ -63,7 +63,7 @@ def errors_are_problems(
     assert problem["status"] == response.status_code
     if case.meta is not None and case.meta.generation.mode.is_positive:
         kind = problem["type"].rsplit(":", 1)[1]
-        names_another = "the body is named" in problem["detail"]
+        names_another = "the body has the name" in problem["detail"]
         assert kind in DEPENDING_ON_THE_PAST or names_another, problem
 
 

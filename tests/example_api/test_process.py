@@ -73,7 +73,7 @@ async def test_what_was_never_started_says_so() -> None:
     process = FaultyApi()
     await process.stop()
     await process.kill()
-    with pytest.raises(ExampleApiError, match="not been started"):
+    with pytest.raises(ExampleApiError, match="was not started"):
         _ = process.url
 
 
@@ -105,7 +105,7 @@ async def test_a_database_of_something_else_is_refused(
     own_process: FaultyApi, tmp_path: Path
 ) -> None:
     (tmp_path / "example-api.db").write_text("not a database " * 1000)
-    with pytest.raises(ExampleApiError, match="cannot be used: file is not a database"):
+    with pytest.raises(ExampleApiError, match="is not usable: file is not a database"):
         await own_process.start(tmp_path)
 
 

@@ -137,7 +137,9 @@ async def test_fault_15_streams_that_do_not_fit_on_the_disk_are_refused_in_one_l
     disk.resize("64m")
     server = EmbeddedServer()
     async with connected(await server.start(disk.folder / "nats")) as nc:
-        with pytest.raises(StreamFullError, match=r"^stream INTAKE cannot be made: .*larger disk"):
+        with pytest.raises(
+            StreamFullError, match=r"^stream INTAKE cannot be created: .*larger disk"
+        ):
             await initialise(nc)
     await server.stop()
 
@@ -173,7 +175,7 @@ async def test_fault_15_up_starts_its_server_again_when_there_is_space(disk: Dis
         status, said = running.stop()
     assert status == 0, said
     events = [json.loads(line)["event"] for line in said.splitlines()]
-    told_full = events.index("the disk is full: nothing is stored until there is space")
+    told_full = events.index("the disk is full; the server stores nothing until there is space")
     assert told_full < events.index("there is space again: nats-server is started again")
 
 

@@ -62,7 +62,7 @@ async def declare_one_by_one(world: World) -> None:
 
 async def test_fault_14_a_full_intake_refuses_and_loses_nothing_that_it_took(world: World) -> None:
     await leave_room(world, INTAKE, 6_000)
-    with pytest.raises(StreamFullError, match=r"stream INTAKE takes no more: .*max_bytes"):
+    with pytest.raises(StreamFullError, match=r"stream INTAKE is full: .*max_bytes"):
         await declare_one_by_one(world)
     assert "fail: full or nearly full: INTAKE" in await doctor_says(world)
     await leave_room(world, INTAKE, -1)

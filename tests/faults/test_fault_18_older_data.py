@@ -103,8 +103,8 @@ async def test_fault_18_a_role_ends_before_it_calls_anybody_when_its_log_is_shor
     with redirect_stderr(written):
         assert report(error) == 1
     wanted = (
-        r"error: stream LOG_1 ends at \d+, and this process has read it up to \d+; the server "
-        r"has come back with older data\. .* then start it again\n"
+        r"error: stream LOG_1 ends at \d+, but this process has read it up to \d+; the server "
+        r"came back with older data\. .* then start the process again\n"
     )
     assert re.fullmatch(wanted, written.getvalue()), written.getvalue()
     assert await calls(world) == 0, "the action of the older log was tried"
@@ -209,4 +209,4 @@ async def test_fault_18_a_cluster_is_believed_only_when_it_says_so_for_long(
         watching = asyncio.create_task(ends(watch))
         await server.kill()
         await server.start(server.data_dir, port=server.port)
-        assert "ends at 1, and this process has read it up to 3" in await watching
+        assert "ends at 1, but this process has read it up to 3" in await watching

@@ -164,7 +164,7 @@ class NumberedProvider:
 
     async def create(self, action: Action) -> Effect:
         if (problem := _numbered_name_problem(action.external_name)) is not None:
-            raise PermanentError(f"nothing can be named {action.external_name!r}: {problem}")
+            raise PermanentError(f"invalid name {action.external_name!r}: {problem}")
         return _effect_by_id(await self._shapes.make(action))
 
     async def update(self, action: Action) -> Effect:
@@ -207,7 +207,7 @@ class NumberedProvider:
 
     async def _whole_name(self, action: Action) -> str | None:
         if (problem := _numbered_name_problem(action.external_name)) is not None:
-            raise PermanentError(f"nothing can be named {action.external_name!r}: {problem}")
+            raise PermanentError(f"invalid name {action.external_name!r}: {problem}")
         uid = action.uid
         if uid is None:
             found = await self._first(action.external_name)

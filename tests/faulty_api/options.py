@@ -63,7 +63,7 @@ class Options:
         name = request.query_params["name"]
         found = self._found(name)
         if found is None:
-            raise Problem(404, "no-such-shape", f"there is no shape named {name}")
+            raise Problem(404, "no-such-shape", f"no shape has the name {name}")
         self._ended[name] = (found["version"], time.time())
         return Response(status_code=204)
 

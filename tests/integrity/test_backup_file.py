@@ -78,7 +78,7 @@ async def test_an_existing_file_is_not_overwritten(
     (operator.folder / "b").write_text("precious")
     refused = await operator.runs(fresh_bus_url, "backup", "b")
     assert (refused.status, (operator.folder / "b").read_text()) == (1, "precious")
-    assert refused.err == "error: b exists already: give another name, or remove it\n"
+    assert refused.err == "error: b already exists; use another name, or remove it\n"
 
 
 async def test_a_backup_under_writes_is_a_prefix_of_the_log(
@@ -107,23 +107,26 @@ async def test_a_backup_under_writes_is_a_prefix_of_the_log(
 
 
 BAD: dict[str, tuple[Callable[[bytes], bytes], str]] = {
-    "cut": (lambda content: content[:-40], "it is cut: its end is missing"),
-    "cut in a block": (lambda content: content[: len(content) // 2], "it is cut"),
+    "cut": (lambda content: content[:-40], "it is truncated"),
+    "cut in a block": (lambda content: content[: len(content) // 2], "it is truncated"),
     "changed": (
         lambda content: (
             content[: len(content) // 2]
             + bytes([content[len(content) // 2] ^ 1])
             + content[len(content) // 2 + 1 :]
         ),
-        "it was changed",
+        "it was modified",
     ),
-    "longer": (lambda content: content + b"x", "it does not end where its footer says"),
-    "foreign": (lambda content: b"PK\3\4" + content, "it is no backup of a reconciler"),
+    "longer": (
+        lambda content: content + b"x",
+        "it does not end at the place that its footer records",
+    ),
+    "foreign": (lambda content: b"PK\3\4" + content, "it is not a backup of Reconciler"),
     "newer": (
         lambda content: content.replace(MAGIC, b"reconciler-backup 2\n", 1),
-        "it has format 2, and this release reads format 1",
+        "it has format 2, but this release reads format 1",
     ),
-    "empty": (lambda content: b"", "it is no backup of a reconciler"),
+    "empty": (lambda content: b"", "it is not a backup of Reconciler"),
 }
 
 
@@ -142,7 +145,7 @@ async def test_a_file_that_is_no_whole_backup_is_refused_before_anything_is_writ
     (operator.folder / "bad").write_bytes(spoil((operator.folder / "b").read_bytes()))
     refused = await operator.runs(other_url, "restore", "bad")
     assert refused.status == 1
-    assert refused.err.startswith("error: bad cannot be used: ")
+    assert refused.err.startswith("error: bad is not usable as a backup: ")
     assert told in refused.err
     assert refused.err.count("\n") == 1
     assert "no event log yet" in (await operator.runs(other_url, "get")).err
@@ -168,7 +171,7 @@ async def test_the_beginning_of_the_same_log_is_completed_and_another_log_is_ref
 
     longer = await operator.runs(other_url, "restore", "early")
     assert longer.status == 1
-    assert f"give --replace {log.log_id}" in longer.err
+    assert f"use --replace {log.log_id}" in longer.err
     assert await find_log(nc) == before
     wrong = await operator.runs(other_url, "restore", "early", "--replace", "another")
     assert "nothing was changed" in wrong.err

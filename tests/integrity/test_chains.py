@@ -93,7 +93,11 @@ CASES: list[tuple[Problem, Damages, str]] = [
     ("Repeated", lambda s: renumbered([*s[:2], s[1], *s[2:]]), "expected event 3, found event 2"),
     ("OutOfOrder", lambda s: renumbered([*s[:2], s[0], *s[2:]]), "expected event 3, found event 1"),
     ("Changed", _changed, "expected event 3 with digest"),
-    ("Unreadable", lambda s: [*s[:2], replace(s[2], payload=b"?"), *s[3:]], "not an event"),
+    (
+        "Unreadable",
+        lambda s: [*s[:2], replace(s[2], payload=b"?"), *s[3:]],
+        "not a valid log event",
+    ),
     ("Unreadable", _of_a_newer_release, "ShapeTeleported"),
     ("Misplaced", _misplaced, "found event 1 of default/Shape/bar"),
     (
@@ -145,7 +149,7 @@ def test_a_position_without_an_event_is_missing_whoever_it_belonged_to() -> None
     chains.end(3)
     assert damage == []
     chains.end(5)
-    assert "events at positions 4 to 5, found nothing there" in str(damage[0])
+    assert "events at positions 4 to 5, found no event" in str(damage[0])
 
 
 def test_what_belongs_to_no_resource_is_told() -> None:

@@ -120,13 +120,16 @@ async def test_a_changed_byte_holds_one_resource_and_the_newest_backup_repairs_i
     await world.until(is_kept, "the declaration is kept as a dead letter")
     (letter,) = await world.dead_letters()
     assert letter.stage == "decision"
-    assert "the resource is held, its log is damaged: default/Shape/foo, position" in letter.reason
+    assert (
+        "the resource is held because its log is damaged: default/Shape/foo, position"
+        in letter.reason
+    )
     assert await world.human.effects("foo") == effects, "nothing is done for a held resource"
     await world.stop_reconciler()
 
     refused = await operator.runs(url, "restore", "sound")
     assert refused.status == 1
-    assert f"give --replace {world.log.log_id}" in refused.err
+    assert f"use --replace {world.log.log_id}" in refused.err
     repaired = await operator.succeeds(
         url, "restore", "sound", "--replace", world.log.log_id, "-o", "json"
     )

@@ -62,9 +62,9 @@ async def test_nothing_to_append(nc: Client) -> None:
 
 
 async def test_an_expectation_must_cover_the_subject(nc: Client, stream: str) -> None:
-    with pytest.raises(ValueError, match="doesn't cover"):
+    with pytest.raises(ValueError, match="does not match"):
         await append(nc, [message(f"{stream}.a.made", b"", f"{stream}.b.>", 0)])
-    with pytest.raises(ValueError, match="below 0"):
+    with pytest.raises(ValueError, match="must be at least 0"):
         await append(nc, [message(f"{stream}.a.made", b"", f"{stream}.a.>", -1)])
 
 

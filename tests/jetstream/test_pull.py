@@ -274,6 +274,6 @@ async def test_a_consumer_that_was_made_anew_while_nothing_was_asked_is_an_error
     await delete_consumer(nc, stream, "c")
     await make_consumer(nc, stream, "c")
     group.done(first)
-    with pytest.raises(NotFoundOnBusError, match="made anew"):
+    with pytest.raises(NotFoundOnBusError, match="recreated"):
         await group.next_batch()
     await group.close()

@@ -31,7 +31,7 @@ from tests.simulation.vault import Vault, without_values
 PERSON = "person"
 """The source of what people publish in the simulation."""
 
-_CIRCLE = "each would wait for the "
+_CIRCLES = ("each would wait for the other", "the references form a cycle")
 
 
 class Witness:
@@ -178,7 +178,7 @@ class SimulatedTruth:
         if traits.addresses:
             inbox = f"_INBOX.{message.message_id}"
             answers = [each for to, each in self.history.answers or () if to == inbox]
-            is_refused = any(_CIRCLE in each.message for each in answers)
+            is_refused = any(each in answer.message for answer in answers for each in _CIRCLES)
             return is_refused and self._may_close_a_circle(key.name)
         defined = (each.stored_at for each in log if each.event.key.kind == KIND_DEFINITION_KIND)
         return message.stored_at <= next(defined, float("inf"))

@@ -116,7 +116,7 @@ class Network:
             async with asyncio.timeout(PATIENCE_SECONDS):
                 return await answer
         except TimeoutError:
-            raise BusUnavailableError(f"{what}: no answer in time") from None
+            raise BusUnavailableError(f"{what}: no response before the timeout") from None
 
     def send(self, what: Sort, operation: Callable[[], object]) -> None:
         """Tell the bus something that it does not answer, such as an acknowledgement."""

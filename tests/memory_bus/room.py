@@ -21,5 +21,5 @@ class Room:
         if self._left is None:
             return
         if messages > self._left:
-            raise StreamFullError(f"stream {self._stream} takes no more: maximum messages exceeded")
+            raise StreamFullError(f"stream {self._stream} is full: maximum messages exceeded")
         self._left -= messages

@@ -197,7 +197,7 @@ async def test_a_record_waits_until_its_configuration_is_of_its_provider(
     await world.configure(api_config(world.human.url), name="zone")  # an API of resources
     await world.declare_all([record("10.0.0.1")])
     held = await world.until_outcome(key, "Held", reason="WrongProvider")
-    assert "Record needs 'records'" in held.message
+    assert "Record requires 'records'" in held.message
 
     await world.tell(key, Withdrawn())
     await world.until_outcome(key, "Deleted", generation=2)

@@ -115,7 +115,7 @@ async def test_a_deletion_waits_for_a_person_then_for_the_attachment_then_for_it
     assert "all data of disk data" in held.message
     await with_disks.tell(disk().key, Approved("DataLoss"), "approval")
     waiting = await with_disks.until_outcome(disk().key, "Degraded")
-    assert f"mounted at {place}: it is deleted when it is detached" in waiting.message
+    assert f"mounted at {place}; Reconciler deletes it after it is detached" in waiting.message
 
     user = subprocess.Popen(["cat"], stdin=subprocess.PIPE, cwd=place)  # noqa: ASYNC220
     try:
@@ -188,7 +188,7 @@ async def test_a_disk_without_space_is_given_up_when_a_smaller_one_is_declared(
 ) -> None:
     await with_disks.declare_all([disk(size=1 << 50)])
     waiting = await with_disks.until_outcome(disk().key, "Degraded")
-    assert "bytes more, and" in waiting.message
+    assert "more bytes are required, but" in waiting.message
     await with_disks.declare_all([disk()])
     await ready(with_disks, disk().key, 2)
     assert [each.name for each in (disk_root / "images").iterdir()] == ["data.img"]
@@ -205,7 +205,7 @@ async def test_a_deleted_image_is_rescued_from_its_device_and_adopted(
     image.unlink()
     lost = await with_disks.until_outcome(disk().key, "Degraded")
     (device,) = (each.path for each in left(disk_root)[1])
-    assert f"its bytes are in {device} alone" in lost.message
+    assert f"its bytes remain only in {device}" in lost.message
 
     await asyncio.to_thread(run, "umount", file.parent)
     await asyncio.to_thread(run, "dd", f"if={device}", f"of={rescued}", "bs=1M")

@@ -211,7 +211,7 @@ async def test_a_strangers_name_is_a_conflict_and_a_missing_image_is_waited_for(
     await docked.declare_all([conflicting, missing])
     await docked.until_outcome(conflicting.key, "Conflict")
     waiting = await docked.until_outcome(missing.key, "Degraded")
-    assert "is not on this Engine" in waiting.message
+    assert "does not exist on this Engine" in waiting.message
 
     hands.import_image(f"reconciler-test:{prefix.lower()}", 'CMD ["/bin/sleep", "9999"]')
     await ready(docked, missing.key)

@@ -123,7 +123,7 @@ async def test_a_listing_that_lacks_an_item_proves_nothing(told: World):
 
     await send(world, [began, *items, ListingCompleted(3)])
 
-    await nothing_came_of_it(world, position, "2 objects came, but 3 were sent")
+    await nothing_came_of_it(world, position, "the listing has 2 objects, but its end announces 3")
 
 
 async def test_an_item_that_came_twice_does_not_stand_for_one_that_did_not_come(told: World):
@@ -134,21 +134,21 @@ async def test_an_item_that_came_twice_does_not_stand_for_one_that_did_not_come(
 
     await send(world, [began, first, second, second, ListingCompleted(3)])
 
-    await nothing_came_of_it(world, position, "2 objects came, but 3 were sent")
+    await nothing_came_of_it(world, position, "the listing has 2 objects, but its end announces 3")
 
 
 async def test_a_listing_without_its_beginning_is_refused(told: World):
     position = await told.log_position()
     items = [ListingItem(each) for each in await seen(told)]
     await send(told, [*items, ListingCompleted(3)])
-    await nothing_came_of_it(told, position, "its beginning did not come")
+    await nothing_came_of_it(told, position, "the start of the listing is missing")
 
 
 @pytest.mark.parametrize("prefix", [None, "team-1"])
 async def test_a_listing_of_another_scope_proves_nothing(told: World, prefix: str | None):
     position = await told.log_position()
     await whole(told, await seen(told, "team-2", "team-3"), prefix=prefix)
-    await nothing_came_of_it(told, position, "it is of scope prefix=")
+    await nothing_came_of_it(told, position, "the listing has the scope prefix=")
 
 
 async def test_an_object_outside_of_the_exclusive_scope_is_not_reached_through_a_listing(
@@ -159,7 +159,9 @@ async def test_an_object_outside_of_the_exclusive_scope_is_not_reached_through_a
 
     await whole(world, await seen(world))
 
-    await nothing_came_of_it(world, position, "'somebody-elses' is not of its scope")
+    await nothing_came_of_it(
+        world, position, "the object 'somebody-elses' is outside the scope of the listing"
+    )
     assert await world.human.finds("somebody-elses")
 
 
@@ -194,14 +196,16 @@ async def test_a_listing_for_nobody_is_refused(told: World):
     await told.nc.request(subject, encode_listing_part("p", "them", began, time=now()))
     await nothing_came_of_it(told, position, "'nowhere' is not declared")
     await told.nc.request(listing("default", "Shape", "s-2"), b"not JSON")
-    await nothing_came_of_it(told, position, "could not be read")
+    await nothing_came_of_it(told, position, "the listing has an unreadable part")
     await whole(told, await seen(told), kind="Blob")
-    await nothing_came_of_it(told, position, "it says default.Blob")
+    await nothing_came_of_it(told, position, "the listing is of default.Blob")
 
 
 def test_an_object_without_the_labels_of_the_scope_is_refused():
     began = ListingBegan("default", "Shape", 1, labels={"team": "a"})
     assembler = ListingAssembler(began, None)
     assembler.add([ExternalObject("mine", {}, labels={"team": "a", "more": "x"})])
-    with pytest.raises(ListingRefusedError, match="'theirs' is not of its scope"):
+    with pytest.raises(
+        ListingRefusedError, match="the object 'theirs' is outside the scope of the listing"
+    ):
         assembler.add([ExternalObject("theirs", {}, labels={"team": "b"})])

@@ -196,7 +196,7 @@ async def test_nothing_is_concluded_where_the_end_of_the_log_is_not_known() -> N
         raise TimeoutError
 
     stage = Stage(Api("x"), never)
-    with pytest.raises(ListingRefusedError, match="not read up to its end"):
+    with pytest.raises(ListingRefusedError, match="not read the log up to its end"):
         await stage.observer.list_once("default", "Shape")
     assert not stage.intake.observed
 
@@ -225,7 +225,7 @@ async def test_nothing_is_concluded_from_what_another_configuration_listed(
     scope = replace(EXCLUSIVE.scope, **changed)
     new = {"default": replace(EXCLUSIVE, scope=scope)}
     api.meanwhile = lambda: stage.configurations.by_name.update(new)
-    with pytest.raises(ListingRefusedError, match="changed meanwhile"):
+    with pytest.raises(ListingRefusedError, match="changed during the listing"):
         await stage.observer.list_once("default", "Shape")
     assert not stage.intake.observed
 
@@ -235,7 +235,7 @@ async def test_nothing_is_concluded_for_a_configuration_that_was_withdrawn_meanw
         stage.configurations.by_name.clear()
 
     stage = Stage(Api("x"), withdrawn)
-    with pytest.raises(ListingRefusedError, match="withdrawn meanwhile"):
+    with pytest.raises(ListingRefusedError, match="withdrawn during the listing"):
         await stage.observer.list_once("default", "Shape")
     assert not stage.intake.observed
 
@@ -287,6 +287,6 @@ async def test_a_scope_that_is_narrowed_while_a_listing_is_compared_reaches_no_f
 
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(narrow())
-        with pytest.raises(ListingRefusedError, match="changed meanwhile"):
+        with pytest.raises(ListingRefusedError, match="changed during the listing"):
             await stage.observer.list_once("default", "Shape")
     assert not stage.intake.observed

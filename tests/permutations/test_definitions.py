@@ -32,7 +32,7 @@ async def test_a_definition_outlives_the_processes_and_its_resources_outlive_it(
     assert (await world.ask(DEFINITION, Withdrawn())).accepted
 
     refused = await world.ask(ONE, Declared(badge(ONE, "blue")))
-    assert refused.message == "the definition of 'Badge' was withdrawn: define it again"
+    assert refused.message == "kind 'Badge': its KindDefinition was withdrawn; declare it again"
     await world.restart_reconciler()
     await world.tell(ONE, Withdrawn())
     await world.until_outcome(ONE, "Deleted")

@@ -20,7 +20,7 @@ async def test_21_create_only_makes_once_and_then_only_reports(world: World):
 
     async def says_it_is_gone() -> bool:
         status = await world.status("foo")
-        return status is not None and "would create it again" in status.message
+        return status is not None and "would recreate it" in status.message
 
     await world.until(says_it_is_gone, "the status says that it is gone")
     await world.observed_again()

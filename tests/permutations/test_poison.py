@@ -47,7 +47,10 @@ async def test_a_message_that_always_fails_is_parked_and_a_retry_decides_it_in_t
     await world.until_outcome("foo", "Converged", generation=2)
     (letter,) = await letters_of(world, resource=FOO)
     assert (letter.record.stage, letter.sender, letter.state) == ("decision", ACTOR, "Open")
-    assert letter.record.reason == "deciding it failed: ZeroDivisionError: purple is too much"
+    assert (
+        letter.record.reason
+        == "deciding the resource failed: ZeroDivisionError: purple is too much"
+    )
     declared = [
         each.fields["color"] for each in await world.facts("foo") if isinstance(each, SpecDeclared)
     ]
@@ -55,7 +58,7 @@ async def test_a_message_that_always_fails_is_parked_and_a_retry_decides_it_in_t
     assert (await world.outcomes(FOO))[-1].outcome in ("Converged", "Rejected")
 
     monkeypatch.setattr(decide, "facts_of", really)
-    with pytest.raises(LetterRefusedError, match="something newer was declared by team-a"):
+    with pytest.raises(LetterRefusedError, match="team-a made a newer declaration"):
         await world.client.retry_dead_letter(letter)
     assert await world.client.dead_letters() == [letter]
 
@@ -83,7 +86,7 @@ async def test_a_retry_decides_what_was_parked_once_the_cause_is_gone(
         ACTOR,
         retried.position,
     )
-    with pytest.raises(LetterRefusedError, match="it was retried by team-a"):
+    with pytest.raises(LetterRefusedError, match="it was already retried by team-a"):
         await world.client.retry_dead_letter(handled)
     again = await world.client.retry_dead_letter(handled, force=True)
     assert again.answer is not None
@@ -124,7 +127,7 @@ async def test_an_object_too_long_to_be_observed_is_told_once_and_the_rest_is_se
 
     (letter,) = await world.client.dead_letters()
     assert (letter.record.stage, letter.resource) == ("observation", shape("whale"))
-    assert "object 'whale' of 'default' has 3" in letter.record.reason
+    assert "object 'whale' of 'default': its 3" in letter.record.reason
     seen = msgspec.json.decode(letter.payload, type=ExternalObject)
     assert seen.labels == WHALE
 

@@ -120,7 +120,7 @@ async def test_a_circle_of_several_is_refused_by_the_states_of_those_referred_to
     refused = await example.ask(key("c"), file("c", needs="a"))
     assert (refused.accepted, refused.reason) == (False, "Circle")
     way = "default/File/c → default/File/a → default/File/b → default/File/c"
-    assert refused.message == f"each would wait for the next: {way}: leave one out"
+    assert refused.message == f"the references form a cycle, {way}; remove one of them"
     assert (await example.ask(key("b"), file("b", needs="d"))).accepted
     answer = await example.ask(key("c"), file("c", needs="a"))
     assert answer.accepted, "what was redeclared does not count any more"

@@ -30,7 +30,7 @@ async def test_14_a_failing_api_is_left_alone_and_everybody_is_told_why(world: W
     await world.declare("foo")
     told = await until_breaker(world, "Degraded")
     assert told.reason == "BreakerOpen"
-    assert "failures in a row" in told.message
+    assert "consecutive failures" in told.message
 
     async def foo_waits_for_the_breaker() -> bool:
         recorded = await world.outcomes(shape("foo"))

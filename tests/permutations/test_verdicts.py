@@ -73,7 +73,7 @@ async def test_11_by_prefix_a_name_that_does_not_begin_so_is_refused(bare_world:
     await world.declare("foo")
 
     refused = await world.until_outcome("foo", "Rejected")
-    assert "must begin with 'our-'" in refused.message
+    assert "must start with 'our-'" in refused.message
     assert await world.human.effects() == []
 
 

@@ -70,7 +70,7 @@ def test_a_refusal_that_says_when_to_come_back_is_tried_again_then() -> None:
 
 def test_a_refusal_says_which_call_and_why() -> None:
     error = refusal(answered(422, b'{"type": "about:blank", "detail": "no such color"}'))
-    assert str(error) == "PUT https://api.example/shapes was answered 422: no such color"
+    assert str(error) == "PUT https://api.example/shapes returned 422: no such color"
 
 
 @pytest.mark.parametrize(

@@ -93,20 +93,26 @@ async def updated(routes: Provider, thing: ExternalObject, **fields: Any) -> Ext
     ("fields", "why"),
     [
         ({}, "missing required field `backends`"),
-        ({"backends": ["nobody"]}, "'nobody' is no address:port, such as 10.0.0.7:8080"),
+        (
+            {"backends": ["nobody"]},
+            "'nobody' must have the form ADDRESS:PORT, such as 10.0.0.7:8080",
+        ),
         ({"backends": ["a:0"]}, "'a:0' is no address:port"),
-        ({"backends": ["a:65536"]}, "no address:port"),
-        ({"backends": ["{env.HOME}:80"]}, "no address:port"),
+        ({"backends": ["a:65536"]}, "must have the form ADDRESS:PORT"),
+        ({"backends": ["{env.HOME}:80"]}, "must have the form ADDRESS:PORT"),
         ({"backends": [{"address": "a"}]}, "missing required field `port`"),
-        ({"backends": [], "hosts": ["a.org:80"]}, "'a.org:80' is no host: write www.example.org"),
-        ({"backends": [], "hosts": ["a.*.org"]}, "is no host"),
-        ({"backends": [], "hosts": ["{http.x}"]}, "is no host"),
+        (
+            {"backends": [], "hosts": ["a.org:80"]},
+            "'a.org:80' is not a host; use a value such as www.example.org",
+        ),
+        ({"backends": [], "hosts": ["a.*.org"]}, "is not a host"),
+        ({"backends": [], "hosts": ["{http.x}"]}, "is not a host"),
         ({"backends": [], "paths": ["api"]}, "paths"),
         ({"backends": [], "paths": ["/a*"]}, "paths"),
         ({"backends": [], "paths": ["/{x}"]}, "paths"),
         ({"backends": [], "path": "/"}, "did you mean paths?"),
         ({"backends": [], "balancing": "rand"}, "balancing"),
-        ({"backends": [], "tls": {"certificateFile": "/a", "keyFile": "/b"}}, "for which hosts"),
+        ({"backends": [], "tls": {"certificateFile": "/a", "keyFile": "/b"}}, "requires hosts"),
         ({"backends": [], "tls": {"certificateFile": "a", "keyFile": "/b"}}, "certificateFile"),
         ({"backends": [], "healthCheck": {"path": "/", "interval": 1}}, "unknown field"),
         ({"backends": [], "flaws": ["order"]}, "unknown field `flaws`"),
@@ -172,7 +178,7 @@ async def test_of_two_with_one_host_and_path_the_second_is_not_ready_and_says_wh
     assert ROUTE.ready(first.fields, first).is_ready
     is_ready, reason, message = ROUTE.ready(second.fields, second)
     assert (is_ready, reason) == (False, "Shadowed")
-    assert message == "first is asked before it, with the same host and path"
+    assert message == "first comes first and matches the same host and path"
     await routes.delete(upon(action("Delete", "first", {}), first))
     assert ROUTE.ready(second.fields, await seen(routes, "second")).is_ready
     nobody = await made(routes, "nobody", hosts=["c.example.org"], backends=[])
@@ -256,7 +262,7 @@ async def test_routes_of_others_are_listed_as_theirs_and_what_is_no_route_is_not
     with pytest.raises(ConflictError) as caught:
         await made(routes, "theirs")
     assert caught.value.obstacle == found["theirs"]
-    with pytest.raises(NothingDoneError, match="the id 'nested' is that of something else"):
+    with pytest.raises(NothingDoneError, match="the id 'nested' is belongs, or belonged until now"):
         await made(routes, "nested")
     before = await hands.sees(f"{SERVERS}/http/routes")
     ours = await made(routes, "ours")
@@ -307,7 +313,7 @@ async def test_an_edit_between_look_and_write_is_not_overwritten(
     assert edited is not None
     edited["terminal"] = False
     token = CALL_PERMIT.set(EditBefore(hands, edited, request=4))
-    with pytest.raises(TransientError, match="changed while it was to be written"):
+    with pytest.raises(TransientError, match="was changed during the write"):
         await updated(routes, ours, hosts=["b.example.org"])
     CALL_PERMIT.reset(token)
     assert await hands.find("ours") == edited
@@ -403,7 +409,9 @@ async def test_a_caddy_without_a_configuration_is_waited_for(
     try:
         assert await listing(routes, Scope()) == []
         for call in (routes.read("ours"), made(routes, "ours")):
-            with pytest.raises(TransientError, match=r"load one with apps\.http\.servers"):
+            with pytest.raises(
+                TransientError, match=r"load a configuration with apps\.http\.servers"
+            ):
                 await call
     finally:
         await hands.does("PUT", "/config/apps", before)
@@ -465,8 +473,8 @@ async def test_files_that_cannot_be_used_take_nothing_away_and_hinder_no_other_c
     other = authority.issue_cert("a.example.org").private_key_pem.bytes()
     for content, why in (
         (other, "KEY_VALUES_MISMATCH"),
-        (b"\xff", "no PEM file"),
-        (None, "cannot be read: No such file"),
+        (b"\xff", "not a PEM file"),
+        (None, "cannot read .*: No such file"),
     ):
         put(tls["keyFile"], content)
         found = await seen(routes, "ours")

@@ -113,15 +113,15 @@ def leaf(folder: Path) -> x509.Certificate:
 @pytest.mark.parametrize(
     ("fields", "problem"),
     [
-        ({"issuer": "own"}, "give commonName, dnsNames or ipAddresses"),
+        ({"issuer": "own"}, "set at least one of commonName, dnsNames and ipAddresses"),
         ({"issuer": "own", "dnsNames": ["a b"]}, "'a b' is no DNS name"),
         ({"issuer": "own", "ipAddresses": ["1.2.3"]}, "1.2.3"),
         ({**WEB, "duration": "3 weeks"}, "duration"),
-        ({**WEB, "duration": "1h", "renewBefore": "60m"}, "not less than duration"),
+        ({**WEB, "duration": "1h", "renewBefore": "60m"}, "must be less than duration"),
         ({**WEB, "keyAlgorithm": "RSA-1024"}, "keyAlgorithm"),
-        ({**WEB, "folder": "../etc"}, "beneath the root"),
-        ({**WEB, "folder": "/etc"}, "beneath the root"),
-        ({**WEB, "folder": f"{STORE}/issuers"}, "beneath the root"),
+        ({**WEB, "folder": "../etc"}, "below the root"),
+        ({**WEB, "folder": "/etc"}, "below the root"),
+        ({**WEB, "folder": f"{STORE}/issuers"}, "below the root"),
         ({**WEB, "isuer": "x"}, "unknown field `isuer`"),
     ],
 )
@@ -133,14 +133,17 @@ def test_what_cannot_be_a_certificate_is_refused(fields: Fields, problem: str) -
 @pytest.mark.parametrize(
     ("fields", "problem"),
     [
-        ({}, "give ownCa or acme"),
+        ({}, "exactly one of ownCa and acme"),
         ({**OWN_CA, "acme": {}}, "acme"),
-        ({"acme": {"directory": "http://ca.test", "http01": {}}}, "listen or folder"),
+        (
+            {"acme": {"directory": "http://ca.test", "http01": {}}},
+            "exactly one of listen and folder",
+        ),
         ({"acme": {"directory": "http://ca.test", "http01": {"folder": "a"}}}, "https://"),
         ({"acme": {"directory": "https://ca.test", "http01": {"folder": "a"}}}, "acceptTerms"),
         ({"acme": {"directory": "https://u@ca.test", "http01": {"folder": "a"}}}, "https://"),
         ({"acme": {"directory": "https://c", "http01": {"listen": "localhost:1"}}}, "ADDRESS:PORT"),
-        ({"acme": {"directory": "https://c", "http01": {"folder": "../x"}}}, "beneath the root"),
+        ({"acme": {"directory": "https://c", "http01": {"folder": "../x"}}}, "below the root"),
     ],
 )
 def test_what_cannot_be_an_issuer_is_refused(fields: Fields, problem: str) -> None:
@@ -176,11 +179,11 @@ def test_the_kinds_load_without_their_libraries_and_their_providers_say_what_to_
     lines = told.stdout.splitlines()
     assert len(lines) == 2
     for line in lines:
-        assert "pip install 'event-sourced-reconciler[certificates]'" in line
+        assert "run pip install 'event-sourced-reconciler[certificates]'" in line
 
 
 async def test_a_root_is_a_file_url() -> None:
-    with pytest.raises(ConfigurationError, match="file:///some/root; who signs says an Issuer"):
+    with pytest.raises(ConfigurationError, match="file:///some/root; declare an Issuer"):
         CertificatesProvider(ProviderConfigSpec("certificates", "https://ca.test/dir"), Secrets())
 
 
@@ -396,13 +399,15 @@ async def test_a_folder_of_others_is_never_written_to_and_nothing_is_ordered_for
     await make_issuer(root, "own", OWN_CA)
     (root / "web").mkdir()
     (root / "web/tls.key").write_text("theirs")
-    with pytest.raises(PermanentError, match=r"web/tls\.key is there, and not ours"):
+    with pytest.raises(
+        PermanentError, match=r"web/tls\.key already exists and Reconciler did not create it"
+    ):
         await provider.create(create())
     assert (root / "web/tls.key").read_text() == "theirs"
     assert await provider.read("web") is None
 
     await provider.create(create({**WEB, "folder": "one"}, "first"))
-    with pytest.raises(PermanentError, match="has the files of certificate 'first'"):
+    with pytest.raises(PermanentError, match="contains the files of certificate 'first'"):
         await provider.create(create({**WEB, "folder": "one"}, "second"))
 
     (root / "out").symlink_to(tmp_path)
@@ -485,7 +490,7 @@ async def test_an_authority_that_lost_its_key_is_no_authority_and_never_made_ane
         assert now is not None
         assert now.fields["problems"] == ["KeyMissing"]
         again = upon(action("Update", "own", ISSUER.checked_fields(OWN_CA)), now)
-        with pytest.raises(PermanentError, match="has lost its key"):
+        with pytest.raises(PermanentError, match="its key is missing"):
             await issuers.update(again)
     assert authority.uid == now.uid
 
@@ -513,7 +518,7 @@ async def test_an_authority_whose_certificate_is_lost_signs_it_anew_with_its_key
 
 
 async def test_an_issuer_that_is_not_there_is_waited_for(provider: CertificatesProvider) -> None:
-    with pytest.raises(NothingDoneError, match="issuer 'own' is not there"):
+    with pytest.raises(NothingDoneError, match="issuer 'own' does not exist"):
         await provider.create(create())
 
 
@@ -525,7 +530,7 @@ async def test_two_calls_at_once_are_one(root: Path, provider: CertificatesProvi
     )
     refused = [each for each in answers if isinstance(each, TransientError)]
     assert len(refused) == 1
-    assert "another call works on 'web'" in str(refused[0])
+    assert "another call uses 'web'" in str(refused[0])
 
 
 # --- ACME
@@ -652,7 +657,7 @@ async def test_a_limit_is_obeyed_to_its_second_whatever_action_comes_next(
     asked = len(gate.asked)
 
     other = {**OVER_ACME, "dnsNames": ["web.test", "more.test"]}
-    with pytest.raises(NotCalledError, match="nothing is ordered before") as held:
+    with pytest.raises(NotCalledError, match="no order before") as held:
         await provider.update(update(before, other))
     assert 3590 < (held.value.retry_after_seconds or 0) <= 3600
     assert len(gate.asked) == asked, "nobody asked again"
@@ -684,7 +689,7 @@ def test_a_token_of_an_authority_never_becomes_a_path(token: str) -> None:
         ca_file=None,
         timeout_seconds=1,
     )
-    with pytest.raises(PermanentError, match="a token that is none"):
+    with pytest.raises(PermanentError, match="an invalid token"):
         client.answer_of(Challenge("http-01", "https://ca.test/1", token=token))
     client.close()
 
@@ -695,7 +700,7 @@ async def test_a_name_that_cannot_be_shown_to_be_ours_is_said_and_tried_with_ano
 ) -> None:
     await use(root, gate, http01={"folder": "challenges"})  # where nobody serves it
     wanted = create(OVER_ACME)
-    with pytest.raises(TransientError, match=r"web\.test: .*another one follows") as refused:
+    with pytest.raises(TransientError, match=r"web\.test: .*a new order follows") as refused:
         await provider.create(wanted)
     assert refused.value.status == 424
     assert list((root / "challenges").iterdir()) == [], "the answer is taken away again"
@@ -718,9 +723,9 @@ async def test_an_answer_in_a_folder_is_found_where_a_web_server_shows_it(
 @pytest.mark.parametrize(
     ("fields", "problem"),
     [
-        ({"commonName": "other.test"}, "none of dnsNames"),
-        ({"dnsNames": ["*.web.test"]}, "cannot be shown to be ours over HTTP"),
-        ({"dnsNames": [], "commonName": "web.test"}, "none of dnsNames"),
+        ({"commonName": "other.test"}, "ACME requires it in dnsNames"),
+        ({"dnsNames": ["*.web.test"]}, "HTTP validation does not support wildcards"),
+        ({"dnsNames": [], "commonName": "web.test"}, "ACME requires it in dnsNames"),
     ],
 )
 async def test_what_acme_cannot_order_is_refused_before_anything_is_asked(
@@ -737,7 +742,9 @@ async def test_an_authority_that_is_not_trusted_is_not_talked_to(
     root: Path, gate: AcmeGate, pebble: Certificates
 ) -> None:
     trust(pebble, root)  # the gate has another certificate
-    with pytest.raises(TransientError, match=r"spec\.acme\.caFile names whom to trust") as refused:
+    with pytest.raises(
+        TransientError, match=r"set spec\.acme\.caFile to the authority to trust"
+    ) as refused:
         await make_issuer(root, "acme", acme(pebble, gate.directory))
     assert refused.value.status == 424
     async with issuers_in(root) as issuers:

@@ -182,7 +182,7 @@ async def test_a_secret_is_in_the_environment_and_shown_as_a_digest_only(case: C
     assert found is not None
     assert f"PASSWORD={PLANTED}" in found["Config"]["Env"]
     assert PLANTED not in repr(found["Config"]["Labels"])
-    with pytest.raises(ConfigurationError, match="is not in store"):
+    with pytest.raises(ConfigurationError, match="is missing in store"):
         await case.made("-other", env={"PASSWORD": {"$secret": "none"}})
 
 
@@ -224,7 +224,7 @@ async def test_our_own_labels_cannot_be_declared(case: Case, label: str) -> None
     create = action("Create", case.prefix, case.fields())
     create.labels[label] = "x"
     try:
-        with pytest.raises(PermanentError, match="the reconciler's own"):
+        with pytest.raises(PermanentError, match="reserved for Reconciler"):
             await case.containers.create(create)
     finally:
         del create.labels[label]
@@ -289,8 +289,11 @@ async def test_a_creation_that_is_cut_at_any_request_is_gone_on_with(case: Case)
 
 async def test_what_is_missing_is_named_and_nothing_is_made(case: Case) -> None:
     cases: list[tuple[Fields, str]] = [
-        ({"image": "nowhere/none:1"}, "image 'nowhere/none:1' is not on this Engine"),
-        ({"mounts": [{"target": "/d", "source": f"{case.prefix}-typo"}]}, "there is no volume"),
+        ({"image": "nowhere/none:1"}, "image 'nowhere/none:1' does not exist on this Engine"),
+        (
+            {"mounts": [{"target": "/d", "source": f"{case.prefix}-typo"}]},
+            "volume .* does not exist",
+        ),
         ({"networks": [{"name": f"{case.prefix}-typo"}]}, "network .*-typo not found"),
         ({"mounts": [{"target": "/d", "type": "bind", "source": "/nowhere"}]}, "/nowhere"),
     ]
@@ -676,7 +679,7 @@ def test_an_endpoint_that_is_none_is_refused(endpoint: str) -> None:
         ({}, "image"),
         ({"image": "x", "memory": 1}, "unknown field"),
         ({"image": "x", "maxRestarts": 3}, "on-failure"),
-        ({"image": "x", "mounts": [{"target": "/a"}]}, "have a source"),
+        ({"image": "x", "mounts": [{"target": "/a"}]}, "required for a volume and a bind"),
         ({"image": "x", "mounts": [{"target": "/a", "type": "tmpfs", "source": "b"}]}, "source"),
         ({"image": "x", "mounts": [{"target": "/a", "type": "bind", "source": "b"}]}, "folder"),
         ({"image": "x", "networks": [{"name": "host"}, {"name": "b1"}]}, "alone"),

@@ -130,7 +130,10 @@ def drift(seen: ExternalObject, fields: Fields) -> list[str]:
         ({"content": "a", "mode": 420}, "mode"),
         ({"content": "a", "owner": "a:b"}, "owner"),
         ({}, "content"),
-        ({"content": "ä" * (MAX_CONTENT_BYTES // 2 + 1)}, "at most 1048576 bytes"),
+        (
+            {"content": "ä" * (MAX_CONTENT_BYTES // 2 + 1)},
+            "at most 1048576 bytes",
+        ),
         ({"content": {"$secret": "not a name"}}, "never the secret itself"),
     ],
 )
@@ -295,9 +298,9 @@ async def test_no_link_is_followed(files: FileProvider, root: Path, tmp_path: Pa
         files.delete(upon(action("Delete", seen.name, {}), seen)),
         files.read("etc/app.ini"),
     ):
-        with pytest.raises(PermanentError, match="'etc' on the way is a symbolic link"):
+        with pytest.raises(PermanentError, match="'etc' in the path is a symbolic link"):
             await call
-    with pytest.raises(PermanentError, match="neither followed nor replaced"):
+    with pytest.raises(PermanentError, match="neither follows nor replaces"):
         await files.create(create("here"))
     assert (await files.delete(action("Delete", "here", {}))).absent
     assert (outside / "app.ini").read_text() == "theirs\n"
@@ -438,7 +441,7 @@ async def test_a_call_that_still_runs_under_the_key_is_not_disturbed(
     monkeypatch.setattr(os, "link", slow)
     first = asyncio.create_task(files.create(write))
     await asyncio.to_thread(reached.wait, 10)
-    with pytest.raises(TransientError, match="still runs"):
+    with pytest.raises(TransientError, match="still running"):
         await files.create(write)
     go_on.set()
     assert (await first).object == await files.read("etc/app.ini")
@@ -607,7 +610,7 @@ async def test_a_private_file_of_plain_content_is_as_declared(files: FileProvide
 
 
 async def test_a_secret_that_is_not_there_is_told(files: FileProvider, root: Path) -> None:
-    with pytest.raises(ConfigurationError, match="'db' is not in store"):
+    with pytest.raises(ConfigurationError, match="'db' is missing in store"):
         await files.create(create(fields=SECRET))
     assert names_in(root) == [ROOT_MARKER]
 
@@ -636,7 +639,7 @@ async def test_a_root_that_is_missing_or_empty_proves_nothing(
         lambda: files.create(create("other")),
         lambda: files.delete(upon(action("Delete", seen.name, {}), seen)),
     ):
-        with pytest.raises(TransientError, match="is its disk mounted"):
+        with pytest.raises(TransientError, match="check that its disk is mounted"):
             await call()
     mount_again(aside, root)
     assert await files.read("app.ini") == seen
@@ -722,7 +725,7 @@ async def test_a_disk_that_hangs_is_not_waited_for(
         return 1
 
     monkeypatch.setattr(os, "write", hanging)
-    with pytest.raises(UnknownResultError, match="did not answer in time"):
+    with pytest.raises(UnknownResultError, match="did not respond before the timeout"):
         await files.create(create())
     go_on.set()
 

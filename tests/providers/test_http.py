@@ -205,7 +205,7 @@ async def test_who_waits_for_his_turn_while_it_is_closed_calls_nothing() -> None
         await permit.asked.wait()
         await api.close()
         permit.given.set()
-        with pytest.raises(TransientError, match="declared anew"):
+        with pytest.raises(TransientError, match="declared again"):
             await waiting
     assert server.requests == 0
 

@@ -74,7 +74,7 @@ async def test_it_is_let_in_by_its_own_secret_only(
     try:
         provider = connect(STREAM, server.url, secret=secret)
         assert await provider.read("x") is None
-        assert "refuses" in await refused(server.url, None)
+        assert "rejects" in await refused(server.url, None)
         assert "wrong-secret" not in await refused(server.url, "wrong-secret")
         await provider.close()
     finally:
@@ -188,7 +188,7 @@ async def test_nothing_is_sent_to_a_server_without_tls_that_should_have_it(
     nats_server: EmbeddedServer,
 ) -> None:
     text = await refused(nats_server.url.replace("nats://", "tls://"), "token-not-to-be-sent")
-    assert "does not use TLS" in text
+    assert "does not offer the required TLS" in text
     assert "token-not-to-be-sent" not in text
 
 

@@ -167,7 +167,7 @@ async def test_what_was_read_too_long_ago_decides_no_write(
     monkeypatch.setattr("reconciler.call_permit.READ_IS_GOOD_SECONDS", -1.0)
     planned.plan.append(OURS)
     write = shapes.update if operation == "Update" else shapes.delete
-    with pytest.raises(NotCalledError, match="was read 0 s before"):
+    with pytest.raises(NotCalledError, match="the read that the request depends on is 0 s old"):
         await write(upon(operation, SEEN, FIELDS))
     assert planned.methods() == ["GET"]
 

@@ -74,7 +74,7 @@ def test_a_breaker_opens_for_a_while_and_says_why():
     assert (opened.failures, opened.delay_seconds) == (3, 1.5)  # jitter 0.5 of 2 s
     told = only(OutcomeRecorded, events)
     assert (told.outcome, told.reason) == ("Degraded", "BreakerOpen")
-    assert "after 3 failures in a row: refused" in told.message
+    assert "after 3 consecutive failures: refused" in told.message
 
 
 def test_what_several_workers_report_of_one_state_is_recorded_once():

@@ -143,7 +143,7 @@ def test_an_approval_names_its_plan():
     story.declare(BLUE)
     approve(story, "")
     assert not story.answer.accepted
-    assert "none was named" in story.answer.message
+    assert "the decision names none" in story.answer.message
     story.turn(Approved("Approval", "Abandon", plan=asked(story).plan))
     assert story.answer.reason == "Invalid"
     assert story.idle

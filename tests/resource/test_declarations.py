@@ -220,7 +220,7 @@ def test_generation_0_means_that_it_does_not_exist_yet():
         (manifest(api_version="tests/v2"), "apiVersion"),
         (manifest(policy={"mode": "Sometimes"}), "mode"),
         (manifest(config="a.b"), "providerConfigRef"),
-        (manifest(key=ResourceKey("default", "Block", "Bar")), "published for"),
+        (manifest(key=ResourceKey("default", "Block", "Bar")), "its subject is for"),
         (manifest(annotations={"reconciler/external-name": "Forbidden"}), "another name"),
         (Manifest("tests/v1", "Block", Metadata("a.*")), "not allowed"),
     ],
@@ -317,8 +317,8 @@ def test_a_resource_is_held_whose_configuration_is_of_another_provider():
     assert (story.outcome, story.reason) == ("Held", "WrongProvider")
     assert story.state.outcome is not None
     message = story.state.outcome.message
-    assert f"{CONFIG!r} is of provider 'zones'" in message
-    assert "Block needs 'tests'" in message
+    assert f"{CONFIG!r} has provider 'zones'" in message
+    assert "Block requires 'tests'" in message
     assert "providerConfigRef" in message
     assert story.wake(3600) == []
     assert "ActionDecided" in names(story.declare(config="right"))
@@ -346,7 +346,7 @@ def test_what_was_made_stays_while_its_configuration_is_of_another_provider():
     assert story.idle
     assert (story.outcome, story.reason) == ("Held", "WrongProvider")
     assert story.state.outcome is not None
-    assert "stays" in story.state.outcome.message
+    assert "stay unchanged" in story.state.outcome.message
     story.configs[CONFIG] = SHARED
     story.turn(TimerFired("ConfigChanged"))
     assert story.action.operation == "Delete"
@@ -416,7 +416,7 @@ def test_a_kind_that_the_provider_does_not_have_is_refused_and_its_kinds_are_nam
     story.providers = PROVIDERS
     story.turn(config_of_provider("shapes", "Shape", "Record"))
     assert (story.answer.accepted, story.answer.reason) == (False, "Invalid")
-    assert "'Record' is no kind of provider 'shapes'" in story.answer.message
+    assert "'Record' is not a kind of provider 'shapes'" in story.answer.message
     assert "Shape, Volume" in story.answer.message
     story.turn(config_of_provider("shapes", "Volume"))
     assert story.outcomes() == [("Converged", 1)]

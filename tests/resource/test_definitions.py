@@ -94,7 +94,7 @@ def test_what_is_declared_becomes_an_object_of_the_kind_beneath():
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"shade": "Green"}, "spec.shade: 'Green' is not allowed: use Red, Blue"),
+        ({"shade": "Green"}, "spec.shade: 'Green' is not allowed; use one of Red, Blue"),
         ({"shade": 7}, "spec: Expected `str`, got `int` - at `$.shade`"),
         ({}, "spec: Object missing required field `shade`"),
         (
@@ -221,7 +221,7 @@ def test_after_its_withdrawal_nothing_new_is_declared_and_what_is_there_can_go()
     [answer] = told.answers
     assert answer is not None
     assert answer.reason == "UnknownKind"
-    assert answer.message == "the definition of 'Toy' was withdrawn: define it again"
+    assert answer.message == "kind 'Toy': its KindDefinition was withdrawn; declare it again"
     seen_again(told)
     events = told.withdraw()
     assert only(ActionDecided, events).action.operation == "Delete"
@@ -235,27 +235,33 @@ def test_after_its_withdrawal_nothing_new_is_declared_and_what_is_there_can_go()
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"over": "Nothing"}, "spec.over: 'Nothing' is no installed kind: use Block, Shape"),
+        (
+            {"over": "Nothing"},
+            "spec.over: 'Nothing' is not an installed kind; use one of Block, Shape",
+        ),
         (
             {"over": "ProviderConfig"},
-            "spec.over: 'ProviderConfig' is no installed kind: use Block, Shape",
+            "spec.over: 'ProviderConfig' is not an installed kind; use one of Block, Shape",
         ),
-        ({"provider": "tests"}, "spec.provider: 'tests' is the provider of Block: use another"),
+        (
+            {"provider": "tests"},
+            "spec.provider: 'tests' is already the provider of Block; use another name",
+        ),
         (
             {"constants": {"weight": 1}},
-            "spec.constants: Block has no field 'weight', only type, color, size",
+            "spec.constants: Block has no field 'weight'; use one of type, color, size",
         ),
         (
             {"over": "Shape", "constants": {}},
-            "spec.fields: Shape needs 'type': map a field to it, or give a constant",
+            "spec.fields: Shape requires 'type'; map a field to it, or set it in spec.constants",
         ),
         (
             {"fields": {"color": {}, "shade": {"to": "color"}}},
-            "spec.fields.shade: 'color' is written by spec.fields.color already",
+            "spec.fields.shade: spec.fields.color already writes 'color'; remove one of them",
         ),
         (
             {"fields": {"policy": {"to": "color"}}},
-            "spec.fields.policy: the name is the reconciler's own: use another",
+            "spec.fields.policy: the name is reserved; use another name",
         ),
         (
             {"fields": {"shade": {"to": "color", "default": 7}}},
@@ -263,7 +269,7 @@ def test_after_its_withdrawal_nothing_new_is_declared_and_what_is_there_can_go()
         ),
         (
             {"fields": {"shade": {"to": "color", "default": "Pink", "values": ["Red"]}}},
-            "spec.fields.shade.default: 'Pink' is not one of its values",
+            "spec.fields.shade.default: 'Pink' is not in values; use one of them",
         ),
         (
             {"constants": {"type": 7}},
@@ -271,7 +277,10 @@ def test_after_its_withdrawal_nothing_new_is_declared_and_what_is_there_can_go()
         ),
         (
             {"fields": {"shade": {"to": "color", "normalize": ["Title"], "values": ["red"]}}},
-            "spec.fields.shade.values: 'red' is never met, since it is normalized: use 'Red'",
+            (
+                "spec.fields.shade.values: 'red' can never occur, because values are normalized; "
+                "use 'Red'"
+            ),
         ),
         (
             {"fields": {"shade": {"to": "color", "values": ["Red", 1]}}},
@@ -279,11 +288,11 @@ def test_after_its_withdrawal_nothing_new_is_declared_and_what_is_there_can_go()
         ),
         (
             {"constants": {"size": {"wide": {"$secret": "a"}}}},
-            "spec.constants.size: nobody would follow a reference or a secret here",
+            "spec.constants.size: must not contain a reference or a secret",
         ),
         (
             {"apiVersion": "toys"},
-            "spec.apiVersion: 'toys' is not GROUP/VERSION, such as badges/v1",
+            "spec.apiVersion: 'toys' must have the form GROUP/VERSION, such as badges/v1",
         ),
     ],
 )
@@ -310,7 +319,9 @@ def test_a_list_has_allowed_values_and_a_default():
     for declared, made in (({}, ["a"]), ({"values": ["B", "A"]}, ["a", "b"])):
         checked = kind.check_declared({"type": "A", **declared})
         assert kind.object_fields(checked)["values"] == made
-    with pytest.raises(InvalidManifestError, match=re.escape("['c'] is not allowed: use a, b")):
+    with pytest.raises(
+        InvalidManifestError, match=re.escape("['c'] is not allowed; use one of a, b")
+    ):
         kind.check_declared({"type": "A", "values": ["c"]})
 
 
@@ -333,7 +344,7 @@ def test_what_would_part_resources_from_their_objects_stays(field: str):
     [answer] = told.answers
     assert answer is not None
     assert answer.reason == "Immutable"
-    assert answer.message.startswith(f"spec.{field} was ")
+    assert answer.message.startswith(f"spec.{field}: cannot be changed from ")
 
 
 def test_a_default_of_an_object_has_what_its_fields_have_if_nobody_declares_them():

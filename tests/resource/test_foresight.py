@@ -44,7 +44,10 @@ def test_what_was_planned_before_something_happened_is_refused_and_changes_nothi
         PLAN_OUTDATED,
         1,
         story.answer.position,
-        f"it was planned at version {version}, and is at {story.state.version}: plan again",
+        (
+            f"the plan is for version {version}, but the resource is at version "
+            f"{story.state.version}; plan again"
+        ),
     )
 
 
@@ -54,7 +57,7 @@ def test_what_was_planned_for_another_configuration_is_refused():
     story.configs = {CONFIG: ProviderConfigSpec("other", "http://other")}
     assert story.turn(said) == []
     assert story.answer.reason == PLAN_OUTDATED
-    assert story.answer.message.startswith("something else would come of it now than was planned (")
+    assert story.answer.message.startswith("the result would now differ from the plan (")
 
 
 def test_a_planned_declaration_that_comes_twice_is_a_duplicate():

@@ -95,7 +95,7 @@ def test_an_orphan_is_released_and_stays():
     events = story.succeed()
     assert only(OwnershipReleased, events).reason == "Orphaned"
     assert story.idle
-    assert message_of(story) == "the object stays in the API, and is not ours"
+    assert message_of(story) == "the object stays in the API, and Reconciler no longer manages it"
     assert story.outcomes()[-1] == ("Released", 2)
     assert story.wake(3600) == []
     assert names(story.see(repainted(story.seen, color="Green"))) == ["ExternalObserved"]
@@ -136,7 +136,7 @@ def test_an_orphan_whose_labels_are_fixed_is_released_without_a_call():
     story.succeed()
     assert only(OwnershipReleased, story.withdraw()).reason == "Orphaned"
     assert story.idle
-    assert message_of(story).endswith("it still carries our owner label")
+    assert message_of(story).endswith("it still has its owner label")
 
 
 def test_a_change_by_hand_is_a_drift_where_labels_are_fixed_too():
@@ -152,7 +152,7 @@ def test_nothing_is_written_to_an_orphan_that_is_paused_or_disputed():
     story.declare(policy={"deletion": "Orphan", "paused": True})
     assert only(OwnershipReleased, story.withdraw()).reason == "Orphaned"
     assert story.idle
-    assert message_of(story).endswith("not ours; it still carries our owner label")
+    assert message_of(story).endswith("no longer manages it; it still has its owner label")
 
     story = orphan()
     story.see(relabelled(story.seen, {OWNER_LABEL: "another.default.Block.foo"}))
@@ -167,7 +167,7 @@ def test_a_label_that_the_api_does_not_let_go_does_not_hold_the_release():
     events = story.fail("Permanent")
     assert only(OwnershipReleased, events).reason == "Orphaned"
     assert story.outcome == "Released"
-    assert "which the API does not let us take off" in message_of(story)
+    assert "because the API rejected its removal" in message_of(story)
     assert story.wake(3600) == []
 
 
@@ -178,7 +178,7 @@ def test_a_label_that_the_api_puts_back_does_not_hold_the_release():
     action = story.action
     shown = thing(action.fields, uid=str(action.uid), labels=labels)
     assert only(OwnershipReleased, story.report(shown=shown)).reason == "Orphaned"
-    assert "it took the write, and kept the label" in message_of(story)
+    assert "the API accepted the write but kept the label" in message_of(story)
     assert story.wake(3600) == []
 
 
@@ -286,7 +286,7 @@ def test_create_only_makes_it_once_and_then_reports():
     story.see(None)
     assert story.idle
     assert story.state.outcome is not None
-    assert story.state.outcome.message == "it is gone; would create it again"
+    assert story.state.outcome.message == "the object is missing; would recreate it"
 
 
 def test_create_only_makes_it_again_in_a_new_life():
@@ -363,4 +363,4 @@ def test_what_was_let_go_untouched_is_told_from_what_never_was_ours():
     story.declare()
     assert (story.outcome, story.reason) == ("Conflict", "AlreadyExists")
     assert story.state.outcome is not None
-    assert "was let go when it was ours" in story.state.outcome.message
+    assert "was released earlier" in story.state.outcome.message

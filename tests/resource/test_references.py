@@ -132,9 +132,9 @@ def test_a_declaration_with_a_reference_is_checked_as_far_as_it_is_known():
         ({"port": {"$ref": "Block/Orders", "field": "outputs.port"}}, "missing required field"),
         ({"type": HOST, "port": "five"}, "spec.port: Expected `int`, got `str`"),
         ({"type": {"$ref": "Orders", "field": "outputs.host"}}, "spec.type: "),
-        ({"type": {"$ref": "Block/Orders", "field": "spec.host"}}, '"field" is'),
+        ({"type": {"$ref": "Block/Orders", "field": "spec.host"}}, '"field" must be'),
         ({"type": {"$ref": "Block/Orders"}}, "missing required field `field`"),
-        ({"type": {"$ref": "Block/Foo", "field": "name"}}, "refers to the resource itself"),
+        ({"type": {"$ref": "Block/Foo", "field": "name"}}, "references the resource itself"),
         ({"type": {**HOST, "else": 1}}, "unknown field `else`"),
     ):
         story = Story(kind=SERVER)
@@ -223,4 +223,4 @@ def test_a_secret_in_the_place_of_a_name_is_refused_and_not_repeated():
 def test_whoever_declares_leaves_the_digest_out():
     story = Story(kind=SERVER)
     story.declare({"type": "db", "password": {"$secret": "db-password", "digest": "mine"}})
-    assert "leave it out" in story.answer.message
+    assert "must not be declared" in story.answer.message

@@ -48,7 +48,7 @@ async def test_what_is_listed_is_not_absent(proxy: Proxy):
     provider = connected(FIGURE, proxy.url)
     shown = {"name": "foo", "uid": "u", "version": 1, "type": "Circle", "color": "Red"}
     proxy.plan.extend([answer(404), answer(200, json.dumps({"items": [shown]}))])
-    with pytest.raises(TransientError, match="'foo' is listed, but was answered 404"):
+    with pytest.raises(TransientError, match="'foo' is listed, but reading it returned 404"):
         await provider.read("foo")
     await provider.close()
 
@@ -57,7 +57,7 @@ async def test_a_page_of_a_gateway_is_no_success_of_a_deletion(proxy: Proxy):
     provider = connected(FIGURE, proxy.url)
     shown = {"name": "foo", "uid": "u", "version": 1, "type": "Circle", "color": "Red"}
     proxy.plan.extend([answer(200, json.dumps(shown)), answer(200, "<html>")])
-    with pytest.raises(UnknownResultError, match="unusable body"):
+    with pytest.raises(UnknownResultError, match="invalid body"):
         await provider.delete(action("Delete", "foo", {}))
     await provider.close()
 
@@ -66,7 +66,7 @@ async def test_a_page_of_a_gateway_is_no_success_of_a_deletion(proxy: Proxy):
 async def test_an_answer_without_an_object_is_no_absence(proxy: Proxy, body: str):
     provider = connected(FIGURE, proxy.url)
     proxy.plan.append(answer(200, body))
-    with pytest.raises(TransientError, match="unusable body"):
+    with pytest.raises(TransientError, match="invalid body"):
         await provider.read("foo")
     await provider.close()
 
@@ -75,7 +75,7 @@ async def test_an_answer_without_an_object_is_no_absence(proxy: Proxy, body: str
 async def test_a_listing_that_is_none_raises_and_proves_nothing(proxy: Proxy, body: str):
     provider = connected(FIGURE, proxy.url)
     proxy.plan.append(answer(200, body))
-    with pytest.raises(TransientError, match="unusable body"):
+    with pytest.raises(TransientError, match="invalid body"):
         _ = [page async for page in provider.pages(ProviderConfigSpec("a", "b").scope, page_size=9)]
     await provider.close()
 

@@ -33,99 +33,111 @@ def built(spec: dict[str, Any], **changes: Any) -> None:
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"over": "Shape"}, "spec: give either over, an installed kind, or rest, how an HTTP API"),
-    ({"rest": None}, "spec: give either over, an installed kind, or rest, how an HTTP API"),
+    (
+        {"over": "Shape"},
+        "spec: set exactly one of over (an installed kind), rest (how to call an HTTP API)",
+    ),
+    (
+        {"rest": None},
+        "spec: set exactly one of over (an installed kind), rest (how to call an HTTP API)",
+    ),
     (
         {"rest__uid": None, "rest__marks": None},
-        "spec.rest.uid: say where an object's id is, or by marks where whose it is can be kept",
+        "spec.rest.uid: required without marks, to distinguish objects with the same name",
     ),
     (
         {"rest__list": None},
-        "spec.rest.read.confirm: a wrong endpoint answers 404, too: give a list, or a path",
+        "spec.rest.read.confirm: required, because a wrong endpoint also returns 404",
     ),
     (
         {"rest__version": None},
-        "spec.rest.version: condition Version needs its place",
+        "spec.rest.version: required with condition Version; set it to the place of the version",
     ),
     (
         {"rest__read__path": "/shapes/{nam}"},
-        "spec.rest.read: nothing is called {nam}: use {name} or {uid}",
+        "spec.rest.read: unknown placeholder {nam}; use {name} or {uid}",
     ),
     (
         {"rest__create__path": "/shapes/{uid}"},
-        "spec.rest.create: there is no {uid} before it is made",
+        "spec.rest.create: {uid} is unknown before the object exists; remove it",
     ),
-    ({"rest__list__path": "/s/{name}"}, "spec.rest.list: it is of all objects: leave out"),
-    ({"rest__read__path": "/a?b=c"}, "spec.rest.read.path: leave out ? and #, and use query"),
+    ({"rest__list__path": "/s/{name}"}, "spec.rest.list: must list all objects; remove {"),
+    ({"rest__read__path": "/a?b=c"}, "spec.rest.read.path: must not contain ? or #; use query"),
     ({"rest__read__path": "shapes"}, "spec: Expected `str` matching regex"),
     (
         {"rest__headers": {"Authorization": "Bearer x"}},
-        "spec.rest.read.headers.Authorization: a secret stays in no log: use spec.credentials",
+        "spec.rest.read.headers.Authorization: must not contain a secret, because the log keeps it",
     ),
     (
         {"rest__headers": {"Host": "x"}},
-        "spec.rest.read.headers.Host: the client writes it itself",
+        "spec.rest.read.headers.Host: the client sets this header; remove it",
     ),
     (
         {"rest__read__body": {"a": 1}},
-        "spec.rest.read.body: GET has none: give a method",
+        "spec.rest.read.body: not allowed with the method GET; set another method",
     ),
     (
         {"rest__create__body": {"name": "= nam", "labels": "= labels"}},
-        "spec.rest.create.body.name: nothing is called 'nam': use key, labels, mark, name",
+        "spec.rest.create.body.name: unknown variable 'nam'; use key, labels, mark, name",
     ),
     (
         {"rest__create__body": {"name": "= name"}},
-        "spec.rest.create.body: it writes labels nowhere, where marks are to be kept",
+        "spec.rest.create.body: must write labels, because marks are set",
     ),
     (
         {"rest__create__body": {"name": "= name +", "labels": "= labels"}},
-        "spec.rest.create.body.name: 'name +' is no CEL expression: at 1:7: Syntax error",
+        "spec.rest.create.body.name: 'name +' is not a CEL expression: at 1:7: Syntax error",
     ),
     (
         {"rest__where": "= object.type.lower()"},
-        "spec.rest.where: no function 'lower': use bool, contains",
+        "spec.rest.where: unknown function 'lower'; use bool, contains",
     ),
     (
         {"rest__name__matches": "(a)\\1"},
-        "spec.rest.name.matches: '(a)\\\\1' is no regular expression of linear time",
+        "spec.rest.name.matches: '(a)\\\\1' is not a regular expression of RE2",
     ),
     (
         {"rest__name__at": "= object.name"},
-        "spec.rest.create.body: the name and the marks are found by expressions",
+        "spec.rest.create.body: required, because the places of the name and the marks are",
     ),
     (
         {"rest__shown": {"colour": "= object.color"}},
-        "spec.rest.shown.colour: the document has no place 'colour', only color, type",
+        "spec.rest.shown.colour: the document has no place 'colour'; use one of color, type",
     ),
     (
         {"rest__immutable": ["size"]},
-        "spec.rest.immutable: the document has no place 'size', only color, type",
+        "spec.rest.immutable: the document has no place 'size'; use one of color, type",
     ),
     (
         {"rest__unordered": ["size"]},
-        "spec.rest.unordered: the document has no place 'size', only color, type",
+        "spec.rest.unordered: the document has no place 'size'; use one of color, type",
     ),
     (
         {"rest__marks": {"at": "color"}},
-        "spec.rest.marks.at: the document writes that place, too",
+        "spec.rest.marks.at: the document also writes that place; use another place",
     ),
-    ({"rest__uid": "a..b"}, "spec.rest.uid: 'a..b' has an empty step: write a.b, or . alone"),
+    (
+        {"rest__uid": "a..b"},
+        "spec.rest.uid: 'a..b' has an empty step; use a form such as a.b, or a single .",
+    ),
     (
         {"rest__list__paging": {"by": "Token", "at": "next"}},
-        "spec.rest.list.paging.parameter: say in which parameter of the query the token goes",
+        "spec.rest.list.paging.parameter: required; set it to the query parameter for the token",
     ),
     (
         {"rest__list__paging": {"by": "Token", "parameter": "next"}},
-        "spec.rest.list.paging.at: say where in the answer the token of the next page is",
+        (
+            "spec.rest.list.paging.at: required; set it to the place of the next page's token in "
+            "the response"
+        ),
     ),
     (
         {"rest__ready": "= object.x", "rest__outputs": {"ready": {"at": "x"}}},
-        "spec.rest.outputs.ready: ready gives it already",
+        "spec.rest.outputs.ready: spec.rest.ready already sets this output; remove one of them",
     ),
     (
         {"rest__errors": [{"status": [], "means": "Transient"}]},
-        "spec.rest.errors[0].status: give at least one code",
+        "spec.rest.errors[0].status: must have at least one code",
     ),
     (
         {"rest__errors": [{"status": [500], "means": "Fatal"}]},
@@ -140,58 +152,67 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
             "rest__document": {"type": "= spec.type", "color": "= spec.color"},
             "constants": {"a": 1},
         },
-        "spec.constants: write them into spec.rest.document",
+        "spec.constants: not allowed with spec.rest.document; write the values into the document",
     ),
     (
         {"rest__document": {"a": "= spec.type"}, "fields__type__to": "b"},
-        "spec.fields.type.to: spec.rest.document says where it goes: leave one out",
+        "spec.fields.type.to: not allowed with spec.rest.document; remove one of them",
     ),
     (
         {"rest__document": {"a.b": "= spec.type"}},
-        "spec.rest.document: 'a.b': a name with a dot cannot be told from a place",
+        "spec.rest.document: 'a.b': a name must not contain a dot",
     ),
     (
         {"rest__document": {"a": "= spc.type"}},
-        "spec.rest.document.a: nothing is called 'spc': use spec",
+        "spec.rest.document.a: unknown variable 'spc'; use spec",
     ),
-    ({"rest__document": {}}, "spec.rest.document: it has 0 places, and 1 to 128 are allowed"),
+    ({"rest__document": {}}, "spec.rest.document: has 0 places, but must have 1 to 128"),
     (
         {"fields__type__to": "a", "fields__color__to": "a.b"},
-        "spec.fields.color: 'a.b' is written by spec.fields.type already",
+        "spec.fields.color: spec.fields.type already writes 'a.b'; remove one of them",
     ),
     (
         {"fields__type": {"type": "Object"}},
-        "spec.fields.type.fields: an Object has them, and nothing else",
+        "spec.fields.type.fields: required for the type Object, and not allowed for other types",
     ),
     (
         {"fields__type": {"type": "List"}},
-        "spec.fields.type.items: a List and a Map have it, and nothing else",
+        (
+            "spec.fields.type.items: required for the types List and Map, and not allowed for "
+            "other types"
+        ),
     ),
     (
         {"fields__type": {"type": "Map", "items": {"to": "x"}}},
-        "spec.fields.type.items.to: only a field of the spec itself has one",
+        "spec.fields.type.items.to: allowed only for a top-level field of the spec; remove it",
     ),
     (
         {"fields__type": {"type": "Map", "items": {}, "normalize": ["Trim"]}},
-        "spec.fields.type: values and normalize are of what is within a Map: say it there",
+        (
+            "spec.fields.type: values and normalize are not allowed for a Map; set them on its "
+            "fields or items"
+        ),
     ),
     (
         {"fields__type": {"default": "a", "optional": True}},
-        "spec.fields.type.optional: it has a default: leave one out",
+        "spec.fields.type.optional: not allowed together with default; remove one of them",
     ),
     (
         {"fields__type": {"minimum": 3, "maximum": 2}},
-        "spec.fields.type.minimum: it is more than the maximum",
+        "spec.fields.type.minimum: must not be greater than maximum",
     ),
     (
         {"fields__type": {"type": "Integer", "minimum": 0.5}},
-        "spec.fields.type: its minimum and maximum are whole numbers",
+        "spec.fields.type: minimum and maximum must be whole numbers",
     ),
     (
         {"fields__type": {"type": "Boolean", "minimum": 1}},
-        "spec.fields.type: a Boolean has no minimum and no maximum",
+        "spec.fields.type: minimum and maximum are not allowed for the type Boolean; remove them",
     ),
-    ({"fields__type": {"minimum": -1}}, "spec.fields.type: no length is less than 0"),
+    (
+        {"fields__type": {"minimum": -1}},
+        "spec.fields.type: minimum and maximum are lengths and must not be negative",
+    ),
 ]
 
 
@@ -209,15 +230,21 @@ def test_a_definition_that_cannot_work_says_what_where_and_what_to_do(
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"rest__uid": None}, "spec.rest.uid: say where an object's id is"),
-        ({"rest__create__shows": None}, "spec.rest.create.shows: the API makes the id: say where"),
+        ({"rest__uid": None}, "spec.rest.uid: required without marks"),
+        (
+            {"rest__create__shows": None},
+            "spec.rest.create.shows: required, because the API creates the id",
+        ),
         (
             {"rest__list": None, "rest__read__confirm": "/notes"},
-            "spec.rest.list: the API makes the ids: without a listing nothing is found by its name",
+            (
+                "spec.rest.list: required, because the API creates the ids and only a listing "
+                "finds an object by name"
+            ),
         ),
         (
             {"rest__update__body": {"text": "= object.text"}},
-            "spec.rest.update.body: it writes version nowhere",
+            "spec.rest.update.body: must write version, because condition is Body",
         ),
     ],
 )
@@ -241,17 +268,20 @@ def test_fields_are_bounded_in_number_and_depth():
     ("text", "said"),
     [
         ("'" + "a" * expressions.MAX_CHARACTERS + "'", "at most 1000 characters"),
-        ("(" * 17 + "1" + ")" * 17, "brackets are nested 17 deep: 16 are the most"),
-        (".map(a, a)".join(["spec.x"] * 5), "4 loops (map, filter, all, exists): 3 are the most"),
+        ("(" * 17 + "1" + ")" * 17, "brackets are nested 17 deep, but at most 16 are allowed"),
+        (
+            ".map(a, a)".join(["spec.x"] * 5),
+            "4 loops (map, filter, all, exists), but at most 3 are allowed",
+        ),
         (
             "spec.a.map(x, spec.b.map(y, spec.c.map(z, z)))",
             "loops are nested deeper than 2",
         ),
-        ("+".join(["1"] * 34), "33 times +: 32 are the most"),
-        ("", "'' is no CEL expression: at 1:1"),
-        ("1 +", "'1 +' is no CEL expression: at 1:4"),
-        ("a", "nothing is called 'a': use spec"),
-        ("timestamp('2024-01-01T00:00:00Z')", "no function 'timestamp': use"),
+        ("+".join(["1"] * 34), "33 operators +, but at most 32 are allowed"),
+        ("", "'' is not a CEL expression: at 1:1"),
+        ("1 +", "'1 +' is not a CEL expression: at 1:4"),
+        ("a", "unknown variable 'a'; use spec"),
+        ("timestamp('2024-01-01T00:00:00Z')", "unknown function 'timestamp'; use"),
     ],
 )
 def test_an_expression_that_could_cost_too_much_or_mean_nothing_is_refused(text: str, said: str):
@@ -264,15 +294,15 @@ def test_an_expression_that_could_cost_too_much_or_mean_nothing_is_refused(text:
 @pytest.mark.parametrize(
     ("text", "value", "said"),
     [
-        ("x.map(a, a)", list(range(501)), "at most 500 members"),
-        ("x.map(a, x.map(b, b))", list(range(51)), "at most 50 members"),
+        ("x.map(a, a)", list(range(501)), "exceeds the limit of 500 members"),
+        ("x.map(a, x.map(b, b))", list(range(51)), "exceeds the limit of 50 members"),
         ("size(x)", "a" * 300_000, "262144 characters"),
-        ("size(x)", [["a"] * 500] * 21, "at most 10000 values"),
+        ("size(x)", [["a"] * 500] * 21, "exceeds the limit of 10000 values"),
         ("x / 0", 1, "division by zero"),
         ("x + 1", "a", "Unsupported operation: string + int"),
         ("x.y", {}, "finds nothing at"),
         ("x[3]", [], "finds nothing at"),
-        ("b'a'", 1, "gives bytes, which is no JSON"),
+        ("b'a'", 1, "returns bytes, which is not JSON"),
         ("x * 2", 2**62, "verflow"),
     ],
 )

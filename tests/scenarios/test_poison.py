@@ -85,15 +85,15 @@ async def test_an_action_that_cannot_be_read_is_told_once_and_left_to_other_work
     await world.until_outcome("neighbour", "Converged")
     letters = await letters_of(world, 3, stage="action")
     assert {each.record.reason.split(":")[0] for each in letters} == {
-        "not an event of the log",
-        "it is about default/Shape/bar, but stored under default/Shape/baz",
-        "reconciler.resource.OutcomeRecorded is no action",
+        "not a valid log event",
+        "the event is for default/Shape/bar, but stored under default/Shape/baz",
+        "the event reconciler.resource.OutcomeRecorded is not an action",
     }
     workers = await worker_consumers(world.nc)
     assert (
         sum(each["num_ack_pending"] for each in workers) == 3
     )  # never given up: a newer worker may read them
-    with pytest.raises(LetterRefusedError, match="offered to the workers again by itself"):
+    with pytest.raises(LetterRefusedError, match="redelivered to the workers automatically"):
         await world.client.retry_dead_letter(letters[0])
 
 
@@ -105,10 +105,10 @@ async def test_nothing_is_sent_that_is_too_long_and_nothing_reconnects(world: Wo
     await world.declare("neighbour")
 
     await world.until_outcome("neighbour", "Converged")
-    assert "bytes are too many: 524288 are allowed" in answer.message
+    assert "bytes, more than the limit of 524288" in answer.message
     (letter,) = await world.client.dead_letters()
     assert letter.record.payload_truncated
-    with pytest.raises(LetterRefusedError, match="only the beginning of its 600"):
+    with pytest.raises(LetterRefusedError, match="only the start of its 600"):
         await world.client.retry_dead_letter(letter)
     corrected = encode_intake("m", ACTOR, Declared(manifest("foo")), time=now())
     retried = await world.client.retry_dead_letter(letter, payload=corrected)

@@ -55,7 +55,7 @@ async def test_13_an_answer_after_our_time_out_is_folded_in_and_there_is_one_foo
     facts = await world.facts("foo")
     first = every(ActionFailed, facts)[0]
     assert (first.error.error_class, first.attempt) == ("Unknown", 1)
-    assert "no answer within 2 s" in first.error.message
+    assert "no response within 2 s" in first.error.message
     keys = {each.action.idempotency_key for each in every(ActionRetried, facts)}
     assert keys == {only(ActionDecided, facts).action.idempotency_key}
     success = only(ActionSucceeded, facts)
@@ -103,7 +103,7 @@ async def test_14_a_throttle_that_one_worker_sees_holds_every_worker(
         )
         before = time.time()
         await world.declare("foo")
-        await until_all_said(world, both, "an API is left alone")
+        await until_all_said(world, both, "calls to an API are suspended")
         others = [f"other{number}" for number in range(20)]
         await world.declare_all([manifest(name) for name in others])
         told = await world.until_outcome("foo", "Degraded")
@@ -121,7 +121,7 @@ async def test_14_a_throttle_that_one_worker_sees_holds_every_worker(
     assert held
     assert all(not each.error.attempted for each in held)
     assert {each.error.error_class for each in held} == {"Throttled"}
-    assert all("wants no call " in each.error.message for each in held)
+    assert all("accepts no call " in each.error.message for each in held)
 
 
 # --- scenario 15

@@ -48,7 +48,7 @@ async def test_expected_generation_is_checked(client: Client, name: str) -> None
         await client.withdraw(f"default/Shape/{name}", expected_generation=7)
 
     assert refused.value.reason == "StaleGeneration"
-    assert "at 1" in refused.value.message
+    assert "at generation 1" in refused.value.message
     assert (await client.declare(shape(name, "Green"), expected_generation=1)).generation == 2
 
 

@@ -80,7 +80,7 @@ async def test_object_that_comes_twice_counts_once(client: Client, name: str) ->
 )
 async def test_object_of_another_scope_is_refused(client: Client, scope: Any) -> None:
     async with client.listing("default", "Shape", **scope) as listing:
-        with pytest.raises(ValueError, match="not of the listing's scope"):
+        with pytest.raises(ValueError, match="outside the scope of the listing"):
             await listing.add(thing("b-1"))
         await listing.add(ExternalObject("a-1", {}, labels={"team": "b"}))
     assert listing.count == 1

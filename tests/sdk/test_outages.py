@@ -29,7 +29,9 @@ async def bus(tmp_path: Path) -> AsyncIterator[EmbeddedServer]:
 
 async def test_without_a_decider_the_answer_does_not_come(bus: EmbeddedServer) -> None:
     async with connect(bus.url, source="test") as client:
-        with pytest.raises(WaitTimeoutError, match=r"default/Shape/foo.*repeating them is safe"):
+        with pytest.raises(
+            WaitTimeoutError, match=r"default/Shape/foo.*sending them again is safe"
+        ):
             await client.declare(shape("foo"), timeout_seconds=0.3)
         await client.publish([shape("bar")])
     async with connected(bus.url) as nc:

@@ -34,7 +34,7 @@ async def test_every_version_of_the_repository_is_our_fold_up_to_it(
         log = ResourceLog(env={"NATS_URL": stack.bus_url})
         with pytest.raises(AggregateNotFoundError):
             log.repository.get("default/Shape/never", projector_func=project)
-        with pytest.raises(NotSupportedError, match="declare what you want"):
+        with pytest.raises(NotSupportedError, match="declare resources instead"):
             log.events.put(history)
         found = [
             log.repository.get(str(shape(name).key), version=version, projector_func=project)

@@ -86,9 +86,11 @@ async def test_time_out_says_what_was_seen(client: Client, name: str) -> None:
     await client.declare(shape(name))
     await client.wait_for(shape(name).key, generation=1)
 
-    with pytest.raises(WaitTimeoutError, match=r"generation 9, last seen: Converged of generation"):
+    with pytest.raises(
+        WaitTimeoutError, match=r"generation 9, last outcome: Converged of generation"
+    ):
         await client.wait_for(shape(name).key, generation=9, timeout_seconds=0.3)
-    with pytest.raises(WaitTimeoutError, match=r"no outcome was seen.* and 2 more"):
+    with pytest.raises(WaitTimeoutError, match=r"no outcome arrived.* and 2 more"):
         await client.wait_for_many(
             {f"default/Shape/{name}-{index}": 1 for index in range(5)}, timeout_seconds=0.2
         )

@@ -52,7 +52,7 @@ async def test_a_file_that_others_may_read_is_refused(folder: Path) -> None:
     FileSecrets(folder)
     (folder / "db").write_text("s3cr3t-value\n")
     (folder / "db").chmod(0o640)
-    with pytest.raises(ConfigurationError, match="chmod 600 it") as caught:
+    with pytest.raises(ConfigurationError, match="chmod 600 on it") as caught:
         await secrets(folder).value(SecretRef("db"))
     assert "s3cr3t" not in str(caught.value)
     (folder / "db").chmod(0o600)
@@ -61,14 +61,14 @@ async def test_a_file_that_others_may_read_is_refused(folder: Path) -> None:
 
 def test_a_folder_that_others_may_look_into_is_refused(folder: Path) -> None:
     folder.mkdir(mode=0o755)
-    with pytest.raises(ConfigurationError, match="chmod 700 it"):
+    with pytest.raises(ConfigurationError, match="chmod 700 on it"):
         open_stores(folder)
 
 
 async def test_what_is_not_there_says_where_it_belongs(folder: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"'db' is not in store 'files': put it there"):
+    with pytest.raises(ConfigurationError, match=r"'db' is missing in store 'files'; add it"):
         await secrets(folder).value(SecretRef("db"))
-    with pytest.raises(ConfigurationError, match="there is no secret store 'vault' here"):
+    with pytest.raises(ConfigurationError, match="secret store 'vault' is unknown"):
         await secrets(folder).value(SecretRef("db", "vault"))
 
 
@@ -77,7 +77,7 @@ async def test_the_environment_is_read_and_never_written(
 ) -> None:
     monkeypatch.setenv("DB_PASSWORD", "s3cr3t-value")
     assert await secrets(folder).value(SecretRef("DB_PASSWORD", "env")) == "s3cr3t-value"
-    with pytest.raises(ConfigurationError, match="name store 'files'") as caught:
+    with pytest.raises(ConfigurationError, match="use store 'files'") as caught:
         await secrets(folder).keep(SecretRef("OTHER", "env"), "s3cr3t-value")
     assert "s3cr3t" not in str(caught.value)
 

@@ -98,12 +98,12 @@ async def test_a_role_whose_jwt_expires_goes_on_with_a_fresh_file(
 
         answer = await client.declare(shape("acme", "waiting"))
         assert answer.accepted  # decided: only nobody may call the API
-        await until(lambda: caplog.text.count("refuses user worker of") > 0)
-        assert f"refuses user worker of {by_jwt.folder / 'worker.creds'}" in caplog.text
+        await until(lambda: caplog.text.count("rejects user worker of") > 0)
+        assert f"rejects user worker of {by_jwt.folder / 'worker.creds'}" in caplog.text
         assert not connections["worker"].is_closed
 
         (by_jwt.folder / "worker.creds").write_text("-----BEGIN NATS USER JWT-----\n")
-        await until(lambda: "worker.creds is no .creds file" in caplog.text)
+        await until(lambda: "worker.creds is not a .creds file" in caplog.text)
 
         by_jwt.renew("worker")
         outcome = await client.wait_for("acme/Shape/waiting", generation=1)
@@ -130,7 +130,7 @@ async def test_a_revoked_nkey_is_replaced_without_a_restart(
                 config = bus.data_dir / "nats.conf"
                 config.write_text(config.read_text().replace(only(old), only(fresh)))
                 os.kill(bus.pid, signal.SIGHUP)
-                await until(lambda: "refuses user" in caplog.text and not nc.is_connected)
+                await until(lambda: "rejects user" in caplog.text and not nc.is_connected)
 
                 fresh.write(key)
                 async with connect_sdk(url, source="t", access=Access(nkey=key)) as client:
@@ -155,24 +155,24 @@ def test_the_jwt_of_everybody_fits_into_the_servers_longest_line(tmp_path: Path)
 
 async def test_a_server_that_refuses_says_whom_at_once(by_jwt: Signed, tmp_path: Path) -> None:
     stranger = Pair.of_user().write(tmp_path / "stranger.nk")
-    with pytest.raises(BusAccessError, match=rf"refuses user U\w+ of {stranger}"):
+    with pytest.raises(BusAccessError, match=rf"rejects user U\w+ of {stranger}"):
         await connect(by_jwt.bus.url, name="stranger", access=Access(nkey=stranger))
     ran = await asyncio.to_thread(
         Cli(tmp_path).run, "get", "--nats-url", by_jwt.bus.url, RECONCILER_NKEY=str(stranger)
     )
     assert ran.status == 1
     assert ran.err.startswith("error: cannot use nats://")
-    assert "refuses user" in ran.err
+    assert "rejects user" in ran.err
     assert ran.err.count("\n") == 1
 
 
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        (None, "cannot be read"),
-        ("", "is no .creds file"),
-        ("-----BEGIN NATS USER JWT-----\nabc\n", "is no .creds file"),
-        ("\x00\xff", "is no"),
+        (None, "cannot read"),
+        ("", "is not a .creds file"),
+        ("-----BEGIN NATS USER JWT-----\nabc\n", "is not a .creds file"),
+        ("\x00\xff", "is not a key file"),
     ],
 )
 async def test_credentials_that_cannot_be_used_are_named(
@@ -202,7 +202,7 @@ def test_options_come_before_the_environment() -> None:
     assert (given.nkey, given.credentials) == (Path("/my.nk"), None)
     with pytest.raises(BusAccessError, match="not both"):
         Access().completed({"RECONCILER_CREDENTIALS": "/a", "RECONCILER_NKEY": "/b"})
-    with pytest.raises(BusAccessError, match="needs its certificate"):
+    with pytest.raises(BusAccessError, match="requires its certificate"):
         Access(tls_key=Path("/k")).completed({})
 
 

@@ -60,7 +60,7 @@ def test_the_pages_commands_print_what_it_says(tmp_path: Path) -> None:
     [
         (("service",), "a service needs its --namespace"),
         (("worker", "--namespace", "a"), "--namespace is for services"),
-        (("--namespace", "system"), "a service cannot have namespace 'system'"),
+        (("--namespace", "system"), "namespace 'system': not allowed for a service"),
         (("--namespace", "a.b"), "is not allowed"),
         (("worker", "--key", "worker=SUAxyz"), "is not the public nkey of a user"),
         (("worker", "--key", "decider=U"), "there is no user decider"),

@@ -26,10 +26,10 @@ from tests.simulation.provider import Lies, simulated_kind
 from tests.simulation.publishing import DEFINITION_KEY, Publisher, resource_key
 from tests.simulation.vault import Vault
 
-_OF_THE_BUS = frozenset({"dead letters are held back"})
+_OF_THE_BUS = frozenset({"storing dead letters failed; retrying later"})
 """Errors that a service may report because the bus is away."""
 
-_OF_DAMAGE = _OF_THE_BUS | {"history cannot be folded", "the log is damaged"}
+_OF_DAMAGE = _OF_THE_BUS | {"a history is damaged; its resource is held", "the log is damaged"}
 
 
 _FOR_EVER_SECONDS = 1_000_000.0

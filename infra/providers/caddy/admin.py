@@ -98,7 +98,7 @@ class AdminApi:
             raise caddy_refusal(answer)
         found = decoded(answer, _id_decoder).id
         if str(found) != object_id:
-            raise unusable(answer, f"it is about {found!r}, not {object_id!r}")
+            raise unusable(answer, f"it describes {found!r}, not {object_id!r}")
         return _part(answer)
 
     async def etag(self, path: str) -> str:
@@ -124,7 +124,7 @@ class AdminApi:
         match answer.status_code:
             case HTTPStatus.OK:
                 if answer.content.strip():
-                    raise unusable(answer, "Caddy says nothing more to a change")
+                    raise unusable(answer, "Caddy returns an empty body for a change")
                 return answer
             case HTTPStatus.PRECONDITION_FAILED:
                 return answer
@@ -154,7 +154,7 @@ def _part(answer: Answer) -> Part:
 def _part_etag(answer: Answer) -> str:
     etag = answer.headers.get("ETag", "")
     if _ETAG.fullmatch(etag) is None:
-        raise unusable(answer, "it has no ETag of a part of Caddy's configuration")
+        raise unusable(answer, "it has no ETag of Caddy's configuration")
     return etag
 
 
@@ -176,14 +176,14 @@ def caddy_refusal(answer: Answer) -> ProviderError:
     words = " ".join(said(answer).split())
     if _NO_SUCH_PATH in words and is_read(answer.method):
         return TransientError(
-            f"Caddy has no {answer.url.partition('/config/')[2]} in its configuration: load one"
-            " with apps.http.servers",
+            f"Caddy's configuration has no {answer.url.partition('/config/')[2]}; load a "
+            "configuration with apps.http.servers",
             status=HTTPStatus.CONFLICT,
         )
     if not words or answer.status_code != HTTPStatus.INTERNAL_SERVER_ERROR:
         shown = _encoder.encode({"detail": words or problem_text(answer)})
         return refusal(msgspec.structs.replace(answer, content=shown))
-    text = f"Caddy refuses: {words}"
+    text = f"Caddy rejected the request: {words}"
     # Caddy is not away: it says why. A status of 5xx would count against its health.
     if _MOVED_ON.search(words):
         return TransientError(text, status=HTTPStatus.CONFLICT)

@@ -64,7 +64,7 @@ def checked_pair(tls: Fields, *, unless: Files | None = None) -> Files:
     except (OSError, ValueError, TypeError) as error:
         why = getattr(error, "reason", None) or type(error).__name__
         raise NothingDoneError(
-            f"{certificate} and {key} cannot be used ({why}): put a certificate and its key there"
+            f"{certificate} and {key} are invalid ({why}); store a certificate and its key there"
         ) from None
     return found
 
@@ -92,7 +92,7 @@ def _read(path: str) -> str:
         if len(content) <= MAX_FILE_BYTES:
             return content.decode("ascii")
     except OSError as error:
-        raise NothingDoneError(f"{path} cannot be read: {error.strerror}") from None
+        raise NothingDoneError(f"cannot read {path}: {error.strerror}") from None
     except UnicodeDecodeError:
         pass
-    raise NothingDoneError(f"{path} is no PEM file of at most {MAX_FILE_BYTES} bytes")
+    raise NothingDoneError(f"{path} is not a PEM file of at most {MAX_FILE_BYTES} bytes")

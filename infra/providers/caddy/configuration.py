@@ -109,7 +109,7 @@ def name_problem(name: str) -> str | None:
     """Describe what is wrong with the name of a route, or nothing."""
     if _NAME.fullmatch(name) is not None:
         return None
-    return "use 1 to 200 characters a-z A-Z 0-9 . _ - and begin with a letter or digit"
+    return "use 1 to 200 characters a-z A-Z 0-9 . _ - and start with a letter or digit"
 
 
 def certificate_id(name: str) -> str:

@@ -160,7 +160,7 @@ class RoutesProvider:
                     raise creation.error
                 if creation.servers is None:
                     return await self._continued(action, files)
-                with _begun(f"route {name!r} is made"):
+                with _begun(f"route {name!r} was created, but a later step failed"):
                     certificate = await self._api.find(certificate_id(name))
                     await self._keep_certificate(action, certificate, uid, files)
                     return Effect(await self._shown(action, creation.servers))
@@ -174,14 +174,17 @@ class RoutesProvider:
         async with self._turn:
             look = await self._look(name)
             if look.shown is None:
-                raise NotFoundError(f"route {name!r} is not there")
+                raise NotFoundError(f"route {name!r} does not exist")
             check_uid(look.shown, action)
             is_repeated = look.shown.written_by == action.idempotency_key
             if not is_repeated and action.version not in (None, look.shown.version):
-                raise ConflictError(f"route {name!r} has changed", obstacle=look.shown)
+                raise ConflictError(
+                    f"route {name!r} was changed since it was read", obstacle=look.shown
+                )
             if fields["server"] != look.server_name:
                 raise PermanentError(
-                    f"route {name!r} is in server {look.server_name!r}: it cannot be moved"
+                    f"route {name!r} is in server {look.server_name!r} and cannot be moved; "
+                    "keep spec.server, or use another name"
                 )
             _usable(look.servers, fields)
             uid = look.shown.uid or ""
@@ -191,7 +194,7 @@ class RoutesProvider:
             if not is_repeated or look.route != route or look.shown.fields["flaws"]:
                 routes = await self._write(name, look, route)
                 servers = _with(servers, fields, routes)
-            with _begun(f"route {name!r} is written"):
+            with _begun(f"route {name!r} was written, but a later step failed"):
                 await self._keep_certificate(action, look.certificate, uid, files)
                 return Effect(await self._shown(action, servers), replayed=is_repeated)
 
@@ -207,7 +210,7 @@ class RoutesProvider:
                 await self._changed("DELETE", look.certificate)
             if look.part is None or look.shown is None:
                 return Effect(None, absent=True)
-            with _begun(f"the certificate of route {name!r} is deleted"):
+            with _begun(f"the certificate of route {name!r} was deleted, but a later step failed"):
                 await self._changed("DELETE", look.part)
         return Effect(None)
 
@@ -268,7 +271,7 @@ class RoutesProvider:
             return _Look(servers, certificate=certificate)
         server = servers.get(found[1])
         if server is None:
-            raise TransientError(f"route {name!r} was moved while it was read")
+            raise TransientError(f"route {name!r} was moved during the read")
         route, pair = part.content, None if certificate is None else certificate.content
         standing = _standing(name, server.routes or ())
         marks = marks_of(route)
@@ -279,7 +282,7 @@ class RoutesProvider:
     async def _shown(self, action: Action, servers: _Servers | None = None) -> ExternalObject:
         look = await self._look(action.external_name, servers)
         if look.shown is None:
-            raise TransientError(f"route {action.external_name!r} is gone again")
+            raise TransientError(f"route {action.external_name!r} was deleted again")
         return look.shown
 
     async def _continued(self, action: Action, files: Files | None) -> Effect:
@@ -288,12 +291,13 @@ class RoutesProvider:
         look = await self._look(name)
         if look.shown is None:
             raise NothingDoneError(
-                f"the id {name!r} is that of something else in Caddy's configuration, or was until"
-                " now: give the route another name (annotation reconciler/external-name)"
+                f"the id {name!r} belongs, or belonged until now, to another object in Caddy's "
+                "configuration; give the route another name (annotation "
+                "reconciler/external-name)"
             )
         if look.shown.written_by != action.idempotency_key:
-            raise ConflictError(f"route {name!r} is there already", obstacle=look.shown)
-        with _begun(f"route {name!r} is made"):
+            raise ConflictError(f"route {name!r} already exists", obstacle=look.shown)
+        with _begun(f"route {name!r} was created, but a later step failed"):
             uid = look.shown.uid or ""
             await self._keep_certificate(action, look.certificate, uid, files)
             return Effect(await self._shown(action), replayed=True)
@@ -327,7 +331,7 @@ class RoutesProvider:
                 if not each.is_settled:
                     each.settle(error=error)
         except BaseException:
-            cut = UnknownResultError("the call that made this route with others was cut off")
+            cut = UnknownResultError("the call that created several routes was interrupted")
             for each in creations:
                 if not each.is_settled:
                     each.settle(error=cut)
@@ -401,7 +405,7 @@ class RoutesProvider:
         before: list[CaddyRoute] = whole.content or []
         others = [each for each in before if each != look.route]
         if len(others) != len(before) - 1:
-            raise TransientError(f"route {name!r} changed while it was to be written")
+            raise TransientError(f"route {name!r} was changed during the write")
         moved = _inserted(others, place(reach(route, name), _reaches(others)), route)
         await self._changed("PATCH", whole, moved)
         return moved
@@ -415,7 +419,8 @@ class RoutesProvider:
             if files is None:
                 return
             raise NothingDoneError(
-                f"the id {certificate_id(action.external_name)!r} is a stranger's: take it away"
+                f"another client uses the id {certificate_id(action.external_name)!r}; remove "
+                "that object"
             )
         if files is None:
             if part is not None:
@@ -451,7 +456,7 @@ class RoutesProvider:
         """Change a part that is still as it was read."""
         answer = await self._api.change(method, part.path, content, if_match=part.etag)
         if answer.status_code == HTTPStatus.PRECONDITION_FAILED:
-            raise TransientError(f"{part.path} changed while it was to be written")
+            raise TransientError(f"{part.path} was changed during the write")
         if answer.status_code != HTTPStatus.OK:
             raise caddy_refusal(answer)
 
@@ -466,7 +471,7 @@ def _as(struct: type[_T], content: Any) -> _T:
     try:
         return msgspec.convert(content, struct)
     except msgspec.ValidationError as error:
-        raise TransientError(f"Caddy's configuration cannot be read: {error}") from None
+        raise TransientError(f"Caddy's configuration has an unknown form: {error}") from None
 
 
 async def _files(fields: Fields) -> Files | None:
@@ -480,15 +485,17 @@ def _usable(servers: _Servers, fields: Fields) -> CaddyServer:
     server = servers.get(name)
     if server is None:
         there = ", ".join(sorted(servers)) or "none"
-        raise NothingDoneError(f"Caddy has no server {name!r} (it has {there}): set spec.server")
+        raise NothingDoneError(
+            f"Caddy has no server {name!r} (its servers: {there}); set spec.server"
+        )
     if not server.asks_nobody_for_certificates:
         raise NothingDoneError(
-            f"Caddy would order certificates for the hosts of server {name!r} by itself: set"
-            " automatic_https.disable_certificates there"
+            f"Caddy would order certificates for the hosts of server {name!r} itself; set "
+            "automatic_https.disable_certificates there"
         )
     if fields["tls"] is not None and not server.has_tls:
         raise NothingDoneError(
-            f"server {name!r} does not speak TLS: set tls_connection_policies there to [{{}}]"
+            f"server {name!r} does not use TLS; set its tls_connection_policies to [{{}}]"
         )
     return server
 

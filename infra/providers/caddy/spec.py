@@ -133,7 +133,7 @@ class RouteFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, renam
         for backend in self.backends:
             dial_address(backend)
         if self.tls is not None and not self.hosts:
-            raise ValueError("tls: say for which hosts")
+            raise ValueError("tls: requires hosts; list them in hosts")
 
 
 class RouteOutputs(msgspec.Struct, frozen=True, rename="camel"):
@@ -161,8 +161,8 @@ def _check_host(host: str) -> None:
         ipaddress.ip_address(host)
     except ValueError:
         raise ValueError(
-            f"hosts: {host!r} is no host: write www.example.org, *.example.org or an IP address,"
-            " without a port"
+            f"hosts: {host!r} is not a host; use a value such as www.example.org, "
+            "*.example.org or an IP address, without a port"
         ) from None
 
 
@@ -174,7 +174,9 @@ def dial_address(backend: str | Backend) -> str:
         return dial_address(f"{address}:{backend.port}")
     found = _BACKEND.fullmatch(backend)
     if found is None or not 1 <= int(found[2]) <= MAX_PORT:
-        raise ValueError(f"backends: {backend!r} is no address:port, such as 10.0.0.7:8080")
+        raise ValueError(
+            f"backends: {backend!r} must have the form ADDRESS:PORT, such as 10.0.0.7:8080"
+        )
     return f"{found[1].lower()}:{int(found[2])}"
 
 
@@ -225,13 +227,19 @@ def _canonical_check(check: Fields | None) -> Fields | None:
 def ready(fields: Fields, shown: ExternalObject) -> Readiness:
     """Return whether requests reach a route, and whether there is anybody to pass them on to."""
     if not fields.get("backends"):
-        return Readiness(False, "NoBackends", "it has no backends: requests are answered 503")
+        return Readiness(
+            False, "NoBackends", "the route has no backends, so requests get the response 503"
+        )
     winner = shown.outputs.get("shadowedBy")
     if winner is not None:
         return Readiness(
-            False, "Shadowed", f"{winner} is asked before it, with the same host and path"
+            False, "Shadowed", f"{winner} comes first and matches the same host and path"
         )
     problem = shown.outputs.get("certificateProblem")
     if problem is not None:
-        return Readiness(False, "CertificateFiles", f"{problem}; what Caddy has stays in use")
+        return Readiness(
+            False,
+            "CertificateFiles",
+            f"{problem}; Caddy continues to use the certificate that it has",
+        )
     return READY

@@ -42,7 +42,7 @@ class OrderFailedError(TransientError):
 
     def __init__(self, url: str, why: str) -> None:
         super().__init__(
-            f"the order {url} failed: {why}; another one follows", status=FAILED_DEPENDENCY
+            f"the order {url} failed: {why}; a new order follows", status=FAILED_DEPENDENCY
         )
 
 
@@ -181,7 +181,8 @@ class Ordering:
         name = found.identifier.value
         if challenge is None:
             raise PermanentError(
-                f"{name}: the authority does not take http-01 for it", status=FAILED_DEPENDENCY
+                f"{name}: the authority does not offer http-01 for this name",
+                status=FAILED_DEPENDENCY,
             )
         try:
             await self._ask(lambda: self._answer(challenge))
@@ -190,7 +191,7 @@ class Ordering:
                 found = await self._ask(lambda: self._client.authorization(url))
                 if found.status != "pending":
                     return found
-                pause = await self._pause(pause, f"{name} is still being looked at")
+                pause = await self._pause(pause, f"the validation of {name} is still pending")
         finally:
             # No request: it must be done whatever happened.
             await asyncio.shield(asyncio.to_thread(self._answer_no_more, challenge))
@@ -214,7 +215,9 @@ class Ordering:
         """Wait before another look, and return how long to wait the next time."""
         wait = max(seconds, self._client.retry_after_seconds(0.0))
         if time.monotonic() + wait > self._deadline:
-            raise UnknownResultError(f"{what}; it is looked at again", status=FAILED_DEPENDENCY)
+            raise UnknownResultError(
+                f"{what}; the next attempt reads it again", status=FAILED_DEPENDENCY
+            )
         await asyncio.sleep(wait)
         return min(seconds * 2, MAX_POLL_SECONDS)
 
@@ -229,13 +232,15 @@ def identifiers_of(fields: Fields) -> list[Identifier]:
     common_name = fields.get("commonName")
     if common_name is not None and common_name.lower() not in names:
         raise PermanentError(
-            f"commonName {common_name!r} is none of dnsNames, and ACME orders nothing else: leave"
-            " it out, or add it there"
+            f"commonName {common_name!r}: ACME requires it in dnsNames; add it there, or omit "
+            "commonName"
         )
     if wildcards := [name for name in names if name.startswith("*")]:
-        raise PermanentError(f"{wildcards[0]} cannot be shown to be ours over HTTP: name each host")
+        raise PermanentError(
+            f"{wildcards[0]}: HTTP validation does not support wildcards; list each host"
+        )
     if not names and not addresses:
-        raise PermanentError("ACME orders dnsNames and ipAddresses: give some")
+        raise PermanentError("ACME requires dnsNames or ipAddresses; set one of them")
     return [
         *(Identifier("dns", name) for name in names),
         *(Identifier("ip", address) for address in addresses),

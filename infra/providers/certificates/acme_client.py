@@ -73,7 +73,7 @@ class LimitedError(Exception):
         """Return what it comes to: this one waits so long, and nobody else."""
         left = max(0.0, (self.until - datetime.now(UTC)).total_seconds())
         return TransientError(
-            f"{self.why} (nothing is ordered before {moment(self.until)})",
+            f"{self.why} (no order before {moment(self.until)})",
             status=HTTPStatus.TOO_MANY_REQUESTS,
             retry_after_seconds=left,
         )
@@ -255,7 +255,7 @@ class AcmeClient:
     def answer_of(self, challenge: Challenge) -> str:
         """Return what has to be answered for a challenge's token."""
         if _TOKEN.fullmatch(challenge.token) is None:
-            raise PermanentError("the authority sent a token that is none", status=424)
+            raise PermanentError("the authority sent an invalid token", status=424)
         thumbprint = b64encode(self._key.thumbprint()).decode()
         return f"{challenge.token}.{thumbprint}"
 
@@ -319,13 +319,13 @@ class AcmeClient:
                 raise
             except (errors.Error, requests.RequestException, JoseError, KeyError) as error:
                 raise self._failed(error, writes=writes) from None
-        raise TransientError(f"{self._url} refuses every nonce", status=FAILED_DEPENDENCY)
+        raise TransientError(f"{self._url} rejects every nonce", status=FAILED_DEPENDENCY)
 
     def _refused(self, problem: messages.Error) -> Exception:
         newest = self._network.newest
         status = FAILED_DEPENDENCY if newest is None else newest.status_code
         code = str(problem.typ).rpartition(":")[2]
-        said = f"{self._url} says {code}: {problem.detail or problem.title or 'no reason'}"
+        said = f"{self._url} returned {code}: {problem.detail or problem.title or 'no reason'}"
         if code == "rateLimited" or status == HTTPStatus.TOO_MANY_REQUESTS:
             seconds = self.retry_after_seconds(DEFAULT_LIMIT_SECONDS)
             return LimitedError(datetime.fromtimestamp(_now() + seconds, UTC), said)
@@ -343,13 +343,13 @@ class AcmeClient:
     def _failed(self, error: Exception, *, writes: bool) -> ProviderError:
         newest = self._network.newest
         if isinstance(error, requests.exceptions.SSLError):
-            why = "its certificate cannot be trusted (spec.acme.caFile names whom to trust)"
+            why = "its certificate is not trusted; set spec.acme.caFile to the authority to trust"
         elif isinstance(error, requests.ConnectionError):
-            why = "it cannot be reached"
+            why = "it is not reachable"
         elif isinstance(error, requests.Timeout):
-            why = "it did not answer in time"
+            why = "no response before the timeout"
         else:
-            why = "what it answers is no ACME"
+            why = "its response is not ACME"
         # A connection that was refused, or not trusted, has sent nothing.
         unsent = (requests.exceptions.SSLError, requests.ConnectTimeout)
         is_sent = writes and newest is None and not isinstance(error, unsent)
@@ -367,7 +367,7 @@ def moment(until: datetime) -> str:
 
 
 def _says(error: ProviderError, code: str) -> bool:
-    return f" says {code}: " in error.message
+    return f" returned {code}: " in error.message
 
 
 def _read(answer: requests.Response, of: type[_T]) -> _T:
@@ -375,7 +375,7 @@ def _read(answer: requests.Response, of: type[_T]) -> _T:
         return msgspec.json.decode(answer.content, type=of)
     except msgspec.DecodeError as error:
         raise TransientError(
-            f"{answer.url} answers what is no ACME: {error}", status=FAILED_DEPENDENCY
+            f"{answer.url} returned a response that is not ACME: {error}", status=FAILED_DEPENDENCY
         ) from None
 
 

@@ -92,10 +92,13 @@ class CertificateFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
 
     def __post_init__(self) -> None:
         if not (self.common_name or self.dns_names or self.ip_addresses):
-            raise ValueError("give commonName, dnsNames or ipAddresses")
+            raise ValueError("set at least one of commonName, dnsNames and ipAddresses")
         for name in self.dns_names:
             if _DNS_NAME.fullmatch(name) is None or len(name) > _MAX_DNS_NAME:
-                raise ValueError(f"dnsNames: {name!r} is no DNS name (others as punycode: xn--…)")
+                raise ValueError(
+                    f"dnsNames: {name!r} is not a DNS name; write international names as punycode "
+                    "(xn--…)"
+                )
         for address in self.ip_addresses:
             ipaddress.ip_address(address)
         if (problem := name_problem(self.issuer)) is not None:
@@ -104,7 +107,7 @@ class CertificateFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
             raise ValueError(f"folder: {problem}")
         before = self.renew_before
         if before is not None and seconds_of(before) >= seconds_of(self.duration):
-            raise ValueError(f"renewBefore: {before} is not less than duration, {self.duration}")
+            raise ValueError(f"renewBefore: {before} must be less than duration, {self.duration}")
 
 
 class CertificateOutputs(msgspec.Struct, frozen=True, rename="camel"):

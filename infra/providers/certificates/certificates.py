@@ -102,7 +102,7 @@ class CertificatesProvider:
             found = None if kept is None else self._object(name, kept)
             if kept is not None and found is not None:
                 if found.written_by != action.idempotency_key:
-                    raise ConflictError(f"certificate {name!r} is there already", obstacle=found)
+                    raise ConflictError(f"certificate {name!r} already exists", obstacle=found)
                 wrong = findings(kept.case)
                 if not wrong or why_order(wrong) is not None:  # else it stopped while it delivered
                     return Effect(found, replayed=True)
@@ -114,17 +114,17 @@ class CertificatesProvider:
         """Deliver what is lost, and order another certificate only if a check says so."""
         name, step = checked_name(action.external_name), self._folder.step
         if await step(lambda: self._shown(name)) is None:
-            raise NotFoundError(f"certificate {name!r} is not there")
+            raise NotFoundError(f"certificate {name!r} does not exist")
         async with self._folder.locked(self._store, name):
             kept = await step(lambda: self._kept(name))
             found = None if kept is None else self._object(name, kept)
             if kept is None or found is None:
-                raise NotFoundError(f"certificate {name!r} is gone")
+                raise NotFoundError(f"certificate {name!r} was deleted")
             if found.written_by != action.idempotency_key:
                 check_uid(found, action)
                 if action.version not in (None, found.version):
                     raise ConflictError(
-                        f"certificate {name!r} was changed meanwhile", obstacle=found
+                        f"certificate {name!r} was changed since it was read", obstacle=found
                     )
                 is_due = action.purpose == "Renew"
                 case = kept.case._replace(wanted=action.fields, is_due=is_due)
@@ -303,8 +303,8 @@ class CertificatesProvider:
         issuer = self._folder.issuers.read(fields["issuer"])
         if issuer is None or not issuer.uid:
             raise NothingDoneError(
-                f"issuer {fields['issuer']!r} is not there (yet): declare it with this"
-                " ProviderConfig",
+                f"issuer {fields['issuer']!r} does not exist (yet); declare it with this "
+                "ProviderConfig",
                 status=FAILED_DEPENDENCY,
             )
         if "acme" in issuer.fields:
@@ -316,7 +316,7 @@ class CertificatesProvider:
         until = record.limited_until if record.limited_by == fields["issuer"] else None
         if until is not None and until > datetime.now(UTC):
             raise NotCalledError(
-                f"{record.limited_why} (nothing is ordered before {moment(until)})",
+                f"{record.limited_why} (no order before {moment(until)})",
                 status=429,
                 retry_after_seconds=(until - datetime.now(UTC)).total_seconds(),
             )
@@ -344,7 +344,7 @@ class CertificatesProvider:
     def _pending_key(self, name: str, pending: Pending) -> PrivateKey:
         key = read_key(self._store.file(name, pending.key_file))
         if key is None:
-            raise TransientError(f"the key of certificate {name!r} was there and is gone again")
+            raise TransientError(f"the key of certificate {name!r} was deleted again")
         return key
 
     def _sign(self, action: Action, uid: str, issuer: IssuerRecord, pending: Pending) -> None:
@@ -385,7 +385,8 @@ class CertificatesProvider:
         key = self._pending_key(name, pending)
         if not certificates or facts_of(certificates[0]).public_key != public_digest(key):
             raise PermanentError(
-                f"the authority made no certificate for the key of {name!r}", status=424
+                f"the authority returned a certificate for another key than that of {name!r}",
+                status=424,
             )
         record = self._store.read(name)
         assert record is not None
@@ -419,7 +420,9 @@ class CertificatesProvider:
         """Deliver to where it is wanted, and take away what is elsewhere."""
         kept = self._kept(name)
         if kept is None or kept.key is None or kept.facts is None:
-            raise TransientError(f"what is kept of certificate {name!r} was lost meanwhile")
+            raise TransientError(
+                f"the stored files of certificate {name!r} were lost during the call"
+            )
         place = _place_of(name, kept.record.fields)
         if place not in kept.record.folders:
             folders = (*kept.record.folders, place)
@@ -448,8 +451,8 @@ class CertificatesProvider:
         issuer = self._folder.issuers.read(name)
         if issuer is None or not issuer.uid:
             raise NothingDoneError(
-                f"issuer {name!r}, who has to revoke it, is not there: declare it, or declare the"
-                " certificate with revokeOnDelete: false",
+                f"issuer {name!r}, which must revoke the certificate, does not exist; declare "
+                "it, or declare the certificate with revokeOnDelete: false",
                 status=FAILED_DEPENDENCY,
             )
         if "acme" not in issuer.fields:

@@ -16,6 +16,6 @@ _LIBRARIES = ("acme", "cryptography", "josepy", "requests", "OpenSSL")
 def extra_needed() -> Generator[None]:
     """Describe what to install if what is imported here needs a library that is not there."""
     if sys.platform == "win32":
-        raise ConfigurationError("certificates are kept on Linux and macOS only")
+        raise ConfigurationError("certificates are supported only on Linux and macOS")
     with extras.extra_needed("certificates", "certificates", _LIBRARIES):
         yield

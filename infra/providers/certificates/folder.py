@@ -75,7 +75,7 @@ class CertificateFolder:
                 return await self.step(function)
         except TimeoutError:
             raise TransientError(
-                f"the filesystem of {self.root.path} did not answer in time"
+                f"the filesystem of {self.root.path} did not respond before the timeout"
             ) from None
 
     @asynccontextmanager
@@ -99,13 +99,13 @@ class CertificateFolder:
         key = read_key(self.issuers.file(name, record.key_file))
         if not isinstance(key, ec.EllipticCurvePrivateKey):
             raise TransientError(
-                f"issuer {name!r} has lost the key of its account: restore it from a backup",
+                f"issuer {name!r}: the key of its account is missing; restore it from a backup",
                 status=FAILED_DEPENDENCY,
             )
         place = acme.get("caFile")
         if place is not None and not (self.root.path / place).is_file():
             raise TransientError(
-                f"acme.caFile: {self.root.path / place} is not there", status=FAILED_DEPENDENCY
+                f"acme.caFile: {self.root.path / place} does not exist", status=FAILED_DEPENDENCY
             )
         client = AcmeClient(
             acme["directory"],

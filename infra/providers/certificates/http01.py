@@ -114,7 +114,7 @@ def _listening(address: _Address) -> _Server:
         if error.errno not in {errno.EADDRINUSE, errno.EACCES, errno.EADDRNOTAVAIL}:
             raise
         raise TransientError(
-            f"http-01 cannot be answered at {address[0]} port {address[1]}: {error.strerror}",
+            f"http-01: cannot listen on {address[0]} port {address[1]}: {error.strerror}",
             status=424,
         ) from None
 

@@ -78,11 +78,13 @@ class Http01(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         if (self.listen is None) == (self.folder is None):
-            raise ValueError("http01: give listen or folder, one of them")
+            raise ValueError("http01: set exactly one of listen and folder")
         if self.folder is not None and (problem := place_problem(self.folder)) is not None:
             raise ValueError(f"http01.folder: {problem}")
         if self.listen is not None and address_of(self.listen) is None:
-            raise ValueError("http01.listen: give ADDRESS:PORT, such as 127.0.0.1:5002 or [::1]:80")
+            raise ValueError(
+                "http01.listen: must have the form ADDRESS:PORT, such as 127.0.0.1:5002 or [::1]:80"
+            )
 
 
 class Acme(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
@@ -113,11 +115,14 @@ class Acme(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="came
 
     def __post_init__(self) -> None:
         if _DIRECTORY.fullmatch(self.directory) is None:
-            raise ValueError("acme.directory: give an https:// URL, without user and query")
+            raise ValueError("acme.directory: must be an https:// URL without user and query")
         if not self.accept_terms:
-            raise ValueError("acme.acceptTerms: no account is made without agreeing to its terms")
+            raise ValueError(
+                "acme.acceptTerms: must be true, because an account requires your agreement to the "
+                "authority's terms"
+            )
         if self.email is not None and "@" not in self.email:
-            raise ValueError("acme.email: give an address, such as ops@example.org")
+            raise ValueError("acme.email: must be an address, such as ops@example.org")
         if self.ca_file is not None and (problem := place_problem(self.ca_file)) is not None:
             raise ValueError(f"acme.caFile: {problem}")
 
@@ -138,7 +143,7 @@ class IssuerFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rena
 
     def __post_init__(self) -> None:
         if (self.own_ca is None) == (self.acme is None):
-            raise ValueError("give ownCa or acme, one of them")
+            raise ValueError("set exactly one of ownCa and acme")
 
 
 class IssuerOutputs(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
@@ -218,7 +223,10 @@ def loses(fields: Fields | None, thing: ExternalObject) -> str:
     """Report that an authority's key would be lost; an account can be made again."""
     if fields is not None or thing.fields.get("type") != "OwnCa":
         return ""
-    return f"the key of authority {thing.name}: nothing that it signed can be renewed by it"
+    return (
+        f"the key of authority {thing.name}, which signed existing certificates and can then no "
+        "longer renew them"
+    )
 
 
 def _connect(config: ProviderConfigSpec, secrets: Secrets) -> Provider:

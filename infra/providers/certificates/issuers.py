@@ -62,7 +62,7 @@ class IssuersProvider:
             if found is not None:
                 if found.written_by == action.idempotency_key:
                     return Effect(found, replayed=True)
-                raise ConflictError(f"issuer {name!r} is there already", obstacle=found)
+                raise ConflictError(f"issuer {name!r} already exists", obstacle=found)
             await self._folder.step(lambda: self._begin(action))
             await self._folder.step(lambda: self._finish(action))
             return Effect(await self._folder.step(lambda: self._shown(name)))
@@ -71,16 +71,18 @@ class IssuersProvider:
         """Write what can change; an authority that is renewed keeps its key."""
         name = checked_name(action.external_name)
         if await self._folder.step(lambda: self._shown(name)) is None:
-            raise NotFoundError(f"issuer {name!r} is not there")
+            raise NotFoundError(f"issuer {name!r} does not exist")
         async with self._folder.locked(self._store, name):
             found = await self._folder.step(lambda: self._shown(name))
             if found is None:
-                raise NotFoundError(f"issuer {name!r} is gone")
+                raise NotFoundError(f"issuer {name!r} was deleted")
             if found.written_by == action.idempotency_key:
                 return Effect(found, replayed=True)
             check_uid(found, action)
             if action.version not in (None, found.version):
-                raise ConflictError(f"issuer {name!r} was changed meanwhile", obstacle=found)
+                raise ConflictError(
+                    f"issuer {name!r} was changed since it was read", obstacle=found
+                )
             await self._folder.step(lambda: self._change(action, found))
             return Effect(await self._folder.step(lambda: self._shown(name)))
 
@@ -183,11 +185,14 @@ class IssuersProvider:
         name, record = action.external_name, self._store.read(action.external_name)
         assert record is not None
         if found.fields["type"] != action.fields["type"]:
-            raise PermanentError("an authority of our own cannot become an account: replace it")
+            raise PermanentError(
+                "an own authority (ownCa) cannot become an ACME account; declare an issuer with "
+                "another name"
+            )
         if found.fields["problems"] and "CertificateMissing" not in found.fields["problems"]:
             raise PermanentError(
-                f"issuer {name!r} has lost its key: restore it from a backup, or withdraw the"
-                " issuer and declare it anew",
+                f"issuer {name!r}: its key is missing; restore it from a backup, or withdraw "
+                "the issuer and declare it again",
             )
         self._write(action, record, found.uid or "")
 
@@ -204,7 +209,7 @@ class IssuersProvider:
         if (own := action.fields.get("ownCa")) is not None:
             key = read_key(self._store.file(name, record.key_file))
             if key is None:
-                raise TransientError(f"the key of issuer {name!r} was there and is gone again")
+                raise TransientError(f"the key of issuer {name!r} was deleted again")
             written = self._certified(action, written, own, record, key)
         else:
             account = self._registered(name, written, record)

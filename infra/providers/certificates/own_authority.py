@@ -104,7 +104,7 @@ def open_authority(issuers: Store[IssuerRecord], name: str, record: IssuerRecord
     chain = certificates_in(issuers.file(name, record.certificate_file))
     if key is None or not chain:
         raise TransientError(
-            f"issuer {name!r} has lost its key or its certificate: restore it from a backup",
+            f"issuer {name!r}: its key or its certificate is missing; restore it from a backup",
             status=424,
         )
     return OwnAuthority(key, chain[0])
@@ -114,7 +114,9 @@ def revoke(issuers: Store[IssuerRecord], name: str, serial: str) -> None:
     """Take a certificate back; once more changes nothing."""
     record = issuers.read(name)
     if record is None or not record.uid:
-        raise TransientError(f"issuer {name!r}, who has to revoke, is not there", status=424)
+        raise TransientError(
+            f"issuer {name!r}, which must revoke the certificate, does not exist", status=424
+        )
     authority = open_authority(issuers, name, record)
     revoked = record.revoked
     if serial not in {each.serial for each in revoked}:

@@ -43,7 +43,7 @@ def canonical_span(span: str) -> str:
 def name_problem(name: str) -> str | None:
     """Describe what is wrong with the name of an issuer or a certificate, or nothing."""
     if _NAME.fullmatch(name) is None:
-        return "use letters, digits, . _ and -, beginning with a letter or a digit, at most 200"
+        return "use at most 200 letters, digits, . _ and -, and start with a letter or digit"
     return None
 
 
@@ -52,6 +52,6 @@ def place_problem(place: str) -> str | None:
     if all(_SEGMENT.fullmatch(segment) for segment in place.split("/")):
         return None
     return (
-        "use a path beneath the root, such as tls/web: letters, digits, . _ and -, no segment that"
-        " begins with a dot, no / at its ends"
+        "use a path below the root, such as tls/web: letters, digits, . _ and -, no segment "
+        "that starts with a dot, no / at its ends"
     )

@@ -117,7 +117,7 @@ class Store(Generic[_R]):
             return None if data is None else self._decoder.decode(data)
         except msgspec.DecodeError:
             where = self._root.path / self._folder / name / RECORD
-            raise TransientError(f"{where} cannot be read: restore it from a backup") from None
+            raise TransientError(f"{where} is unreadable; restore it from a backup") from None
 
     def file(self, name: str, file_name: str) -> bytes | None:
         """Read a file of a folder."""
@@ -175,7 +175,7 @@ class Store(Generic[_R]):
             locked = os.dup(folder)
         if not self._is_locked_by_us(name, locked):
             os.close(locked)
-            raise TransientError(f"another call works on {name!r}", status=409)
+            raise TransientError(f"another call uses {name!r}", status=409)
         return locked
 
     def _is_locked_by_us(self, name: str, locked: int) -> bool:
@@ -202,8 +202,8 @@ def root_of(endpoint: str) -> FileRoot:
     path = unquote(url.path)
     if url.scheme != "file" or url.netloc not in {"", "localhost"} or not path.startswith("/"):
         raise ConfigurationError(
-            "spec.endpoint: write the root of the certificates as file:///some/root; who signs says"
-            " an Issuer"
+            "spec.endpoint: must be the root directory of the certificates, such as "
+            "file:///some/root; declare an Issuer for the authority"
         )
     return FileRoot(Path(path))
 
@@ -211,7 +211,7 @@ def root_of(endpoint: str) -> FileRoot:
 def checked_name(name: str) -> str:
     """Return a name that a folder can have; raises ``PermanentError``."""
     if (problem := name_problem(name)) is not None:
-        raise PermanentError(f"nothing can be named {name!r}: {problem}")
+        raise PermanentError(f"invalid name {name!r}: {problem}")
     return name
 
 

@@ -106,7 +106,7 @@ class Children:
             for name, found in declared.items()
             if found.is_declared and found.labels.get(PART_OF_LABEL) == part_of
         ]
-        reason = ": ".join(filter(None, (f"no part of {self._parent} any more", self._by)))
+        reason = ": ".join(filter(None, (f"no longer part of {self._parent}", self._by)))
         for start in range(0, len(ours), MAX_CHILDREN_AT_ONCE):
             some = ours[start : start + MAX_CHILDREN_AT_ONCE]
             await self._ask(
@@ -131,7 +131,7 @@ class Children:
             if clock() > deadline:
                 rows = await self._standing.rows(names)
                 staying = [_staying(name, rows.get(name)) for name in names]
-                raise TransientError(f"waits for {', '.join(_some(staying))} to go")
+                raise TransientError(f"waits for the deletion of {', '.join(_some(staying))}")
             await asyncio.sleep(_LEAVING_LOOK_SECONDS)
 
 

@@ -61,7 +61,7 @@ class Contents:
             messages.append(IntakeMessageOut("desired", manifest.key, Declared(manifest), identity))
         for answer in await self._ask(messages) if messages else ():
             if not answer.accepted:
-                raise TransientError(f"its content is not stored: {answer.message}")
+                raise TransientError(f"storing its content failed: {answer.message}")
 
     async def forget(self, parent: str, namespace: str, kept: Collection[str]) -> None:
         """Withdraw the contents of a set that are not these."""
@@ -77,7 +77,7 @@ class Contents:
             if spec.parent != parent or digest in kept or digest in portions:
                 continue
             key = ResourceKey(namespace, COMPOSED_CONTENT_KIND, digest)
-            said = Withdrawn(generation, reason=f"{parent} is made of something else")
+            said = Withdrawn(generation, reason=f"{parent} has another content")
             messages.append(IntakeMessageOut("desired", key, said, f"{digest}.{generation}.gone"))
         if messages:
             await self._ask(messages)

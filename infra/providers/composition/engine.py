@@ -56,7 +56,10 @@ def composition_kind(name: str, spec: KindDefinitionSpec) -> Kind:
     longest = max([len(name), *(len(each.name) for each in parts if each.is_named_by_part)])
     most = min(MAX_NAME_CHARACTERS, _MAX_SET_NAME - longest - len("-"))
     if most < 1:
-        raise InvalidManifestError(f"metadata.name: {name!r} is too long: sets are named by it")
+        raise InvalidManifestError(
+            f"metadata.name: {name!r} is too long, because the names of sets contain it; use a "
+            "shorter name"
+        )
     told = _Told(name, spec.composition, {each.name: each.is_many for each in parts})
     kind = composed_kind(
         name,
@@ -74,14 +77,18 @@ def composition_kind(name: str, spec: KindDefinitionSpec) -> Kind:
 def _check(spec: KindDefinitionSpec) -> None:
     if spec.name_prefix:
         raise InvalidManifestError(
-            "spec.namePrefix: say in the parts' metadata.name what they are called"
+            "spec.namePrefix: not allowed with spec.composition; name the parts in their "
+            "metadata.name"
         )
     if spec.constants:
-        raise InvalidManifestError("spec.constants: write them into the parts")
+        raise InvalidManifestError(
+            "spec.constants: not allowed with spec.composition; write the values into the parts"
+        )
     for name, field in spec.fields.items():
         if field.to is not None:
             raise InvalidManifestError(
-                f"spec.fields.{name}.to: the parts say where it goes: leave it out"
+                f"spec.fields.{name}.to: not allowed with spec.composition; omit it, the parts "
+                "place the value"
             )
 
 
@@ -92,11 +99,12 @@ def _parts(name: str, spec: CompositionSpec) -> list[PartTemplate]:
         where = f"{_WHERE}.parts[{number}]"
         if each.name in names[:number]:
             raise InvalidManifestError(
-                f"{where}.name: {each.name!r} is there already: give each a name of its own"
+                f"{where}.name: duplicate name {each.name!r}; give each part its own name"
             )
         if each.manifest.kind == name:
             raise InvalidManifestError(
-                f"{where}.manifest.kind: a {name} cannot be made of a {name}: it would never end"
+                f"{where}.manifest.kind: a {name} cannot contain a {name}, because this would "
+                "never end; use another kind"
             )
         parts.append(PartTemplate(each, where, names))
     try:
@@ -104,8 +112,8 @@ def _parts(name: str, spec: CompositionSpec) -> list[PartTemplate]:
     except CycleError as error:
         circle = " → ".join(error.args[1])
         raise InvalidManifestError(
-            f"{_WHERE}.parts: each would follow from itself, and never stand still: {circle}:"
-            " leave children out of one of them"
+            f"{_WHERE}.parts: the parts depend on each other in a cycle, {circle}; remove "
+            "children from one of them"
         ) from None
     return parts
 
@@ -145,7 +153,7 @@ class _Told:
         for each in spec.outputs:
             if each in taken:
                 raise InvalidManifestError(
-                    f"{_WHERE}.outputs.{each}: it is given already: name it otherwise"
+                    f"{_WHERE}.outputs.{each}: the name is reserved; use another name"
                 )
         used = [each.variables for each, _ in self._outputs.values()]
         used += [] if self._ready is None else [self._ready.variables]
@@ -182,7 +190,7 @@ def _ready(fields: Fields, seen: ExternalObject) -> Readiness:
         return by_parts
     if found is True:
         return IS_READY
-    why = seen.outputs.get(PROBLEM) or by_parts.message or f"{_WHERE}.ready does not hold"
+    why = seen.outputs.get(PROBLEM) or by_parts.message or f"{_WHERE}.ready is not true"
     return Readiness(False, "Progressing" if by_parts.is_ready else by_parts.reason, why)
 
 

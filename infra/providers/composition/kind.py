@@ -53,8 +53,8 @@ def name_problem(name: str, *, max_characters: int) -> str | None:
     except InvalidNameError as error:
         return str(error)
     if len(rest) > max_characters:
-        return f"use at most {max_characters} characters: names are made of it"
-    return None if dot else "use namespace.name"
+        return f"use at most {max_characters} characters, because other names contain it"
+    return None if dot else "use the form NAMESPACE.NAME"
 
 
 def _provider(

@@ -48,7 +48,7 @@ class Budget:
         self._resources -= resources
         if self._resources < 0:
             raise InvalidManifestError(
-                f"{where}: with it there are more than {MAX_RESOURCES} resources: divide it"
+                f"{where}: exceeds the limit of {MAX_RESOURCES} resources; divide the resource"
             )
 
     def spend(self, where: str, expressions: Iterable[Expression], items: Sequence[Any]) -> None:
@@ -58,8 +58,8 @@ class Budget:
         self._work -= work * len(items)
         if self._work < 0:
             raise InvalidManifestError(
-                f"{where}: its expressions would take too long: give them less to look through,"
-                " such as item alone"
+                f"{where}: its expressions would take too long; make them read less, such as "
+                "item alone"
             )
 
 
@@ -81,8 +81,8 @@ class PartTemplate:
             variables = (*variables, ITEM)
             if self.is_named_by_part:
                 raise InvalidManifestError(
-                    f"{self._where}.manifest.metadata.name: say how each item's resource is called,"
-                    " such as = name + '-' + item"
+                    f"{self._where}.manifest.metadata.name: required with forEach; give each "
+                    "item's resource a name, such as = name + '-' + item"
                 )
         tree: Fields = msgspec.to_builtins(part.manifest)
         self._template = Template(tree, f"{self._where}.manifest", variables, (CHILDREN,))
@@ -104,8 +104,8 @@ class PartTemplate:
                 continue
             if part not in names:
                 raise InvalidManifestError(
-                    f"{self._where}: {expression.text!r}: name a part that it follows, as"
-                    f" children.NAME or children['NAME']: the parts are {', '.join(names)}"
+                    f"{self._where}: {expression.text!r}: must reference a part as "
+                    f"children.NAME or children['NAME']; the parts are {', '.join(names)}"
                 )
             yield part
 
@@ -129,14 +129,14 @@ class PartTemplate:
         budget.spend(self._where, self._switches, [None])
         is_wanted: Any = True if self._when is None else self._when.value(variables)
         if not isinstance(is_wanted, bool):
-            raise self._wrong("when", self._when, is_wanted, "true or false is")
+            raise self._wrong("when", self._when, is_wanted, "true or false")
         if not is_wanted or self._state == "Absent":
             return Component(self.name, _nothing, enabled=False)
         items: list[Any] = [None]
         if self._for_each is not None:
             found: Any = self._for_each.value(variables)
             if not isinstance(found, list):
-                raise self._wrong("forEach", self._for_each, found, "a list is")
+                raise self._wrong("forEach", self._for_each, found, "a list")
             items = cast("list[Any]", found)
         budget.take(self._where, len(items))
         budget.spend(self._where, self._template.expressions.values(), items)
@@ -161,7 +161,7 @@ class PartTemplate:
         text = "" if expression is None else expression.text
         kind = type(value).__name__
         return InvalidManifestError(
-            f"{self._where}.{field}: {text!r} gives {kind}, and {wanted} wanted"
+            f"{self._where}.{field}: {text!r} returns {kind}, but must return {wanted}"
         )
 
 

@@ -91,7 +91,7 @@ class CompositionProvider:
         found = await self._find(action.external_name)
         if found.spec is not None and found.spec.key != action.idempotency_key:
             there = await self._as_object(found, found.spec)
-            raise ConflictError(f"{action.external_name} is there already", obstacle=there)
+            raise ConflictError(f"{action.external_name} already exists", obstacle=there)
         uid = f"set-{digest_of_text(action.idempotency_key)}"
         return await self._write(action, found, uid)
 
@@ -99,12 +99,14 @@ class CompositionProvider:
         """Declare another set, and withdraw what is not in it any more."""
         found = await self._find(action.external_name)
         if found.spec is None:
-            raise NotFoundError(f"{action.external_name} is not there")
+            raise NotFoundError(f"{action.external_name} does not exist")
         if found.spec.key != action.idempotency_key:
             there = await self._as_object(found, found.spec)
             check_uid(there, action)
             if action.version not in (None, there.version):
-                raise ConflictError(f"{action.external_name} was changed", obstacle=there)
+                raise ConflictError(
+                    f"{action.external_name} was changed since it was read", obstacle=there
+                )
         return await self._write(action, found, found.spec.uid)
 
     async def delete(self, action: Action) -> Effect:
@@ -122,7 +124,9 @@ class CompositionProvider:
             return Effect(None, absent=True)
         if action.uid is not None and found.spec.uid != action.uid:
             there = await self._as_object(found, found.spec)
-            raise ConflictError(f"{action.external_name} is another one", obstacle=there)
+            raise ConflictError(
+                f"{action.external_name} was replaced by another object", obstacle=there
+            )
         of_set = found.spec
         leaving = _parts_of(of_set)
         last = msgspec.structs.replace(
@@ -222,7 +226,7 @@ class CompositionProvider:
         parts = await self._contents.load(external_name.partition(".")[0], digest)
         if parts is None:
             raise ConflictError(
-                f"content {digest} of {external_name} is not stored any more",
+                f"content {digest} of {external_name} is no longer stored",
                 obstacle=await self.read(external_name),
             )
         return parts
@@ -289,7 +293,7 @@ class CompositionProvider:
         [answer] = await self._ask([message_of(action, found.key, said, step)])
         match answer.reason:
             case "StaleGeneration" | "Superseded":
-                raise ConflictError(f"{found.key} was changed meanwhile")
+                raise ConflictError(f"{found.key} was changed since it was read")
             case _ if not answer.accepted:
                 raise PermanentError(f"{found.key}: {answer.reason}: {answer.message}")
             case _:
@@ -301,10 +305,12 @@ class CompositionProvider:
         try:
             answers = await bus.ask(messages, timeout_seconds=self._api.timeout_seconds)
         except (BusError, TimeoutError) as error:
-            raise UnknownResultError(f"the reconciler's own bus: {error}") from error
+            raise UnknownResultError(f"the bus of Reconciler: {error}") from error
         known = [each for each in answers if each is not None]
         if len(known) < len(messages):
-            raise UnknownResultError("no decider has answered: whether it was declared is unknown")
+            raise UnknownResultError(
+                "no decider replied, so whether the parts were declared is unknown"
+            )
         return known
 
     # --- reads

@@ -107,10 +107,10 @@ def ready(fields: Fields, thing: ExternalObject) -> Readiness:
     if thing.outputs.get("alarm") == IMAGE_DELETED:
         hint = HINT_OF_LOST.format(device=thing.outputs.get("device", "its device"))
         return Readiness(
-            False, IMAGE_DELETED, f"the image was deleted while it is attached: {hint}"
+            False, IMAGE_DELETED, f"the image was deleted while it is attached; {hint}"
         )
     if not fields.get("mounted", True):
-        return Readiness(False, "Detached", "mounted is false")
+        return Readiness(False, "Detached", "the attachment is declared with mounted: false")
     return READY
 
 
@@ -133,7 +133,7 @@ class AttachmentsProvider:
             await self._step(lambda: self._mount(action))
         done = await self._step(lambda: self._done(action))
         if done is None:
-            raise UnknownResultError("what was made is not as it was by now")
+            raise UnknownResultError("the attachment was changed right after its creation")
         return Effect(done)
 
     async def update(self, action: Action) -> Effect:
@@ -219,20 +219,20 @@ class AttachmentsProvider:
             mark = self._there.read_mark(other)
             if other != name and mark is not None and mark.disk == disk:
                 raise waiting(
-                    f"disk {disk!r} is taken by attachment {other!r}: it is attached here when"
-                    " that is gone"
+                    f"disk {disk!r} is in use by attachment {other!r}; Reconciler attaches it "
+                    "here after that attachment is deleted"
                 )
         kernel = machine()
         for loop in () if file is None else image_of(file, disk, kernel.loops).attached:
             if places := kernel.places_of(loop):
                 raise waiting(
-                    f"disk {disk!r} is mounted at {', '.join(places)}, by somebody else: it is"
-                    " attached here when it is unmounted there"
+                    f"disk {disk!r} is mounted at {', '.join(places)} by another client; "
+                    "Reconciler attaches it here after it is unmounted there"
                 )
         with self._there.mount_point(name) as point:
             if point is not None and os.listdir(point):  # noqa: PTH208 - an open folder
                 place = self._there.place_at(name)
-                raise waiting(f"{place} has files, which a mount would hide: move them away")
+                raise waiting(f"{place} contains files, which a mount would hide; move them away")
 
     def _attach(self, action: Action) -> None:
         """Give the disk a loop device; one that it has is taken, so it never has two."""
@@ -245,7 +245,7 @@ class AttachmentsProvider:
                     file, "losetup", "--nooverlap", "--show", "-f", "--", proc_path(file)
                 )
                 if ended.code != 0:
-                    raise refused(ended, f"disk {disk!r} cannot be attached")
+                    raise refused(ended, f"attaching disk {disk!r} failed")
 
     def _mount(self, action: Action) -> None:
         name, disk = action.external_name, action.fields["disk"]
@@ -254,7 +254,7 @@ class AttachmentsProvider:
             assert file is not None
             found = self._there.found(name)
             if found is None or not image.attached:
-                raise UnknownResultError(f"what was attached of disk {disk!r} is there no more")
+                raise UnknownResultError(f"disk {disk!r} was detached during the call")
             _check_still(found, action)
             if found.is_mounted:
                 return
@@ -262,7 +262,9 @@ class AttachmentsProvider:
             with self._there.mount_point(name, make=True) as point:
                 assert point is not None
                 if os.listdir(point):  # noqa: PTH208 - an open folder
-                    raise waiting(f"{found.place} has files, which a mount would hide: move them")
+                    raise waiting(
+                        f"{found.place} contains files, which a mount would hide; move them away"
+                    )
                 ended = run(
                     "mount",
                     *("-c", "-t", FILESYSTEM, "-o", _options(action)),
@@ -273,8 +275,10 @@ class AttachmentsProvider:
                 if ended.code != 0:
                     # Who had it mounted may just have let it go, and the kernel the device.
                     if not loops.is_of(image.attached[0], image.found):
-                        raise waiting(f"disk {disk!r} was detached meanwhile")
-                    raise _not_mounted(refused(ended, f"disk {disk!r} at {found.place}"), found)
+                        raise waiting(f"disk {disk!r} was detached during the call")
+                    raise _not_mounted(
+                        refused(ended, f"mounting disk {disk!r} at {found.place} failed"), found
+                    )
 
     def _done(self, action: Action) -> ExternalObject | None:
         """Return the attachment if it is as the action wants it."""
@@ -291,21 +295,24 @@ class AttachmentsProvider:
         name = action.external_name
         found = self._there.found(name)
         if found is None:
-            raise NotFoundError(f"attachment {name!r} is not there")
+            raise NotFoundError(f"attachment {name!r} does not exist")
         shown = found.shown()
         if shown.written_by == action.idempotency_key and shown.fields == action.fields:
             return Effect(shown, replayed=True)
         check_uid(shown, action)
         if action.version not in (None, shown.version):
-            raise ConflictError(f"attachment {name!r} was changed meanwhile", obstacle=shown)
+            raise ConflictError(
+                f"attachment {name!r} was changed since it was read", obstacle=shown
+            )
         if action.fields["disk"] != found.disk:
             raise PermanentError(
-                f"attachment {name!r} is of disk {found.disk!r}: another disk is another attachment"
+                f"attachment {name!r} belongs to disk {found.disk!r}; declare another "
+                "attachment for another disk"
             )
         if found.mark is None and not found.is_mounted:
             raise PermanentError(
-                f"{found.place} has a mount of something else ({shown.fields['disk']}), which is"
-                " neither taken over nor unmounted"
+                f"{found.place} has another mount ({shown.fields['disk']}), which Reconciler "
+                "neither adopts nor unmounts; unmount it"
             )
         _check_not_lost(found)
         _check_not_foreign(found)
@@ -316,7 +323,7 @@ class AttachmentsProvider:
         name = action.external_name
         found = self._there.found(name)
         if found is None or found.mark is None:
-            raise NotFoundError(f"attachment {name!r} is not there")
+            raise NotFoundError(f"attachment {name!r} does not exist")
         _check_still(found, action)
         changed = msgspec.structs.replace(found.mark, mounted=action.fields["mounted"])
         self._there.write(name, changed, is_new=False)
@@ -324,24 +331,24 @@ class AttachmentsProvider:
     def _remount(self, action: Action) -> None:
         found = self._there.found(action.external_name)
         if found is None or not found.is_mounted:
-            raise UnknownResultError("the disk is not mounted any more")
+            raise UnknownResultError("the disk is no longer mounted")
         _check_still(found, action)
         options = f"remount,{_options(action)}"
         ended = self._run(None, "mount", "-c", "-o", options, "--", found.place)
         if ended.code != 0:
-            raise self._busy_or(ended, found, "it is changed when that ends")
+            raise self._busy_or(ended, found, "Reconciler changes it after that use ends")
 
     def _mark_again(self, action: Action) -> Effect:
         name = action.external_name
         found = self._there.found(name)
         if found is None:
-            raise NotFoundError(f"attachment {name!r} is not there")
+            raise NotFoundError(f"attachment {name!r} does not exist")
         _check_still(found, action)
         uid = found.shown().uid or ""
         self._there.write(name, _mark(action, uid), is_new=found.mark is None)
         again = self._there.found(name)
         if again is None:
-            raise UnknownResultError("the attachment was changed and is gone again")
+            raise UnknownResultError("the attachment was changed, but does not exist any more")
         return Effect(again.shown())
 
     def _check_delete(self, action: Action) -> Attachment | None:
@@ -351,7 +358,7 @@ class AttachmentsProvider:
         check_uid(found.shown(), action)
         if found.mark is None:
             raise PermanentError(
-                f"{found.place} was mounted by somebody else: it is never unmounted here"
+                f"another client mounted {found.place}, so Reconciler never unmounts it"
             )
         _check_not_lost(found)
         return found
@@ -369,12 +376,12 @@ class AttachmentsProvider:
         others = [each for each in kernel.places_of(found.loop) if each != found.place]
         if others:
             raise waiting(
-                f"{found.loop.path} is mounted at {', '.join(others)} too: {found.place} is"
-                " unmounted when that is"
+                f"{found.loop.path} is also mounted at {', '.join(others)}; Reconciler "
+                f"unmounts {found.place} after that is unmounted"
             )
         ended = self._run(None, "umount", "-c", "--", found.place)
         if ended.code != 0 and mount_at(found.place, mounts()) is not None:
-            raise self._busy_or(ended, found, "it is unmounted when that ends")
+            raise self._busy_or(ended, found, "Reconciler unmounts it after that use ends")
 
     def _check_nothing_beneath(self, found: Attachment) -> None:
         """Raise ``TransientError`` if somebody mounted something over our own mount."""
@@ -398,8 +405,8 @@ class AttachmentsProvider:
             for loop in image.attached:
                 if places := kernel.places_of(loop):
                     raise waiting(
-                        f"disk {disk!r} ({loop.path}) is mounted at {', '.join(places)}, by"
-                        " somebody else: it is detached when it is unmounted there"
+                        f"disk {disk!r} ({loop.path}) is mounted at {', '.join(places)} by "
+                        "another client; Reconciler detaches it after it is unmounted there"
                     )
                 loops.detach(loop, image.found)
 
@@ -423,7 +430,7 @@ class AttachmentsProvider:
     def _busy_or(self, ended: Ended, found: Attachment, until: str) -> ReconcilerError:
         if "busy" in ended.words.lower():
             users = users_of(found.place, mounts())
-            return waiting(f"{found.place} is in use by {users}: {until}")
+            return waiting(f"{found.place} is in use by {users}; {until}")
         return refused(ended, found.place)
 
     def _run(self, file: int | None, program: str, *arguments: str) -> Ended:
@@ -454,15 +461,14 @@ def _options(action: Action) -> str:
 def _check_usable(disk: str, file: int | None) -> Image:
     """Return a disk that can be mounted; raises ``TransientError`` if there is none."""
     if file is None:
-        raise waiting(f"disk {disk!r} is not there, perhaps not yet")
+        raise waiting(f"disk {disk!r} does not exist (yet)")
     image = image_of(file, disk)
     if image.mark is None:
         raise waiting(
-            f"disk {disk!r} was made by somebody else: what is in it is not mounted before a Disk"
-            " has adopted it"
+            f"another client created disk {disk!r}; it is not mounted until a Disk adopts it"
         )
     if image.superblock is None or image.superblock.filesystem != FILESYSTEM:
-        raise waiting(f"disk {disk!r} has no filesystem {FILESYSTEM} any more")
+        raise waiting(f"disk {disk!r} no longer has the filesystem {FILESYSTEM}")
     return image
 
 
@@ -480,14 +486,14 @@ def _check_still(found: Attachment, action: Action) -> None:
 def _check_not_lost(found: Attachment) -> None:
     if found.is_lost and found.loop is not None:
         hint = HINT_OF_LOST.format(device=found.loop.path)
-        raise waiting(f"the image of disk {found.disk!r} was deleted while it is attached: {hint}")
+        raise waiting(f"the image of disk {found.disk!r} was deleted while it is attached; {hint}")
 
 
 def _check_not_foreign(found: Attachment) -> None:
     if found.is_foreign and found.mount is not None:
         raise waiting(
-            f"{found.place} has a mount of something else ({found.mount.source}): unmount that,"
-            " nobody else does"
+            f"{found.place} has another mount ({found.mount.source}), which Reconciler never "
+            "unmounts; unmount it"
         )
 
 
@@ -496,13 +502,16 @@ def _not_mounted(error: ReconcilerError, found: Attachment) -> ReconcilerError:
     if not isinstance(error, TransientError) or error.status != REFUSED:
         return error
     return PermanentError(
-        f"{error}: its filesystem may be damaged: check it with e2fsck, and declare it again",
+        (
+            f"{error}; its filesystem may be damaged, so check it with e2fsck and declare the "
+            "attachment again"
+        ),
         obstacle=found.shown(),
     )
 
 
 def _taken(found: Attachment) -> ConflictError:
-    what = "is there already" if found.mark else f"has a mount of somebody else at {found.place}"
+    what = "already exists" if found.mark else f"has a mount of another client at {found.place}"
     return ConflictError(f"attachment {found.name!r} {what}", obstacle=found.shown())
 
 

@@ -218,9 +218,7 @@ class Attachments:
         """Open the folder to mount at; raises ``PermanentError`` if it is none."""
         with self._folder.root.folder_of(f"{MOUNTS}/{name}/", make=make) as folder:
             if folder is None and (make or self._is_there(name)):
-                raise PermanentError(
-                    f"{self.place_at(name)} is no folder: nothing is mounted there"
-                )
+                raise PermanentError(f"{self.place_at(name)} is not a directory; remove it")
             yield folder
 
     def _is_there(self, name: str) -> bool:
@@ -248,7 +246,7 @@ class Attachments:
                 return _mark_decoder.decode(os.read(file, MAX_MARK_BYTES))
             except msgspec.DecodeError as error:
                 raise TransientError(
-                    f"{ATTACHMENTS}/{segment} cannot be read ({error}): mend it, or move it away"
+                    f"{ATTACHMENTS}/{segment} is unreadable ({error}); repair it, or move it away"
                 ) from None
             finally:
                 os.close(file)

@@ -60,8 +60,8 @@ _CAP_SYS_RESOURCE: Final = 24
 _FSCK_MENDED: Final = 1
 _WAITS: Final = HTTPStatus.CONFLICT
 HINT_OF_LOST: Final = (
-    "its bytes are in {device} alone, which is never detached: copy them away (dd if={device}"
-    " of=FILE), unmount and detach it by hand"
+    "its bytes remain only in {device}, which Reconciler never detaches; copy them (dd "
+    "if={device} of=FILE), then unmount and detach the device"
 )
 
 
@@ -191,7 +191,9 @@ class DisksProvider:
                 missing = images.missing_space(file, action.fields["sizeBytes"] - has)
                 if missing:
                     os.unlink(half, dir_fd=folder)
-                    raise NothingDoneError(f"disk {name!r} has no space: {missing}", status=_WAITS)
+                    raise NothingDoneError(
+                        f"disk {name!r}: not enough space: {missing}", status=_WAITS
+                    )
             finally:
                 os.close(file)
         return None
@@ -219,7 +221,8 @@ class DisksProvider:
                 return
             if os.fstat(file).st_nlink != 1:
                 raise PermanentError(
-                    f"disk {action.external_name!r} has a name already: nothing is made in it again"
+                    f"disk {action.external_name!r} already has a name, so no filesystem is "
+                    "created in it again"
                 )
             # -F: it is a file, no device. nodiscard: that would hand back the space kept for it.
             options = ["-F", "-q", "-b", str(BLOCK_BYTES), "-m", "0", "-U", str(uuid)]
@@ -255,12 +258,14 @@ class DisksProvider:
                 found = look(folder, name)
                 if found is None:
                     raise PermanentError(
-                        f"{segment_of(name)!r} is a link, a folder or a device: it is not replaced"
+                        f"{segment_of(name)!r} is a link, a directory or a device, which "
+                        "Reconciler does not replace; remove it"
                     ) from None
                 raise self._taken(name, found) from None
             except PermissionError:
                 raise PermanentError(
-                    f"disk {name!r}: this filesystem has no hard links, which publish a new disk"
+                    f"disk {name!r}: this filesystem has no hard links, which creating a disk "
+                    "requires; use another filesystem"
                 ) from None
             settle(folder)
 
@@ -268,7 +273,7 @@ class DisksProvider:
         with self._folder.image_folder() as folder:
             found = None if folder is None else look(folder, action.external_name)
             if folder is None or found is None:
-                raise UnknownResultError("the disk was made and is gone again")
+                raise UnknownResultError("the disk was created, but does not exist any more")
             if found.mark is None or found.mark.key != action.idempotency_key:
                 raise self._taken(action.external_name, found)
             return Effect(self._finished(folder, action, found))
@@ -287,10 +292,10 @@ class DisksProvider:
         what = f"disk {action.external_name!r}"
         with self._folder.image_folder() as folder:
             if folder is None:
-                raise UnknownResultError("the folder of images is gone")
+                raise UnknownResultError("the directory of images was deleted")
             with locked(folder, _half(action), what) as file:
                 if file is None:
-                    raise UnknownResultError(f"what was made of {what} is not there any more")
+                    raise UnknownResultError(f"the unfinished image of {what} was deleted")
                 yield folder, file
 
     # --- in a thread: change and deletion
@@ -303,21 +308,22 @@ class DisksProvider:
             if shown.written_by == action.idempotency_key and shown.fields == wanted:
                 return Effect(shown, replayed=True)
             if action.version not in (None, shown.version):
-                raise ConflictError(f"disk {name!r} was changed meanwhile", obstacle=shown)
+                raise ConflictError(f"disk {name!r} was changed since it was read", obstacle=shown)
             if found.superblock is None or found.superblock.filesystem != wanted["filesystem"]:
                 raise PermanentError(
-                    f"disk {name!r} has the filesystem {shown.fields['filesystem']}: what is there"
-                    " is never formatted"
+                    f"disk {name!r} has the filesystem {shown.fields['filesystem']}; "
+                    "Reconciler never formats an existing disk"
                 )
             if wanted["sizeBytes"] < found.size_bytes:
                 raise PermanentError(
-                    f"disk {name!r} has {found.size_bytes} bytes and is never made smaller: declare"
-                    f" at least as many, or another disk of {wanted['sizeBytes']} and copy the data"
+                    f"disk {name!r} has {found.size_bytes} bytes and never shrinks; declare at "
+                    f"least as many, or declare another disk of {wanted['sizeBytes']} bytes "
+                    "and copy the data"
                 )
             if wanted["sizeBytes"] > found.size_bytes:
                 missing = images.missing_space(file, wanted["sizeBytes"] - found.found.st_size)
                 if missing:
-                    raise waiting(f"disk {name!r} has no space to grow: {missing}")
+                    raise waiting(f"disk {name!r}: not enough space to grow: {missing}")
                 _check_can_grow(name, found, mounts())
             return found
 
@@ -338,10 +344,10 @@ class DisksProvider:
                 # What was mounted before may be resized only when it was checked since.
                 ended = _run(file, "e2fsck", "-f", "-p", where)
                 if ended.code not in (0, _FSCK_MENDED):
-                    raise refused(ended, f"disk {name!r} cannot grow")
+                    raise refused(ended, f"growing disk {name!r} failed")
             ended = _run(file, "resize2fs", where)
             if ended.code != 0:
-                raise refused(ended, f"disk {name!r} cannot grow")
+                raise refused(ended, f"growing disk {name!r} failed")
             if found.mark is not None:
                 size = action.fields["sizeBytes"]
                 images.write_mark(file, msgspec.structs.replace(found.mark, size_bytes=size))
@@ -352,7 +358,7 @@ class DisksProvider:
             where = attached[0].path if attached else proc_path(file)
             ended = _run(file, "tune2fs", "-L", action.fields["label"], where)
             if ended.code != 0:
-                raise refused(ended, f"disk {action.external_name!r} gets no label")
+                raise refused(ended, f"labeling disk {action.external_name!r} failed")
 
     def _mark_again(self, action: Action) -> Effect:
         with self._ours(action) as (_folder, file):
@@ -377,8 +383,8 @@ class DisksProvider:
                 check_uid(self._shown(name, found), action)
                 if found.attached:
                     raise waiting(
-                        f"{what} is attached as {_where(found, mounts())}: it is deleted when it is"
-                        " detached"
+                        f"{what} is attached as {_where(found, mounts())}; Reconciler deletes "
+                        "it after it is detached"
                     )
                 os.unlink(segment_of(name), dir_fd=folder)
                 settle(folder)
@@ -390,10 +396,10 @@ class DisksProvider:
         name = action.external_name
         with self._folder.image_folder() as folder:
             if folder is None:
-                raise NotFoundError(f"disk {name!r} is not there")
+                raise NotFoundError(f"disk {name!r} does not exist")
             with locked(folder, segment_of(name), f"disk {name!r}") as file:
                 if file is None:
-                    raise NotFoundError(f"disk {name!r} is not there")
+                    raise NotFoundError(f"disk {name!r} does not exist")
                 check_uid(self._shown(name, image_of(file, action.external_name)), action)
                 yield folder, file
 
@@ -416,7 +422,7 @@ class DisksProvider:
         return found.shown(name, self._folder.path_of(name))
 
     def _taken(self, name: str, found: Image) -> ConflictError:
-        return ConflictError(f"disk {name!r} is there already", obstacle=self._shown(name, found))
+        return ConflictError(f"disk {name!r} already exists", obstacle=self._shown(name, found))
 
 
 def _run(file: int, program: str, *arguments: str) -> Ended:
@@ -438,7 +444,7 @@ def _check_not_lost(folder: int, name: str) -> None:
         if loop.is_deleted and loop.file == place:
             hint = HINT_OF_LOST.format(device=loop.path)
             raise NothingDoneError(
-                f"the image of disk {name!r} was deleted while it was attached: {hint}",
+                f"the image of disk {name!r} was deleted while it was attached; {hint}",
                 status=_WAITS,
             )
 
@@ -451,13 +457,13 @@ def _check_can_grow(name: str, found: Image, among: list[Mount]) -> bool:
         return False
     if mounted[0].is_read_only:
         raise waiting(
-            f"disk {name!r} is mounted read-only at {mounted[0].place}: it grows when it is"
-            " writable or detached"
+            f"disk {name!r} is mounted read-only at {mounted[0].place}; it grows after it is "
+            "mounted writable or detached"
         )
     if not _may_resize():
         raise waiting(
-            f"disk {name!r} is mounted at {mounted[0].place}, and the worker may not let a mounted"
-            " filesystem grow: give it CAP_SYS_RESOURCE, or detach the disk, and it grows"
+            f"disk {name!r} is mounted at {mounted[0].place}, and the worker may not grow a "
+            "mounted filesystem; give the worker CAP_SYS_RESOURCE, or detach the disk"
         )
     return True
 

@@ -45,7 +45,7 @@ _T = TypeVar("_T")
 def name_problem(name: str) -> str | None:
     """Describe what is wrong with the name of a disk or an attachment, or nothing."""
     if _NAME.fullmatch(name) is None:
-        return "use letters, digits and _ . -, at most 128, and begin with a letter or a digit"
+        return "use at most 128 letters, digits and _ . -, and start with a letter or digit"
     return None
 
 
@@ -53,7 +53,7 @@ def checked_name(name: str) -> str:
     """Return a name that leads nowhere else; raises ``PermanentError``."""
     problem = name_problem(name)
     if problem is not None:
-        raise PermanentError(f"nothing can be named {name!r}: {problem}")
+        raise PermanentError(f"invalid name {name!r}: {problem}")
     return name
 
 
@@ -75,7 +75,9 @@ class DiskFolder:
                 return await loop.run_in_executor(self._threads, function)
         except TimeoutError:
             late = UnknownResultError if writes else TransientError
-            raise late(f"the filesystem of {self.root.path} did not answer in time") from None
+            raise late(
+                f"the filesystem of {self.root.path} did not respond before the timeout"
+            ) from None
         except OSError as error:
             raise failure(error) from None
 
@@ -143,8 +145,8 @@ def locked(folder: int, segment: str, what: str) -> Generator[int | None]:
         return
     if not stat.S_ISREG(found.st_mode):
         raise PermanentError(
-            f"{segment!r} is a link, a folder or a device, and no file: it is neither followed nor"
-            " replaced"
+            f"{segment!r} is a link, a directory or a device, not a file; Reconciler neither "
+            "follows nor replaces it"
         )
     try:
         file = os.open(segment, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
@@ -155,10 +157,10 @@ def locked(folder: int, segment: str, what: str) -> Generator[int | None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise waiting(f"another call still works on {what}") from None
+            raise waiting(f"another call still uses {what}") from None
         try:
             if not is_named(folder, segment, file):
-                raise waiting(f"{what} was removed or replaced meanwhile")
+                raise waiting(f"{what} was deleted or replaced during the call")
             yield file
         finally:
             # Closing is not enough: a program that another thread is just starting has it open too.

@@ -125,15 +125,18 @@ def write_mark(file: int, mark: DiskMark) -> None:
     """Mark an image; raises ``PermanentError`` where that is not possible."""
     encoded = _encoder.encode(mark)
     if len(encoded) > MAX_ATTRIBUTE_BYTES:
-        raise PermanentError(f"the labels are longer than the {MAX_ATTRIBUTE_BYTES} bytes for them")
+        raise PermanentError(
+            f"the labels exceed the limit of {MAX_ATTRIBUTE_BYTES} bytes; declare fewer or shorter "
+            "ones"
+        )
     try:
         os.setxattr(file, ATTRIBUTE, encoded)
     except OSError as error:
         if error.errno != errno.ENOTSUP:
             raise
         raise PermanentError(
-            "this filesystem has no extended attributes to say whose a disk is: keep disks on"
-            " another, such as ext4 or xfs"
+            "this filesystem has no extended attributes, which record the owner of a disk; use "
+            "another one, such as ext4 or xfs"
         ) from None
     os.fsync(file)
 
@@ -166,7 +169,11 @@ def missing_space(file: int, more_bytes: int) -> str:
     """Describe how much space a folder has, if that is less than these bytes; or nothing."""
     space = os.fstatvfs(file)
     free = space.f_bavail * space.f_frsize
-    return "" if more_bytes <= free else f"it needs {more_bytes} bytes more, and {free} are free"
+    return (
+        ""
+        if more_bytes <= free
+        else f"{more_bytes} more bytes are required, but only {free} are free"
+    )
 
 
 def keep_space(file: int, size_bytes: int) -> None:
@@ -180,10 +187,10 @@ def keep_space(file: int, size_bytes: int) -> None:
     except OSError as error:
         os.ftruncate(file, before)  # what is behind is nobody's: no filesystem goes that far
         if is_full(error):
-            raise waiting(f"no space left in the folder of disks: {error.strerror}") from None
+            raise waiting(f"no space left in the directory of disks: {error.strerror}") from None
         if error.errno == errno.EFBIG:
             raise PermanentError(
-                f"{size_bytes} bytes are more than a file can have on this filesystem"
+                f"{size_bytes} bytes exceed the maximum file size of this filesystem"
             ) from None
         raise
     os.fsync(file)

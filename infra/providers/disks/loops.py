@@ -122,7 +122,8 @@ def opened(path: str, flags: int = os.O_RDONLY) -> Generator[int]:
             raise refusal from None
         if error.errno == errno.ENOENT and (_SYSFS / path.removeprefix("/dev/")).exists():
             raise ConfigurationError(
-                f"{path} is not here: worker and observer need the host's /dev and its loop devices"
+                f"{path} does not exist; the worker and the observer require the host's /dev "
+                "and its loop devices"
             ) from None
         raise
     try:
@@ -169,12 +170,14 @@ def detach(loop: Loop, found: os.stat_result) -> None:
             return
         if error.errno == errno.EBUSY:
             raise waiting(
-                f"{loop.path} is in use, perhaps mounted in another mount namespace (a container):"
-                " it is detached when that ends"
+                f"{loop.path} is in use, possibly mounted in another mount namespace (a "
+                "container); Reconciler detaches it after that use ends"
             ) from None
         raise
     for _ in range(_MAX_LOOKS):
         if loop not in loops():
             return
         time.sleep(_LOOK_SECONDS)  # a thread of its own
-    raise waiting(f"somebody has {loop.path} open: it is detached when that is closed")
+    raise waiting(
+        f"another process has {loop.path} open; Reconciler detaches it after it is closed"
+    )

@@ -66,7 +66,7 @@ def users_of(place: str, among: list[Mount]) -> str:
     users += (f"{name} (pid {pid})" for pid, name in _processes_at(place))
     shown = ", ".join(users[:_MAX_USERS_NAMED])
     more = f" and {len(users) - _MAX_USERS_NAMED} more" if users[_MAX_USERS_NAMED:] else ""
-    return f"{shown}{more}" or "somebody that cannot be seen from here"
+    return f"{shown}{more}" or "a process that is not visible from here"
 
 
 def _processes_at(place: str) -> Generator[tuple[int, str]]:

@@ -69,8 +69,8 @@ def run(
     path = shutil.which(program, path=f"{os.environ.get('PATH', '')}:{_FOLDERS}")
     if path is None:
         raise ConfigurationError(
-            f"{program} is not installed where the worker runs: install the package"
-            f" {_PACKAGES[program]} (Debian: apt-get install {_PACKAGES[program]})"
+            f"{program} is not installed where the worker runs; install the package "
+            f"{_PACKAGES[program]} (Debian: apt-get install {_PACKAGES[program]})"
         )
     # Files and no pipes: who writes into one whose reader has died is ended by that.
     with TemporaryFile() as output, TemporaryFile() as errors:
@@ -88,8 +88,8 @@ def run(
             )
         except subprocess.TimeoutExpired:
             raise UnknownResultError(
-                f"{program} was ended: it took longer than {timeout_seconds:g} s"
-                " (limits.requestTimeoutSeconds)"
+                f"{program} was stopped, because it took longer than {timeout_seconds:g} s "
+                "(limits.requestTimeoutSeconds)"
             ) from None
         return Ended(program, done.returncode, _said(errors) or _said(output))
 
@@ -110,8 +110,8 @@ def refused(ended: Ended, what: str) -> ReconcilerError:
     said = ended.words.lower()
     if any(each in said for each in _NOT_PERMITTED):
         return ConfigurationError(
-            f"{what}: {ended.words}: it needs root where the worker runs (CAP_SYS_ADMIN, and"
-            " CAP_SYS_RESOURCE to let what is mounted grow)"
+            f"{what}: {ended.words}; run the worker as root (CAP_SYS_ADMIN, and "
+            "CAP_SYS_RESOURCE to grow mounted disks)"
         )
     if any(each in said for each in _NO_SPACE):
         return waiting(f"{what}: no space left: {ended.words}")
@@ -119,10 +119,10 @@ def refused(ended: Ended, what: str) -> ReconcilerError:
         return waiting(f"{what}: {ended.words}")
     if ended.program == "losetup" and any(each in said for each in _NO_LOOP):
         return ConfigurationError(
-            f"{what}: {ended.words}: it needs the kernel's module loop (modprobe loop) and its"
-            " device files /dev/loop-control and /dev/loop* where the worker runs"
+            f"{what}: {ended.words}; load the kernel module loop (modprobe loop), and provide "
+            "/dev/loop-control and /dev/loop* where the worker runs"
         )
-    words = f"{what}: {ended.program} ended with {ended.code}: {ended.words}"
+    words = f"{what}: {ended.program} exited with status {ended.code}: {ended.words}"
     return TransientError(words, status=REFUSED)
 
 
@@ -141,5 +141,5 @@ def not_permitted(error: OSError, what: str) -> ReconcilerError | None:
     if error.errno not in {errno.EACCES, errno.EPERM}:
         return None
     return ConfigurationError(
-        f"{what}: {error.strerror}: it needs root (CAP_SYS_ADMIN) where worker and observer run"
+        f"{what}: {error.strerror}; run the worker and the observer as root (CAP_SYS_ADMIN)"
     )

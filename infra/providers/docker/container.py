@@ -24,9 +24,9 @@ def ready(fields: Fields, shown: ExternalObject) -> Readiness:
     """Return whether a container can be used: it runs, and its health check agrees."""
     state, health = shown.outputs.get("state"), shown.outputs.get("health")
     if not fields.get("running", True):
-        return Readiness(False, "Stopped", "it is declared with running: false")
+        return Readiness(False, "Stopped", "the container is declared with running: false")
     if state == "restarting":
-        return Readiness(False, "Restarting", "it ended, and the Engine starts it again")
+        return Readiness(False, "Restarting", "the container exited, and the Engine restarts it")
     if health == "starting":
         return Readiness(False, "Starting", "its health check has not passed yet")
     if health == "unhealthy":

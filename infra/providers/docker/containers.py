@@ -131,7 +131,7 @@ class ContainersProvider:
                 raise _missing(answer, action.fields)
             if answer.status_code != HTTPStatus.CREATED:
                 raise engine_refusal(answer)
-        with begun("it is made, and not as declared yet"):
+        with begun("the container was created, but a later step failed"):
             found = await self._by_id(decoded(answer, _made_decoder).id)
         return Effect(await self._finished(found, action))
 
@@ -146,7 +146,8 @@ class ContainersProvider:
         if fixed:
             what = ", ".join(fixed)
             raise PermanentError(
-                f"{what} of a container cannot be changed: there is no call for it"
+                f"{what}: the Engine cannot change this in an existing container; declare a "
+                "container with another name"
             )
         await self._check_networks(action.fields)
         return Effect(await self._completed(found, action.fields))
@@ -162,7 +163,7 @@ class ContainersProvider:
         if not found.state.is_up:
             return await self._removed(found)
         await self._stop(found)
-        with begun("it is stopped, and not removed yet"):
+        with begun("the container was stopped, but its removal failed"):
             await self._removed(found)
         return Effect(None)
 
@@ -195,7 +196,7 @@ class ContainersProvider:
         """Read what a container has written to its output and to its errors."""
         found = await self._inspected(uid, is_id=True)
         if found is None:
-            raise NotFoundError(f"container {uid} is not there")
+            raise NotFoundError(f"container {uid} does not exist")
         query = [("stdout", "true"), ("stderr", "true"), ("follow", str(follow).lower())]
         query.append(("tail", "all" if tail is None else str(tail)))
         async with self._api.stream(f"/containers/{found.id}/logs", query) as response:
@@ -222,11 +223,14 @@ class ContainersProvider:
 
     async def _secret(self, value: Fields) -> str:
         if "$secret" not in value:
-            raise PermanentError("a variable is a value or {$secret: NAME}")
+            raise PermanentError("env: a variable must be a string or {$secret: NAME}")
         store = {"store": value["store"]} if "store" in value else {}
         found = await self._secrets.value(SecretRef(value["$secret"], **store))
         if "\0" in found:
-            raise PermanentError(f"secret {value['$secret']!r} cannot be in the environment")
+            raise PermanentError(
+                f"secret {value['$secret']!r} contains NUL, which an environment variable cannot "
+                "have"
+            )
         return found
 
     async def _check_what_it_needs(self, fields: Fields) -> None:
@@ -235,7 +239,7 @@ class ContainersProvider:
         for volume in sorted(volumes):
             if await self._api.find(f"/volumes/{checked_name(volume)}", _anything_decoder) is None:
                 raise TransientError(
-                    f"there is no volume {volume!r}: declare it, or have it made",
+                    f"volume {volume!r} does not exist; declare or create it",
                     status=HTTPStatus.NOT_FOUND,
                 )
         await self._check_networks(fields)
@@ -245,17 +249,18 @@ class ContainersProvider:
             found = await self._api.ask(f"/networks/{network}", _network_decoder)
             if found.name != network:  # the Engine takes an id for a name, and shows the name
                 raise PermanentError(
-                    f"there is no network of the name {network!r}: it is the id of {found.name!r}"
+                    f"network {network!r} does not exist; that is the id of the network "
+                    f"{found.name!r}, so use its name"
                 )
 
     async def _finished(self, found: Inspection, action: Action) -> ExternalObject:
         """Bring a made container to what is declared; it is there whatever comes of that."""
         try:
-            with begun("it is made, and not as declared yet"):
+            with begun("the container was created, but a later step failed"):
                 return await self._completed(found, action.fields)
         except UnknownResultError as error:
             if isinstance(error.__cause__, PermanentError):  # such as a command that is not there
-                with begun("it is made, and not looked at"):
+                with begun("the container was created, but reading it failed"):
                     made = self._object(await self._by_id(found.id))
                 raise PermanentError(error.message, status=error.status, obstacle=made) from error
             raise
@@ -282,7 +287,7 @@ class ContainersProvider:
         except ProviderError as error:
             if not is_begun or isinstance(error, UnknownResultError):
                 raise
-            raise partly_done("it is partly as declared", error) from error
+            raise partly_done("the container was partly changed", error) from error
 
     async def _do(self, path: str, body: object = None) -> None:
         answer = await self._api.call("POST", path, body=body)
@@ -331,7 +336,7 @@ class ContainersProvider:
     async def _by_id(self, id_: str) -> Inspection:
         found = await self._find(id_)
         if found is None:
-            raise TransientError(f"container {id_} is gone again")
+            raise TransientError(f"container {id_} was deleted again")
         return found
 
     def _object(self, inspected: Inspection) -> ExternalObject:
@@ -385,8 +390,8 @@ def _missing(answer: Answer, fields: Fields) -> ProviderError:
     words = said(answer)
     if words.lower().startswith("no such image"):
         return TransientError(
-            f"image {fields['image']!r} is not on this Engine, and nothing is pulled: have it"
-            " pulled, loaded or built there",
+            f"image {fields['image']!r} does not exist on this Engine, and Reconciler pulls "
+            "none; pull, load or build it there",
             status=HTTPStatus.NOT_FOUND,
         )
     return engine_refusal(answer)
@@ -395,5 +400,7 @@ def _missing(answer: Answer, fields: Fields) -> ProviderError:
 def _not_done(answer: Answer) -> ProviderError:
     """Describe a change that failed; a container that is gone is a conflict."""
     if answer.status_code == HTTPStatus.NOT_FOUND and "no such container" in said(answer).lower():
-        return ConflictError("it is gone since it was looked at", status=answer.status_code)
+        return ConflictError(
+            "the container was deleted since it was read", status=answer.status_code
+        )
     return engine_refusal(answer)

@@ -181,8 +181,8 @@ class EngineApi:
         if newest < API_VERSION:
             wanted = ".".join(map(str, API_VERSION))
             raise TransientError(
-                f"{self._config.endpoint}: this Engine speaks version {spoken.newest} of the API,"
-                f" and {wanted} is needed: install Docker Engine 20.10 or newer"
+                f"{self._config.endpoint}: this Engine supports version {spoken.newest} of the "
+                f"API, but {wanted} is required; install Docker Engine 20.10 or newer"
             )
         return ".".join(map(str, max(API_VERSION, oldest)))
 
@@ -191,7 +191,7 @@ def _numbers(version: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in version.split("."))
     except ValueError:
-        raise TransientError(f"{version!r} is no version of the Engine's API") from None
+        raise TransientError(f"{version!r} is not a version of the Engine's API") from None
 
 
 # --- what answers mean
@@ -211,7 +211,7 @@ def engine_refusal(answer: Answer) -> ProviderError:
     if not words:
         return refusal(answer)
     words = " ".join(words.split())
-    text, status = f"the Engine refuses: {words}", answer.status_code
+    text, status = f"the Engine rejected the request: {words}", answer.status_code
     if status in (HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT):
         # What it needs (an image, a network, a plugin) is not there, or is in use: both may end.
         return TransientError(text, status=status)
@@ -259,7 +259,7 @@ def nothing_made() -> Generator[None]:
 
 def not_there(action: Action) -> NotFoundError:
     """Describe an update whose object is gone."""
-    return NotFoundError(f"{action.external_name!r} is not there")
+    return NotFoundError(f"{action.external_name!r} does not exist")
 
 
 # --- names and labels
@@ -269,7 +269,7 @@ def checked_name(external_name: str) -> str:
     """Return a name as a part of a path; raises ``PermanentError`` for one that cannot be."""
     problem = name_problem(external_name)
     if problem is not None:
-        raise PermanentError(f"nothing can be named {external_name!r}: {problem}")
+        raise PermanentError(f"invalid name {external_name!r}: {problem}")
     return quote(external_name, safe="")
 
 
@@ -277,7 +277,7 @@ def labels_to_write(action: Action) -> dict[str, str]:
     """Return an action's labels with its key; raises ``PermanentError`` for one of our own."""
     taken = OWN_LABELS & action.labels.keys()
     if taken:
-        raise PermanentError(f"label {min(taken)!r} is the reconciler's own: leave it out")
+        raise PermanentError(f"label {min(taken)!r} is reserved for Reconciler; remove it")
     return {**action.labels, WRITTEN_BY: action.idempotency_key}
 
 
@@ -300,7 +300,7 @@ def label_filter(labels: Mapping[str, str]) -> list[str]:
 
 def taken(action: Action, obstacle: Any) -> ConflictError:
     """Describe a creation whose name somebody has; without an obstacle it is gone by now."""
-    return ConflictError(f"{action.external_name!r} is there already", obstacle=obstacle)
+    return ConflictError(f"{action.external_name!r} already exists", obstacle=obstacle)
 
 
 async def gathered(coroutines: list[Any], most: int) -> list[Any]:

@@ -62,8 +62,8 @@ class EngineEvents:
                 try:
                     return str(_event_decoder.decode(line).time_nano)
                 except msgspec.DecodeError as error:
-                    raise TransientError(f"no event of an Engine: {error}") from None
-        raise TransientError("the Engine ended its feed of events")
+                    raise TransientError(f"not an event of an Engine: {error}") from None
+        raise TransientError("the Engine closed its event stream")
 
     async def _now(self) -> str:
         """Return the Engine's own time: its clock is another one where it is elsewhere."""
@@ -71,5 +71,5 @@ class EngineEvents:
         try:
             at = parsedate_to_datetime(answer.headers.get("Date", ""))
         except ValueError:
-            raise TransientError("the Engine does not say what time it is") from None
+            raise TransientError("the Engine returned no time") from None
         return str(int(at.replace(tzinfo=UTC).timestamp()) * _NANOSECONDS)

@@ -73,11 +73,18 @@ class Mount(_Part, frozen=True):
 
     def __post_init__(self) -> None:
         if (self.type == "tmpfs") == (self.source is not None):
-            raise ValueError("a volume and a bind have a source, a tmpfs has none")
+            raise ValueError(
+                "source: required for a volume and a bind, and not allowed for a tmpfs"
+            )
         if self.type == "bind" and not (self.source or "").startswith("/"):
-            raise ValueError("the source of a bind is a folder of the host, such as /srv/data")
+            raise ValueError(
+                "source: must be a directory of the host for a bind, such as /srv/data"
+            )
         if self.type != "tmpfs" and self.size_bytes is not None:
-            raise ValueError("sizeBytes is for a tmpfs: a volume's size is its driver's affair")
+            raise ValueError(
+                "sizeBytes: allowed only for a tmpfs, because the driver determines the size of a "
+                "volume"
+            )
 
 
 class Port(_Part, frozen=True):
@@ -197,9 +204,11 @@ class ContainerFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, r
 
     def __post_init__(self) -> None:
         if self.max_restarts and self.restart != "on-failure":
-            raise ValueError("maxRestarts is for restart: on-failure")
+            raise ValueError("maxRestarts: allowed only with restart: on-failure")
         if self.entrypoint == [""]:
-            raise ValueError("entrypoint: name the program; the image's own cannot be taken away")
+            raise ValueError(
+                "entrypoint: must name a program; the entrypoint of the image cannot be removed"
+            )
         _check_once("mounts: target", [each.target for each in self.mounts])
         _check_once(
             "ports: host",
@@ -207,7 +216,7 @@ class ContainerFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, r
         )
         _check_once("networks: name", [each.name for each in self.networks])
         if len(self.networks) > 1 and {"host", "none"} & {each.name for each in self.networks}:
-            raise ValueError("networks: host and none stand alone")
+            raise ValueError("networks: host and none must be the only network")
 
 
 class ContainerOutputs(msgspec.Struct, frozen=True, rename="camel"):
@@ -255,7 +264,7 @@ def _check_address(what: str, value: str, kind: Callable[[str], object]) -> None
 def _check_once(what: str, values: list[str]) -> None:
     twice = {each for each in values if values.count(each) > 1}
     if twice:
-        raise ValueError(f"{what} {min(twice)!r} is there twice")
+        raise ValueError(f"{what} {min(twice)!r} is a duplicate")
 
 
 def normalize(fields: Fields) -> Fields:

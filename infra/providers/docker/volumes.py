@@ -118,7 +118,9 @@ class VolumesProvider:
         check_uid(found, action)
         if (normalize(action.fields), action.labels) == (found.fields, found.labels):
             return Effect(found)
-        raise PermanentError("a volume cannot be changed: the Engine has no call for it")
+        raise PermanentError(
+            "the Engine cannot change an existing volume; declare a volume with another name"
+        )
 
     async def delete(self, action: Action) -> Effect:
         """Delete a volume that is still the action's, with all that is in it."""
@@ -148,7 +150,9 @@ class VolumesProvider:
         query = [filters(label=label_filter(scope.labels))]
         listed = await self._api.ask("/volumes", _volumes_decoder, query)
         if listed.warnings:
-            raise TransientError(f"not all volumes were listed: {'; '.join(listed.warnings)}")
+            raise TransientError(
+                f"the listing of volumes is incomplete: {'; '.join(listed.warnings)}"
+            )
         objects = [each.as_object() for each in listed.volumes or ()]
         wanted = [each for each in objects if scope.has(each.name, each.labels)]
         for start in range(0, len(wanted), page_size):
@@ -167,9 +171,12 @@ class VolumesProvider:
         query = [("all", "true"), filters(volume=[name])]
         users = await self._api.ask("/containers/json", _users_decoder, query)
         names = sorted((each.names or [each.id])[0].removeprefix("/") for each in users)
-        shown = ", ".join(names[:_MAX_USERS_NAMED]) or "somebody"
+        shown = ", ".join(names[:_MAX_USERS_NAMED]) or "another client"
         more = f" and {len(names) - _MAX_USERS_NAMED} more" if names[_MAX_USERS_NAMED:] else ""
         return TransientError(
-            f"volume {name!r} is in use by {shown}{more}: it is deleted when they are gone",
+            (
+                f"volume {name!r} is in use by {shown}{more}; Reconciler deletes it after those "
+                "are deleted"
+            ),
             status=HTTPStatus.CONFLICT,
         )

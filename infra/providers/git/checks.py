@@ -42,7 +42,9 @@ def checked_parts(
         more = [f"{rest} more"] if rest > 0 else []
         raise GitError("BadCommit", "; ".join([*told[:_MAX_NAMED], *more]))
     if not reads:
-        raise GitError("BadCommit", f"no manifests: no file that ends with {', '.join(SUFFIXES)}")
+        raise GitError(
+            "BadCommit", f"no manifests: no file has one of the suffixes {', '.join(SUFFIXES)}"
+        )
     return [Part(read.manifest, read.source.place) for read in reads if isinstance(read, Read)]
 
 
@@ -72,7 +74,7 @@ def _problem(
         return read.message
     key = read.key
     if key in first:
-        return f"{key} is declared already in {first[key].place}"
+        return f"{key} is already declared in {first[key].place}"
     try:
         check(read.manifest)
     except (InvalidManifestError, InvalidNameError, UnknownKindError) as error:

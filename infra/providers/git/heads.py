@@ -219,7 +219,7 @@ class Heads:
         with fetched(remote, found.commit) as checkout:
             revision = {**checkout.revision, "ref": found.ref, "of": _made_from(source)}
             if had and not checkout.has_before(had):
-                revision["rewritten"] = f"{had[:12]} is not among the commits before it"
+                revision["rewritten"] = f"{had[:12]} is not an ancestor"
             try:
                 if source.get("signers"):
                     check_signature(checkout.folder, found.commit, str(source["signers"]))
@@ -251,7 +251,7 @@ class Heads:
         While it does, nothing else is asked of that source.
         """
         place = _encoder.encode(source).decode()
-        late = GitError("Unreachable", f"{source['url']}: it takes longer than {_MAX_SECONDS} s")
+        late = GitError("Unreachable", f"{source['url']}: no result within {_MAX_SECONDS} s")
         if place in self._hanging:
             raise late
         running = in_daemon_thread(call)
@@ -271,9 +271,9 @@ class Heads:
             raise self._unforeseen(error) from None
 
     def _unforeseen(self, error: Exception) -> GitError:
-        _logger.warning("a source cannot be read", exc_info=True)
+        _logger.warning("reading a source failed", exc_info=True)
         why = self._secrets.secrecy.hide(f"{type(error).__name__}: {error}")
-        return GitError("Unreachable", f"it cannot be read: {why}")
+        return GitError("Unreachable", f"reading it failed: {why}")
 
 
 def in_daemon_thread(call: Callable[[], _T]) -> asyncio.Future[_T]:

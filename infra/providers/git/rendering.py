@@ -48,7 +48,9 @@ def renderers_of_process() -> Renderers:
     for name, command in found.items():
         if not command or shutil.which(command[0]) is None:
             what = command[0] if command else "its command"
-            raise ConfigurationError(f"{RENDERERS_VARIABLE}: {file}: {name}: no program {what!r}")
+            raise ConfigurationError(
+                f"{RENDERERS_VARIABLE}: {file}: {name}: program {what!r} not found"
+            )
     return found
 
 
@@ -61,8 +63,8 @@ def rendered(
         known = ", ".join(sorted(renderers)) or "none"
         raise GitError(
             "BadCommit",
-            f"spec.render: there is no renderer {name!r} where the roles run, only: {known}; "
-            f"{RENDERERS_VARIABLE} names them",
+            f"spec.render: unknown renderer {name!r}; the roles have: {known} (configured by "
+            f"{RENDERERS_VARIABLE})",
         )
     with tempfile.TemporaryDirectory(
         prefix="reconciler-render-", ignore_cleanup_errors=True
@@ -71,12 +73,12 @@ def rendered(
         for file, content in files.items():
             target = root / file
             if not target.resolve().is_relative_to(root.resolve()):
-                raise GitError("BadCommit", f"{file!r} is no name of a file")
+                raise GitError("BadCommit", f"{file!r} is not a valid file name")
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(content)
         place = root / path
         if not place.is_dir():
-            raise GitError("BadCommit", f"there is no folder {path!r} in it")
+            raise GitError("BadCommit", f"the commit has no directory {path!r}")
         return {name: _run(name, command, place, Path(folder))}
 
 
@@ -96,11 +98,11 @@ def _run(name: str, command: Sequence[str], place: Path, home: Path) -> bytes:
     try:
         status = process.wait(MAX_SECONDS)
     except subprocess.TimeoutExpired:
-        raise GitError("BadCommit", f"{name}: it took longer than {MAX_SECONDS} s") from None
+        raise GitError("BadCommit", f"{name}: took longer than {MAX_SECONDS} s") from None
     finally:
         _end(process)
     if output.stat().st_size > MAX_OUTPUT_BYTES:
-        raise GitError("BadCommit", f"{name}: its output is larger than {MAX_OUTPUT_BYTES} bytes")
+        raise GitError("BadCommit", f"{name}: its output has more than {MAX_OUTPUT_BYTES} bytes")
     if status:
         words = errors.read_text(errors="replace").split()
         raise GitError("BadCommit", f"{name}: exit status {status}: {' '.join(words)[:_MAX_TOLD]}")

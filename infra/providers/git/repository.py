@@ -97,7 +97,7 @@ def fetched(remote: Remote, commit: str) -> Generator[Checkout]:
         while isinstance(found, Tag):
             found = repository[found.object[1]]
         if not isinstance(found, Commit):
-            raise GitError("RefGone", f"{commit} is no commit")
+            raise GitError("RefGone", f"{commit} is not a commit")
         yield Checkout(Path(folder), repository, found)
 
 
@@ -136,8 +136,8 @@ class Checkout:
             if len(found) > MAX_FILES or total > MAX_BYTES:
                 raise GitError(
                     "BadCommit",
-                    f"{path or 'the repository'} has more than {MAX_FILES} files or {MAX_BYTES}"
-                    " bytes: name a smaller folder in spec.path",
+                    f"{path or 'the repository'} has more than {MAX_FILES} files or "
+                    f"{MAX_BYTES} bytes; set spec.path to a smaller directory",
                 )
         return found
 
@@ -150,12 +150,12 @@ class Checkout:
                 mode, sha = tree_lookup_path(store.__getitem__, tree, plain.encode())
                 found = store[sha]
             except (KeyError, NotTreeError, SubmoduleEncountered):
-                raise GitError("BadCommit", f"there is no {plain!r} in it") from None
+                raise GitError("BadCommit", f"the commit has no {plain!r}") from None
             if isinstance(found, Blob) and stat.S_ISREG(mode):
                 yield plain, found.data
                 return
             if not isinstance(found, Tree):
-                raise GitError("BadCommit", f"{plain!r} is no folder")
+                raise GitError("BadCommit", f"{plain!r} is not a directory")
             tree, before = found.id, f"{plain}/"
         for entry in iter_tree_contents(store, tree):
             if not stat.S_ISREG(entry.mode or 0):
@@ -164,7 +164,7 @@ class Checkout:
             if isinstance(blob, Blob):
                 name = before + entry.path.decode(errors="replace")
                 if _NO_NAMES.intersection(name.split("/")) or "\0" in name:
-                    raise GitError("BadCommit", f"{name!r} is no name of a file")
+                    raise GitError("BadCommit", f"{name!r} is not a valid file name")
                 yield name, blob.data
 
 
@@ -222,7 +222,7 @@ def _tag(refs: Mapping[bytes, bytes], name: str) -> Found:
     ref = _TAGS + name.encode()
     found = refs.get(ref + _PEELED) or refs.get(ref)
     if found is None:
-        raise GitError("RefGone", f"there is no tag {name!r}")
+        raise GitError("RefGone", f"tag {name!r} does not exist")
     return Found(name, found.decode())
 
 
@@ -231,7 +231,8 @@ def _newest_tag(refs: Mapping[bytes, bytes], wanted: str) -> Found:
         allowed: Any = semantic_version.NpmSpec(wanted)
     except ValueError:
         raise GitError(
-            "RefGone", f"spec.ref.semver: {wanted!r} is no range of versions, such as ^1.2"
+            "RefGone",
+            f"spec.ref.semver: {wanted!r} is not a range of versions; use one such as ^1.2",
         ) from None
     versions: dict[Any, str] = {}
     for ref in refs:
@@ -240,7 +241,7 @@ def _newest_tag(refs: Mapping[bytes, bytes], wanted: str) -> Found:
             versions[version] = name
     newest: Any = allowed.select(versions)
     if newest is None:
-        raise GitError("RefGone", f"no tag is a version in {wanted!r}")
+        raise GitError("RefGone", f"no tag is a version in the range {wanted!r}")
     return _tag(refs, versions[newest])
 
 

@@ -21,7 +21,8 @@ def check_signature(repository: Path, commit: str, signers: str) -> None:
     git = shutil.which("git")
     if git is None or shutil.which("ssh-keygen") is None:
         raise ConfigurationError(
-            "spec.signers needs the programs git and ssh-keygen where the roles run: install them"
+            "spec.signers requires the programs git and ssh-keygen where the roles run; "
+            "install them"
         )
     allowed = repository / "allowed-signers"
     allowed.write_text(signers.strip() + "\n")
@@ -43,8 +44,8 @@ def check_signature(repository: Path, commit: str, signers: str) -> None:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise GitError("Unsigned", "its signature could not be checked in time") from None
+        raise GitError("Unsigned", "checking its signature took too long") from None
     if done.returncode:
         told = (done.stderr or done.stdout).strip().splitlines()
         why = told[0] if told else "it has no signature"
-        raise GitError("Unsigned", f"nobody of spec.signers has signed it: {why}")
+        raise GitError("Unsigned", f"no signer of spec.signers signed it: {why}")

@@ -88,7 +88,7 @@ class Advisories:
                 await client.flush(max(1, round(self._api.timeout_seconds)))
             is_followed = not denials
         except (nats.errors.Error, BusError) as error:
-            raise TransientError(f"cannot follow the advisories: {error}") from error
+            raise TransientError(f"subscribing to the advisories failed: {error}") from error
         finally:
             if not is_followed:
                 for subscription in begun:

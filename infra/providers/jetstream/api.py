@@ -58,7 +58,7 @@ _RESERVED: Final = frozenset({KEY_METADATA, OWN_METADATA, LOG_ID_METADATA})
 _SERVERS_PREFIX: Final = "_nats."
 _SCHEMES: Final = frozenset({"nats", "tls"})
 _CREDENTIAL: Final = "the secret of spec.credentialsRef"
-_CHECK_ACCESS: Final = f"check {_CREDENTIAL}, and what its user may do"
+_CHECK_ACCESS: Final = f"check {_CREDENTIAL} and the permissions of its user"
 
 _NAME_IN_USE: Final = frozenset({10058, 10148, 10013, 10105})
 _NOT_THERE: Final = frozenset({10149})
@@ -102,7 +102,7 @@ class StreamInfo(msgspec.Struct, frozen=True):
     def out_of_bounds(self) -> str:
         """Why no resource can be it: it is the reconciler's own, or has reserved subjects."""
         if is_own(metadata_in(self.config)):
-            return f"stream {self.name} is the reconciler's own"
+            return f"stream {self.name} belongs to Reconciler"
         why = reserved_of_stream(self.name, self.config.get("subjects") or ())
         return f"stream {self.name}: {why}" if why else ""
 
@@ -160,7 +160,7 @@ class JetStreamApi:
         except BusError as error:
             raise classified(error, is_read=True) from error
         except msgspec.ValidationError as error:
-            raise TransientError(f"{question}: not a usable answer: {error}") from None
+            raise TransientError(f"{question}: invalid response: {error}") from None
 
     async def write(
         self, request: str, wanted: type[_T], body: Config | None = None, *, read_at: float | None
@@ -177,7 +177,7 @@ class JetStreamApi:
         except BusError as error:
             raise classified(error, is_read=False) from error
         except msgspec.ValidationError as error:
-            raise UnknownResultError(f"{request}: not a usable answer: {error}") from None
+            raise UnknownResultError(f"{request}: invalid response: {error}") from None
 
     async def stream(self, name: str) -> StreamInfo | None:
         """Return a stream, or None if there is none.
@@ -187,7 +187,7 @@ class JetStreamApi:
         """
         found = await self.ask(f"STREAM.INFO.{name}", StreamInfo)
         if found is not None and found.out_of_bounds:
-            raise PermanentError(f"{found.out_of_bounds}: no resource can be it")
+            raise PermanentError(f"{found.out_of_bounds}; a resource cannot manage it")
         return found
 
     async def stream_pages(self) -> AsyncIterator[list[StreamInfo]]:
@@ -200,7 +200,9 @@ class JetStreamApi:
         while True:
             page = await self.ask("STREAM.LIST", _StreamPage, {"offset": offset})
             if page is None or page.missing or page.offline:
-                raise TransientError("not all streams could be listed: some have no leader")
+                raise TransientError(
+                    "the listing of streams is incomplete, because some have no leader"
+                )
             streams = page.streams or []
             yield without_overlap(streams, [each.name for each in streams], last)
             offset += len(streams)
@@ -277,12 +279,12 @@ def _refused(error: BusRefusedError, *, is_read: bool) -> ProviderError:
 def check_name(external_name: str, problem: str | None) -> None:
     """Raise ``PermanentError`` for a name with a problem: it would be part of a subject."""
     if problem is not None:
-        raise PermanentError(f"nothing can be named {external_name!r}: {problem}")
+        raise PermanentError(f"invalid name {external_name!r}: {problem}")
 
 
 def not_there(action: Action) -> NotFoundError:
     """Return the error for an object that is not there."""
-    return NotFoundError(f"{action.external_name!r} is not there")
+    return NotFoundError(f"{action.external_name!r} does not exist")
 
 
 def without_overlap(items: Sequence[_T], names: Sequence[str], last: str) -> list[_T]:
@@ -293,7 +295,7 @@ def without_overlap(items: Sequence[_T], names: Sequence[str], last: str) -> lis
     if not last:
         return list(items)
     if not names or names[0] != last:
-        raise TransientError("something was deleted while it was listed: the listing has a hole")
+        raise TransientError("the listing has a gap, because an object was deleted during it")
     return list(items[1:])
 
 
@@ -314,7 +316,7 @@ def metadata_of(action: Action) -> dict[str, str]:
     """
     for label in action.labels:
         if label in _RESERVED or label.startswith(_SERVERS_PREFIX):
-            raise PermanentError(f"label {label!r} is reserved in JetStream: use another name")
+            raise PermanentError(f"label {label!r} is reserved in JetStream; use another name")
     return {**action.labels, KEY_METADATA: action.idempotency_key}
 
 
@@ -354,13 +356,14 @@ def _checked(endpoint: str) -> str:
         usable = bare = False
     if "@" in endpoint:
         raise ConfigurationError(
-            "spec.endpoint: a URL must not contain credentials, since it is kept in the log: use"
-            " spec.credentialsRef"
+            "spec.endpoint: the URL must not contain credentials, because the log keeps it; "
+            "use spec.credentialsRef"
         )
     if not usable or not bare:
         raise ConfigurationError(
-            f"spec.endpoint: {endpoint[:200]!r} cannot be called: write nats://HOST:PORT or"
-            " tls://HOST:PORT, several servers of one cluster separated by commas"
+            f"spec.endpoint: {endpoint[:200]!r} is not the URL of a NATS server; use "
+            "nats://HOST:PORT or tls://HOST:PORT, several servers of one cluster separated by "
+            "commas"
         )
     return endpoint
 
@@ -386,5 +389,7 @@ def _access(tls: Tls | None) -> Access:
     files = (tls.ca_file, tls.certificate_file, tls.key_file)
     ca, certificate, key = (None if file is None else Path(file) for file in files)
     if key is not None and certificate is None:
-        raise ConfigurationError("spec.tls.keyFile: a key needs spec.tls.certificateFile, too")
+        raise ConfigurationError(
+            "spec.tls.keyFile: requires spec.tls.certificateFile; set that, too"
+        )
     return Access(tls_ca=ca, tls_cert=certificate, tls_key=key)

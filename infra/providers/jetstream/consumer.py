@@ -180,9 +180,14 @@ class ConsumerFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, re
     def __post_init__(self) -> None:
         check_filters(self.filter_subjects)
         if (self.start_sequence is not None) != (self.deliver_policy == "by_start_sequence"):
-            raise ValueError("startSequence and deliverPolicy by_start_sequence go together")
+            raise ValueError(
+                "startSequence: required with deliverPolicy by_start_sequence, and not allowed "
+                "without it"
+            )
         if (self.start_time is not None) != (self.deliver_policy == "by_start_time"):
-            raise ValueError("startTime and deliverPolicy by_start_time go together")
+            raise ValueError(
+                "startTime: required with deliverPolicy by_start_time, and not allowed without it"
+            )
 
 
 class _Delivered(msgspec.Struct, frozen=True):
@@ -266,21 +271,21 @@ class ConsumersProvider:
         place = _place(action.external_name)
         if action.fields.get("stream", place.stream) != place.stream:
             raise PermanentError(
-                f"spec.stream is {action.fields['stream']!r}, but {action.external_name!r} is of"
-                f" stream {place.stream!r}"
+                f"spec.stream: {action.fields['stream']!r} does not match "
+                f"{action.external_name!r}; use {place.stream!r}"
             )
         stream = await self._api.stream(place.stream)
         read_at = time.monotonic()
         if stream is None:
-            raise TransientError(f"stream {place.stream!r} is not there, perhaps not yet")
+            raise TransientError(f"stream {place.stream!r} does not exist (yet)")
         try:
             made = await self._put(place, "create", _config_of(place, action), read_at)
         except ConflictError as conflict:
             found = await self._find(place)
             if found is not None and not found.is_durable:
                 raise TransientError(
-                    f"{action.external_name!r} is a consumer that is not durable: it goes with its"
-                    " client"
+                    f"{action.external_name!r} is not a durable consumer, so it ends with its "
+                    "client; use another name"
                 ) from None
             obstacle = None if found is None else found.as_object()
             if obstacle is not None and obstacle.written_by == action.idempotency_key:
@@ -300,8 +305,8 @@ class ConsumersProvider:
         check_uid(found.as_object(), action)
         if found.config.get("deliver_subject"):
             raise PermanentError(
-                f"{action.external_name!r} is pushed to {found.config['deliver_subject']!r}: only"
-                " consumers that clients pull from can be declared"
+                f"{action.external_name!r} is a push consumer (to "
+                f"{found.config['deliver_subject']!r}); only pull consumers can be declared"
             )
         kept = {key: value for key, value in found.config.items() if key not in _WRITTEN}
         config = {**kept, **_config_of(place, action)}
@@ -440,8 +445,8 @@ def name_problem(name: str) -> str | None:
     if len(parts) == len(_Place._fields) and all(map(NAME.fullmatch, parts)) and name.isprintable():
         return None
     return (
-        "give STREAM/CONSUMER in the annotation reconciler/external-name, without spaces and none"
-        r" of . * > \ "
+        "set the annotation reconciler/external-name to STREAM/CONSUMER, without spaces and "
+        "none of . * > \\ "
     )
 
 
@@ -450,8 +455,8 @@ def loses(fields: Fields | None, thing: ExternalObject) -> str:
     if fields is not None or not has_data(thing):
         return ""
     return (
-        f"the position of consumer {thing.name}; of a stream that keeps messages by interest, what"
-        " waits for it too"
+        f"the position of consumer {thing.name} and, in a stream with retention interest, the "
+        "messages that wait for it"
     )
 
 

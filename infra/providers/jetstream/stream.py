@@ -122,10 +122,10 @@ class StreamFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rena
     def __post_init__(self) -> None:
         check_subjects(self.subjects)
         if self.is_work_queue not in (None, self.retention == _WORK_QUEUE):
-            raise ValueError("isWorkQueue follows from retention: leave it out")
+            raise ValueError("isWorkQueue: must not be declared; omit it, retention determines it")
         window = self.duplicate_window_seconds or 0.0
         if self.max_age_seconds and window > self.max_age_seconds:
-            raise ValueError("duplicateWindowSeconds must not be longer than maxAgeSeconds")
+            raise ValueError("duplicateWindowSeconds: must not be greater than maxAgeSeconds")
 
 
 def normalize(fields: Fields) -> Fields:
@@ -155,7 +155,10 @@ def normalize(fields: Fields) -> Fields:
 def name_problem(name: str) -> str | None:
     """Describe what is wrong with a stream's name, or nothing."""
     if name.startswith(OTHER_PREFIXES):
-        return "names with KV_ are of buckets (declare a Bucket), those with OBJ_ of object stores"
+        return (
+            "names that start with KV_ or OBJ_ belong to buckets and object stores; declare a "
+            "Bucket for a bucket"
+        )
     if NAME.fullmatch(name) is None or not name.isprintable():
         return r"use 1 to 255 characters, without spaces and none of . * > / and \ "
     return None

@@ -196,7 +196,7 @@ class StreamsProvider:
     def _object(self, info: StreamInfo) -> ExternalObject:
         name = self._form.name_of(info.name)
         if name is None:
-            raise TransientError(f"the answer is about another stream: {info.name!r}")
+            raise TransientError(f"the response describes another stream: {info.name!r}")
         fields = self._form.fields_of(info.config)
         return shown(name, info.created, metadata_in(info.config), fields, info.outputs)
 
@@ -205,7 +205,7 @@ def ready(_fields: Fields, thing: ExternalObject) -> Readiness:
     """Return whether somebody leads it: else nothing can be stored or read."""
     if thing.outputs.get("hasLeader", True):
         return READY
-    return Readiness(False, "NoLeader", "most of the servers that have its copies must run")
+    return Readiness(False, "NoLeader", "more than half of the servers with its replicas must run")
 
 
 def duplicate_window(value: float | None, max_age_seconds: float) -> float:

@@ -50,7 +50,7 @@ def check_subjects(subjects: Iterable[str]) -> None:
         _check_form(subject)
         why = _products(subject) or _servers(subject)
         if why:
-            raise ValueError(f"{why}: use subjects with another first token")
+            raise ValueError(f"{why}; use subjects with another first token")
 
 
 def check_filters(subjects: Iterable[str]) -> None:
@@ -62,14 +62,14 @@ def check_filters(subjects: Iterable[str]) -> None:
 def _products(subject: str) -> str:
     for taken in PRODUCTS_SUBJECTS:
         if overlap(subject, taken):
-            return f"subject {subject!r} overlaps {taken!r}, which is the reconciler's own"
+            return f"subject {subject!r} overlaps {taken!r}, which belongs to Reconciler"
     return ""
 
 
 def _servers(subject: str) -> str:
     for taken in SERVERS_SUBJECTS:
         if overlap(subject, taken):
-            return f"subject {subject!r} overlaps {taken!r}, which is the server's own"
+            return f"subject {subject!r} overlaps {taken!r}, which belongs to the server"
     return ""
 
 
@@ -84,6 +84,6 @@ def _check_form(subject: str) -> None:
     )
     if not is_one:
         raise ValueError(
-            f"{subject[:80]!r} is no subject: tokens joined by dots, * for any one token, and > at"
-            " the end for all that follow"
+            f"{subject[:80]!r} is not a subject; join tokens by dots, use * for any single "
+            "token, and > at the end for all following tokens"
         )

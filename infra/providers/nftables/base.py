@@ -73,8 +73,8 @@ def all_of_it(place: Place, shown: Listed | None) -> list[Command]:
         shown = Listed()
     elif SERVICES not in shown.maps and (strange := _strangers(shown)):
         raise ConfigurationError(
-            f"spec.endpoint: {place} is somebody else's, it has {strange}: name a table that nobody"
-            " uses"
+            f"spec.endpoint: {place} is in use by another program, which created {strange}; "
+            "use an unused table"
         )
     table = place.table
     commands: list[Command] = []
@@ -136,8 +136,8 @@ def _check_hook(place: Place, there: Chain, wanted: _Shared) -> None:
     if (there.type, there.hook, there.prio) == (_TYPE, wanted.hook, wanted.priority):
         return
     raise TransientError(
-        f"chain {there.name} of {place} is not the reconciler's: it should be of type {_TYPE}, hook"
-        f" {wanted.hook}, priority {wanted.priority}; delete it, and it is made again"
+        f"chain {there.name} of {place} must have type {_TYPE}, hook {wanted.hook} and "
+        f"priority {wanted.priority}; delete it, then Reconciler recreates it"
     )
 
 

@@ -128,7 +128,7 @@ def listed(answer: bytes) -> Listed:
         items = _answer_decoder.decode(answer).nftables
         return _gathered(items)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise TransientError(f"not a usable answer of nft: {error}") from None
+        raise TransientError(f"invalid output of nft: {error}") from None
 
 
 def _gathered(items: list[_Item]) -> Listed:

@@ -42,8 +42,9 @@ class Mark(NamedTuple):
         pieces = [text[at : at + _PIECE_BYTES] for at in range(0, len(text), _PIECE_BYTES)]
         if len(pieces) > MAX_COMMENTS:
             raise PermanentError(
-                f"metadata.labels: they take {len(text):,} bytes as comments of rules, and"
-                f" {MAX_COMMENTS * _PIECE_BYTES:,} can be kept: declare fewer or shorter ones"
+                f"metadata.labels: their {len(text):,} bytes exceed the limit of "
+                f"{MAX_COMMENTS * _PIECE_BYTES:,} for comments of rules; declare fewer or "
+                "shorter ones"
             )
         return [
             f"reconciler {number}/{len(pieces)} {piece}"

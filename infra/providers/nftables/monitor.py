@@ -50,7 +50,7 @@ class Monitor:
             if self._reading is not None:
                 await self.close()
                 last = self._last_words.decode(errors="replace").strip()
-                raise TransientError(f"nft monitor ended: {last or 'it said nothing'}")
+                raise TransientError(f"nft monitor exited: {last or 'no output'}")
             await self._start()
         if after == self._mark:
             self._changed.clear()
@@ -86,7 +86,7 @@ class Monitor:
                 stderr=asyncio.subprocess.STDOUT,  # it says there which events it has lost
             )
         except OSError as error:
-            raise TransientError(f"nft monitor cannot be started: {error.strerror}") from None
+            raise TransientError(f"starting nft monitor failed: {error.strerror}") from None
         self._process, self._run, self._count = process, uuid.uuid4().hex[:12], 0
         self._reading = asyncio.create_task(self._follow(process))
         # The listing that follows the first mark must not be older than what is heard.

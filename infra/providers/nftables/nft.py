@@ -114,7 +114,7 @@ class Nft:
                     output, errors = await process.communicate()
             except TimeoutError:
                 late = UnknownResultError if writes else TransientError
-                raise late(f"nft did not end within {self._timeout_seconds:g} s") from None
+                raise late(f"nft did not exit within {self._timeout_seconds:g} s") from None
             finally:
                 if process.returncode is None:
                     with contextlib.suppress(ProcessLookupError):
@@ -125,7 +125,7 @@ class Nft:
         words = errors.decode(errors="replace")
         if process.returncode is not None and process.returncode < 0:
             ended = UnknownResultError if writes else TransientError
-            raise ended(f"nft was ended by signal {-process.returncode}")
+            raise ended(f"nft was killed by signal {-process.returncode}")
         raise self._refusal(words)
 
     async def _started(self, options: list[str], script: bytes) -> asyncio.subprocess.Process:
@@ -145,7 +145,7 @@ class Nft:
                 env=_ENVIRONMENT,
             )
         except OSError as error:
-            raise TransientError(f"nft cannot be started: {error.strerror}") from None
+            raise TransientError(f"starting nft failed: {error.strerror}") from None
         finally:
             os.close(file)
 
@@ -155,16 +155,17 @@ class Nft:
         text = f"nft: {said.partition('Error: ')[2] or said}"[:_MESSAGE_CHARACTERS]
         if words.startswith("nsenter:") and _MISSING in words:
             return TransientError(
-                f"there is no network namespace {self.place.namespace!r}: ip netns add makes one"
+                f"network namespace {self.place.namespace!r} does not exist; create it with ip "
+                "netns add"
             )
         if _NO_RIGHT in words or "must be root" in words:
             raise ConfigurationError(
-                f"{text}: nftables is changed by root, or by who has CAP_NET_ADMIN in the namespace"
+                f"{text}; run the roles as root, or with CAP_NET_ADMIN in the namespace"
             )
         if any(each in words for each in _NO_KERNEL):
             raise ConfigurationError(
-                f"{text}: this kernel has no nftables (nf_tables), or not for address family"
-                f" {FAMILY}: load the module, or run the roles where it is"
+                f"{text}; this kernel has no nftables (nf_tables), or not for address family "
+                f"{FAMILY}, so load the module, or run the roles on another machine"
             )
         if _MISSING in words:
             return MissingError(text, status=HTTPStatus.CONFLICT)
@@ -172,7 +173,7 @@ class Nft:
             return TakenError(text, status=HTTPStatus.CONFLICT)
         if _IN_USE in words:
             return TransientError(
-                f"{text}: a rule or an element of somebody else leads there",
+                f"{text}; a rule or an element of another program refers to it",
                 status=HTTPStatus.CONFLICT,
             )
         if any(each in words for each in _LATER):
@@ -190,14 +191,16 @@ def _program(place: Place) -> tuple[str, ...]:
     if place.namespace is None:
         return (nft,)
     if nsenter is None:
-        raise ConfigurationError("the program nsenter is not installed (package util-linux)")
+        raise ConfigurationError(
+            "the program nsenter is not installed; install the package util-linux"
+        )
     return (nsenter, f"--net={_NAMESPACES}/{place.namespace}", nft)
 
 
 def nft_problem() -> str | None:
     """Explain why nft cannot be run here; None if it can."""
     if sys.platform != "linux":
-        return "nftables is a part of Linux: there are no services on another system"
+        return "services require nftables, which exists only on Linux"
     if shutil.which("nft", path=SEARCHED) is None:
-        return "the program nft is not installed (package nftables)"
+        return "the program nft is not installed; install the package nftables"
     return None

@@ -30,8 +30,8 @@ def place_of(endpoint: str) -> Place:
     found = _ENDPOINT.fullmatch(endpoint)
     if found is None:
         raise ConfigurationError(
-            "spec.endpoint: write nft:TABLE, or netns:NAMESPACE/TABLE for a namespace that ip netns"
-            " lists; the table is one that nobody else uses, its name 1 to 63 characters"
-            " a-z A-Z 0-9 _ . - that begin with a letter or _"
+            "spec.endpoint: must be nft:TABLE, or netns:NAMESPACE/TABLE for a namespace that "
+            "ip netns lists; use a table that no other program uses, with a name of 1 to 63 "
+            "characters a-z A-Z 0-9 _ . - that starts with a letter or _"
         )
     return Place(found["table"], found["namespace"])

@@ -123,7 +123,7 @@ def ready(fields: Fields, thing: ExternalObject) -> Readiness:
     del fields
     if thing.fields.get("backends"):
         return READY
-    return Readiness(False, "NoBackends", "it has no backend: connections are refused")
+    return Readiness(False, "NoBackends", "the service has no backend, so connections are refused")
 
 
 def name_problem(name: str) -> str | None:
@@ -131,8 +131,8 @@ def name_problem(name: str) -> str | None:
     if _NAME.fullmatch(name) is not None:
         return None
     return (
-        f"use 1 to {MAX_NAME_CHARACTERS} characters a-z A-Z 0-9 _ . - and begin with a letter or"
-        " digit"
+        f"use 1 to {MAX_NAME_CHARACTERS} characters a-z A-Z 0-9 _ . - and start with a letter "
+        "or digit"
     )
 
 
@@ -155,9 +155,9 @@ def _check_address(text: str) -> None:
     try:
         address = IPv4Address(text)
     except ValueError:
-        raise ValueError(f"{text!r} is no IPv4 address, such as 198.18.0.1") from None
+        raise ValueError(f"{text!r} is not an IPv4 address; use one such as 198.18.0.1") from None
     if address.is_unspecified or address.is_multicast or address.is_reserved:
-        raise ValueError(f"{text} is no address of one machine")
+        raise ValueError(f"{text} is not the address of a single machine")
 
 
 def _connect(config: ProviderConfigSpec, secrets: Secrets) -> Provider:

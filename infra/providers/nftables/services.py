@@ -91,13 +91,13 @@ class ServicesProvider:
         began = time.monotonic()
         seen = await self._look(action.external_name, action.fields)
         if seen is None or seen.is_nothing:
-            raise NotFoundError(f"service {action.external_name!r} is not there")
+            raise NotFoundError(f"service {action.external_name!r} does not exist")
         found = seen.as_object()
         check_uid(found, action)
         if found.written_by == action.idempotency_key:
             return Effect(found, replayed=True)
         if action.version not in (None, found.version):
-            raise ConflictError(f"{found.name!r} was changed meanwhile", obstacle=found)
+            raise ConflictError(f"{found.name!r} was changed since it was read", obstacle=found)
         assert found.uid is not None
         commands = written(self._table, action, found.uid, seen)
         # Where the service itself is as it shall be, or all rules are gone, more must be wrong.
@@ -134,7 +134,7 @@ class ServicesProvider:
         del uid  # names are unique
         problem = name_problem(external_name)
         if problem is not None:
-            raise PermanentError(f"nothing can be named {external_name!r}: {problem}")
+            raise PermanentError(f"invalid name {external_name!r}: {problem}")
         seen = await self._look(external_name)
         return None if seen is None or seen.is_nothing else seen.as_object()
 
@@ -265,8 +265,8 @@ class ServicesProvider:
             if shown is not None:
                 raise
             raise ConfigurationError(
-                f"{error.message}: this kernel's nftables has no NAT: load nft_chain_nat, nft_masq"
-                " and nft_ct, or run the roles where they are"
+                f"{error.message}; this kernel's nftables has no NAT, so load nft_chain_nat, "
+                "nft_masq and nft_ct, or run the roles on another machine"
             ) from error
         return True
 
@@ -277,7 +277,8 @@ class ServicesProvider:
             if _NOT_A_NAME not in error.message:
                 raise
             raise ConfigurationError(
-                f"spec.endpoint: no table can be named {self._table}, which is a word of nft's own"
+                f"spec.endpoint: {self._table} is a reserved word of nft; use another name for "
+                "the table"
             ) from error
 
     async def _done(self, action: Action) -> Effect:
@@ -286,11 +287,12 @@ class ServicesProvider:
             seen = await self._look(action.external_name, action.fields)
         except ProviderError as error:
             raise UnknownResultError(
-                f"written, and not read: {error.message}", status=HTTPStatus.CONFLICT
+                f"the service was written, but reading it failed: {error.message}",
+                status=HTTPStatus.CONFLICT,
             ) from error
         if seen is None or seen.is_nothing:
             raise UnknownResultError(
-                "written, and gone by the time of the next look", status=HTTPStatus.CONFLICT
+                "the service was written, but does not exist any more", status=HTTPStatus.CONFLICT
             )
         return Effect(seen.as_object())
 
@@ -301,19 +303,21 @@ class ServicesProvider:
         found = await self.read(action.external_name)
         if found is None:
             return NotFoundError(
-                f"service {action.external_name!r} is not there", status=error.status
+                f"service {action.external_name!r} does not exist", status=error.status
             )
-        return ConflictError(f"{found.name!r} was changed meanwhile", obstacle=found)
+        return ConflictError(f"{found.name!r} was changed since it was read", obstacle=found)
 
     async def _front_taken(self, action: Action, error: TakenError) -> ProviderError:
         """Say who has the address and port that a service wants: it waits until they are free."""
         front = front_of_fields(action.fields)
         element, _ = await self._led_by(front)
         if element is None:
-            return TransientError(f"{error.message}: it was changed meanwhile", status=error.status)
+            return TransientError(
+                f"{error.message}; it was changed since it was read", status=error.status
+            )
         return TransientError(
-            f"port {front.port}/{front.protocol} of {front.address} leads to {whose(element)}:"
-            " withdraw that, or declare another port",
+            f"port {front.port}/{front.protocol} of {front.address} already leads to "
+            f"{whose(element)}; withdraw that, or declare another port",
             status=error.status,
         )
 
@@ -321,10 +325,10 @@ class ServicesProvider:
 def _check_name(action: Action) -> None:
     problem = name_problem(action.external_name)
     if problem is not None:
-        raise PermanentError(f"nothing can be named {action.external_name!r}: {problem}")
+        raise PermanentError(f"invalid name {action.external_name!r}: {problem}")
 
 
 def _own_or_refused(action: Action, found: ExternalObject) -> Effect:
     if found.written_by == action.idempotency_key:
         return Effect(found, replayed=True)
-    raise ConflictError(f"{found.name!r} is there already", obstacle=found)
+    raise ConflictError(f"{found.name!r} already exists", obstacle=found)

@@ -78,8 +78,8 @@ class DatabaseFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, re
     def __post_init__(self) -> None:
         if self.encoding is not None and _encoding(self.encoding) not in ENCODINGS:
             raise ValueError(
-                f"encoding: {self.encoding!r} is none that a server shows: give its own name, such"
-                " as UTF8 or LATIN1"
+                f"encoding: {self.encoding!r} is not an encoding name of the server; use one "
+                "such as UTF8 or LATIN1"
             )
 
 
@@ -140,7 +140,7 @@ def loses(fields: Fields | None, thing: ExternalObject) -> str:
     dropped = thing.fields.get("extensions", {}).keys() - fields.get("extensions", {}).keys()
     if not dropped:
         return ""
-    return f"what extensions of database {thing.name} store: {', '.join(sorted(dropped))}"
+    return f"the data of these extensions of database {thing.name}: {', '.join(sorted(dropped))}"
 
 
 def _connect(config: ProviderConfigSpec, secrets: Secrets) -> Provider:

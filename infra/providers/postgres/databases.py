@@ -142,7 +142,7 @@ class DatabasesProvider:
         self._check(name)
         (row,) = await self._rows(_named(name)) or (None,)
         if row is None:
-            raise NotFoundError(f"database {name!r} is not there")
+            raise NotFoundError(f"database {name!r} does not exist")
         shown = await self._shown(row)
         check_uid(shown, action)
         if shown.written_by == action.idempotency_key:
@@ -160,7 +160,7 @@ class DatabasesProvider:
         async with self._server.transaction() as session:
             (now,) = await session.read(_Row, _select(_named(name))) or (None,)
             if now is None or (now.uid, now.version) != (row.uid, row.version):
-                raise TransientError(f"database {name!r} was changed meanwhile")
+                raise TransientError(f"database {name!r} was changed since it was read")
             await session.run(
                 *_alter_statements(name, now, action.fields),
                 _comment_statement(name, with_mark(now.comment, mark)),
@@ -215,9 +215,9 @@ class DatabasesProvider:
         """Raise ``PermanentError`` for what nobody may declare; leftovers may be deleted."""
         problem = database_problem(name)
         if name in self._protected:
-            problem = f"database {name} is the server's own, or the one that we are connected to"
+            problem = f"database {name} belongs to the server, or Reconciler is connected to it"
         if problem is not None and not (deletes and name.startswith(UNFINISHED_PREFIX)):
-            raise PermanentError(f"nothing can be named {name!r}: {problem}")
+            raise PermanentError(f"invalid name {name!r}: {problem}")
 
     def _is_listed(self, row: _Row) -> bool:
         """Return whether a row is an object; one that is being made is none yet."""
@@ -270,7 +270,7 @@ class DatabasesProvider:
             missing = await session.run(query)
         for row in missing:
             if row["what"] == "role":
-                raise NothingDoneError(f"role {row['name']!r} is not there, perhaps not yet")
+                raise NothingDoneError(f"role {row['name']!r} does not exist (yet)")
             # A package comes by hands, so its creation waits for theirs: for a new declaration.
             raise PermanentError(_not_available(row["name"]))
 
@@ -297,7 +297,7 @@ class DatabasesProvider:
             for each in rows:
                 if each.name == name:
                     raise _there_already(await self._shown(each)) from None
-            raise TransientError(f"{name!r} was there, and is gone again") from None
+            raise TransientError(f"{name!r} was deleted again") from None
         except ProviderError as error:
             raise await self._in_use(error, unfinished) from None
         return await self._shown(row)
@@ -317,8 +317,8 @@ class DatabasesProvider:
             return
         if not fields["allowConnections"] and not shown.fields["allowConnections"]:
             raise PermanentError(
-                f"extensions of database {shown.name!r} cannot be changed while it allows no"
-                " connections: allow them first"
+                f"extensions of database {shown.name!r} cannot be changed while it allows no "
+                "connections; set allowConnections to true first"
             )
         available = sql.SQL("SELECT name FROM pg_available_extensions WHERE name = ANY({})")
         async with self._server.session() as session:
@@ -359,8 +359,8 @@ class DatabasesProvider:
             for row in rows
         ]
         return TransientError(
-            f"{error.message}; in use by {', '.join(sessions) or 'nobody any more'}: no session is"
-            " ended by us"
+            f"{error.message}; in use by {', '.join(sessions) or 'no session any more'}. "
+            "Reconciler ends no sessions"
         )
 
 
@@ -456,15 +456,17 @@ def _needs_opening(shown: ExternalObject, fields: Fields) -> bool:
 
 def _check_version(shown: ExternalObject, action: Action) -> None:
     if action.version not in (None, shown.version):
-        raise ConflictError(f"database {shown.name!r} was changed meanwhile", obstacle=shown)
+        raise ConflictError(
+            f"database {shown.name!r} was changed since it was read", obstacle=shown
+        )
 
 
 def _there_already(shown: ExternalObject) -> ConflictError:
-    return ConflictError(f"database {shown.name!r} is there already", obstacle=shown)
+    return ConflictError(f"database {shown.name!r} already exists", obstacle=shown)
 
 
 def _not_available(extension: str) -> str:
     return (
-        f"extension {extension!r} is not available on this server: install its package there, then"
-        " declare the database again"
+        f"extension {extension!r} is not available on this server; install its package there, "
+        "then declare the database again"
     )

@@ -106,7 +106,7 @@ class GrantFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         if not set(self.grantable) <= set(self.privileges):
-            raise ValueError("grantable: only what is in privileges")
+            raise ValueError("grantable: must contain only privileges that are in privileges")
 
 
 class GrantOutputs(msgspec.Struct, frozen=True):
@@ -154,14 +154,14 @@ def grant_problem(name: str) -> str | None:
     place = place_of(name)
     if place is None:
         return (
-            "give ROLE@DATABASE, ROLE@DATABASE/SCHEMA, or ROLE@DATABASE/SCHEMA/ and one of tables,"
-            " sequences and functions, in the annotation reconciler/external-name; public is"
-            " everybody"
+            "set the annotation reconciler/external-name to ROLE@DATABASE, "
+            "ROLE@DATABASE/SCHEMA, or ROLE@DATABASE/SCHEMA/ with one of tables, sequences and "
+            "functions; the role public stands for all roles"
         )
     grantee = None if place.grantee == PUBLIC else role_problem(place.grantee)
     schema = name_problem(place.schema) if place.schema else None
     if place.schema.startswith("pg_") or place.schema == "information_schema":
-        schema = f"schema {place.schema} is the server's own"
+        schema = f"schema {place.schema} belongs to the server"
     return grantee or name_problem(place.database) or schema
 
 

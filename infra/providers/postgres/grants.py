@@ -142,11 +142,11 @@ class GrantsProvider:
         place = self._checked(action)
         found = await self._database(place)
         if found is None:
-            raise NothingDoneError(f"database {place.database!r} is not there, perhaps not yet")
+            raise NothingDoneError(f"database {place.database!r} does not exist (yet)")
         async with self._server.transaction(_connected_to(place)) as session:
             shown = await self._find(session, place, found)
             if shown is not None:
-                raise ConflictError(f"{place.name!r} has privileges already", obstacle=shown)
+                raise ConflictError(f"{place.name!r} already has privileges", obstacle=shown)
             await _check_what_is_needed(session, place)
             return Effect(await self._written(session, place, found, action, None))
 
@@ -155,14 +155,14 @@ class GrantsProvider:
         place = self._checked(action)
         found = await self._database(place)
         if found is None:
-            raise NotFoundError(f"database {place.database!r} is not there")
+            raise NotFoundError(f"database {place.database!r} does not exist")
         async with self._server.transaction(_connected_to(place)) as session:
             shown = await self._find(session, place, found)
             if shown is None:
                 raise NotFoundError(f"{place.name!r} has no privileges")
             check_uid(shown, action)
             if action.version not in (None, shown.version):
-                raise ConflictError(f"{place.name!r} was changed meanwhile", obstacle=shown)
+                raise ConflictError(f"{place.name!r} was changed since it was read", obstacle=shown)
             return Effect(await self._written(session, place, found, action, shown))
 
     async def delete(self, action: Action) -> Effect:
@@ -218,11 +218,11 @@ class GrantsProvider:
     def _place(self, name: str) -> GrantPlace:
         problem, place = grant_problem(name), place_of(name)
         if problem is not None or place is None:
-            raise PermanentError(f"nothing can be named {name!r}: {problem}")
+            raise PermanentError(f"invalid name {name!r}: {problem}")
         if place.database in self._protected or place.database.startswith(UNFINISHED_PREFIX):
             raise PermanentError(
-                f"{name!r}: database {place.database} is the server's own, or the one that we are"
-                " connected to"
+                f"{name!r}: database {place.database} belongs to the server, or Reconciler is "
+                "connected to it"
             )
         return place
 
@@ -231,14 +231,14 @@ class GrantsProvider:
         for field, value in (("role", place.grantee), ("database", place.database)):
             if action.fields.get(field, value) != value:
                 raise PermanentError(
-                    f"spec.{field} is {action.fields[field]!r}, but {action.external_name!r} is"
-                    f" about {value!r}"
+                    f"spec.{field}: {action.fields[field]!r} does not match "
+                    f"{action.external_name!r}; use {value!r}"
                 )
         unknown = set(action.fields.get("privileges", [])) - PRIVILEGES[place.level]
         if unknown:
             raise PermanentError(
-                f"spec.privileges: {', '.join(sorted(unknown))} cannot be granted on"
-                f" {place.name!r}, only {', '.join(sorted(PRIVILEGES[place.level]))}"
+                f"spec.privileges: {', '.join(sorted(unknown))} cannot be granted on "
+                f"{place.name!r}; use {', '.join(sorted(PRIVILEGES[place.level]))}"
             )
         return place
 
@@ -308,8 +308,7 @@ class GrantsProvider:
         made = await self._find(session, place, database)
         if made is None:
             raise TransientError(
-                f"there is nothing yet to grant privileges on that the role does not own:"
-                f" {place.name!r}"
+                f"{place.name!r}: no object exists (yet) that the role does not own"
             )
         wanted = normalize(action.fields)
         if any(made.fields[name] != wanted[name] for name in ("privileges", "grantable", "uneven")):
@@ -325,10 +324,10 @@ async def _check_what_is_needed(session: Session, place: GrantPlace) -> None:
     ).format(grantee=place.grantee, schema=place.schema)
     (found,) = await session.run(query)
     if not found["has_role"]:
-        raise TransientError(f"role {place.grantee!r} is not there, perhaps not yet")
+        raise TransientError(f"role {place.grantee!r} does not exist (yet)")
     if not found["has_schema"]:
         raise TransientError(
-            f"schema {place.schema!r} is not in database {place.database!r}, perhaps not yet"
+            f"schema {place.schema!r} does not exist in database {place.database!r} (yet)"
         )
 
 
@@ -422,6 +421,6 @@ def _statement(
 
 def _granted_by_others(shown: ExternalObject) -> ProviderError:
     return TransientError(
-        f"{shown.name!r} would not be as declared: {shown.fields}. Another role than the owner"
-        " granted it, and only that role can take it back"
+        f"{shown.name!r} differs from the declaration: {shown.fields}. Another role than the "
+        "owner granted these privileges, and only that role can revoke them"
     )

@@ -25,7 +25,7 @@ def unfinished_name(key: str) -> str:
 def name_problem(name: str) -> str | None:
     """Describe what is wrong with a name for any object of the server, or nothing."""
     if not name or len(name.encode()) > MAX_NAME_BYTES:
-        return f"use 1 to {MAX_NAME_BYTES} bytes: the server cuts off what is longer"
+        return f"use 1 to {MAX_NAME_BYTES} bytes, because the server truncates longer names"
     if not name.isprintable() or name in {".", ".."}:
         return "use printable characters"
     return None
@@ -34,16 +34,16 @@ def name_problem(name: str) -> str | None:
 def database_problem(name: str) -> str | None:
     """Describe what is wrong with the name of a declared database, or nothing."""
     if name in PROTECTED_DATABASES:
-        return f"database {name} is the server's own, and out of bounds"
+        return f"database {name} belongs to the server; use another name"
     if name.startswith(UNFINISHED_PREFIX):
-        return f"names that begin with {UNFINISHED_PREFIX} are the reconciler's own"
+        return f"names that start with {UNFINISHED_PREFIX} are reserved for Reconciler"
     return name_problem(name)
 
 
 def role_problem(name: str) -> str | None:
     """Describe what is wrong with the name of a declared role, or nothing."""
     if name.startswith(_SYSTEM_PREFIX):
-        return f"names that begin with {_SYSTEM_PREFIX} are the server's own"
+        return f"names that start with {_SYSTEM_PREFIX} are reserved for the server"
     if name in _RESERVED_ROLES:
-        return f"{name} is a reserved word, and no role's name"
+        return f"{name} is a reserved word; use another name"
     return name_problem(name)

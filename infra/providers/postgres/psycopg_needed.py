@@ -17,6 +17,6 @@ def psycopg_needed() -> Generator[None]:
         if "psycopg" not in f"{error.name} {error}":
             raise
         raise ConfigurationError(
-            "PostgreSQL is reached with psycopg, which is not installed (or finds no libpq):"
-            " pip install 'event-sourced-reconciler[postgres]' where the roles run"
+            "PostgreSQL requires psycopg, which is not installed (or finds no libpq); run pip "
+            "install 'event-sourced-reconciler[postgres]' where the roles run"
         ) from None

@@ -41,7 +41,7 @@ class GeneratedPassword(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     def __post_init__(self) -> None:
         SecretRef(self.name, self.store)  # the same characters
         if not self.is_set:
-            raise ValueError("isSet is shown, and not declared: leave it out")
+            raise ValueError("isSet: must not be declared; omit it, Reconciler sets it")
 
 
 class DatabaseRoleFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
@@ -101,12 +101,16 @@ class DatabaseRoleFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
     def __post_init__(self) -> None:
         if self.superuser:
-            raise ValueError("superuser: no declaration makes one, since nothing would bind it")
+            raise ValueError(
+                "superuser: must not be true, because no rule would restrict such a role"
+            )
         if self.password is not None and self.generated_password is not None:
-            raise ValueError("password and generatedPassword exclude each other")
+            raise ValueError("password and generatedPassword: set only one of them")
         for role in self.member_of:
             if role in AS_GOOD_AS_SUPERUSERS:
-                raise ValueError(f"memberOf: {role} is as good as superuser")
+                raise ValueError(
+                    f"memberOf: {role} is not allowed, because it is equivalent to superuser"
+                )
 
 
 class DatabaseRoleOutputs(msgspec.Struct, frozen=True):

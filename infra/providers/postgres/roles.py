@@ -108,7 +108,7 @@ class _Row(msgspec.Struct, frozen=True):
         if self.uid == _BOOTSTRAP_SUPERUSER:
             return f"role {self.name} is the server's first superuser"
         if self.is_login:
-            return f"role {self.name} is the one that the reconciler logs in as"
+            return f"Reconciler logs in as role {self.name}"
         if self.superuser and self.mark is None:
             return f"role {self.name} is a superuser"
         return ""
@@ -151,11 +151,11 @@ class DatabaseRolesProvider:
                 raise
             row = await self._read(name)
             if row is None:
-                raise TransientError(f"role {name!r} was there, and is gone again") from None
+                raise TransientError(f"role {name!r} was deleted again") from None
         shown = await self._shown(row)
         if shown.written_by == action.idempotency_key:
             return Effect(shown, replayed=True)
-        raise ConflictError(f"role {name!r} is there already", obstacle=shown)
+        raise ConflictError(f"role {name!r} already exists", obstacle=shown)
 
     async def update(self, action: Action) -> Effect:
         """Change a role that is still the action's, at the action's version."""
@@ -164,13 +164,13 @@ class DatabaseRolesProvider:
         async with self._server.transaction() as session:
             row = await self._find(session, name)
             if row is None:
-                raise NotFoundError(f"role {name!r} is not there")
+                raise NotFoundError(f"role {name!r} does not exist")
             shown = await self._shown(row)
             check_uid(shown, action)
             if shown.written_by == action.idempotency_key:
                 return Effect(shown, replayed=True)
             if action.version not in (None, row.version):
-                raise ConflictError(f"role {name!r} was changed meanwhile", obstacle=shown)
+                raise ConflictError(f"role {name!r} was changed since it was read", obstacle=shown)
             added = set(action.fields["memberOf"]) - set(shown.fields["memberOf"])
             await self._check_parents(session, sorted(added))
             password = await self._wanted_password(session, action, row)
@@ -240,7 +240,7 @@ class DatabaseRolesProvider:
         condition = sql.SQL("a.rolname = {}").format(name)
         rows = await session.read(_Row, await self._select(session, condition))
         if rows and rows[0].out_of_bounds:
-            raise PermanentError(f"{rows[0].out_of_bounds}: no resource can be it")
+            raise PermanentError(f"{rows[0].out_of_bounds}; a resource cannot manage it")
         return rows[0] if rows else None
 
     async def _select(self, session: Session, condition: sql.Composable) -> sql.Composed:
@@ -322,11 +322,11 @@ class DatabaseRolesProvider:
         found = {cast("str", row["rolname"]): bool(row["rolsuper"]) for row in rows}
         for parent in parents:
             if parent not in found:
-                raise TransientError(f"role {parent!r} is not there, perhaps not yet")
+                raise TransientError(f"role {parent!r} does not exist (yet)")
             if found[parent]:  # perhaps by somebody's hand, and not for long
                 raise TransientError(
-                    f"spec.memberOf: role {parent!r} is a superuser: nobody is made a member of it"
-                    " while it is one"
+                    f"spec.memberOf: role {parent!r} is a superuser, and Reconciler grants no "
+                    "membership in a superuser role"
                 )
 
     async def _wanted_password(
@@ -351,7 +351,7 @@ class DatabaseRolesProvider:
             return _Password(None, is_removed=True)
         if not value or "\0" in value:
             raise PermanentError(
-                f"secret {reference.name!r} is no password: it is empty or has NUL"
+                f"secret {reference.name!r} is not a valid password: it is empty or contains NUL"
             )
         reference = msgspec.structs.replace(reference, digest=self._secrets.digest(value))
         verifier = None if row is None else row.verifier
@@ -376,7 +376,7 @@ class DatabaseRolesProvider:
 def _check_name(name: str) -> None:
     problem = role_problem(name)
     if problem is not None:
-        raise PermanentError(f"nothing can be named {name!r}: {problem}")
+        raise PermanentError(f"invalid name {name!r}: {problem}")
 
 
 def _create_statements(action: Action, password: _Password) -> list[sql.Composed]:

@@ -94,7 +94,7 @@ class Session:
                 return await cursor.fetchall() if cursor.description else []
         except TimeoutError:
             late = UnknownResultError if may_be_done else TransientError
-            raise late(f"no answer within {self._timeout_seconds:g} s") from None
+            raise late(f"no response within {self._timeout_seconds:g} s") from None
         except psycopg.Error as error:
             raise classified(error, may_be_done=may_be_done) from error
 
@@ -219,9 +219,9 @@ def place_of(endpoint: str) -> Place:
     port = int(found["port"] or DEFAULT_PORT) if found else 0
     if found is None or not 0 < port < 65_536:  # noqa: PLR2004 - the ports that there are
         raise ConfigurationError(
-            "spec.endpoint: write postgresql://USER@HOST:PORT/DATABASE, where HOST may be the"
-            " folder of a socket, as %2Frun%2Fpostgresql; the password belongs in"
-            " spec.credentialsRef"
+            "spec.endpoint: must be postgresql://USER@HOST:PORT/DATABASE, where HOST may be "
+            "the directory of a socket, such as %2Frun%2Fpostgresql; put the password into "
+            "spec.credentialsRef"
         )
     return Place(
         host=unquote(found["host"]),
@@ -236,14 +236,16 @@ def as_structs(wanted: type[_S], rows: Sequence[DictRow]) -> list[_S]:
     try:
         return msgspec.convert(rows, list[wanted])
     except msgspec.ValidationError as error:
-        raise TransientError(f"not a usable answer: {error}") from None
+        raise TransientError(f"invalid response: {error}") from None
 
 
 def _tls(tls: Tls | None) -> dict[str, str]:
     if tls is None:
         return {"sslmode": "disable"}
     if tls.key_file is not None and tls.certificate_file is None:
-        raise ConfigurationError("spec.tls.keyFile: a key needs spec.tls.certificateFile, too")
+        raise ConfigurationError(
+            "spec.tls.keyFile: requires spec.tls.certificateFile; set that, too"
+        )
     files = {"sslcert": tls.certificate_file, "sslkey": tls.key_file}
     return {
         "sslmode": "verify-full",

@@ -41,7 +41,7 @@ class Document:
         slots = [*_slots(tree, ())]
         if not 0 < len(slots) <= MAX_SLOTS:
             raise InvalidManifestError(
-                f"spec.rest.document: it has {len(slots)} places, and 1 to {MAX_SLOTS} are allowed"
+                f"spec.rest.document: has {len(slots)} places, but must have 1 to {MAX_SLOTS}"
             )
         self.slots: tuple[_Steps, ...] = tuple(slots)
         names = {".".join(each): each for each in slots}
@@ -107,11 +107,15 @@ def without_nothing(fields: Any) -> Any:
 def _tree(spec: KindDefinitionSpec, rest: RestSpec) -> Fields:
     if rest.document is not None:
         if spec.constants:
-            raise InvalidManifestError("spec.constants: write them into spec.rest.document")
+            raise InvalidManifestError(
+                "spec.constants: not allowed with spec.rest.document; write the values into the "
+                "document"
+            )
         for name, field in spec.fields.items():
             if field.to is not None:
                 raise InvalidManifestError(
-                    f"spec.fields.{name}.to: spec.rest.document says where it goes: leave one out"
+                    f"spec.fields.{name}.to: not allowed with spec.rest.document; remove one "
+                    "of them"
                 )
         return rest.document
     tree: Fields = {}
@@ -127,7 +131,9 @@ def _tree(spec: KindDefinitionSpec, rest: RestSpec) -> Fields:
         steps = steps_of(path, f"{where}.to")
         for other, its in taken.items():
             if steps[: len(other)] == other or other[: len(steps)] == steps:
-                raise InvalidManifestError(f"{where}: {path!r} is written by {its} already")
+                raise InvalidManifestError(
+                    f"{where}: {its} already writes {path!r}; remove one of them"
+                )
         taken[steps] = where
         put_at(tree, steps, value)
     return tree
@@ -147,7 +153,7 @@ def _slots(node: Any, above: _Steps) -> Iterator[_Steps]:
         if "." in name or not name:
             place = ".".join((*above, name))
             raise InvalidManifestError(
-                f"spec.rest.document: {place!r}: a name with a dot cannot be told from a place"
+                f"spec.rest.document: {place!r}: a name must not contain a dot"
             )
         if isinstance(each, dict) and each:
             yield from _slots(each, (*above, name))
@@ -158,5 +164,7 @@ def _slots(node: Any, above: _Steps) -> Iterator[_Steps]:
 def _known(path: str, known: Any, where: str) -> bool:
     if path not in known:
         places = ", ".join(sorted(known))
-        raise InvalidManifestError(f"{where}: the document has no place {path!r}, only {places}")
+        raise InvalidManifestError(
+            f"{where}: the document has no place {path!r}; use one of {places}"
+        )
     return True

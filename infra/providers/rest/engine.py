@@ -70,7 +70,7 @@ def _always_ready(_fields: Fields, _shown: ExternalObject) -> Readiness:
 def _ready(_fields: Fields, shown: ExternalObject) -> Readiness:
     """Return what was found where the object was read: it is in the log, an expression is not."""
     if shown.outputs.get(READY) is False:
-        return Readiness(False, "NotReady", "its API does not show it as ready")
+        return Readiness(False, "NotReady", "the API does not report the object as ready")
     return IS_READY
 
 

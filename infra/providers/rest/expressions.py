@@ -73,7 +73,7 @@ class Expression:
             what = " ".join(str(error).split("|")[0].split())
             what = what.partition("ERROR: <input>:")[2] or what
             raise InvalidManifestError(
-                f"{where}: {self.text!r} is no CEL expression: at {what}"
+                f"{where}: {self.text!r} is not a CEL expression: at {what}"
             ) from None
         self._check_names(where, variables)
 
@@ -84,11 +84,11 @@ class Expression:
         self.variables = frozenset(used["variables"]) & {*variables}
         if unknown:
             known = ", ".join(sorted(variables))
-            raise InvalidManifestError(f"{where}: nothing is called {unknown[0]!r}: use {known}")
+            raise InvalidManifestError(f"{where}: unknown variable {unknown[0]!r}; use {known}")
         called = {each for each in used["functions"] if not each.startswith(("_", "@", "!", "-"))}
         if strange := sorted(called - FUNCTIONS):
             known = ", ".join(sorted(FUNCTIONS))
-            raise InvalidManifestError(f"{where}: no function {strange[0]!r}: use {known}")
+            raise InvalidManifestError(f"{where}: unknown function {strange[0]!r}; use {known}")
 
     def work(self, values: int) -> int:
         """Return about how many microseconds it takes for so many values, at most."""
@@ -104,11 +104,9 @@ class Expression:
         except LookupError as error:
             raise NothingThereError(f"{self.text!r} finds nothing at {error}", self.text) from None
         except (ArithmeticError, RuntimeError, TypeError, ValueError) as error:
-            raise ExpressionError(
-                f"{self.text!r} cannot be evaluated: {error}", self.text
-            ) from None
+            raise ExpressionError(f"evaluating {self.text!r} failed: {error}", self.text) from None
         if not _is_json(result):
-            strange = f"{self.text!r} gives {type(result).__name__}, which is no JSON"
+            strange = f"{self.text!r} returns {type(result).__name__}, which is not JSON"
             raise ExpressionError(strange, self.text)
         return result
 
@@ -133,21 +131,21 @@ _FUNCTIONS: Final = {_ORDERED: _ordered}
 
 def _problem(text: str) -> str:
     if len(text) > MAX_CHARACTERS:
-        return f"an expression has at most {MAX_CHARACTERS} characters, not {len(text)}"
+        return f"an expression can have at most {MAX_CHARACTERS} characters, not {len(text)}"
     bare = _TEXT.sub("''", text)
     depth = most = 0
     for character in bare:
         depth += (character in "([{") - (character in ")]}")
         most = max(most, depth)
     if most > MAX_BRACKETS:
-        return f"brackets are nested {most} deep: {MAX_BRACKETS} are the most"
+        return f"brackets are nested {most} deep, but at most {MAX_BRACKETS} are allowed"
     loops = len(_LOOP.findall(bare))
     if loops > MAX_LOOPS:
-        return f"{loops} loops (map, filter, all, exists): {MAX_LOOPS} are the most"
+        return f"{loops} loops (map, filter, all, exists), but at most {MAX_LOOPS} are allowed"
     if _nesting(text) > MAX_NESTED_LOOPS:
         return f"loops are nested deeper than {MAX_NESTED_LOOPS}"
     if bare.count("+") > MAX_SUMS:
-        return f"{bare.count('+')} times +: {MAX_SUMS} are the most"
+        return f"{bare.count('+')} operators +, but at most {MAX_SUMS} are allowed"
     return ""
 
 
@@ -192,7 +190,11 @@ def _check_input(text: str, variables: Mapping[str, Any], most: int) -> None:
             members = cast("dict[str, Any] | list[Any]", value)
             if len(members) > most or depth > MAX_DEPTH:
                 raise ExpressionError(
-                    f"{text!r} works on at most {most} members and {MAX_DEPTH} levels", text
+                    (
+                        f"{text!r}: its input exceeds the limit of {most} members or {MAX_DEPTH} "
+                        "levels"
+                    ),
+                    text,
                 )
             if isinstance(members, dict):
                 characters += sum(map(len, members))
@@ -200,8 +202,8 @@ def _check_input(text: str, variables: Mapping[str, Any], most: int) -> None:
             waiting.extend((each, depth + 1) for each in members)
         if values > MAX_VALUES or characters > MAX_INPUT_CHARACTERS:
             raise ExpressionError(
-                f"{text!r} works on at most {MAX_VALUES} values"
-                f" and {MAX_INPUT_CHARACTERS} characters",
+                f"{text!r}: its input exceeds the limit of {MAX_VALUES} values or "
+                f"{MAX_INPUT_CHARACTERS} characters",
                 text,
             )
 

@@ -96,7 +96,7 @@ class Pages:
         if following is MISSING or following is None:
             return self._page(listed, None)
         if not isinstance(following, str | int) or isinstance(following, bool):
-            raise unusable(listed.answer, f"at {paging.at} is no token")
+            raise unusable(listed.answer, f"the value at {paging.at} is not a token")
         return self._page(listed, str(following))
 
     async def _by_link(self, token: str) -> Page:
@@ -114,7 +114,7 @@ class Pages:
         if before and not behind:  # the end, or an API that shows one at a time
             listed = await self._more(paging, str(begin))
             if listed.items:
-                what = "a page has one object: the API must show two or more"
+                what = "a page has one object, but paging by offset requires pages of two or more"
                 raise unusable(listed.answer, what)
         self._last = behind[-1:]
         page = Listed(listed.answer, listed.content, behind)
@@ -135,7 +135,7 @@ class Pages:
 
 
 def _moved() -> TransientError:
-    return TransientError("the listing changed while it was read page by page: it proves nothing")
+    return TransientError("the listing changed while its pages were read, so it is ignored")
 
 
 def _next_query(answer: Answer) -> str | None:
@@ -148,5 +148,5 @@ def _next_query(answer: Answer) -> str | None:
                 raise unusable(answer, f"the next page is at another path, {there.path!r}")
             return there.query
     if re.search(r"\bnext\b", _LINK.sub("", header)):  # else it would end early, and look complete
-        raise unusable(answer, f"its header Link cannot be read: {header[:200]!r}")
+        raise unusable(answer, f"its header Link is invalid: {header[:200]!r}")
     return None

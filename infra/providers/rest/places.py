@@ -36,7 +36,9 @@ def steps_of(path: str, where: str) -> tuple[str, ...]:
         return ()
     steps = tuple(path.split("."))
     if not all(steps):
-        raise InvalidManifestError(f"{where}: {path!r} has an empty step: write a.b, or . alone")
+        raise InvalidManifestError(
+            f"{where}: {path!r} has an empty step; use a form such as a.b, or a single ."
+        )
     return steps
 
 
@@ -109,7 +111,8 @@ class Template:
         for number, (place, depth, node) in enumerate(_nodes(tree, where, 1)):
             if number >= MAX_NODES or depth > MAX_TEMPLATE_DEPTH:
                 raise InvalidManifestError(
-                    f"{where}: more than {MAX_NODES} values or {MAX_TEMPLATE_DEPTH} levels"
+                    f"{where}: exceeds the limit of {MAX_NODES} values or {MAX_TEMPLATE_DEPTH} "
+                    "levels"
                 )
             if isinstance(node, str) and is_expression(node):
                 expression = self.expressions[node] = Expression(node[1:], place, variables)

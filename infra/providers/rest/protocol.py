@@ -69,24 +69,28 @@ class Request:
         for name in (*rest.headers, *call.headers):
             if name.lower() in _SECRET_HEADERS | {(rest.credential_header or "").lower()}:
                 raise InvalidManifestError(
-                    f"{where}.headers.{name}: a secret stays in no log: use spec.credentialsRef of"
-                    " the ProviderConfig, and credentialHeader"
+                    f"{where}.headers.{name}: must not contain a secret, because the log keeps "
+                    "it; use spec.credentialsRef of the ProviderConfig, and credentialHeader"
                 )
             if name.lower() in _OF_EACH_REQUEST:
-                raise InvalidManifestError(f"{where}.headers.{name}: the client writes it itself")
+                raise InvalidManifestError(
+                    f"{where}.headers.{name}: the client sets this header; remove it"
+                )
         if "?" in self._path or "#" in self._path:
-            raise InvalidManifestError(f"{where}.path: leave out ? and #, and use query")
+            raise InvalidManifestError(f"{where}.path: must not contain ? or #; use query")
         self.placeholders: set[str] = set()
         for text in (self._path, *self._query.values()):
             self.placeholders.update(_PLACEHOLDER.findall(text))
         if unknown := sorted(self.placeholders - {"name", "uid"}):
             raise InvalidManifestError(
-                f"{where}: nothing is called {{{unknown[0]}}}: use {{name}} or {{uid}}"
+                f"{where}: unknown placeholder {{{unknown[0]}}}; use {{name}} or {{uid}}"
             )
         self.body = None
         if call.body is not None:
             if self.method == "GET":
-                raise InvalidManifestError(f"{where}.body: GET has none: give a method")
+                raise InvalidManifestError(
+                    f"{where}.body: not allowed with the method GET; set another method"
+                )
             self.body = Template(call.body, f"{where}.body", BODY_VARIABLES)
 
     def path(self, values: Mapping[str, str]) -> str:
@@ -188,7 +192,7 @@ class Protocol:
         if not 0 < len(name) <= MAX_NAME_CHARACTERS:
             return f"use 1 to {MAX_NAME_CHARACTERS} characters"
         if name in (".", "..") or "/" in name or not name.isprintable() or name != name.strip():
-            return "leave out /, control characters and spaces around it, and . and .. alone"
+            return "do not use /, control characters, surrounding spaces, or the names . and .."
         if self._matches is None:
             return None
         pattern = self.rest.name.matches
@@ -201,8 +205,8 @@ class Protocol:
             self._matches.value({"name": "a", "pattern": pattern})
         except ExpressionError:
             raise InvalidManifestError(
-                f"spec.rest.name.matches: {pattern!r} is no regular expression of linear time"
-                " (RE2: no backreferences, no lookaround)"
+                f"spec.rest.name.matches: {pattern!r} is not a regular expression of RE2 (no "
+                "backreferences, no lookaround)"
             ) from None
 
     def is_one(self, shown: Any) -> bool:
@@ -227,13 +231,13 @@ class Protocol:
         """Return an object as the log knows it; raises ``UnusableObjectError``."""
         name = self._text_at(self.name_at, shown)
         if name is None:
-            raise UnusableObjectError(f"no name is at {self.name_at.text}")
+            raise UnusableObjectError(f"the object has no name at {self.name_at.text}")
         marks = self.marking.found(shown) if self.marking else None
         uid = None if marks is None else marks.uid
         if self.uid_at is not None:
             uid = self._text_at(self.uid_at, shown)
             if uid is None:
-                raise UnusableObjectError(f"no id is at {self.uid_at.text}")
+                raise UnusableObjectError(f"the object has no id at {self.uid_at.text}")
         named = self.rest.name
         return ExternalObject(
             name=name.removeprefix(named.prefix).removesuffix(named.suffix),
@@ -253,7 +257,9 @@ class Protocol:
         if value is MISSING or value is None or value == "":
             return None
         if isinstance(value, bool) or not isinstance(value, str | int):
-            raise UnusableObjectError(f"at {finder.text} is neither a text nor a number")
+            raise UnusableObjectError(
+                f"the value at {finder.text} is neither a string nor a number"
+            )
         return str(value)
 
     def _given(self, shown: Any) -> Fields:
@@ -293,45 +299,59 @@ def _check(protocol: Protocol) -> None:
     rest, where = protocol.rest, "spec.rest"
     if protocol.uid_at is None and protocol.marking is None:
         raise InvalidManifestError(
-            f"{where}.uid: say where an object's id is, or by marks where whose it is can be kept:"
-            " without either another object of its name could not be told from it"
+            f"{where}.uid: required without marks, to distinguish objects with the same name; "
+            "set uid to the place of the id, or set marks"
         )
     if "uid" in protocol.create.placeholders:
-        raise InvalidManifestError(f"{where}.create: there is no {{uid}} before it is made")
+        raise InvalidManifestError(
+            f"{where}.create: {{uid}} is unknown before the object exists; remove it"
+        )
     if protocol.list is not None and protocol.list.placeholders:
-        raise InvalidManifestError(f"{where}.list: it is of all objects: leave out {{...}}")
+        raise InvalidManifestError(f"{where}.list: must list all objects; remove {{...}}")
     if protocol.ids_are_made:
         _check_made_ids(protocol, where)
     if rest.read.absent and protocol.list is None and rest.read.confirm is None:
         raise InvalidManifestError(
-            f"{where}.read.confirm: a wrong endpoint answers {rest.read.absent[0]}, too: give a"
-            " list, or a path that answers only if the collection is there"
+            f"{where}.read.confirm: required, because a wrong endpoint also returns "
+            f"{rest.read.absent[0]}; set it to a path that succeeds only if the collection "
+            f"exists, or set {where}.list"
         )
     if rest.read.shows and rest.read.items:
-        raise InvalidManifestError(f"{where}.read: give shows or items, not both")
+        raise InvalidManifestError(f"{where}.read: set shows or items, not both")
     if rest.condition in ("Version", "Body") and protocol.version_at is None:
-        raise InvalidManifestError(f"{where}.version: condition {rest.condition} needs its place")
+        raise InvalidManifestError(
+            f"{where}.version: required with condition {rest.condition}; set it to the place of "
+            "the version"
+        )
     if rest.name.matches and not protocol.name_at.text:
-        raise InvalidManifestError(f"{where}.name.at: say where the name is")
+        raise InvalidManifestError(f"{where}.name.at: required; set it to the place of the name")
     _check_paging(rest, where)
     _check_writes(protocol, where)
     if READY in rest.outputs and rest.ready:
-        raise InvalidManifestError(f"{where}.outputs.{READY}: ready gives it already")
+        raise InvalidManifestError(
+            f"{where}.outputs.{READY}: {where}.ready already sets this output; remove one of them"
+        )
     for number, each in enumerate(rest.errors):
         if not each.status:
-            raise InvalidManifestError(f"{where}.errors[{number}].status: give at least one code")
+            raise InvalidManifestError(
+                f"{where}.errors[{number}].status: must have at least one code"
+            )
 
 
 def _check_made_ids(protocol: Protocol, where: str) -> None:
     if protocol.uid_at is None:
-        raise InvalidManifestError(f"{where}.uid: read asks for {{uid}}: say where it is")
+        raise InvalidManifestError(
+            f"{where}.uid: required, because read uses {{uid}}; set it to the place of the id"
+        )
     if "create" not in protocol.shown_at:
         raise InvalidManifestError(
-            f"{where}.create.shows: the API makes the id: say where its answer shows the object"
+            f"{where}.create.shows: required, because the API creates the id; set it to the "
+            "place of the object in the response"
         )
     if protocol.list is None:
         raise InvalidManifestError(
-            f"{where}.list: the API makes the ids: without a listing nothing is found by its name"
+            f"{where}.list: required, because the API creates the ids and only a listing finds "
+            "an object by name"
         )
 
 
@@ -341,12 +361,13 @@ def _check_paging(rest: RestSpec, where: str) -> None:
         return
     if paging.by != "Link" and paging.parameter is None:
         raise InvalidManifestError(
-            f"{where}.list.paging.parameter: say in which parameter of the query the"
-            f" {paging.by.lower()} goes"
+            f"{where}.list.paging.parameter: required; set it to the query parameter for the "
+            f"{paging.by.lower()}"
         )
     if paging.by == "Token" and not paging.at:
         raise InvalidManifestError(
-            f"{where}.list.paging.at: say where in the answer the token of the next page is"
+            f"{where}.list.paging.at: required; set it to the place of the next page's token "
+            "in the response"
         )
     if paging.by == "Token":
         Finder(paging.at, f"{where}.list.paging.at", "answer")
@@ -365,14 +386,18 @@ def _check_writes(protocol: Protocol, where: str) -> None:
             word = "labels" if protocol.marking.is_map else "mark"
             if re.search(rf"\b{word}\b", texts) is None:
                 raise InvalidManifestError(
-                    f"{where}.{name}.body: it writes {word} nowhere, where marks are to be kept"
+                    f"{where}.{name}.body: must write {word}, because marks are set"
                 )
         if rest.condition == "Body" and name == "update" and "version" not in texts:
-            raise InvalidManifestError(f"{where}.{name}.body: it writes version nowhere")
+            raise InvalidManifestError(
+                f"{where}.{name}.body: must write version, because condition is Body"
+            )
     if protocol.marking is not None and protocol.marking.is_map:
         top = protocol.marking.steps[:1] if protocol.marking.steps else ()
         if tuple(top) and ".".join(protocol.marking.steps or ()) in protocol.document.shows:
-            raise InvalidManifestError(f"{where}.marks.at: the document writes that place, too")
+            raise InvalidManifestError(
+                f"{where}.marks.at: the document also writes that place; use another place"
+            )
 
 
 def _check_default_body(protocol: Protocol, where: str) -> None:
@@ -382,13 +407,16 @@ def _check_default_body(protocol: Protocol, where: str) -> None:
         finders.append(protocol.marking.steps)
     if not all(finders):
         raise InvalidManifestError(
-            f"{where}: the name and the marks are found by expressions, or are the whole:"
-            " say how they are written"
+            f"{where}: required, because the places of the name and the marks are expressions "
+            "or the whole object; write both in the body"
         )
     if protocol.rest.condition == "Body" and not (
         protocol.version_at is not None and protocol.version_at.steps
     ):
-        raise InvalidManifestError(f"{where}: say how the version is written")
+        raise InvalidManifestError(
+            f"{where}: required with condition Body, because the place of the version is an "
+            "expression; write the version in the body"
+        )
 
 
 def _expressions(node: Any) -> Iterator[str]:

@@ -83,7 +83,7 @@ class RestProvider:
         if not (protocol.is_guarded or protocol.ids_are_made):
             there = await self._found(name)
             if there is not None:
-                return self._own(there.object, action, f"{name!r} is there already")
+                return self._own(there.object, action, f"{name!r} already exists")
             read_at = time.monotonic()
         uid = None if protocol.uid_at is not None else made_uid(action.idempotency_key)
         answer = await self._write(protocol.create, action, uid=uid, read_at=read_at)
@@ -104,10 +104,12 @@ class RestProvider:
         protocol = self._protocol
         name = self._checked(action.external_name)
         if protocol.update is None:
-            raise PermanentError(f"{name!r}: its API has no call that changes an object")
+            raise PermanentError(
+                f"{name!r}: the API has no update call; declare an object with another name"
+            )
         there = await self._found(name, action.uid)
         if there is None:
-            raise NotFoundError(f"{name!r} is not there")
+            raise NotFoundError(f"{name!r} does not exist")
         check_uid(there.object, action)
         if there.object.written_by == action.idempotency_key:
             return Effect(there.object, replayed=True)
@@ -126,7 +128,7 @@ class RestProvider:
         if now is None:
             raise NotFoundError(text, status=answer.status_code)
         if means == "Absent":
-            raise TransientError(f"{text}, and yet it is read", status=answer.status_code)
+            raise TransientError(f"{text}, but a read still finds it", status=answer.status_code)
         return self._own(now.object, action, text, status=answer.status_code)
 
     async def delete(self, action: Action) -> Effect:
@@ -149,11 +151,13 @@ class RestProvider:
             return Effect(None, replayed=self._is_replay(answer))
         means = self._meaning(answer, call.conflict or (412,), call.absent)
         if means == "Conflict":
-            raise TransientError(f"{name!r} changed while it was to be deleted")
+            raise TransientError(f"{name!r} was changed during the deletion")
         if means == "Absent":
             if await self._found(name, there.object.uid) is None:
                 return Effect(None, absent=True)
-            raise TransientError(f"{name!r} was answered {answer.status_code}, and yet it is read")
+            raise TransientError(
+                f"{name!r}: the API returned {answer.status_code}, but a read still finds it"
+            )
         raise self._classified(answer, means)
 
     async def read(self, external_name: str, uid: str | None = None) -> ExternalObject | None:
@@ -197,7 +201,7 @@ class RestProvider:
         if found is None:
             return None
         if protocol.ids_are_made and found.uid != uid:
-            raise unusable(answer, f"it is about {found.uid!r}, not {uid!r}")
+            raise unusable(answer, f"it describes {found.uid!r}, not {uid!r}")
         return _Found(found, answer.headers.get(_ETAG), read_at)
 
     def _one_shown(self, answer: Answer, content: Any, name: str) -> ExternalObject | None:
@@ -205,7 +209,7 @@ class RestProvider:
         if shown is None and self._protocol.read_at.text != WHOLE:
             return None  # its place is there, and empty: a whole that is null is no answer
         if shown is None or shown is MISSING:
-            raise unusable(answer, f"no object is at {self._protocol.read_at.text}")
+            raise unusable(answer, f"it has no object at {self._protocol.read_at.text}")
         return self._about(answer, shown, name)
 
     def _one_of(self, answer: Answer, content: Any, name: str) -> ExternalObject | None:
@@ -216,11 +220,11 @@ class RestProvider:
         found = self._those_of_kind(answer, items)
         mine = [each for each in found if each.name == name]
         if len(mine) > 1:
-            raise unusable(answer, f"{len(mine)} objects are called {name!r}")
+            raise unusable(answer, f"{len(mine)} objects have the name {name!r}")
         if mine:
             return mine[0]
         if found and protocol.read.placeholders:
-            raise unusable(answer, f"it is about {found[0].name!r}, not {name!r}")
+            raise unusable(answer, f"it describes {found[0].name!r}, not {name!r}")
         return None
 
     async def _found_by_name(self, name: str) -> _Found | None:
@@ -237,7 +241,7 @@ class RestProvider:
         except UnusableObjectError as error:
             raise unusable(answer, str(error)) from None
         if thing.name != name:
-            raise unusable(answer, f"it is about {thing.name!r}, not {name!r}")
+            raise unusable(answer, f"it describes {thing.name!r}, not {name!r}")
         return thing
 
     def _pages(self, page_size: int) -> Pages:
@@ -263,7 +267,9 @@ class RestProvider:
         page = await self._pages(1).fetch("")
         for each in page.objects:
             if each.name == name and uid in (None, each.uid):
-                raise TransientError(f"{name!r} is listed, but was answered {answer.status_code}")
+                raise TransientError(
+                    f"{name!r} is listed, but reading it returned {answer.status_code}"
+                )
 
     async def _listed(self, path: str | None, query: Sequence[tuple[str, str]]) -> Listed:
         """Fetch one page."""
@@ -399,21 +405,23 @@ class RestProvider:
             shown = _at(shown_at, answer, content)
             thing = self._about(answer, None if shown is MISSING else shown, action.external_name)
             if uid is not None and thing.uid != uid:
-                raise unusable(answer, f"it is about {thing.uid!r}, not {uid!r}")
+                raise unusable(answer, f"it describes {thing.uid!r}, not {uid!r}")
             return Effect(thing, replayed=is_replay)
         self._check_body(answer)
         try:
             found = await self._found(action.external_name, uid)
         except ProviderError as error:  # it is done, so "transient" would say too little
             raise UnknownResultError(
-                f"{action.external_name!r} was written, and could not be read: {error.message}",
+                f"{action.external_name!r} was written, but reading it failed: {error.message}",
                 status=error.status,
                 retry_after_seconds=error.retry_after_seconds,
             ) from error
         if found is None:
-            raise UnknownResultError(f"{action.external_name!r} was written, and is not there")
+            raise UnknownResultError(f"{action.external_name!r} was written, but does not exist")
         if found.object.written_by not in (None, action.idempotency_key):
-            raise UnknownResultError(f"{action.external_name!r} was written by another since")
+            raise UnknownResultError(
+                f"{action.external_name!r} was written, and then another client wrote it"
+            )
         return Effect(found.object, replayed=is_replay)
 
     def _own(
@@ -466,7 +474,7 @@ class RestProvider:
     def _checked(self, external_name: str) -> str:
         problem = self._protocol.name_problem(external_name)
         if problem is not None:
-            raise PermanentError(f"nothing can be named {external_name!r}: {problem}")
+            raise PermanentError(f"invalid name {external_name!r}: {problem}")
         return external_name
 
     def _values(self, external_name: str, uid: str | None) -> dict[str, str]:
@@ -474,7 +482,7 @@ class RestProvider:
         values = {"name": self._protocol.api_name(external_name)}
         if uid is not None:
             if uid in (".", "..") or not uid:
-                raise PermanentError(f"{external_name!r}: {uid!r} is no id")
+                raise PermanentError(f"{external_name!r}: {uid!r} is not a valid id")
             values["uid"] = uid
         return values
 
@@ -513,5 +521,5 @@ def _at(finder: Finder, answer: Answer, content: Any) -> Any:
 
 def _as_list(answer: Answer, items: Any) -> list[Any]:
     if not isinstance(items, list):
-        raise unusable(answer, "where its definition says, there is no list of objects")
+        raise unusable(answer, "it has no list of objects at the place that the definition names")
     return cast("list[Any]", items)
