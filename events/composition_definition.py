@@ -85,7 +85,7 @@ class PartDefinition(ManifestStruct, frozen=True):
     state: Annotated[
         PartState,
         msgspec.Meta(
-            description="Present: kept as the manifest says. Absent: withdrawn. Created: "
+            description="Present: kept as the manifest declares. Absent: withdrawn. Created: "
             "created once and then left unchanged."
         ),
     ] = "Present"

@@ -201,7 +201,7 @@ def _incompatible(
     what: str, wrong: Mapping[str, tuple[Any, Any]], error: BusRefusedError
 ) -> IncompatibleStreamError:
     fields = "; ".join(
-        f"{path}: wanted {wanted!r}, found {found!r}" for path, (wanted, found) in wrong.items()
+        f"{path}: expected {wanted!r}, found {found!r}" for path, (wanted, found) in wrong.items()
     )
     return IncompatibleStreamError(
         f"{what} exists and cannot be changed in place ({error}). {fields}. Restore its "

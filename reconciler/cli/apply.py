@@ -88,7 +88,7 @@ def apply(
     prune
         With --set: withdraw the resources of the set that the files no longer contain.
     yes
-        With --set: withdraw more than 10 resources, or more than 30 percent of the set, at once.
+        With --set: allow to withdraw more than 10 resources, or more than 30 percent of the set.
     dry_run
         Declare nothing. client (the default): check the documents against the kinds installed here.
         server: show the plan, as `reconciler plan` does.
@@ -104,16 +104,19 @@ def apply(
     checked_reason(reason)
     if plan is not None:
         if file or dry_run:
-            raise UsageError("--plan goes without --file and --dry-run: it has its documents")
+            raise UsageError(
+                "--plan: not allowed with --file or --dry-run, because the plan contains its "
+                "manifests"
+            )
         results = run_async(_apply_plan(connection, plan, reason, wait, timeout))
         print_results(results, output, good=GOOD)
         return exit_status(results, GOOD if wait else None)
     if not file:
-        raise UsageError(
-            "say what to declare: --file FILE, or --plan FILE (see `reconciler apply --help`)"
-        )
+        raise UsageError("--file or --plan: required (see `reconciler apply --help`)")
     if (prune or yes) and not set_name:
-        raise UsageError("--prune and --yes go with --set NAME: what is left out is known of a set")
+        raise UsageError(
+            "--prune and --yes: require --set NAME, because only a set records its resources"
+        )
     if dry_run == "server" and not set_name:
         from reconciler.cli.plan import plan as show_plan  # noqa: PLC0415 - who plans pays
 
@@ -188,13 +191,13 @@ async def _apply_plan(
     declared = [each for each in planned.resources if each.manifest is not None]
     refused = [each for each in declared if each.says in ("Refused", "Unreadable")]
     if refused:
-        raise CommandError(f"{refused[0].resource}: the plan says that it is refused: plan again")
+        raise CommandError(f"{refused[0].resource}: the plan contains a refusal; plan again")
     async with bus(connection) as nc:
         if (await log_of(nc)).log_id != planned.log:
-            raise CommandError("the plan is of another log: plan again, on this server")
+            raise CommandError("the plan is for another log; plan again on this server")
         now = await make_plan(nc, [each.manifest for each in declared if each.manifest])
     if others := list(moved(planned, now)):
-        raise CommandError(f"nothing was declared, plan again: {'; '.join(others)}")
+        raise CommandError(f"nothing was declared; plan again: {'; '.join(others)}")
     results: list[Result] = []
     async with client_of(connection) as client:
         for rank in sorted({system_rank(each.key.kind) for each in declared}):
@@ -255,7 +258,7 @@ def _check_all(documents: Documents, kinds: KindRegistry, *, others_pass: bool =
                 kinds.define(defined(kinds, read.key.name, read.manifest.spec, 1))
         except (InvalidManifestError, UnknownKindError) as error:
             all_the_same = others_pass and isinstance(error, UnknownKindError)
-            hint = " (--validate server sends it all the same)" if all_the_same else ""
+            hint = " (use --validate server to send it anyway)" if all_the_same else ""
             documents.bad.append(Problem(read.source, f"{read.key}: {error}{hint}"))
         else:
             usable.append(read)

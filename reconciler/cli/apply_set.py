@@ -84,8 +84,9 @@ async def _apply(
             raise CommandError(f"nothing was declared: {error}") from None
         if not is_sure and not is_dry and not _USUAL.allows(len(change.removed), change.total):
             raise CommandError(
-                f"nothing was declared: {len(change.removed)} of the {change.total} resources of"
-                f" {key} would be withdrawn: {_some(change.removed)}; --yes does it"
+                f"nothing was declared: {len(change.removed)} of the {change.total} resources "
+                f"of {key} would be withdrawn: {_some(change.removed)}; use --yes to withdraw "
+                "them"
             )
         if output == "table":
             _print(change)

@@ -84,15 +84,15 @@ def approve(
         Maximum time to wait for the responses: 500ms, 30s, 2m, 1h.
     """
     if all == (kind is not None):
-        raise UsageError("approve what? Give KIND NAME... or --all, one of them")
+        raise UsageError("approve: use either KIND NAME... or --all")
     if config is not None and not all:
-        raise UsageError("--config chooses among --all: leave it out with names")
+        raise UsageError("--config: allowed only with --all; remove it, or remove the names")
     if hold is None and not plan:
-        raise UsageError(f"--hold is missing. Choose from: {', '.join(get_args(Hold))}")
+        raise UsageError(f"--hold: required; use one of {', '.join(get_args(Hold))}")
     if abandon and hold != "UnknownResult":
-        raise UsageError(f"--abandon decides about UnknownResult only, not about {hold}")
+        raise UsageError(f"--abandon: allowed only with --hold UnknownResult, not with {hold}")
     if plan and hold not in (None, "Approval"):
-        raise UsageError(f"--plan is of --hold Approval, not of {hold}")
+        raise UsageError(f"--plan: allowed only with --hold Approval, not with {hold}")
     checked_reason(reason)
     words = names if kind is None else (kind, *names)
     keys = chosen_keys(connection, words, what="approve", namespace=namespace) if words else []
@@ -141,9 +141,9 @@ def checked_plan(plan: str, keys: Sequence[ResourceKey]) -> str:
     if not plan:
         return plan
     if len(keys) != 1:
-        raise UsageError("--plan is the plan of one resource: name that one")
+        raise UsageError("--plan: requires exactly one resource; name it")
     if len(plan) < _LEAST_OF_A_PLAN:
-        raise UsageError(f"--plan {plan}: give at least {_LEAST_OF_A_PLAN} characters of it")
+        raise UsageError(f"--plan {plan}: must have at least {_LEAST_OF_A_PLAN} characters")
     return plan.lower()
 
 
@@ -205,6 +205,6 @@ async def _held(
     where = f" in namespace {namespace}" if namespace else ""
     whose = f" of ProviderConfig {config}" if config else ""
     raise CommandError(
-        f"no resource{where}{whose} is held by {hold}: `reconciler get -A --outcome Held` shows "
-        "what is held, and by what"
+        f"no resource{where}{whose} is held by {hold}; `reconciler get -A --outcome Held` "
+        "lists the held resources with their reasons"
     )

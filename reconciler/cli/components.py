@@ -65,7 +65,7 @@ def parse_components(text: str) -> tuple[str, ...]:
     for name in names:
         if name not in (*OFFERS, COMPOSITION):
             known = ", ".join((*OFFERS, COMPOSITION))
-            raise UsageError(f"--with: {name!r} cannot be started: use {known}")
+            raise UsageError(f"--with: {name!r} cannot be started; use {known}")
     return tuple(dict.fromkeys(names))
 
 

@@ -73,9 +73,9 @@ class Chosen(msgspec.Struct, frozen=True):
         """
         by_filter = self.all_letters or self.stage is not None or self.resource is not None
         if not self.numbers and not by_filter:
-            raise UsageError("which letters? Give numbers, --stage, --resource or --all")
+            raise UsageError("no dead letter selected; give numbers, --stage, --resource or --all")
         if self.numbers and by_filter:
-            raise UsageError("give numbers, or --stage, --resource and --all: not both")
+            raise UsageError("give either numbers, or --stage, --resource and --all")
         if self.resource is not None:
             ResourceKey.parse(self.resource)  # no server needs to be asked about a wrong one
 
@@ -86,10 +86,10 @@ class Chosen(msgspec.Struct, frozen=True):
         key = None if self.resource is None else ResourceKey.parse(self.resource)
         found = matching(letters, stage=self.stage, resource=key)
         if self.count != len(found):
-            meant = "say" if self.count is None else f"you said --count {self.count}: say"
+            meant = "use" if self.count is None else f"--count is {self.count}; use"
             raise CommandError(
-                f"{len(found)} open letters match, and nothing was done; "
-                f"{meant} --count {len(found)} if you mean all of them"
+                f"{len(found)} open dead letters match, and nothing was changed; {meant} "
+                f"--count {len(found)} to select all of them"
             )
         return found
 
@@ -112,7 +112,7 @@ def _numbered(letters: Iterable[DeadLetter], number: int) -> DeadLetter:
         if each.number == number:
             return each
     raise CommandError(
-        f"there is no dead letter {number}: `reconciler deadletters list --handled` shows all"
+        f"dead letter {number} does not exist; `reconciler deadletters list --handled` lists all"
     )
 
 

@@ -89,7 +89,7 @@ def list_letters(
         Maximum number of dead letters; the newest are shown.
     """
     if limit is not None and limit < 1:
-        raise UsageError(f"--limit {limit}: at least one letter")
+        raise UsageError(f"--limit {limit}: must be at least 1")
     key = None if resource is None else ResourceKey.parse(resource)
     begin = None if since is None else datetime.now(UTC) - timedelta(seconds=since)
     letters, discarded = run_async(_find(connection, stage, key, begin, only_open=not handled))
@@ -170,7 +170,7 @@ def retry(
         Maximum time to wait for the decider's response to a declaration.
     """
     if file is not None and len(numbers) != 1:
-        raise UsageError("--file holds the payload of one letter: give exactly one number")
+        raise UsageError("--file: contains the payload of one dead letter; give exactly one number")
     payload = None if file is None else _payload(file)
     chosen = Chosen(numbers, stage, resource, all_letters, count)
 

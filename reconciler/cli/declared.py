@@ -102,8 +102,8 @@ class Generations:
         data = self._begin(generation)[1]
         if isinstance(data, SpecWithdrawn):
             raise CommandError(
-                f"generation {generation} of {self._key} was a withdrawal, which declares nothing: "
-                f"{self._which_there_are()}"
+                f"generation {generation} of {self._key} is a withdrawal, which declares "
+                f"nothing; {self._which_there_are()}"
             )
         return data
 
@@ -118,7 +118,7 @@ class Generations:
             if isinstance(data, SpecDeclared) and _content(data) != now:
                 return generation
         raise CommandError(
-            f"no other generation of {self._key} was ever ready: choose one with --to; "
+            f"no other generation of {self._key} was ready; choose one with --to: "
             f"{self._which_there_are()}"
         )
 
@@ -140,7 +140,7 @@ class Generations:
     def _begin(self, generation: int) -> tuple[int, SpecDeclared | SpecWithdrawn]:
         if generation not in self._begins:
             raise CommandError(
-                f"{self._key} has no generation {generation}: {self._which_there_are()}"
+                f"{self._key} has no generation {generation}; {self._which_there_are()}"
             )
         return self._begins[generation]
 
@@ -151,8 +151,8 @@ class Generations:
         if not self._begins:
             return "it was never declared"
         withdrawn = by_class[SpecWithdrawn]
-        told = f"declared were {_listed(by_class[SpecDeclared])}"
-        return f"{told}; withdrawn with {_listed(withdrawn)}" if withdrawn else told
+        told = f"declared generations: {_listed(by_class[SpecDeclared])}"
+        return f"{told}; withdrawals: {_listed(withdrawn)}" if withdrawn else told
 
 
 def _content(data: SpecDeclared | SpecWithdrawn) -> SpecDeclared | None:

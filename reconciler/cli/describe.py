@@ -137,7 +137,9 @@ def describe(
         Also read values from the API that the log never contains: counters, ages, backlogs.
     """
     if live and at is not None:
-        raise UsageError("--live asks the API how it is now: leave --at out")
+        raise UsageError(
+            "--live: not allowed with --at, because it reads the current object from the API"
+        )
     text = resource if name is None else f"{resource}/{name}"
     wanted = meant(text, namespace)
     if at is None:
@@ -202,10 +204,10 @@ async def _readings(nc: Client, key: ResourceKey) -> Fields:
 
     async with live_object(nc, key) as found:
         if not isinstance(found.provider, MeasuredProvider):
-            raise CommandError(f"{key} has no readings: the API of kind {key.kind} shows none")
+            raise CommandError(f"{key} has no readings; the API of kind {key.kind} reports none")
         readings = await found.provider.readings(found.name)
     if readings is None:
-        raise CommandError(f"{key}: its object {found.name!r} is not there")
+        raise CommandError(f"{key}: its object {found.name!r} does not exist")
     return readings
 
 

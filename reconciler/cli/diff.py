@@ -127,9 +127,9 @@ def diff(
     if file:
         return _of_files(file, resource, namespace, output, connection)
     if resource is None:
-        raise UsageError("diff what? Give a resource, or -f FILE")
+        raise UsageError("diff: no resource given; give a resource, or -f FILE")
     if (from_ is None) == (from_generation is None):
-        raise UsageError("from when? Give either --from or --from-generation")
+        raise UsageError("--from and --from-generation: give exactly one of them")
     if to is not None and to_generation is not None:
         raise UsageError("give either --to or --to-generation")
     wanted = meant(resource if name is None else f"{resource}/{name}", namespace)
@@ -148,7 +148,7 @@ def _of_files(
     from reconciler.cli.plan import plan  # noqa: PLC0415 - who asks for the past needs none
 
     if resource is not None:
-        raise UsageError("-f is about files: leave the resource out, or -f")
+        raise UsageError("-f compares manifests in files; remove either the resource or -f")
     return plan(file=file, namespace=namespace or "default", output=output, connection=connection)
 
 
@@ -163,7 +163,7 @@ async def _diff(connection: Connection, wanted: Meant, ends: tuple[_End, _End]) 
     before, after = past.until(since.position).events, past.until(until.position).events
     if past.events and not before and not after:
         first = past.events[0].position
-        raise CommandError(f"{key} was known at neither moment: it begins at position {first}")
+        raise CommandError(f"{key} existed at neither time; its first event is at position {first}")
     return Changes(str(key), since, until, list(changes(key, before, after)))
 
 

@@ -89,8 +89,8 @@ def one_line(error: BaseException) -> str:
     if isinstance(error, EXPECTED):
         return text
     return (
-        f"unexpected {type(error).__name__}: {text}; "
-        "this is a defect: --debug shows where, please report it"
+        f"unexpected {type(error).__name__}: {text}; this is a bug. Please report it with the "
+        "output of --debug"
     )
 
 

@@ -94,9 +94,11 @@ def events(
     """
     check_names(namespace=namespace)
     if limit < (0 if follow else 1):
-        raise UsageError(f"--limit {limit}: at least one event")
+        raise UsageError(f"--limit {limit}: must be at least 1")
     if follow and until is not None:
-        raise UsageError("--follow goes on for ever: leave --until out")
+        raise UsageError(
+            "--follow: not allowed with --until, because it never ends; remove one of them"
+        )
     found = None if outcome is None else cast("OutcomeName", known_outcome(outcome))
     interest = Interest(namespace or "*", kind or "*", actor=actor, outcome=found)
 
@@ -152,7 +154,7 @@ async def _checked(nc: Client, interest: Interest) -> Interest:
         place = "" if interest.namespace == "*" else f" in namespace {interest.namespace}"
         what = "nothing" if kind == "*" else f"no {kind}"
         raise CommandError(
-            f"the log knows of {what}{place}: `reconciler get -A` lists what there is"
+            f"the log contains {what}{place}; `reconciler get -A` lists all resources"
         )
     return Interest(interest.namespace, kind, actor=interest.actor, outcome=interest.outcome)
 

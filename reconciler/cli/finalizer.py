@@ -57,7 +57,7 @@ def finalizer(
         Maximum time to wait for the response: 500ms, 30s, 2m, 1h.
     """
     if verb == "add" and (force or reason):
-        raise UsageError("--force and --reason are for remove: a finalizer is added without them")
+        raise UsageError("--force and --reason: allowed only with remove")
     checked_reason(reason)
     key, called = _meant(connection, words, namespace)
 
@@ -81,8 +81,7 @@ def _meant(
     is_kind = resource and registered(resource[0]) in installed_kinds()
     if len(resource) != (2 if is_kind else 1):
         raise UsageError(
-            "which finalizer of which resource? Give NAME FINALIZER, KIND NAME FINALIZER, "
-            "or NAMESPACE/KIND/NAME FINALIZER"
+            "finalizer: give NAME FINALIZER, KIND NAME FINALIZER, or NAMESPACE/KIND/NAME FINALIZER"
         )
     check_finalizer(called)
     (key,) = chosen_keys(connection, resource, what="finalizer", namespace=namespace)

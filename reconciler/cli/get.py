@@ -120,7 +120,9 @@ def get(
     if not watch:
         return run_async(_get(connection, wanted, at))
     if at is not None:
-        raise UsageError("give --at or --watch, not both: what was does not change")
+        raise UsageError(
+            "--watch: not allowed with --at, because the past does not change; remove one of them"
+        )
 
     async def watched() -> Exit:
         return await until_stopped(_watch(connection, wanted))

@@ -36,7 +36,7 @@ def init(*, replicas: int = 1, output: Format = "table", connection: Connection 
 def check_replicas(replicas: int) -> None:
     """Raise ``UsageError`` for a number of copies that no stream can have."""
     if not 1 <= replicas <= _MAX_REPLICAS:
-        raise UsageError(f"--replicas {replicas}: a stream has 1 to {_MAX_REPLICAS} copies")
+        raise UsageError(f"--replicas {replicas}: must be 1 to {_MAX_REPLICAS}")
 
 
 async def _init(connection: Connection, replicas: int, output: Format) -> Exit:

@@ -56,11 +56,13 @@ async def live_object(nc: Client, key: ResourceKey) -> AsyncGenerator[LiveObject
     await configurations.load(log)
     known = kinds.find(key.kind)
     if known is None or known.connect is None:
-        raise CommandError(f"{key}: kind {key.kind} has no external API here")
+        raise CommandError(f"{key}: kind {key.kind} has no external API in this installation")
     owned = await _owned(nc, key)
     config = configurations.by_name.get(owned.provider_config)
     if config is None:
-        raise ConfigurationError(f"ProviderConfig {owned.provider_config!r} is not declared")
+        raise ConfigurationError(
+            f"ProviderConfig {owned.provider_config!r} is not declared; declare it"
+        )
     stores = open_stores(secrets_here())
     credential = resolve_secret(config.credentials_ref)
     secrets = Secrets(credential, stores.by_name, key=stores.key)

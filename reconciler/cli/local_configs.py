@@ -64,7 +64,7 @@ async def change_of_config(nc: Client, api: LocalApi, resync_seconds: float | No
         spec.provider == api.provider and re.fullmatch(api.ours, spec.endpoint) is not None
     )
     if spec is not None and not is_ours:
-        where = f"points to {spec.endpoint}, and was left as is"
+        where = f"points to {spec.endpoint} and was not changed"
         return Change(name, note=f"ProviderConfig {name} {where}")
     base = spec or _new(api)
     wanted = msgspec.structs.replace(
@@ -136,5 +136,5 @@ async def _known(parts: Running, key: ResourceKey, wanted: ProviderConfigSpec) -
                 changed.clear()
     except TimeoutError:
         raise WaitTimeoutError(
-            f"{key} was declared, but no decider took it in within {_PATIENCE_SECONDS:.0f} s"
+            f"{key}: no decider processed the declaration within {_PATIENCE_SECONDS:.0f} s"
         ) from None

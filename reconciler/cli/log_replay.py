@@ -27,8 +27,8 @@ async def log_of(nc: Client) -> JetStreamLog:
         return await open_log(nc)
     except NotFoundOnBusError:
         raise CommandError(
-            "this server has no event log yet: `reconciler init` makes it, "
-            "and `reconciler up` starts everything"
+            "this server has no event log yet; create it with `reconciler init`, or start "
+            "everything with `reconciler up`"
         ) from None
 
 

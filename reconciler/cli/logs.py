@@ -58,7 +58,7 @@ def logs(
         Maximum number of existing lines; the newest are shown.
     """
     if tail is not None and tail < 0:
-        raise UsageError(f"--tail: {tail} is not allowed: give 0 or more lines")
+        raise UsageError(f"--tail {tail}: must be at least 0")
     parts = [each for each in (kind, resource, name) if each is not None]
     wanted = meant("/".join(parts), namespace)
 
@@ -77,7 +77,9 @@ async def _show(nc: Client, key: ResourceKey, *, follow: bool, tail: int | None)
     async with live_object(nc, key) as found:
         provider = found.provider
         if not isinstance(provider, LoggingProvider):
-            raise CommandError(f"{key} has no logs: the API of kind {key.kind} shows none")
+            raise CommandError(
+                f"{key} has no logs, because the API of kind {key.kind} provides none"
+            )
         async with aclosing(provider.logs(found.uid, follow=follow, tail=tail)) as pieces:
             decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
             async for piece in pieces:

@@ -102,7 +102,7 @@ def _console_for_help(tokens: Sequence[str]) -> Console | None:
 def _unknown(command: str) -> int:
     close = difflib.get_close_matches(command, names(), n=1)
     hint = f"did you mean {close[0]}?" if close else f"the commands are {', '.join(names())}"
-    print(f"error: there is no command {command!r}: {hint}", file=sys.stderr)
+    print(f"error: unknown command {command!r}: {hint}", file=sys.stderr)
     return Exit.USAGE
 
 

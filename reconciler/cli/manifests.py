@@ -74,5 +74,5 @@ def _files(path: Path) -> Iterator[Path]:
         return
     found = sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES)
     if not found:
-        raise CommandError(f"{path} has no files that end with {', '.join(SUFFIXES)}")
+        raise CommandError(f"{path} contains no files that end with {', '.join(SUFFIXES)}")
     yield from (file for file in found if file.is_file())

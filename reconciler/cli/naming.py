@@ -27,7 +27,7 @@ def meant(text: str, namespace: str | None) -> Meant:
     parts = text.split("/")
     if len(parts) > 3:  # noqa: PLR2004 - namespace, kind, name
         raise UsageError(
-            f"{text!r} is not a resource: write name, kind/name or namespace/kind/name"
+            f"{text!r} is not a resource name; use NAME, KIND/NAME or NAMESPACE/KIND/NAME"
         )
     *places, name = parts
     kind = places.pop() if places else None
@@ -57,7 +57,7 @@ def known_outcome(text: str, *also: str, option: str = "--outcome") -> str:
     for each in known:
         if each.lower() == text.lower():
             return each
-    raise UsageError(f"{option} {text}: there is no such outcome; they are {', '.join(known)}")
+    raise UsageError(f"{option} {text}: unknown outcome; use one of {', '.join(known)}")
 
 
 def registered(text: str) -> str:

@@ -45,7 +45,7 @@ def parse_duration(text: str) -> float:
     """Read a duration into seconds; raises ``UsageError``."""
     match = _FORM.fullmatch(text.strip())
     if match is None:
-        raise UsageError(f"{text!r} is not a duration: write 500ms, 30s, 2m or 1h")
+        raise UsageError(f"{text!r} is not a duration; use a value such as 500ms, 30s, 2m or 1h")
     return float(match[1]) * _UNITS[match[2] or "s"]
 
 

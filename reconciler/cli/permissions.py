@@ -72,13 +72,13 @@ def _users(
     finalizers: bool,
 ) -> list[User]:
     if names and (principal is None or len(namespaces) > 1):
-        raise UsageError("--user names users of one PRINCIPAL; of a service, in one --namespace")
+        raise UsageError("--user: requires one PRINCIPAL, and for a service one --namespace")
     if principal == "service" and not namespaces:
-        raise UsageError("a service needs its --namespace")
+        raise UsageError("--namespace: required for a service")
     if principal not in (None, "service") and namespaces:
-        raise UsageError(f"--namespace is for services: a {principal} is not bound to one")
+        raise UsageError(f"--namespace: allowed only for a service, not for {principal}")
     if finalizers and not namespaces:
-        raise UsageError("--finalizers is for services: give their --namespace")
+        raise UsageError("--finalizers: allowed only for services; give their --namespace")
     namespaces, names = tuple(dict.fromkeys(namespaces)), tuple(dict.fromkeys(names))
     users = [
         User(name, each)
@@ -98,11 +98,11 @@ def _with_keys(users: list[User], keys: tuple[str, ...]) -> list[User]:
     named = [_named_key(text) for text in dict.fromkeys(keys)]
     public = dict(named)
     if len(public) < len(named) or len(set(public.values())) < len(named):
-        raise UsageError("--key: one key a user, and one user a key")
+        raise UsageError("--key: give each user exactly one key, and each key to exactly one user")
     unknown = public.keys() - {user.name for user in users}
     if unknown:
         raise UsageError(
-            f"--key: there is no user {', '.join(sorted(unknown))}; they are "
+            f"--key: unknown user {', '.join(sorted(unknown))}; the users are "
             f"{', '.join(user.name for user in users)}"
         )
     taken = {user.name for user in users if user.principal != "service"}
@@ -110,8 +110,8 @@ def _with_keys(users: list[User], keys: tuple[str, ...]) -> list[User]:
     for user in users:
         if user.principal == "service" and user.name in taken:
             raise UsageError(
-                f"a service cannot be called {user.name}, as a principal is: both would have one "
-                "inbox; name its users with --user"
+                f"a service cannot have the name {user.name} of a principal, because both "
+                "would have the same inbox; name its users with --user"
             )
         keyed = User(
             user.name, user.principal, public.get(user.name, ""), user.namespace, user.finalizers
@@ -132,5 +132,5 @@ def _check(user: User) -> None:
 def _named_key(text: str) -> tuple[str, str]:
     name, equals, public = text.partition("=")
     if not equals or not name or not public:
-        raise UsageError(f"--key {text[:80]!r}: write NAME=PUBLIC_KEY")
+        raise UsageError(f"--key {text[:80]!r}: must have the form NAME=PUBLIC_KEY")
     return name, public

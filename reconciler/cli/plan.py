@@ -163,7 +163,7 @@ def _write(path: Path, made: Plan) -> None:
     try:
         path.write_bytes(msgspec.json.format(msgspec.json.encode(made), indent=1) + b"\n")
     except OSError as error:
-        raise CommandError(f"{path}: cannot be written: {error.strerror}") from None
+        raise CommandError(f"cannot write {path}: {error.strerror}") from None
 
 
 def read_plan(path: Path) -> Plan:
@@ -171,11 +171,14 @@ def read_plan(path: Path) -> Plan:
     try:
         made = msgspec.json.decode(path.read_bytes(), type=Plan)
     except OSError as error:
-        raise CommandError(f"{path}: cannot be read: {error.strerror}") from None
+        raise CommandError(f"cannot read {path}: {error.strerror}") from None
     except msgspec.DecodeError as error:
-        raise CommandError(f"{path}: this is no plan: {error}: make one with --out") from None
+        raise CommandError(f"{path}: not a plan: {error}; create one with --out") from None
     if made.format != PLAN_FORMAT:
-        raise CommandError(f"{path}: a plan of format {made.format}: make it again")
+        raise CommandError(
+            f"{path}: the plan has format {made.format}, which this release does not read; plan "
+            "again"
+        )
     return made
 
 
@@ -304,6 +307,9 @@ def moved(before: Plan, after: Plan) -> Iterable[str]:
             continue
         other = now[each.resource]
         if other.version != each.version:
-            yield f"{each.resource}: planned at version {each.version}, is at {other.version}"
+            yield (
+                f"{each.resource}: planned at version {each.version}, but now at version "
+                f"{other.version}"
+            )
         elif other.digest != each.digest:
-            yield f"{each.resource}: something else would come of it: {_summary([other])}"
+            yield f"{each.resource}: the result would now be different: {_summary([other])}"

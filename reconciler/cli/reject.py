@@ -52,9 +52,9 @@ def reject(
         Maximum time to wait for the responses: 500ms, 30s, 2m, 1h.
     """
     if all == (kind is not None):
-        raise UsageError("reject what? Give KIND NAME... or --all, one of them")
+        raise UsageError("reject: use either KIND NAME... or --all")
     if config is not None and not all:
-        raise UsageError("--config chooses among --all: leave it out with names")
+        raise UsageError("--config: allowed only with --all; remove it, or remove the names")
     checked_reason(reason)
     words = names if kind is None else (kind, *names)
     keys = chosen_keys(connection, words, what="reject", namespace=namespace) if words else []

@@ -30,7 +30,7 @@ def release(
     For example:
 
         reconciler release Shape foo --reason "billing is shut down"
-        reconciler release Shape foo --orphan --reason "the API is gone"
+        reconciler release Shape foo --orphan --reason "the API was shut down"
 
     Parameters
     ----------
@@ -44,7 +44,7 @@ def release(
         Maximum time to wait for the responses: 500ms, 30s, 2m, 1h.
     """
     if not reason.strip():
-        raise UsageError("--reason is empty: say why, it is kept in the log")
+        raise UsageError("--reason: must not be empty; the log records it")
     checked_reason(reason)
     keys = chosen_keys(connection, (kind, *names), what="release", namespace=namespace)
     results = run_async(

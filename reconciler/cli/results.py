@@ -55,7 +55,7 @@ def checked_reason(reason: str) -> str:
     """Check a reason that the log keeps for ever; raises ``UsageError``."""
     if len(reason) > MAX_REASON_CHARACTERS:
         raise UsageError(
-            f"--reason has {len(reason)} characters: say it in {MAX_REASON_CHARACTERS}"
+            f"--reason: has {len(reason)} characters, but must have at most {MAX_REASON_CHARACTERS}"
         )
     return reason
 

@@ -36,10 +36,12 @@ async def find_resource(nc: Client, wanted: Meant) -> ResourceKey:
     if len(found) == 1:
         return found[0]
     if not found:
-        raise CommandError(f"the log knows no resource {text!r}: `reconciler get -A` lists them")
+        raise CommandError(
+            f"the log has no resource {text!r}; `reconciler get -A` lists all resources"
+        )
     names = ", ".join(str(key) for key in found[:5]) + (", ..." if len(found) > 5 else "")  # noqa: PLR2004
     raise CommandError(
-        f"{text!r} names {len(found)} resources ({names}): write namespace/kind/name"
+        f"{text!r} matches {len(found)} resources ({names}); use NAMESPACE/KIND/NAME"
     )
 
 
@@ -85,6 +87,6 @@ async def check_namespace(nc: Client, namespace: str | None) -> None:
         return
     known = sorted({row.namespace for row in (await current_models(nc)).status.values()})
     raise CommandError(
-        f"there never was anything in namespace {namespace}{closest(str(namespace), known)}: "
-        f"namespaces are {', '.join(known) or 'none yet'}"
+        f"namespace {namespace} never had a resource{closest(str(namespace), known)}; the "
+        f"namespaces are: {', '.join(known) or 'none yet'}"
     )

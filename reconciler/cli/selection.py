@@ -122,7 +122,9 @@ class Selected(msgspec.Struct, frozen=True):
             is_not, at = f"is not in {place}", ""
             if when is not None:
                 is_not, at = f"was not in {place} at {when}", f" --at {when.position}"
-            raise CommandError(f"{kind}{each.name!r} {is_not}: `reconciler get -A{at}` lists all")
+            raise CommandError(
+                f"{kind}{each.name!r} {is_not}; `reconciler get -A{at}` lists all resources"
+            )
 
     def check_unique(self, rows: Collection[StatusRow]) -> None:
         """Raise ``CommandError`` if a name means several of these."""
@@ -131,8 +133,8 @@ class Selected(msgspec.Struct, frozen=True):
             if len(found) > 1:
                 names = ", ".join(found[:_SHOWN]) + (", ..." if len(found) > _SHOWN else "")
                 raise CommandError(
-                    f"{each.text!r} names {len(found)} resources ({names}): "
-                    "write namespace/kind/name"
+                    f"{each.text!r} matches {len(found)} resources ({names}); use "
+                    "NAMESPACE/KIND/NAME"
                 )
 
 
@@ -171,7 +173,9 @@ def chosen_keys(
     """
     chosen = selection(words, namespace=namespace, everywhere=everywhere, labels=labels)
     if not words and not labels:
-        raise UsageError(f"{what} what? Give KIND NAME..., NAMESPACE/KIND/NAME, or -l LABELS")
+        raise UsageError(
+            f"{what}: no resource given; use KIND NAME..., NAMESPACE/KIND/NAME, or -l LABELS"
+        )
     kind = None if chosen.first is None else _of_that_name(chosen.first, installed_kinds())
     _check_enough(kind, chosen, what, whole_kinds)
     exact = chosen.exact()
@@ -191,13 +195,13 @@ async def _keys(
     selected.check_unique(found)
     keys = sorted(row.key for row in found if row.declared or selected.named)
     if not keys:
-        raise CommandError(f"nothing to {what}: no declared resource is selected")
+        raise CommandError(f"nothing to {what}: no declared resource matches")
     return keys
 
 
 def _check_enough(kind: str | None, chosen: Selection, what: str, whole_kinds: bool) -> None:
     if kind is not None and not (chosen.named or chosen.labels.terms or whole_kinds):
-        raise UsageError(f"{what} what of kind {kind}? Give at least one name, or -l LABELS")
+        raise UsageError(f"{what}: no {kind} named; give at least one name, or -l LABELS")
 
 
 def _kinds(rows: Iterable[StatusRow]) -> list[str]:

@@ -10,7 +10,7 @@ from cyclopts import Parameter
 
 from reconciler.cli.errors import UsageError
 
-_FORMS: Final = "write key=value, key!=value, key in (a,b), key notin (a,b), key or !key"
+_FORMS: Final = "use key=value, key!=value, key in (a,b), key notin (a,b), key or !key"
 _KEY: Final = r"[A-Za-z0-9](?:[A-Za-z0-9._/-]*[A-Za-z0-9])?"
 _TERM: Final = re.compile(
     rf"(?P<not>!)?\s*(?P<key>{_KEY})"
@@ -55,7 +55,7 @@ def _parts(text: str) -> list[str]:
 def _term(part: str, text: str) -> Term:
     found = _TERM.fullmatch(part)
     if found is None or (found["not"] and (found["sign"] or found["word"])):
-        raise UsageError(f"--selector {text!r}: {part!r} is no condition: {_FORMS}")
+        raise UsageError(f"--selector {text!r}: {part!r} is not a condition; {_FORMS}")
     if found["sign"]:
         return Term(found["key"], frozenset({found["value"]}), found["sign"] != "!=")
     if found["word"]:

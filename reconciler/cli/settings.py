@@ -90,11 +90,13 @@ def _read(path: Path) -> dict[str, str]:
         content = tomllib.loads(path.read_text())
     except (OSError, ValueError) as error:
         what = error.strerror if isinstance(error, OSError) else f"not TOML: {error}"
-        raise ConfigurationError(f"{path}: cannot be used: {what}") from None
+        raise ConfigurationError(f"{path}: invalid: {what}") from None
     known = {flag(name).removeprefix("--"): name for name in NAMES}
     for key, value in content.items():
-        if key not in known or not isinstance(value, str):
+        if key not in known:
             raise ConfigurationError(
-                f"{path}: {key} is no setting; {', '.join(known)} are, as text"
+                f"{path}: unknown setting {key}; use one of {', '.join(known)}"
             )
+        if not isinstance(value, str):
+            raise ConfigurationError(f"{path}: {key} must be a string")
     return {known[key]: value for key, value in content.items()}

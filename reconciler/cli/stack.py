@@ -94,7 +94,7 @@ class Stack:
             is_due = self.is_serving and time.monotonic() >= next_look
             if disk is not None and self.server is not None and is_due:
                 if await disk.needs_restart():
-                    _logger.warning("there is space again: nats-server is started again")
+                    _logger.warning("the disk has space again; restarting nats-server")
                     await self.server.restart()
                 next_look = time.monotonic() + _DISK_LOOK_SECONDS
             await asyncio.sleep(_WATCH_SECONDS)
@@ -102,13 +102,13 @@ class Stack:
     def _check_running(self) -> None:
         if self.server is not None and not self.server.is_running:
             log = self.server.data_dir / "nats.log"
-            self._fail(f"nats-server has ended by itself: its log is {log}")
+            self._fail(f"nats-server exited unexpectedly; its log is {log}")
         if self.api is not None and not self.api.is_running:
             log = self.data / "example-api" / "example-api.log"
-            self._fail(f"the example API has ended by itself: its log is {log}")
+            self._fail(f"the example API exited unexpectedly; its log is {log}")
         for name, component in self.components.items():
             if not component.is_running:
-                self._fail(f"{name} has ended by itself: its log is {component.log}")
+                self._fail(f"{name} exited unexpectedly; its log is {component.log}")
 
     def _fail(self, message: str) -> Never:
         self.failure = StackError(message)
@@ -165,7 +165,7 @@ def _locked(data: Path) -> BinaryIO:
         data.mkdir(parents=True, exist_ok=True)
         lock = (data / _LOCK_FILE).open("ab")
     except OSError as error:
-        raise StackError(f"data folder {data} cannot be used: {error.strerror}") from error
+        raise StackError(f"data directory {data} is not usable: {error.strerror}") from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -173,8 +173,8 @@ def _locked(data: Path) -> BinaryIO:
         other = read_up_file(data)
         who = "" if other is None else f" (pid {other.pid}, {other.nats_url})"
         raise StackError(
-            f"data folder {data} is in use by another `reconciler up`{who}: "
-            "stop that one, or give another folder with --data"
+            f"data directory {data} is in use by another `reconciler up`{who}; stop that "
+            "process, or use another directory with --data"
         ) from None
     (data / UP_FILE).unlink(missing_ok=True)
     return lock
@@ -186,7 +186,7 @@ async def _start_server(server: EmbeddedServer, options: StackOptions, notes: li
     port = _port(options.port, DEFAULT_PORT)
     url = await server.start(folder, port=port, http_port=0)
     if options.port is None and port == 0:
-        notes.append(f"port {DEFAULT_PORT} is taken: NATS listens on {server.port}")
+        notes.append(f"port {DEFAULT_PORT} is in use; NATS listens on {server.port}")
     return url
 
 
@@ -194,7 +194,7 @@ async def _start_api(api: ExampleApi, options: StackOptions, notes: list[str]) -
     port = _port(options.api_port, DEFAULT_API_PORT)
     url = await api.start(options.data / "example-api", port=port, latency_ms=options.latency_ms)
     if options.api_port is None and port == 0:
-        notes.append(f"port {DEFAULT_API_PORT} is taken: the example API listens on {api.port}")
+        notes.append(f"port {DEFAULT_API_PORT} is in use; the example API listens on {api.port}")
     return url
 
 
@@ -213,7 +213,7 @@ def _port(given: int | None, default: int) -> int:
     """Return the port to use: 0 stands for any free one, when the usual one is taken."""
     if given is not None:
         if not 0 <= given < 2**16:
-            raise UsageError(f"{given} is not a port: give 0 (any free one) to 65535")
+            raise UsageError(f"{given} is not a port; use 0 (any free port) to 65535")
         return given
     return default if _is_free(default) else 0
 

@@ -131,9 +131,7 @@ def up(
     """
     configure_logs(logs.log_level)
     if resync is not None and not LEAST_SECONDS <= resync <= MAX_SECONDS:
-        raise UsageError(
-            f"--resync: {resync:g} is not allowed: give {LEAST_SECONDS} or more seconds"
-        )
+        raise UsageError(f"--resync {resync:g}: must be at least {LEAST_SECONDS} seconds")
     plan = Plan(
         StackOptions(
             data, port, api_port, latency_ms, bus.nats_url, not no_api, parse_components(with_)
@@ -156,7 +154,7 @@ def parse_roles(text: str) -> tuple[Role, ...]:
     names = [name.strip() for name in text.split(",") if name.strip() not in ("", "none")]
     for name in names:
         if name not in ROLES:
-            raise UsageError(f"--roles: {name!r} is not a role: use {', '.join(ROLES)}, or none")
+            raise UsageError(f"--roles: {name!r} is not a role; use {', '.join(ROLES)}, or none")
     return tuple(role for role in ROLES if role in names)
 
 

@@ -14,7 +14,7 @@ def told(error: CycloptsError, command: str) -> str:
     text = " ".join(str(error).split())
     if isinstance(error, UnusedCliTokensError):
         unused = " ".join(map(repr, error.unused_tokens or ()))
-        text = f"no more arguments are expected, and there is {unused}"
+        text = f"unexpected argument: {unused}"
     elif isinstance(error, MissingArgumentError):
         text += _choices(error)
     return f"{text} (see `{_page(error, command)}`)"

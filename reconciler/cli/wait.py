@@ -77,7 +77,7 @@ def wait(
     keys = chosen_keys(
         connection,
         words,
-        what="wait for",
+        what="wait",
         namespace=namespace,
         everywhere=all_namespaces,
         labels=labels,
@@ -107,7 +107,7 @@ def _is_ready(row: StatusRow) -> bool:
 
 def _condition(kind: str, status: str) -> Awaited:
     if not kind:
-        raise UsageError("--for condition= of which type? Write condition=Ready, for example")
+        raise UsageError("--for condition=: must name a type, such as condition=Ready")
 
     def holds(row: StatusRow) -> bool:
         return any(
@@ -128,7 +128,7 @@ async def _wait(
             key = ResourceKey.parse(name)
             if name not in models.status and not await log_speaks_of(nc, key.tokens):
                 raise CommandError(
-                    f"{name} was never declared: `reconciler get -A` lists what there is"
+                    f"{name} was never declared; `reconciler get -A` lists all resources"
                 )
         await _until(nc, models, results, awaited, timeout_seconds)
     return list(results.values())

@@ -50,9 +50,9 @@ def webhook(
     try:
         secret = secret_file.read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise CommandError(f"{secret_file} cannot be read: {error}") from None
+        raise CommandError(f"cannot read {secret_file}: {error}") from None
     if len(secret) < _LEAST_CHARACTERS:
-        raise UsageError(f"{secret_file}: at least {_LEAST_CHARACTERS} characters are wanted")
+        raise UsageError(f"{secret_file}: must have at least {_LEAST_CHARACTERS} characters")
     run_async(_serve(connection, secret, host, port))
     return Exit.OK
 

@@ -12,8 +12,8 @@ from reconciler.cli.errors import UsageError
 from reconciler.sdk.moments import When, as_utc
 
 FORMS: Final = (
-    "write a log position (1234), a time (2026-01-31, 2026-01-31T12:00:05Z, "
-    "2026-01-31T12:00+01:00; UTC if it names no zone), or a span ago (30m, 2h, 7d)"
+    "use a log position (1234), a time (2026-01-31, 2026-01-31T12:00:05Z, "
+    "2026-01-31T12:00+01:00; UTC without a zone), or an age (30m, 2h, 7d)"
 )
 _SHOWN: Final = 80
 _POSITION: Final = re.compile(r"[0-9]{1,18}")
@@ -32,7 +32,7 @@ def parse_when(text: str, now: datetime) -> When:
             return now - timedelta(seconds=sum(_seconds(part) for part in _PART.finditer(text)))
         return as_utc(datetime.fromisoformat(text.upper()))
     except (ValueError, OverflowError):
-        raise UsageError(f"{text[:_SHOWN]!r} is no moment: {FORMS}") from None
+        raise UsageError(f"{text[:_SHOWN]!r} is not a moment; {FORMS}") from None
 
 
 def _seconds(part: re.Match[str]) -> float:

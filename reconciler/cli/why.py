@@ -91,7 +91,9 @@ def why(
         for each, history in above
     ]
     if field and not (found.wanted or found.applied or found.observed):
-        raise CommandError(f"{key} never had a field {field!r}: `reconciler explain {key.kind}`")
+        raise CommandError(
+            f"{key} never had a field {field!r}; `reconciler explain {key.kind}` lists the fields"
+        )
     explanation = Explanation(answer(key, past.events, found), found, told, parents)
     if output in TABLES:
         _print(explanation, wide=output == "wide")
@@ -106,7 +108,7 @@ def _read(resource: str, words: Sequence[str]) -> tuple[str, str]:
     if more and "/" not in resource and registered(resource) in installed_kinds():
         resource = f"{resource}/{more.pop(0)}"
     if len(more) > 1:
-        raise UsageError(f"one field at a time, and there is {', '.join(more)}")
+        raise UsageError(f"only one field is allowed; remove {', '.join(more)}")
     return resource, more[0] if more else ""
 
 

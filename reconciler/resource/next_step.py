@@ -578,7 +578,7 @@ def _held_in_doubt(
         "Held",
         UNKNOWN_RESULT,
         f"{found.name!r} (uid {found.uid}) may be the object of a creation of unknown result, or "
-        f"another client's. If it is ours, {remedy}; if not, approve with Proceed",
+        f"another client's. If this resource created it, {remedy}; if not, approve with Proceed",
     )
 
 

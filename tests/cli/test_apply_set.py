@@ -79,7 +79,7 @@ def test_nothing_of_a_bad_set_is_declared_and_few_words_do_no_great_harm(team: T
     assert f"must be in the namespace of its set, {team.namespace!r}" in other.err
     assert team.run("apply", "-f", "-", "--prune", text=documents("good")).status == 2
     assert team.run("apply", "-f", "-", "--set", "No Name", text=documents("good")).status == 2
-    assert "there never was anything in namespace" in team.run("get", "Shape").err
+    assert f"namespace {team.namespace} never had a resource" in team.run("get", "Shape").err
 
     many = [f"many-{number}" for number in range(12)]
     team.ok("apply", "-f", "-", "--set", "many", "--wait", text=documents(*many))

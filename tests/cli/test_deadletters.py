@@ -116,8 +116,8 @@ def test_what_could_only_fail_again_is_refused_and_can_be_dismissed(
     ran = live.run("deadletters", "dismiss", "--resource", "default/Shape/unreadable")
     assert (ran.status, ran.err) == (
         1,
-        "error: 1 open letters match, and nothing was done; "
-        "say --count 1 if you mean all of them\n",
+        "error: 1 open dead letters match, and nothing was changed; use --count 1 to select "
+        "all of them\n",
     )
     live.ok(
         "deadletters", "dismiss", "--resource", "default/Shape/unreadable", "--count", "1",
@@ -131,13 +131,13 @@ def test_what_could_only_fail_again_is_refused_and_can_be_dismissed(
 @pytest.mark.parametrize(
     ("arguments", "status", "said"),
     [
-        (["retry"], 2, "which letters? Give numbers, --stage, --resource or --all"),
-        (["retry", "1", "--all"], 2, "not both"),
+        (["retry"], 2, "no dead letter selected; give numbers, --stage, --resource or --all"),
+        (["retry", "1", "--all"], 2, "give either numbers, or --stage, --resource and --all"),
         (["retry", "1", "2", "--file", "x"], 2, "give exactly one number"),
         (["retry", "1", "--file", "not-there.json"], 1, "No such file"),
-        (["show", "99999"], 1, "there is no dead letter 99999"),
+        (["show", "99999"], 1, "dead letter 99999 does not exist"),
         (["list", "--resource", "foo"], 2, "write namespace/kind/name"),
-        (["retry", "--all", "--count", "99999"], 1, "you said --count 99999"),
+        (["retry", "--all", "--count", "99999"], 1, "--count is 99999; use --count"),
     ],
 )
 def test_wrong_use_is_told_in_one_line(

@@ -117,7 +117,7 @@ def test_dates_are_text(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_manifests_is_told(tmp_path: Path) -> None:
-    with pytest.raises(CommandError, match=r"has no files that end with \.yaml"):
+    with pytest.raises(CommandError, match=r"contains no files that end with \.yaml"):
         read(tmp_path)
 
 

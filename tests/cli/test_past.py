@@ -211,22 +211,22 @@ def test_the_table_says_at_which_position_and_time_it_holds(past: Past) -> None:
             1,
             "2026-01-02T00:00:00.000Z is before the start of the log, 2026-01-02T12:0",
         ),
-        ("1000000d", 2, "is no moment"),
+        ("1000000d", 2, "is not a moment"),
         ("5000w", 1, "is before the start of the log"),
         (
             "2126-01-01",
             1,
             "2126-01-01T00:00:00.000Z is in the future; the newest event of the log is",
         ),
-        ("0001-01-01T00:00+14:00", 2, "is no moment"),
-        ("2026-02-30", 2, "is no moment"),
-        ("12:00", 2, "is no moment"),
-        ("yesterday", 2, "write a log position (1234), a time (2026-01-31, "),
-        ("2 h", 2, "or a span ago (30m, 2h, 7d)"),
-        ("", 2, "is no moment"),
-        ("9" * 5000, 2, "is no moment"),
-        ("٣", 2, "is no moment"),
-        ("1.5", 2, "is no moment"),
+        ("0001-01-01T00:00+14:00", 2, "is not a moment"),
+        ("2026-02-30", 2, "is not a moment"),
+        ("12:00", 2, "is not a moment"),
+        ("yesterday", 2, "use a log position (1234), a time (2026-01-31, "),
+        ("2 h", 2, "or an age (30m, 2h, 7d)"),
+        ("", 2, "is not a moment"),
+        ("9" * 5000, 2, "is not a moment"),
+        ("٣", 2, "is not a moment"),
+        ("1.5", 2, "is not a moment"),
     ],
 )
 def test_a_moment_of_which_the_log_has_nothing_is_an_error_that_says_what_it_has(
@@ -324,7 +324,7 @@ def test_a_part_of_a_history_without_events_says_where_it_has_some(past: Past) -
         ("--until 17", 1, "position 17: after the end of the log"),
         ("--since 2126-01-01", 1, "is in the future"),
         ("--until 2020-01-01", 1, "is before the start of the log"),
-        ("--since soon", 2, "'soon' is no moment"),
+        ("--since soon", 2, "'soon' is not a moment"),
     ],
 )
 def test_a_span_that_cannot_be_meant_is_an_error(
@@ -409,15 +409,15 @@ def test_a_wide_table_has_the_names_of_the_log_too(past: Past, command: str, hea
 @pytest.mark.parametrize(
     ("options", "status", "said"),
     [
-        ("--outcome Bogus", 2, "there is no such outcome; they are Converged, "),
-        ("--outcome Rejected", 2, "there is no such outcome"),
+        ("--outcome Bogus", 2, "--outcome Bogus: unknown outcome; use one of Converged, "),
+        ("--outcome Rejected", 2, "--outcome Rejected: unknown outcome"),
         ("--kind Shap", 1, "kind 'Shap' is unknown"),
         ("--kind Volume", 1, "the log knows of no Volume: `reconciler get -A` lists"),
-        ("-n nowhere", 1, "there never was anything in namespace nowhere"),
+        ("-n nowhere", 1, "namespace nowhere never had a resource"),
         ("-n a.b", 2, "namespace 'a.b' is not allowed"),
-        ("--limit 0", 2, "at least one event"),
-        ("--limit=-1 -f", 2, "at least one event"),
-        ("-f --until 4", 2, "leave --until out"),
+        ("--limit 0", 2, "--limit 0: must be at least 1"),
+        ("--limit=-1 -f", 2, "--limit -1: must be at least 1"),
+        ("-f --until 4", 2, "--follow: not allowed with --until"),
     ],
 )
 def test_a_slip_of_the_pen_is_no_empty_timeline(
@@ -510,14 +510,18 @@ def test_differences_are_a_table_that_says_between_which_moments(past: Past) -> 
 @pytest.mark.parametrize(
     ("options", "status", "said"),
     [
-        ("foo", 2, "from when? Give either --from or --from-generation"),
-        ("foo --from 1 --from-generation 1", 2, "either --from or --from-generation"),
+        ("foo", 2, "--from and --from-generation: give exactly one of them"),
+        ("foo --from 1 --from-generation 1", 2, "--from and --from-generation: give exactly one"),
         ("foo --from 1 --to 2 --to-generation 1", 2, "either --to or --to-generation"),
         ("foo --from 17", 1, "position 17: after the end of the log"),
         ("foo --from 2020-01-01", 1, "is before the start of the log"),
-        ("foo --from-generation 7", 1, "default/Shape/foo has no generation 7: declared were 1, 2"),
-        ("bar --from 1 --to 4", 1, "known at neither moment: it begins at position 5"),
-        ("ghost --from 1", 1, "the log knows no resource 'ghost'"),
+        (
+            "foo --from-generation 7",
+            1,
+            "default/Shape/foo has no generation 7; declared generations: 1, 2",
+        ),
+        ("bar --from 1 --to 4", 1, "existed at neither time; its first event is at position 5"),
+        ("ghost --from 1", 1, "the log has no resource 'ghost'"),
     ],
 )
 def test_what_cannot_be_compared_is_an_error(

@@ -200,8 +200,8 @@ def test_41_a_plan_that_is_overtaken_declares_nothing(live: Cli) -> None:
     ran = live.run("apply", "--plan", "moved.plan")
     assert ran.status == 1
     assert ran.err == (
-        "error: nothing was declared, plan again:"
-        " default/Shape/moved-a: planned at version 0, is at 4\n"
+        "error: nothing was declared; plan again: default/Shape/moved-a: planned at version 0, "
+        "but now at version 4\n"
     )
     assert live.run("describe", "moved-b").status == 1
 
@@ -237,9 +237,9 @@ def test_a_plan_with_its_configuration_is_applied_whole(
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (None, "bad.plan: cannot be read: No such file or directory"),
-        ("{}", "bad.plan: this is no plan: Object missing required field `log`"),
-        ("nothing", "bad.plan: this is no plan: JSON is malformed"),
+        (None, "cannot read bad.plan: No such file or directory"),
+        ("{}", "bad.plan: not a plan: Object missing required field `log`"),
+        ("nothing", "bad.plan: not a plan: JSON is malformed"),
     ],
 )
 def test_a_file_that_is_no_plan_is_named(live: Cli, content: str | None, said: str) -> None:
@@ -261,7 +261,7 @@ def test_a_plan_of_another_log_is_refused(live: Cli) -> None:
     ran = live.run("apply", "--plan", "other.plan")
     assert (ran.status, ran.err) == (
         1,
-        "error: the plan is of another log: plan again, on this server\n",
+        "error: the plan is for another log; plan again on this server\n",
     )
 
 
@@ -269,6 +269,9 @@ def test_plan_and_files_do_not_go_together(live: Cli) -> None:
     ran = live.run("apply", "--plan", "a.plan", "-f", "b.yaml")
     assert (ran.status, ran.err.splitlines()[0]) == (
         2,
-        "error: --plan goes without --file and --dry-run: it has its documents",
+        (
+            "error: --plan: not allowed with --file or --dry-run, because the plan contains its "
+            "manifests"
+        ),
     )
     assert live.run("apply").status == 2

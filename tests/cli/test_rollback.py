@@ -74,9 +74,9 @@ def test_what_was_withdrawn_is_brought_back(live: Cli) -> None:
 @pytest.mark.parametrize(
     ("generation", "said"),
     [
-        ("2", "generation 2 of default/Shape/gone was a withdrawal, which declares nothing: "),
-        ("7", "default/Shape/gone has no generation 7: "),
-        ("0", "default/Shape/gone has no generation 0: "),
+        ("2", "generation 2 of default/Shape/gone is a withdrawal, which declares nothing; "),
+        ("7", "default/Shape/gone has no generation 7; "),
+        ("0", "default/Shape/gone has no generation 0; "),
     ],
 )
 def test_a_generation_without_content_is_refused_with_those_that_there_are(
@@ -89,7 +89,7 @@ def test_a_generation_without_content_is_refused_with_those_that_there_are(
     for more in ([], ["--dry-run"]):
         ran = live.run("rollback", "gone", "--to", generation, *more)
         assert (ran.status, ran.out) == (1, "")
-        assert ran.err == f"error: {said}declared were 1, 3; withdrawn with 2\n"
+        assert ran.err == f"error: {said}declared generations: 1, 3; withdrawals: 2\n"
 
 
 def test_nothing_newer_is_overwritten_unseen(
@@ -130,13 +130,13 @@ def test_without_a_number_it_is_the_newest_other_one_that_was_ready(live: Cli) -
     ran = live.run("rollback", "undone-never")
     assert (ran.status, ran.err) == (
         1,
-        "error: no other generation of default/Shape/undone-never was ever ready: choose one with "
-        "--to; declared were 1\n",
+        "error: no other generation of default/Shape/undone-never was ready; choose one with "
+        "--to: declared generations: 1\n",
     )
 
 
 def test_what_is_no_generation_is_wrong_usage(live: Cli) -> None:
     assert live.run("rollback", "foo", "--to", "first").status == 2
     assert live.run("rollback", "never-there", "--to", "1").err == (
-        "error: the log knows no resource 'never-there': `reconciler get -A` lists them\n"
+        "error: the log has no resource 'never-there'; `reconciler get -A` lists all resources\n"
     )

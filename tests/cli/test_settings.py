@@ -41,9 +41,12 @@ def test_the_file_can_be_elsewhere(inside: Cli, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("nats-url = 4222", "reconciler.toml: nats-url is no setting; nats-url, credentials"),
-        ('url = "nats://h"', "reconciler.toml: url is no setting"),
-        ("nats-url", "reconciler.toml: cannot be used: not TOML"),
+        ("nats-url = 4222", "reconciler.toml: nats-url must be a string"),
+        (
+            'url = "nats://h"',
+            "reconciler.toml: unknown setting url; use one of nats-url, credentials",
+        ),
+        ("nats-url", "reconciler.toml: invalid: not TOML"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_told(inside: Cli, content: str, said: str) -> None:
@@ -65,8 +68,8 @@ def test_hints_repeat_the_flags_and_no_secret(live: Cli) -> None:
     with_password = url.replace("//", "//me:hunter2@")
     ran = live.run("get", "Shape", "ghost", "--nats-url", with_password)
     assert ran.err == (
-        f"error: Shape 'ghost' is not in namespace default: `reconciler get -A --nats-url {url}` "
-        "lists all\n"
+        f"error: Shape 'ghost' is not in namespace default; `reconciler get -A --nats-url {url}` "
+        "lists all resources\n"
     )
 
 

@@ -63,7 +63,10 @@ def test_errors_are_one_line_each(capsys: pytest.CaptureFixture[str]) -> None:
     assert report(group) == Exit.FAILED
     told = capsys.readouterr().err.splitlines()
     assert told[0] == "error: away from here"
-    assert told[1].startswith("error: unexpected KeyError: 'x'; this is a defect: --debug")
+    assert told[1].startswith(
+        "error: unexpected KeyError: 'x'; this is a bug. "
+        "Please report it with the output of --debug"
+    )
 
 
 def test_a_timeout_has_a_status_of_its_own() -> None:
@@ -120,14 +123,14 @@ def test_every_command_has_help_with_examples_that_fits_a_terminal(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["aply"], "there is no command 'aply': did you mean apply?"),
-        (["xyzzy"], "there is no command 'xyzzy': the commands are up, init"),
+        (["aply"], "unknown command 'aply': did you mean apply?"),
+        (["xyzzy"], "unknown command 'xyzzy': the commands are up, init"),
         (["get", "--outputt", "json"], "--outputt"),
         (["get", "-o", "xml"], 'Invalid value "xml"'),
         (["run", "cook"], 'Invalid value "cook"'),
         (["apply"], "reconciler apply --help"),
         (["apply", "-f", "x", "--timeout", "5x"], "'5x' is not a duration"),
-        (["init", "--replicas", "9"], "a stream has 1 to 5 copies"),
+        (["init", "--replicas", "9"], "--replicas 9: must be 1 to 5"),
     ],
 )
 def test_wrong_usage_is_told_in_one_line(

@@ -86,7 +86,7 @@ def test_taken_default_ports_are_replaced_and_told(cli: Cli) -> None:
         process.terminate()
         process.communicate(timeout=STOP_SECONDS)
     port = ready["natsUrl"].rsplit(":", 1)[1]
-    assert ready["notes"] == [f"port 4222 is taken: NATS listens on {port}"]
+    assert ready["notes"] == [f"port 4222 is in use; NATS listens on {port}"]
     assert ready["apiUrl"] is None
     assert process.returncode == 0
 

@@ -112,7 +112,10 @@ def test_an_engine_is_there_with_its_configuration_and_its_end_is_noticed(short_
         refused = cli.run("logs", "Volume/data")
         assert (refused.status, refused.err) == (
             1,
-            "error: default/Volume/data has no logs: the API of kind Volume shows none\n",
+            (
+                "error: default/Volume/data has no logs, because the API of kind Volume provides "
+                "none\n"
+            ),
         )
         cli.ok("delete", "Container", "talker", "--wait")
         assert first.stop()[0] == 0
@@ -124,7 +127,7 @@ def test_an_engine_is_there_with_its_configuration_and_its_end_is_noticed(short_
         _out, err = second.process.communicate(timeout=STOP_SECONDS)
     assert second.process.returncode == 1
     assert err.splitlines()[-1] == (
-        f"error: docker has ended by itself: its log is {place / 'dockerd.log'}"
+        f"error: docker exited unexpectedly; its log is {place / 'dockerd.log'}"
     )
 
 
@@ -210,7 +213,7 @@ spec: {provider: docker, endpoint: "unix:///var/run/other.sock"}
         running.stop()
     with up(cli, "--no-api", "--with", "docker") as running:
         assert running.ready["notes"] == [
-            "ProviderConfig docker points to unix:///var/run/other.sock, and was left as is"
+            "ProviderConfig docker points to unix:///var/run/other.sock and was not changed"
         ]
 
 
@@ -218,4 +221,4 @@ def test_what_cannot_be_started_is_told(inside: Inside, tmp_path: Path) -> None:
     refused = inside.run("up", "--with", "docker,cook")
     assert refused.status == 2
     known = ", ".join((*OFFERS, COMPOSITION))
-    assert f"--with: 'cook' cannot be started: use {known}" in refused.err
+    assert f"--with: 'cook' cannot be started; use {known}" in refused.err

@@ -217,7 +217,7 @@ def test_a_name_that_cannot_be_one_is_wrong_usage_in_the_same_words_everywhere(
 def test_what_has_too_many_parts_to_be_a_resource_is_wrong_usage(inside: Cli, command: str) -> None:
     ran = inside.run(command, "a/b/c/d", RECONCILER_NATS_URL="nats://127.0.0.1:1")
     assert ran.status == 2
-    assert "write name, kind/name or namespace/kind/name" in ran.err
+    assert "use NAME, KIND/NAME or NAMESPACE/KIND/NAME" in ran.err
 
 
 def test_debug_shows_the_traceback_and_no_secret(cli: Cli) -> None:
@@ -259,6 +259,6 @@ def test_a_kind_that_is_defined_at_run_time_is_no_slip_of_the_pen(live: Cli) -> 
     ran = live.run("apply", "-f", "-", text=shapely % "Shapley")
     assert (ran.status, ran.out) == (1, "")
     assert "did you mean Shape" in ran.err
-    assert "--validate server sends it all the same" in ran.err
+    assert "use --validate server to send it anyway" in ran.err
     live.ok("delete", "Shapely/like", "--wait")
     live.ok("delete", "KindDefinition", "Shapely", "--wait")

@@ -98,7 +98,7 @@ def test_a_namespace_that_never_was_is_an_error_that_names_the_known_ones(
 ) -> None:
     ran = live.run(*command.split())
     assert (ran.status, ran.out) == (1, "")
-    assert ran.err.startswith("error: there never was anything in namespace nowhere: ")
+    assert ran.err.startswith("error: namespace nowhere never had a resource; the namespaces are: ")
     assert "default" in ran.err
 
 

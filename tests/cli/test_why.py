@@ -43,8 +43,11 @@ def test_a_field_that_never_was_and_a_resource_that_never_was(live: Cli) -> None
     ran = live.run("why", "why-bar", "colour")
     assert (ran.status, ran.err) == (
         1,
-        "error: default/Shape/why-bar never had a field 'colour': `reconciler explain Shape`\n",
+        (
+            "error: default/Shape/why-bar never had a field 'colour'; `reconciler explain Shape` "
+            "lists the fields\n"
+        ),
     )
     ran = live.run("why", "why-nobody")
     assert ran.status == 1
-    assert "the log knows no resource 'why-nobody'" in ran.err
+    assert "the log has no resource 'why-nobody'" in ran.err

@@ -291,7 +291,8 @@ REFUSED: list[tuple[Fields, str]] = [
     ),
     (
         _renamed("composition.parts.1.when", "children.all(c, children[c].ready)"),
-        "spec.composition.parts[1] (side): 'children.all(c, children[c].ready)': must reference",
+        "spec.composition.parts[1] (side): 'children.all(c, children[c].ready)': "
+        "must reference a part",
     ),
     (
         _renamed("composition.parts.1.when", "!children.side.ready"),

@@ -1,12 +1,16 @@
-"""The docs use the field's terms: no word of a private language that has a standard one."""
+"""Docs, help and messages use the field's terms, where a private word has a standard one."""
 
 from __future__ import annotations
 
+import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
+
+from reconciler.cli.commands import COMMANDS
+from reconciler.cli.main import main
 
 REPOSITORY = Path(__file__).parents[2]
 INSTEAD = {
@@ -24,9 +28,26 @@ INSTEAD = {
     "a standing": "a status",
     "doubled": "duplicate",
 }
-"""Phrases without a legitimate use in these pages, and the words to write instead."""
+"""Phrases without a legitimate use in prose, and the words to write instead."""
 
-_PATTERN = re.compile(rf"\b({'|'.join(INSTEAD)})\b", re.IGNORECASE)
+IN_MESSAGES = {
+    **INSTEAD,
+    "at once": "immediately, at the same time",
+    "is gone": "was deleted",
+    "is not there": "does not exist",
+    "is ours": "is owned by",
+    "asks": "reads, requests",
+    "tells": "reports, shows",
+    "told": "reported, shown",
+    "says": "states, reports",
+    "knows": "contains, has read",
+    "looked at": "read, polled",
+    "hands out": "delivers",
+}
+"""The same for what the program prints, which names no human actor but the user."""
+
+PACKAGES = ("events", "infra", "projections", "reconciler")
+_SQL = re.compile(r"\s*(SELECT|WITH|INSERT|ALTER|CREATE|DROP|GRANT|REVOKE)\b")
 _CODE = re.compile(r"```.*?```|``.*?``|`[^`]*`", re.DOTALL)
 PAGES = sorted(
     page
@@ -36,17 +57,54 @@ PAGES = sorted(
 )
 
 
-def phrases(text: str) -> Iterator[str]:
-    """Return each phrase of a page's prose that has a better word, with its line and that word."""
+def phrases(text: str, instead: Mapping[str, str] = INSTEAD, *, first: int = 1) -> Iterator[str]:
+    """Return each phrase of a prose that has a better word, with its line and that word."""
+    pattern = re.compile(rf"\b({'|'.join(instead)})\b", re.IGNORECASE)
     prose = _CODE.sub(lambda code: re.sub(r"[^\n]", " ", code[0]), text)
-    for number, line in enumerate(prose.splitlines(), start=1):
-        for found in _PATTERN.findall(line):
-            yield f"line {number}: {found!r}: write {INSTEAD[found.lower()]}"
+    for number, line in enumerate(prose.splitlines(), start=first):
+        for found in pattern.findall(line):
+            yield f"line {number}: {found!r}: write {instead[found.lower()]}"
+
+
+def messages(source: str) -> Iterator[tuple[int, str]]:
+    """Return the prose of a module's string literals but docstrings, with its line."""
+    tree = ast.parse(source)
+    docstrings = {id(each.value) for each in ast.walk(tree) if isinstance(each, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and id(node) not in docstrings:
+            text = node.value
+            if isinstance(text, str) and " " in text and not _SQL.match(text):
+                yield node.lineno, text
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
 def test_prose_uses_the_fields_terms(page: Path) -> None:
     assert list(phrases(page.read_text())) == []
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_messages_use_the_fields_terms(package: str) -> None:
+    """Errors, logs, recorded reasons, and the descriptions of fields."""
+    found = [
+        f"{module.relative_to(REPOSITORY)}: {phrase}"
+        for module in sorted((REPOSITORY / package).rglob("*.py"))
+        for line, text in messages(module.read_text())
+        for phrase in phrases(text, IN_MESSAGES, first=line)
+    ]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("command", ["", *(name for name, *_ in COMMANDS)])
+def test_help_uses_the_fields_terms(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The help of a command is the docstring of its function, and the first page has a table."""
+    assert main([*command.split(), "--help"]) == 0
+    found = list(phrases(capsys.readouterr().out, IN_MESSAGES))
+    assert not found, "\n".join(found)
+
+
+def test_a_message_is_found_with_its_line() -> None:
+    source = 'def f():\n    """Nobody reads it."""\n    raise E(f"{x}: nobody", "SELECT wanted")\n'
+    assert [each for each in messages(source) if "nobody" in each[1]] == [(3, ": nobody")]
 
 
 def test_a_phrase_is_found_with_its_line_and_the_word_to_write() -> None:

@@ -58,17 +58,20 @@ def test_the_pages_commands_print_what_it_says(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (("service",), "a service needs its --namespace"),
-        (("worker", "--namespace", "a"), "--namespace is for services"),
+        (("service",), "--namespace: required for a service"),
+        (("worker", "--namespace", "a"), "--namespace: allowed only for a service"),
         (("--namespace", "system"), "namespace 'system': not allowed for a service"),
         (("--namespace", "a.b"), "is not allowed"),
         (("worker", "--key", "worker=SUAxyz"), "is not the public nkey of a user"),
-        (("worker", "--key", "decider=U"), "there is no user decider"),
-        (("--namespace", "worker"), "a service cannot be called worker"),
-        (("--user", "ann"), "--user names users of one PRINCIPAL"),
-        (("worker", "--finalizers"), "--finalizers is for services"),
-        (("--key", f"worker={KEY}", "--key", f"decider={KEY}"), "one key a user"),
-        (("--key", f"worker={KEY}", "--key", f"worker={KEY[:-1]}5"), "one key a user"),
+        (("worker", "--key", "decider=U"), "--key: unknown user decider"),
+        (("--namespace", "worker"), "a service cannot have the name worker"),
+        (("--user", "ann"), "--user: requires one PRINCIPAL"),
+        (("worker", "--finalizers"), "--finalizers: allowed only for services"),
+        (("--key", f"worker={KEY}", "--key", f"decider={KEY}"), "give each user exactly one key"),
+        (
+            ("--key", f"worker={KEY}", "--key", f"worker={KEY[:-1]}5"),
+            "give each user exactly one key",
+        ),
     ],
 )
 def test_what_cannot_be_is_said_in_one_line(
