@@ -25,9 +25,9 @@ def test_a_folder_in_use_is_told_in_one_line(running_up: tuple[Cli, Up]) -> None
     refused = Inside(cli.folder).run("up", "--port", "0", "--api-port", "0")
     assert refused.status == 1
     assert refused.err == (
-        "error: data folder reconciler-data is in use by another `reconciler up` "
-        f"(pid {running.process.pid}, {running.ready['natsUrl']}): stop that one, "
-        "or give another folder with --data\n"
+        "error: data directory reconciler-data is in use by another `reconciler up` "
+        f"(pid {running.process.pid}, {running.ready['natsUrl']}); stop that process, "
+        "or use another directory with --data\n"
     )
 
 
@@ -44,7 +44,7 @@ def test_the_death_of_the_server_ends_it_and_is_told(cli: Cli) -> None:
         os.kill(_child_named(running.process.pid, "nats-server"), signal.SIGKILL)
         _out, err = running.process.communicate(timeout=STOP_SECONDS)
         assert running.process.returncode == 1
-        assert err.splitlines()[-1].startswith("error: nats-server has ended by itself")
+        assert err.splitlines()[-1].startswith("error: nats-server exited unexpectedly")
 
 
 def test_the_doctor_tells_what_it_can_see_of_a_server_that_is_silent(cli: Cli) -> None:
@@ -71,7 +71,7 @@ def test_the_death_of_the_server_is_told_while_the_roles_still_start(cli: Cli) -
     os.kill(_child_named(process.pid, "nats-server"), signal.SIGKILL)
     _out, err = process.communicate(timeout=STOP_SECONDS)
     assert process.returncode == 1
-    assert err.splitlines()[-1].startswith("error: nats-server has ended by itself")
+    assert err.splitlines()[-1].startswith("error: nats-server exited unexpectedly")
 
 
 def test_taken_default_ports_are_replaced_and_told(cli: Cli) -> None:
@@ -126,7 +126,7 @@ def test_the_banner_says_where_everything_is(cli: Cli) -> None:
     process = cli.start("up", "--port", "0", "--api-port", "0", "--data", data)
     assert process.stdout is not None
     told = ""
-    while "Ctrl-C stops" not in told:
+    while "Press Ctrl-C to stop" not in told:
         line = process.stdout.readline()
         assert line, told
         told += line
@@ -175,8 +175,8 @@ def test_a_kind_that_is_installed_while_up_runs_needs_a_restart_and_that_is_said
     [
         (("--roles", "decider,cook"), 2, "'cook' is not a role"),
         (("--port", "70000"), 2, "70000 is not a port"),
-        (("--resync", "0"), 2, "--resync: 0 is not allowed"),
-        (("--data", "a-file"), 1, "data folder a-file cannot be used"),
+        (("--resync", "0"), 2, "--resync 0: must be at least 0.01 seconds"),
+        (("--data", "a-file"), 1, "data directory a-file is not usable"),
     ],
 )
 def test_what_cannot_work_is_told(

@@ -217,7 +217,7 @@ async def test_38_a_commit_of_200_manifests(world: World, repository: Repository
     told = await until_problem(world, "BadCommit")
     assert told.startswith(f"commit {bad[:12]} by Ann <ann@example.org>: deploy/s008.yaml:3: ")
     assert "Mauve" in told
-    assert told.endswith(f"; commit {third[:12]} by Ann <ann@example.org> stays")
+    assert told.endswith(f"; commit {third[:12]} by Ann <ann@example.org> stays applied")
     assert (await colors(world))["s007"] == "Red", "all or nothing"
 
     # It is unsigned.

@@ -68,7 +68,7 @@ def test_a_push_is_looked_at_at_once(folder: Cli, tmp_path: Path) -> None:
         server.communicate(timeout=30)
     bad = folder.run("webhook", "--secret-file", "no")
     assert bad.status == 1
-    assert "no cannot be read" in bad.err
+    assert "cannot read no: " in bad.err
 
 
 def names(cli: Cli) -> list[str]:

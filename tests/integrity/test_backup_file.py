@@ -68,7 +68,7 @@ async def test_every_event_comes_back_at_its_position_with_its_digest(
     assert await _contents(nc) == await _contents(bus)
     assert (await find_log(nc)).log_id == log.log_id
     again = await operator.succeeds(other_url, "restore", "b")
-    assert "whole already" in again.out
+    assert "already complete" in again.out
     await nc.close()
 
 

@@ -13,7 +13,7 @@ import pytest
 from events.envelope import encode_intake
 from events.external import ExternalObject
 from events.intake import ActionError, Declared, IntakeData, Observed, Reported, TimerFired
-from events.log import ActionDecided, ActionFailed, SpecDeclared
+from events.log import ActionDecided, ActionFailed, ActionSucceeded, SpecDeclared
 from events.names import ResourceKey
 from events.provider_config import ProviderConfigSpec
 from events.subjects import Intake
@@ -47,7 +47,9 @@ async def test_4_wake_ups_stale_looks_and_old_results_change_nothing(world: Worl
     await world.until_outcome("foo", "Converged", generation=2)
     first = every(ActionDecided, await world.facts("foo"))[0].action
     position = await world.log_position()
-    green = ExternalObject("foo", {"type": "Square", "color": "Green"}, "u-1")
+    made = every(ActionSucceeded, await world.facts("foo"))[0].object
+    assert made is not None
+    green = ExternalObject("foo", {"type": "Square", "color": "Green"}, made.uid)
 
     def reported(error: ActionError | None) -> Reported:
         return Reported(first.action_id, 1, moment(), moment(), "zombie", error, green)

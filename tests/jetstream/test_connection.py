@@ -121,7 +121,7 @@ async def test_a_new_enough_server(nc: Client) -> None:
 async def test_an_old_server(nc: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     old = property(lambda _: ServerVersion("2.11.4"))  # pyright: ignore[reportUnknownLambdaType]
     monkeypatch.setattr(Client, "connected_server_version", old)
-    with pytest.raises(IncompatibleServerError, match=r"2\.11\.4.*2\.12"):
+    with pytest.raises(IncompatibleServerError, match=r"2\.11\.4.*2\.14"):
         await require_jetstream(nc)
 
 

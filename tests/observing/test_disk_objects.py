@@ -159,7 +159,7 @@ async def test_what_hands_unmount_is_mounted_again_and_grows_but_never_shrinks(
 
     await with_disks.declare_all([disk(size=8 * MIB)])
     failed = await with_disks.until_outcome(disk().key, "Failed", generation=3)
-    assert "has 16777216 bytes and is never made smaller" in failed.message
+    assert "has 16777216 bytes and never shrinks" in failed.message
 
 
 async def test_another_disk_takes_the_place_when_nobody_uses_the_first(

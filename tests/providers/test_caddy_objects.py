@@ -97,7 +97,7 @@ async def updated(routes: Provider, thing: ExternalObject, **fields: Any) -> Ext
             {"backends": ["nobody"]},
             "'nobody' must have the form ADDRESS:PORT, such as 10.0.0.7:8080",
         ),
-        ({"backends": ["a:0"]}, "'a:0' is no address:port"),
+        ({"backends": ["a:0"]}, "'a:0' must have the form ADDRESS:PORT"),
         ({"backends": ["a:65536"]}, "must have the form ADDRESS:PORT"),
         ({"backends": ["{env.HOME}:80"]}, "must have the form ADDRESS:PORT"),
         ({"backends": [{"address": "a"}]}, "missing required field `port`"),
@@ -262,7 +262,7 @@ async def test_routes_of_others_are_listed_as_theirs_and_what_is_no_route_is_not
     with pytest.raises(ConflictError) as caught:
         await made(routes, "theirs")
     assert caught.value.obstacle == found["theirs"]
-    with pytest.raises(NothingDoneError, match="the id 'nested' is belongs, or belonged until now"):
+    with pytest.raises(NothingDoneError, match="the id 'nested' belongs, or belonged until now"):
         await made(routes, "nested")
     before = await hands.sees(f"{SERVERS}/http/routes")
     ours = await made(routes, "ours")
@@ -347,7 +347,7 @@ async def test_each_change_is_seen_by_the_mark(routes: Provider, hands: Hands) -
 async def test_a_server_that_cannot_have_it_is_waited_for_and_named(
     routes: Provider, hands: Hands
 ) -> None:
-    with pytest.raises(NothingDoneError, match=r"no server 'other' \(it has http, https\)"):
+    with pytest.raises(NothingDoneError, match=r"no server 'other' \(its servers: http, https\)"):
         await made(routes, "ours", server="other")
     listen = {"listen": ["127.0.0.1:0"]}
     await hands.does("PUT", f"{SERVERS}/other", {**listen, "automatic_https": {"skip": ["a"]}})
@@ -474,7 +474,7 @@ async def test_files_that_cannot_be_used_take_nothing_away_and_hinder_no_other_c
     for content, why in (
         (other, "KEY_VALUES_MISMATCH"),
         (b"\xff", "not a PEM file"),
-        (None, "cannot read .*: No such file"),
+        (None, "tls.key: No such file"),
     ):
         put(tls["keyFile"], content)
         found = await seen(routes, "ours")

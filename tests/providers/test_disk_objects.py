@@ -464,7 +464,7 @@ async def test_what_is_in_use_is_not_unmounted_and_the_user_is_named(case: Case)
         with pytest.raises(TransientError, match=busy) as caught:
             await case.deletes(attachment)
         assert caught.value.status == 409, "no sign that the API is down"
-        with pytest.raises(TransientError, match=rf"cat \(pid {pid}\): it is changed when"):
+        with pytest.raises(TransientError, match=rf"cat \(pid {pid}\); Reconciler changes it"):
             await case.changes(attachment, readOnly=True)
         assert (await case.attachment()).fields == attachment.fields
         (case.place() / "still").write_text("writable")

@@ -387,7 +387,7 @@ async def test_what_can_be_changed_is_changed_in_place(case: Case) -> None:
 
     unlimited = await case.updated(made)
     assert unlimited.fields["memoryBytes"] > 512 * MIB, "all that the host has"
-    with pytest.raises(PermanentError, match="command of a container"):
+    with pytest.raises(PermanentError, match="command: the Engine cannot change this"):
         await case.updated(made, command=["/bin/true"])
 
 
@@ -453,7 +453,7 @@ async def test_a_volume_in_use_is_not_deleted_and_the_message_names_its_users(ca
     assert made is not None
     user = await case.made("-user", mounts=[{"target": "/d", "source": case.prefix}])
     delete = upon(action("Delete", case.prefix, {}), made)
-    with pytest.raises(TransientError, match=f"is in use by {user.name}: ") as caught:
+    with pytest.raises(TransientError, match=f"is in use by {user.name}; ") as caught:
         await case.volumes.delete(delete)
     assert caught.value.status == 409
     await case.containers.delete(upon(action("Delete", user.name, {}), user))
@@ -681,14 +681,17 @@ def test_an_endpoint_that_is_none_is_refused(endpoint: str) -> None:
         ({"image": "x", "maxRestarts": 3}, "on-failure"),
         ({"image": "x", "mounts": [{"target": "/a"}]}, "required for a volume and a bind"),
         ({"image": "x", "mounts": [{"target": "/a", "type": "tmpfs", "source": "b"}]}, "source"),
-        ({"image": "x", "mounts": [{"target": "/a", "type": "bind", "source": "b"}]}, "folder"),
-        ({"image": "x", "networks": [{"name": "host"}, {"name": "b1"}]}, "alone"),
+        (
+            {"image": "x", "mounts": [{"target": "/a", "type": "bind", "source": "b"}]},
+            "a directory",
+        ),
+        ({"image": "x", "networks": [{"name": "host"}, {"name": "b1"}]}, "must be the only"),
         ({"image": "x", "env": {"A=B": "1"}}, "spec"),
         ({"image": "x", "user": ""}, "user"),
         ({"image": "x", "entrypoint": [""]}, "entrypoint"),
         ({"image": "x", "mounts": [{"target": "/a", "type": "tmpfs", "source": ""}]}, "source"),
         ({"image": "x", "ports": [{"container": 1, "address": "localhost"}]}, "localhost"),
-        ({"image": "x", "ports": [{"container": n, "host": 80} for n in (1, 2)]}, "twice"),
+        ({"image": "x", "ports": [{"container": n, "host": 80} for n in (1, 2)]}, "is a duplicate"),
         ({"image": "x", "networks": [{"name": "n1", "address": "::1"}]}, "address"),
         ({"image": "x", "healthCheck": {"command": ["a"], "intervalSeconds": 0}}, "interval"),
     ],

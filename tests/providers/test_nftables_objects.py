@@ -299,7 +299,7 @@ async def test_a_table_of_somebody_else_is_refused(services: Services) -> None:
         "delete chain ip reconciler theirs;"
         "add map ip reconciler services { type ipv4_addr : verdict; }"
     )
-    with pytest.raises(ConfigurationError, match="it has map services"):
+    with pytest.raises(ConfigurationError, match="created map services"):
         await services.made("web", ("10.0.0.1", 80))
 
 
@@ -754,7 +754,7 @@ async def test_where_there_is_no_namespace_nothing_counts_as_gone() -> None:
             action("Create", "web", {"address": VIRTUAL, "protocol": "tcp", "port": 1})
         ),
     ):
-        with pytest.raises(TransientError, match="no network namespace 'rec-never'"):
+        with pytest.raises(TransientError, match="network namespace 'rec-never' does not exist"):
             await call
     await provider.close()
 

@@ -332,7 +332,7 @@ async def test_35_a_limit_of_the_authority_is_obeyed_over_a_restart_and_a_new_de
     await world.declare_all([public, changed("web", issuer=issuer)])
     degraded = await world.until_outcome(WEB, "Degraded")
     assert "rateLimited: too many certificates" in degraded.message
-    assert "nothing is ordered before" in degraded.message
+    assert "no order before" in degraded.message
     gate.limit_for(0)
     await world.restart_reconciler()
     other = ["web.example.org", "www.example.org"]

@@ -125,7 +125,7 @@ class Visitor:
         def check(_said: str) -> None:
             for name in names:
                 look = f"./run reconciler history {name}"
-                self.shell.until(f"{look} --limit 8", is_drift, f"{name} is healed")
+                self.shell.until(f"{look} --limit 8 -o wide", is_drift, f"{name} is healed")
                 data = [each["data"] for each in json.loads(self.shell.run(f"{look} --raw"))]
                 drifts = [each for each in data if each["event"] == "DriftDetected"]
                 assert drifts[-1].get("perhapsBy", "") == "", "no action of ours did it"
@@ -147,7 +147,7 @@ class Visitor:
             self.all_converged(said)
             return
         assert len(re.findall(r" Held +2 withdrawn .* Referenced ", said)) == 4, said
-        assert "kept for default/Container/shop-printer" in said
+        assert "referenced by default/Container/shop-printer" in said
         assert all_run(self.shell.run(RUNNING))
 
     def all_converged(self, said: str) -> None:
