@@ -412,7 +412,7 @@ def test_a_wide_table_has_the_names_of_the_log_too(past: Past, command: str, hea
         ("--outcome Bogus", 2, "--outcome Bogus: unknown outcome; use one of Converged, "),
         ("--outcome Rejected", 2, "--outcome Rejected: unknown outcome"),
         ("--kind Shap", 1, "kind 'Shap' is unknown"),
-        ("--kind Volume", 1, "the log knows of no Volume: `reconciler get -A` lists"),
+        ("--kind Volume", 1, "the log contains no Volume; `reconciler get -A` lists"),
         ("-n nowhere", 1, "namespace nowhere never had a resource"),
         ("-n a.b", 2, "namespace 'a.b' is not allowed"),
         ("--limit 0", 2, "--limit 0: must be at least 1"),

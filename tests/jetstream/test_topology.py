@@ -42,7 +42,7 @@ async def test_an_incompatible_stream_says_what_differs(nc: Client, stream: str)
     with pytest.raises(IncompatibleStreamError) as caught:
         await ensure_stream(nc, {"name": stream, "storage": "memory"})
     text = str(caught.value)
-    assert "storage: wanted 'memory', found 'file'" in text
+    assert "storage: expected 'memory', found 'file'" in text
     assert stream in text
     assert "another name" in text
 
@@ -66,7 +66,7 @@ async def test_consumers(nc: Client, stream: str) -> None:
     assert await ensure_consumer(nc, stream, {**config, "max_ack_pending": 7}) == "updated"
     info = await api_request(nc, f"CONSUMER.INFO.{stream}.c", None)
     assert info["config"]["priority_groups"] == ["g"]
-    with pytest.raises(IncompatibleStreamError, match="ack_policy: wanted 'none'"):
+    with pytest.raises(IncompatibleStreamError, match="ack_policy: expected 'none'"):
         await ensure_consumer(nc, stream, {**config, "ack_policy": "none"})
     assert await delete_consumer(nc, stream, "c")
     assert not await delete_consumer(nc, stream, "c")
