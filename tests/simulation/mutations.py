@@ -27,7 +27,7 @@ from events.log import (
 )
 from events.names import ResourceKey
 from infra.bus import streams
-from infra.jetstream.errors import BusError, StreamFullError
+from infra.jetstream.errors import BusError
 from projections.read_models import RowChanges
 from projections.status import StatusRow
 from reconciler.errors import ProviderError
@@ -36,6 +36,7 @@ from reconciler.ports import (
     DeadLetter,
     IntakeDelivery,
     LoadedResource,
+    NotStoredError,
     ResourceAppend,
     StoredEvent,
 )
@@ -143,7 +144,7 @@ def _what_was_partly_stored_taken_for_stored(patch: Patch) -> None:
         before = self._stream.last_position
         try:
             really(self, messages)
-        except StreamFullError:
+        except NotStoredError:
             if self._stream.last_position == before:
                 raise
 
