@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import re
 import ssl
@@ -104,9 +105,15 @@ class Site:
 
     async def is_served(self) -> str:
         """Return the fingerprint of the certificate that a new connection gets."""
-        _, writer = await asyncio.open_connection(
-            "127.0.0.1", self.server.https_port, ssl=self.trusting, server_hostname=self.host
-        )
+        while True:
+            with contextlib.suppress(ConnectionResetError):  # a reload replaces the listener
+                _, writer = await asyncio.open_connection(
+                    "127.0.0.1",
+                    self.server.https_port,
+                    ssl=self.trusting,
+                    server_hostname=self.host,
+                )
+                break
         shown = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
         writer.close()
         return hashlib.sha256(shown).hexdigest()
