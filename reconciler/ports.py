@@ -231,8 +231,8 @@ class IntakeMessageOut(NamedTuple):
 class NotStoredError(Exception):
     """Some of several messages were not stored, or that is unknown.
 
-    ``missing`` are their places. Publish only these again: where there is room for a few messages
-    at a time, a repeat of all of them would store the first ones for ever.
+    ``missing`` are their indexes. Publish only these again: where there is room for a few messages
+    at a time, a repeat of all of them would store the first ones again and again.
     """
 
     def __init__(self, why: Exception, missing: Sequence[int]) -> None:

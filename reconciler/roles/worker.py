@@ -323,7 +323,7 @@ class Worker:
                 await asyncio.sleep(_RETRY_SECONDS)
 
     async def _store_results(self, results: Sequence[_Result]) -> Sequence[_Result]:
-        """Store results and return those that are not stored, or perhaps not."""
+        """Store results and return those that were not stored, or may not have been."""
         unstored: Sequence[_Result] = ()
         try:
             await self._intake.publish([message for _delivery, message in results])

@@ -54,7 +54,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     """Runs callbacks one by one; time jumps to the next timer when nothing is ready."""
 
     def __init__(self, seed: str) -> None:
-        # Of this loop alone: callbacks left over in another loop would make it look busy for ever.
+        # One for each loop: callbacks that a closed loop left would keep the next one from running.
         self.outside = Process("outside")
         self._random = random.Random(seed).random
         self._now = 1_000.0
