@@ -26,6 +26,7 @@ RECONCILER_API_VERSION = "reconciler/v1"
 
 Fields = dict[str, Any]
 Token = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]{1,63}(?!\n)$")]
+TokenOrAll = Annotated[str, msgspec.Meta(pattern=r"^(\*|[A-Za-z0-9_-]{1,63})(?!\n)$")]
 
 
 class InvalidManifestError(ValueError):
@@ -99,7 +100,7 @@ class Policy(ManifestStruct, frozen=True):
     paused: bool = False
     owner_label: Literal["Restore", "Report"] = "Restore"
     approve: ApprovalLevel = "Never"
-    referenced_from: tuple[str, ...] = ()
+    referenced_from: tuple[TokenOrAll, ...] = ()
 
 
 def stricter(one: ApprovalLevel, other: ApprovalLevel) -> ApprovalLevel:

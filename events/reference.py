@@ -7,7 +7,7 @@ without a value: somebody's reliance on a resource of somebody else.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Annotated, Any, Final, Literal, cast
 
 import msgspec
@@ -15,7 +15,7 @@ import msgspec
 from events.field_hints import with_hint
 from events.intake import OnWithdrawal, TargetState
 from events.manifest import Fields, InvalidManifestError, ManifestStruct, Token
-from events.names import InvalidNameError, ResourceKey
+from events.names import SYSTEM_NAMESPACE, InvalidNameError, ResourceKey
 from events.secret import SecretRef
 
 REFERENCE_KIND: Final = "ShapeRef"
@@ -32,6 +32,15 @@ class Reference(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defa
     target: str
     fields: tuple[str, ...] = ()
     on_withdrawal: OnWithdrawal = "Keep"
+
+
+def may_refer(target: ResourceKey, namespace: str, permitted: Collection[str]) -> bool:
+    """Return whether references from a namespace to a resource count.
+
+    Its own namespace and the operators' may always refer to it. Another one may do so only if the
+    resource names it: a reference can keep an object that its owner has withdrawn.
+    """
+    return namespace in (target.namespace, SYSTEM_NAMESPACE, *permitted) or "*" in permitted
 
 
 class FieldReference(ManifestStruct, frozen=True):

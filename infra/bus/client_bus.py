@@ -115,13 +115,13 @@ class JetStreamClientBus:
             for message, result in zip(outgoing, results, strict=True):
                 if isinstance(result, BusUnavailableError) and not self._nc.is_closed:
                     unknown.append(message)
-                    _logger.warning(
-                        "whether messages were stored is unknown; retrying", error=str(result)
-                    )
                 elif isinstance(result, Exception):
                     raise result
             outgoing = unknown
             if outgoing:
+                _logger.warning(
+                    "whether messages were stored is unknown; retrying", count=len(outgoing)
+                )
                 await asyncio.sleep(_RETRY_SECONDS)
 
     def _outgoing(self, message: IntakeMessageOut, headers: Mapping[str, str]) -> OutgoingMessage:

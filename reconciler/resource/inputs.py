@@ -5,8 +5,8 @@ from __future__ import annotations
 from events.composition import manifests_of
 from events.log import SpecResolved
 from events.manifest import InvalidManifestError
-from events.names import SYSTEM_NAMESPACE, InvalidNameError, ResourceKey
-from events.reference import Reference, filled
+from events.names import InvalidNameError, ResourceKey
+from events.reference import Reference, filled, may_refer
 from reconciler.errors import UnknownKindError
 from reconciler.provider.kind import Kind
 from reconciler.resource.state import Desired, ResourceState, Spec
@@ -92,7 +92,7 @@ def reliance(spec: Spec, state: ResourceState, key: ResourceKey) -> Step:
 
 
 def _why_dangling(target: str, key: ResourceKey) -> str:
-    if ResourceKey.parse(target).namespace in (key.namespace, SYSTEM_NAMESPACE):
+    if may_refer(ResourceKey.parse(target), key.namespace, ()):
         return f"{target} is not declared"
     return (
         f"{target} is not declared, or its policy.referencedFrom does not name namespace "

@@ -146,8 +146,8 @@ class ApiGates:
                 await self._intake.publish([self._message(each) for each in reports.values()])
             except Exception as error:  # noqa: BLE001 - such as the bus being away
                 if isinstance(error, NotStoredError):
-                    places = list(reports.items())
-                    reports = dict(places[each] for each in error.missing)
+                    sent = list(reports.items())
+                    reports = dict(sent[index] for index in error.missing)
                 _logger.warning("reporting the health of an API failed; retrying", error=str(error))
                 self._reports = reports | self._reports
                 self._report_came.set()

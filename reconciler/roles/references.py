@@ -22,8 +22,8 @@ from events.intake import (
     Unreferenced,
 )
 from events.kind_definition import DefinitionRef
-from events.names import SYSTEM_NAMESPACE, ResourceKey
-from events.reference import Reference, value_of
+from events.names import ResourceKey
+from events.reference import Reference, may_refer, value_of
 from projections.read_models import ReadModels
 from projections.status import StatusRow
 from reconciler.ports import IntakeMessageOut
@@ -124,14 +124,8 @@ def _wanted(
 
 
 def _permits(target: StatusRow | None, name: str, namespace: str) -> bool:
-    """Return whether references from a namespace to a resource count.
-
-    Its own namespace and the operators' may always refer to it. Another one may do so only if the
-    resource names it: a reference can keep an object that its owner has withdrawn.
-    """
-    if namespace in (ResourceKey.parse(name).namespace, SYSTEM_NAMESPACE):
-        return True
-    return target is not None and bool({namespace, "*"} & set(target.referenced_from))
+    permitted = () if target is None else target.referenced_from
+    return may_refer(ResourceKey.parse(name), namespace, permitted)
 
 
 def _refers(row: StatusRow) -> bool:

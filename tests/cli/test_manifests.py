@@ -65,6 +65,11 @@ def test_json_alone_in_a_list_and_as_kind_list(tmp_path: Path, text: str) -> Non
             "apiVersion: v1\nkind: Shape\nmetadata: {name: one}\nspec: {policy: {mode: Odd}}\n",
             "spec.policy: Invalid enum value 'Odd'",
         ),
+        (
+            "apiVersion: v1\nkind: Shape\nmetadata: {name: one}\n"
+            "spec: {policy: {referencedFrom: [a.b]}}\n",
+            "spec.policy: Expected `str` matching regex",
+        ),
     ],
 )
 def test_what_is_wrong_is_told_with_file_and_number(

@@ -326,6 +326,10 @@ class Story:
     def reason(self) -> str:
         return "" if self.state.outcome is None else self.state.outcome.reason
 
+    @property
+    def outcome_message(self) -> str:
+        return "" if self.state.outcome is None else self.state.outcome.message
+
     def outcomes(self) -> list[tuple[str, int]]:
         recorded = every(OutcomeRecorded, [event.data for event in self.log])
         return [(each.outcome, each.generation) for each in recorded]

@@ -214,6 +214,17 @@ def test_a_stray_that_somebody_refers_to_is_disputed_and_not_removed():
     assert (story.outcome, story.reason) == ("Disputed", "Referenced")
 
 
+@pytest.mark.parametrize(
+    ("namespace", "target"), [("default", "default"), ("system", "default"), ("system", "system")]
+)
+def test_a_permission_is_not_asked_for_where_none_is_needed(namespace: str, target: str):
+    story = Story(kind=REFERENCE, configs={}, key=ResourceKey(namespace, "ShapeRef", "needs-foo"))
+    fields = {"target": {"kind": "Shape", "name": "foo", "namespace": target}}
+    story.declare(fields, api_version="reconciler/v1")
+    story.turn(TargetSeen(f"{target}/Shape/foo", TargetState(declared=False)))
+    assert story.outcome_message == f"{target}/Shape/foo is not declared"
+
+
 def test_a_reference_says_whether_its_target_is_declared():
     key = ResourceKey("shop", "ShapeRef", "needs-foo")
     story = Story(kind=REFERENCE, configs={}, key=key)
@@ -221,6 +232,7 @@ def test_a_reference_says_whether_its_target_is_declared():
     assert story.outcome == ""
     story.turn(TargetSeen("default/Shape/foo", TargetState(declared=False)))
     assert (story.outcome, story.reason) == ("Held", "Dangling")
+    assert "policy.referencedFrom does not name namespace 'shop'" in story.outcome_message
     assert story.turn(TargetSeen("default/Shape/foo", TargetState(declared=False))) == []
     story.turn(TargetSeen("default/Shape/foo", TargetState(declared=True)))
     assert (story.outcome, story.reason) == ("Converged", "Resolved")
