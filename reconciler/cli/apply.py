@@ -88,7 +88,7 @@ def apply(
     prune
         With --set: withdraw the resources of the set that the files no longer contain.
     yes
-        With --set: allow to withdraw more than 10 resources, or more than 30 percent of the set.
+        With --set: withdraw even more than 10 resources, or more than 30 percent of the set.
     dry_run
         Declare nothing. client (the default): check the documents against the kinds installed here.
         server: show the plan, as `reconciler plan` does.

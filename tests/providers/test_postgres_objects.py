@@ -631,7 +631,7 @@ async def test_what_another_role_granted_is_named_and_nothing_is_done_by_halves(
     await run(hands, "GRANT CREATE ON DATABASE {} TO {}", name, end)
     await run(hands, "RESET ROLE")
     second = await shown(grants, f"{end}@{name}")
-    with pytest.raises(TransientError, match="Another role"):
+    with pytest.raises(TransientError, match="a role other than the owner"):
         await grants.delete(upon(action("Delete", second.name, {}), second))
     with pytest.raises(TransientError, match="dependent privileges exist"):
         await grants.delete(upon(action("Delete", first.name, {}), first))

@@ -420,7 +420,9 @@ def _statement(
 
 
 def _granted_by_others(shown: ExternalObject) -> ProviderError:
+    held = (f"{name}: {', '.join(each)}" for name, each in shown.fields.items() if each)
+    found = "; ".join(held) or "no privileges"
     return TransientError(
-        f"{shown.name!r} differs from the declaration: {shown.fields}. Another role than the "
-        "owner granted these privileges, and only that role can revoke them"
+        f"{shown.name!r} differs from the declaration ({found}), because a role other than the "
+        "owner granted privileges; revoke them as that role"
     )

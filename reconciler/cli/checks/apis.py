@@ -73,7 +73,7 @@ async def check_api(
             if kinds[kind].lists:
                 await _list_one(pool, name, kind, config)
     except ConfigurationError as error:
-        remedy = "Run `reconciler doctor` where the workers run: only there this is a problem."
+        remedy = "Run `reconciler doctor` on a worker's machine. If it is ok there, ignore this."
         return Finding(check, "warn", str(error), remedy)
     except (ProviderError, TimeoutError) as error:
         text = str(error) or f"no response within {_PATIENCE_SECONDS:.0f} s"

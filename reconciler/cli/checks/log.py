@@ -22,6 +22,7 @@ from projections.status import StatusRow
 from reconciler.cli.checks.finding import Finding, some
 from reconciler.cli.dead_letter_list import discarded_text
 from reconciler.cli.log_replay import replay_from_start
+from reconciler.cli.output import plural
 from reconciler.cli.row_comparison import compare, differences
 from reconciler.cli.search import models_of
 from reconciler.sdk.dead_letters import collect, matching
@@ -45,7 +46,8 @@ def check_damage(replay: LogReplay) -> Finding:
         "Until then, the damaged resources are held, and all others continue. See "
         '"When the log is damaged" in docs/how-to/back-up-and-restore.md.'
     )
-    return Finding("log", "fail", f"damaged in {len(places)} places: {some(places)}", remedy)
+    found = f"damaged in {plural(len(places), 'place')}: {some(places)}"
+    return Finding("log", "fail", found, remedy)
 
 
 def check_disputed(rows: Iterable[StatusRow]) -> Finding:
