@@ -200,7 +200,7 @@ def is_applied(state: ResourceState, context: Context) -> bool:
     """Return whether what is wanted now is what was last applied: else a difference is no drift."""
     spec = state.desired.spec
     applied = None if state.owned is None else state.owned.applied
-    if applied is None or spec is None:
+    if applied is None or applied.in_doubt or spec is None:
         return False
     ignored = _ignored(spec.policy, context)
     labels = without_ignored(labels_of(state, context), ignored, f"{LABELS}.")

@@ -235,6 +235,8 @@ def _after(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
                 state = replace(state, waits=replace(state.waits, until=None, is_fight=False))
             if data.outcome not in SETTLED:
                 return replace(state, outcome=data)
+            if data.outcome == "Converged":
+                state = _without_doubt(state)
             desired = replace(state.desired, settled_generation=data.generation)
             return replace(state, desired=desired, outcome=data)
 
@@ -753,7 +755,7 @@ def _with_result(
 def _is_applied(state: ResourceState) -> bool:
     """Return whether what is wanted was written before: then only others can have changed it."""
     spec, applied = state.desired.spec, None if state.owned is None else state.owned.applied
-    if spec is None or applied is None:
+    if spec is None or applied is None or applied.in_doubt:
         return False
     return without_ignored(state.desired.fields, ignored_paths(spec.policy)) == applied.fields
 
@@ -774,10 +776,21 @@ def _perhaps_applied(owned: Owned | None, ended: InFlight | Ended | None) -> App
     if owned is None or base is None:
         return applied
     if applied is None:
-        return base
-    return Applied(
-        united(base.fields, applied.fields), united(base.labels, applied.labels), applied.result
-    )
+        return replace(base, in_doubt=True)
+    fields = united(base.fields, applied.fields)
+    labels = united(base.labels, applied.labels)
+    if (fields, labels) == (applied.fields, applied.labels):
+        return applied
+    return Applied(fields, labels, in_doubt=True)  # the kept result is of an earlier write
+
+
+def _without_doubt(state: ResourceState) -> ResourceState:
+    """Count a write as certain whose content the object has, whatever became of the action."""
+    applied = None if state.owned is None else state.owned.applied
+    if applied is None or not applied.in_doubt:
+        return state
+    certain = _with_applied(state, replace(applied, in_doubt=False))
+    return certain if _is_applied(certain) else state
 
 
 def _with_applied(state: ResourceState, applied: Applied | None) -> ResourceState:

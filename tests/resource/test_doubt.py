@@ -458,3 +458,37 @@ def test_with_keys_what_a_redelivered_creation_meets_is_anothers():
     events = story.fail("Conflict", shown=thing(uid="h1", labels=owned_labels()), redelivered=True)
     assert not only(ActionFailed, events).redelivered, "the key says what came of the first"
     assert story.outcome != "Converged"
+
+
+def test_a_write_that_perhaps_never_happened_is_decided_again():
+    """The API still has what the write before it left, so it has not refused this one."""
+    story = converged({"color": "Red"})
+    before = story.seen
+    story.declare({"color": "Red", "size": {"w": 2, "h": 1}})
+    events = story.fail("Conflict", shown=before, redelivered=True)
+    assert not every(DriftDetected, events), "nobody changed the size"
+    assert (story.action.operation, story.reason) != ("Update", "NotAccepted")
+    assert story.action.fields["size"] == {"w": 2, "h": 1}
+
+
+def test_a_write_in_doubt_that_was_done_counts_as_written():
+    story = converged({"color": "Red"})
+    before = story.seen
+    story.declare({"type": "Square", "color": "Red"})
+    written = repainted(before, type="Square")
+    story.fail("Conflict", shown=written, redelivered=True)
+    assert story.outcome == "Converged"
+    assert every(DriftDetected, story.see(repainted(written, type="Circle")))
+
+
+def test_an_abandoned_write_that_never_happened_is_decided_again():
+    story = converged({"color": "Red"})
+    before = story.seen
+    larger = {"color": "Red", "size": {"w": 2, "h": 1}}
+    story.declare(larger)
+    story.fail("Throttled", redelivered=True)
+    story.declare({"color": "Red"})
+    story.wake(3600)
+    assert every(ActionAbandoned, story.look(before))
+    assert story.outcome == "Converged"
+    assert only(ActionDecided, story.declare(larger)).action.fields == larger
