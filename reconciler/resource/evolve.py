@@ -169,7 +169,7 @@ def _after(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
                 is_listing_disproved=data.reason == "Returned",
             )
             owned = Owned(data.provider_config, data.external_name, data.uid)
-            ended = tuple(_with_claim(each, data, state, event) for each in state.actions.ended)
+            ended = tuple(_with_claim(each, data, state) for each in state.actions.ended)
             actions = replace(state.actions, ended=ended)
             return replace(state, owned=owned, observed=observed, actions=actions, because=event.id)
         case OwnershipReleased() as data:
@@ -447,20 +447,22 @@ def is_made_by(ended: Ended, found: ExternalObject) -> bool:
     """Return whether a creation has created an object that the log does not own for that yet."""
     if ended.action.operation != "Create":
         return False
-    is_marked = not ended.known_by and found.written_by == ended.action.idempotency_key
+    is_known = ended.known_by or found.uid in ended.made
+    is_marked = not is_known and found.written_by == ended.action.idempotency_key
     return is_marked or found.uid in ended.unowned
 
 
-def _with_claim(
-    ended: Ended, data: OwnershipClaimed, state: ResourceState, event: LogEvent
-) -> Ended:
-    """Forget an object that the log owns now: after its release it is not claimed again."""
+def _with_claim(ended: Ended, data: OwnershipClaimed, state: ResourceState) -> Ended:
+    """Forget an object that the log owns now: after its release it is not claimed again.
+
+    The creation's own report may still come, and is recorded then.
+    """
     found = state.observed.object
     if found is None or data.uid is None or found.uid != data.uid or not is_made_by(ended, found):
         return ended
     unowned = tuple(uid for uid in ended.unowned if uid != data.uid)
     made = ended.made if data.uid in ended.made else (*ended.made, data.uid)
-    return replace(ended, known_by=ended.known_by or event.causeid, made=made, unowned=unowned)
+    return replace(ended, made=made, unowned=unowned)
 
 
 # --- what is done about it
@@ -675,7 +677,7 @@ def _reported_late(
         return ended
     uid = None if data.object is None else data.object.uid
     ended = replace(ended, known_by=ended.known_by or event.causeid)
-    if uid is None:
+    if uid is None or uid in ended.made:
         return ended
     is_owned = not data.outdated or (state.owned is not None and state.owned.uid == uid)
     unowned = ended.unowned if is_owned else (*ended.unowned, uid)

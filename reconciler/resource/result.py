@@ -131,7 +131,7 @@ def _open_to_doubt(state: ResourceState, context: Context) -> tuple[Ended, ...]:
     return tuple(
         each
         for each in state.actions.ended
-        if each.action.operation != "Create" or not each.known_by
+        if each.action.operation != "Create" or not (each.known_by or each.made)
     )
 
 
@@ -154,6 +154,8 @@ def _still_counts(said: Reported, ended: Ended, state: ResourceState) -> bool:
     uid = action.uid if said.object is None else said.object.uid
     same_uid = owned is not None and uid is not None and owned.uid == uid
     match action.operation:
+        case "Create" if uid in ended.made:
+            return False  # a listing has shown it first, and it may be gone by now
         case "Create":
             return is_idle and (owned is None or (stands_beside and state.retiring is None))
         case "Update":

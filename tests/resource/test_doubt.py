@@ -18,6 +18,7 @@ from events.log import (
     ActionSucceeded,
     DriftDetected,
     LookupDecided,
+    OwnershipClaimed,
     OwnershipReleased,
     RetryScheduled,
 )
@@ -492,3 +493,20 @@ def test_an_abandoned_write_that_never_happened_is_decided_again():
     assert every(ActionAbandoned, story.look(before))
     assert story.outcome == "Converged"
     assert only(ActionDecided, story.declare(larger)).action.fields == larger
+
+
+def test_a_creation_that_a_listing_found_first_is_recorded_when_its_report_arrives():
+    """The worker that was refused reports first; the one that created the object, last."""
+    story = begun(BLOCK)
+    creation = story.action
+    story.fail("Transient", nothing_done=True)
+    story.withdraw()
+    created = replace(story.written(creation), uid="u9", written_by=creation.idempotency_key)
+    assert only(OwnershipClaimed, story.see(created)).reason == "Found"
+    story.succeed()
+    assert story.outcome == "Deleted"
+
+    late = story.report(shown=created, action_id=creation.action_id, redelivered=True)
+    success = only(ActionSucceeded, late)
+    assert (success.late, success.outdated) == (True, True)
+    assert story.state.owned is None, "it was deleted since"
