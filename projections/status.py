@@ -157,6 +157,13 @@ class StatusRow(msgspec.Struct, gc=False, rename="camel", omit_defaults=True):
         """The identity of the resource."""
         return ResourceKey(self.namespace, self.kind, self.name)
 
+    def read_uid(self, *, unique_names: bool) -> str | None:
+        """Return the uid to read the object by; None to read whichever object has its name.
+
+        Where names are not unique, an object that is not owned can only be found by its uid.
+        """
+        return self.uid if unique_names else self.uid or self.seen_uid
+
     @property
     def is_foreign(self) -> bool:
         """Whether nobody here ever declared it or had it: it was seen in an API, and no more."""

@@ -127,6 +127,9 @@ class ObjectReads:
 
     async def _read_one(self, row: StatusRow) -> int:
         name = row.provider_config
+        capabilities = self._providers.capabilities(row.kind)
+        has_names = capabilities is None or capabilities.deterministic_names
+        uid = row.read_uid(unique_names=has_names)
         try:
             as_of = await self._intake.last_position()
             began_at, began_by = self._now(), self._clock()
@@ -134,7 +137,7 @@ class ObjectReads:
             gate = self._gates.of(name)
             is_probe = False if gate.is_open else await gate.enter(name)
             with gate.calls(name, is_probe=is_probe):
-                seen = await provider.read(row.external_name, row.uid)
+                seen = await provider.read(row.external_name, uid)
         except (ProviderError, ConfigurationError) as error:
             _logger.info("reading an object failed", resource=str(row.key), why=str(error))
             return 0
@@ -154,7 +157,7 @@ class ObjectReads:
             as_of,
             began_at,
             age_seconds=round(self._clock() - began_by, 3),
-            absent_uid=row.uid if seen is None else None,
+            absent_uid=uid if seen is None else None,
         )
         reach(Failpoint.OBSERVER_LISTED)
         await self._intake.publish(

@@ -323,8 +323,9 @@ class Observer:
 async def _read_one(
     provider: Provider, row: StatusRow, listing: ListingAssembler, losses: LossCount
 ) -> list[tuple[ResourceKey, Observed]]:
+    uid = row.read_uid(unique_names=listing.unique_names)
     try:
-        seen = await provider.read(row.external_name, row.uid)
+        seen = await provider.read(row.external_name, uid)
     except ProviderError as error:
         _logger.warning("reading an object failed", resource=str(row.key), error=str(error))
         return []
@@ -336,6 +337,6 @@ async def _read_one(
         listing.began.as_of,
         listing.began_at,
         losses=losses,
-        absent_uid=row.uid if seen is None else None,
+        absent_uid=uid if seen is None else None,
     )
     return [(row.key, observed)]

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 
 import pytest
+from msgspec.structs import replace
 
 from events.external import ExternalObject
 from events.intake import Observed
@@ -17,6 +18,7 @@ from events.log import (
     HoldApproved,
     LogEvent,
     OutcomeRecorded,
+    OwnershipReleased,
     ResourceEvent,
     SpecDeclared,
 )
@@ -54,6 +56,7 @@ class Api:
     def __init__(self) -> None:
         self.server: ExternalObject | None = ExternalObject("foo", {}, "u1")
         self.reads = 0
+        self.uids: list[str | None] = []
         self.fails = False
         self.read_thrice = asyncio.Event()
 
@@ -70,6 +73,7 @@ class Api:
         assert external_name == "foo"
         assert uid in (None, "u1")
         self.reads += 1
+        self.uids.append(uid)
         if self.reads == 3:
             self.read_thrice.set()
         if self.fails:
@@ -106,7 +110,7 @@ class Intake:
 class Stage:
     """The reads of one API, and an observer beside them."""
 
-    def __init__(self) -> None:
+    def __init__(self, capabilities: Capabilities = BLIND) -> None:
         self.api, self.intake, self.models = Api(), Intake(), ReadModels()
         self.configurations = Configurations()
         self.configurations.by_name["default"] = ProviderConfigSpec("test", "http://test")
@@ -118,7 +122,7 @@ class Stage:
                     "test/v1",
                     ProviderConfigSpec,
                     provider="test",
-                    capabilities=BLIND,
+                    capabilities=capabilities,
                     connect=self.api,
                 )
             ]
@@ -239,3 +243,20 @@ async def test_what_nobody_declares_is_read_once_a_person_has_let_it_go(stage: S
     assert await stage.observer.list_once("default", "Server") == 1
     (told,) = stage.intake.observed
     assert (told.object, told.evidence, told.as_of) == (stage.api.server, "Read", 7)
+
+
+@pytest.mark.parametrize(("unique_names", "expected"), [(True, None), (False, "u1")])
+async def test_a_released_object_is_read_by_its_uid_if_its_name_may_have_others(
+    unique_names: bool, expected: str | None
+) -> None:
+    stage = Stage(replace(BLIND, deterministic_names=unique_names))
+    stage.made(ready=True)
+    stage.records(
+        OwnershipReleased("foo", "u1", "Orphaned", "default"),
+        SpecDeclared(2, "test/v1", "default", "foo", {}, policy=Policy()),
+    )
+    stage.api.server = None
+    assert await stage.observer.list_once("default", "Server") == 1
+    assert stage.api.uids == [expected]
+    (told,) = stage.intake.observed
+    assert (told.object, told.absent_uid) == (None, expected)
