@@ -49,6 +49,12 @@ def declare(said: Declared, command: Command, state: ResourceState, context: Con
     except (InvalidManifestError, InvalidNameError) as error:
         return refused(state, command, "Invalid", str(error))
     desired, spec = state.desired, spec_of(event)
+    # What changed nothing when it came left no trace, so a repeat says what was declared before.
+    could_be_old = bool(desired.contents) and spec.digest in desired.contents
+    if _came_before(command, state):
+        # Its first copy may wait for another decider: then no content would show the next repeat.
+        traces = () if could_be_old else (DeclarationSuperseded(by=desired.generation),)
+        return accepted(state, command, *traces, reason="Duplicate")
     if desired.is_declared and desired.spec == spec:
         return accepted(state, command, reason="Unchanged")
     closed = _circle(event, state, context)
@@ -57,8 +63,6 @@ def declare(said: Declared, command: Command, state: ResourceState, context: Con
     moved = _moved(state, event) or _redefined(context, state, event)
     if moved is not None:
         return refused(state, command, "Immutable", moved)
-    # What changed nothing when it came left no trace, so a repeat says what was declared before.
-    could_be_old = bool(desired.contents) and spec.digest in desired.contents
     return _next_generation(event, command, state, could_be_old=could_be_old)
 
 
@@ -67,6 +71,8 @@ def withdraw(said: Withdrawn, command: Command, state: ResourceState) -> Facts:
     known = _late_or_stale(said.expected_generation, command, state)
     if known is not None:
         return known
+    if _came_before(command, state):
+        return accepted(state, command, reason="Duplicate")
     if not state.desired.is_declared:
         return accepted(state, command, reason="Unchanged")
     event = SpecWithdrawn(state.desired.generation + 1, said.reason)
@@ -97,8 +103,8 @@ def _late_or_stale(expected: int | None, command: Command, state: ResourceState)
         # Sent again, it would not look late: so its id is remembered.
         superseded = DeclarationSuperseded(by=desired.generation)
         return refused(state, command, "Superseded", late, superseded)
-    if command.first_position is not None and command.first_position < desired.position:
-        return accepted(state, command, reason="Duplicate")
+    if _came_before(command, state):
+        return None
     if expected is not None and expected != desired.generation:
         stale = (
             f"expected generation {expected}, but the resource is at generation "
@@ -106,6 +112,12 @@ def _late_or_stale(expected: int | None, command: Command, state: ResourceState)
         )
         return refused(state, command, "StaleGeneration", stale)
     return None
+
+
+def _came_before(command: Command, state: ResourceState) -> bool:
+    """Return whether a message repeats one that came before the newest declaration."""
+    first = command.first_position
+    return first is not None and first < state.desired.position
 
 
 def _spec_declared(said: Declared, context: Context, kind: Kind, generation: int) -> SpecDeclared:

@@ -91,6 +91,18 @@ def test_a_declaration_that_changed_nothing_reverts_nothing_when_it_is_sent_agai
     assert (story.answer.accepted, story.answer.reason) == (True, "Duplicate")
 
 
+def test_a_repeat_whose_first_copy_is_not_decided_yet_is_remembered():
+    """Another decider has the first copy, so no content shows that the next repeat is old."""
+    story = Story()
+    first = story.command(Declared(manifest({"color": "Red"})), message_id="first")
+    story.declare({"color": "Blue"})
+    copy = looked_up(sent_again(story, first), first)
+    assert names(story.give([copy])) == ["DeclarationSuperseded"]
+    assert story.answer.reason == "Duplicate"
+    assert story.give([sent_again(story, first)]) == []
+    assert story.answer.reason == "Duplicate"
+
+
 def test_a_withdrawal_of_nothing_withdraws_nothing_when_it_is_sent_again():
     story = Story()
     early = story.command(Withdrawn(), message_id="early")
