@@ -331,6 +331,8 @@ class ActionSucceeded(_Event, frozen=True):
     ``late``: the answer came when the action had been taken for failed or was given up;
     ``outdated``: and something newer is known by then, so that it explains the effect and changes
     nothing else. ``external_name``: of what was made under a name of its own, beside another.
+    A late creation has both ``provider_config`` and ``external_name``: the row of its resource may
+    be gone, or show another place.
     ``redelivered``: another worker had the attempt as well, and may still make its call; of a
     creation only where the API keeps no keys.
     ``reported_at``: when the bus got the worker's report, for an API that shows effects only after
@@ -351,6 +353,7 @@ class ActionSucceeded(_Event, frozen=True):
     purpose: Purpose = "Converge"
     external_name: str = ""
     refused: ActionError | None = None
+    provider_config: str = ""
 
 
 class ActionNotDone(_Event, frozen=True):

@@ -270,7 +270,6 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
         case OwnershipClaimed() as data:
             _owned(row, event, data.reason)
             row.provider_config, row.external_name = data.provider_config, data.external_name
-            row.foreign_identity, row.seen_uid = "", None
             row.uid = data.uid
             row.listing_disproved = data.reason == "Returned"
         case OwnershipReleased() as data:
@@ -419,6 +418,7 @@ def _begun(row: StatusRow, action: Action, attempt: int) -> None:
     row.asked_digest = row.asked_name = ""
     if action.operation == "Create":
         row.asked_name = action.external_name
+        row.provider_config = action.provider_config
     if action.operation != "Delete":
         wanted = (action.external_name, action.fields, action.uid, None, action.labels)
         row.asked_digest = digest(ExternalObject(*wanted))
@@ -427,6 +427,7 @@ def _begun(row: StatusRow, action: Action, attempt: int) -> None:
 
 def _owned(row: StatusRow, event: LogEvent, reason: str) -> None:
     row.owned = True
+    row.foreign_identity, row.seen_uid = "", None
     row.owned_by, row.owned_since, row.owned_reason = event.id, event.time, reason
 
 
@@ -453,7 +454,10 @@ def _succeeded(row: StatusRow, event: LogEvent, data: ActionSucceeded) -> None:
             row.retiring, row.retiring_uid = row.external_name, row.uid
             row.retiring_digest, row.retiring_outputs = row.observed_digest, row.outputs
         row.external_name = data.external_name or declared_name
-        row.declared_name = declared_name if data.purpose == "Replace" else ""
+        # A creation that is reported late may have been made where the resource was before.
+        is_second_name = data.purpose == "Replace" or declared_name != row.external_name
+        row.declared_name = declared_name if is_second_name else ""
+        row.provider_config = data.provider_config or row.provider_config
     if data.operation == "Create" or not row.owned:
         _owned(row, event, f"{data.operation}d")
     if data.operation == "Create":

@@ -101,7 +101,15 @@ def _late_successes(
         if ended.action.action_id == said.action_id and _is_news(said, ended, command):
             outdated = not _still_counts(said, ended, state)
             done = replace(_success(said, ended.action), late=True, outdated=outdated)
-            yield _dated(done, ended.action, command, context)
+            yield _dated(_with_place(done, ended.action), ended.action, command, context)
+
+
+def _with_place(done: ActionSucceeded, action: Action) -> ActionSucceeded:
+    """Add where a creation was made: of a resource that was gone, no event since has said it."""
+    if action.operation != "Create":
+        return done
+    place = (action.provider_config, action.external_name)
+    return replace(done, provider_config=place[0], external_name=place[1])
 
 
 def _is_news(said: Reported, ended: Ended, command: Command) -> bool:

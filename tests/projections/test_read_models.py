@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from events.external import digest
-from events.intake import FinalizerReleased, FinalizerRequested
+from events.intake import FinalizerReleased, FinalizerRequested, ForcedRelease
 from events.log import Condition, LogEvent, OutcomeRecorded
+from events.manifest import EXTERNAL_NAME_ANNOTATION
 from projections.ownership import ownership_of
 from projections.read_models import (
     CHECKPOINT,
@@ -32,7 +33,15 @@ from projections.read_models import (
 from projections.status import StatusRow, fold_status
 from reconciler.resource.fights import FIGHT_DRIFTS
 from tests.projections.logs import histories, log_of, of, quick
-from tests.resource.building import START, Story, converged, repainted, thing
+from tests.resource.building import (
+    CONFIG,
+    SHARED,
+    START,
+    Story,
+    converged,
+    repainted,
+    thing,
+)
 
 
 def store_changes(rows: dict[str, bytes], models: ReadModels) -> None:
@@ -226,6 +235,48 @@ def test_an_object_that_may_have_been_made_while_we_crashed_is_in_the_ownership_
 
     story.fail("Conflict", shown=thing())
     assert not rebuild(of(story)).ownership
+
+
+def abandoned(*, moved_to: tuple[str, str] | None = None) -> Story:
+    """A creation was abandoned and its resource withdrawn; perhaps declared in another place."""
+    story = Story(configs={CONFIG: SHARED, "other": SHARED})
+    story.declare()
+    creation = story.action
+    story.withdraw()
+    story.turn(ForcedRelease("the API is away", orphan=True))
+    assert story.idle
+    if moved_to is not None:
+        config, name = moved_to
+        story.declare(
+            config=config,
+            annotations={EXTERNAL_NAME_ANNOTATION: name},
+            policy={"mode": "ObserveOnly"},
+        )
+    story.report(shown=story.written(creation), action_id=creation.action_id)
+    return story
+
+
+def test_the_row_of_a_forgotten_resource_names_the_object_that_was_created_late():
+    """An observer would take the released object for a stray: an exclusive scope deletes those."""
+    story = abandoned()
+    assert story.outcome == "Released"
+    row = row_of(story)
+    assert (row.provider_config, row.external_name, row.declared_name) == (CONFIG, "Foo", "")
+    assert row.seen_uid == story.seen.uid
+
+
+def test_a_row_names_the_place_of_a_late_object_and_not_of_the_newer_declaration():
+    story = abandoned(moved_to=("other", "Bar"))
+    assert story.state.owned is not None
+    row = row_of(story)
+    assert (row.provider_config, row.external_name) == (CONFIG, "Foo")
+    assert row.declared_name == "Bar"
+
+    story.see(None)
+    story.declare(config="other", annotations={EXTERNAL_NAME_ANNOTATION: "Bar"})
+    story.succeed()
+    row = row_of(story)
+    assert (row.provider_config, row.external_name, row.declared_name) == ("other", "Bar", "")
 
 
 def test_nothing_applied_is_nothing_to_write():
