@@ -48,6 +48,8 @@ class DecidedAction:
     in_doubt: bool = False
     has_succeeded: bool = False
     may_be_done: bool = False
+    is_given_up: bool = False
+    """Whether a person has ended it, whatever it has done; the log records its end afterwards."""
     effects: set[str] = field(default_factory=set[str])
     created: set[str] = field(default_factory=set[str])
     """Ids of the objects that it created by the log: a second delivery may create a second one."""
@@ -229,8 +231,9 @@ class Ledger:
                 is_met = ended in self.actions and self.actions[ended].action.uid not in (None, uid)
                 if not (is_met or (data.outdated and uid in self.released)):
                     self.ours.add(uid)
-            case e.ActionAbandoned(action_id=ended) if resource.approved or resource.is_forced:
-                self.given_up.add(ended)
+            case e.ActionAbandoned(action_id=ended):
+                if ended in self.actions and self.actions[ended].is_given_up:
+                    self.given_up.add(ended)
             case _:
                 pass
         if isinstance(data, e.SpecDeclared | e.SpecWithdrawn):
@@ -303,6 +306,8 @@ def _of_resource(resource: Resource, event: e.LogEvent) -> None:  # noqa: C901, 
         case e.ReleaseForced(orphan=orphan):
             resource.finalizers.clear()
             resource.is_forced, resource.is_orphaned = True, orphan
+            if orphan and resource.in_flight is not None:
+                resource.in_flight.is_given_up = True
         case e.ReferenceAdded(by, on_withdrawal):
             resource.references[by] = on_withdrawal
         case e.ReferenceRemoved(by):
@@ -313,8 +318,10 @@ def _of_resource(resource: Resource, event: e.LogEvent) -> None:  # noqa: C901, 
             resource.plan = None
         case e.HoldApproved(hold="Approval"):
             resource.plan = resource.asked[1]
-        case e.HoldApproved(hold):
+        case e.HoldApproved(hold, decision):
             resource.approved = hold
+            if decision == "Abandon" and resource.in_flight is not None:
+                resource.in_flight.is_given_up = True
         case _:
             pass
 

@@ -790,6 +790,25 @@ def an_object_that_the_log_does_not_own(story: Story) -> None:
     story.record(FOO, OwnershipReleased("foo", "uid-foo", "Gone"))
 
 
+@breaks("leak")
+def an_object_of_an_action_that_no_person_gave_up(story: Story) -> None:
+    """The operator only removed the holds; the software gave up the action."""
+    abandoned = release_during_creation(story, orphan=False)
+    story.record(BAR, abandoned, OutcomeRecorded("Deleted", 2, "Gone"))
+
+
+def release_during_creation(story: Story, *, orphan: bool) -> ActionAbandoned:
+    """Withdraw Bar while it is created, and remove its holds; return the end of its action."""
+    create = action(BAR, 2, "Create")
+    cause = story.message(BAR, declared(BAR))
+    story.record(BAR, replace(SPEC, external_name="bar"), ActionDecided(create), cause=cause)
+    story.effect("Create", "bar", create.idempotency_key)
+    cause = story.message(BAR, Withdrawn())
+    story.record(BAR, SpecWithdrawn(2), ReleaseForced("broken", orphan=orphan), cause=cause)
+    story.exists(thing("foo"), thing("bar"))
+    return ActionAbandoned(create.action_id, "Create", "abandoned", in_doubt=True)
+
+
 @breaks("conflict")
 def a_conflict_with_nothing(story: Story) -> None:
     story.history.is_final = True
@@ -905,6 +924,18 @@ def test_two_objects_that_the_log_released_are_of_no_resource() -> None:
     kept = [OwnershipReleased(name, f"uid-{name}", "Orphaned") for name in ("foo", "foo-2")]
     story.record(FOO, SpecWithdrawn(2), *kept, OutcomeRecorded("Released", 2, "Orphaned"), cause=50)
     story.exists(thing("foo"), thing("foo-2"))
+    assert findings(story.history) == []
+
+
+def test_an_object_of_an_action_that_a_person_gave_up_is_no_leak() -> None:
+    """A declaration before the action ends does not undo what the person decided."""
+    story = sound()
+    abandoned = release_during_creation(story, orphan=True)
+    fields = {**RED, "policy": {"mode": "ObserveOnly"}}
+    spec = replace(SPEC, generation=3, external_name="bar", policy=Policy(mode="ObserveOnly"))
+    outcome = OutcomeRecorded("Drifted", 3, "ObserveOnly")
+    cause = story.message(BAR, declared(BAR, fields))
+    story.record(BAR, spec, abandoned, outcome, cause=cause)
     assert findings(story.history) == []
 
 
