@@ -88,7 +88,7 @@ class StatusRow(msgspec.Struct, gc=False, rename="camel", omit_defaults=True):
     labels: dict[str, str] = {}
     approve: ApprovalLevel = "Never"
     definition: int = 0  # the generation of its kind's definition that it rests on
-    refers: tuple[Reference, ...] = ()
+    refers: tuple[Reference, ...] = ()  # until its object is gone, too
     targets: dict[str, TargetState] = {}  # what it knows of what it refers to
     secrets: dict[str, str] = {}  # their digests by name, empty for unknown
 
@@ -345,6 +345,10 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
             row.breaker_until = None
         case _:
             assert_never(event.data)
+    if row.refers and not (row.declared or row.owned or row.action_id):
+        # Its references end with its object. What it claims afterwards is only deleted or released,
+        # and keeps no target; a row that was forgotten meanwhile could not name one either.
+        row.refers = ()
 
 
 def _unmet_since(

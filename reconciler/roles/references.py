@@ -104,17 +104,17 @@ def definition_messages(
 def _wanted(
     target: str, index: ReferenceIndex, every_row: _Rows, damaged: Container[str]
 ) -> dict[str, tuple[StatusRow, Reference]]:
-    """Return who refers to a target: a resource does until its object is gone, too."""
+    """Return who refers to a target."""
 
     def leaving(name: str) -> Iterable[str]:
         met = every_row.get(name)
-        is_leaving = met is not None and name not in damaged and _refers(met) and not met.declared
+        is_leaving = met is not None and name not in damaged and not met.declared
         return [each.target for each in met.refers] if met is not None and is_leaving else ()
 
     return {
         str(row.key): (row, reference)
         for row in rows_of(index.referrers(target), every_row)
-        if _refers(row) and str(row.key) not in damaged
+        if str(row.key) not in damaged
         if _permits(every_row.get(target), target, row.namespace)
         # Withdrawn, each member of a circle would be kept for the next: there no order is right.
         if row.declared or not circle(str(row.key), [target], leaving)
@@ -126,10 +126,6 @@ def _wanted(
 def _permits(target: StatusRow | None, name: str, namespace: str) -> bool:
     permitted = () if target is None else target.referenced_from
     return may_refer(ResourceKey.parse(name), namespace, permitted)
-
-
-def _refers(row: StatusRow) -> bool:
-    return bool(row.declared or row.owned or row.action_id)
 
 
 def _to_references(

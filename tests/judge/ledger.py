@@ -85,7 +85,8 @@ class Resource:
     is_troubled: bool = False
     outcome: e.OutcomeRecorded | None = None
     has_news: bool = False
-    settled_generation: int = 0
+    has_references: bool = False
+    """Whether it references what its spec names: until the object of its declaration is gone."""
     finalizers: dict[str, str] = field(default_factory=dict[str, str])
     references: dict[str, OnWithdrawal] = field(default_factory=dict[str, OnWithdrawal])
     is_forced: bool = False
@@ -244,6 +245,8 @@ class Ledger:
             _of_action(resource, event, decided)
         else:
             _of_resource(resource, event)
+        exists = bool(resource.is_declared or resource.owned or resource.in_flight)
+        resource.has_references = exists and (resource.has_references or resource.is_declared)
 
 
 def _action_of(data: e.ResourceEvent) -> str:
@@ -294,8 +297,6 @@ def _of_resource(resource: Resource, event: e.LogEvent) -> None:  # noqa: C901, 
             _release(resource, data)
         case e.OutcomeRecorded() as data:
             resource.outcome, resource.has_news = data, False
-            if data.outcome in _SETTLED:
-                resource.settled_generation = data.generation
         case e.RetryScheduled(action_id=str(name)) if resource.in_flight is not None:
             if resource.in_flight.action.action_id == name:
                 resource.in_flight.progress = "scheduled"

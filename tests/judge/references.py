@@ -45,7 +45,7 @@ def references(ledger: Ledger) -> Iterator[Breach]:
     expected: dict[ResourceKey, dict[str, str]] = {}
     for key, resource in resources.items():
         spec = resource.spec
-        if spec is None or key in damaged or not _references(resource):
+        if spec is None or key in damaged or not resource.has_references:
             continue
         for each in spec.references:
             target = ResourceKey.parse(each.target)
@@ -63,9 +63,9 @@ def references(ledger: Ledger) -> Iterator[Breach]:
             if recorded != outcome:
                 yield key, f"its target should make it {outcome}, its outcome is {recorded}"
     unclear = {str(key) for key in damaged}
-    unclear |= {str(key) for key, each in resources.items() if _is_a_later_claim(each)}
-    for key, resource in resources.items():
-        known = {by: each for by, each in resource.references.items() if by not in unclear}
+    for key in dict.fromkeys([*resources, *expected]):  # a target may be nothing but expected
+        references = ledger.resource(key).references
+        known = {by: each for by, each in references.items() if by not in unclear}
         wanted = {by: each for by, each in expected.get(key, {}).items() if by not in unclear}
         if known != wanted and key not in damaged:
             yield key, f"it knows the references {known}, and has {wanted}"
@@ -76,11 +76,6 @@ def _permits(ledger: Ledger, target: ResourceKey, namespace: str) -> bool:
     spec = ledger.resource(target).spec
     named = () if spec is None else spec.policy.referenced_from
     return namespace in (target.namespace, "system", *named) or "*" in named
-
-
-def _references(resource: Resource) -> bool:
-    """Return whether a resource still references what its spec names: until its object is gone."""
-    return bool(resource.is_declared or resource.owned or resource.in_flight)
 
 
 def references_damage(ledger: Ledger, resource: Resource) -> bool:
@@ -100,17 +95,10 @@ def _leads_back(ledger: Ledger, key: ResourceKey, target: ResourceKey) -> bool:
         resource = ledger.resource(met)
         if met in found or met in ledger.history.damaged or resource.spec is None:
             continue
-        if not resource.is_declared and _references(resource):
+        if not resource.is_declared and resource.has_references:
             found.add(met)
             ahead += [ResourceKey.parse(each.target) for each in resource.spec.references]
     return key in found
-
-
-def _is_a_later_claim(resource: Resource) -> bool:
-    """Return whether a stray became ours after the withdrawal had ended: it may still reference."""
-    outcome = resource.outcome
-    is_settled = resource.settled_generation == resource.generation
-    return outcome is not None and not resource.is_declared and is_settled and bool(resource.owned)
 
 
 def mark_of(field: Any, mark: str) -> dict[str, Any] | None:

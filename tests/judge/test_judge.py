@@ -35,6 +35,7 @@ from events.log import (
     OwnershipClaimed,
     OwnershipReleased,
     ReferenceAdded,
+    ReferenceRemoved,
     ReleaseForced,
     ResourceEvent,
     RetryScheduled,
@@ -52,6 +53,7 @@ from events.provider_config import (
     LossGuard,
     ProviderConfigSpec,
 )
+from events.reference import Reference
 from tests.judge.history import Acknowledged, Call, Effect, History, Message, Promises, Recorded
 from tests.judge.judging import INVARIANTS, findings, skipped_rules
 from tests.judge.ledger import OWNER_LABEL
@@ -826,6 +828,42 @@ def a_conflict_with_its_own_object(story: Story) -> None:
 def a_reference_of_which_the_target_does_not_know(story: Story) -> None:
     story.history.is_final = True
     story.record(BAR, ReferenceAdded("default/ShapeRef/r", "Keep"))
+
+
+@breaks("references")
+def a_reference_that_its_target_was_never_told(story: Story) -> None:
+    story.history.is_final = True
+    let_reference_bar(story, FOO)
+
+
+@breaks("references")
+def a_reference_of_a_resource_that_only_claimed_a_stray(story: Story) -> None:
+    claim_after_withdrawal(story)
+    story.record(BAR, ReferenceAdded(str(GONE), "Keep"))
+
+
+def let_reference_bar(story: Story, key: ResourceKey) -> None:
+    """Change the declaration of a resource so that it references Bar."""
+    log = story.history.log
+    index = next(number for number, each in enumerate(log) if each.event.key == key)
+    spec = replace(SPEC, external_name=key.name, references=(Reference(str(BAR)),))
+    log[index] = log[index]._replace(event=replace(log[index].event, data=spec))
+
+
+def claim_after_withdrawal(story: Story) -> None:
+    """Let Gone have referenced Bar and, before it has an outcome, claim another object."""
+    story.history.is_final = True
+    let_reference_bar(story, GONE)
+    story.history.log.pop()
+    story.record(BAR, ReferenceAdded(str(GONE), "Keep"), ReferenceRemoved(str(GONE)))
+    story.record(GONE, OwnershipClaimed("gone", "human-1", "ExclusiveScope", "default"))
+    story.record(GONE, OutcomeRecorded("Held", 2, "Approval"))
+
+
+def test_a_resource_that_claims_a_stray_after_its_withdrawal_references_nothing() -> None:
+    story = sound()
+    claim_after_withdrawal(story)
+    assert "references" not in rules_broken(story)
 
 
 @pytest.mark.parametrize("breach", BREACHES)

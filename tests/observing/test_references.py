@@ -171,7 +171,7 @@ def test_a_withdrawn_resource_keeps_its_targets_until_its_object_is_gone() -> No
     target = StatusRow("default", "Shape", "b", references={"default/Shape/a": "Keep"})
     rows = {str(each.key): each for each in (row, target)}
     assert _looked_at(rows) == []
-    row.owned = False
+    row.owned, row.refers = False, ()  # the fold ends them together
     [told] = _looked_at(rows)
     assert told.data == Unreferenced("default/Shape/a")
 

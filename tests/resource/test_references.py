@@ -6,13 +6,22 @@ from dataclasses import replace
 from typing import Any
 
 import msgspec
+import pytest
 
 from events.intake import Referenced, SecretSeen, TargetSeen, TargetState
-from events.log import ActionDecided, SpecDeclared, SpecResolved, TargetObserved
+from events.log import (
+    ActionDecided,
+    OwnershipClaimed,
+    SpecDeclared,
+    SpecResolved,
+    TargetObserved,
+)
 from events.manifest import Fields
 from events.secret import SecretRef
-from projections.read_models import ReadModels
-from tests.resource.building import BLOCK, Story, every, names, only
+from projections.read_models import ReadModels, rebuild
+from projections.status import StatusRow
+from tests.projections.logs import of
+from tests.resource.building import BLOCK, CONFIG, EXCLUSIVE, Story, every, names, only, thing
 
 DATABASE = "default/Block/Orders"
 HOST = {"$ref": "Block/Orders", "field": "outputs.host"}
@@ -40,6 +49,10 @@ def server(**fields: Any) -> Story:
     return story
 
 
+def row_of(story: Story) -> StatusRow:
+    return rebuild(of(story)).status[str(story.key)]
+
+
 def seen(story: Story, **state: Any) -> list[Any]:
     return list(story.turn(TargetSeen(DATABASE, TargetState(**state))))
 
@@ -64,6 +77,34 @@ def test_36_a_value_is_waited_for_visibly_and_used_when_it_is_known():
     assert story.action.fields == {"type": "db-1"}
     story.succeed()
     assert story.outcome == "Converged"
+
+
+@pytest.mark.parametrize("is_seen", [False, True], ids=["row-forgotten", "row-kept"])
+def test_a_withdrawn_resource_that_claims_a_stray_references_nothing(is_seen: bool):
+    """A target would be kept for an object that was created without it."""
+    story = Story(kind=SERVER, configs={CONFIG: EXCLUSIVE})
+    story.declare({"type": HOST})
+    found = thing({"type": "Square"})
+    if is_seen:
+        story.see(found, strays=(5, 5))
+    assert row_of(story).refers
+    story.withdraw()
+    assert (str(story.key) in rebuild(of(story)).status) is is_seen
+    events = story.see(found, strays=(1, 5))
+    assert only(OwnershipClaimed, events).reason == "ExclusiveScope"
+    assert row_of(story).owned
+    assert not row_of(story).refers
+
+
+def test_a_withdrawn_resource_references_its_targets_until_its_object_is_deleted():
+    story = server()
+    seen(story, **known())
+    story.succeed()
+    story.withdraw()
+    assert story.action.operation == "Delete"
+    assert row_of(story).refers
+    story.succeed()
+    assert str(story.key) not in rebuild(of(story)).status
 
 
 def test_a_changed_output_is_a_changed_input():
