@@ -273,7 +273,8 @@ class ApprovalAsked(_Event, frozen=True):
     """An action is wanted that people have to approve first (ADR 0040).
 
     ``plan`` is the digest of its parameters and of what is there by now; ``level`` the least strict
-    one at which it has to wait.
+    one at which it has to wait. ``declared_level`` is that of a declaration which
+    was withdrawn: it still holds, though the row of the resource may be forgotten.
     """
 
     plan: str
@@ -284,6 +285,7 @@ class ApprovalAsked(_Event, frozen=True):
     purpose: Purpose = "Converge"
     changes: tuple[FieldDifference, ...] = ()
     level: ApprovalLevel = "Always"
+    declared_level: ApprovalLevel | None = None
 
 
 class ActionDecided(_Event, frozen=True):

@@ -296,6 +296,7 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
             row.finalizers = {}
         case ApprovalAsked() as data:
             row.asked_plan, row.asked_level = data.plan, data.level
+            row.approve = data.declared_level or row.approve
         case ApprovalRefused():
             pass  # the outcome tells it
         case HoldApproved() as data:
@@ -345,10 +346,10 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
             row.breaker_until = None
         case _:
             assert_never(event.data)
-    if row.refers and not (row.declared or row.owned or row.action_id):
-        # Its references end with its object. What it claims afterwards is only deleted or released,
-        # and keeps no target; a row that was forgotten meanwhile could not name one either.
-        row.refers = ()
+    if not (row.declared or row.owned or row.action_id):
+        # References end with the object of a declaration. What the resource claims afterwards is
+        # deleted or released; a row that was forgotten meanwhile could not name a target either.
+        row.refers = row.referenced_from = ()
 
 
 def _unmet_since(

@@ -66,12 +66,17 @@ def decide_about(said: Approved, command: Command, state: ResourceState) -> Fact
 
 
 def _needs_approval(action: Action, state: ResourceState, context: Context) -> bool:
-    spec, config = state.desired.spec, context.configs.get(action.provider_config)
-    policy: ApprovalLevel = "Never" if spec is None else spec.policy.approve
-    level = policy if config is None else stricter(config.approve, policy)
+    config, level = context.configs.get(action.provider_config), _declared_level(state)
+    if config is not None:
+        level = stricter(config.approve, level)
     if _is_rest_of_what_was_approved(action, state):
         return False
     return stricter(level, level_of(action)) == level
+
+
+def _declared_level(state: ResourceState) -> ApprovalLevel:
+    spec = state.desired.spec
+    return "Never" if spec is None else spec.policy.approve
 
 
 def level_of(action: Action) -> ApprovalLevel:
@@ -97,6 +102,7 @@ def _asked(action: Action, state: ResourceState, context: Context) -> ApprovalAs
         purpose=action.purpose,
         changes=found,
         level=level_of(action),
+        declared_level=None if state.desired.is_declared else _declared_level(state),
     )
 
 

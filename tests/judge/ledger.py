@@ -85,8 +85,8 @@ class Resource:
     is_troubled: bool = False
     outcome: e.OutcomeRecorded | None = None
     has_news: bool = False
-    has_references: bool = False
-    """Whether it references what its spec names: until the object of its declaration is gone."""
+    is_in_effect: bool = False
+    """Whether the references of its newest declaration count: until the object of it is gone."""
     finalizers: dict[str, str] = field(default_factory=dict[str, str])
     references: dict[str, OnWithdrawal] = field(default_factory=dict[str, OnWithdrawal])
     is_forced: bool = False
@@ -246,7 +246,7 @@ class Ledger:
         else:
             _of_resource(resource, event)
         exists = bool(resource.is_declared or resource.owned or resource.in_flight)
-        resource.has_references = exists and (resource.has_references or resource.is_declared)
+        resource.is_in_effect = exists and (resource.is_in_effect or resource.is_declared)
 
 
 def _action_of(data: e.ResourceEvent) -> str:

@@ -45,7 +45,7 @@ def references(ledger: Ledger) -> Iterator[Breach]:
     expected: dict[ResourceKey, dict[str, str]] = {}
     for key, resource in resources.items():
         spec = resource.spec
-        if spec is None or key in damaged or not resource.has_references:
+        if spec is None or key in damaged or not resource.is_in_effect:
             continue
         for each in spec.references:
             target = ResourceKey.parse(each.target)
@@ -73,8 +73,8 @@ def references(ledger: Ledger) -> Iterator[Breach]:
 
 def _permits(ledger: Ledger, target: ResourceKey, namespace: str) -> bool:
     """Return whether references from a namespace to a resource count."""
-    spec = ledger.resource(target).spec
-    named = () if spec is None else spec.policy.referenced_from
+    resource = ledger.resource(target)
+    named = resource.policy.referenced_from if resource.is_in_effect else ()
     return namespace in (target.namespace, "system", *named) or "*" in named
 
 
@@ -95,7 +95,7 @@ def _leads_back(ledger: Ledger, key: ResourceKey, target: ResourceKey) -> bool:
         resource = ledger.resource(met)
         if met in found or met in ledger.history.damaged or resource.spec is None:
             continue
-        if not resource.is_declared and resource.has_references:
+        if not resource.is_declared and resource.is_in_effect:
             found.add(met)
             ahead += [ResourceKey.parse(each.target) for each in resource.spec.references]
     return key in found

@@ -17,7 +17,11 @@ from events.log import (
 )
 from events.manifest import ApprovalLevel
 from events.provider_config import Scope
+from projections.read_models import rebuild
 from projections.status import StatusRow, fold_status
+from reconciler.provider.kind import KindRegistry
+from reconciler.roles.sweeper import has_its_configuration_now
+from tests.projections.logs import of
 from tests.resource.building import (
     BLOCK,
     CONFIG,
@@ -94,6 +98,21 @@ def test_a_creation_and_a_deletion_wait_too():
     approve(story)
     story.succeed()
     assert story.outcome == "Deleted"
+
+
+def test_the_row_of_a_forgotten_resource_shows_the_level_of_its_declaration():
+    """The sweeper would wake the resource for ever, as if a configuration had been changed."""
+    config = changed(EXCLUSIVE, approve="Never")
+    story = Story(configs={CONFIG: config})
+    story.declare(RED, policy={"mode": "Absent", "approve": "Deletions"})
+    story.withdraw()
+    assert not rebuild(of(story)).status
+    story.see(thing(uid="h1"), strays=(1, 60))
+    assert (asked(story).operation, story.reason) == ("Delete", "Approval")
+    [row] = rebuild(of(story)).status.values()
+    assert (row.approve, row.asked_level) == ("Deletions", "Deletions")
+    kinds = KindRegistry([BLOCK])
+    assert not has_its_configuration_now(row, {CONFIG: config}, kinds)
 
 
 def test_deletions_alone_wait_where_the_configuration_says_so():

@@ -83,17 +83,19 @@ def test_36_a_value_is_waited_for_visibly_and_used_when_it_is_known():
 def test_a_withdrawn_resource_that_claims_a_stray_references_nothing(is_seen: bool):
     """A target would be kept for an object that was created without it."""
     story = Story(kind=SERVER, configs={CONFIG: EXCLUSIVE})
-    story.declare({"type": HOST})
+    story.declare({"type": HOST}, policy={"referencedFrom": ["shop"]})
     found = thing({"type": "Square"})
     if is_seen:
         story.see(found, strays=(5, 5))
     assert row_of(story).refers
+    assert row_of(story).referenced_from
     story.withdraw()
     assert (str(story.key) in rebuild(of(story)).status) is is_seen
     events = story.see(found, strays=(1, 5))
     assert only(OwnershipClaimed, events).reason == "ExclusiveScope"
     assert row_of(story).owned
     assert not row_of(story).refers
+    assert not row_of(story).referenced_from, "another namespace could keep the stray"
 
 
 def test_a_withdrawn_resource_references_its_targets_until_its_object_is_deleted():
