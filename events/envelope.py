@@ -171,8 +171,16 @@ def _has(payload: bytes, field: str) -> bool:
 
 def _check_nesting(payload: bytes) -> None:
     """Raise ``InvalidMessageError`` for JSON that is nested too deep; other faults are not its."""
-    if payload.count(b"{") + payload.count(b"[") <= MAX_NESTING:
-        return
+    if is_nested_deeper(payload, MAX_NESTING):
+        raise InvalidMessageError(
+            f"the JSON is nested too deeply; at most {MAX_NESTING} levels are allowed"
+        )
+
+
+def is_nested_deeper(payload: bytes, most: int) -> bool:
+    """Return whether JSON is nested deeper than ``most`` levels; reads no other faults."""
+    if payload.count(b"{") + payload.count(b"[") <= most:
+        return False
     depth = 0
     for found in _NESTING.finditer(payload):
         first = payload[found.start()]
@@ -180,10 +188,9 @@ def _check_nesting(payload: bytes) -> None:
             depth += 1
         elif first in b"}]":
             depth -= 1
-        if depth > MAX_NESTING:
-            raise InvalidMessageError(
-                f"the JSON is nested too deeply; at most {MAX_NESTING} levels are allowed"
-            )
+        if depth > most:
+            return True
+    return False
 
 
 def decode_listing_part(payload: bytes) -> ListingPart:

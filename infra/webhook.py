@@ -78,7 +78,7 @@ def _is_genuine(request: Request, body: bytes, secret: str) -> bool:
 def _urls(body: bytes) -> Iterator[str]:
     try:
         told: Any = msgspec.json.decode(body)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return
     for place in _PLACES:
         found: Any = cast("dict[str, Any]", told).get(place) if isinstance(told, dict) else None

@@ -43,6 +43,9 @@ _CONFIGURATION_AT_FAULT = {
 }
 """What no other generation of an object would mend: it is tried again until people have."""
 
+UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""Raised for JSON that is none, is of another form, or is nested deeper than the decoder goes."""
+
 _REDIRECTED = 300
 _SERVER_ERROR = 500
 _UNUSABLE_REQUEST = 400
@@ -108,7 +111,9 @@ def decoded(response: Answer, decoder: msgspec.json.Decoder[_T]) -> _T:
     """Decode a success's body; one that cannot be decoded tells nothing about what was done."""
     try:
         return decoder.decode(response.content)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except RecursionError as error:
+        raise unusable(response, "its JSON is nested too deep") from error
+    except UNDECODABLE as error:
         raise unusable(response, str(error)) from error
 
 
@@ -132,7 +137,7 @@ def problem_text(response: Answer) -> str:
     """Return the API's own words: an RFC 9457 problem's, or the start of the body."""
     try:
         problem = msgspec.json.decode(response.content, type=_Problem)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNDECODABLE:
         problem = _Problem()
     text = problem.detail or problem.title
     if not text:

@@ -2,6 +2,8 @@
 
 They know what a client library hides: whether anything of a call was sent. Of a write that is the
 difference between doing it again and asking what became of it (ADR 0003, ADR 0004).
+
+An answer is limited while it is received and while it is unpacked (ADR 0057).
 """
 
 from __future__ import annotations
@@ -22,7 +24,32 @@ from aiohappyeyeballs import (
 )
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
-MAX_HEADER_BYTES = 65_536
+MAX_HEADER_BYTES = 64 * 1024
+"""Of all headers of an answer. Servers that are in use send less than 16 KiB."""
+
+MAX_BODY_BYTES = 32 * 1024 * 1024
+"""Of one answer, as it is sent and as it is unpacked: a page of 1,000 objects of 32 KiB each."""
+
+MAX_HELD_BYTES = 4 * MAX_BODY_BYTES
+"""Of all answers that one API sends at the same time: many large ones would add up."""
+
+MAX_PIECES = 250_000
+"""Of a body: some servers send a chunk for each object. Chunks of a byte would keep the loop busy
+for seconds before they are long."""
+
+_LINE_BYTES = 32
+"""What a header takes besides its characters, as HTTP/2 counts it (RFC 9113, 6.5.2)."""
+
+_SMALL_BYTES = 4096
+"""Smaller pieces of a body are joined as they come: each would take 40 bytes besides its own."""
+
+_KEPT_BYTES = 256 * 1024
+"""A smaller body stays until the connection's next answer: to free it earlier gives its pages back
+to the kernel, and the next answer takes new ones, which costs half as much as the call."""
+
+_SLICE_BYTES = 1024 * 1024
+"""Unpacked between two turns of the event loop: about a millisecond."""
+
 _SECOND_ADDRESS_SECONDS = 0.25  # RFC 8305: an API that is dead over IPv6 answers over IPv4
 _ANY_WRAPPER = 47  # zlib or gzip
 
@@ -36,7 +63,16 @@ class ConnectionCutError(ConnectionError):
 
 
 class UnusableAnswerError(ValueError):
-    """What came is no HTTP answer."""
+    """The answer is not HTTP, or exceeds a limit."""
+
+
+class _Held:
+    """Size of the answers that the connections to one API receive and unpack."""
+
+    __slots__ = ("size",)
+
+    def __init__(self) -> None:
+        self.size = 0
 
 
 class Headers(Mapping[str, str]):
@@ -74,7 +110,7 @@ class Received(msgspec.Struct, frozen=True, gc=False):
 class Connection(asyncio.Protocol):
     """One connection; its answers are read by the parser's callbacks."""
 
-    def __init__(self) -> None:
+    def __init__(self, held: _Held) -> None:
         self.used_at = 0.0
         self.is_open = True
         self._transport: asyncio.Transport | None = None
@@ -82,8 +118,13 @@ class Connection(asyncio.Protocol):
         self._answer: asyncio.Future[Received] | None = None
         self._headers = Headers()
         self._header_bytes = 0
-        self._body: list[bytes] = []
+        self._body: list[bytes | bytearray] = []
+        self._body_bytes = 0
+        self._pieces = 0
         self._has_headers = False
+        self._held = held
+        self._received_bytes = 0
+        self._unread_bytes = 0
 
     async def exchange(self, request: bytes, deadline: float) -> Received:
         """Send a request and wait for its whole answer; a connection that fails is closed.
@@ -96,13 +137,15 @@ class Connection(asyncio.Protocol):
         timer = loop.call_at(deadline, self._fail, TimeoutError())  # cheaper than asyncio.timeout
         try:
             self._send(request)
-            return await self._answer
+            received = await self._answer
+            return await self._unpacked(received, deadline) if _is_packed(received) else received
         except BaseException:  # given up: its answer must not become the next call's
             self.close()
             raise
         finally:
             timer.cancel()
             self._answer = None
+            self._release()
 
     def _send(self, request: bytes) -> None:
         assert self._transport is not None
@@ -130,8 +173,14 @@ class Connection(asyncio.Protocol):
         if self._answer is None or self._answer.done():
             self.close()
             return
+        body_bytes = self._body_bytes
         try:
+            self._take(len(data))
             self._parser.feed_data(data)
+            if not self._answer.done():
+                self._check_progress(len(data), self._body_bytes - body_bytes)
+        except UnusableAnswerError as error:
+            self._fail(error)
         except (HttpParserError, HttpParserUpgrade) as error:
             cause = error.__context__ if isinstance(error.__context__, ValueError) else error
             self._fail(UnusableAnswerError(str(cause)))
@@ -149,14 +198,15 @@ class Connection(asyncio.Protocol):
         """Forget what came before, such as ``103 Early Hints``; one answer is enough."""
         if self._answer is None or self._answer.done():
             self.close()
-        self._headers, self._header_bytes, self._body = Headers(), 0, []
+        self._headers, self._header_bytes = Headers(), 0
+        self._body, self._body_bytes, self._pieces = [], 0, 0
         self._has_headers = False
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Take in a header."""
-        self._header_bytes += len(name) + len(value)
+        self._header_bytes += len(name) + len(value) + _LINE_BYTES
         if self._header_bytes > MAX_HEADER_BYTES:
-            raise UnusableAnswerError(f"its headers have more than {MAX_HEADER_BYTES} bytes")
+            raise _headers_too_long()
         self._headers.add(name.decode(errors="replace"), value.decode(errors="replace"))
 
     def on_headers_complete(self) -> None:
@@ -165,7 +215,16 @@ class Connection(asyncio.Protocol):
 
     def on_body(self, body: bytes) -> None:
         """Take in a piece of the body."""
-        self._body.append(body)
+        self._body_bytes += len(body)
+        self._pieces += 1
+        if self._pieces > MAX_PIECES:
+            raise UnusableAnswerError(f"it has more than {MAX_PIECES} chunks")
+        if len(body) >= _SMALL_BYTES or not self._body:
+            self._body.append(body)
+        elif isinstance(last := self._body[-1], bytearray):
+            last += body
+        else:
+            self._body.append(bytearray(body))
 
     def on_message_complete(self) -> None:
         """Return the answer, unless the server only says that it goes on."""
@@ -174,14 +233,53 @@ class Connection(asyncio.Protocol):
         if status < HTTPStatus.OK or self._answer is None or self._answer.done():
             return
         self.is_open = self.is_open and self._parser.should_keep_alive()
-        try:
-            content = _unpacked(b"".join(self._body), self._headers)
-        except (zlib.error, ValueError) as error:
-            self._fail(UnusableAnswerError(f"decompressing its body failed: {error}"))
-            return
+        content = b"".join(self._body)
+        if self._body_bytes > _KEPT_BYTES:
+            self._body = []
         self._answer.set_result(Received(status, self._headers, content))
 
     # --- within
+
+    def _take(self, size: int) -> None:
+        """Count what was received or unpacked; raises ``UnusableAnswerError`` above a limit."""
+        self._received_bytes += size
+        self._held.size += size
+        if self._received_bytes > MAX_BODY_BYTES:
+            raise UnusableAnswerError(f"it is longer than {_mebibytes(MAX_BODY_BYTES)}")
+        if self._held.size > MAX_HELD_BYTES:
+            raise UnusableAnswerError(
+                f"all answers that this API sends at the same time are longer than"
+                f" {_mebibytes(MAX_HELD_BYTES)}"
+            )
+
+    def _release(self) -> None:
+        self._held.size -= self._received_bytes
+        self._received_bytes = self._unread_bytes = 0
+
+    def _check_progress(self, size: int, body_size: int) -> None:
+        """Raise for headers and trailers without an end: the parser keeps them until it has all."""
+        self._unread_bytes = 0 if body_size else self._unread_bytes + size
+        if self._unread_bytes > MAX_HEADER_BYTES:
+            raise _headers_too_long()
+
+    async def _unpacked(self, received: Received, deadline: float) -> Received:
+        """Unpack a body, in slices; raises ``TimeoutError`` and ``UnusableAnswerError``."""
+        loop = asyncio.get_running_loop()
+        slices: list[bytes] = []
+        self._release()  # it counts as what it is unpacked to
+        try:
+            for piece, is_last in _unpack(received.content):
+                self._take(len(piece))
+                slices.append(piece)
+                if is_last:
+                    content = slices[0] if len(slices) == 1 else b"".join(slices)
+                    return Received(received.status, received.headers, content)
+                await asyncio.sleep(0)
+                if loop.time() > deadline:
+                    raise TimeoutError
+        except zlib.error as error:
+            raise UnusableAnswerError(f"decompressing its body failed: {error}") from None
+        raise UnusableAnswerError("decompressing its body failed: it is truncated")
 
     def _ends_with_connection(self) -> bool:
         return "content-length" not in self._headers and "transfer-encoding" not in self._headers
@@ -192,14 +290,29 @@ class Connection(asyncio.Protocol):
             self._answer.set_exception(error)
 
 
-def _unpacked(content: bytes, headers: Headers) -> bytes:
-    if not content or headers.get("content-encoding", "").lower() != "gzip":
-        return content
+def _is_packed(received: Received) -> bool:
+    encoding = received.headers.get("content-encoding", "")
+    return bool(received.content) and encoding.lower() == "gzip"
+
+
+def _unpack(packed: bytes) -> Iterator[tuple[bytes, bool]]:
+    """Unpack a body, a slice at a time, each with whether it is the last one."""
     unpacker = zlib.decompressobj(_ANY_WRAPPER)
-    unpacked = unpacker.decompress(content) + unpacker.flush()
-    if not unpacker.eof:
-        raise ValueError("it is truncated")
-    return unpacked
+    for start in range(0, len(packed), _SLICE_BYTES):
+        rest = packed[start : start + _SLICE_BYTES]
+        is_full = True
+        while rest or is_full:  # it keeps what does not fit into a full slice
+            piece = unpacker.decompress(rest, _SLICE_BYTES)
+            rest, is_full = unpacker.unconsumed_tail, len(piece) == _SLICE_BYTES
+            yield piece, unpacker.eof
+
+
+def _headers_too_long() -> UnusableAnswerError:
+    return UnusableAnswerError(f"its headers are longer than {MAX_HEADER_BYTES // 1024} KiB")
+
+
+def _mebibytes(size: int) -> str:
+    return f"{size // 1024**2} MiB"
 
 
 class Connections:
@@ -228,6 +341,7 @@ class Connections:
         self._slots = asyncio.Semaphore(most)
         self._connecting_seconds = connecting_seconds
         self._kept_seconds = kept_seconds
+        self._held = _Held()
         self._idle: deque[Connection] = deque()  # the newest last
         self._all: set[Connection] = set()
         self._is_closed = False
@@ -304,10 +418,13 @@ class Connections:
         self._all.add(connection)
         return connection
 
+    def _new(self) -> Connection:
+        return Connection(self._held)
+
     async def _opened(self) -> Connection:
         loop = asyncio.get_running_loop()
         if self._socket_path is not None:
-            _, connection = await loop.create_unix_connection(Connection, self._socket_path)
+            _, connection = await loop.create_unix_connection(self._new, self._socket_path)
             return connection
         addresses = await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
         connected = await start_connection(
@@ -315,6 +432,6 @@ class Connections:
         )
         name = None if self._tls is None else self._host
         _, connection = await loop.create_connection(
-            Connection, sock=connected, ssl=self._tls, server_hostname=name
+            self._new, sock=connected, ssl=self._tls, server_hostname=name
         )
         return connection

@@ -14,6 +14,7 @@ from typing import Final
 
 import msgspec
 
+from infra.providers.answers import UNDECODABLE
 from reconciler.errors import PermanentError
 
 if sys.platform != "win32":
@@ -47,7 +48,7 @@ def mark_of(file: int) -> tuple[Mark | None, bool]:
     """Return a file's mark, and whether it could have one."""
     try:
         return _mark_decoder.decode(os.getxattr(file, ATTRIBUTE)), True
-    except msgspec.DecodeError:
+    except UNDECODABLE:
         return None, True
     except OSError as error:
         if error.errno not in {errno.ENODATA, errno.ENOTSUP}:

@@ -15,6 +15,7 @@ from infra.providers.answers import Answer, inconclusive, refusal
 from infra.providers.connections import Connections, NotSentError, UnusableAnswerError
 from infra.providers.endpoint import authorization, checked_endpoint, socket_path
 from infra.providers.trust import certificate_problem, trusting
+from reconciler.answer_budget import AnswerTooLargeError, take_memory
 from reconciler.call_permit import may_call
 from reconciler.errors import (
     ConfigurationError,
@@ -111,6 +112,7 @@ class HttpApi:
         )
         try:
             received = await self._connections.exchange(request, self._timeout_seconds)
+            take_memory(received.content)
         except ssl.SSLCertVerificationError as error:
             raise UntrustedApiError(
                 f"{method} {url}: not sent, its certificate is not trusted: "
@@ -121,7 +123,7 @@ class HttpApi:
         except TimeoutError as error:
             why = f"no response within {self._timeout_seconds:g} s"
             raise inconclusive(method)(f"{method} {url}: {why}") from error
-        except (OSError, UnusableAnswerError) as error:
+        except (OSError, UnusableAnswerError, AnswerTooLargeError) as error:
             raise inconclusive(method)(f"{method} {url}: invalid response: {error}") from error
         # Some APIs repeat a secret, and answers go into the log.
         content = self._secrecy.hide_in_bytes(received.content)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import structlog
 
 from events.intake import ListingBegan, ListingCompleted, ListingItem
+from reconciler.answer_budget import MAX_LISTING_BYTES, decoded_bytes
 from reconciler.errors import ConfigurationError, ProviderError
 from reconciler.ports import (
     DeadLetter,
@@ -24,6 +25,10 @@ from reconciler.roles.providers import ProviderPool
 ABANDONED_SECONDS = 300.0
 """A listing that is not completed by then never will be."""
 
+MAX_OPEN_BYTES = 2 * MAX_LISTING_BYTES
+"""Of all listings that are being received: those of several tenants."""
+
+_MIB = 1024 * 1024
 _MAX_OPEN = 256
 _MAX_REMEMBERED = 1_000
 _SUBJECT_TOKENS = 4
@@ -31,12 +36,14 @@ _SUBJECT_TOKENS = 4
 _logger = structlog.get_logger(__name__)
 
 
-class _Open(NamedTuple):
-    """A listing that is being received, and the part that began it."""
+@dataclass(slots=True)
+class _Open:
+    """A listing that is being received, the part that began it, and the memory of its objects."""
 
     since: float
     listing: ListingAssembler
     beginning: ListingDelivery
+    size: int = 0
 
 
 class ForeignListings:
@@ -59,6 +66,7 @@ class ForeignListings:
         self._providers = providers
         self._clock = chance.clock
         self._open: dict[str, _Open] = {}
+        self._size = 0
         self._refused: dict[str, None] = {}
 
     async def run(self) -> None:
@@ -85,7 +93,9 @@ class ForeignListings:
         elif subject in self._refused:
             return  # it was told once
         elif isinstance(part, ListingItem):
-            self._assembler(subject).add([part.object])
+            opened = self._opened(subject)
+            opened.listing.add([part.object])
+            await self._make_room(opened, decoded_bytes(delivery.payload))
         elif isinstance(part, ListingCompleted):
             await self._complete(subject, part)
         else:
@@ -110,20 +120,45 @@ class ForeignListings:
             delivery.stored_at,
             unique_names=capabilities is None or capabilities.deterministic_names,
         )
+        self._close(subject)
         self._open[subject] = _Open(self._clock(), listing, delivery)
 
-    def _assembler(self, subject: str) -> ListingAssembler:
+    def _opened(self, subject: str) -> _Open:
         opened = self._open.get(subject)
         if opened is None:
             raise ListingRefusedError(
                 "the start of the listing is missing, or the listing was dropped earlier; publish "
                 "a new listing"
             )
-        return opened.listing
+        return opened
+
+    async def _make_room(self, opened: _Open, size: int) -> None:
+        """Count an object; of too many, the largest listing is refused: it is who takes the room.
+
+        Raises ``ListingRefusedError`` for one that is too large by itself.
+        """
+        opened.size += size
+        self._size += size
+        if opened.size > MAX_LISTING_BYTES:
+            raise ListingRefusedError(
+                f"its objects take more than {MAX_LISTING_BYTES // _MIB} MiB of memory"
+            )
+        if self._size > MAX_OPEN_BYTES:
+            largest = max(self._open.values(), key=lambda each: each.size)
+            await self._refuse(
+                largest.beginning,
+                f"all listings that are open take more than {MAX_OPEN_BYTES // _MIB} MiB of"
+                " memory, and this one takes the most",
+            )
+
+    def _close(self, subject: str) -> None:
+        opened = self._open.pop(subject, None)
+        if opened is not None:
+            self._size -= opened.size
 
     async def _complete(self, subject: str, part: ListingCompleted) -> None:
-        listing = self._assembler(subject)
-        del self._open[subject]
+        listing = self._opened(subject).listing
+        self._close(subject)
         objects = listing.complete(part.count)
         began = listing.began
         provider = self._providers.get(began.provider_config, began.kind)
@@ -145,7 +180,7 @@ class ForeignListings:
 
     async def _refuse(self, delivery: ListingDelivery, reason: str) -> None:
         subject = delivery.subject
-        self._open.pop(subject, None)
+        self._close(subject)
         self._refused[subject] = None
         while len(self._refused) > _MAX_REMEMBERED:
             del self._refused[next(iter(self._refused))]

@@ -23,6 +23,9 @@ from reconciler.resource.observation import LOOKING
 from reconciler.resource.owner_label import OWNER_LABEL, is_of_log, owner
 from reconciler.roles.slices import in_slices
 
+MAX_LISTED_OBJECTS = 250_000
+"""Of one listing: it is complete or void, so all of it is in memory, about 1 KiB an object."""
+
 
 class ListingRefusedError(ValueError):
     """A listing proves nothing: it is incomplete, or of a scope that is not this one."""
@@ -54,6 +57,7 @@ class ListingAssembler:
         """Take in a page; raises ``ListingRefusedError`` for an object of another scope.
 
         In an exclusive scope what is listed and not declared is deleted: it must not reach further.
+        So are too many objects.
         """
         began = self.began
         for each in objects:
@@ -62,6 +66,11 @@ class ListingAssembler:
                     f"the object {each.name!r} is outside the scope of the listing"
                 )
             self._objects[self.place(each.name, each.uid)] = each
+        if len(self._objects) > MAX_LISTED_OBJECTS:
+            raise ListingRefusedError(
+                f"it has more than {MAX_LISTED_OBJECTS} objects: split the scope of its"
+                " ProviderConfig"
+            )
 
     def place(self, name: str, uid: str | None) -> str:
         """Return what tells one object of the listing from another; it begins with the name."""

@@ -24,7 +24,7 @@ from reconciler.resource.observation import LOOKING
 from reconciler.roles.api_gates import ApiGates
 from reconciler.roles.chance import REAL, Chance
 from reconciler.roles.configurations import Configurations
-from reconciler.roles.oversize import is_too_long
+from reconciler.roles.oversize import is_too_large
 from reconciler.roles.providers import ProviderPool
 
 FIRST_SECONDS = 1.0
@@ -147,7 +147,7 @@ class ObjectReads:
             return 0
         shown = "" if seen is None else digest(seen)
         is_news = shown != row.observed_digest or row.doubted or row.reason == LOOKING
-        if not is_news or is_too_long(seen):
+        if not is_news or is_too_large(seen):
             return 0
         observed = Observed(
             name,

@@ -38,7 +38,7 @@ from reconciler.roles.listing import (
 )
 from reconciler.roles.next_listing import NextListing
 from reconciler.roles.object_reads import ObjectReads
-from reconciler.roles.oversize import is_too_long, tell_too_long, too_long
+from reconciler.roles.oversize import build_size_letter, is_too_large, store_size_letters
 from reconciler.roles.providers import ProviderPool
 from reconciler.roles.slices import in_slices
 
@@ -281,10 +281,10 @@ class Observer:
         for row in findings.doubtful:
             with self._gates.of(began.provider_config).calls(began.provider_config):
                 seen += await _read_one(provider, row, listing, findings.losses)
-        found = [(key, observed) for key, observed in seen if not is_too_long(observed.object)]
+        found = [(key, observed) for key, observed in seen if not is_too_large(observed.object)]
         if len(found) < len(seen):
-            letters = [too_long(*each) for each in seen if is_too_long(each[1].object)]
-            await tell_too_long(self._sink, letters)
+            letters = [build_size_letter(*each) for each in seen if is_too_large(each[1].object)]
+            await store_size_letters(self._sink, letters)
         if self._configurations.by_name.get(began.provider_config) != config:
             raise ListingRefusedError("its ProviderConfig was changed during the listing")
         reach(Failpoint.OBSERVER_LISTED)

@@ -1,4 +1,4 @@
-"""Objects that are too long to be observed: told once, so that the rest of a listing gets through.
+"""Objects that are too large to be observed: told once, so that the rest of a listing gets through.
 
 The decider would refuse such an observation, and the next listing would bring it again, for ever.
 """
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import msgspec
 import structlog
 
-from events.envelope import MAX_MESSAGE_BYTES
+from events.envelope import MAX_MESSAGE_BYTES, MAX_NESTING, is_nested_deeper
 from events.external import ExternalObject, digest
 from events.intake import Observed
 from events.names import ResourceKey
@@ -20,23 +20,27 @@ from reconciler.ports import DeadLetter, DecisionSink, IntakeDelivery
 MAX_OBJECT_BYTES = MAX_MESSAGE_BYTES // 2
 """A longer object reaches neither the log nor a result."""
 
+MAX_OBJECT_NESTING = MAX_NESTING - 10
+"""Levels of an object's JSON. An observation is a message with some levels around the object."""
+
 _encoder = msgspec.json.Encoder()
 _logger = structlog.get_logger(__name__)
 
 
-def is_too_long(seen: ExternalObject | None) -> bool:
-    """Return whether an object is too long to be reported."""
-    return seen is not None and len(_encoder.encode(seen)) > MAX_OBJECT_BYTES
+def is_too_large(seen: ExternalObject | None) -> bool:
+    """Return whether an object is too long, or nested too deep, to be reported."""
+    if seen is None:
+        return False
+    return bool(_excess(_encoder.encode(seen)))
 
 
-def too_long(key: ResourceKey, observed: Observed) -> DeadLetter:
-    """Make the letter about an object that is too long, the same one for the same content."""
+def build_size_letter(key: ResourceKey, observed: Observed) -> DeadLetter:
+    """Return the letter about an object that is too large, the same one for the same content."""
     assert observed.object is not None
     payload = _encoder.encode(observed.object)
     reason = (
         f"object {observed.external_name!r} of {observed.provider_config!r}: its "
-        f"{len(payload)} bytes exceed the limit of {MAX_OBJECT_BYTES}, so its changes are not "
-        "detected; make it smaller"
+        f"{_excess(payload)}, so its changes are not detected; make it smaller"
     )
     delivery = IntakeDelivery(
         position=observed.as_of,
@@ -51,7 +55,16 @@ def too_long(key: ResourceKey, observed: Observed) -> DeadLetter:
     return DeadLetter("observation", reason, delivery, about, digest(observed.object))
 
 
-async def tell_too_long(sink: DecisionSink | None, letters: Sequence[DeadLetter]) -> None:
+def _excess(payload: bytes) -> str:
+    """Return what an object has more of than is allowed; empty for one that can be reported."""
+    if len(payload) > MAX_OBJECT_BYTES:
+        return f"{len(payload)} bytes exceed the limit of {MAX_OBJECT_BYTES}"
+    if is_nested_deeper(payload, MAX_OBJECT_NESTING):
+        return f"levels of JSON exceed the limit of {MAX_OBJECT_NESTING}"
+    return ""
+
+
+async def store_size_letters(sink: DecisionSink | None, letters: Sequence[DeadLetter]) -> None:
     """Store the letters that are new; a listing does not fail for them, the next one tells them."""
     if not letters:
         return

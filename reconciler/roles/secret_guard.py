@@ -1,10 +1,11 @@
-"""A provider whose errors never repeat its secret, whatever its API answers."""
+"""A provider whose errors never repeat its secret, and whose answers take bounded memory."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Generator, Sequence
 from contextlib import contextmanager
+from typing import Final
 
 import msgspec
 
@@ -12,10 +13,14 @@ from events.external import ExternalObject
 from events.log import Action
 from events.provider_config import Scope
 from events.reference import resolved_secrets_in
-from reconciler.errors import ConfigurationError, ProviderError
+from reconciler.answer_budget import MAX_CALLS_BYTES, MAX_LISTING_BYTES, AnswerBudget
+from reconciler.errors import ConfigurationError, ProviderError, TransientError
 from reconciler.provider import Effect, Provider, WatchingProvider
 from reconciler.provider.secrets import Secrets
 from reconciler.secrecy import Secrecy
+
+MAX_PAGES: Final = 20_000
+"""Of one listing: 250,000 objects where an API has 13 a page; a listing without an end has more."""
 
 _encoder = msgspec.json.Encoder()
 
@@ -33,6 +38,7 @@ class SecretiveProvider:
         self._secrets = secrets
         self._secrecy = secrets.secrecy
         self._calls = 0
+        self._budget = AnswerBudget("the answers that calls of this API use", MAX_CALLS_BYTES)
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -45,7 +51,7 @@ class SecretiveProvider:
         self._calls += 1
         self._idle.clear()
         try:
-            with without_secret(self._secrecy):
+            with without_secret(self._secrecy), self._budget.share() as share, share.in_use():
                 yield
         except ProviderError as error:
             secrets = () if action is None else resolved_secrets_in(action.fields)
@@ -84,9 +90,16 @@ class SecretiveProvider:
         self, scope: Scope, *, page_size: int
     ) -> AsyncIterator[Sequence[ExternalObject]]:
         """List."""
-        with without_secret(self._secrecy):
-            async for page in self._provider.pages(scope, page_size=page_size):
+        budget = AnswerBudget("the answers of this listing", MAX_LISTING_BYTES)
+        pages = aiter(self._provider.pages(scope, page_size=page_size))
+        with without_secret(self._secrecy), budget.share() as share:
+            for _ in range(MAX_PAGES):
+                with share.in_use():  # not while who lists has the page
+                    page = await anext(pages, None)
+                if page is None:
+                    return
                 yield page
+            raise TransientError(f"the listing has more than {MAX_PAGES} pages")
 
     async def close(self) -> None:
         """Close connections."""
@@ -103,7 +116,7 @@ class SecretiveWatchingProvider(SecretiveProvider):
 
     async def changes(self, after: str | None) -> str:
         """Wait for a change."""
-        with without_secret(self._secrecy):
+        with without_secret(self._secrecy), self._budget.share() as share, share.in_use():
             return await self._watching.changes(after)
 
 

@@ -57,7 +57,7 @@ from reconciler.roles.cancellation import is_being_cancelled
 from reconciler.roles.chance import REAL, Chance
 from reconciler.roles.configurations import Configurations
 from reconciler.roles.lookup import look_up
-from reconciler.roles.oversize import is_too_long
+from reconciler.roles.oversize import is_too_large
 from reconciler.roles.providers import ProviderPool
 
 LEASE_SECONDS = 10.0
@@ -451,7 +451,7 @@ def _settles(event: ResourceEvent, action: Action, attempt: int) -> bool:
 def _fitting(seen: ExternalObject | None) -> ExternalObject | None:
     """Leave out an object that cannot be reported: the result must get through."""
     try:
-        if not is_too_long(seen):
+        if not is_too_large(seen):
             return seen
         why = "it is too large"
     except Exception as error:  # noqa: BLE001 - a provider may show what is no JSON

@@ -14,6 +14,7 @@ import msgspec
 from events.manifest import Fields
 from events.provider_config import ProviderConfigSpec
 from infra.providers.answers import (
+    UNDECODABLE,
     Answer,
     decoded,
     inconclusive,
@@ -162,7 +163,7 @@ def said(answer: Answer) -> str:
     """Return Caddy's own words; empty where what answers is no Caddy."""
     try:
         return _said_decoder.decode(answer.content).error
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNDECODABLE:
         return ""
 
 

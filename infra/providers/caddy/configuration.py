@@ -16,6 +16,7 @@ import msgspec
 from events.external import ExternalObject
 from events.log import Action
 from events.manifest import Fields
+from infra.providers.answers import UNDECODABLE
 from infra.providers.caddy.order import Reach, Standing
 from infra.providers.caddy.spec import ANY_PATH, normalize
 
@@ -193,7 +194,7 @@ def marks_of(route: Mapping[str, Any]) -> Marks | None:
         return None
     try:
         return _marks_decoder.decode(group.removeprefix(_PREFIX))
-    except msgspec.DecodeError:
+    except UNDECODABLE:
         return None
 
 

@@ -30,6 +30,7 @@ from josepy.jwa import ES256
 from josepy.jwk import JWKEC
 from requests.adapters import HTTPAdapter
 
+from infra.providers.answers import UNDECODABLE
 from reconciler.errors import PermanentError, ProviderError, TransientError, UnknownResultError
 
 FAILED_DEPENDENCY: Final = 424
@@ -373,7 +374,7 @@ def _says(error: ProviderError, code: str) -> bool:
 def _read(answer: requests.Response, of: type[_T]) -> _T:
     try:
         return msgspec.json.decode(answer.content, type=of)
-    except msgspec.DecodeError as error:
+    except UNDECODABLE as error:
         raise TransientError(
             f"{answer.url} returned a response that is not ACME: {error}", status=FAILED_DEPENDENCY
         ) from None

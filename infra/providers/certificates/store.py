@@ -23,6 +23,7 @@ import msgspec
 from events.external import ExternalObject
 from events.log import Action
 from events.manifest import Fields
+from infra.providers.answers import UNDECODABLE
 from infra.providers.certificates.spec import STORE, name_problem
 from infra.providers.file_root import FileRoot, opened_file, temporary, temporary_name
 from reconciler.errors import ConfigurationError, PermanentError, TransientError
@@ -115,7 +116,7 @@ class Store(Generic[_R]):
         data = self.file(name, RECORD)
         try:
             return None if data is None else self._decoder.decode(data)
-        except msgspec.DecodeError:
+        except UNDECODABLE:
             where = self._root.path / self._folder / name / RECORD
             raise TransientError(f"{where} is unreadable; restore it from a backup") from None
 

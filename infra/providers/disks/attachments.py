@@ -21,6 +21,7 @@ import msgspec
 
 from events.external import ExternalObject
 from events.manifest import Fields
+from infra.providers.answers import UNDECODABLE
 from infra.providers.disks import loops
 from infra.providers.disks.folder import (
     ATTACHMENT_SUFFIX,
@@ -244,7 +245,7 @@ class Attachments:
                 return None
             try:
                 return _mark_decoder.decode(os.read(file, MAX_MARK_BYTES))
-            except msgspec.DecodeError as error:
+            except UNDECODABLE as error:
                 raise TransientError(
                     f"{ATTACHMENTS}/{segment} is unreadable ({error}); repair it, or move it away"
                 ) from None

@@ -17,6 +17,7 @@ import msgspec
 from events.external import ExternalObject
 from events.log import Action
 from events.manifest import Fields
+from infra.providers.answers import UNDECODABLE
 from infra.providers.disks import loops
 from infra.providers.disks.folder import segment_of
 from infra.providers.disks.loops import Loop
@@ -154,7 +155,7 @@ def made_mark(action: Action) -> DiskMark:
 def _mark_of(file: int) -> DiskMark | None:
     try:
         return _mark_decoder.decode(os.getxattr(file, ATTRIBUTE))
-    except (msgspec.DecodeError, msgspec.ValidationError):
+    except UNDECODABLE:
         return None
     except OSError as error:
         if error.errno not in {errno.ENODATA, errno.ENOTSUP}:

@@ -14,7 +14,7 @@ import msgspec
 
 from events.log import Action
 from events.provider_config import ProviderConfigSpec
-from infra.providers.answers import Answer, decoded, inconclusive, refusal
+from infra.providers.answers import UNDECODABLE, Answer, decoded, inconclusive, refusal
 from infra.providers.docker.names import name_problem
 from infra.providers.endpoint import authorization, socket_path
 from infra.providers.http import HttpApi, Query
@@ -201,7 +201,7 @@ def said(answer: Answer) -> str:
     """Return the Engine's own words; empty where what answers is none."""
     try:
         return _said_decoder.decode(answer.content).message
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNDECODABLE:
         return ""
 
 

@@ -9,6 +9,7 @@ from typing import Final
 
 import msgspec
 
+from infra.providers.answers import UNDECODABLE
 from infra.providers.docker.engine import EngineApi, filters
 from reconciler.errors import ProviderError, TransientError
 
@@ -61,7 +62,7 @@ class EngineEvents:
             async for line in response.aiter_lines():
                 try:
                     return str(_event_decoder.decode(line).time_nano)
-                except msgspec.DecodeError as error:
+                except UNDECODABLE as error:
                     raise TransientError(f"not an event of an Engine: {error}") from None
         raise TransientError("the Engine closed its event stream")
 

@@ -14,6 +14,7 @@ import msgspec
 
 from events.external import ExternalObject
 from events.manifest import Fields
+from infra.providers.answers import UNDECODABLE
 from infra.providers.docker.engine import DECLARED, WRITTEN_BY, shown_labels
 from infra.providers.docker.spec import (
     CPU_PERIOD_MICROSECONDS,
@@ -467,7 +468,7 @@ def _declared(inspected: Inspection) -> Fields | None:
         return None
     try:
         return msgspec.json.decode(label, type=dict[str, Any])
-    except msgspec.DecodeError:  # written by somebody else
+    except UNDECODABLE:  # written by somebody else
         return None
 
 

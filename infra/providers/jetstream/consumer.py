@@ -18,6 +18,7 @@ from events.log import Action
 from events.manifest import Fields
 from events.provider_config import ProviderConfigSpec, Scope
 from infra.jetstream.parser import Incoming
+from infra.providers.answers import UNDECODABLE
 from infra.providers.conflicts import check_uid
 from infra.providers.jetstream.advisories import PREFIX, Advisories
 from infra.providers.jetstream.api import (
@@ -466,7 +467,7 @@ def _stream_of_advisory(advisory: Incoming) -> str | None:
         return advisory.subject.split(".")[_STREAM_OF_ADVISORY]
     try:
         subject = _request.decode(advisory.data).subject
-    except msgspec.DecodeError:
+    except UNDECODABLE:
         return None
     asked = next((each for each in _REQUESTS if subject.startswith(each)), None)
     return None if asked is None else subject.removeprefix(asked).split(".")[0]

@@ -8,6 +8,7 @@ from typing import Final
 
 import msgspec
 
+from infra.providers.answers import UNDECODABLE
 from infra.providers.nftables.service import Front
 from reconciler.errors import TransientError
 
@@ -127,7 +128,7 @@ def listed(answer: bytes) -> Listed:
     try:
         items = _answer_decoder.decode(answer).nftables
         return _gathered(items)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNDECODABLE as error:
         raise TransientError(f"invalid output of nft: {error}") from None
 
 

@@ -10,6 +10,8 @@ from typing import Final, TypeVar
 
 import msgspec
 
+from infra.providers.answers import UNDECODABLE
+
 _BEGIN: Final = "reconciler: "
 
 _encoder = msgspec.json.Encoder(order="deterministic")
@@ -32,7 +34,7 @@ def mark_in(comment: str | None, wanted: type[_M]) -> _M | None:
         return None
     try:
         return msgspec.json.decode(line.removeprefix(_BEGIN), type=wanted)
-    except msgspec.DecodeError:
+    except UNDECODABLE:
         return None
 
 

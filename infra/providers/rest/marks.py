@@ -9,6 +9,7 @@ from typing import Any, Final, cast
 import msgspec
 
 from events.rest_definition import Marks
+from infra.providers.answers import UNDECODABLE
 from infra.providers.rest.expressions import ExpressionError
 from infra.providers.rest.places import MISSING, Finder
 
@@ -75,5 +76,5 @@ def made_uid(idempotency_key: str) -> str:
 def _decoded(value: Any) -> Found:
     try:
         return _decoder.decode(value) if isinstance(value, str) else _NONE
-    except (msgspec.DecodeError, UnicodeEncodeError):
+    except (*UNDECODABLE, UnicodeEncodeError):
         return _NONE  # a person's own words

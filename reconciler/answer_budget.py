@@ -1,0 +1,103 @@
+"""Memory for the answers of one API: an answer, the calls under way and a listing have a limit.
+
+Whoever makes a provider call opens a share. The client of the API takes the memory of each answer
+from it before the answer is decoded, and the share returns all of it when the call ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Final
+
+_MIB: Final = 1024 * 1024
+
+MAX_ANSWER_BYTES: Final = 128 * _MIB
+"""Decoded: 32 MiB of JSON whose values have 20 characters."""
+
+MAX_CALLS_BYTES: Final = 2 * MAX_ANSWER_BYTES
+"""Of all answers that the calls of one API use at the same time."""
+
+MAX_LISTING_BYTES: Final = 4 * MAX_ANSWER_BYTES
+"""Of all pages of a listing: about 100,000 objects of 1 KiB, which are in memory together."""
+
+_VALUE_BYTES: Final = 64
+"""What Python takes for a value beside its text: an empty list 56 and its place 8, a number 32."""
+
+_NO_VALUE: Final = bytes(set(range(256)) - set(b",[{"))
+
+
+class AnswerTooLargeError(ValueError):
+    """An answer takes more memory than a limit allows; the message names the limit."""
+
+
+class AnswerBudget:
+    """Memory that some answers may take together; ``what`` names them in an error."""
+
+    def __init__(self, what: str, most: int) -> None:
+        self._what = what
+        self._most = most
+        self._used = 0
+
+    @contextmanager
+    def share(self) -> Generator[Share]:
+        """Open a share of it, which returns at its end what was taken."""
+        share = Share(self)
+        try:
+            yield share
+        finally:
+            self._used -= share.taken
+
+    def take(self, size: int) -> None:
+        """Count an answer; raises ``AnswerTooLargeError``."""
+        self._used += size
+        if self._used > self._most:
+            raise AnswerTooLargeError(
+                f"{self._what} take more than {self._most // _MIB} MiB of memory"
+            )
+
+
+class Share:
+    """What one call or one listing has taken of a budget."""
+
+    def __init__(self, budget: AnswerBudget) -> None:
+        self.taken = 0
+        self._budget = budget
+
+    def take(self, size: int) -> None:
+        """Take memory for an answer; raises ``AnswerTooLargeError``."""
+        self.taken += size
+        self._budget.take(size)
+
+    @contextmanager
+    def in_use(self) -> Generator[None]:
+        """Have the clients of APIs take from this share."""
+        token = _SHARE.set(self)
+        try:
+            yield
+        finally:
+            _SHARE.reset(token)
+
+
+_SHARE: ContextVar[Share | None] = ContextVar("answer_share", default=None)
+
+
+def take_memory(content: bytes) -> None:
+    """Take the memory that JSON will need from the share of this call, if it has one.
+
+    A client awaits its answer, then calls this, then decodes. Raises ``AnswerTooLargeError``.
+    """
+    size = decoded_bytes(content)
+    if size > MAX_ANSWER_BYTES:
+        raise AnswerTooLargeError(
+            f"its JSON takes more than {MAX_ANSWER_BYTES // _MIB} MiB of memory"
+        )
+    share = _SHARE.get()
+    if share is not None:
+        share.take(size)
+
+
+def decoded_bytes(content: bytes) -> int:
+    """Estimate the memory of decoded JSON, by what begins a value: ``,``, ``[`` and ``{``."""
+    return len(content) + _VALUE_BYTES * len(content.translate(None, _NO_VALUE))

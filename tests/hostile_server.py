@@ -1,0 +1,114 @@
+"""Servers that send too much, and what that costs the process that reads from them."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+import tracemalloc
+import zlib
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
+from typing import Final
+
+MIB: Final = 1024 * 1024
+HEAD: Final = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
+
+Answer = Callable[[socket.socket, bytes], None]
+"""Writes an answer to the request, whose head is the second argument."""
+
+
+@contextmanager
+def hostile_server(answer: Answer) -> Generator[int]:
+    """Serve on a port of this machine, each connection in a thread, so that it costs no memory."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    threading.Thread(target=_accept, args=(listener, answer), daemon=True).start()
+    try:
+        yield listener.getsockname()[1]
+    finally:
+        listener.shutdown(socket.SHUT_RDWR)  # ends the thread that accepts
+        listener.close()
+
+
+def _accept(listener: socket.socket, answer: Answer) -> None:
+    while True:
+        try:
+            connection, _ = listener.accept()
+        except OSError:
+            return
+        threading.Thread(target=_serve, args=(connection, answer), daemon=True).start()
+
+
+def _serve(connection: socket.socket, answer: Answer) -> None:
+    with connection, suppress(OSError):  # a client that has enough goes away
+        head = b""
+        while b"\r\n\r\n" not in head:
+            piece = connection.recv(65_536)
+            if not piece:
+                return
+            head += piece
+        answer(connection, head)
+
+
+def send(*pieces: bytes, repeat: bytes = b"", times: int = 0) -> Answer:
+    """Return an answer of some pieces, with one of them sent many times at the end."""
+
+    def answer(connection: socket.socket, _head: bytes) -> None:
+        for piece in pieces:
+            connection.sendall(piece)
+        for _ in range(times):
+            connection.sendall(repeat)
+
+    return answer
+
+
+def gzip_of_zeros(size: int) -> bytes:
+    """Return zeros, packed a thousand times smaller; a multiple of 16 MiB."""
+    packer = zlib.compressobj(9, zlib.DEFLATED, 31)
+    head = packer.compress(bytes(MIB)) + packer.flush(zlib.Z_FULL_FLUSH)
+    block = packer.compress(bytes(16 * MIB)) + packer.flush(zlib.Z_FULL_FLUSH)
+    # Behind a full flush, a block refers to nothing before it.
+    return head + block * (size // (16 * MIB))
+
+
+@dataclass
+class Cost:
+    """What a block of code has cost: its peak of memory, and how long the loop stood still."""
+
+    peak_bytes: int = 0
+    blocked_seconds: float = 0.0
+
+
+@contextmanager
+def measured_memory() -> Generator[Cost]:
+    """Measure the peak of the memory that this process allocates."""
+    cost = Cost()
+    tracemalloc.start()
+    try:
+        yield cost
+    finally:
+        cost.peak_bytes = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+
+
+@asynccontextmanager
+async def measured_loop() -> AsyncGenerator[Cost]:
+    """Measure the longest time between two turns of the event loop."""
+    cost = Cost()
+
+    async def follow() -> None:
+        last = time.perf_counter()
+        while True:
+            await asyncio.sleep(0)
+            now = time.perf_counter()
+            cost.blocked_seconds = max(cost.blocked_seconds, now - last)
+            last = now
+
+    following = asyncio.create_task(follow())
+    await asyncio.sleep(0)
+    try:
+        yield cost
+    finally:
+        following.cancel()

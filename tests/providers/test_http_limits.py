@@ -1,0 +1,266 @@
+"""An API that sends too much costs one error, which names the limit, and little memory."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import socket
+import threading
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+import msgspec
+import pytest
+
+from events.external import ExternalObject
+from events.intake import ListingBegan
+from events.provider_config import Limits, ProviderConfigSpec, Scope
+from infra.providers import connections
+from infra.providers.answers import Answer, decoded, problem_text
+from infra.providers.connections import MAX_BODY_BYTES
+from infra.providers.http import HttpApi
+from infra.providers.shapes import ShapesProvider
+from reconciler.errors import TransientError, UnknownResultError
+from reconciler.provider.secrets import Secrets
+from reconciler.roles import listing, secret_guard
+from reconciler.roles.listing import ListingAssembler, ListingRefusedError
+from reconciler.roles.secret_guard import SecretiveProvider, secretive
+from tests.hostile_server import (
+    HEAD,
+    MIB,
+    gzip_of_zeros,
+    hostile_server,
+    measured_loop,
+    measured_memory,
+    send,
+)
+from tests.hostile_server import (
+    Answer as Serve,
+)
+
+ENOUGH_BYTES = 3 * MAX_BODY_BYTES
+"""The pieces of a body and the body itself, with what the loop has read ahead."""
+
+ENOUGH_SECONDS = 1.5
+"""Much more than a slice takes, also on a busy machine; without limits it was 7.7 s."""
+
+
+@asynccontextmanager
+async def api_of(
+    serve: Serve, *, timeout_seconds: float = 30, concurrency: int = 4
+) -> AsyncGenerator[HttpApi]:
+    with hostile_server(serve) as port:
+        limits = Limits(concurrency=concurrency, request_timeout_seconds=timeout_seconds)
+        api = HttpApi(
+            ProviderConfigSpec("test", f"http://127.0.0.1:{port}", limits=limits), secret=None
+        )
+        try:
+            yield api
+        finally:
+            await api.close()
+
+
+CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
+
+ENDLESS = {
+    "1 GiB with a length": (
+        send(HEAD + b"Content-Length: %d\r\n\r\n" % 2**30, repeat=bytes(MIB), times=1024),
+        "longer than 32 MiB",
+    ),
+    "1 GiB without a length": (send(HEAD + b"\r\n", repeat=bytes(MIB), times=1024), "32 MiB"),
+    "2 GiB in 2 MiB of gzip": (
+        send(
+            HEAD + b"Content-Encoding: gzip\r\nConnection: close\r\n\r\n", gzip_of_zeros(2048 * MIB)
+        ),
+        "longer than 32 MiB",
+    ),
+    "chunks of a byte": (
+        send(CHUNKED, repeat=b"1\r\nx\r\n" * 100_000, times=200),
+        "more than 250000 chunks",
+    ),
+    "chunks of two bytes": (
+        send(CHUNKED, repeat=b"2\r\nxy\r\n" * 100_000, times=200),
+        "more than 250000 chunks",
+    ),
+    "a header without an end": (
+        send(HEAD + b"X: ", repeat=b"x" * MIB, times=64),
+        "headers are longer than 64 KiB",
+    ),
+    "a status line without an end": (
+        send(b"HTTP/1.1 200 ", repeat=b"x" * MIB, times=64),
+        "headers are longer than 64 KiB",
+    ),
+    "one header many times": (send(HEAD, b"a:b\r\n" * 32_000, b"\r\n"), "longer than 64 KiB"),
+    "trailers without an end": (
+        send(CHUNKED + b"1\r\nx\r\n0\r\nX: ", repeat=b"x" * MIB, times=64),
+        "headers are longer than 64 KiB",
+    ),
+    "hints without an end": (
+        send(repeat=b"HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n" * 10_000, times=1000),
+        "headers are longer than 64 KiB",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", ENDLESS)
+async def test_an_answer_that_is_too_large_is_an_error_that_names_the_limit(what: str) -> None:
+    serve, words = ENDLESS[what]
+    async with api_of(serve) as api:
+        with measured_memory() as memory, pytest.raises(UnknownResultError, match=words):
+            await api.call("PUT", "/x")
+        async with measured_loop() as loop:
+            with pytest.raises(UnknownResultError, match=words):
+                await api.call("PUT", "/x")
+    assert memory.peak_bytes < ENOUGH_BYTES
+    assert loop.blocked_seconds < ENOUGH_SECONDS
+
+
+async def test_an_answer_just_below_the_limit_is_read() -> None:
+    content = msgspec.json.encode(["x" * 1000] * (MAX_BODY_BYTES // 1004))
+    packed = gzip.compress(content, 1)
+    head = HEAD + b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(packed)
+    async with api_of(send(head, packed)) as api:
+        assert (await api.call("GET", "/x")).content == content
+
+
+async def test_many_large_answers_at_the_same_time_are_too_many() -> None:
+    """Each of them is allowed by itself."""
+    release, body = threading.Event(), bytes(24 * MIB)
+
+    def serve(connection: socket.socket, _head: bytes) -> None:
+        connection.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % (24 * MIB + 1))
+        connection.sendall(body)
+        release.wait(60)
+
+    async with api_of(serve, concurrency=12) as api:
+        calls = [asyncio.create_task(api.call("GET", "/x")) for _ in range(12)]
+        with measured_memory() as memory:
+            done, _ = await asyncio.wait(calls, return_when=asyncio.FIRST_EXCEPTION)
+        release.set()
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        assert memory.peak_bytes < connections.MAX_HELD_BYTES + ENOUGH_BYTES
+        assert done
+        words = "sends at the same time are longer than 128 MiB"
+        assert any(words in str(each) for each in results)
+
+
+async def test_what_was_held_is_free_again() -> None:
+    head = HEAD + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % (24 * MIB)
+    async with api_of(send(head, bytes(24 * MIB))) as api:
+        for _ in range(8):
+            assert len((await api.call("GET", "/x")).content) == 24 * MIB
+
+
+async def test_the_time_limit_holds_while_an_answer_is_unpacked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connections, "_SLICE_BYTES", 256)
+    packed = gzip.compress(bytes(16 * MIB))
+    head = HEAD + b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(packed)
+    async with api_of(send(head, packed), timeout_seconds=0.2) as api:
+        with pytest.raises(TransientError, match=r"no answer within 0\.2 s"):
+            await api.call("GET", "/x")
+
+
+@pytest.mark.parametrize("value", [b"[]", b'{"a":0}', b"1"])
+async def test_json_of_many_small_values_is_refused_before_it_is_decoded(value: bytes) -> None:
+    body = b"[" + (value + b",") * (24 * MIB // len(value + b",")) + b"1]"
+    head = HEAD + b"Content-Length: %d\r\n\r\n" % len(body)
+    async with api_of(send(head, body)) as api:
+        with measured_memory() as memory, pytest.raises(TransientError, match="128 MiB of memory"):
+            await api.call("GET", "/x")
+    assert memory.peak_bytes < 2 * ENOUGH_BYTES
+
+
+def test_json_that_is_nested_without_end_is_an_error_of_its_api() -> None:
+    deep = b'{"x":' + b"[" * 100_000
+    answer = Answer("GET", "http://api/x", 500, {}, deep)
+    with pytest.raises(TransientError, match="nested too deep"):
+        decoded(answer, msgspec.json.Decoder())
+    assert problem_text(answer).startswith('{"x":[[')
+
+
+# --- many answers
+
+
+def paged(page: bytes) -> Serve:
+    """Return an API whose listing has no end: two tokens lead to each other."""
+
+    def serve(connection: socket.socket, head: bytes) -> None:
+        following = b"b" if b"continue=a" in head else b"a"
+        body = b'{"continue":"%b","items":%b}' % (following, page)
+        connection.sendall(HEAD + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body))
+        connection.sendall(body)
+
+    return serve
+
+
+@asynccontextmanager
+async def provider_of(serve: Serve) -> AsyncGenerator[SecretiveProvider]:
+    with hostile_server(serve) as port:
+        config = ProviderConfigSpec("shapes", f"http://127.0.0.1:{port}")
+        provider = secretive(ShapesProvider(config, Secrets()), Secrets())
+        try:
+            yield provider
+        finally:
+            await provider.close()
+
+
+async def listed(provider: SecretiveProvider) -> int:
+    count = 0
+    async for page in provider.pages(Scope(), page_size=1000):
+        count += len(page)
+    return count
+
+
+SHAPE = b'{"name":"a","uid":"1","type":"Square","color":"Red","size":1,"labels":{}}'
+
+
+async def test_a_listing_has_a_limited_number_of_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(secret_guard, "MAX_PAGES", 100)
+    async with provider_of(paged(b"[" + SHAPE + b"]")) as provider:
+        with pytest.raises(TransientError, match="more than 100 pages"):
+            await listed(provider)
+
+
+async def test_a_listing_takes_a_limited_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(secret_guard, "MAX_LISTING_BYTES", 16 * MIB)
+    page = b"[" + b",".join([SHAPE] * 1000) + b"]"
+    async with provider_of(paged(page)) as provider:
+        for _ in range(2):  # the second one begins with nothing
+            with pytest.raises(TransientError, match="of this listing take more than 16 MiB"):
+                await listed(provider)
+
+
+async def test_calls_of_one_api_take_a_limited_memory_together() -> None:
+    """Each of them is allowed by itself, and waits for another answer while it has the first."""
+    release = threading.Event()
+    junk = b"[" + b"1," * (MIB // 2) + b"1]"
+
+    def serve(connection: socket.socket, head: bytes) -> None:
+        is_first = b"GET /shapes/" in head
+        if not is_first:
+            release.wait(60)
+        status = b"404 Not Found" if is_first else b"200 OK"
+        body = b'{"title":"gone","junk":' + junk + b"}" if is_first else b'{"items":[]}'
+        connection.sendall(
+            b"HTTP/1.1 %b\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % (status, len(body))
+        )
+        connection.sendall(body)
+
+    async with provider_of(serve) as provider:
+        calls = [asyncio.create_task(provider.read(f"a{each}")) for each in range(16)]
+        await asyncio.wait(calls, return_when=asyncio.FIRST_EXCEPTION)
+        release.set()
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        words = "calls of this API use take more than 256 MiB of memory"
+        assert any(words in str(each) for each in results)
+        assert await provider.read("b") is None  # what they took is free again
+
+
+def test_a_listing_has_a_limited_number_of_objects(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listing, "MAX_LISTED_OBJECTS", 3)
+    assembler = ListingAssembler(ListingBegan("default", "Shape", 1), None)
+    assembler.add([ExternalObject(name, {}) for name in "abc"])
+    with pytest.raises(ListingRefusedError, match="more than 3 objects"):
+        assembler.add([ExternalObject("d", {})])
