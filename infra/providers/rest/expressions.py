@@ -1,23 +1,22 @@
 """CEL, bounded: the library has no limit of cost, so what it is given is small (ADR 0049).
 
-`common-expression-language` copies a list for each element that ``map`` and ``filter`` add to it,
-so their cost grows with the square of its length. It goes through a map in another order each time,
-so what such a loop goes through is put in order first: a decision must not depend on chance.
+Limits are counted on the syntax tree (ADR 0057). The library goes through a map in another order
+each time, so what a loop goes through is put in order first: a decision must not depend on chance.
 """
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Collection, Mapping
 from typing import Any, Final, cast
 
 import cel
 
 from events.manifest import InvalidManifestError
+from infra.providers.rest.cost import MAX_COPIES, Cost
+from infra.providers.rest.syntax import LISTING_LOOPS, ExpressionSyntaxError, Node, loops_in, parsed
 
 MAX_CHARACTERS: Final = 1000
-MAX_BRACKETS: Final = 16
 MAX_LOOPS: Final = 3
 MAX_NESTED_LOOPS: Final = 2
 MAX_SUMS: Final = 32
@@ -35,10 +34,7 @@ FUNCTIONS: Final = frozenset(
 )
 """What may be called: pure, and the same on every machine."""
 
-_LOOP: Final = re.compile(r"\.\s*(?:map|filter|all|exists|exists_one)\s*\(\s*([A-Za-z_]\w*)\s*,")
-_LISTING_LOOP: Final = re.compile(r"\.\s*(?=(?:map|filter)\s*\(\s*[A-Za-z_]\w*\s*,)")
 _ORDERED: Final = "__ordered"
-_TEXT: Final = re.compile(r"\"(?:\\.|[^\"\\])*\"|'(?:\\.|[^'\\])*'", re.DOTALL)
 _INT64: Final = 2**63
 
 
@@ -60,25 +56,34 @@ class Expression:
     def __init__(self, text: str, where: str, variables: Collection[str]) -> None:
         """Compile it; raises ``InvalidManifestError`` for one that cannot work here."""
         self.text = text.strip()
-        problem = _problem(self.text)
-        self._nesting = _nesting(self.text)
-        is_nested = self._nesting >= MAX_NESTED_LOOPS
-        self._members = MAX_MEMBERS_OF_NESTED if is_nested else MAX_MEMBERS
-        if problem:
-            raise InvalidManifestError(f"{where}: {problem}")
+        if len(self.text) > MAX_CHARACTERS:
+            raise InvalidManifestError(
+                f"{where}: an expression can have at most {MAX_CHARACTERS} characters,"
+                f" not {len(self.text)}"
+            )
+        tree, problem = _tree(self.text)
         try:
-            cel.compile(self.text)  # as it was written: what is said of it has its places
-            self._program = cel.compile(_with_order(self.text))
+            # As it was written: what is said of it has its places.
+            program = None if problem.startswith("brackets") else cel.compile(self.text)
         except ValueError as error:
             what = " ".join(str(error).split("|")[0].split())
             what = what.partition("ERROR: <input>:")[2] or what
             raise InvalidManifestError(
                 f"{where}: {self.text!r} is not a CEL expression: at {what}"
             ) from None
-        self._check_names(where, variables)
+        if tree is None or program is None:
+            raise InvalidManifestError(f"{where}: {self.text!r}: {problem}")
+        self._tree = tree
+        loops = [*loops_in(tree)]
+        self._nesting = max((1 + around for _, around in loops), default=0)
+        self._members = MAX_MEMBERS_OF_NESTED if self._nesting >= MAX_NESTED_LOOPS else MAX_MEMBERS
+        if problem := _problem(tree, len(loops), self._nesting):
+            raise InvalidManifestError(f"{where}: {problem}")
+        listing = [each for each, _ in loops if each.name in LISTING_LOOPS]
+        self._program = cel.compile(_with_order(self.text, listing)) if listing else program
+        self._check_names(where, variables, {each.variable for each, _ in loops})
 
-    def _check_names(self, where: str, variables: Collection[str]) -> None:
-        bound = set(_LOOP.findall(_TEXT.sub("''", self.text)))
+    def _check_names(self, where: str, variables: Collection[str], bound: set[str]) -> None:
         used = self._program.references()
         unknown = sorted({*used["variables"]} - {*variables} - bound)
         self.variables = frozenset(used["variables"]) & {*variables}
@@ -99,6 +104,12 @@ class Expression:
         """Evaluate it to JSON; raises ``ExpressionError``."""
         given = {name: variables[name] for name in self.variables if name in variables}
         _check_input(self.text, given, self._members)
+        if self._nesting and Cost(self._tree, given).copies > MAX_COPIES:
+            raise ExpressionError(
+                f"{self.text!r} would copy more than {MAX_COPIES} values in its loops: give them"
+                " less to go through, or less to keep of each",
+                self.text,
+            )
         try:
             result = self._program.execute(cel.Context(variables=given, functions=_FUNCTIONS))
         except LookupError as error:
@@ -111,11 +122,18 @@ class Expression:
         return result
 
 
-def _with_order(text: str) -> str:
+def _tree(text: str) -> tuple[Node | None, str]:
+    """Return the tree of an expression, or why it has none."""
+    try:
+        return parsed(text), ""
+    except ExpressionSyntaxError as problem:
+        return None, str(problem)
+
+
+def _with_order(text: str, loops: Collection[Node]) -> str:
     """Return an expression whose loops go through the keys of a map in their order."""
-    bare = _TEXT.sub(lambda found: "'" + " " * (len(found[0]) - 2) + "'", text)
-    for loop in reversed([*_LISTING_LOOP.finditer(bare)]):
-        text = f"{text[: loop.start()]}.{_ORDERED}(){text[loop.start() :]}"
+    for at in sorted((each.at for each in loops), reverse=True):
+        text = f"{text[:at]}.{_ORDERED}(){text[at:]}"
     return text
 
 
@@ -129,43 +147,13 @@ def _ordered(members: Any) -> Any:
 _FUNCTIONS: Final = {_ORDERED: _ordered}
 
 
-def _problem(text: str) -> str:
-    if len(text) > MAX_CHARACTERS:
-        return f"an expression can have at most {MAX_CHARACTERS} characters, not {len(text)}"
-    bare = _TEXT.sub("''", text)
-    depth = most = 0
-    for character in bare:
-        depth += (character in "([{") - (character in ")]}")
-        most = max(most, depth)
-    if most > MAX_BRACKETS:
-        return f"brackets are nested {most} deep, but at most {MAX_BRACKETS} are allowed"
-    loops = len(_LOOP.findall(bare))
+def _problem(tree: Node, loops: int, nesting: int) -> str:
     if loops > MAX_LOOPS:
         return f"{loops} loops (map, filter, all, exists), but at most {MAX_LOOPS} are allowed"
-    if _nesting(text) > MAX_NESTED_LOOPS:
+    if nesting > MAX_NESTED_LOOPS:
         return f"loops are nested deeper than {MAX_NESTED_LOOPS}"
-    if bare.count("+") > MAX_SUMS:
-        return f"{bare.count('+')} operators +, but at most {MAX_SUMS} are allowed"
-    return ""
-
-
-def _nesting(text: str) -> int:
-    """Count how deep the loops of an expression are nested."""
-    bare = _TEXT.sub("''", text)
-    loops = (each.start() for each in _LOOP.finditer(bare))
-    return max((1 + _loops_around(bare, each) for each in loops), default=0)
-
-
-def _loops_around(text: str, at: int) -> int:
-    """Count the loops within which a place of an expression is."""
-    around = 0
-    for loop in _LOOP.finditer(text, 0, at):
-        depth, end = 1, loop.end()
-        while depth and end < len(text):
-            depth += (text[end] in "([{") - (text[end] in ")]}")
-            end += 1
-        around += end > at
-    return around
+    sums = sum(len(each.parts) - 1 for each in tree.walk() if each.kind == "Sum")
+    return f"{sums} operators +, but at most {MAX_SUMS} are allowed" if sums > MAX_SUMS else ""
 
 
 def count_values(value: Any) -> int:

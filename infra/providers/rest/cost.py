@@ -1,0 +1,190 @@
+"""What an expression costs at most for an input, counted on its tree before it is evaluated.
+
+``common-expression-language`` copies a list for each element that ``map`` and ``filter`` add to it,
+with all that is in it. So a loop over n elements copies n²/2 results (ADR 0057).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, Protocol, cast
+
+from infra.providers.rest.syntax import LISTING_LOOPS, LOOPS, Node
+
+MAX_COPIES: Final = 2_500_000
+"""Values that an expression may copy: 0.2 s, since one takes 80 ns."""
+
+_CHARACTERS: Final = 256
+"""A text of so many characters takes as long to copy as one more value."""
+
+_SCALARS: Final = frozenset({*LOOPS, "has", "size", "contains", "startsWith", "endsWith"}) | {
+    *("matches", "int", "double", "bool", "type")
+}
+
+
+class _Value(Protocol):
+    """What a part of an expression is at most."""
+
+    def size(self) -> int:
+        """Count the values in it, texts by their length."""
+        ...
+
+    def members(self) -> int:
+        """Count what a loop goes through."""
+        ...
+
+    def element(self) -> _Value:
+        """Return what a loop's variable is."""
+        ...
+
+    def field(self, name: str) -> _Value:
+        """Return a field."""
+        ...
+
+
+class _Input:
+    """One of some values of the input."""
+
+    def __init__(self, values: Sequence[Any]) -> None:
+        self._values = values
+        self._size = 0
+
+    def size(self) -> int:
+        self._size = self._size or max(map(_size, self._values), default=1)
+        return self._size
+
+    def members(self) -> int:
+        return max((len([*_elements(each)]) for each in self._values), default=0)
+
+    def element(self) -> _Value:
+        return _Input([one for each in self._values for one in _elements(each)])
+
+    def field(self, name: str) -> _Value:
+        maps = (cast("dict[str, Any]", each) for each in self._values if isinstance(each, dict))
+        return _Input([each[name] for each in maps if name in each])
+
+    def items(self) -> _Value:
+        """Return what is at any index or key."""
+        maps = (cast("dict[str, Any]", each) for each in self._values if isinstance(each, dict))
+        lists = (cast("list[Any]", each) for each in self._values if isinstance(each, list))
+        return _Input([one for each in (*lists, *(each.values() for each in maps)) for one in each])
+
+    def with_all(self, other: _Input) -> _Input:
+        """Return one of the values of both."""
+        return _Input([*self._values, *other._values])
+
+
+class _Made:
+    """A value that the expression makes."""
+
+    def __init__(self, size: int, members: int = 0, element: _Value | None = None) -> None:
+        self._size = size
+        self._members = members
+        self._element = element
+
+    def size(self) -> int:
+        return self._size
+
+    def members(self) -> int:
+        return self._members
+
+    def element(self) -> _Value:
+        return self._element or _Made(self._size)
+
+    def field(self, name: str) -> _Value:
+        del name
+        return _Made(self._size, self._members)
+
+
+class Cost:
+    """Counts what an expression copies; ``copies`` is the result."""
+
+    def __init__(self, tree: Node, variables: Mapping[str, Any]) -> None:
+        self.copies = 0
+        self._use(tree, {name: _Input([each]) for name, each in variables.items()})
+
+    def _use(self, node: Node, known: Mapping[str, _Value]) -> _Value:
+        """Count a part, and the copy of its result."""
+        value = self._value(node, known)
+        self.copies += value.size()
+        return value
+
+    def _value(self, node: Node, known: Mapping[str, _Value]) -> _Value:
+        match node.kind:
+            case "Literal":
+                return _Made(1 + len(node.name) // _CHARACTERS)
+            case "Name":
+                return known.get(node.name) or _Made(1)
+            case "Field":
+                return self._value(node.parts[0], known).field(node.name)
+            case "Index":
+                whole = self._value(node.parts[0], known)
+                self._use(node.parts[1], known)
+                return whole.items() if isinstance(whole, _Input) else whole.element()
+            case "Choice":
+                condition, yes, no = node.parts
+                self._use(condition, known)
+                return _either(self._value(yes, known), self._value(no, known))
+            case "Loop":
+                return self._loop(node, known)
+            case "Call" if node.name in _SCALARS:
+                self._used(node.parts, known)
+                return _Made(1)
+            case "Scalar":
+                self._used(node.parts, known)
+                return _Made(1)
+            case "Call" | "Sum" | "List" | "Map":
+                used = self._used(node.parts, known)
+                size = 1 + sum(each.size() for each in used)
+                if node.kind in ("Sum", "Call"):
+                    members = sum(each.members() for each in used)
+                    return _Made(size, members, _largest(each.element() for each in used))
+                return _Made(size, len(used), _largest(used))
+
+    def _used(self, nodes: Iterable[Node], known: Mapping[str, _Value]) -> list[_Value]:
+        return [self._use(each, known) for each in nodes]
+
+    def _loop(self, node: Node, known: Mapping[str, _Value]) -> _Value:
+        whole, *body = node.parts
+        through = self._use(whole, known)
+        count, element = through.members(), through.element()
+        before = self.copies
+        made = self._used(body, {**known, node.variable: element})
+        self.copies = before + count * (1 + self.copies - before)
+        if node.name not in LISTING_LOOPS:
+            return _Made(1)
+        result = element if node.name == "filter" or not made else made[-1]
+        self.copies += count * count // 2 * result.size()
+        return _Made(1 + count * result.size(), count, result)
+
+
+def _either(left: _Value, right: _Value) -> _Value:
+    if isinstance(left, _Input) and isinstance(right, _Input):
+        return left.with_all(right)
+    elements = _largest((left.element(), right.element()))
+    return _Made(max(left.size(), right.size()), max(left.members(), right.members()), elements)
+
+
+def _largest(values: Iterable[_Value]) -> _Value:
+    return max(values, key=lambda each: each.size(), default=_Made(1))
+
+
+def _elements(value: Any) -> Iterable[Any]:
+    return cast("Iterable[Any]", value) if isinstance(value, list | dict) else ()
+
+
+def _size(value: Any) -> int:
+    """Count the values in JSON, and the characters of its texts."""
+    count, waiting = 0, [value]
+    while waiting:
+        each = waiting.pop()
+        count += 1
+        if isinstance(each, str):
+            count += len(each) // _CHARACTERS
+        elif isinstance(each, dict):
+            of_map = cast("dict[str, Any]", each)
+            count += len(of_map)
+            waiting.extend(of_map.values())
+        elif isinstance(each, list):
+            waiting.extend(cast("list[Any]", each))
+    return count

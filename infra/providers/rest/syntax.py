@@ -1,0 +1,265 @@
+"""The syntax tree of a CEL expression: what its limits are counted on.
+
+The library compiles an expression and does not show its tree. What it would not compile need not be
+an error here, but whatever it compiles must be read as it reads it, or be refused: comments, raw
+texts and brackets around a variable change no meaning.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, Literal, NamedTuple
+
+MAX_BRACKETS: Final = 16
+MAX_LEVELS: Final = 64
+
+LISTING_LOOPS: Final = frozenset({"map", "filter"})
+LOOPS: Final = frozenset({*LISTING_LOOPS, "all", "exists", "exists_one", "existsOne"})
+
+_TOKEN: Final = re.compile(
+    r"(?P<blank>[ \t\r\n\f]+|//[^\n]*)"
+    r"|(?P<text>[bB]?[rR](?:\"\"\"(?s:.*?)\"\"\"|'''(?s:.*?)'''|\"[^\"\n\r]*\"|'[^'\n\r]*')"
+    r"|[bB]?(?:\"\"\"(?s:\\.|[^\\])*?\"\"\"|'''(?s:\\.|[^\\])*?'''"
+    r"|\"(?:\\.|[^\"\\\n\r])*\"|'(?:\\.|[^'\\\n\r])*'))"
+    r"|(?P<number>0x[0-9a-fA-F]+[uU]?|(?:\d+(?:\.\d+)?|\.\d+)(?:[eE][+-]?\d+)?[uU]?)"
+    r"|(?P<name>[A-Za-z_]\w*|`[^`\n]+`)"
+    r"|(?P<sign>[<>=!]=|&&|\|\||[-+*/%<>!?:.,()\[\]{}])",
+    re.ASCII,
+)
+_OPENING: Final = {"(": ")", "[": "]", "{": "}"}
+_LEVELS: Final = (
+    frozenset({"||"}),
+    frozenset({"&&"}),
+    frozenset({"<", "<=", ">", ">=", "==", "!=", "in"}),
+    frozenset({"+", "-"}),
+    frozenset({"*", "/", "%"}),
+)
+
+Kind = Literal[
+    "Literal", "Name", "Field", "Index", "Call", "Loop", "List", "Map", "Sum", "Choice", "Scalar"
+]
+
+
+class ExpressionSyntaxError(ValueError):
+    """An expression cannot be read, or has too many levels; the message says why."""
+
+
+class Token(NamedTuple):
+    """A word of an expression, and where it begins."""
+
+    kind: str
+    text: str
+    at: int
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A part of an expression.
+
+    ``name``: of a variable, a field, a function, a loop, or a text as it is written. ``parts``: of
+    a loop the list and the body, of a field or a method first the object. ``variable`` and ``at``,
+    the place of its point, are a loop's.
+    """
+
+    kind: Kind
+    name: str = ""
+    parts: tuple[Node, ...] = ()
+    variable: str = ""
+    at: int = 0
+    levels: int = 1
+
+    def walk(self) -> Iterator[Node]:
+        """Yield this part and all that is in it."""
+        yield self
+        for each in self.parts:
+            yield from each.walk()
+
+
+def parsed(text: str) -> Node:
+    """Return the tree of an expression; raises ``ExpressionSyntaxError``."""
+    parser = _Parser(_checked(text))
+    tree = parser.expression()
+    parser.expect("")
+    return tree
+
+
+def loops_in(tree: Node, around: int = 0) -> Iterator[tuple[Node, int]]:
+    """Yield each loop, and within how many others it runs."""
+    is_loop = tree.kind == "Loop"
+    if is_loop:
+        yield tree, around
+    for number, each in enumerate(tree.parts):
+        yield from loops_in(each, around + (is_loop and number > 0))
+
+
+def _checked(text: str) -> list[Token]:
+    """Take an expression apart, and count its brackets before anything calls itself for them."""
+    tokens: list[Token] = []
+    at = depth = most = 0
+    while at < len(text):
+        found = _TOKEN.match(text, at)
+        if found is None:
+            raise ExpressionSyntaxError(f"it cannot be read at {text[at : at + 20]!r}")
+        assert found.lastgroup is not None
+        if found.lastgroup != "blank":
+            tokens.append(Token(found.lastgroup, found[0], at))
+        if found.lastgroup == "sign":
+            depth += (found[0] in _OPENING) - (found[0] in _OPENING.values())
+            most = max(most, depth)
+        at = found.end()
+    if most > MAX_BRACKETS:
+        raise ExpressionSyntaxError(f"brackets are nested {most} deep, but at most {MAX_BRACKETS} are allowed")
+    return tokens
+
+
+class _Parser:
+    """Reads the grammar of CEL; a run of operators of one level is one part of the tree."""
+
+    def __init__(self, tokens: list[Token]) -> None:
+        self._tokens = tokens
+        self._at = 0
+
+    def expression(self, level: int = 0) -> Node:
+        """Read an expression, with what may follow ``?``."""
+        asked = self._operators(level)
+        if not self._takes("?"):
+            return asked
+        yes = self.expression()
+        self.expect(":")
+        return _node("Choice", parts=(asked, yes, self.expression()))
+
+    def expect(self, sign: str) -> None:
+        """Take a sign that must follow; an empty one is the end."""
+        if sign and self._takes(sign):
+            return
+        if sign or self._at < len(self._tokens):
+            found = self._tokens[self._at].text if self._at < len(self._tokens) else "its end"
+            raise ExpressionSyntaxError(f"it cannot be read at {found!r}")
+
+    def _operators(self, level: int) -> Node:
+        if level == len(_LEVELS):
+            return self._unary()
+        parts = [self._operators(level + 1)]
+        is_sum = False
+        while self._is_at("sign", _LEVELS[level]) or self._is_at("name", _LEVELS[level]):
+            is_sum |= self._next().text == "+"
+            parts.append(self._operators(level + 1))
+        if len(parts) == 1:
+            return parts[0]
+        return _node("Sum" if is_sum else "Scalar", parts=tuple(parts))
+
+    def _unary(self) -> Node:
+        is_plain = True
+        while self._is_at("sign", {"!", "-"}):
+            self._next()
+            is_plain = False
+        member = self._member()
+        return member if is_plain else _node("Scalar", parts=(member,))
+
+    def _member(self) -> Node:
+        whole = self._primary()
+        while True:
+            at = self._tokens[self._at].at if self._at < len(self._tokens) else 0
+            if self._takes("."):
+                name = self._name()
+                whole = (
+                    self._called(name, whole, at)
+                    if self._takes("(")
+                    else _node("Field", name, (whole,))
+                )
+            elif self._takes("["):
+                whole = _node("Index", parts=(whole, self.expression()))
+                self.expect("]")
+            elif self._takes("{"):
+                whole = _node("Map", parts=(whole, *self._pairs()))
+            else:
+                return whole
+
+    def _called(self, name: str, whole: Node, at: int) -> Node:
+        arguments = self._list(")")
+        if name not in LOOPS:
+            return _node("Call", name, (whole, *arguments))
+        if not arguments or arguments[0].kind != "Name":
+            raise ExpressionSyntaxError(f".{name}(...) needs a variable: {name}(x, ...)")
+        variable, *body = arguments
+        return _node("Loop", name, (whole, *body), variable=variable.name, at=at)
+
+    def _primary(self) -> Node:
+        if self._at == len(self._tokens):
+            raise ExpressionSyntaxError("it ends too early")
+        token = self._next()
+        if token.kind in ("text", "number"):
+            return _node("Literal", token.text)
+        if token.text == ".":
+            token = Token("name", f".{self._name()}", token.at)
+        if token.kind == "name":
+            if self._takes("("):
+                return _node("Call", token.text, self._list(")"))
+            return _node("Name", token.text)
+        match token.text:
+            case "(":
+                whole = self.expression()
+                self.expect(")")
+                return whole
+            case "[":
+                return _node("List", parts=self._list("]"))
+            case "{":
+                return _node("Map", parts=self._pairs())
+            case _:
+                raise ExpressionSyntaxError(f"it cannot be read at {token.text!r}")
+
+    def _list(self, closing: str) -> tuple[Node, ...]:
+        found: list[Node] = []
+        while not self._takes(closing):
+            found.append(self.expression())
+            if not self._takes(","):
+                self.expect(closing)
+                break
+        return tuple(found)
+
+    def _pairs(self) -> tuple[Node, ...]:
+        found: list[Node] = []
+        while not self._takes("}"):
+            found.append(self.expression())
+            self.expect(":")
+            found.append(self.expression())
+            if not self._takes(","):
+                self.expect("}")
+                break
+        return tuple(found)
+
+    def _name(self) -> str:
+        if not self._is_at("name"):
+            raise ExpressionSyntaxError("a name is missing behind a point")
+        return self._next().text
+
+    def _is_at(self, kind: str, texts: frozenset[str] | set[str] | None = None) -> bool:
+        if self._at == len(self._tokens):
+            return False
+        token = self._tokens[self._at]
+        return token.kind == kind and (texts is None or token.text in texts)
+
+    def _takes(self, sign: str) -> bool:
+        is_there = self._is_at("sign", {sign})
+        self._at += is_there
+        return is_there
+
+    def _next(self) -> Token:
+        self._at += 1
+        return self._tokens[self._at - 1]
+
+
+def _node(
+    kind: Kind,
+    name: str = "",
+    parts: tuple[Node, ...] = (),
+    *,
+    variable: str = "",
+    at: int = 0,
+) -> Node:
+    levels = 1 + max((each.levels for each in parts), default=0)
+    if levels > MAX_LEVELS:
+        raise ExpressionSyntaxError(f"it has more than {MAX_LEVELS} levels")
+    return Node(kind, name, parts, variable, at, levels)

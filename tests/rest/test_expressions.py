@@ -1,0 +1,180 @@
+"""Limits of CEL are counted on the tree of an expression, whatever it is written like."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import cel
+import pytest
+
+from events.manifest import InvalidManifestError
+from infra.providers.rest.expressions import Expression, ExpressionError
+from infra.providers.rest.syntax import MAX_LEVELS, loops_in, parsed
+
+DEEP = "loops are nested deeper than 2"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a.map(x, a.map(y, a.map(z, z)))",
+        "a.map(//\n x, a.map(// (\n y, a.map(//)\n z, x + y + z)))",
+        "a.map((x), a.map((y), a.map(((z)), z)))",
+        "a . map\n(x, a\t.map(\fy, a.map(z,z)))",
+        "a.map(x, a.map(y, a.exists(z, z == 1)))",
+        "a.map(x, true, a.map(y, a.existsOne(z, z == 1)))",
+        r"""a.map(x, r"\" != "" ? a.map(y, a.map(z, z)) : [])""",
+        "a.map(x, '''it's''' + '''' .map(''' == '' ? a : a.map(y, a.all(z, z == 1)))",
+        "a.map(x, b'\"' == b'' ? a : a.map(y, a.all(z, b\"'\" == b'')))",
+        "a.map(x, [a.map(y, {'k': a.map(z, z)})])",
+        "a.map(x, a.map(y, a[a.map(z, z)[0]]))",
+        "a.map(x, a.map(y, a.filter(z, z > 1).size()))",
+    ],
+)
+def test_loops_are_counted_however_they_are_written(text: str):
+    with pytest.raises(InvalidManifestError, match=DEEP):
+        Expression(text, "here", {"a"})
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("a.map(x, x) // .map(y, y).map(z, z).map(u, u)", [1, 2]),
+        ("a.map(x, x + 0).map(x, x + 0).map(x, x)", [1, 2]),
+        (r"""[r"\", '''.map(x, ''' , "\".map(x, x)", R'\'].filter(x, x == '\\')""", ["\\", "\\"]),
+        ("a.exists(x, x > 1) ? a.filter((x), x < 2) : []", [1]),
+        ("{'b': 2, 'a': 1}.map(k, k)", ["a", "b"]),
+        ("a[a[0]] in a && !(a[0] < -1) ? a : -a[0]", [1, 2]),
+        ("[1.5e1, .5, 2.0, 0x1f].map(x, string(x))", ["15", "0.5", "2", "31"]),
+        ("a.map(x, x > 1, x * 2)", [4]),
+        ("has(a.b) || size(a) == 2", True),
+    ],
+)
+def test_what_only_looks_like_a_loop_is_none(text: str, value: Any):
+    assert Expression(text, "here", {"a"}).value({"a": [1, 2]}) == value
+
+
+def test_levels_are_limited_before_anything_calls_itself_for_them():
+    for text in ("a" + "[0]" * 320, "a" + ".f()" * 200, "a ? a : " * 100 + "a"):
+        with pytest.raises(InvalidManifestError, match=rf"more than {MAX_LEVELS} levels|no CEL"):
+            Expression(text, "here", {"a"})
+    assert Expression("!" * 998 + "a", "here", {"a"}).value({"a": True}) is True
+    assert Expression("&&".join(["a"] * 300), "here", {"a"}).value({"a": True}) is True
+
+
+INTEGERS = list(range(200))
+THINGS = [{"name": f"n{number}", "tags": {"k": "v" * 100}} for number in range(400)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "i.map(x, " + "+".join(["i"] * 30) + ")",
+        "i.map(x, i)",
+        "s.map(x, s.map(y, s))",
+        "i.map(x, t)",
+        "i.map(x, " + "+".join(["t"] * 20) + ")",
+        "i.map(x, {'a': i, 'b': x})",
+        "i.map(x, true ? i : [])",
+        "i.map(x, [i].map(y, y)[0])",
+        "d.map(x, d[x])",
+        "d.map(x, [x, d])",
+        "i.map(x, dyn(i))",
+        "i.map(x, i).map(y, y)",
+    ],
+)
+def test_an_expression_takes_no_second_or_says_what_is_too_much(text: str):
+    given: dict[str, Any] = {
+        "i": INTEGERS,
+        "s": list(range(50)),
+        "t": "x" * 200_000,
+        "d": {f"k{number}": list(range(20)) for number in range(300)},
+    }
+    expression = Expression(text, "here", given)
+    began = time.process_time()
+    problem = _problem(expression, given)
+    assert time.process_time() - began < 1
+    assert not problem or "would copy more than" in problem or "at most 50 members" in problem
+
+
+def _problem(expression: Expression, given: Mapping[str, Any]) -> str:
+    try:
+        expression.value(given)
+    except ExpressionError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "things.map(x, x.name)",
+        "things.filter(x, x.tags.k.size() > 1).map(x, x.name)",
+        "things.filter(x, x.name == 'n1')",
+        "things.map(x, {'name': x.name, 'k': x.tags['k']})",
+        "things.exists(x, x.name == 'n399') ? things[0].name : ''",
+        "few.map(x, few.map(y, x.name + y.name))",
+        "few.map(x, few.filter(y, y.name == x.name))",
+    ],
+)
+def test_what_people_write_is_allowed(text: str):
+    given = {"things": THINGS, "few": THINGS[:50]}
+    made = Expression(text, "here", given).value(given)
+    assert made
+
+
+def test_every_expression_that_compiles_is_read_with_all_of_its_loops():
+    chance = random.Random(5)
+    compiled = 0
+    for _ in range(600):
+        text, loops = _written(chance, 4)
+        try:
+            cel.compile(text)
+        except ValueError:
+            continue
+        compiled += 1
+        assert len([*loops_in(parsed(text))]) == loops, text
+    assert compiled > 400
+
+
+def _written(chance: random.Random, levels: int) -> tuple[str, int]:
+    """Write an expression of many levels; return it with the number of its loops."""
+    plain = ["a", "x", "1", "'a.map(x,'", '"//"', 'r"\\"', "'''\n'.all(x,'''", "b'('", "a.b", "-1"]
+    if not levels:
+        return chance.choice(plain), 0
+
+    def inner() -> str:
+        nonlocal count
+        text, loops = _written(chance, chance.randrange(levels))
+        count += loops
+        return _blank(chance) + text + _blank(chance)
+
+    count = 0
+    match chance.randrange(9):
+        case 0 | 1 | 2:
+            count += 1
+            name = chance.choice(["map", "filter", "all", "exists", "exists_one", "existsOne"])
+            dot = f"{_blank(chance)}.{_blank(chance)}{name}{_blank(chance)}("
+            variable = chance.choice(["x", "(x)", "((y))"])
+            written = f"({inner()}){dot}{_blank(chance)}{variable}{_blank(chance)},{inner()})"
+        case 3:
+            written = f"[{inner()},{inner()}][{inner()}]"
+        case 4:
+            written = f"{{{inner()}:{inner()}}}.b"
+        case 5:
+            written = f"({inner()})?{inner()}:{inner()}"
+        case 6:
+            sign = chance.choice(["+", "-", "&&", "||", "==", "in ", "/", "<"])
+            written = f"({inner()}){sign}({inner()})"
+        case 7:
+            written = f"size({inner()}) + (a).f({inner()})"
+        case _:
+            written = f"!({inner()})"
+    return written, count
+
+
+def _blank(chance: random.Random) -> str:
+    return chance.choice(["", "", "", " ", "\n", "//.map(x,\n", "\t// '\n"])
