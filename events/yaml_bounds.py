@@ -14,24 +14,30 @@ import yaml
 
 MAX_DEPTH: Final = 100
 MAX_VALUES: Final = 200_000
+MAX_CHARACTERS: Final = 16 * 1024 * 1024
+"""Of all values of a document: an alias of a long text costs nothing until the text is written."""
 
 _MERGE: Final = "<<"
 
 
 @dataclass(slots=True)
 class _Open:
-    """A list or a mapping that has not ended: its size so far, with what its aliases stand for."""
+    """A list or a mapping that has not ended, with what its aliases stand for.
+
+    ``size`` counts its values so far, and ``characters`` those of its texts.
+    """
 
     anchor: str | None
     is_mapping: bool
     size: int = 1
+    characters: int = 0
     keys: set[str] = field(default_factory=set[str])
     is_key_next: bool = True
 
 
 def problem_of_yaml(text: str, loader: Any) -> tuple[int, str] | None:
     """Return the line, counted from 0, and what is wrong there; raises ``yaml.YAMLError``."""
-    sizes: dict[str, int] = {}
+    sizes: dict[str, tuple[int, int]] = {}
     opened = [_Open(None, is_mapping=False)]
     parse: Any = vars(yaml)["parse"]  # it has no types
     events: Iterable[yaml.Event] = parse(text, Loader=loader)
@@ -47,19 +53,25 @@ def problem_of_yaml(text: str, loader: Any) -> tuple[int, str] | None:
                 continue
             case yaml.MappingEndEvent() | yaml.SequenceEndEvent():
                 ended = opened.pop()
-                anchor, size, key = ended.anchor, ended.size, None
+                anchor, size, characters = ended.anchor, ended.size, ended.characters
+                key = None
             case yaml.AliasEvent():
-                size, key, anchor = sizes.get(anchor or "", 1), None, None
+                size, characters = sizes.get(anchor or "", (1, 0))
+                key = anchor = None
             case yaml.ScalarEvent():
                 size, key = 1, str(event.value)
+                characters = len(key)
             case _:
                 continue
         if anchor is not None:
-            sizes[anchor] = size
+            sizes[anchor] = size, characters
         parent = opened[-1]
         parent.size += size
+        parent.characters += characters
         if parent.size > MAX_VALUES:
             return line, f"the document's aliases expand to more than {MAX_VALUES} values"
+        if parent.characters > MAX_CHARACTERS:
+            return line, f"the document's aliases expand to more than {MAX_CHARACTERS} characters"
         if parent.is_mapping:
             if parent.is_key_next and key is not None and key != _MERGE and key in parent.keys:
                 return line, f"duplicate key {key!r}"

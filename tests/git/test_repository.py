@@ -172,7 +172,11 @@ def test_a_tree_that_leads_out_of_itself_is_refused(repository: Repository):
             + "".join(
                 f"{n}: &{n} [{', '.join([f'*{chr(ord(n) - 1)}'] * 10)}]\n" for n in "bcdefgh"
             ),
-            "the document's aliases expand to more than",
+            "the document's aliases expand to more than 200000 values",
+        ),
+        (
+            "a: &a " + "x" * 100_000 + "\nb: [" + "*a," * 1000 + "]\n",
+            "the document's aliases expand to more than 16777216 characters",
         ),
     ],
 )

@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Sequence
 
 import pytest
+from msgspec.structs import replace
 
 from events.envelope import encode_listing_part
 from events.external import ExternalObject
@@ -17,6 +18,7 @@ from events.intake import ListingBegan, ListingCompleted, ListingItem, ListingPa
 from events.log import DriftDetected
 from events.provider_config import Scope
 from events.subjects import listing
+from reconciler.roles import foreign_listings
 from reconciler.roles.listing import ListingAssembler, ListingRefusedError
 from tests.scenarios.harness import World, api_config, every, manifest, now, only
 
@@ -199,6 +201,35 @@ async def test_a_listing_for_nobody_is_refused(told: World):
     await nothing_came_of_it(told, position, "the listing has an unreadable part")
     await whole(told, await seen(told), kind="Blob")
     await nothing_came_of_it(told, position, "the listing is of default.Blob")
+
+
+async def test_a_listing_that_takes_too_much_memory_is_refused_and_the_others_stay(
+    told: World, monkeypatch: pytest.MonkeyPatch
+):
+    world = told
+    objects = await seen(world)
+    monkeypatch.setattr(foreign_listings, "MAX_LISTING_BYTES", 1024**2)
+    monkeypatch.setattr(foreign_listings, "MAX_OPEN_BYTES", 1024**2)
+    position = await world.log_position()
+    as_of = await world.client.observation_time()
+    began = ListingBegan("default", "Shape", as_of, "team-")
+    small, huge = (listing("default", "Shape", uuid.uuid4().hex) for _ in range(2))
+
+    async def tell(subject: str, part: ListingPart) -> None:
+        encoded = encode_listing_part(uuid.uuid4().hex, "their-observer", part, time=now())
+        await world.nc.request(subject, encoded)
+
+    for subject in (small, huge):
+        await tell(subject, began)
+    for each in objects:
+        await tell(small, ListingItem(each))
+    filler = ExternalObject("team-9", {"type": "Square", "color": "x" * 100_000})
+    for number in range(12):
+        await tell(huge, ListingItem(replace(filler, name=f"team-{number + 10}")))
+    await nothing_came_of_it(world, position, "take more than 1 MiB of memory")
+    await tell(small, ListingCompleted(len(objects)))
+    await world.until_settled()
+    assert len(await refusals(world)) == 1
 
 
 def test_an_object_without_the_labels_of_the_scope_is_refused():
