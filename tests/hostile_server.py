@@ -50,6 +50,10 @@ def _serve(connection: socket.socket, answer: Answer) -> None:
                 return
             head += piece
         answer(connection, head)
+        connection.shutdown(socket.SHUT_WR)
+        connection.settimeout(10)
+        while connection.recv(65_536):  # a body that is not read would reset the connection
+            pass
 
 
 def send(*pieces: bytes, repeat: bytes = b"", times: int = 0) -> Answer:

@@ -60,9 +60,10 @@ class Repository:
         file.write_bytes(content)
         return self.git("hash-object", "-t", kind, "-w", "--literally", str(file)).strip()
 
-    def git(self, *words: str) -> str:
+    def git(self, *words: str, given: str = "") -> str:
         done = subprocess.run(
             ["git", *words],
+            input=given,
             cwd=self.folder,
             env={"PATH": os.environ["PATH"], "HOME": str(self.folder.parent), **_ALONE},
             capture_output=True,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from events.names import ResourceKey
-from infra.providers.git.checks import checked_parts
+from infra.providers.git.checks import checked_parts, documents_in
 from infra.providers.git.problems import GitError
 from infra.providers.git.repository import Remote, fetched, find_commit
 from infra.providers.git.signatures import check_signature
@@ -36,6 +36,11 @@ def repository(tmp_path: Path) -> Repository:
 def files(remote: Remote, path: str = "", **ref: str) -> dict[str, bytes]:
     with fetched(remote, find_commit(remote, ref).commit) as checkout:
         return checkout.files(path)
+
+
+def parts_of(content: dict[str, bytes]) -> None:
+    reads = [*documents_in(content, SHOP.namespace)]
+    checked_parts(reads, SHOP, KindRegistry([SHAPE]).check)
 
 
 async def test_over_http_with_a_password(repository: Repository):
@@ -132,7 +137,7 @@ def test_every_document_is_checked_and_the_first_few_problems_are_told():
         "notes.txt": b"\xff",
     }
     with pytest.raises(GitError) as raised:
-        checked_parts(content, SHOP, KindRegistry([SHAPE]).check)
+        parts_of(content)
     told = raised.value.message
     assert told.startswith("b.yaml:4: a manifest must be a mapping, not int; c.json:1: not JSON")
     assert "d.yaml:1: not UTF-8 text" in told
@@ -140,7 +145,7 @@ def test_every_document_is_checked_and_the_first_few_problems_are_told():
     assert "f.yaml:1: not YAML: line 2, column 1" in told
     assert told.endswith("; 1 more")
     with pytest.raises(GitError, match="no manifests"):
-        checked_parts({"notes.txt": b""}, SHOP, KindRegistry([SHAPE]).check)
+        parts_of({"notes.txt": b""})
 
 
 def test_a_tree_that_leads_out_of_itself_is_refused(repository: Repository):
@@ -182,4 +187,4 @@ def test_a_tree_that_leads_out_of_itself_is_refused(repository: Repository):
 )
 def test_a_document_that_would_be_too_much_is_refused_before_it_is_built(text: str, words: str):
     with pytest.raises(GitError, match=words):
-        checked_parts({"a.yaml": text.encode()}, SHOP, KindRegistry([SHAPE]).check)
+        parts_of({"a.yaml": text.encode()})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Final
 
@@ -20,14 +20,11 @@ Check = Callable[[Manifest], None]
 _MAX_NAMED: Final = 5
 
 
-def checked_parts(
-    files: Mapping[str, bytes], parent: ResourceKey, check: Check, *, is_rendered: bool = False
-) -> list[Part]:
-    """Read manifests, each with its file and line; raises ``GitError`` with what is wrong.
+def checked_parts(reads: Sequence[Read | Problem], parent: ResourceKey, check: Check) -> list[Part]:
+    """Return manifests as parts, each with its place; raises ``GitError`` with what is wrong.
 
     They may be in the source's own namespace only, unless that is the system's.
     """
-    reads = list(_reads(files, parent.namespace, is_rendered=is_rendered))
     wrong: dict[Source, str] = {}
     first: dict[ResourceKey, Source] = {}
     for read in sorted(reads, key=_rank):
@@ -48,9 +45,10 @@ def checked_parts(
     return [Part(read.manifest, read.source.place) for read in reads if isinstance(read, Read)]
 
 
-def _reads(
-    files: Mapping[str, bytes], namespace: str, *, is_rendered: bool
+def documents_in(
+    files: Mapping[str, bytes], namespace: str, *, is_rendered: bool = False
 ) -> Iterator[Read | Problem]:
+    """Read the manifests of a commit's files, each with its file and line."""
     for file, content in sorted(files.items()):
         if PurePosixPath(file).suffix.lower() not in SUFFIXES and not is_rendered:
             continue

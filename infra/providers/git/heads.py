@@ -8,12 +8,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
-import threading
-from collections.abc import Awaitable, Callable, Collection, Mapping
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final
 
 import msgspec
 import structlog
@@ -26,9 +23,7 @@ from events.stored_content import CONTENT, HEAD, Part, StoredContent, stored_con
 from infra.providers.composition.contents import Contents
 from infra.providers.git.checks import Check, checked_parts
 from infra.providers.git.problems import GitError
-from infra.providers.git.rendering import Renderers, rendered
-from infra.providers.git.repository import Found, Remote, fetched, find_commit
-from infra.providers.git.signatures import check_signature
+from infra.providers.git.reader_process import Document, Reply, Request, read_source
 from reconciler.composites.git_source import PROBLEM, REVISION, SOURCE, told_revision
 from reconciler.errors import ConfigurationError, PermanentError, ProviderError
 from reconciler.provider.secrets import Secrets
@@ -42,7 +37,6 @@ _PASSING: Final = re.compile(
 )
 """What differs each time the same goes wrong: it would be news at each look."""
 
-_T = TypeVar("_T")
 _encoder = msgspec.json.Encoder(order="deterministic")
 _logger = structlog.get_logger(__name__)
 
@@ -89,18 +83,15 @@ class Heads:
         contents: Contents,
         secrets: Secrets,
         check: Callable[[], Awaitable[Check]],
-        renderers: Renderers,
         *,
         timeout_seconds: float,
     ) -> None:
         self._contents = contents
         self._secrets = secrets
         self._check = check
-        self._renderers = renderers
         self._timeout_seconds = timeout_seconds
         self._known: dict[str, Head] = {}
         self._slots = asyncio.Semaphore(_AT_ONCE)
-        self._hanging: set[str] = set()  # sources whose server does not come to an end
 
     def shown(self, spec: ComposedSetSpec) -> Fields:
         """Return what is known, without a look."""
@@ -158,147 +149,104 @@ class Heads:
         return not is_same
 
     async def _is_at(self, head: Head) -> bool:
-        return (await self._find(head.source)).commit == head.revision.get("commit")
+        reply = await self._ask(head.source, reads=False)
+        return reply.commit == head.revision.get("commit")
 
     async def _look(self, spec: ComposedSetSpec, known: Head | None, now: float) -> Head:
         """Look closer; what was declared stays where that leads to nothing."""
         head = _of_set(spec, now)
-        source = head.source
+        made_from = _made_from(head.source)
+        good = {
+            each.revision["commit"]: each
+            for each in (head, known)
+            if each is not None
+            and each.problem is None
+            and each.holds(spec)
+            and each.revision.get("of") == made_from
+        }
         try:
-            found = await self._find(source)
-            for each in (known, head):
-                if each is None or each.problem is not None or not each.holds(spec):
-                    continue
-                if (each.revision.get("commit"), each.revision.get("of")) == (
-                    found.commit,
-                    _made_from(source),
-                ):
-                    return replace(each, looked_at=now, set_content=head.set_content)
-            return await self._read(spec, head, found)
+            reply = await self._ask(
+                head.source,
+                namespace=_namespace(spec),
+                known=[*good],
+                declared=head.revision.get("commit", ""),
+                made_from=made_from,
+            )
+            if reply.revision is None:
+                return replace(good[reply.commit], looked_at=now, set_content=head.set_content)
+            return await self._checked(spec, head, reply.revision, reply.documents)
         except GitError as error:
             revision = head.revision if error.revision is None else error.revision
             content = head.content if error.revision is None else ""
             told = GitError(error.reason, _PASSING.sub("", error.message))
             return replace(head, revision=revision, content=content, problem=told)
 
-    async def _find(self, source: Mapping[str, Any]) -> Found:
-        remote = await self._remote(source)
-        ref: Mapping[str, Any] = source.get("ref") or {}
-        return await self._in_thread(source, lambda: find_commit(remote, ref))
-
-    async def _read(self, spec: ComposedSetSpec, head: Head, found: Found) -> Head:
-        remote = await self._remote(head.source)
-        had = head.revision.get("commit", "")
-
-        def read() -> tuple[Fields, dict[str, bytes]]:
-            return self._fetch(remote, head.source, found, had)
-
-        revision, files = await self._in_thread(head.source, read)
+    async def _checked(
+        self, spec: ComposedSetSpec, head: Head, revision: Fields, documents: Sequence[Document]
+    ) -> Head:
         check, key = await self._check(), ResourceKey.parse(spec.parent)
         try:
-            is_rendered = bool(head.source.get("render"))
-            parts = await asyncio.to_thread(
-                checked_parts, files, key, check, is_rendered=is_rendered
-            )
+            reads = [each.as_read for each in documents]
+            parts = await asyncio.to_thread(checked_parts, reads, key, check)
             content = stored_content(spec.parent, parts)
         except (GitError, InvalidManifestError) as error:
             message = f"{told_revision(revision)}: {error}"
             raise GitError("BadCommit", message, revision) from None
-        except Exception as error:  # noqa: BLE001 - of one source; the others go on
-            told = self._unforeseen(error)
-            raise GitError("BadCommit", told.message, revision) from None
+        except Exception as error:
+            _logger.warning("reading a source failed", exc_info=True)
+            why = self._secrets.secrecy.hide(f"{type(error).__name__}: {error}")
+            raise GitError("BadCommit", f"reading it failed: {why}", revision) from None
         changes = _changes(spec.generations, await self._parts(spec), parts)
         return replace(
             head, revision=revision, content=content.digest, changes=changes, stored=content
         )
 
-    def _fetch(
-        self, remote: Remote, source: Mapping[str, Any], found: Found, had: str
-    ) -> tuple[Fields, dict[str, bytes]]:
-        path, render = str(source.get("path", "")), str(source.get("render", ""))
-        with fetched(remote, found.commit) as checkout:
-            revision = {**checkout.revision, "ref": found.ref, "of": _made_from(source)}
-            if had and not checkout.has_before(had):
-                revision["rewritten"] = f"{had[:12]} is not an ancestor"
-            try:
-                if source.get("signers"):
-                    check_signature(checkout.folder, found.commit, str(source["signers"]))
-                if not render:
-                    return revision, checkout.files(path)
-                return revision, rendered(self._renderers, render, checkout.files(""), path)
-            except GitError as error:
-                message = f"{told_revision(revision)}: {error.message}"
-                raise GitError(error.reason, message, revision) from None
+    async def _ask(
+        self,
+        source: Fields,
+        *,
+        namespace: str = "",
+        reads: bool = True,
+        known: list[str] | None = None,
+        declared: str = "",
+        made_from: str = "",
+    ) -> Reply:
+        """Ask a repository; raises ``GitError`` for what cannot be read or declared."""
+        reply = await read_source(
+            Request(
+                source,
+                namespace,
+                await self._credential(source),
+                self._timeout_seconds,
+                _MAX_SECONDS,
+                reads=reads,
+                known=known or [],
+                declared=declared,
+                made_from=made_from,
+            )
+        )
+        if reply.failure is None:
+            return reply
+        failure, hide = reply.failure, self._secrets.secrecy.hide
+        if failure.trace:
+            _logger.warning("reading a source failed", trace=hide(failure.trace))
+        raise GitError(failure.reason, hide(failure.message), failure.revision)
 
     async def _parts(self, spec: ComposedSetSpec) -> list[Part]:
         digest = spec.fields.get(CONTENT)
         return [] if digest is None else await self._contents.load(_namespace(spec), digest) or []
 
-    async def _remote(self, source: Mapping[str, Any]) -> Remote:
-        reference, credential = source.get("credentials"), ""
-        if reference is not None:
-            try:
-                credential = await self._secrets.value(msgspec.convert(reference, SecretRef))
-            except (ConfigurationError, ProviderError) as error:
-                raise GitError("Unreachable", f"spec.credentials: {error}") from None
-            # A server may repeat the password without the user.
-            self._secrets.secrecy.add(credential.partition(":")[2])
-        return Remote(str(source["url"]), credential.strip(), self._timeout_seconds)
-
-    async def _in_thread(self, source: Mapping[str, Any], call: Callable[[], _T]) -> _T:
-        """Call what blocks, and wait for it so long at most: a server may drip for ever.
-
-        While it does, nothing else is asked of that source.
-        """
-        place = _encoder.encode(source).decode()
-        late = GitError("Unreachable", f"{source['url']}: no result within {_MAX_SECONDS} s")
-        if place in self._hanging:
-            raise late
-        running = in_daemon_thread(call)
-        done, _ = await asyncio.wait({running}, timeout=_MAX_SECONDS)
-        if not done:
-            self._hanging.add(place)
-            running.add_done_callback(lambda _: self._hanging.discard(place))
-            raise late
+    async def _credential(self, source: Fields) -> str:
+        reference = source.get("credentials")
+        if reference is None:
+            return ""
         try:
-            return running.result()
-        except GitError as error:
-            hidden = self._secrets.secrecy.hide(error.message)
-            raise GitError(error.reason, hidden, error.revision) from None
-        except ConfigurationError as error:
-            raise GitError("Unreachable", str(error)) from None
-        except Exception as error:  # noqa: BLE001 - a repository may be damaged in any way
-            raise self._unforeseen(error) from None
-
-    def _unforeseen(self, error: Exception) -> GitError:
-        _logger.warning("reading a source failed", exc_info=True)
-        why = self._secrets.secrecy.hide(f"{type(error).__name__}: {error}")
-        return GitError("Unreachable", f"reading it failed: {why}")
-
-
-def in_daemon_thread(call: Callable[[], _T]) -> asyncio.Future[_T]:
-    """Call what blocks in a thread that does not keep the process from ending."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[_T] = loop.create_future()
-
-    def settle(result: _T | None, error: Exception | None) -> None:
-        if future.cancelled():
-            return
-        if error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(cast("_T", result))
-
-    def run() -> None:
-        try:
-            done = partial(settle, call(), None)
-        except Exception as error:  # noqa: BLE001 - the future's
-            done = partial(settle, None, error)
-        with suppress(RuntimeError):  # the loop may have ended meanwhile
-            loop.call_soon_threadsafe(done)
-
-    threading.Thread(target=run, daemon=True, name="git").start()
-    return future
+            credential = await self._secrets.value(msgspec.convert(reference, SecretRef))
+        except (ConfigurationError, ProviderError) as error:
+            raise GitError("Unreachable", f"spec.credentials: {error}") from None
+        # A server may repeat the password without the user.
+        self._secrets.secrecy.add(credential.partition(":")[2])
+        return credential.strip()
 
 
 def _of_set(spec: ComposedSetSpec, now: float) -> Head:

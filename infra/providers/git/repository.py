@@ -1,6 +1,6 @@
 """A repository of others, read without a checkout: its refs, one commit, the files of a folder.
 
-All of it blocks: it runs in a thread.
+All of it blocks: it runs in a process of its own.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from dulwich.repo import Repo
 from urllib3.util import Retry
 
 from events.manifest import Fields
+from infra.providers.git.packs import LimitedStore
 from infra.providers.git.problems import GitError
 
 HISTORY: Final = 50
@@ -35,6 +36,9 @@ HISTORY: Final = 50
 
 MAX_FILES: Final = 5000
 MAX_BYTES: Final = 16 * 1024 * 1024
+
+MAX_ENTRIES: Final = 50_000
+"""Of a folder, with links and empty folders: trees that share a tree are endless in few bytes."""
 
 _BRANCHES: Final = b"refs/heads/"
 _TAGS: Final = b"refs/tags/"
@@ -89,7 +93,7 @@ def fetched(remote: Remote, commit: str) -> Generator[Checkout]:
 
     with (
         tempfile.TemporaryDirectory(prefix="reconciler-git-") as folder,
-        Repo.init_bare(folder) as repository,
+        _new(folder) as repository,
     ):
         with _client(remote) as (client, path):
             client.fetch(path, repository, wants, depth=HISTORY)
@@ -99,6 +103,12 @@ def fetched(remote: Remote, commit: str) -> Generator[Checkout]:
         if not isinstance(found, Commit):
             raise GitError("RefGone", f"{commit} is not a commit")
         yield Checkout(Path(folder), repository, found)
+
+
+def _new(folder: str) -> Repo:
+    """Make a bare repository that takes in no more than the limits allow."""
+    Repo.init_bare(folder).close()
+    return Repo(folder, LimitedStore(Path(folder) / "objects"), bare=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +167,14 @@ class Checkout:
             if not isinstance(found, Tree):
                 raise GitError("BadCommit", f"{plain!r} is not a directory")
             tree, before = found.id, f"{plain}/"
-        for entry in iter_tree_contents(store, tree):
+        entries = iter_tree_contents(store, tree, include_trees=True)
+        for number, entry in enumerate(entries):
+            if number >= MAX_ENTRIES:
+                raise GitError(
+                    "BadCommit",
+                    f"{path or 'the repository'} has more than {MAX_ENTRIES} files and folders:"
+                    " name a smaller folder in spec.path",
+                )
             if not stat.S_ISREG(entry.mode or 0):
                 continue
             blob = store[entry.sha]
@@ -191,11 +208,15 @@ def _client(remote: Remote) -> Generator[tuple[GitClient, bytes]]:
         if scheme == "ssh":
             options = _ssh(remote, key)
         try:
-            client, path = get_transport_and_path(remote.url, config=nothing, quiet=True, **options)
+            client, path = get_transport_and_path(
+                remote.url, config=nothing, quiet=True, thin_packs=False, **options
+            )
             yield client, path.encode()
-        except Exception as error:  # noqa: BLE001 - those of several libraries, and of any server
+        except (GitError, MemoryError):
+            raise
+        except Exception as error:
             why = " ".join(str(error).split()) or type(error).__name__
-            raise GitError("Unreachable", f"{remote.url}: {why}") from None
+            raise GitError("Unreachable", f"{remote.url}: {why}") from error
 
 
 def _in_memory() -> BinaryIO:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
+from importlib.util import find_spec
 from typing import Final
 
 from events.composition import ComposedSetSpec
@@ -16,6 +17,8 @@ from infra.providers.composition.kind import Summary
 from infra.providers.composition.provider import CompositionProvider, Look, parent_of
 from infra.providers.extras import extra_needed
 from infra.providers.git.checks import Check
+from infra.providers.git.heads import Heads
+from infra.providers.git.rendering import renderers_of_process
 from reconciler.composites.git_source import REVISION, SOURCE, told_revision
 from reconciler.provider.defined_kind import defined
 from reconciler.provider.kind import installed_kinds
@@ -32,13 +35,14 @@ class GitSourceProvider(CompositionProvider):
     ) -> None:
         super().__init__(config, secrets, kind=kind, summary=summary)
         with extra_needed("git", "Git sources", _LIBRARIES):
-            from infra.providers.git.heads import Heads  # noqa: PLC0415 - needs the extra
-            from infra.providers.git.rendering import renderers_of_process  # noqa: PLC0415
+            for library in _LIBRARIES:  # they are imported where a repository is read
+                if find_spec(library) is None:
+                    raise ModuleNotFoundError(name=library)
+        renderers_of_process()  # raises where they cannot be used
         self._heads = Heads(
             self._contents,
             secrets,
             self._check,
-            renderers_of_process(),
             timeout_seconds=config.limits.request_timeout_seconds,
         )
         self._moves = 0

@@ -1,0 +1,126 @@
+"""Limits of what a repository sends: counted while it comes, and read before it is unpacked."""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import zlib
+from collections.abc import Callable
+from typing import BinaryIO, Final, cast
+
+from dulwich.object_store import DiskObjectStore
+from dulwich.pack import unpack_object_at
+
+from infra.providers.git.problems import GitError
+
+_MIB: Final = 1024 * 1024
+
+MAX_PACK_BYTES: Final = 128 * _MIB
+"""Of all that is sent for a commit and its history: it is on the disk while it is read."""
+
+MAX_OBJECT_BYTES: Final = 64 * _MIB
+"""Of one object, unpacked; also of one that is not in the folder of the source."""
+
+MAX_UNPACKED_BYTES: Final = 512 * _MIB
+"""Of all objects: they are unpacked one after the other, which takes some seconds."""
+
+MAX_OBJECTS: Final = 200_000
+
+_HEADER_BYTES: Final = 12
+_DELTAS: Final = (6, 7)
+_MAX_SIZE_BYTES: Final = 10
+_SIZES_BYTES: Final = 2 * _MAX_SIZE_BYTES
+
+_AddPack = tuple[BinaryIO, Callable[[], None], Callable[[], None]]
+
+
+class LimitedStore(DiskObjectStore):
+    """Objects that are taken in only as packs within the limits."""
+
+    def add_pack(self) -> _AddPack:
+        """Return where to write a pack, and how to take it in or drop it."""
+        file, commit, abort = super().add_pack()
+
+        def checked() -> None:
+            file.flush()
+            if file.tell():
+                with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+                    check_pack(content)
+            return commit()  # a pack, whatever its type says
+
+        return cast("BinaryIO", _Limited(file)), checked, abort
+
+
+class _Limited:
+    """A file that takes a pack, and no more."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._size = 0
+
+    def write(self, piece: bytes) -> int:
+        """Write a piece; raises ``GitError`` for one too many."""
+        self._size += len(piece)
+        if self._size > MAX_PACK_BYTES:
+            raise GitError(
+                "Unreachable",
+                f"the repository sends more than {MAX_PACK_BYTES // _MIB} MiB for a commit",
+            )
+        return self._file.write(piece)
+
+
+def check_pack(content: mmap.mmap | bytes) -> None:
+    """Raise ``GitError`` for a pack whose objects exceed a limit, by the sizes that it states.
+
+    What is larger than it states ends with its unpacking, which stops at the stated size.
+    """
+    count = int.from_bytes(content[_HEADER_BYTES - 4 : _HEADER_BYTES])
+    if count > MAX_OBJECTS:
+        raise GitError("BadCommit", f"it has {count} objects with its history, {_most()}")
+    at, total = _HEADER_BYTES, 0
+    for _ in range(count):
+        is_delta = content[at] >> 4 & 7 in _DELTAS
+        total += _checked(_size_at(content, at, first_bits=4)[0])
+        start, at = _unpacked(content, at)
+        if is_delta:
+            total += _checked(_size_at(start, _size_at(start, 0)[1])[0])
+        if total > MAX_UNPACKED_BYTES:
+            raise GitError(
+                "BadCommit",
+                f"its objects have more than {MAX_UNPACKED_BYTES // _MIB} MiB with their history",
+            )
+
+
+def _unpacked(content: mmap.mmap | bytes, at: int) -> tuple[bytes, int]:
+    """Unpack an object; return its start, and the place behind it."""
+    try:
+        unpacked, end = unpack_object_at(content, at, hashlib.sha1)
+        return b"".join(unpacked.decomp_chunks)[:_SIZES_BYTES], end
+    except (zlib.error, AssertionError) as error:
+        damage = str(error)
+    # Outside of the handler: what holds the mapped file open goes with the error.
+    raise GitError("BadCommit", f"its pack is damaged: {damage}")
+
+
+def _checked(size: int) -> int:
+    if size > MAX_OBJECT_BYTES:
+        raise GitError(
+            "BadCommit",
+            f"an object of it has {size} bytes: {MAX_OBJECT_BYTES // _MIB} MiB are the most",
+        )
+    return size
+
+
+def _most() -> str:
+    return f"and {MAX_OBJECTS} are the most"
+
+
+def _size_at(content: mmap.mmap | bytes, at: int, *, first_bits: int = 7) -> tuple[int, int]:
+    """Read a size, as packs write it; return it with the place behind it."""
+    size, shift = content[at] & (1 << first_bits) - 1, first_bits
+    for place in range(at + 1, at + _MAX_SIZE_BYTES):
+        if not content[place - 1] & 0x80:
+            return size, place
+        size |= (content[place] & 0x7F) << shift
+        shift += 7
+    raise GitError("BadCommit", "its pack is damaged: the size of an object has no end")

@@ -1,0 +1,181 @@
+"""The process that reads one repository: whatever it is sent, only this process is full of it.
+
+It takes a request from its standard input and writes a reply to its standard output. It ends by
+itself at its time limit, and its memory is limited where the system can do that (ADR 0057).
+"""
+
+from __future__ import annotations
+
+import errno
+import signal
+import sys
+import tempfile
+import traceback
+from collections.abc import Generator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, Final
+
+import msgspec
+
+from events.documents import Read
+from infra.providers.git.checks import documents_in
+from infra.providers.git.problems import GitError
+from infra.providers.git.reader_process import Document, Failure, Reply, Request
+from infra.providers.git.rendering import rendered, renderers_of_process
+from infra.providers.git.repository import Remote, fetched, find_commit
+from infra.providers.git.signatures import check_signature
+from reconciler.composites.git_source import told_revision
+from reconciler.errors import ConfigurationError
+
+_MIB: Final = 1024 * 1024
+
+MAX_REFS_MEMORY_BYTES: Final = 256 * _MIB
+"""Of the process while it finds a commit: more than 500,000 refs."""
+
+MAX_MEMORY_BYTES: Final = 768 * _MIB
+"""Of the process, with the files that it maps: a pack of 128 MiB, and some copies of an object."""
+
+MAX_REPLY_BYTES: Final = 32 * _MIB
+"""Of all manifests of a commit: twice what their files may have."""
+
+_AGAIN_SECONDS: Final = 0.5
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+class _TooLateError(BaseException):
+    """The time is over; no library takes it for an error of its own."""
+
+
+def main() -> None:
+    """Read a request, and write the reply to it."""
+    request = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Request)
+    tempfile.tempdir = request.folder
+    with _time_limit(request.seconds):
+        reply = _reply(request)
+    sys.stdout.buffer.write(_encoder.encode(reply))
+
+
+def _reply(request: Request) -> Reply:
+    try:
+        return _read(request)
+    except _TooLateError:
+        failure = Failure(
+            "Unreachable", f"{request.source['url']}: no result within {request.seconds:g} s"
+        )
+    except Exception as error:  # noqa: BLE001 - a repository may be damaged in any way
+        failure = _failure(error, request.source["url"])
+    return Reply(failure=failure)
+
+
+def _failure(error: Exception, url: str) -> Failure:
+    if _is_of_memory(error):
+        most = _memory_limit()[0] // _MIB
+        return Failure("Unreachable", f"{url}: to read it takes more than {most} MiB of memory")
+    match error:
+        case GitError():
+            return Failure(error.reason, error.message, error.revision)
+        case ConfigurationError():
+            return Failure("Unreachable", str(error))
+        case _:
+            told = f"reading it failed: {type(error).__name__}: {error}"
+            return Failure("Unreachable", told, trace="".join(traceback.format_exception(error)))
+
+
+def _read(request: Request) -> Reply:
+    source = request.source
+    remote = Remote(str(source["url"]), request.credential, request.timeout_seconds)
+    _limit_memory(MAX_REFS_MEMORY_BYTES)
+    found = find_commit(remote, source.get("ref") or {})
+    if not request.reads or found.commit in request.known:
+        return Reply(found.ref, found.commit)
+    _limit_memory(MAX_MEMORY_BYTES)
+    with fetched(remote, found.commit) as checkout:
+        revision = {**checkout.revision, "ref": found.ref, "of": request.made_from}
+        had = request.declared
+        if had and not checkout.has_before(had):
+            revision["rewritten"] = f"{had[:12]} is not an ancestor"
+        try:
+            if source.get("signers"):
+                check_signature(checkout.folder, found.commit, str(source["signers"]))
+            path, render = str(source.get("path", "")), str(source.get("render", ""))
+            files = checkout.files("" if render else path)
+            if render:
+                files = rendered(renderers_of_process(), render, files, path)
+            documents = _documents(files, request.namespace, is_rendered=bool(render))
+        except GitError as error:
+            message = f"{told_revision(revision)}: {error.message}"
+            raise GitError(error.reason, message, revision) from None
+    return Reply(found.ref, found.commit, revision, documents)
+
+
+def _documents(files: dict[str, bytes], namespace: str, *, is_rendered: bool) -> list[Document]:
+    documents: list[Document] = []
+    size = 0
+    for each in documents_in(files, namespace, is_rendered=is_rendered):
+        source = each.source
+        place = (source.file, source.number, source.line)
+        document = (
+            Document(*place, each.manifest)
+            if isinstance(each, Read)
+            else Document(*place, None, each.message)
+        )
+        size += len(_encoder.encode(document))
+        if size > MAX_REPLY_BYTES:
+            raise GitError(
+                "BadCommit", f"its manifests have more than {MAX_REPLY_BYTES // _MIB} MiB"
+            )
+        documents.append(document)
+    return documents
+
+
+def _is_of_memory(error: BaseException | None) -> bool:
+    """Return whether an error comes from the limit of memory, or from one that does."""
+    while error is not None:
+        if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _limit_memory(size: int) -> None:
+    """Limit the memory of this process; what it starts may have more, within its own limits."""
+    if sys.platform == "win32":
+        return
+    import resource  # noqa: PLC0415 - not there on Windows
+
+    most = _memory_limit()[1]
+    limit = size if most == resource.RLIM_INFINITY else min(size, most)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, most))
+
+
+def _memory_limit() -> tuple[int, int]:
+    """Return the limit of memory, and how far it could be raised."""
+    if sys.platform == "win32":
+        return MAX_MEMORY_BYTES, MAX_MEMORY_BYTES
+    import resource  # noqa: PLC0415 - as above
+
+    return resource.getrlimit(resource.RLIMIT_AS)
+
+
+@contextmanager
+def _time_limit(seconds: float) -> Generator[None]:
+    """Raise ``_TooLateError`` in what takes longer, wherever it waits."""
+    if sys.platform == "win32":
+        yield
+        return
+
+    def end(_signal: int, _frame: FrameType | None) -> Any:
+        raise _TooLateError
+
+    signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, seconds, _AGAIN_SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+if __name__ == "__main__":
+    main()

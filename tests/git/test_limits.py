@@ -1,0 +1,290 @@
+"""Repositories that are small and unpack to much: each is an error that names the limit."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import socket
+import struct
+import sys
+import time
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from infra.providers.git import packs, reader_process
+from infra.providers.git.problems import GitError
+from infra.providers.git.reader import MAX_MEMORY_BYTES
+from infra.providers.git.reader_process import Failure, Reply, Request, read_source
+from tests.git.repositories import Repository
+from tests.hostile_server import MIB, Answer, hostile_server, measured_loop
+
+GIB = 1024 * MIB
+PEAK_BYTES = 256 * MIB
+"""More than a reader takes for the largest object that is allowed, and less than a bomb."""
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Repository:
+    return Repository(tmp_path / "shop")
+
+
+async def read(url: str, *, path: str = "", seconds: float = 60) -> Reply:
+    source = {"url": url, "path": path}
+    return await read_source(Request(source, "default", "", 10, seconds))
+
+
+async def failure_of(url: str, *, path: str = "", seconds: float = 60) -> Failure:
+    found = (await read(url, path=path, seconds=seconds)).failure
+    assert found is not None
+    return found
+
+
+@pytest.fixture
+def peak_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+    """Return how much memory the reader of this test has had."""
+    file = tmp_path / "peak"
+    program = f"""
+import resource
+from infra.providers.git.reader import main
+main()
+open({str(file)!r}, "w").write(str(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss))
+"""
+    monkeypatch.setattr(reader_process, "_COMMAND", (sys.executable, "-I", "-c", program))
+    return lambda: int(file.read_text()) * 1024
+
+
+def zeros(size: int, head: bytes = b"") -> bytes:
+    """Pack zeros a thousand times smaller."""
+    packer = zlib.compressobj(9)
+    start = packer.compress(head) + packer.flush(zlib.Z_FULL_FLUSH)
+    block = packer.compress(bytes(16 * MIB)) + packer.flush(zlib.Z_FULL_FLUSH)
+    # Behind a full flush a block refers to nothing before it; the sum at the end is not reached.
+    return start + block * (size // (16 * MIB)) + packer.flush()
+
+
+# --- packs of a server of our own
+
+
+def pack_of(*objects: bytes) -> bytes:
+    content = b"PACK" + struct.pack(">II", 2, len(objects)) + b"".join(objects)
+    return content + hashlib.sha1(content).digest()
+
+
+def packed(kind: int, size: int, content: bytes, base: bytes = b"") -> bytes:
+    """Write an object of a pack: its header with a size, and what it packs."""
+    head = bytearray()
+    first, size = size & 0x0F, size >> 4
+    head.append(kind << 4 | first | (0x80 if size else 0))
+    head += varint(size) if size else b""
+    return bytes(head) + base + content
+
+
+def varint(size: int) -> bytes:
+    made = bytearray()
+    while True:
+        size, byte = size >> 7, size & 0x7F
+        made.append(byte | (0x80 if size else 0))
+        if not size:
+            return bytes(made)
+
+
+def object_of(kind: int, content: bytes) -> bytes:
+    return packed(kind, len(content), zlib.compress(content))
+
+
+COMMIT = b"tree " + b"1" * 40 + b"\nauthor A <a@b> 1 +0000\ncommitter A <a@b> 1 +0000\n\nbomb\n"
+COMMIT_ID = hashlib.sha1(b"commit %d\0" % len(COMMIT) + COMMIT).hexdigest().encode()
+
+
+def line(text: bytes) -> bytes:
+    return b"%04x" % (len(text) + 4) + text
+
+
+def git_server(pack: bytes, repeat: bytes = b"", times: int = 0) -> Answer:
+    """Serve one commit with a pack, after which something may follow many times."""
+    refs = line(b"# service=git-upload-pack\n") + b"0000"
+    refs += line(COMMIT_ID + b" HEAD\0shallow ofs-delta\n")
+    refs += line(COMMIT_ID + b" refs/heads/main\n") + b"0000"
+
+    def answer(connection: socket.socket, head: bytes) -> None:
+        is_post = head.startswith(b"POST")
+        kind = b"result" if is_post else b"advertisement"
+        start = (
+            b"HTTP/1.1 200 OK\r\nConnection: close\r\n"
+            b"Content-Type: application/x-git-upload-pack-%b\r\n\r\n" % kind
+        )
+        connection.sendall(start)
+        if not is_post:
+            connection.sendall(refs)
+            return
+        connection.sendall(line(b"shallow " + COMMIT_ID) + b"0000" + line(b"NAK\n") + pack)
+        for _ in range(times):
+            connection.sendall(repeat)
+
+    return answer
+
+
+BOMBS = {
+    "a blob of 1 GiB": (
+        pack_of(object_of(1, COMMIT), packed(3, GIB, zeros(GIB))),
+        "an object of it has 1073741824 bytes: 64 MiB are the most",
+    ),
+    "a commit of 1 GiB": (pack_of(packed(1, GIB, zeros(GIB))), "64 MiB are the most"),
+    "a blob that states to be small": (
+        pack_of(object_of(1, COMMIT), packed(3, 10, zeros(GIB))),
+        "its pack is damaged: decompressed data exceeds expected size",
+    ),
+    "a difference that makes 1 GiB": (
+        pack_of(
+            object_of(1, COMMIT),
+            object_of(3, bytes(100)),
+            packed(
+                7,
+                len(varint(100) + varint(GIB)),
+                zlib.compress(varint(100) + varint(GIB)),
+                hashlib.sha1(b"blob 100\0" + bytes(100)).digest(),
+            ),
+        ),
+        "an object of it has 1073741824 bytes: 64 MiB are the most",
+    ),
+    "many blobs of 48 MiB": (
+        pack_of(object_of(1, COMMIT), *[packed(3, 48 * MIB, zlib.compress(bytes(48 * MIB)))] * 12),
+        "more than 512 MiB with their history",
+    ),
+    "a pack of many objects": (
+        b"PACK" + struct.pack(">II", 2, 2**31) + bytes(100),
+        "2147483648 objects with its history, and 200000 are the most",
+    ),
+    "a size without an end": (
+        b"PACK" + struct.pack(">II", 2, 1) + b"\xff" * 1000,
+        "the size of an object has no end",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", BOMBS)
+async def test_a_pack_is_refused_before_it_is_unpacked(what: str, peak_bytes: Callable[[], int]):
+    pack, words = BOMBS[what]
+    with hostile_server(git_server(pack)) as port:
+        failure = await failure_of(f"http://127.0.0.1:{port}/shop")
+    assert words in failure.message
+    assert peak_bytes() < PEAK_BYTES
+
+
+async def test_a_pack_that_is_too_large_is_not_received(peak_bytes: Callable[[], int]):
+    pack = b"PACK" + struct.pack(">II", 2, 1)
+    with hostile_server(git_server(pack, bytes(MIB), 1024)) as port:
+        failure = await failure_of(f"http://127.0.0.1:{port}/shop")
+    assert "sends more than 128 MiB for a commit" in failure.message
+    assert peak_bytes() < PEAK_BYTES
+
+
+async def test_refs_without_an_end_end_with_the_time(peak_bytes: Callable[[], int]):
+    refs = line(b"# service=git-upload-pack\n") + b"0000" + line(COMMIT_ID + b" HEAD\0shallow\n")
+    one = line(COMMIT_ID + b" refs/heads/" + b"x" * 60_000 + b"\n")
+
+    def answer(connection: socket.socket, _head: bytes) -> None:
+        connection.sendall(
+            b"HTTP/1.1 200 OK\r\nContent-Type: application/x-git-upload-pack-advertisement\r\n\r\n"
+        )
+        connection.sendall(refs)
+        for number in range(100_000):
+            connection.sendall(one[:-10] + b"%08x\n" % number + one[-1:])
+
+    with hostile_server(answer) as port:
+        async with measured_loop() as loop:
+            failure = await failure_of(f"http://127.0.0.1:{port}/shop", seconds=10)
+    assert "no result within 10 s" in failure.message or "256 MiB of memory" in failure.message
+    assert peak_bytes() < PEAK_BYTES
+    assert loop.blocked_seconds < 1.5
+
+
+# --- repositories on a disk
+
+
+def with_blob(repository: Repository, packed_blob: bytes) -> None:
+    """Commit a blob that is on the disk as given."""
+    sha = "ab" * 20
+    folder = repository.folder / ".git/objects/ab"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / sha[2:]).write_bytes(packed_blob)
+    listed = f"100644 blob {sha}\ta.yaml\n"
+    tree = repository.git("mktree", "--missing", given=listed).strip()
+    commit = repository.git("commit-tree", tree, "-m", "bomb").strip()
+    repository.git("update-ref", "refs/heads/main", commit)
+
+
+@pytest.mark.parametrize("stated", [GIB, 10])
+async def test_a_loose_object_fills_its_reader_and_nothing_else(
+    repository: Repository, stated: int, peak_bytes: Callable[[], int]
+):
+    with_blob(repository, zeros(GIB, b"blob %d\0" % stated))
+    failure = await failure_of(repository.url)
+    assert failure.reason == "Unreachable"
+    assert "MiB of memory" in failure.message or "size" in failure.message
+    assert peak_bytes() < MAX_MEMORY_BYTES
+
+
+def with_tree_bomb(repository: Repository, leaf: str) -> None:
+    """Commit a tree of 16 trees, each of 16 trees, … which are one object a level."""
+    tree = leaf
+    for _ in range(12):
+        listed = "".join(f"040000 tree {tree}\t{name:x}\n" for name in range(16))
+        tree = repository.git("mktree", "--missing", given=listed).strip()
+    commit = repository.git("commit-tree", tree, "-m", "bomb").strip()
+    repository.git("update-ref", "refs/heads/main", commit)
+
+
+async def test_trees_that_share_a_tree_are_counted(repository: Repository):
+    empty = repository.git("mktree").strip()
+    with_tree_bomb(repository, empty)
+    failure = await failure_of(repository.url)
+    assert "the repository has more than 50000 files and folders" in failure.message
+    repository.write({"a.yaml": "a: 1\n"})
+    repository.git("add", "--all")
+    with_tree_bomb(repository, repository.git("write-tree").strip())
+    failure = await failure_of(repository.url)
+    assert "more than 5000 files" in failure.message
+
+
+async def test_a_document_that_takes_long_ends_with_the_time(repository: Repository):
+    values = "a: [" + "[]," * 190_000 + "]\n---\n"
+    repository.write({"a.yaml": values * 20})
+    repository.commit()
+    began = time.monotonic()
+    async with measured_loop() as loop:
+        failure = await failure_of(repository.url, seconds=4)
+    assert "no result within 4 s" in failure.message
+    assert time.monotonic() - began < 30
+    assert loop.blocked_seconds < 1.5
+
+
+async def test_manifests_that_grow_by_aliases_are_too_much(repository: Repository):
+    head = "apiVersion: a/v1\nkind: A\nmetadata: {name: a%d}\nspec:\n"
+    text = "  a: &a " + "x" * 90_000 + "\n  b: [*a, *a, *a, *a]\n---\n"
+    repository.write({"a.yaml": "".join(head % number + text for number in range(100))})
+    repository.commit()
+    failure = await failure_of(repository.url)
+    assert "its manifests have more than 32 MiB" in failure.message
+
+
+async def test_an_object_of_the_largest_size_is_read(repository: Repository):
+    repository.folder.joinpath("movie").write_bytes(bytes(packs.MAX_OBJECT_BYTES))
+    repository.write({"deploy/a.yaml": "kind: A\n"})
+    commit = repository.commit()
+    reply = await read(repository.url, path="deploy")
+    assert reply.failure is None
+    assert reply.commit == commit
+    assert [each.file for each in reply.documents] == ["deploy/a.yaml"]
+
+
+async def test_a_reader_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch):
+    """As one that is stuck in a system call."""
+    stuck = (sys.executable, "-c", "import time; time.sleep(60)")
+    monkeypatch.setattr(reader_process, "_COMMAND", stuck)
+    monkeypatch.setattr(reader_process, "_GRACE_SECONDS", 0.5)
+    with pytest.raises(GitError, match="did not end in time, and was killed"):
+        await asyncio.wait_for(read("file:///nowhere", seconds=0.5), 20)
