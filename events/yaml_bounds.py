@@ -34,6 +34,16 @@ class _Open:
     keys: set[str] = field(default_factory=set[str])
     is_key_next: bool = True
 
+    def add(self, size: int, characters: int) -> str:
+        """Take in a value; return what is wrong then, or an empty text."""
+        self.size += size
+        self.characters += characters
+        if self.size > MAX_VALUES:
+            return f"the document's aliases expand to more than {MAX_VALUES} values"
+        if self.characters > MAX_CHARACTERS:
+            return f"the document's aliases expand to more than {MAX_CHARACTERS} characters"
+        return ""
+
 
 def problem_of_yaml(text: str, loader: Any) -> tuple[int, str] | None:
     """Return the line, counted from 0, and what is wrong there; raises ``yaml.YAMLError``."""
@@ -66,12 +76,8 @@ def problem_of_yaml(text: str, loader: Any) -> tuple[int, str] | None:
         if anchor is not None:
             sizes[anchor] = size, characters
         parent = opened[-1]
-        parent.size += size
-        parent.characters += characters
-        if parent.size > MAX_VALUES:
-            return line, f"the document's aliases expand to more than {MAX_VALUES} values"
-        if parent.characters > MAX_CHARACTERS:
-            return line, f"the document's aliases expand to more than {MAX_CHARACTERS} characters"
+        if problem := parent.add(size, characters):
+            return line, problem
         if parent.is_mapping:
             if parent.is_key_next and key is not None and key != _MERGE and key in parent.keys:
                 return line, f"duplicate key {key!r}"

@@ -199,7 +199,10 @@ class CompositionProvider:
         )
         if done != begun:
             found = await self._declare_set(action, found, done, "done")
-        if before is not None and before.fields.get(CONTENT, "") != action.fields.get(CONTENT, ""):
+        if before is not None and (
+            before.key == action.idempotency_key  # an earlier attempt may have ended before this
+            or before.fields.get(CONTENT, "") != action.fields.get(CONTENT, "")
+        ):
             await self._forget(action, parent)
         return Effect(await self._as_object(found, done))
 
