@@ -158,7 +158,7 @@ async def test_the_time_limit_holds_while_an_answer_is_unpacked(
     packed = gzip.compress(bytes(16 * MIB))
     head = HEAD + b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(packed)
     async with api_of(send(head, packed), timeout_seconds=0.2) as api:
-        with pytest.raises(TransientError, match=r"no answer within 0\.2 s"):
+        with pytest.raises(TransientError, match=r"no response within 0\.2 s"):
             await api.call("GET", "/x")
 
 

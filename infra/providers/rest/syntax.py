@@ -110,7 +110,9 @@ def _checked(text: str) -> list[Token]:
             most = max(most, depth)
         at = found.end()
     if most > MAX_BRACKETS:
-        raise ExpressionSyntaxError(f"brackets are nested {most} deep, but at most {MAX_BRACKETS} are allowed")
+        raise ExpressionSyntaxError(
+            f"brackets are nested {most} deep, but at most {MAX_BRACKETS} are allowed"
+        )
     return tokens
 
 
