@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import socket
 import threading
 import time
@@ -11,6 +12,7 @@ import zlib
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 MIB: Final = 1024 * 1024
@@ -19,12 +21,22 @@ HEAD: Final = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 Answer = Callable[[socket.socket, bytes], None]
 """Writes an answer to the request, whose head is the second argument."""
 
+Serve = Callable[[socket.socket], None]
+"""Serves a connection, in any protocol."""
+
 
 @contextmanager
 def hostile_server(answer: Answer) -> Generator[int]:
+    """Serve HTTP on a port of this machine."""
+    with raw_server(lambda connection: _serve(connection, answer)) as port:
+        yield port
+
+
+@contextmanager
+def raw_server(serve: Serve) -> Generator[int]:
     """Serve on a port of this machine, each connection in a thread, so that it costs no memory."""
     listener = socket.create_server(("127.0.0.1", 0))
-    threading.Thread(target=_accept, args=(listener, answer), daemon=True).start()
+    threading.Thread(target=_accept, args=(listener, serve), daemon=True).start()
     try:
         yield listener.getsockname()[1]
     finally:
@@ -32,28 +44,32 @@ def hostile_server(answer: Answer) -> Generator[int]:
         listener.close()
 
 
-def _accept(listener: socket.socket, answer: Answer) -> None:
+def _accept(listener: socket.socket, serve: Serve) -> None:
     while True:
         try:
             connection, _ = listener.accept()
         except OSError:
             return
-        threading.Thread(target=_serve, args=(connection, answer), daemon=True).start()
+        threading.Thread(target=_served, args=(connection, serve), daemon=True).start()
+
+
+def _served(connection: socket.socket, serve: Serve) -> None:
+    with connection, suppress(OSError):  # a client that has enough goes away
+        serve(connection)
 
 
 def _serve(connection: socket.socket, answer: Answer) -> None:
-    with connection, suppress(OSError):  # a client that has enough goes away
-        head = b""
-        while b"\r\n\r\n" not in head:
-            piece = connection.recv(65_536)
-            if not piece:
-                return
-            head += piece
-        answer(connection, head)
-        connection.shutdown(socket.SHUT_WR)
-        connection.settimeout(10)
-        while connection.recv(65_536):  # a body that is not read would reset the connection
-            pass
+    head = b""
+    while b"\r\n\r\n" not in head:
+        piece = connection.recv(65_536)
+        if not piece:
+            return
+        head += piece
+    answer(connection, head)
+    connection.shutdown(socket.SHUT_WR)
+    connection.settimeout(10)
+    while connection.recv(65_536):  # a body that is not read would reset the connection
+        pass
 
 
 def send(*pieces: bytes, repeat: bytes = b"", times: int = 0) -> Answer:
@@ -95,6 +111,30 @@ def measured_memory() -> Generator[Cost]:
     finally:
         cost.peak_bytes = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
+
+
+@contextmanager
+def measured_resident() -> Generator[Cost]:
+    """Measure how much the resident memory of this process grows, also that of C libraries."""
+    cost, is_over = Cost(), threading.Event()
+    before = _resident_bytes()
+
+    def follow() -> None:
+        while not is_over.wait(0.005):
+            cost.peak_bytes = max(cost.peak_bytes, _resident_bytes() - before)
+
+    following = threading.Thread(target=follow, daemon=True)
+    following.start()
+    try:
+        yield cost
+    finally:
+        is_over.set()
+        following.join()
+
+
+def _resident_bytes() -> int:
+    pages = Path("/proc/self/statm").read_text().split()[1]
+    return int(pages) * resource.getpagesize()
 
 
 @asynccontextmanager

@@ -266,7 +266,7 @@ class Connection(asyncio.Protocol):
         """Unpack a body, in slices; raises ``TimeoutError`` and ``UnusableAnswerError``."""
         loop = asyncio.get_running_loop()
         slices: list[bytes] = []
-        self._release()  # it counts as what it is unpacked to
+        packed_bytes, self._received_bytes = self._received_bytes, 0  # a limit of its own
         try:
             for piece, is_last in _unpack(received.content):
                 self._take(len(piece))
@@ -279,6 +279,8 @@ class Connection(asyncio.Protocol):
                     raise TimeoutError
         except zlib.error as error:
             raise UnusableAnswerError(f"decompressing its body failed: {error}") from None
+        finally:
+            self._received_bytes += packed_bytes
         raise UnusableAnswerError("decompressing its body failed: it is truncated")
 
     def _ends_with_connection(self) -> bool:

@@ -22,6 +22,7 @@ from events.provider_config import ProviderConfigSpec, Scope
 from infra.providers.conflicts import check_uid
 from infra.providers.postgres.database import ALWAYS_THERE, normalize
 from infra.providers.postgres.errors import IN_USE, NO_DATABASE, state_of
+from infra.providers.postgres.limits import MAX_COMMENT_CHARACTERS
 from infra.providers.postgres.marks import Mark, mark_in, with_mark
 from infra.providers.postgres.names import (
     PROTECTED_DATABASES,
@@ -51,7 +52,7 @@ _SELECT = sql.SQL(
     SELECT d.oid::text AS uid, d.xmin::text || '.' || coalesce(c.xmin::text, '') AS version,
         d.datname AS name, o.rolname AS owner, pg_encoding_to_char(d.encoding) AS encoding,
         d.datcollate AS collation, d.datctype AS ctype, d.datconnlimit AS connection_limit,
-        d.datallowconn AS allow_connections, c.description AS comment,
+        d.datallowconn AS allow_connections, right(c.description, {characters}) AS comment,
         has_database_privilege(d.oid, 'CONNECT') AS may_connect
     FROM pg_database d JOIN pg_roles o ON o.oid = d.datdba
         LEFT JOIN pg_shdescription c
@@ -396,7 +397,7 @@ def _is_leftover(row: _Row, action: Action) -> bool:
 
 
 def _select(condition: sql.Composable) -> sql.Composed:
-    return _SELECT.format(condition)
+    return _SELECT.format(condition, characters=MAX_COMMENT_CHARACTERS)
 
 
 def _named(name: str) -> sql.Composed:

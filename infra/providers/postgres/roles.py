@@ -21,6 +21,7 @@ from events.provider_config import ProviderConfigSpec, Scope
 from events.secret import SecretRef
 from infra.providers.conflicts import check_uid
 from infra.providers.postgres.errors import DUPLICATE, state_of
+from infra.providers.postgres.limits import MAX_COMMENT_CHARACTERS
 from infra.providers.postgres.marks import Mark, mark_in, with_mark
 from infra.providers.postgres.names import role_problem
 from infra.providers.postgres.passwords import is_password_of
@@ -45,8 +46,8 @@ _SELECT = sql.SQL(
         a.rolbypassrls AS bypass_row_security, a.rolconnlimit AS connection_limit,
         CASE WHEN isfinite(a.rolvaliduntil) THEN to_char(
             a.rolvaliduntil AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"') END AS valid_until,
-        {verifier} AS verifier, m.of AS member_of, c.description AS comment,
-        a.rolname = session_user AS is_login
+        {verifier} AS verifier, m.of AS member_of,
+        right(c.description, {characters}) AS comment, a.rolname = session_user AS is_login
     FROM {source} a
         LEFT JOIN pg_shdescription c ON c.objoid = a.oid AND c.classoid = 'pg_authid'::regclass
         CROSS JOIN LATERAL (
@@ -250,6 +251,7 @@ class DatabaseRolesProvider:
             self._sees_verifiers = bool((await session.run(query))[0]["sees"])
         sees = self._sees_verifiers
         return _SELECT.format(
+            characters=MAX_COMMENT_CHARACTERS,
             source=sql.SQL("pg_authid" if sees else "pg_roles"),
             version=sql.SQL("a.xmin::text" if sees else "md5(a::text)"),
             verifier=sql.SQL("a.rolpassword" if sees else "NULL"),

@@ -25,6 +25,7 @@ from psycopg.rows import DictRow, dict_row
 from events.manifest import Fields
 from events.provider_config import ProviderConfigSpec, Tls
 from infra.providers.postgres.errors import classified, not_connected
+from infra.providers.postgres.limits import LimitedConnection, ResultTooLargeError, check_values
 from reconciler.call_permit import may_call
 from reconciler.errors import ConfigurationError, TransientError, UnknownResultError
 from reconciler.provider.secrets import Secrets
@@ -91,10 +92,16 @@ class Session:
                 cursor = await self._connection.execute(sql.SQL("; ").join(statements))
                 while cursor.nextset():
                     pass
-                return await cursor.fetchall() if cursor.description else []
+                if cursor.pgresult is None or not cursor.pgresult.nfields:
+                    return []
+                check_values(cursor.pgresult.ntuples, cursor.pgresult.nfields)
+                return await cursor.fetchall()
         except TimeoutError:
             late = UnknownResultError if may_be_done else TransientError
             raise late(f"no response within {self._timeout_seconds:g} s") from None
+        except ResultTooLargeError as error:
+            unusable = UnknownResultError if may_be_done else TransientError
+            raise unusable(f"invalid response: {error}") from None
         except psycopg.Error as error:
             raise classified(error, may_be_done=may_be_done) from error
 
@@ -202,13 +209,15 @@ class PostgresServer:
             settings["require_auth"] = "!password"  # nobody who listens may ask for it in clear
         try:
             async with asyncio.timeout(self.timeout_seconds):
-                return await psycopg.AsyncConnection[DictRow].connect(
+                return await LimitedConnection.connect(
                     autocommit=True, prepare_threshold=None, row_factory=dict_row, **settings
                 )
         except TimeoutError:
             raise TransientError(
                 f"not connected to {place.host}:{place.port} within {self.timeout_seconds:g} s"
             ) from None
+        except ResultTooLargeError as error:
+            raise TransientError(f"not connected to {place.host}:{place.port}: {error}") from None
         except psycopg.Error as error:
             raise not_connected(error) from error
 

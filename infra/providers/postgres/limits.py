@@ -1,0 +1,111 @@
+"""Connections that read a limited number of bytes for each call, and results of limited size.
+
+libpq keeps each message and each result whole, whatever their length. The system counts what a
+connection has received, so the limit holds while libpq reads (ADR 0057).
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import sys
+from collections.abc import Generator
+from typing import Any, Final, TypeVar
+
+import psycopg
+from psycopg.rows import DictRow
+
+MAX_RESULT_BYTES: Final = 32 * 1024 * 1024
+"""Of all that a server sends for a call: 60,000 roles of 500 bytes each."""
+
+MAX_RESULT_VALUES: Final = 2_000_000
+"""Of a result, rows by columns: about 250 MiB in memory, though a NULL takes 4 bytes when sent."""
+
+MAX_COMMENT_CHARACTERS: Final = 65_536
+"""Of a comment its end is read, with the mark. Its owner may make it 1 GiB long, and would keep
+the objects of all others from being listed."""
+
+_TCP_INFO_BYTES: Final = 192
+_RECEIVED_AT: Final = 128
+"""Place of ``tcpi_bytes_received`` in ``struct tcp_info`` of Linux, which only grows at its end."""
+
+_RECEIVE_BUFFER_BYTES: Final = 64 * 1024
+"""libpq reads on until the system has nothing more, so that must come to an end early."""
+
+_T = TypeVar("_T")
+
+
+class ResultTooLargeError(Exception):
+    """A result exceeds a limit; the message names the limit."""
+
+
+class LimitedConnection(psycopg.AsyncConnection[DictRow]):
+    """A connection that fails when a server sends too much for one call."""
+
+    @classmethod
+    def _connect_gen(cls, conninfo: str = "") -> Any:
+        """Connect, which reads what a server sends before its first result."""
+        connecting = super()._connect_gen(conninfo)  # pyright: ignore[reportPrivateUsage]
+        waits = next(connecting)
+        try:
+            while True:
+                _set_receive_buffer(waits[0])
+                ready = yield waits
+                _check(received_bytes(waits[0]))
+                waits = connecting.send(ready)
+        except StopIteration as end:
+            return end.value
+
+    async def wait(self, gen: Any, *arguments: Any, **options: Any) -> Any:
+        """Wait for the end of a call; raises ``ResultTooLargeError``."""
+        return await super().wait(_limited(gen, self.pgconn.socket), *arguments, **options)
+
+
+def check_values(rows: int, columns: int) -> None:
+    """Raise ``ResultTooLargeError`` for a result of too many values, before they are decoded."""
+    if rows * max(columns, 1) > MAX_RESULT_VALUES:
+        raise ResultTooLargeError(f"the result has more than {MAX_RESULT_VALUES} values")
+
+
+def received_bytes(file: int) -> int:
+    """Return how much a connection has received; 0 where the system does not count it.
+
+    That is the case for local sockets, and on other systems than Linux.
+    """
+    if sys.platform != "linux":
+        return 0
+    with socket.socket(fileno=file) as connection:
+        try:
+            info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
+        except OSError:
+            return 0
+        finally:
+            connection.detach()  # it is libpq's
+    if len(info) < _TCP_INFO_BYTES:
+        return 0
+    return struct.unpack_from("Q", info, _RECEIVED_AT)[0]
+
+
+def _set_receive_buffer(file: int) -> None:
+    with socket.socket(fileno=file) as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER_BYTES)
+        connection.detach()  # it is libpq's
+
+
+def _limited(call: Generator[Any, Any, _T], file: int) -> Generator[Any, Any, _T]:
+    before = received_bytes(file)
+    try:
+        waits = next(call)
+        while True:
+            ready = yield waits
+            _check(received_bytes(file) - before)
+            waits = call.send(ready)
+    except StopIteration as end:
+        return end.value
+
+
+def _check(size: int) -> None:
+    if size > MAX_RESULT_BYTES:
+        raise ResultTooLargeError(
+            f"the server sent more than {MAX_RESULT_BYTES // 1024**2} MiB for one call"
+        )

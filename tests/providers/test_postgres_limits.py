@@ -1,0 +1,156 @@
+"""A PostgreSQL server that sends too much costs one error, which names the limit."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Callable
+
+import pytest
+from psycopg import sql
+
+from events.provider_config import Limits, ProviderConfigSpec
+from infra.components.postgres import Postgres
+from infra.providers.postgres import limits
+from infra.providers.postgres.database import DATABASE
+from infra.providers.postgres.role import DATABASE_ROLE
+from infra.providers.postgres.server import PostgresServer
+from reconciler.errors import TransientError
+from reconciler.provider.secrets import Secrets
+from tests.hostile_server import MIB, measured_loop, measured_resident, raw_server
+from tests.postgres import Hands
+from tests.providers.connect import Connect
+
+ENOUGH_BYTES = 4 * limits.MAX_RESULT_BYTES
+"""libpq doubles its buffer, and copies a row into its result."""
+
+ENOUGH_SECONDS = 1.5
+
+
+def message(kind: bytes, content: bytes, *, stated: int | None = None) -> bytes:
+    return kind + struct.pack(">I", 4 + (len(content) if stated is None else stated)) + content
+
+
+def parameter(name: bytes, value: bytes) -> bytes:
+    return message(b"S", name + b"\0" + value + b"\0")
+
+
+def columns(count: int) -> bytes:
+    one = b"a\0" + struct.pack(">IHIHIH", 0, 0, 25, 0xFFFF, 0xFFFFFFFF, 0)
+    return message(b"T", struct.pack(">H", count) + one * count)
+
+
+LOGIN = message(b"R", bytes(4)) + b"".join(
+    parameter(name, value)
+    for name, value in (
+        (b"server_version", b"17.0"),
+        (b"client_encoding", b"UTF8"),
+        (b"in_hot_standby", b"off"),
+        (b"default_transaction_read_only", b"off"),
+        (b"integer_datetimes", b"on"),
+    )
+)
+READY = message(b"Z", b"I")
+DONE = message(b"C", b"SELECT 1\0") + READY
+
+
+def postgres_of(
+    *results: bytes, repeat: bytes = b"", times: int = 0, login: bytes = LOGIN + READY
+) -> Callable[[socket.socket], None]:
+    """Return a server that sends a result to whatever it is asked."""
+
+    def serve(connection: socket.socket) -> None:
+        (size,) = struct.unpack(">I", connection.recv(4, socket.MSG_WAITALL))
+        connection.recv(size - 4, socket.MSG_WAITALL)
+        connection.sendall(login)
+        if login.endswith(READY):
+            connection.recv(65_536)
+        for piece in results:
+            connection.sendall(piece)
+        for _ in range(times):
+            connection.sendall(repeat)
+        connection.recv(65_536)
+
+    return serve
+
+
+HOSTILE: dict[str, tuple[Callable[[socket.socket], None], str]] = {
+    "a row of 1 GiB": (
+        postgres_of(
+            columns(1),
+            message(b"D", struct.pack(">HI", 1, 2**30 - 64), stated=2**30 - 64 + 6),
+            repeat=bytes(MIB),
+            times=1024,
+        ),
+        "more than 32 MiB for one call",
+    ),
+    "rows without an end": (
+        postgres_of(
+            columns(1),
+            repeat=message(b"D", struct.pack(">HI", 1, 1000) + b"x" * 1000) * 1000,
+            times=1000,
+        ),
+        "more than 32 MiB for one call",
+    ),
+    "notices without an end": (
+        postgres_of(repeat=message(b"N", b"Mx\0\0") * 100_000, times=100),
+        "more than 32 MiB for one call",
+    ),
+    "many empty values": (
+        postgres_of(
+            columns(1000),
+            message(b"D", struct.pack(">H", 1000) + b"\xff\xff\xff\xff" * 1000) * 2001,
+            DONE,
+        ),
+        "more than 2000000 values",
+    ),
+    "parameters without an end": (
+        postgres_of(repeat=parameter(b"a", b"x" * 10_000) * 100, times=1000, login=LOGIN),
+        "more than 32 MiB for one call",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+async def test_a_result_that_is_too_large_is_an_error_that_names_the_limit(what: str) -> None:
+    serve, words = HOSTILE[what]
+    with raw_server(serve) as port:
+        server = PostgresServer(
+            ProviderConfigSpec(
+                "postgres",
+                f"postgresql://127.0.0.1:{port}",
+                limits=Limits(request_timeout_seconds=30),
+            ),
+            Secrets(),
+        )
+        async with measured_loop() as loop:
+            with measured_resident() as memory, pytest.raises(TransientError, match=words):
+                async with server.session() as session:
+                    await session.run(sql.SQL("SELECT 1"))
+        await server.close()
+    assert memory.peak_bytes < ENOUGH_BYTES
+    assert loop.blocked_seconds < ENOUGH_SECONDS
+
+
+@pytest.mark.postgres
+async def test_a_comment_without_an_end_costs_other_objects_nothing(
+    postgres_server: Postgres, connect: Connect, unique: str
+) -> None:
+    """A tenant that owns a database can write 1 GiB into its comment."""
+    hands = Hands(postgres_server)
+    name = sql.Identifier(unique)
+    comment = "x" * (40 * MIB) + '\nreconciler: {"key":"k"}'
+    try:
+        await hands.run(sql.SQL("CREATE ROLE {}").format(name))
+        await hands.run(sql.SQL("CREATE DATABASE {} OWNER {}").format(name, name))
+        for target in ("DATABASE", "ROLE"):
+            statement = sql.SQL("COMMENT ON {} {} IS {}")
+            await hands.run(statement.format(sql.SQL(target), name, comment))
+        for kind in (DATABASE, DATABASE_ROLE):
+            found = await connect(kind, postgres_server.endpoint).read(unique)
+            assert found is not None
+            assert found.written_by == "k"
+    finally:
+        await hands.run(sql.SQL("DROP DATABASE IF EXISTS {}").format(name))
+        await hands.run(sql.SQL("DROP ROLE IF EXISTS {}").format(name))
+        await hands.close()
