@@ -52,6 +52,9 @@ _SLICE_BYTES = 1024 * 1024
 
 _SECOND_ADDRESS_SECONDS = 0.25  # RFC 8305: an API that is dead over IPv6 answers over IPv4
 _ANY_WRAPPER = 47  # zlib or gzip
+_PACKED = frozenset({"gzip", "x-gzip"})
+_UNPACKED = frozenset({"", "identity"})
+_SHOWN_CHARACTERS = 40
 
 
 class NotSentError(Exception):
@@ -293,8 +296,16 @@ class Connection(asyncio.Protocol):
 
 
 def _is_packed(received: Received) -> bool:
-    encoding = received.headers.get("content-encoding", "")
-    return bool(received.content) and encoding.lower() == "gzip"
+    """Return whether a body is packed; raises ``UnusableAnswerError`` unless as was offered."""
+    encoding = received.headers.get("content-encoding", "").lower()
+    if not received.content or encoding in _UNPACKED:
+        return False
+    if encoding not in _PACKED:
+        raise UnusableAnswerError(
+            f"its body is encoded as {encoding[:_SHOWN_CHARACTERS]!r}, but only gzip, once, is"
+            " supported"
+        )
+    return True
 
 
 def _unpack(packed: bytes) -> Iterator[tuple[bytes, bool]]:

@@ -32,6 +32,7 @@ from tests.hostile_server import (
     hostile_server,
     measured_loop,
     measured_memory,
+    measured_resident,
     send,
 )
 from tests.hostile_server import (
@@ -178,6 +179,63 @@ def test_json_that_is_nested_without_end_is_an_error_of_its_api() -> None:
     with pytest.raises(TransientError, match="nested too deep"):
         decoded(answer, msgspec.json.Decoder())
     assert problem_text(answer).startswith('{"x":[[')
+
+
+@pytest.mark.parametrize("encoding", ["gzip, gzip", "br", "deflate", "zstd", "x" * 1000])
+async def test_a_body_that_is_packed_otherwise_is_an_error(encoding: str) -> None:
+    """An API that packs a bomb into a bomb is not unpacked once."""
+    body = gzip.compress(gzip_of_zeros(512 * MIB))
+    head = HEAD + b"Content-Encoding: %b\r\nContent-Length: %d\r\n\r\n"
+    async with api_of(send(head % (encoding.encode(), len(body)), body)) as api:
+        with measured_memory() as memory, pytest.raises(TransientError) as raised:
+            await api.call("GET", "/x")
+    assert f"encoded as '{encoding[:40]}', but only gzip, once, is supported" in str(raised.value)
+    assert memory.peak_bytes < ENOUGH_BYTES
+
+
+@pytest.mark.parametrize("first", [CHUNKED, HEAD + b"\r\n", HEAD, b"HTTP/1.1 200 "])
+async def test_an_answer_that_drips_without_an_end_ends_with_the_time(first: bytes) -> None:
+    is_over = threading.Event()
+
+    def serve(connection: socket.socket, _head: bytes) -> None:
+        connection.sendall(first)
+        while not is_over.wait(0.02):
+            connection.sendall(b"1\r\nx\r\n" if first is CHUNKED else b"2")
+
+    async with api_of(serve, timeout_seconds=0.5) as api:
+        with pytest.raises(TransientError, match=r"no response within 0\.5 s"):
+            await asyncio.wait_for(api.call("GET", "/x"), 10)
+    is_over.set()
+
+
+async def test_packed_bodies_count_until_they_are_unpacked() -> None:
+    """Each of them is allowed by itself, and takes long to unpack to nothing."""
+    empty = b"\0\0\0\xff\xff"  # a block of no bytes
+    body = b"\x1f\x8b\x08" + bytes(7) + empty * (24 * MIB // len(empty))
+    head = HEAD + b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(body)
+    async with api_of(send(head, body), concurrency=24) as api:
+        calls = [asyncio.create_task(api.call("GET", "/x")) for _ in range(24)]
+        with measured_resident() as memory:
+            results = await asyncio.gather(*calls, return_exceptions=True)
+    assert any("longer than 128 MiB" in str(each) for each in results)
+    assert memory.peak_bytes < 2 * connections.MAX_HELD_BYTES + ENOUGH_BYTES
+
+
+async def test_other_apis_of_the_process_continue_while_one_sends_too_much() -> None:
+    """Ten calls of an API that is well take no longer than a slice of the other's answers."""
+    bomb, _ = ENDLESS["2 GiB in 2 MiB of gzip"]
+    good = HEAD + b"Connection: close\r\nContent-Length: 2\r\n\r\n"
+    async with api_of(bomb) as hostile, api_of(send(good, b"[]")) as api:
+        attack = asyncio.gather(
+            *(hostile.call("GET", "/x") for _ in range(4)), return_exceptions=True
+        )
+        slowest = 0.0
+        while not attack.done():
+            began = asyncio.get_running_loop().time()
+            assert (await api.call("GET", "/x")).content == b"[]"
+            slowest = max(slowest, asyncio.get_running_loop().time() - began)
+        assert all("longer than" in str(each) for each in await attack)
+    assert slowest < ENOUGH_SECONDS
 
 
 # --- many answers

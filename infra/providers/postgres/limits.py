@@ -9,7 +9,8 @@ from __future__ import annotations
 import socket
 import struct
 import sys
-from collections.abc import Generator
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
 import psycopg
@@ -46,19 +47,13 @@ class LimitedConnection(psycopg.AsyncConnection[DictRow]):
     def _connect_gen(cls, conninfo: str = "") -> Any:
         """Connect, which reads what a server sends before its first result."""
         connecting = super()._connect_gen(conninfo)  # pyright: ignore[reportPrivateUsage]
-        waits = next(connecting)
-        try:
-            while True:
-                _set_receive_buffer(waits[0])
-                ready = yield waits
-                _check(received_bytes(waits[0]))
-                waits = connecting.send(ready)
-        except StopIteration as end:
-            return end.value
+        return _limited(connecting, _prepared, 0)
 
     async def wait(self, gen: Any, *arguments: Any, **options: Any) -> Any:
         """Wait for the end of a call; raises ``ResultTooLargeError``."""
-        return await super().wait(_limited(gen, self.pgconn.socket), *arguments, **options)
+        file = self.pgconn.socket
+        limited = _limited(gen, lambda _: file, received_bytes(file))
+        return await super().wait(limited, *arguments, **options)
 
 
 def check_values(rows: int, columns: int) -> None:
@@ -74,32 +69,43 @@ def received_bytes(file: int) -> int:
     """
     if sys.platform != "linux":
         return 0
-    with socket.socket(fileno=file) as connection:
-        try:
+    try:
+        with _borrowed(file) as connection:
             info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
-        except OSError:
-            return 0
-        finally:
-            connection.detach()  # it is libpq's
+    except OSError:
+        return 0
     if len(info) < _TCP_INFO_BYTES:
         return 0
     return struct.unpack_from("Q", info, _RECEIVED_AT)[0]
 
 
-def _set_receive_buffer(file: int) -> None:
-    with socket.socket(fileno=file) as connection:
+def _prepared(waits: tuple[int, Any]) -> int:
+    """Return the connection that is waited for, with a small buffer."""
+    with _borrowed(waits[0]) as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER_BYTES)
-        connection.detach()  # it is libpq's
+    return waits[0]
 
 
-def _limited(call: Generator[Any, Any, _T], file: int) -> Generator[Any, Any, _T]:
-    before = received_bytes(file)
+@contextmanager
+def _borrowed(file: int) -> Generator[socket.socket]:
+    """Open a socket of libpq, and leave it open."""
+    connection = socket.socket(fileno=file)
     try:
-        waits = next(call)
+        yield connection
+    finally:
+        connection.detach()
+
+
+def _limited(
+    steps: Generator[Any, Any, _T], file_of: Callable[[Any], int], before: int
+) -> Generator[Any, Any, _T]:
+    try:
+        waits = next(steps)
         while True:
-            ready = yield waits
+            file = file_of(waits)
+            ready: Any = yield waits
             _check(received_bytes(file) - before)
-            waits = call.send(ready)
+            waits = steps.send(ready)
     except StopIteration as end:
         return end.value
 

@@ -22,7 +22,7 @@ from infra.providers.rest.places import MISSING, Finder
 from infra.providers.rest.protocol import Protocol
 from reconciler.errors import TransientError
 
-_LINK = re.compile(r"<([^>]*)>((?:[^,\"]|\"[^\"]*\")*)")
+_LINK = re.compile(r"<([^<>]*)>((?:[^,\"]|\"[^\"]*\")*)")
 _NEXT = re.compile(r";\s*rel\s*=\s*(?:next\b|\"(?:[^\"]*\s)?next[\s\"])", re.IGNORECASE)
 
 _Query = list[tuple[str, str]]
