@@ -145,7 +145,7 @@ def _next_query(answer: Answer) -> str | None:
         if _NEXT.search(parameters):
             own, there = urlsplit(answer.url), urlsplit(urljoin(answer.url, link))
             if there.path != own.path or not there.query:
-                raise unusable(answer, f"the next page is at another path, {there.path!r}")
+                raise unusable(answer, f"the next page is at another path, {there.path[:200]!r}")
             return there.query
     if re.search(r"\bnext\b", _LINK.sub("", header)):  # else it would end early, and look complete
         raise unusable(answer, f"its header Link is invalid: {header[:200]!r}")
