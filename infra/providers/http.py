@@ -107,7 +107,7 @@ class HttpApi:
         url = self.endpoint + path
         if self._is_closed:
             raise TransientError(f"{method} {url}: not sent, its ProviderConfig was declared again")
-        request = _request(
+        request = written_request(
             method, self._target(path, query), {**self._headers, **(headers or {})}, body
         )
         try:
@@ -165,7 +165,9 @@ def _check_limits(limits: Limits) -> None:
         )
 
 
-def _request(method: str, target: str, headers: Mapping[str, str], body: bytes | None) -> bytes:
+def written_request(
+    method: str, target: str, headers: Mapping[str, str], body: bytes | None
+) -> bytes:
     """Write a request; raises ``PermanentError`` for what would be another one on the wire."""
     if not (target.isascii() and target.isprintable()) or " " in target:
         raise PermanentError(f"{method} {target!r}: not sent, a path must be quoted")

@@ -107,6 +107,7 @@ class Ordering:
         """Do what an order needs next, until there is a certificate."""
         self.is_finalized = order.status in ("processing", "valid")
         while order.status != "valid":
+            self._check_time(0.0, f"order {url} is {order.status}")
             match order.status:
                 case "pending":
                     await self._authorize(url, order)
@@ -167,6 +168,7 @@ class Ordering:
     async def _authorize(self, url: str, order: Order) -> None:
         """Show that all names are ours; raises ``OrderFailedError``."""
         for each in order.authorizations:
+            self._check_time(0.0, f"order {url} has {len(order.authorizations)} authorizations")
             found = await self._ask(lambda each=each: self._client.authorization(each))
             if found.status == "pending":
                 found = await self._prove(found, each)
@@ -214,12 +216,16 @@ class Ordering:
     async def _pause(self, seconds: float, what: str) -> float:
         """Wait before another look, and return how long to wait the next time."""
         wait = max(seconds, self._client.retry_after_seconds(0.0))
+        self._check_time(wait, what)
+        await asyncio.sleep(wait)
+        return min(seconds * 2, MAX_POLL_SECONDS)
+
+    def _check_time(self, wait: float, what: str) -> None:
+        """Raise ``UnknownResultError`` if the time of the attempt ends before so many seconds."""
         if time.monotonic() + wait > self._deadline:
             raise UnknownResultError(
                 f"{what}; the next attempt reads it again", status=FAILED_DEPENDENCY
             )
-        await asyncio.sleep(wait)
-        return min(seconds * 2, MAX_POLL_SECONDS)
 
 
 def _unheard(_limit: LimitedError) -> None:

@@ -8,7 +8,6 @@ is well though an authority is not.
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -28,9 +27,13 @@ from josepy.errors import Error as JoseError
 from josepy.interfaces import JSONDeSerializable
 from josepy.jwa import ES256
 from josepy.jwk import JWKEC
-from requests.adapters import HTTPAdapter
 
 from infra.providers.answers import UNDECODABLE
+from infra.providers.certificates.acme_transport import (
+    MAX_REDIRECTS,
+    AnswerOutOfBoundsError,
+    LimitedAdapter,
+)
 from reconciler.errors import PermanentError, ProviderError, TransientError, UnknownResultError
 
 FAILED_DEPENDENCY: Final = 424
@@ -58,6 +61,10 @@ _FOR_GOOD: Final = frozenset(
         "userActionRequired",
     }
 )
+_NOT_ACME: Final = (AttributeError, KeyError, RecursionError, TypeError, ValueError)
+"""What the library raises for JSON of another form than it expects."""
+
+_SHOWN_CHARACTERS: Final = 500
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{1,128}")
 _T = TypeVar("_T")
 
@@ -130,27 +137,6 @@ class Authorization(msgspec.Struct, frozen=True):
     challenges: list[Challenge]
 
 
-class _Trusting(HTTPAdapter):
-    """HTTPS that trusts the authorities of one file, and nobody else."""
-
-    def __init__(self, trusted: str) -> None:
-        self._trusted = trusted
-        super().__init__()
-
-    def send(
-        self,
-        request: requests.PreparedRequest,
-        stream: bool = False,
-        timeout: float | tuple[float | None, float | None] | None = None,
-        verify: bool | str = True,
-        cert: str | tuple[str, str] | None = None,
-        proxies: dict[str, str] | None = None,
-    ) -> requests.Response:
-        """Send a request."""
-        del verify
-        return super().send(request, stream, timeout, self._trusted, cert, proxies)
-
-
 class _Network(ClientNetwork):
     """Requests of which the newest answer is known: its headers say when to come again."""
 
@@ -185,9 +171,10 @@ class AcmeClient:
         )
         session = self._network.session
         session.trust_env = False  # what the environment says is for other clients
-        trusted = os.environ.get("SSL_CERT_FILE") if ca_file is None else str(ca_file)
-        if trusted:
-            session.mount("https://", _Trusting(trusted))
+        session.max_redirects = MAX_REDIRECTS
+        adapter = LimitedAdapter(ca_file, timeout_seconds)
+        for scheme in ("https://", "http://"):
+            session.mount(scheme, adapter)
         self._client: ClientV2 | None = None
 
     def close(self) -> None:
@@ -318,7 +305,7 @@ class AcmeClient:
                     raise self._refused(problem) from None
             except errors.ConflictError:
                 raise
-            except (errors.Error, requests.RequestException, JoseError, KeyError) as error:
+            except (errors.Error, requests.RequestException, JoseError, *_NOT_ACME) as error:
                 raise self._failed(error, writes=writes) from None
         raise TransientError(f"{self._url} rejects every nonce", status=FAILED_DEPENDENCY)
 
@@ -326,7 +313,8 @@ class AcmeClient:
         newest = self._network.newest
         status = FAILED_DEPENDENCY if newest is None else newest.status_code
         code = str(problem.typ).rpartition(":")[2]
-        said = f"{self._url} returned {code}: {problem.detail or problem.title or 'no reason'}"
+        why = str(problem.detail or problem.title or "no reason")[:_SHOWN_CHARACTERS]
+        said = f"{self._url} returned {code[:_SHOWN_CHARACTERS]}: {why}"
         if code == "rateLimited" or status == HTTPStatus.TOO_MANY_REQUESTS:
             seconds = self.retry_after_seconds(DEFAULT_LIMIT_SECONDS)
             return LimitedError(datetime.fromtimestamp(_now() + seconds, UTC), said)
@@ -345,6 +333,8 @@ class AcmeClient:
         newest = self._network.newest
         if isinstance(error, requests.exceptions.SSLError):
             why = "its certificate is not trusted; set spec.acme.caFile to the authority to trust"
+        elif isinstance(error, AnswerOutOfBoundsError):
+            why = f"invalid response: {error}"
         elif isinstance(error, requests.ConnectionError):
             why = "it is not reachable"
         elif isinstance(error, requests.Timeout):

@@ -1,0 +1,111 @@
+"""HTTP of the ACME library, over the connections of HTTP APIs, with their limits (ADR 0057).
+
+``requests`` limits neither a body nor the time of a call whose answer drips, and such a call keeps
+a thread of the provider.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import ssl
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, cast
+
+import requests
+from requests.adapters import HTTPAdapter
+from urllib3 import HTTPResponse
+from yarl import URL
+
+from events.provider_config import Tls
+from infra.providers.connections import (
+    Connections,
+    NotSentError,
+    Received,
+    UnusableAnswerError,
+)
+from infra.providers.http import written_request
+from infra.providers.trust import trusting
+
+MAX_ANSWER_BYTES: Final = 1024 * 1024
+"""Of one answer: a chain of certificates has less than 20 KiB."""
+
+MAX_REDIRECTS: Final = 5
+
+_REPLACED: Final = frozenset({"connection", "accept-encoding", "content-length"})
+_UNPACKED: Final = frozenset({"content-encoding", "transfer-encoding", "content-length"})
+
+
+class AnswerOutOfBoundsError(requests.RequestException):
+    """An answer exceeds a limit; the message names the limit."""
+
+
+class LimitedAdapter(HTTPAdapter):
+    """Requests of one thread, each on a connection of its own; trusts the authorities of a file."""
+
+    def __init__(self, ca_file: Path | None, timeout_seconds: float) -> None:
+        self._tls = Tls(ca_file=None if ca_file is None else str(ca_file))
+        self._timeout_seconds = timeout_seconds
+        super().__init__()
+
+    def send(
+        self,
+        request: requests.PreparedRequest,
+        stream: bool = False,
+        timeout: object = None,
+        verify: object = True,
+        cert: object = None,
+        proxies: Mapping[str, str] | None = None,
+    ) -> requests.Response:
+        """Send a request, and read its whole answer in time; raises ``RequestException``."""
+        del stream, timeout, verify, cert, proxies
+        try:
+            received = asyncio.run(self._exchange(request))
+        except ssl.SSLCertVerificationError as error:
+            raise requests.exceptions.SSLError(error, request=request) from error
+        except NotSentError as error:
+            raise requests.ConnectTimeout(error, request=request) from error
+        except TimeoutError as error:
+            raise requests.ReadTimeout(error, request=request) from error
+        except UnusableAnswerError as error:
+            raise AnswerOutOfBoundsError(str(error), request=request) from error
+        except OSError as error:
+            raise requests.ConnectionError(error, request=request) from error
+        if len(received.content) > MAX_ANSWER_BYTES:
+            raise AnswerOutOfBoundsError(
+                f"it is longer than {MAX_ANSWER_BYTES // 1024} KiB", request=request
+            )
+        headers = {name: text for name, text in received.headers.items() if name not in _UNPACKED}
+        answer = HTTPResponse(
+            io.BytesIO(received.content),
+            headers,
+            received.status,
+            preload_content=False,
+            decode_content=False,
+        )
+        return self.build_response(request, answer)
+
+    async def _exchange(self, request: requests.PreparedRequest) -> Received:
+        url = URL(request.url or "")
+        if url.raw_host is None or url.port is None or url.scheme not in ("https", "http"):
+            raise NotSentError(f"{url} has no host")
+        connections = Connections(
+            url.raw_host,
+            url.port,
+            tls=trusting(self._tls) if url.scheme == "https" else None,
+            most=1,
+            connecting_seconds=self._timeout_seconds,
+            kept_seconds=0,
+        )
+        sent = cast("Mapping[str, Any]", request.headers)
+        headers = {name: str(text) for name, text in sent.items() if name.lower() not in _REPLACED}
+        headers |= {"Host": url.raw_authority, "Accept-Encoding": "gzip", "Connection": "close"}
+        body = request.body.encode() if isinstance(request.body, str) else request.body
+        written = written_request(
+            request.method or "GET", url.raw_path_qs, headers, cast("bytes | None", body)
+        )
+        try:
+            return await connections.exchange(written, self._timeout_seconds)
+        finally:
+            connections.close()

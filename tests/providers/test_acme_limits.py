@@ -1,0 +1,135 @@
+"""An ACME authority that sends too much, or drips, costs one error and little memory."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar, cast
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from infra.providers.certificates.acme_authority import Ordering
+from infra.providers.certificates.acme_client import AcmeClient, Authorization, Identifier, Order
+from infra.providers.file_root import FileRoot
+from reconciler.errors import TransientError, UnknownResultError
+from tests.hostile_server import (
+    HEAD,
+    MIB,
+    Answer,
+    gzip_of_zeros,
+    hostile_server,
+    measured_memory,
+    send,
+)
+
+_T = TypeVar("_T")
+
+
+def body(content: bytes) -> Answer:
+    return send(HEAD + b"Content-Length: %d\r\n\r\n" % len(content), content)
+
+
+def drip(connection: socket.socket, _head: bytes) -> None:
+    connection.sendall(HEAD + b"X: ")
+    while True:
+        connection.sendall(b"x")
+        time.sleep(0.05)
+
+
+def redirect(connection: socket.socket, _head: bytes) -> None:
+    connection.sendall(b"HTTP/1.1 302 Found\r\nLocation: /more\r\nContent-Length: 0\r\n\r\n")
+
+
+HOSTILE: dict[str, tuple[Answer, str]] = {
+    "1 GiB": (
+        send(HEAD + b"Content-Length: %d\r\n\r\n" % 2**30, repeat=bytes(MIB), times=1024),
+        "longer than 32 MiB",
+    ),
+    "2 GiB in 2 MiB of gzip": (
+        send(
+            HEAD + b"Content-Encoding: gzip\r\nConnection: close\r\n\r\n", gzip_of_zeros(2048 * MIB)
+        ),
+        "longer than 32 MiB",
+    ),
+    "2 MiB": (body(b'"' + b"x" * (2 * MIB) + b'"'), "longer than 1024 KiB"),
+    "a header without an end": (send(HEAD + b"X: ", repeat=b"x" * MIB, times=64), "64 KiB"),
+    "a header that drips": (drip, "no response before the timeout"),
+    "redirects without an end": (redirect, "its response is not ACME"),
+    "JSON nested without an end": (body(b"[" * 900_000), "its response is not ACME"),
+    "a list": (body(b"[1]"), "its response is not ACME"),
+    "a text": (body(b'"x"'), "its response is not ACME"),
+    "a directory of numbers": (body(b'{"newNonce":1,"newAccount":2}'), "its response is not ACME"),
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+async def test_an_authority_that_sends_too_much_is_an_error(what: str) -> None:
+    serve, words = HOSTILE[what]
+    with hostile_server(serve) as port:
+        client = AcmeClient(
+            f"http://127.0.0.1:{port}/dir",
+            ec.generate_private_key(ec.SECP256R1()),
+            ca_file=None,
+            timeout_seconds=3,
+        )
+        with measured_memory() as memory, pytest.raises(TransientError, match=words) as raised:
+            await asyncio.wait_for(asyncio.to_thread(client.register, None), 20)
+        client.close()
+    assert len(raised.value.message) < 1000
+    assert memory.peak_bytes < 96 * MIB
+
+
+class Authority:
+    """An authority whose order never ends, and needs no pause."""
+
+    def __init__(self, states: tuple[str, ...], authorizations: int) -> None:
+        self._states = states
+        self._authorizations = ["https://ca.test/a"] * authorizations
+        self._asked = 0
+
+    def find_order(self, url: str) -> Order:
+        self._asked += 1
+        status = self._states[self._asked % len(self._states)]
+        return Order(status, self._authorizations, url)
+
+    def authorization(self, url: str) -> Authorization:
+        del url
+        time.sleep(0.001)
+        return Authorization(Identifier("dns", "a.test"), "valid", [])
+
+    def finalize(self, order: Order, request: object) -> Order:
+        del order, request
+        return self.find_order("https://ca.test/o")
+
+
+async def in_thread(function: Callable[[], _T], /) -> _T:
+    return await asyncio.to_thread(function)
+
+
+@pytest.mark.parametrize(
+    ("states", "authorizations"), [(("pending", "ready"), 1), (("pending",), 1_000_000)]
+)
+async def test_an_order_that_never_ends_ends_with_the_time(
+    tmp_path: Path, states: tuple[str, ...], authorizations: int
+) -> None:
+    client = cast("AcmeClient", Authority(states, authorizations))
+    ordering = Ordering(
+        client, in_thread, FileRoot(tmp_path), {"folder": "x"}, patience_seconds=0.5
+    )
+    url = "https://ca.test/o"
+    with pytest.raises(UnknownResultError, match="the next attempt reads it again"):
+        await asyncio.wait_for(
+            ordering.certificate(
+                {"dnsNames": ["a.test"], "ipAddresses": []},
+                ec.generate_private_key(ec.SECP256R1()),
+                url,
+                ordered=lambda _: None,
+                register=lambda: None,
+                limited=lambda _: None,
+            ),
+            10,
+        )
