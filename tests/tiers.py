@@ -76,6 +76,7 @@ TIERS: Mapping[str, tuple[Tier, ...]] = {
     "tests/observing/test_postgres_kinds.py": ("ci",),
     "tests/observing/test_watching.py": ("ci",),
     "tests/packaging/": ("ci",),
+    "tests/providers/test_acme_limits.py": ("ci",),
     "tests/providers/test_caddy": ("ci",),
     "tests/providers/test_certificates": ("ci",),
     "tests/providers/test_changes.py": ("ci",),

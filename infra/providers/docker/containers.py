@@ -199,8 +199,7 @@ class ContainersProvider:
             raise NotFoundError(f"container {uid} does not exist")
         query = [("stdout", "true"), ("stderr", "true"), ("follow", str(follow).lower())]
         query.append(("tail", "all" if tail is None else str(tail)))
-        async with self._api.stream(f"/containers/{found.id}/logs", query) as response:
-            pieces = response.aiter_bytes()
+        async with self._api.stream(f"/containers/{found.id}/logs", query) as pieces:
             async for piece in pieces if found.config.tty else without_headers(pieces):
                 yield piece
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Mapping
 from contextlib import asynccontextmanager, contextmanager
@@ -52,7 +53,14 @@ _TOO_OLD: Final = "client version"
 _PORT_TAKEN: Final = re.compile(r"port is already allocated|address already in use", re.IGNORECASE)
 _NOT_IN_IMAGE: Final = re.compile(r"unable to find (user|group) ", re.IGNORECASE)
 _NO_FOLDER: Final = "bind source path does not exist"
+_HEADERS_TOO_LONG: Final = "Receive buffer too long"
+"""What httpx reports above the limit of its parser."""
+
 _HEADER_BYTES: Final = 8
+
+MAX_REFUSAL_BYTES: Final = 64 * 1024
+"""Of the answer to a stream that the Engine refuses; the rest is not read."""
+
 _T = TypeVar("_T")
 
 
@@ -128,8 +136,8 @@ class EngineApi:
         return answer
 
     @asynccontextmanager
-    async def stream(self, path: str, query: Query) -> AsyncGenerator[httpx.Response]:
-        """Read an answer as it comes, on a connection of its own.
+    async def stream(self, path: str, query: Query) -> AsyncGenerator[AsyncIterator[bytes]]:
+        """Read the pieces of an answer as they come, on a connection of its own.
 
         Raises ``TransientError``, also where it breaks within: a stream is only read.
         """
@@ -144,11 +152,17 @@ class EngineApi:
         try:
             async with self._streaming.stream("GET", url, params=list(query)) as response:
                 if response.status_code != HTTPStatus.OK:
-                    content = await response.aread()
+                    content = await self._refused(response)
                     raise engine_refusal(Answer("GET", path, response.status_code, {}, content))
-                yield response
+                if response.headers.get("Content-Encoding", "identity") != "identity":
+                    raise TransientError(
+                        f"GET {self._config.endpoint}{path}: invalid response: it is packed"
+                    )
+                yield response.aiter_raw()
         except (httpx.HTTPError, httpx.StreamError) as error:
             why = str(error) or type(error).__name__
+            if why == _HEADERS_TOO_LONG:
+                why = "invalid response: its headers are longer than 100 KiB"
             raise TransientError(f"GET {self._config.endpoint}{path}: {why}") from error
 
     async def close(self) -> None:
@@ -156,6 +170,17 @@ class EngineApi:
         await self._http.close()
         if self._streaming is not None:
             await self._streaming.aclose()
+
+    async def _refused(self, response: httpx.Response) -> bytes:
+        """Read the start of what is no stream, in the time of a call."""
+        content = bytearray()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.timeout_seconds):
+                async for piece in response.aiter_raw():
+                    content += piece
+                    if len(content) > MAX_REFUSAL_BYTES:
+                        break
+        return bytes(content[:MAX_REFUSAL_BYTES])
 
     def _streaming_client(self) -> httpx.AsyncClient:
         import httpx  # noqa: PLC0415 - as above
@@ -167,7 +192,7 @@ class EngineApi:
         return httpx.AsyncClient(
             transport=httpx.AsyncHTTPTransport(uds=path, verify=verify),
             base_url="http://localhost" if path is not None else endpoint,
-            headers=authorization(self._credential),
+            headers={**authorization(self._credential), "Accept-Encoding": "identity"},
             timeout=httpx.Timeout(self.timeout_seconds, read=None),
             trust_env=False,
         )

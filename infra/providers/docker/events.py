@@ -17,6 +17,9 @@ MAX_WAIT_SECONDS: Final = 30.0
 WAITING_SHARE: Final = 0.5
 """How much of a call's time may pass until it says that nothing happened."""
 
+MAX_EVENT_BYTES: Final = 256 * 1024
+"""Of one event: its labels are those of a container."""
+
 _NANOSECONDS: Final = 1_000_000_000
 
 
@@ -58,12 +61,17 @@ class EngineEvents:
             raise
 
     async def _next(self, query: list[tuple[str, str]]) -> str:
-        async with self._api.stream("/events", query) as response:
-            async for line in response.aiter_lines():
-                try:
-                    return str(_event_decoder.decode(line).time_nano)
-                except UNDECODABLE as error:
-                    raise TransientError(f"not an event of an Engine: {error}") from None
+        line = bytearray()
+        async with self._api.stream("/events", query) as pieces:
+            async for piece in pieces:
+                start, is_whole, _ = piece.partition(b"\n")
+                line += start
+                if is_whole:
+                    return _time_of(bytes(line))
+                if len(line) > MAX_EVENT_BYTES:
+                    raise TransientError(
+                        f"invalid response: an event is longer than {MAX_EVENT_BYTES // 1024} KiB"
+                    )
         raise TransientError("the Engine closed its event stream")
 
     async def _now(self) -> str:
@@ -74,3 +82,10 @@ class EngineEvents:
         except ValueError:
             raise TransientError("the Engine returned no time") from None
         return str(int(at.replace(tzinfo=UTC).timestamp()) * _NANOSECONDS)
+
+
+def _time_of(line: bytes) -> str:
+    try:
+        return str(_event_decoder.decode(line).time_nano)
+    except UNDECODABLE as error:
+        raise TransientError(f"not an event of an Engine: {error}") from None

@@ -1,0 +1,104 @@
+"""A Docker Engine that sends too much costs one error, which names the limit."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import pytest
+
+from events.provider_config import Limits, ProviderConfigSpec, Scope
+from infra.providers.docker.containers import ContainersProvider
+from reconciler.errors import ProviderError
+from reconciler.provider.secrets import Secrets
+from tests.hostile_server import (
+    HEAD,
+    MIB,
+    Answer,
+    gzip_of_zeros,
+    hostile_server,
+    measured_loop,
+    measured_resident,
+    send,
+)
+
+ENOUGH_BYTES = 96 * MIB
+ENOUGH_SECONDS = 1.5
+CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
+
+
+def engine(answer: Answer) -> Answer:
+    """Return an Engine that agrees on a version, and then answers as given."""
+
+    def serve(connection: socket.socket, head: bytes) -> None:
+        body = b'{"ApiVersion":"1.47"}'
+        is_version = head.startswith(b"GET /version ")
+        close = b"Connection: close\r\n"
+        if is_version:
+            connection.sendall(HEAD + close + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        else:
+            answer(connection, head)
+
+    return serve
+
+
+EVENTS: dict[str, tuple[Answer, str]] = {
+    "an event without an end": (
+        send(HEAD + b"\r\n", repeat=b"x" * MIB, times=1024),
+        "an event is longer than 256 KiB",
+    ),
+    "an event in chunks of a byte": (
+        send(CHUNKED, repeat=b"1\r\nx\r\n" * 100_000, times=100),
+        "an event is longer than 256 KiB",
+    ),
+    "a packed event": (
+        send(HEAD + b"Content-Encoding: gzip\r\n\r\n", gzip_of_zeros(2048 * MIB)),
+        "invalid response: it is packed",
+    ),
+    "a refusal without an end": (
+        send(b"HTTP/1.1 500 Error\r\n\r\n", repeat=b"x" * MIB, times=1024),
+        "500",
+    ),
+    "headers without an end": (
+        send(HEAD, repeat=b"a:b\r\n" * 100_000, times=100),
+        "headers are longer",
+    ),
+    "an event nested without an end": (
+        send(HEAD + b"\r\n", b"[" * 200_000 + b"\n"),
+        "not an event of an Engine",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", EVENTS)
+async def test_events_that_are_too_large_are_an_error_that_names_the_limit(what: str) -> None:
+    answer, words = EVENTS[what]
+    with hostile_server(engine(answer)) as port:
+        provider = provider_at(port)
+        async with measured_loop() as loop:
+            with measured_resident() as memory, pytest.raises(ProviderError, match=words):
+                await asyncio.wait_for(provider.changes("1"), 20)
+        await provider.close()
+    assert memory.peak_bytes < ENOUGH_BYTES
+    assert loop.blocked_seconds < ENOUGH_SECONDS
+
+
+async def test_a_listing_that_is_too_large_is_an_error_that_names_the_limit() -> None:
+    huge = send(HEAD + b"\r\n", repeat=b'{"Id":"x"},' * 100_000, times=1000)
+    with hostile_server(engine(huge)) as port:
+        provider = provider_at(port)
+        with (
+            measured_resident() as memory,
+            pytest.raises(ProviderError, match="longer than 32 MiB"),
+        ):
+            async for _ in provider.pages(Scope(), page_size=100):
+                pass
+        await provider.close()
+    assert memory.peak_bytes < 2 * ENOUGH_BYTES
+
+
+def provider_at(port: int) -> ContainersProvider:
+    config = ProviderConfigSpec(
+        "docker", f"http://127.0.0.1:{port}", limits=Limits(request_timeout_seconds=30)
+    )
+    return ContainersProvider(config, Secrets())
