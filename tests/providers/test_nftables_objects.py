@@ -38,6 +38,7 @@ from reconciler.errors import (
 )
 from reconciler.provider.contract import action, listing, upon
 from reconciler.provider.secrets import Secrets
+from tests.hostile_server import measured_memory
 from tests.nftables import (
     Backend,
     Echo,
@@ -804,6 +805,28 @@ async def test_nft_that_does_not_end_is_killed_and_nobody_knows(services: Servic
     CALL_PERMIT.reset(token)
     assert children() == before
     await slow.close()
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("yes", "it is longer than 32 MiB"),
+        ("yes >&2", "it is longer than 32 MiB"),
+        ("yes | head -c 33000000 | tr '\\ny' '[,'", "takes more than 128 MiB of memory"),
+    ],
+)
+async def test_output_of_nft_that_is_too_large_is_an_error_that_names_the_limit(
+    services: Services, script: str, words: str
+) -> None:
+    """Another program may have filled the table."""
+    full = provider_at(services.place.endpoint(), timeout_seconds=30)
+    full.nft.program = ("sh", "-c", script)
+    before = children()
+    with measured_memory() as memory, pytest.raises(TransientError, match=words):
+        await full.read("web")
+    assert memory.peak_bytes < 5 * nft_module.MAX_OUTPUT_BYTES
+    assert children() == before
+    await full.close()
 
 
 async def test_an_action_without_a_name_that_can_be_is_refused(services: Services) -> None:

@@ -18,6 +18,7 @@ from typing import Final
 import msgspec
 
 from infra.providers.nftables.place import FAMILY, Place
+from reconciler.answer_budget import AnswerTooLargeError, take_memory
 from reconciler.call_permit import may_call
 from reconciler.errors import (
     ConfigurationError,
@@ -60,6 +61,11 @@ _LATER: Final = (
 )
 
 _encoder = msgspec.json.Encoder()
+
+MAX_OUTPUT_BYTES: Final = 32 * 1024 * 1024
+"""Of one listing; other programs may have filled the table. 5,000 services have 10 MiB."""
+
+_PIECE_BYTES: Final = 64 * 1024
 
 
 class MissingError(TransientError):
@@ -111,10 +117,14 @@ class Nft:
             process = await self._started(options, script)
             try:
                 async with asyncio.timeout(self._timeout_seconds):
-                    output, errors = await process.communicate()
+                    output, errors = await _outputs(process)
+                    take_memory(output)
             except TimeoutError:
                 late = UnknownResultError if writes else TransientError
                 raise late(f"nft did not exit within {self._timeout_seconds:g} s") from None
+            except AnswerTooLargeError as error:
+                unusable = UnknownResultError if writes else TransientError
+                raise unusable(f"the output of nft is unusable: {error}") from None
             finally:
                 if process.returncode is None:
                     with contextlib.suppress(ProcessLookupError):
@@ -204,3 +214,26 @@ def nft_problem() -> str | None:
     if shutil.which("nft", path=SEARCHED) is None:
         return "the program nft is not installed; install the package nftables"
     return None
+
+
+async def _outputs(process: asyncio.subprocess.Process) -> tuple[bytes, bytes]:
+    """Read both outputs until the process ends; raises ``AnswerTooLargeError``."""
+    reads = [asyncio.create_task(_read(each)) for each in (process.stdout, process.stderr)]
+    try:
+        output, errors = await asyncio.gather(*reads)
+    finally:
+        for each in reads:
+            each.cancel()
+    await process.wait()
+    return output, errors
+
+
+async def _read(output: asyncio.StreamReader | None) -> bytes:
+    """Read what nft writes; raises ``AnswerTooLargeError``."""
+    assert output is not None
+    found = bytearray()
+    while piece := await output.read(_PIECE_BYTES):
+        found += piece
+        if len(found) > MAX_OUTPUT_BYTES:
+            raise AnswerTooLargeError(f"it is longer than {MAX_OUTPUT_BYTES // 1024**2} MiB")
+    return bytes(found)
