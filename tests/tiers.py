@@ -83,6 +83,7 @@ TIERS: Mapping[str, tuple[Tier, ...]] = {
     "tests/providers/test_disk": ("ci",),
     "tests/providers/test_docker": ("ci",),
     "tests/providers/test_http_limits.py": ("ci",),
+    "tests/providers/test_jetstream_limits.py": ("ci",),
     "tests/providers/test_nftables": ("ci",),
     "tests/providers/test_postgres": ("ci",),
     "tests/rest/test_confirm.py": ("ci",),

@@ -43,10 +43,15 @@ OLDEST_SERVER: Final = (2, 14)  # streams without a duplicate window (ADR 0059)
 API_TIMEOUT_SECONDS: Final = 10.0
 _RECONNECT_WAIT_SECONDS: Final = 0.25
 _CONNECT_SECONDS: Final = 5
+
+MAX_ANSWER_BYTES: Final = 8 * 1024 * 1024
+"""Of an answer of the JetStream API: decoded, JSON takes up to 22 times its size."""
+
 _REFUSED_WAIT_SECONDS: Final = 1.0
 _CANCEL_SECONDS: Final = 0.5
 _MAX_REFUSALS: Final = 3  # in a row; a server that reloads refuses who is just saying who he is
 _NOT_BY_WAITING: Final = (AccessFailedError, ssl.SSLCertVerificationError)
+_UNDECODABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _USER: Final = re.compile(r"(^|,|//)[^/,\s]*@")
 _PING_SECONDS: Final = 5  # two unanswered: the connection is dead
 _QUESTIONS: Final = ("STREAM.INFO.", "STREAM.MSG.GET.", "CONSUMER.INFO.")
@@ -360,7 +365,12 @@ def is_clustered(nc: Client) -> bool:
 
 def _is_doubtful(message: Msg | Incoming) -> bool:
     """Whether a server says that a stream has no leader, which is so only as far as it knows."""
-    answer = _answer.decode(message.data)
+    if len(message.data) > MAX_ANSWER_BYTES:
+        return False
+    try:
+        answer = _answer.decode(message.data)
+    except _UNDECODABLE:
+        return False
     if answer.error is not None:
         return answer.error.err_code == _NO_LEADER
     return answer.cluster is not None and not answer.cluster.leader
@@ -406,10 +416,19 @@ async def api_request(
     message = await request(nc, f"$JS.API.{subject_suffix}", payload, timeout=timeout)
     if _is_doubtful(message) and subject_suffix.startswith(_QUESTIONS):
         message = await _second_opinion(nc, message, f"$JS.API.{subject_suffix}", payload)
-    error = _answer.decode(message.data).error
-    if error is not None:
-        raise to_bus_error(error, subject_suffix)
-    return msgspec.json.decode(message.data, type=dict[str, Any])
+    size = len(message.data)
+    if size > MAX_ANSWER_BYTES:
+        raise BusError(
+            f"{subject_suffix}: the answer has {size} bytes, and {MAX_ANSWER_BYTES // 1024**2} MiB"
+            " are the most"
+        )
+    try:
+        error = _answer.decode(message.data).error
+        if error is None:
+            return msgspec.json.decode(message.data, type=dict[str, Any])
+    except _UNDECODABLE as unreadable:
+        raise BusError(f"{subject_suffix}: invalid response: {unreadable}") from None
+    raise to_bus_error(error, subject_suffix)
 
 
 def without_secrets(url: str) -> str:

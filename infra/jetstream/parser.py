@@ -19,7 +19,17 @@ _WORDS: Final = {b"MSG": (4, 5), b"HMSG": (5, 6)}
 """How many words a message's line has: without a subject to reply to, and with one."""
 
 
+MAX_MESSAGE_BYTES: Final = 64 * 1024 * 1024
+"""The largest ``max_payload`` that nats-server takes; a message is kept until it is whole."""
+
+MAX_LINE_BYTES: Final = 1024 * 1024
+"""Of a line of the protocol. The longest is INFO, which names the servers of a cluster."""
+
 _Other = TypeVar("_Other")
+
+
+class MessageTooLongError(OSError):
+    """A server sends more than a limit allows; the connection to it is not used any more."""
 
 
 class Headers(Mapping[str, str]):
@@ -135,6 +145,20 @@ class MessageParser(Parser):
         rest = await self._take_messages(data)
         if rest:
             await super().parse(rest)
+        self._check_size()
+
+    def _check_size(self) -> None:
+        """Raise ``MessageTooLongError`` for what is not whole, and too long to wait for."""
+        if self.state == AWAITING_MSG_PAYLOAD:
+            if self.needed > MAX_MESSAGE_BYTES:
+                raise MessageTooLongError(
+                    f"the server sends a message of {self.needed} bytes, and"
+                    f" {MAX_MESSAGE_BYTES // 1024**2} MiB are the most"
+                )
+        elif len(self.buf) > MAX_LINE_BYTES:
+            raise MessageTooLongError(
+                f"the server sends a line of more than {MAX_LINE_BYTES // 1024} KiB"
+            )
 
     async def _take_messages(self, data: bytes) -> bytes:
         """Process the messages that are there as a whole; return what comes behind them."""

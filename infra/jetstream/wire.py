@@ -47,6 +47,7 @@ from infra.jetstream.parser import (
     Incoming,
     Listener,
     MessageParser,
+    MessageTooLongError,
     read_headers,
 )
 from infra.jetstream.transport_security import TransportSecurity
@@ -158,6 +159,10 @@ async def request(
             except nats.errors.TimeoutError:
                 if isinstance(nc, FastClient):
                     nc.note_silence()
+                raise
+            except nats.errors.Error as error:
+                if isinstance(nc, FastClient) and nc.excess:
+                    raise BusUnavailableError(f"request to {subject}: {nc.excess}") from error
                 raise
 
 
@@ -331,6 +336,7 @@ class FastClient(Client):
         self.when_lost: set[Callable[[], None]] = set()
         self.when_back: set[Callable[[], None]] = set()
         self.when_silent: Callable[[], None] | None = None
+        self.excess = ""  # what ended the connection, if its server has sent too much
         self.identity = identity
         self.denials = Denials(identity.inbox_prefix if identity else "_INBOX")
         self._security = security
@@ -393,6 +399,13 @@ class FastClient(Client):
     def denied(self, denial: Denial) -> BusDeniedError:
         """Return the error that a denial means, with our user's name."""
         return denial.error(str(self.identity or "(unknown)"))
+
+    async def _process_op_err(self, e: Exception) -> None:
+        """End the connection; nats-py reports nothing if it reconnects."""
+        if isinstance(e, MessageTooLongError):
+            self.excess = str(e)
+            await self._error_cb(e)
+        await super()._process_op_err(e)
 
     async def _attempt_reconnect(self) -> None:
         """Reconnect, whatever happens: nats-py's task ends at an error that it does not foresee."""
@@ -503,6 +516,7 @@ class FastClient(Client):
 
     def note_back(self) -> None:
         """Take note that the connection works again."""
+        self.excess = ""
         for listener in list(self.when_back):
             listener()
 
