@@ -15,11 +15,12 @@ from pathlib import Path
 import pytest
 
 from infra.providers.git import packs, reader_process
+from infra.providers.git.heads import stable_message
 from infra.providers.git.problems import GitError
 from infra.providers.git.reader import MAX_MEMORY_BYTES
 from infra.providers.git.reader_process import Failure, Reply, Request, read_source
 from tests.git.repositories import Repository
-from tests.hostile_server import MIB, Answer, hostile_server, measured_loop
+from tests.hostile_server import MIB, Answer, hostile_server, measured_loop, measured_resident
 
 GIB = 1024 * MIB
 PEAK_BYTES = 256 * MIB
@@ -269,6 +270,25 @@ async def test_manifests_that_grow_by_aliases_are_too_much(repository: Repositor
     repository.commit()
     failure = await failure_of(repository.url)
     assert "its manifests have more than 32 MiB" in failure.message
+
+
+async def test_manifests_of_many_small_values_are_not_decoded_by_who_asks(repository: Repository):
+    """A byte of the reply for each, and 64 bytes of the process that reads it."""
+    head = '{"apiVersion":"a/v1","kind":"A","metadata":{"name":"a"},"spec":{"a":['
+    text = head + "[]," * 100_000 + "[]]}}"
+    repository.write({f"{number}.json": text for number in range(25)})
+    repository.commit()
+    with measured_resident() as memory:
+        failure = await failure_of(repository.url)
+    assert "its manifests take more than 128 MiB of memory" in failure.message
+    assert memory.peak_bytes < 64 * MIB
+
+
+@pytest.mark.parametrize("part", ["a", "a/", "/reconciler-git-a", " at 0x"])
+def test_a_long_message_is_made_stable_in_time(part: str):
+    began = time.monotonic()
+    assert len(stable_message(part * (20_000 // len(part)))) <= 2000
+    assert time.monotonic() - began < 1  # 20,000 letters took 2 s, and a million for ever
 
 
 async def test_an_object_of_the_largest_size_is_read(repository: Repository):

@@ -37,6 +37,9 @@ _PASSING: Final = re.compile(
 )
 """What differs each time the same goes wrong: it would be news at each look."""
 
+_MAX_MESSAGE_CHARACTERS: Final = 2000
+"""Of an error: a manifest or a server may repeat megabytes in it."""
+
 _encoder = msgspec.json.Encoder(order="deterministic")
 _logger = structlog.get_logger(__name__)
 
@@ -143,7 +146,7 @@ class Heads:
             try:
                 is_same = head.problem is None and await self._is_at(head)
             except GitError as error:
-                told = _PASSING.sub("", error.message)
+                told = stable_message(error.message)
                 is_same = head.problem is not None and head.problem.message == told
         self._known[parent] = replace(head, looked_at=now if is_same else float("-inf"))
         return not is_same
@@ -178,7 +181,7 @@ class Heads:
         except GitError as error:
             revision = head.revision if error.revision is None else error.revision
             content = head.content if error.revision is None else ""
-            told = GitError(error.reason, _PASSING.sub("", error.message))
+            told = GitError(error.reason, stable_message(error.message))
             return replace(head, revision=revision, content=content, problem=told)
 
     async def _checked(
@@ -281,3 +284,8 @@ def _interval(source: Mapping[str, Any]) -> float:
 
 def _namespace(spec: ComposedSetSpec) -> str:
     return ResourceKey.parse(spec.parent).namespace
+
+
+def stable_message(message: str) -> str:
+    """Return the start of an error's message, without what differs each time."""
+    return _PASSING.sub("", message[:_MAX_MESSAGE_CHARACTERS])

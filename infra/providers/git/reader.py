@@ -25,6 +25,7 @@ from infra.providers.git.reader_process import Document, Failure, Reply, Request
 from infra.providers.git.rendering import rendered, renderers_of_process
 from infra.providers.git.repository import Remote, fetched, find_commit
 from infra.providers.git.signatures import check_signature
+from reconciler.answer_budget import MAX_ANSWER_BYTES, decoded_bytes
 from reconciler.composites.git_source import told_revision
 from reconciler.errors import ConfigurationError
 
@@ -42,6 +43,7 @@ MAX_REPLY_BYTES: Final = 32 * _MIB
 _AGAIN_SECONDS: Final = 0.5
 
 _encoder = msgspec.msgpack.Encoder()
+_json_encoder = msgspec.json.Encoder()
 
 
 class _TooLateError(BaseException):
@@ -112,7 +114,7 @@ def _read(request: Request) -> Reply:
 
 def _documents(files: dict[str, bytes], namespace: str, *, is_rendered: bool) -> list[Document]:
     documents: list[Document] = []
-    size = 0
+    size = memory = 0
     for each in documents_in(files, namespace, is_rendered=is_rendered):
         source = each.source
         place = (source.file, source.number, source.line)
@@ -122,6 +124,12 @@ def _documents(files: dict[str, bytes], namespace: str, *, is_rendered: bool) ->
             else Document(*place, None, each.message)
         )
         size += len(_encoder.encode(document))
+        memory += decoded_bytes(_json_encoder.encode(document))
+        if memory > MAX_ANSWER_BYTES:
+            raise GitError(
+                "BadCommit",
+                f"its manifests take more than {MAX_ANSWER_BYTES // _MIB} MiB of memory",
+            )
         if size > MAX_REPLY_BYTES:
             raise GitError(
                 "BadCommit", f"its manifests have more than {MAX_REPLY_BYTES // _MIB} MiB"
