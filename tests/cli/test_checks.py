@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -24,6 +25,7 @@ from reconciler.cli.row_comparison import differences
 from reconciler.provider.kind import KindRegistry
 from reconciler.roles.configurations import Configurations
 from reconciler.roles.providers import ProviderPool
+from tests.hostile_server import HEAD, MIB, Answer, hostile_server, send
 
 NOON = "2026-01-02T12:00:00.000000000Z"
 NOON_SECONDS = 1767355200.0
@@ -118,6 +120,34 @@ async def test_a_configuration_that_no_kind_is_watched_by_is_told_with_the_reaso
     told = await check_api(None, "zone", config, registry, pool)
     assert (told.verdict, told.found) == ("warn", found)
     assert remedy in told.remedy
+
+
+def never_end(connection: socket.socket, _head: bytes) -> None:
+    connection.sendall(HEAD + b"Content-Length: 99\r\n\r\n")
+    connection.recv(1)  # until the client goes away
+
+
+@pytest.mark.parametrize(
+    ("answer", "found"),
+    [
+        (send(HEAD + b"\r\n", repeat=bytes(MIB), times=1024), "longer than 32 MiB"),
+        (never_end, "no response within"),
+    ],
+)
+async def test_an_api_that_sends_too_much_or_never_ends_fails_its_own_check(
+    answer: Answer, found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("reconciler.cli.checks.apis._PATIENCE_SECONDS", 2.0)
+    registry = KindRegistry([SHAPE])
+    with hostile_server(answer) as port:
+        config = ProviderConfigSpec("shapes", f"http://127.0.0.1:{port}")
+        configurations = Configurations()
+        configurations.by_name["zone"] = config
+        pool = ProviderPool(registry, configurations)
+        told = await check_api(None, "zone", config, registry, pool)
+        await pool.close()
+    assert told.verdict == "fail"
+    assert found in told.found
 
 
 def plain_row(**values: object) -> StatusRow:
