@@ -6,7 +6,7 @@ import json
 import random
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -48,10 +48,14 @@ class Machine:
         return {each["name"]: each["color"] for each in answer.json()["items"]}
 
     def until(self, wanted: dict[str, str]) -> None:
+        self.wait_for(lambda: self.colors() == wanted and self._is_ready(), f"{wanted}")
+
+    def wait_for(self, condition: Callable[[], bool], wanted: str) -> None:
         deadline = time.monotonic() + PATIENCE_SECONDS
-        while self.colors() != wanted or not self._is_ready():
-            said = self.cli.run("get", "GitSource", "-o", "yaml").out
-            assert time.monotonic() < deadline, f"{self.colors()} instead of {wanted}\n{said}"
+        while not condition():
+            if time.monotonic() > deadline:
+                said = self.cli.run("get", "GitSource", "-o", "yaml").out
+                pytest.fail(f"{self.colors()} instead of {wanted}\n{said}")
             time.sleep(0.2)
 
     def _is_ready(self) -> bool:
@@ -121,13 +125,11 @@ def test_38_whoever_is_killed_when_the_newest_commit_is_declared_whole(
     found = machine.declared()
     assert found["Shape"] == len(colors)
     assert found["ComposedSet"] == 1
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while machine.declared()["ComposedContent"] > 3:  # only what the newest commit is made of
-        assert time.monotonic() < deadline, machine.declared()
-        time.sleep(0.2)
+    machine.wait_for(
+        lambda: machine.declared()["ComposedContent"] <= 3, "only what the newest commit is made of"
+    )
     machine.cli.ok("delete", "GitSource", "shop")
     die_within(1)
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while machine.colors() or machine.declared()["ComposedContent"]:
-        assert time.monotonic() < deadline, machine.declared()
-        time.sleep(0.2)
+    machine.wait_for(
+        lambda: not machine.colors() and not machine.declared()["ComposedContent"], "nothing"
+    )
