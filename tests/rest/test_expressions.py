@@ -84,6 +84,14 @@ THINGS = [{"name": f"n{number}", "tags": {"k": "v" * 100}} for number in range(4
         "d.map(x, [x, d])",
         "i.map(x, dyn(i))",
         "i.map(x, i).map(y, y)",
+        "{'l': i}.l.map(x, i)",
+        "{'l': {'m': i}}.l.m.map(x, i)",
+        "{'t': t, 'l': i}['l'].map(x, i)",
+        "[{'l': i}][0].l.map(x, i)",
+        "[t + t, i][1].map(x, i)",
+        "dyn({'l': i}).l.map(x, i)",
+        "(true ? {'l': i} : {'k': i}).l.map(x, i)",
+        "[i].map(x, {'l': x})[0].l.map(y, i)",
     ],
 )
 def test_an_expression_takes_no_second_or_says_what_is_too_much(text: str):

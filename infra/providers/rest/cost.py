@@ -21,6 +21,9 @@ _SCALARS: Final = frozenset({*LOOPS, "has", "size", "contains", "startsWith", "e
     *("matches", "int", "double", "bool", "type")
 }
 
+_ITSELF: Final = frozenset({"dyn", "min", "max"})
+"""What returns one of its arguments."""
+
 
 class _Value(Protocol):
     """What a part of an expression is at most."""
@@ -39,6 +42,10 @@ class _Value(Protocol):
 
     def field(self, name: str) -> _Value:
         """Return a field."""
+        ...
+
+    def items(self) -> _Value:
+        """Return what is at any index or key."""
         ...
 
 
@@ -64,23 +71,18 @@ class _Input:
         return _Input([each[name] for each in maps if name in each])
 
     def items(self) -> _Value:
-        """Return what is at any index or key."""
         maps = (cast("dict[str, Any]", each) for each in self._values if isinstance(each, dict))
         lists = (cast("list[Any]", each) for each in self._values if isinstance(each, list))
         return _Input([one for each in (*lists, *(each.values() for each in maps)) for one in each])
 
-    def with_all(self, other: _Input) -> _Input:
-        """Return one of the values of both."""
-        return _Input([*self._values, *other._values])
-
 
 class _Made:
-    """A value that the expression makes."""
+    """A value that the expression makes; ``within``: what any of its members or fields is."""
 
-    def __init__(self, size: int, members: int = 0, element: _Value | None = None) -> None:
+    def __init__(self, size: int, members: int = 0, within: Sequence[_Value] = ()) -> None:
         self._size = size
         self._members = members
-        self._element = element
+        self._within = within
 
     def size(self) -> int:
         return self._size
@@ -89,11 +91,40 @@ class _Made:
         return self._members
 
     def element(self) -> _Value:
-        return self._element or _Made(self._size)
+        return _one_of(self._within)
 
     def field(self, name: str) -> _Value:
         del name
-        return _Made(self._size, self._members)
+        return _one_of(self._within)
+
+    def items(self) -> _Value:
+        return _one_of(self._within)
+
+
+class _OneOf:
+    """One of some values: as large as the largest, with as many members as the longest."""
+
+    def __init__(self, values: Sequence[_Value]) -> None:
+        self._values = values
+
+    def size(self) -> int:
+        return max(each.size() for each in self._values)
+
+    def members(self) -> int:
+        return max(each.members() for each in self._values)
+
+    def element(self) -> _Value:
+        return _one_of([each.element() for each in self._values])
+
+    def field(self, name: str) -> _Value:
+        return _one_of([each.field(name) for each in self._values])
+
+    def items(self) -> _Value:
+        return _one_of([each.items() for each in self._values])
+
+
+def _one_of(values: Sequence[_Value]) -> _Value:
+    return _OneOf(values) if values else _Made(1)
 
 
 class Cost:
@@ -114,17 +145,17 @@ class Cost:
             case "Literal":
                 return _Made(1 + len(node.name) // _CHARACTERS)
             case "Name":
-                return known.get(node.name) or _Made(1)
+                return known.get(node.name.removeprefix(".")) or _Made(1)
             case "Field":
                 return self._value(node.parts[0], known).field(node.name)
             case "Index":
                 whole = self._value(node.parts[0], known)
                 self._use(node.parts[1], known)
-                return whole.items() if isinstance(whole, _Input) else whole.element()
+                return whole.items()
             case "Choice":
                 condition, yes, no = node.parts
                 self._use(condition, known)
-                return _either(self._value(yes, known), self._value(no, known))
+                return _one_of((self._value(yes, known), self._value(no, known)))
             case "Loop":
                 return self._loop(node, known)
             case "Call" if node.name in _SCALARS:
@@ -133,13 +164,15 @@ class Cost:
             case "Scalar":
                 self._used(node.parts, known)
                 return _Made(1)
+            case "Call" if node.name in _ITSELF:
+                return _one_of(self._used(node.parts, known))
             case "Call" | "Sum" | "List" | "Map":
                 used = self._used(node.parts, known)
                 size = 1 + sum(each.size() for each in used)
                 if node.kind in ("Sum", "Call"):
                     members = sum(each.members() for each in used)
-                    return _Made(size, members, _largest(each.element() for each in used))
-                return _Made(size, len(used), _largest(used))
+                    return _Made(size, members, [each.element() for each in used])
+                return _Made(size, len(used), used)
 
     def _used(self, nodes: Iterable[Node], known: Mapping[str, _Value]) -> list[_Value]:
         return [self._use(each, known) for each in nodes]
@@ -155,18 +188,7 @@ class Cost:
             return _Made(1)
         result = element if node.name == "filter" or not made else made[-1]
         self.copies += count * count // 2 * result.size()
-        return _Made(1 + count * result.size(), count, result)
-
-
-def _either(left: _Value, right: _Value) -> _Value:
-    if isinstance(left, _Input) and isinstance(right, _Input):
-        return left.with_all(right)
-    elements = _largest((left.element(), right.element()))
-    return _Made(max(left.size(), right.size()), max(left.members(), right.members()), elements)
-
-
-def _largest(values: Iterable[_Value]) -> _Value:
-    return max(values, key=lambda each: each.size(), default=_Made(1))
+        return _Made(1 + count * result.size(), count, (result,))
 
 
 def _elements(value: Any) -> Iterable[Any]:
