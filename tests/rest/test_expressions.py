@@ -84,14 +84,14 @@ THINGS = [{"name": f"n{number}", "tags": {"k": "v" * 100}} for number in range(4
         "d.map(x, [x, d])",
         "i.map(x, dyn(i))",
         "i.map(x, i).map(y, y)",
-        "{'l': i}.l.map(x, i)",
-        "{'l': {'m': i}}.l.m.map(x, i)",
-        "{'t': t, 'l': i}['l'].map(x, i)",
-        "[{'l': i}][0].l.map(x, i)",
-        "[t + t, i][1].map(x, i)",
-        "dyn({'l': i}).l.map(x, i)",
-        "(true ? {'l': i} : {'k': i}).l.map(x, i)",
-        "[i].map(x, {'l': x})[0].l.map(y, i)",
+        "{'l': o}.l.map(x, o)",
+        "{'l': {'m': o}}.l.m.map(x, o)",
+        "{'t': t, 'l': o}['l'].map(x, o)",
+        "[{'l': o}][0].l.map(x, o)",
+        "[t + t, o][1].map(x, o)",
+        "dyn({'l': o}).l.map(x, o)",
+        "(true ? {'l': o} : {'k': o}).l.map(x, o)",
+        "[o].map(x, {'l': x})[0].l.map(y, o)",
     ],
 )
 def test_an_expression_takes_no_second_or_says_what_is_too_much(text: str):
@@ -99,6 +99,7 @@ def test_an_expression_takes_no_second_or_says_what_is_too_much(text: str):
         "i": INTEGERS,
         "s": list(range(50)),
         "t": "x" * 200_000,
+        "o": [{"x": number, "y": "x" * 100} for number in range(400)],
         "d": {f"k{number}": list(range(20)) for number in range(300)},
     }
     expression = Expression(text, "here", given)
