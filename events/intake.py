@@ -25,7 +25,7 @@ class _Intake(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaul
 
 
 class PlanRef(_Intake, frozen=True):
-    """What somebody has planned: the resource's version by then, and the digest of the turn.
+    """A plan: the resource's version at that time, and the digest of the resulting turn.
 
     The digest is that of ``reconciler.resource.foresight.turn_digest``.
     """
@@ -37,9 +37,10 @@ class PlanRef(_Intake, frozen=True):
 class Declared(_Intake, frozen=True):
     """A service declares the desired state of one resource.
 
-    With ``expected_generation`` the declaration is refused unless the resource's generation is that
-    one (0: it does not exist yet); with ``plan``, unless exactly what was planned would come of it.
-    ``reason``: why, for the history; else the manifest's annotation says it.
+    With ``expected_generation``, the declaration is refused unless the resource has that generation
+    (0: it does not exist yet). With ``plan``, it is refused unless its result would be exactly the
+    planned one. ``reason`` is recorded in the history; if it is empty, the manifest's annotation is
+    used.
     """
 
     manifest: Manifest
@@ -49,30 +50,30 @@ class Declared(_Intake, frozen=True):
 
 
 class Withdrawn(_Intake, frozen=True):
-    """A service takes its declaration back: the policy says what happens to the external object."""
+    """A service withdraws its declaration; the policy determines what happens to the object."""
 
     expected_generation: int | None = None
     reason: str = ""
 
 
-class LookRequested(_Intake, frozen=True):
-    """Somebody asks that a resource is looked at now, and that nothing waits for its time."""
+class ReconcileRequested(_Intake, frozen=True):
+    """A client requests that a resource is read and reconciled immediately, without a back-off."""
 
     reason: str = ""
 
 
 class FinalizerRequested(_Intake, frozen=True):
-    """A service asks that a resource is not deleted or released before it has finished with it.
+    """A service adds a finalizer, which blocks the deletion or release of the object.
 
-    The ``finalizer`` is named as in Kubernetes: ``billing.example.com/invoice``. It belongs to the
-    service that asked: the CloudEvent's ``source``.
+    ``finalizer`` is a name as in Kubernetes: ``billing.example.com/invoice``. It belongs to the
+    service that sent the message (``source`` of the CloudEvent).
     """
 
     finalizer: str
 
 
 class FinalizerReleased(_Intake, frozen=True):
-    """A service has finished with a resource; another service's finalizer needs ``force``."""
+    """A service removes its finalizer; to remove another service's finalizer, set ``force``."""
 
     finalizer: str
     force: bool = False
@@ -80,9 +81,9 @@ class FinalizerReleased(_Intake, frozen=True):
 
 
 class ForcedRelease(_Intake, frozen=True):
-    """Somebody takes off whatever keeps a withdrawn resource: finalizers and references.
+    """An operator removes all finalizers and references of a withdrawn resource.
 
-    With ``orphan`` the external object is let go where it is, and no call is made any more.
+    With ``orphan``, Reconciler releases the object as it is, and makes no more calls.
     """
 
     reason: str
@@ -93,13 +94,13 @@ ApprovalDecision = Literal["Proceed", "Abandon", "Reject"]
 
 
 class Approved(_Intake, frozen=True):
-    """A person decides about a resource that is held.
+    """An operator approves or rejects the action of a held resource.
 
     ``hold`` is the reason of its outcome (``DeletionGuard``, ``LossGuard``, ``UnknownResult``,
-    ``DataLoss``, ``DefinitionGuard``, ``PruneGuard``, ``Approval``): an approval of something else
-    is refused. ``Abandon`` ends an action whose result stays unknown. Of ``Approval``, ``plan`` is
-    the digest of the plan that is approved, or with ``Reject`` rejected; others are left as they
-    are.
+    ``DataLoss``, ``DefinitionGuard``, ``PruneGuard``, ``Approval``). If the resource has another
+    reason, the message is refused. ``Proceed`` repeats or starts the action. ``Abandon`` ends an
+    action with an unknown result, without another call. For ``Approval``, ``plan`` is the digest of
+    the plan that is approved, or rejected with ``Reject``. Other plans stay unchanged.
     """
 
     hold: str
@@ -112,23 +113,24 @@ OnWithdrawal = Literal["Keep", "Release", "Ignore"]
 
 
 class Referenced(_Intake, frozen=True):
-    """Another resource refers to this one: ``by`` is its ``namespace/kind/name``."""
+    """Another resource references this one; ``by`` is its ``namespace/kind/name``."""
 
     by: str
     on_withdrawal: OnWithdrawal
 
 
 class Unreferenced(_Intake, frozen=True):
-    """A resource does not refer to this one any more."""
+    """Another resource no longer references this one."""
 
     by: str
 
 
 class TargetState(_Intake, frozen=True):
-    """What a resource knows of another one that it refers to.
+    """The state of a referenced resource.
 
-    ``values`` are the fields that it wants, as far as they are known. ``ready``: it was ready since
-    it was declared. ``circle``: the resources that wait for each other, where that leads back.
+    ``values`` are the requested fields that are known. ``ready``: it was ready since it was
+    declared. ``circle``: the resources that wait for each other, if the reference is part of a
+    cycle.
     """
 
     declared: bool
@@ -138,23 +140,23 @@ class TargetState(_Intake, frozen=True):
 
 
 class TargetSeen(_Intake, frozen=True):
-    """Tells a resource how another one stands that it refers to."""
+    """The sweeper or a decider reports the state of a referenced resource."""
 
     target: str
     state: TargetState
 
 
 class SecretSeen(_Intake, frozen=True):
-    """Tells a resource the digest of a secret that it names (``store/name``), empty for none."""
+    """A role reports the digest of a referenced secret (``store/name``); empty: it is missing."""
 
     secret: str
     digest: str
 
 
 class DefinitionSeen(_Intake, frozen=True):
-    """Tells a resource that its kind is defined otherwise by now, and how many that concerns.
+    """A role reports that the definition of the resource's kind has changed.
 
-    ``affected`` of the kind's ``total`` declared resources rest on an older definition.
+    ``affected`` of the ``total`` declared resources of the kind have an older definition.
     """
 
     generation: int
@@ -164,30 +166,29 @@ class DefinitionSeen(_Intake, frozen=True):
 
 
 class StrayCount(_Intake, frozen=True):
-    """How many objects of a scope would be removed because nobody declared them, of how many."""
+    """Number of undeclared objects that would be deleted in an exclusive scope, of all objects."""
 
     strays: int
     total: int
 
 
 class LossCount(_Intake, frozen=True):
-    """How many objects that are ours one listing does not show any more, of how many."""
+    """Number of owned objects that a listing does not contain, and of all owned objects."""
 
     missing: int
     owned: int
 
 
 class Observed(_Intake, frozen=True):
-    """What an observer saw of one resource: the object, or proof that there is none.
+    """An observer read one object, or proved that it does not exist.
 
-    ``evidence`` says what the absence of an object rests on: a ``CompleteListing`` of the scope, or
-    a ``Read`` of just this object. Without ``as_of`` nothing is known about when the read began,
-    and the observation is taken as older than everything. For APIs that show an effect only after a
-    grace: ``began_at`` is the same moment by the observer's clock, and ``age_seconds`` how long ago
-    it was when this was sent, by no clock that can be set. ``exclusive`` and ``losses`` count the
-    whole listing, for the guards. ``taken_by`` is another resource that has this object, empty if
-    none has, None if nobody looked. ``absent_uid`` is the object that is not there, where another
-    one may have its name.
+    ``evidence``: a ``CompleteListing`` of the scope, or a ``Read`` of this object. ``as_of``:
+    intake position at which the read began; without it, the observation counts as older than all
+    others. ``began_at`` and ``age_seconds``: the same moment by the observer's clock, and its age
+    by a monotonic clock, for APIs with a consistency delay. ``exclusive`` and ``losses``: counts of
+    the whole listing, for the guards. ``taken_by``: another resource that has this object; empty:
+    none; None: unknown. ``absent_uid``: the object that does not exist, if another one may have its
+    name.
     """
 
     provider_config: str
@@ -207,12 +208,12 @@ ErrorClass = Literal["Transient", "Throttled", "Conflict", "NotFound", "Permanen
 
 
 class ActionError(_Intake, frozen=True):
-    """Why a call did not succeed.
+    """The reason why a call did not succeed.
 
-    ``Transient``, ``Throttled`` and ``Unknown`` are tried again with the same key; ``Conflict`` and
-    ``NotFound`` say that what we knew is out of date; ``Permanent`` waits for a new generation.
-    ``retry_after_seconds`` is the API's own wish. Not ``attempted``: the API's gate was closed, and
-    no call was made. ``nothing_done``: the API was asked, and certainly has done nothing.
+    ``Transient``, ``Throttled`` and ``Unknown`` are retried with the same key. ``Conflict`` and
+    ``NotFound`` mean that the known state was outdated. ``Permanent`` waits for a new generation.
+    ``retry_after_seconds`` is the delay that the API requests. ``attempted`` false: the gate was
+    closed, and no call was made. ``nothing_done``: the API was called, and did certainly nothing.
     """
 
     error_class: ErrorClass
@@ -224,14 +225,13 @@ class ActionError(_Intake, frozen=True):
 
 
 class Reported(_Intake, frozen=True):
-    """A worker reports what came of one attempt at an action.
+    """A worker reports the result of one attempt of an action.
 
-    ``object`` is the object as the API shows it after a success; after a conflict, what stands in
-    the way, if it could be read. ``is_lookup``: the worker did not call but looked what came of the
-    action; without an error, no object says that there is none. ``redelivered``: another worker
-    had this attempt before, or may have it too by now: it may have made the call. ``replayed``: the
-    API said that this answer, a refusal too, was kept with the action's key. ``absent``: a deletion
-    met nothing, so that it is not known who made it.
+    ``object``: the object in the API's response; after a conflict, the object that conflicts, if it
+    could be read. ``is_lookup``: the worker only read the API; without an error and without an
+    object, no object exists. ``redelivered``: another worker had or has this attempt, and may have
+    made the call. ``replayed``: the API returned a stored response for the key of the action.
+    ``absent``: a deletion found no object, so which client deleted it is unknown.
     """
 
     action_id: str
@@ -248,17 +248,17 @@ class Reported(_Intake, frozen=True):
 
 
 class ApiReported(_Intake, frozen=True):
-    """A worker or an observer reports to a ``ProviderConfig`` how its whole API answers.
+    """A worker or an observer reports to a ``ProviderConfig`` whether its API responds.
 
-    ``Throttled``: it wants no call for ``retry_after_seconds`` from ``at`` on. ``Failing``: so many
-    ``failures`` came in a row. ``Probing``: ``reporter`` asks to make the one call that tells
-    whether an open breaker may close. ``Answered``: that call was answered.
+    ``Throttled``: it accepts no calls for ``retry_after_seconds`` from ``at`` on. ``Failing``:
+    ``failures`` consecutive calls failed. ``Probing``: ``reporter`` requests to make the one call
+    that decides whether an open breaker closes. ``Responding``: the API responded to that call.
 
-    ``as_of`` is the version of the configuration's event that last moved its breaker, as the
-    reporter knew it when the call began: what began before the breaker moved says nothing new.
+    ``as_of`` is the version of the event that last changed the breaker, as the reporter knew it
+    when the call began. Reports of calls that began earlier are ignored.
     """
 
-    state: Literal["Throttled", "Failing", "Probing", "Answered"]
+    state: Literal["Throttled", "Failing", "Probing", "Responding"]
     reporter: str
     at: Annotated[datetime, msgspec.Meta(tz=True)]
     as_of: int = 0
@@ -268,17 +268,17 @@ class ApiReported(_Intake, frozen=True):
 
 
 class TimerFired(_Intake, frozen=True):
-    """A timer is due: a hint to look at the resource again, never truth."""
+    """A timer fired: a hint to decide the resource again. A lost timer delays a decision only."""
 
     purpose: Literal["Retry", "Due", "Sweep", "ConfigChanged"]
 
 
 class Answer(_Intake, frozen=True):
-    """What the decider answers to a publisher that asked (``events.subjects.REPLY_HEADER``).
+    """The decider's reply to a publisher that requested one (``events.subjects.REPLY_HEADER``).
 
-    ``reason`` is one word: ``Accepted``, ``Unchanged``, ``Duplicate``, or why it was refused.
-    ``generation`` is the resource's generation after the message; ``position`` the message's place
-    in the intake. ``resource`` and ``id`` identify the message that is answered.
+    ``reason`` is one word: ``Accepted``, ``Unchanged``, ``Duplicate``, or the reason of the
+    refusal. ``generation`` is the resource's generation after the message. ``position`` is the
+    message's place in the intake. ``resource`` and ``id`` identify the message.
     """
 
     accepted: bool
@@ -293,7 +293,7 @@ class Answer(_Intake, frozen=True):
 IntakeData = (
     Declared
     | Withdrawn
-    | LookRequested
+    | ReconcileRequested
     | FinalizerRequested
     | FinalizerReleased
     | ForcedRelease
@@ -312,7 +312,7 @@ IntakeData = (
 INTAKE_TYPES: dict[str, type[IntakeData]] = {
     "reconciler.desired.Declared": Declared,
     "reconciler.desired.Withdrawn": Withdrawn,
-    "reconciler.desired.LookRequested": LookRequested,
+    "reconciler.desired.ReconcileRequested": ReconcileRequested,
     "reconciler.finalizer.FinalizerRequested": FinalizerRequested,
     "reconciler.finalizer.FinalizerReleased": FinalizerReleased,
     "reconciler.approval.ForcedRelease": ForcedRelease,
@@ -335,7 +335,7 @@ TYPE_OF_INTAKE: dict[type[IntakeData], str] = {
 
 
 class ListingBegan(_Intake, frozen=True, tag_field="part", tag="Began"):
-    """An observer begins to list a scope; ``as_of`` is the intake's last position by then."""
+    """An observer begins a listing of a scope; ``as_of`` is the intake's last position then."""
 
     provider_config: str
     kind: str
@@ -351,7 +351,7 @@ class ListingItem(_Intake, frozen=True, tag_field="part", tag="Item"):
 
 
 class ListingCompleted(_Intake, frozen=True, tag_field="part", tag="Completed"):
-    """The listing came to its end; it proves absence only if ``count`` items were received."""
+    """The listing is complete; it proves absence only if ``count`` items were received."""
 
     count: int
 

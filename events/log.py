@@ -34,11 +34,11 @@ class _Event(
 
 
 class SpecDeclared(_Event, frozen=True):
-    """A new desired state was accepted, as this generation.
+    """The decider accepted a new desired state as this generation.
 
-    ``references`` and ``secrets`` (``store/name``) are those of its fields. ``definition`` is what
-    they were checked by, where the kind was defined at run time. ``reason`` is what whoever
-    declared it has said.
+    ``references`` and ``secrets`` (``store/name``) are those of its fields. ``definition`` is the
+    definition that they were checked against, if the kind was defined at run time. ``reason`` is
+    the reason that the declaration gives.
     """
 
     generation: int
@@ -56,32 +56,33 @@ class SpecDeclared(_Event, frozen=True):
 
 
 class SpecWithdrawn(_Event, frozen=True):
-    """The desired state was taken back, as this generation."""
+    """The decider accepted the end of the declaration as this generation."""
 
     generation: int
     reason: str = ""
 
 
 class GenerationSuperseded(_Event, frozen=True):
-    """A generation was replaced before it was settled."""
+    """Generation ``by`` replaced this generation before it was settled."""
 
     generation: int
     by: int
 
 
 class DeclarationSuperseded(_Event, frozen=True):
-    """A declaration or withdrawal came after a newer one, generation ``by``: it makes none.
+    """A declaration or withdrawal arrived after generation ``by``, which is newer, and was ignored.
 
-    The envelope names it, so that it makes none either when it is sent again.
+    The envelope identifies the message, so that a redelivery is ignored too.
     """
 
     by: int
 
 
 class ExternalObserved(_Event, frozen=True):
-    """Something new was seen in the external API: the object, or None: proof that there is none.
+    """An observer read a new state of the object; ``object`` None: it does not exist.
 
-    ``taken_by``: another resource of the log that has this object, empty if none is known.
+    ``strays``: number of undeclared objects in an exclusive scope, of ``total``. ``taken_by``:
+    another resource of the log that has this object, empty if none is known.
     """
 
     provider_config: str
@@ -95,7 +96,10 @@ class ExternalObserved(_Event, frozen=True):
 
 
 class AbsenceDoubted(_Event, frozen=True):
-    """A listing shows too few of our objects to be believed: this one counts as there."""
+    """Too many owned objects are missing from a listing, so this one counts as existing.
+
+    ``missing`` of the ``owned`` objects were not in the listing.
+    """
 
     provider_config: str
     external_name: str
@@ -104,7 +108,7 @@ class AbsenceDoubted(_Event, frozen=True):
 
 
 class FieldDifference(msgspec.Struct, frozen=True, gc=False, rename="camel"):
-    """One field whose observed value is not the desired one. ``None`` stands for: not there."""
+    """A field whose observed value is not the desired one; ``None``: it is not set."""
 
     path: str
     desired: object
@@ -112,10 +116,10 @@ class FieldDifference(msgspec.Struct, frozen=True, gc=False, rename="camel"):
 
 
 class DriftDetected(_Event, frozen=True):
-    """What exists is no longer what was applied: by somebody else, since we changed nothing.
+    """The object differs from what Reconciler last applied, because of another client.
 
-    ``missing``: the object is gone. ``perhaps_by``: it may have been an action of our own all the
-    same, one that ended in doubt.
+    ``missing``: the object does not exist. ``perhaps_by``: an action of Reconciler with an unknown
+    result that may have caused the difference.
     """
 
     generation: int
@@ -125,10 +129,10 @@ class DriftDetected(_Event, frozen=True):
 
 
 class OwnershipClaimed(_Event, frozen=True):
-    """An object that was there already is ours from now on.
+    """The resource owns an existing object from now on.
 
-    ``Returned``: it is the very object (by its uid) that a listing had shown as gone. ``Found``: it
-    carries our label, and we had tried to create it without learning what came of it.
+    ``Returned``: the object, by its uid, that an earlier listing had not contained. ``Found``: the
+    object carries the owner label of the resource, and an earlier creation had an unknown result.
     """
 
     external_name: str
@@ -138,7 +142,11 @@ class OwnershipClaimed(_Event, frozen=True):
 
 
 class OwnershipReleased(_Event, frozen=True):
-    """The external object is not ours any more: we let it go, or it is not the one we knew."""
+    """The resource no longer owns its object.
+
+    ``Orphaned``: it was released and still exists. ``Gone``: it does not exist. ``Replaced``:
+    another object has its name.
+    """
 
     external_name: str
     uid: str | None
@@ -146,10 +154,10 @@ class OwnershipReleased(_Event, frozen=True):
     provider_config: str = ""
 
 
-class LookAsked(_Event, frozen=True):
-    """Somebody asked for a look now: a wait is over. ``reads``: there is an object to look at.
+class ReconcileAccepted(_Event, frozen=True):
+    """A client requested a reconciliation, which ends the current wait.
 
-    The envelope names the actor.
+    ``reads``: the resource has an object to read. The envelope names the actor.
     """
 
     reads: bool
@@ -157,14 +165,14 @@ class LookAsked(_Event, frozen=True):
 
 
 class FinalizerAdded(_Event, frozen=True):
-    """A service holds the resource until it has finished with it; ``holder`` is that service."""
+    """The service ``holder`` added a finalizer, which blocks the deletion of the object."""
 
     finalizer: str
     holder: str
 
 
 class FinalizerRemoved(_Event, frozen=True):
-    """A finalizer was taken off: by its holder, or by force. The envelope names the actor."""
+    """The holder removed a finalizer, or an operator did by force; the envelope names the actor."""
 
     finalizer: str
     forced: bool = False
@@ -172,7 +180,7 @@ class FinalizerRemoved(_Event, frozen=True):
 
 
 class ReleaseForced(_Event, frozen=True):
-    """Somebody took off all that kept the resource. The envelope names the actor."""
+    """An operator removed all finalizers and references by force; the envelope names the actor."""
 
     reason: str
     orphan: bool = False
@@ -181,7 +189,7 @@ class ReleaseForced(_Event, frozen=True):
 
 
 class HoldApproved(_Event, frozen=True):
-    """A person decided about a resource that was held. The envelope names the actor."""
+    """An operator approved the action of a held resource; the envelope names the actor."""
 
     hold: str
     decision: ApprovalDecision = "Proceed"
@@ -190,49 +198,50 @@ class HoldApproved(_Event, frozen=True):
 
 
 class ApprovalRefused(_Event, frozen=True):
-    """A person rejected what waited for approval. The envelope names the actor."""
+    """An operator rejected the plan that waited for approval; the envelope names the actor."""
 
     plan: str
     reason: str = ""
 
 
 class ReferenceAdded(_Event, frozen=True):
-    """Another resource refers to this one from now on, with this policy."""
+    """Another resource references this one from now on, with this policy."""
 
     by: str
     on_withdrawal: OnWithdrawal
 
 
 class ReferenceRemoved(_Event, frozen=True):
-    """Another resource does not refer to this one any more."""
+    """Another resource no longer references this one."""
 
     by: str
 
 
 class TargetObserved(_Event, frozen=True):
-    """A resource learned how another one stands that it refers to."""
+    """The decider recorded the state of a resource that this one references."""
 
     target: str
     state: TargetState
 
 
 class SecretObserved(_Event, frozen=True):
-    """A resource learned the digest of a secret that it names; empty: there is none."""
+    """The decider recorded the digest of a referenced secret; empty: the secret does not exist."""
 
     secret: str
     digest: str
 
 
 class DefinitionObserved(_Event, frozen=True):
-    """A resource learned that its kind is defined otherwise by now."""
+    """The decider recorded that the definition of the kind has changed."""
 
     definition: DefinitionRef
 
 
 class SpecResolved(_Event, frozen=True):
-    """What a generation wants: with the values of its references and the digests of its secrets.
+    """The desired fields of a generation, with the values of references and the digests of secrets.
 
-    ``definition``: the digest of the definition that made of it the fields of the kind beneath.
+    ``definition``: the digest of the definition by which the fields of the underlying kind were
+    computed.
     """
 
     generation: int
@@ -249,9 +258,9 @@ it; to remove what was replaced; to write again what is due (ADR 0026, ADR 0027)
 class Action(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=True):
     """One effect on the external API, frozen: every attempt has the same key and parameters.
 
-    ``because`` names the events and messages it rests on. ``uid`` and ``version`` are
-    preconditions: what the object must still be. ``definition`` is the digest of the kind's, where
-    it was defined at run time.
+    ``because`` lists the events and messages that caused it. ``uid`` and ``version`` are
+    preconditions on the object. ``definition`` is the digest of the kind's definition, if it was
+    defined at run time.
     """
 
     action_id: str
@@ -269,12 +278,12 @@ class Action(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_default
     definition: str = ""
 
 
-class ApprovalAsked(_Event, frozen=True):
-    """An action is wanted that people have to approve first (ADR 0040).
+class ApprovalRequested(_Event, frozen=True):
+    """An action requires approval before it starts (ADR 0040).
 
-    ``plan`` is the digest of its parameters and of what is there by now; ``level`` the least strict
-    one at which it has to wait. ``declared_level`` is that of a declaration which
-    was withdrawn: it still holds, though the row of the resource may be forgotten.
+    ``plan`` is the digest of its parameters and of the current object. ``level`` is the least
+    strict approval level that covers the action. ``declared_level`` is the level of a withdrawn
+    declaration: it still applies, even if the row of the resource is forgotten.
     """
 
     plan: str
@@ -289,22 +298,22 @@ class ApprovalAsked(_Event, frozen=True):
 
 
 class ActionDecided(_Event, frozen=True):
-    """The intent, recorded before any external call is made."""
+    """The decider decided on an action; it is recorded before any external call."""
 
     action: Action
 
 
 class ActionRetried(_Event, frozen=True):
-    """The same action is to be tried once more: same key, same parameters, next attempt."""
+    """The decider started the next attempt of the same action, with the same key and parameters."""
 
     action: Action
     attempt: int
 
 
 class LookupDecided(_Event, frozen=True):
-    """A worker shall look in the API what came of the action: its result is unknown.
+    """The result of an attempt is unknown, so a worker reads the API for its effect.
 
-    Second rung of the ladder of unknown results (ADR 0012); the first is ``ActionRetried``.
+    This is the second step for unknown results (ADR 0012). The first one is ``ActionRetried``.
     """
 
     action: Action
@@ -312,9 +321,10 @@ class LookupDecided(_Event, frozen=True):
 
 
 class ActionHeld(_Event, frozen=True):
-    """Nothing can tell what came of the action: a person has to. Third rung of the ladder.
+    """The result of the action cannot be determined, so an operator must decide.
 
-    ``object`` is what may have been made by it.
+    This is the third step for unknown results (ADR 0012). ``object`` is the object that the action
+    may have created.
     """
 
     action_id: str
@@ -326,20 +336,16 @@ FoundBy = Literal["Label", "Key", "Content", "Absence"]
 
 
 class ActionSucceeded(_Event, frozen=True):
-    """The effect is known to have happened.
+    """The action had its effect.
 
-    ``found_by``: not this call did it, as far as is known, but what is there shows it: it carries
-    our label or the action's key, has the action's content, or is gone as it should be.
-    ``late``: the answer came when the action had been taken for failed or was given up;
-    ``outdated``: and something newer is known by then, so that it explains the effect and changes
-    nothing else. ``external_name``: of what was made under a name of its own, beside another.
-    A late creation has both ``provider_config`` and ``external_name``: the row of its resource may
-    be gone, or show another place.
-    ``redelivered``: another worker had the attempt as well, and may still make its call; of a
-    creation only where the API keeps no keys.
-    ``reported_at``: when the bus got the worker's report, for an API that shows effects only after
-    a grace. ``refused``: only the first of several calls had their effect; the API never accepts
-    the rest.
+    ``found_by``: a read of the object shows the effect: by the owner label, the key, the content,
+    or its absence. ``late``: the result arrived after the action had failed or was abandoned.
+    ``outdated``: a newer state was known by then, so the result changes nothing else.
+    ``external_name``: the name of a replacement that has another name; a late creation has both
+    ``provider_config`` and ``external_name``. ``redelivered``: another worker had the attempt too,
+    and may still make its call; for a creation only if the API stores no keys. ``reported_at``: the
+    time at which the bus received the result, for an API that shows effects after a delay.
+    ``refused``: the API executed only the first of several calls, and refuses the rest permanently.
     """
 
     action_id: str
@@ -359,9 +365,9 @@ class ActionSucceeded(_Event, frozen=True):
 
 
 class ActionNotDone(_Event, frozen=True):
-    """A look showed nothing of the action's effect: it is tried again, with the same key.
+    """A read shows no effect of the action, so the action is repeated with the same key.
 
-    What a creation made may have been deleted by others before the look.
+    Another client may have deleted a created object before the read.
     """
 
     action_id: str
@@ -370,11 +376,11 @@ class ActionNotDone(_Event, frozen=True):
 
 
 class ActionFailed(_Event, frozen=True):
-    """An attempt failed, or its result is unknown. ``object`` is what stands in the way.
+    """An attempt failed, or its result is unknown; ``object`` is the object that conflicts with it.
 
-    ``redelivered``: a worker that was not heard of again had this attempt before, and may have made
-    the call or may still make it; so that it failed now does not say that nothing was done.
-    ``reported_at``: as of ``ActionSucceeded``.
+    ``redelivered``: another worker, which reported nothing, had this attempt before and may have
+    made the call. The failure therefore does not prove that nothing happened. ``reported_at``: as
+    in ``ActionSucceeded``.
     """
 
     action_id: str
@@ -395,9 +401,9 @@ def is_retired(failed: ActionFailed, uid: str | None) -> bool:
 
 
 class ActionDoubted(_Event, frozen=True):
-    """A call of the action that nobody waited for any more has an unknown result.
+    """A late call of the action has an unknown result.
 
-    Another worker had the attempt, or the action was given up: what it did may show itself later.
+    Another worker had the attempt, or the action was abandoned. Its effect may appear later.
     """
 
     action_id: str
@@ -407,9 +413,9 @@ class ActionDoubted(_Event, frozen=True):
 
 
 class ActionAbandoned(_Event, frozen=True):
-    """An action is given up: as far as is known it has done nothing, and something newer is wanted.
+    """The decider ended an action without a known effect, because a newer generation replaces it.
 
-    ``in_doubt``: a call of it may still be under way, so that it may be done all the same.
+    ``in_doubt``: a call may still be in progress, so the effect may appear later.
     """
 
     action_id: str
@@ -419,7 +425,7 @@ class ActionAbandoned(_Event, frozen=True):
 
 
 class RetryScheduled(_Event, frozen=True):
-    """The resource waits until ``at``; for the next attempt of ``action_id``, or to look again."""
+    """The resource waits until ``at`` for the next attempt of ``action_id``, or the next read."""
 
     at: datetime
     delay_seconds: float
@@ -428,10 +434,10 @@ class RetryScheduled(_Event, frozen=True):
 
 
 class DueScheduled(_Event, frozen=True):
-    """An object that is as declared has to be written again, by its kind at ``due``.
+    """The object is as declared, and its kind requires a renewal at ``due``.
 
-    The resource is woken at ``at``, a little later, so that many that are due together are not
-    written together.
+    The resource is decided again at ``at``, slightly later, so that many objects with the same
+    ``due`` are not written at the same time.
     """
 
     due: datetime
@@ -440,10 +446,10 @@ class DueScheduled(_Event, frozen=True):
 
 
 class ProgressNoted(_Event, frozen=True):
-    """Of an object that is as declared and not ready yet, something has moved at ``since``.
+    """An object that is as declared and not ready yet made progress at ``since``.
 
-    ``mark`` stands for how far it is; empty: nothing is waited for any more. It should move again
-    before ``at``; None: that has passed, and it has not.
+    ``mark`` identifies the progress; empty: no more progress is expected. The next progress is
+    expected before ``at``; None: it did not occur in time.
     """
 
     mark: str
@@ -453,7 +459,7 @@ class ProgressNoted(_Event, frozen=True):
 
 
 class ApiThrottled(_Event, frozen=True):
-    """The API of a ``ProviderConfig`` wants no call before ``until``."""
+    """The API of a ``ProviderConfig`` accepts no calls before ``until``."""
 
     until: datetime
     delay_seconds: float
@@ -461,9 +467,9 @@ class ApiThrottled(_Event, frozen=True):
 
 
 class BreakerOpened(_Event, frozen=True):
-    """The API of a ``ProviderConfig`` failed so often in a row that it is left alone.
+    """The circuit breaker of a ``ProviderConfig`` opened after too many consecutive failures.
 
-    After ``until`` one call is made as a probe.
+    After ``until``, one call is made as a probe.
     """
 
     until: datetime
@@ -473,7 +479,7 @@ class BreakerOpened(_Event, frozen=True):
 
 
 class BreakerProbed(_Event, frozen=True):
-    """``by`` makes the one call that an open breaker lets through; it has until ``until``."""
+    """The process ``by`` probes the API of an open breaker, and must finish before ``until``."""
 
     until: datetime
     delay_seconds: float
@@ -481,7 +487,7 @@ class BreakerProbed(_Event, frozen=True):
 
 
 class BreakerClosed(_Event, frozen=True):
-    """The probe was answered: the API may be called again."""
+    """The API responded to the probe, and the circuit breaker closed."""
 
 
 OutcomeName = Literal[
@@ -516,7 +522,7 @@ class Condition(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defa
 
 
 class OutcomeRecorded(_Event, frozen=True):
-    """How a generation stands: the public result, which others subscribe to."""
+    """The outcome of a generation: the public result, to which other services subscribe."""
 
     outcome: OutcomeName
     generation: int
@@ -540,8 +546,8 @@ ResourceEvent = (
     | FinalizerRemoved
     | ReleaseForced
     | HoldApproved
-    | LookAsked
-    | ApprovalAsked
+    | ReconcileAccepted
+    | ApprovalRequested
     | ApprovalRefused
     | ReferenceAdded
     | ReferenceRemoved

@@ -24,8 +24,8 @@ from events.log import (
     ActionRetried,
     ActionSucceeded,
     ApiThrottled,
-    ApprovalAsked,
     ApprovalRefused,
+    ApprovalRequested,
     BreakerClosed,
     BreakerOpened,
     BreakerProbed,
@@ -40,12 +40,12 @@ from events.log import (
     GenerationSuperseded,
     HoldApproved,
     LogEvent,
-    LookAsked,
     LookupDecided,
     OutcomeRecorded,
     OwnershipClaimed,
     OwnershipReleased,
     ProgressNoted,
+    ReconcileAccepted,
     ReferenceAdded,
     ReferenceRemoved,
     ReleaseForced,
@@ -294,7 +294,7 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
             }
         case ReleaseForced():
             row.finalizers = {}
-        case ApprovalAsked() as data:
+        case ApprovalRequested() as data:
             row.asked_plan, row.asked_level = data.plan, data.level
             row.approve = data.declared_level or row.approve
         case ApprovalRefused():
@@ -303,7 +303,7 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
             # What is held without an action waits for the next listing.
             row.doubted = not row.action_id and data.hold not in _WITHOUT_LISTING
             row.asked_plan, row.asked_level = "", "Never"
-        case LookAsked(reads):
+        case ReconcileAccepted(reads):
             row.doubted = reads and not row.action_id
             _stop_waiting(row)
         case ReferenceAdded(by, on_withdrawal):

@@ -147,7 +147,7 @@ def _what_happened(drift: DriftDetected) -> str:
         happened = "was deleted" if drift.missing else "was changed"
         return f"{happened} outside of Reconciler{f' ({paths})' if paths else ''}"
     found = "was missing" if drift.missing else f"differed ({paths})"
-    return f"{found}, possibly because of our action {drift.perhaps_by}"
+    return f"{found}, possibly because of action {drift.perhaps_by} of Reconciler"
 
 
 def _unready(ready: Condition | None) -> str:

@@ -47,12 +47,12 @@ def approve(
     output: Output = "table",
     connection: Connection = HERE,
 ) -> int:
-    """Approve what a held resource waits for.
+    """Approve the action of a held resource, so that Reconciler continues.
 
     The hold is the reason of the outcome Held, as `get` shows it. An
-    approval covers one occurrence, and for the hold Approval one plan. If
-    the plan changes first, the approval is refused. The log keeps the
-    approval with your name and reason.
+    approval ends one occurrence of a hold. For the hold Approval, it is for
+    one plan. If the plan changes first, the approval is refused. The log
+    keeps the approval with your name and reason.
 
     For example:
 
@@ -75,13 +75,13 @@ def approve(
         For the hold Approval: the plan to approve, as `get` shows it. Default: the plan that waits
         now.
     all
-        Approve all resources with this hold, instead of names.
+        Approve the actions of all resources with this hold, instead of names.
     config
         With --all: only the resources of this ProviderConfig.
     abandon
-        With --hold UnknownResult: treat the call as done, and do not repeat it.
+        With --hold UnknownResult: end the action without another call. Default: repeat the call.
     timeout
-        Maximum time to wait for the responses: 500ms, 30s, 2m, 1h.
+        Maximum time to wait for the decider's replies: 500ms, 30s, 2m, 1h.
     """
     if all == (kind is not None):
         raise UsageError("approve: use either KIND NAME... or --all")

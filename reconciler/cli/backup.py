@@ -20,12 +20,13 @@ _MEGABYTE = 1e6
 
 
 def backup(file: Path, /, *, output: Output = "table", connection: Connection = HERE) -> int:
-    """Save the whole log to one file. All roles may run.
+    """Save the whole log to one file, while the roles run.
 
     The file contains all events, and the declarations that no decider has
-    processed. It gets its name when it is complete. Versions and digests are
-    checked: if the log is damaged, the file is still written, the damage is
-    reported, and the exit status is 1.
+    processed. The command writes a temporary file, and renames it when it
+    is complete. It also checks the versions and digests of all events. If
+    the log is damaged, it still writes the file, reports the damage, and
+    exits with status 1.
 
     For example:
 

@@ -35,9 +35,9 @@ def print_banner(stack: Stack, roles: Sequence[str], seconds: float) -> None:
     for note in stack.notes:
         out.print(f"  note: {note}", style="yellow")
     option = "" if stack.data == DATA_FOLDER else f" --nats-url {stack.shown_url}"
-    out.print("\nTry, in another terminal in this folder:" if not option else "\nTry:")
+    out.print("\nTry, in another terminal in this directory:" if not option else "\nTry:")
     program = os.environ.get(COMMAND_VARIABLE, "reconciler")
     manifest = "examples/foo.yaml" if COMMAND_VARIABLE in os.environ else "shape.yaml"
     for command in (f"apply -f {manifest} --wait", "get", "history NAME", "doctor"):
         out.print(f"  {program} {command}{option}")
-    out.print("\nPress Ctrl-C to stop. The data are kept.")
+    out.print("\nPress Ctrl-C to stop. The data directory keeps all data.")

@@ -23,7 +23,7 @@ COMMANDS: Final[tuple[tuple[str, str, str], ...]] = (
     ("reconcile", USE, "Reconcile resources immediately, without a back-off."),
     ("pause", USE, "Stop all actions on resources until `resume`."),
     ("resume", USE, "Resume paused resources, and correct what has drifted."),
-    ("approve", USE, "Approve what held resources wait for."),
+    ("approve", USE, "Approve the actions of held resources."),
     ("reject", USE, "Reject plans that wait for approval."),
     ("finalizer", USE, "Add a finalizer to a resource, or remove it."),
     ("release", USE, "Remove finalizers and references by force."),
@@ -41,7 +41,7 @@ COMMANDS: Final[tuple[tuple[str, str, str], ...]] = (
     ("backup", KEEP, "Save the whole log to one file."),
     ("restore", KEEP, "Restore the log from a backup."),
     ("config", RUN, "Show the effective settings and the source of each."),
-    ("webhook", RUN, "Serve webhooks of a Git host, to read a push immediately."),
+    ("webhook", RUN, "Receive webhooks of a Git host, to read a push immediately."),
     ("completion", RUN, "Print a completion script for a shell."),
     ("permissions", RUN, "Print the least NATS permissions of each principal."),
     ("schema", LOOK, "Print the JSON Schema of all messages, or AsyncAPI."),
@@ -60,11 +60,11 @@ decision, API call and result in one event log.
 The first three commands:
 
     reconciler up                            in one terminal
-    reconciler apply -f shape.yaml --wait    in another, in the same folder
+    reconciler apply -f shape.yaml --wait    in another, in the same directory
     reconciler get
 
 Commands find the NATS server in this order: --nats-url, $RECONCILER_NATS_URL,
-a `reconciler up` that runs in this folder (./reconciler-data/up.json), the
+a `reconciler up` that runs in this directory (./reconciler-data/up.json), the
 settings file (see `reconciler config --help`), nats://127.0.0.1:4222.
 
 Exit status: 0 success, 1 refused or failed, 2 wrong usage, 3 timeout.

@@ -46,9 +46,10 @@ def delete(
 ) -> int:
     """Withdraw declarations.
 
-    The policy of a resource decides about its object. With `deletion:
-    Delete`, the default, the object is deleted. With `deletion: Orphan`, it
-    stays in the API and is no longer managed. The history is kept.
+    The policy of a resource determines what happens to its object. With
+    `deletion: Delete`, the default, Reconciler deletes the object. With
+    `deletion: Orphan`, it leaves the object in the API and stops managing
+    it. The log keeps the history.
 
     Exit status: 0 all accepted (with --wait: deleted or released), 1 some
     refused or failed, 3 some not settled before the timeout.

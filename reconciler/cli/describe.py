@@ -293,16 +293,16 @@ def _source(data: ResourceEvent) -> str:
         case ExternalObserved():
             return "a read by an observer"
         case ActionSucceeded(operation="Delete"):
-            return "the result of our Delete"
+            return "the result of Reconciler's Delete"
         case ActionSucceeded(object=None):
-            return f"the parameters of our {data.operation}: the API returned no object"
+            return f"the parameters of Reconciler's {data.operation}: the API returned no object"
         case ActionSucceeded():
-            return f"the API's response to our {data.operation}"
+            return f"the API's response to Reconciler's {data.operation}"
         case (
             ActionFailed(error=ActionError(error_class="NotFound"))
             | ActionFailed(error=ActionError(error_class="Conflict"), object=ExternalObject())
         ):
-            return f"the API's refusal of our {data.operation}"
+            return f"the API's refusal of Reconciler's {data.operation}"
         case _:
             return ""
 

@@ -62,7 +62,7 @@ def doctor(
         reconciler doctor
         reconciler doctor --full
         reconciler doctor --monitoring-url http://nats:8222
-        reconciler doctor -o json | jq '.[] | select(.verdict != "ok")'
+        reconciler doctor -o json | jq '.[] | select(.status != "ok")'
 
     Parameters
     ----------
@@ -173,7 +173,7 @@ async def _if_allowed(name: str, check: Awaitable[Finding]) -> Finding:
 
 def _print(findings: list[Finding]) -> None:
     rows = [(coloured(one.verdict), one.check, one.found) for one in findings]
-    print_table(("VERDICT", "CHECK", "FOUND"), rows)
+    print_table(("STATUS", "CHECK", "DETAILS"), rows)
     out = console()
     for one in findings:
         if one.remedy:

@@ -27,7 +27,8 @@ Files = Annotated[
         name=("--file", "-f"),
         metavar="FILE...",
         allow_leading_hyphen=True,
-        help="A file, a folder with its subfolders, or - for standard input. May be repeated.",
+        help="A file, a directory with its subdirectories, or - for standard input. May be "
+        "repeated.",
     ),
 ]
 

@@ -49,7 +49,7 @@ def reject(
     config
         With --all: only the resources of this ProviderConfig.
     timeout
-        Maximum time to wait for the responses: 500ms, 30s, 2m, 1h.
+        Maximum time to wait for the decider's replies: 500ms, 30s, 2m, 1h.
     """
     if all == (kind is not None):
         raise UsageError("reject: use either KIND NAME... or --all")

@@ -41,7 +41,7 @@ def release(
     orphan
         Keep the object in the API, stop managing it, and give up a deletion in flight.
     timeout
-        Maximum time to wait for the responses: 500ms, 30s, 2m, 1h.
+        Maximum time to wait for the decider's replies: 500ms, 30s, 2m, 1h.
     """
     if not reason.strip():
         raise UsageError("--reason: must not be empty; the log records it")

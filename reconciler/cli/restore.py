@@ -30,15 +30,16 @@ def restore(
 ) -> int:
     """Restore the log from a backup. Stop all roles first.
 
-    The whole file is checked before anything is written. The server must
-    have no log, or the beginning of the same log.
+    The command checks the whole file before it writes anything. The server
+    must have no log, or the beginning of the same log.
 
-    With --replace, a damaged log is replaced. It is first saved to a file
-    next to the backup. Events from after the backup are kept for each
-    resource whose digests continue the backup.
+    With --replace, the command first saves the damaged log to a file next
+    to the backup, and then replaces it. For each resource whose later events
+    continue the backup by their digests, it keeps these events.
 
-    No external API is called. Start the roles afterwards: the first listing
-    corrects what has changed since the backup.
+    The command calls no external API. Start only the decider afterwards, and
+    read "Restore a backup" in docs/how-to/back-up-and-restore.md before you
+    start the other roles.
 
     For example:
 

@@ -36,7 +36,7 @@ def resume(
     words
         NAME, KIND/NAME or NAMESPACE/KIND/NAME; or a kind, followed by names.
     timeout
-        Maximum time to wait for the responses: 500ms, 30s, 2m, 1h.
+        Maximum time to wait for the decider's replies: 500ms, 30s, 2m, 1h.
     """
     meant = Meant(words, namespace, all_namespaces, labels)
     return set_paused(connection, meant, False, reason, timeout, output)

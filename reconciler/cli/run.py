@@ -23,9 +23,9 @@ def run(
 ) -> int:
     """Run one role until Ctrl-C or SIGTERM.
 
-    The decider decides about each resource, the worker calls the external
-    APIs, the observer lists them, and the projector maintains the read
-    models. You can run several processes of each role. The streams must
+    The decider determines the next action of each resource, the worker calls
+    the external APIs, the observer lists them, and the projector maintains
+    the read models. You can run several processes of each role. The streams must
     exist: create them with `reconciler init`.
 
     For example:

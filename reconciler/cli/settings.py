@@ -62,7 +62,7 @@ def settings(given: Mapping[str, Any], *, running: str = "") -> dict[str, Settin
         },
     )
     if "nats_url" not in found and running:
-        found["nats_url"] = Setting("nats_url", running, "`reconciler up` in this folder")
+        found["nats_url"] = Setting("nats_url", running, "`reconciler up` in this directory")
         return found
     path = _file()
     if path is not None:

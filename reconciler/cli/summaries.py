@@ -21,8 +21,8 @@ from events.log import (
     ActionRetried,
     ActionSucceeded,
     ApiThrottled,
-    ApprovalAsked,
     ApprovalRefused,
+    ApprovalRequested,
     BreakerClosed,
     BreakerOpened,
     BreakerProbed,
@@ -35,7 +35,6 @@ from events.log import (
     FinalizerRemoved,
     GenerationSuperseded,
     HoldApproved,
-    LookAsked,
     LookupDecided,
     Operation,
     OutcomeRecorded,
@@ -43,6 +42,7 @@ from events.log import (
     OwnershipReleased,
     ProgressNoted,
     Purpose,
+    ReconcileAccepted,
     ReferenceAdded,
     ReferenceRemoved,
     ReleaseForced,
@@ -71,11 +71,11 @@ _VERBS: Mapping[Operation, tuple[str, str, str]] = {
 _RENEWAL = ("renew", "renewed", "renewal")
 _CLAIMS: Mapping[str, str] = {
     "Adopted": "policy.adoption is Adopt",
-    "Label": "it carries our owner label",
+    "Label": "it has the owner label of this resource",
     "Prefix": "its name has the owner prefix",
-    "ExclusiveScope": "it lies in an exclusive scope",
+    "ExclusiveScope": "it is in an exclusive scope",
     "Returned": "it is the object that a listing had shown as missing",
-    "Found": "it carries our owner label, and a creation had an unknown result",
+    "Found": "it has the owner label of this resource, and a creation had an unknown result",
 }
 _MARKS: Mapping[str, str] = {
     "Label": "its owner label",
@@ -157,7 +157,7 @@ def summary(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
             return _observed(data)
         case AbsenceDoubted(external_name=name, missing=missing, owned=owned):
             return (
-                f"The observer's listing lacks {missing} of our {owned} objects, including "
+                f"The observer's listing lacks {missing} of the {owned} owned objects, including "
                 f"{name}: the decider does not trust it"
             )
         case DriftDetected():
@@ -177,9 +177,9 @@ def summary(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
             what = f"plan {plan[:SHORT_PLAN]}" if plan else hold
             gives_up = ", and abandoned the action" if decision == "Abandon" else ""
             return f"{who} approved {what}{gives_up}{_why(reason)}"
-        case LookAsked(_, reason):
+        case ReconcileAccepted(_, reason):
             return f"{who} requested a reconciliation{_why(reason)}"
-        case ApprovalAsked():
+        case ApprovalRequested():
             return f"The decider requests approval of {described(data)}"
         case ApprovalRefused(plan, reason):
             return f"{who} rejected plan {plan[:SHORT_PLAN]}{_why(reason)}"
@@ -288,10 +288,10 @@ def drifted(data: DriftDetected) -> str:
         if data.missing:
             return "The object was deleted outside of Reconciler"
         return f"The object was changed outside of Reconciler: {found}"
-    ours = f"our action {data.perhaps_by}, whose result was uncertain, may have"
+    action = f"action {data.perhaps_by} of Reconciler, whose result was uncertain, may have"
     if data.missing:
-        return f"The object is missing; {ours} deleted it"
-    return f"The object differs: {found}; {ours} written it"
+        return f"The object is missing; {action} deleted it"
+    return f"The object differs: {found}; {action} written it"
 
 
 def _declared(data: SpecDeclared, who: str, before: SpecDeclared | None) -> str:
@@ -367,7 +367,7 @@ def _decided(action: Action, before: SpecDeclared | None) -> str:
     if is_update and before is None and OWNER_LABEL not in action.labels:
         # The last write of what is let go: of what nobody declares nothing else is ever updated.
         return (
-            f"The decider decided to remove our owner label from {action.external_name} and to "
+            f"The decider decided to remove the owner label from {action.external_name} and to "
             "change nothing else: the object stays in the API"
         )
     return f"The decider decided to {_infinitive(action)}{_with(action.fields)}"

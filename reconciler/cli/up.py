@@ -88,8 +88,8 @@ def up(
 ) -> int:
     """Start everything in one process: NATS server, example API, all roles.
 
-    Commands in the same folder find this server by themselves. Ctrl-C stops
-    everything in order, and the data folder keeps the data.
+    Commands in the same directory find this server automatically. Ctrl-C
+    stops everything in order, and the data directory keeps all data.
 
     With --nats-url, `up` starts no NATS server and uses that one. It must be
     NATS 2.14 or newer with JetStream.
@@ -106,7 +106,7 @@ def up(
     Parameters
     ----------
     data
-        Folder for all stored data. It is created if it is missing.
+        Directory for all stored data. It is created if it is missing.
     port
         Port of the NATS server. Default: 4222, or a free port if 4222 is in use. 0: a free port.
     api_port
@@ -122,7 +122,7 @@ def up(
     with_
         More systems to start, separated by commas: docker, postgres, caddy, certificates (an ACME
         authority), or composition (for composed kinds; starts no system). Each has its own data
-        folder and a ProviderConfig of the same name.
+        directory and a ProviderConfig of the same name.
     resync
         Seconds between two listings of the APIs that do not report changes: the example API,
         PostgreSQL and certificates. Default: as their ProviderConfigs declare, at first 30.

@@ -26,12 +26,12 @@ def webhook(
     port: int = 8091,
     connection: Connection = HERE,
 ) -> int:
-    """Serve the webhooks of a Git host, so that a push is read immediately.
+    """Receive the webhooks of a Git host, so that a push is read immediately.
 
     A push makes Reconciler read the GitSources of that repository. Without a
     webhook, each source is polled at its own interval. GitHub, Gitea and
     Forgejo sign a request with the secret, and GitLab sends the secret. The
-    server speaks plain HTTP: put a proxy with TLS in front of it.
+    server uses plain HTTP: put a proxy with TLS in front of it.
 
     For example:
 

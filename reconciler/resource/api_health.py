@@ -53,7 +53,7 @@ def _news(said: ApiReported, state: ResourceState, context: Context) -> Resource
             return _failing(said, state, context)
         case "Probing":
             return _probing(said, state, context)
-        case "Answered":
+        case "Responding":
             return None if state.api.open_until is None else BreakerClosed()
         case _:
             assert_never(said.state)

@@ -12,10 +12,17 @@ from typing import Final
 import msgspec
 
 from events.intake import Approved
-from events.log import Action, ActionDecided, ApprovalAsked, ApprovalRefused, HoldApproved
+from events.log import Action, ActionDecided, ApprovalRefused, ApprovalRequested, HoldApproved
 from events.manifest import ApprovalLevel, stricter
+from events.names import ResourceKey
 from reconciler.resource.difference import changes, shown
-from reconciler.resource.state import APPROVAL, NOT_APPROVED, ApprovalState, ResourceState
+from reconciler.resource.state import (
+    APPROVAL,
+    NOT_APPROVED,
+    UNKNOWN_RESULT,
+    ApprovalState,
+    ResourceState,
+)
 from reconciler.resource.turn import Command, Context, Facts, Settled, Step, accepted, refused
 
 SHORT_PLAN: Final = 12
@@ -24,6 +31,11 @@ SHORT_PLAN: Final = 12
 _MAX_DESCRIBED = 5
 
 _encoder = msgspec.json.Encoder(order="deterministic")
+
+
+def approval_command(key: ResourceKey, *, abandon: bool = False) -> str:
+    """Return the command that approves the repetition, or the end, of an action in doubt."""
+    return f"`reconciler approve {key} --hold {UNKNOWN_RESULT}{' --abandon' if abandon else ''}`"
 
 
 def unless_approved(step: Step, state: ResourceState, context: Context) -> Step:
@@ -91,9 +103,9 @@ def _is_rest_of_what_was_approved(action: Action, state: ResourceState) -> bool:
     return action.purpose == "Retire" or (action.operation == "Create" and is_second_half)
 
 
-def _asked(action: Action, state: ResourceState, context: Context) -> ApprovalAsked:
+def _asked(action: Action, state: ResourceState, context: Context) -> ApprovalRequested:
     found = tuple(each for each, _ in changes(action, state, context))
-    return ApprovalAsked(
+    return ApprovalRequested(
         plan=_digest(action, state, context),
         operation=action.operation,
         generation=action.generation,
@@ -127,7 +139,7 @@ def _name(action: Action) -> str:
     return "" if action.purpose == "Replace" else action.external_name
 
 
-def described(asked: ApprovalAsked) -> str:
+def described(asked: ApprovalRequested) -> str:
     """Return the plan that waits for approval, and what it changes."""
     what = f"{asked.operation} {asked.external_name!r}"
     if asked.purpose != "Converge":

@@ -19,8 +19,8 @@ from events.intake import (
     FinalizerReleased,
     FinalizerRequested,
     ForcedRelease,
-    LookRequested,
     Observed,
+    ReconcileRequested,
     Referenced,
     Reported,
     SecretSeen,
@@ -96,7 +96,7 @@ def facts_of(  # noqa: C901, PLR0911, PLR0912 - one exhaustive match
         case (
             Declared()
             | Withdrawn()
-            | LookRequested()
+            | ReconcileRequested()
             | FinalizerRequested()
             | FinalizerReleased()
             | ForcedRelease()
@@ -113,7 +113,7 @@ def facts_of(  # noqa: C901, PLR0911, PLR0912 - one exhaustive match
             return result.report(said, command, state, context)
         case ApiReported() as said:
             return api_health.report(said, state, context)
-        case LookRequested() as said:
+        case ReconcileRequested() as said:
             return holds.request_look(said, command, state, context)
         case FinalizerRequested() as said:
             return holds.request_finalizer(said, command, state)

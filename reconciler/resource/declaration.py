@@ -59,7 +59,7 @@ def declare(said: Declared, command: Command, state: ResourceState, context: Con
         return accepted(state, command, reason="Unchanged")
     closed = _circle(event, state, context)
     if closed:
-        return refused(state, command, "Circle", closed)
+        return refused(state, command, "DependencyCycle", closed)
     moved = _moved(state, event) or _redefined(context, state, event)
     if moved is not None:
         return refused(state, command, "Immutable", moved)

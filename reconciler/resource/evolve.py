@@ -22,8 +22,8 @@ from events.log import (
     ActionRetried,
     ActionSucceeded,
     ApiThrottled,
-    ApprovalAsked,
     ApprovalRefused,
+    ApprovalRequested,
     BreakerClosed,
     BreakerOpened,
     BreakerProbed,
@@ -37,13 +37,13 @@ from events.log import (
     GenerationSuperseded,
     HoldApproved,
     LogEvent,
-    LookAsked,
     LookupDecided,
     OutcomeName,
     OutcomeRecorded,
     OwnershipClaimed,
     OwnershipReleased,
     ProgressNoted,
+    ReconcileAccepted,
     ReferenceAdded,
     ReferenceRemoved,
     ReleaseForced,
@@ -257,9 +257,9 @@ def _after(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
             return _remembered(_in_flight(state, abandoned=True) if data.orphan else state, event)
         case HoldApproved() as data:
             return _approved(state, data, event)
-        case LookAsked() as data:
+        case ReconcileAccepted() as data:
             return _remembered(_asked(state, data, event), event)
-        case ApprovalAsked() as data:
+        case ApprovalRequested() as data:
             return _with_approval(state, ApprovalState(data.plan))
         case ApprovalRefused() as data:
             rejected = ApprovalState(data.plan, "Reject", event.actor, data.reason)
@@ -526,7 +526,7 @@ def _with_approval(state: ResourceState, approval: ApprovalState | None) -> Reso
     return replace(state, holds=replace(state.holds, approval=approval))
 
 
-def _asked(state: ResourceState, data: LookAsked, event: LogEvent) -> ResourceState:
+def _asked(state: ResourceState, data: ReconcileAccepted, event: LogEvent) -> ResourceState:
     """End the waits, and take the next look for news, whatever it shows."""
     asked_at = event.causeposition if data.reads else None
     waits, flight = state.waits, state.actions.in_flight

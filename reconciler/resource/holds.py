@@ -8,7 +8,7 @@ from events.intake import (
     FinalizerReleased,
     FinalizerRequested,
     ForcedRelease,
-    LookRequested,
+    ReconcileRequested,
     Referenced,
     SecretSeen,
     TargetSeen,
@@ -20,7 +20,7 @@ from events.log import (
     FinalizerAdded,
     FinalizerRemoved,
     HoldApproved,
-    LookAsked,
+    ReconcileAccepted,
     ReferenceAdded,
     ReferenceRemoved,
     ReleaseForced,
@@ -119,7 +119,7 @@ def force_release(said: ForcedRelease, command: Command, state: ResourceState) -
 
 
 def request_look(
-    said: LookRequested, command: Command, state: ResourceState, context: Context
+    said: ReconcileRequested, command: Command, state: ResourceState, context: Context
 ) -> Facts:
     """Let a resource be looked at now, and wait for nothing."""
     if not (state.desired.is_declared or state.owned or state.actions.in_flight):
@@ -130,7 +130,7 @@ def request_look(
             "the resource is not declared and owns no object; there is nothing to reconcile",
         )
     reads = context.kind is not None and context.kind.is_external
-    return accepted(state, command, LookAsked(reads, said.reason))
+    return accepted(state, command, ReconcileAccepted(reads, said.reason))
 
 
 def approve(said: Approved, command: Command, state: ResourceState) -> Facts:

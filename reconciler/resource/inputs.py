@@ -110,7 +110,9 @@ def _waiting_for(reference: Reference, desired: Desired) -> Settled | None:
     if target.circle:
         circle = " → ".join(target.circle)
         remedy = "withdraw one of the resources, or remove a reference"
-        return Settled("Waiting", "Circle", f"the references form a cycle, {circle}; {remedy}")
+        return Settled(
+            "Waiting", "DependencyCycle", f"the references form a cycle, {circle}; {remedy}"
+        )
     if not target.declared:
         return Settled("Waiting", "ReferenceMissing", f"waits for {name}: it is not declared")
     missing = ", ".join(each for each in reference.fields if target.values.get(each) is None)

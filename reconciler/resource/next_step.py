@@ -20,6 +20,7 @@ from events.manifest import Policy
 from events.provider_config import DeletionGuard, ProviderConfigSpec, is_config
 from reconciler.provider.kind import Kind, Readiness
 from reconciler.resource.api_health import standing_of_api
+from reconciler.resource.approval import approval_command
 from reconciler.resource.attempt import (
     MAX_CONFLICTS,
     delete_refused,
@@ -45,8 +46,8 @@ from reconciler.resource.evolve import is_made_by
 from reconciler.resource.fights import wait_in_fight, waiting_in_fight
 from reconciler.resource.inputs import compose, reliance, resolve
 from reconciler.resource.observation import (
+    AWAITING_READ,
     DELETION_GUARD,
-    LOOKING,
     LOSS_GUARD,
     release_of_replaced,
 )
@@ -250,7 +251,7 @@ def _keep_present(
 ) -> Step:
     seen, mode = state.observed.object, spec.policy.mode
     if seen is None and state.owned is not None:
-        return Settled("Degraded", LOOKING, "the object is owned and will be read soon")
+        return Settled("Degraded", AWAITING_READ, "the object is owned and will be read soon")
     if seen is None:
         return _make(spec, state, context, config)
     unclear = _whose(spec.policy, seen, state, context, config)
@@ -363,7 +364,7 @@ def _take_over(
     may_be_ours = judged.claim is not None or policy.adoption == "Adopt"
     if may_be_ours and is_old and not context.capabilities.conditional_writes:
         # Others may have written to it since, and nothing would keep us from undoing that.
-        return Settled("Degraded", LOOKING, "the object is adopted after the next read")
+        return Settled("Degraded", AWAITING_READ, "the object is adopted after the next read")
     if judged.claim is not None:
         return _claimed(seen, judged.claim, state)
     if policy.adoption != "Adopt":
@@ -578,7 +579,8 @@ def _held_in_doubt(
         "Held",
         UNKNOWN_RESULT,
         f"{found.name!r} (uid {found.uid}) may be the object of a creation of unknown result, or "
-        f"another client's. If this resource created it, {remedy}; if not, approve with Proceed",
+        f"another client's. If this resource created it, {remedy}. If not, approve: "
+        f"{approval_command(context.key)}",
     )
 
 

@@ -35,7 +35,7 @@ names."""
 PRUNE_GUARD = "PruneGuard"
 """Reason of the outcome of a composed resource whose next content would withdraw too much."""
 
-LOOKING = "Looking"
+AWAITING_READ = "AwaitingRead"
 """Reason of the outcome of a resource that waits for a look at an object before it writes to it."""
 
 LOSS_GUARD = "LossGuard"
@@ -148,7 +148,7 @@ def _is_news(said: Observed, state: ResourceState) -> bool:
     known, shown = state.observed, said.object
     if not same_content(known.object, shown):
         return True
-    if state.outcome is not None and state.outcome.reason == LOOKING:
+    if state.outcome is not None and state.outcome.reason == AWAITING_READ:
         return True
     if known.doubted is not None and shown is not None:
         return True

@@ -92,7 +92,7 @@ def verdict(said: Evidence, believed: Ownership) -> Verdict:
     if said.label == "ours":
         return Verdict(
             "disputed",
-            "LabelSaysOurs",
+            "LabelNotInLog",
             "the object has this log's owner label, but the log never recorded ownership",
         )
     if said.exclusive:
@@ -106,7 +106,7 @@ def _owned_by_the_log(said: Evidence, believed: Ownership) -> Verdict:
     if believed == "Union" and said.name is False:
         return Verdict(
             "disputed",
-            "NameSaysForeign",
+            "PrefixMissing",
             "the log records ownership of the object, but its name lacks the owner prefix",
         )
     return Verdict("owned", "Log")
@@ -132,7 +132,7 @@ def _all_but_the_log(said: Evidence) -> Verdict:
         return Verdict("foreign", "NotDeclared")
     return Verdict(
         "disputed",
-        "LogSaysNever",
+        "OwnershipNotInLog",
         (
             f"the object is owned according to its {' and '.join(ours)}, but the log never "
             "recorded ownership"

@@ -20,6 +20,7 @@ from events.log import (
     OwnershipClaimed,
     ResourceEvent,
 )
+from reconciler.resource.approval import approval_command
 from reconciler.resource.attempt import find, find_in_the_way
 from reconciler.resource.next_step import next_step
 from reconciler.resource.owner_label import OWNER_LABEL
@@ -305,23 +306,25 @@ def _held_unless_claimed(
 
 def _question(found: ExternalObject | None, context: Context) -> str:
     """Describe what cannot be told, and what to do about it."""
+    approve = approval_command(context.key)
     if found is None:
         return (
             "whether the call took effect is unknown: the API stores neither idempotency keys "
-            "nor owner labels. Check the API. If the call did not take effect, approve with "
-            "Proceed. If it did, withdraw the resource and approve with Abandon; a resource "
-            "that stays declared is created again"
+            "nor owner labels. Check the API. If the call did not take effect, repeat it: "
+            f"{approve}. If it did, withdraw the resource, and then end the action without "
+            f"another call: {approval_command(context.key, abandon=True)}. A resource that stays "
+            "declared is created again"
         )
     if not context.capabilities.labels:
         return (
             f"{found.name!r} (uid {found.uid}) may have been created by this action or by "
             "another client: the API stores neither idempotency keys nor owner labels. Check "
             "the object. If it is yours, declare the resource with policy.adoption Adopt. Then "
-            "approve with Proceed"
+            f"repeat the action: {approve}"
         )
     return (
         f"{found.name!r} (uid {found.uid}) may have been created by this action or by another "
         "client: the API stores no idempotency keys, and the object has no owner label. Check "
         f"the object. If it is yours, add the label {OWNER_LABEL}={context.owner}. Then "
-        "approve with Proceed"
+        f"repeat the action: {approve}"
     )

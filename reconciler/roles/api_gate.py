@@ -53,7 +53,7 @@ class GateReport:
     """What a gate wants to be recorded at one of its configurations."""
 
     config: str
-    state: Literal["Throttled", "Failing", "Probing", "Answered"]
+    state: Literal["Throttled", "Failing", "Probing", "Responding"]
     as_of: int = 0
     retry_after_seconds: float = 0.0
     failures: int = 0
@@ -298,7 +298,7 @@ class ApiGate:
             return
         self._failures = 0
         for member in self._broken():
-            self._report(GateReport(member.name, "Answered", member.version))
+            self._report(GateReport(member.name, "Responding", member.version))
 
     def _saw_throttle(self, error: ProviderError, config: str, wait: float) -> None:
         until = self._clock() + wait

@@ -19,7 +19,7 @@ from events.integrity import LogDamage
 from events.names import ResourceKey, name_for_external
 from events.provider_config import ProviderConfigSpec, is_within
 from projections.status import StatusRow
-from reconciler.resource.observation import LOOKING
+from reconciler.resource.observation import AWAITING_READ
 from reconciler.resource.owner_label import OWNER_LABEL, is_of_log, owner
 from reconciler.roles.slices import in_slices
 
@@ -295,7 +295,7 @@ def _interested(
 
 def _shows_more(seen: ExternalObject, shown: str, row: StatusRow) -> bool:
     """Return whether an object is other than the log knows it; of a foreign one, whether it is."""
-    if row.reason == LOOKING:
+    if row.reason == AWAITING_READ:
         return True
     if row.foreign_identity:
         return row.foreign_identity != identity(seen)

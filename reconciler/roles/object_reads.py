@@ -13,14 +13,14 @@ import structlog
 
 from events.external import digest
 from events.intake import Observed
-from events.log import LogEvent, LookAsked
+from events.log import LogEvent, ReconcileAccepted
 from events.provider_config import ProviderConfigSpec
 from projections.read_models import ReadModels
 from projections.status import StatusRow
 from reconciler.errors import ConfigurationError, ProviderError
 from reconciler.failpoints import Failpoint, reach
 from reconciler.ports import IntakeMessageOut, IntakeWriter
-from reconciler.resource.observation import LOOKING
+from reconciler.resource.observation import AWAITING_READ
 from reconciler.roles.api_gates import ApiGates
 from reconciler.roles.chance import REAL, Chance
 from reconciler.roles.configurations import Configurations
@@ -60,7 +60,7 @@ class ObjectReads:
 
     def notice(self, _position: int, event: LogEvent) -> None:
         """Begin to read an object that is not ready, or is asked for; a subscriber of the log."""
-        if isinstance(event.data, LookAsked) and event.data.reads:
+        if isinstance(event.data, ReconcileAccepted) and event.data.reads:
             self._asked[event.subject] = None
             self._came.set()
         if event.subject in self._models.unready:
@@ -146,7 +146,7 @@ class ObjectReads:
             _logger.warning("reading an object failed", resource=str(row.key), why=what)
             return 0
         shown = "" if seen is None else digest(seen)
-        is_news = shown != row.observed_digest or row.doubted or row.reason == LOOKING
+        is_news = shown != row.observed_digest or row.doubted or row.reason == AWAITING_READ
         if not is_news or is_too_large(seen):
             return 0
         observed = Observed(

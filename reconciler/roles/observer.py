@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from events.external import ExternalObject
 from events.intake import ListingBegan, LossCount, Observed
-from events.log import LogEvent, LookAsked
+from events.log import LogEvent, ReconcileAccepted
 from events.names import ResourceKey
 from events.provider_config import ProviderConfigSpec, is_config
 from projections.read_models import ReadModels
@@ -122,7 +122,7 @@ class Observer:
 
     def notice(self, _position: int, event: LogEvent) -> None:
         """List at once what somebody asked for, by its configuration; a subscriber of the log."""
-        if isinstance(event.data, LookAsked) and is_config(event.key):
+        if isinstance(event.data, ReconcileAccepted) and is_config(event.key):
             for (config, _kind), listing in self._next.items():
                 if config == event.key.name:
                     listing.now()

@@ -20,8 +20,8 @@ from events.intake import (
     FinalizerRequested,
     ForcedRelease,
     IntakeData,
-    LookRequested,
     PlanRef,
+    ReconcileRequested,
     Withdrawn,
 )
 from events.manifest import Manifest
@@ -58,7 +58,7 @@ def withdrawal(
 
 def look(resource: ResourceKey | str, reason: str) -> IntakeMessageOut:
     """Make the message that asks for a look now; raises ``InvalidNameError``."""
-    return _message("desired", resource, LookRequested(reason))
+    return _message("desired", resource, ReconcileRequested(reason))
 
 
 def finalizer_request(resource: ResourceKey | str, finalizer: str) -> IntakeMessageOut:

@@ -214,7 +214,7 @@ async def test_one_call_is_the_probe_and_the_others_wait_for_its_answer(process:
     assert [each.result() for each in waiting if each.done()] == [True]
     with gate.calls("second", is_probe=True):
         await may_call()
-    assert ("Answered", version) in await process.reports()
+    assert ("Responding", version) in await process.reports()
     process.log("first", BreakerClosed())
     done = await asyncio.gather(*waiting)
     assert sum(done) == 1

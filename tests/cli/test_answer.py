@@ -206,5 +206,6 @@ def test_a_drift_that_our_own_action_may_have_caused_is_not_blamed_on_others() -
         for each in story.log
     ]
     assert told(story) == (
-        "was missing, possibly because of our action default/Block/Foo@2, and has been recreated."
+        "was missing, possibly because of action default/Block/Foo@2 of Reconciler, and has been "
+        "recreated."
     )

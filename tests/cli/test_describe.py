@@ -58,7 +58,11 @@ DELETED = ActionSucceeded("a", "Delete", 1)
     ("history", "found", "source"),
     [
         ([NOTHING, DECLARED], None, "a complete listing"),
-        ([NOTHING, DECLARED, decided("Create"), MADE], FOO, "the API's response to our Create"),
+        (
+            [NOTHING, DECLARED, decided("Create"), MADE],
+            FOO,
+            "the API's response to Reconciler's Create",
+        ),
         ([DECLARED, decided("Create"), MADE, THERE], FOO, "a read by an observer"),
         (
             [
@@ -69,12 +73,12 @@ DELETED = ActionSucceeded("a", "Delete", 1)
                 ActionSucceeded("a", "Delete", 1),
             ],
             None,
-            "the result of our Delete",
+            "the result of Reconciler's Delete",
         ),
         (
             [DECLARED, decided("Create"), failed(ActionError("Conflict", "taken"), ANOTHER)],
             ANOTHER,
-            "the API's refusal of our Create",
+            "the API's refusal of Reconciler's Create",
         ),
         (
             [NOTHING, DECLARED, decided("Create"), failed(ActionError("Transient", "no"))],
@@ -106,7 +110,7 @@ def test_an_object_that_was_made_after_a_listing_is_not_called_missing(
     observed = live.ok("describe", "Shape", "known", "-o", "json").json["observed"]
     made = httpx.get(f"{running_up[1].ready['apiUrl']}/shapes/known").json()
     assert observed["object"]["uid"] == made["uid"]
-    assert observed["source"] == "the API's response to our Create"
+    assert observed["source"] == "the API's response to Reconciler's Create"
     assert observed["actor"].startswith("reconciler@")
     assert observed["position"] > 0
     assert "generation       1 declared, 1 settled" in told

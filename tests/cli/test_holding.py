@@ -70,8 +70,8 @@ def test_held_deletions_are_told_and_approved_by_name_and_all_together(
     live: Cli, strays: str
 ) -> None:
     doctor = {one["check"]: one for one in live.run("doctor", "-o", "json").json}
-    assert doctor["held"]["verdict"] == "warn"
-    assert "DeletionGuard" in doctor["held"]["found"]
+    assert doctor["held"]["status"] == "warn"
+    assert "DeletionGuard" in doctor["held"]["details"]
 
     first = f"{strays}/Shape/{strays}-0"
     ran = live.run("approve", first, "--hold", "LossGuard")

@@ -23,8 +23,8 @@ from events.log import (
     ActionRetried,
     ActionSucceeded,
     ApiThrottled,
-    ApprovalAsked,
     ApprovalRefused,
+    ApprovalRequested,
     BreakerClosed,
     BreakerOpened,
     BreakerProbed,
@@ -40,12 +40,12 @@ from events.log import (
     GenerationSuperseded,
     HoldApproved,
     LogEvent,
-    LookAsked,
     LookupDecided,
     OutcomeRecorded,
     OwnershipClaimed,
     OwnershipReleased,
     ProgressNoted,
+    ReconcileAccepted,
     ReferenceAdded,
     ReferenceRemoved,
     ReleaseForced,
@@ -86,8 +86,8 @@ TOLD: list[tuple[ResourceEvent, str]] = [
     ),
     (
         AbsenceDoubted("default", "foo", 12, 14),
-        "The observer's listing lacks 12 of our 14 objects, including foo: the decider does "
-        "not trust it",
+        "The observer's listing lacks 12 of the 14 owned objects, including foo: the "
+        "decider does not trust it",
     ),
     (FinalizerAdded("billing/invoice", "billing"), "billing added the finalizer billing/invoice"),
     (FinalizerRemoved("billing/invoice"), "alice removed the finalizer billing/invoice"),
@@ -107,7 +107,7 @@ TOLD: list[tuple[ResourceEvent, str]] = [
         "alice approved plan 41162a45fb69 (reason: agreed)",
     ),
     (
-        ApprovalAsked(
+        ApprovalRequested(
             "41162a45fb694374",
             "Update",
             3,
@@ -119,7 +119,7 @@ TOLD: list[tuple[ResourceEvent, str]] = [
         '"Blue")',
     ),
     (
-        LookAsked(True, "the API is back"),
+        ReconcileAccepted(True, "the API is back"),
         "alice requested a reconciliation (reason: the API is back)",
     ),
     (
@@ -259,8 +259,8 @@ TOLD: list[tuple[ResourceEvent, str]] = [
     ),
     (
         OwnershipClaimed("foo", None, "Found"),
-        "Reconciler owns foo from now on: it carries our owner label, and a creation had an "
-        "unknown result",
+        "Reconciler owns foo from now on: it has the owner label of this resource, and a creation "
+        "had an unknown result",
     ),
     (
         OwnershipClaimed("foo", None, "Returned"),
@@ -285,13 +285,13 @@ TOLD: list[tuple[ResourceEvent, str]] = [
     ),
     (
         DriftDetected(1, missing=True, perhaps_by="a/Shape/x@5"),
-        "The object is missing; our action a/Shape/x@5, whose result was uncertain, may have "
-        "deleted it",
+        "The object is missing; action a/Shape/x@5 of Reconciler, whose result was uncertain, "
+        "may have deleted it",
     ),
     (
         DriftDetected(1, differences=(FieldDifference("size", None, 3),), perhaps_by="a/Shape/x@5"),
-        "The object differs: size is 3 (declared: not set); our action a/Shape/x@5, whose "
-        "result was uncertain, may have written it",
+        "The object differs: size is 3 (declared: not set); action a/Shape/x@5 of Reconciler, "
+        "whose result was uncertain, may have written it",
     ),
     (
         ActionDecided(replace(ACTION, purpose="Replace", external_name="foo-1")),
@@ -397,7 +397,7 @@ def test_the_update_that_lets_an_orphan_go_says_that_it_takes_our_label_off() ->
     told = "The decider decided to update foo with type: Square, color: Red"
     assert lines[1].what == lines[4].what == told
     assert lines[3].what == (
-        "The decider decided to remove our owner label from foo and to change nothing else: "
+        "The decider decided to remove the owner label from foo and to change nothing else: "
         "the object stays in the API"
     )
 

@@ -43,6 +43,6 @@ def test_from_up_to_down_and_up_again(cli: Cli) -> None:
 def until_doctor_finds_nothing(cli: Cli) -> None:
     """Ask until all is well, as long as the test may take: a busy machine has its moments."""
     while wrong := [
-        one for one in cli.ok("doctor", "--full", "-o", "json").json if one["verdict"] != "ok"
+        one for one in cli.ok("doctor", "--full", "-o", "json").json if one["status"] != "ok"
     ]:
         print(wrong)

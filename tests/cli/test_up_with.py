@@ -144,7 +144,7 @@ def test_a_postgresql_server_is_there_with_its_configuration_and_data(short_cli:
             assert running.ready["notes"] == []
             cli.ok("apply", "-f", "database.yaml", "--wait")
             checks = {each["check"]: each for each in cli.ok("doctor", "-o", "json").json}
-            assert checks["API postgres"]["verdict"] == "ok", "it finds the secrets of this `up`"
+            assert checks["API postgres"]["status"] == "ok", "it finds the secrets of this `up`"
             shown = cli.ok("describe", "Database/orders", "-o", "json").out
             assert f"{endpoint.removesuffix('/postgres').replace('postgres@', '')}/orders" in shown
             assert running.stop()[0] == 0
@@ -161,7 +161,7 @@ def test_a_proxy_is_there_with_its_configuration_and_its_routes(short_cli: Cli) 
             assert running.ready["notes"] == []
             cli.ok("apply", "-f", "route.yaml", "--wait")
             checks = {each["check"]: each for each in cli.ok("doctor", "-o", "json").json}
-            assert checks["API caddy"]["verdict"] == "ok"
+            assert checks["API caddy"]["status"] == "ok"
             shown = cli.ok("describe", "Route/shop", "--live", "-o", "json").json
             assert shown["readings"] == {
                 "backends": {"127.0.0.1:9001": {"requests": 0, "fails": 0}}

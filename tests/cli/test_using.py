@@ -130,8 +130,8 @@ def test_what_does_not_settle_in_time_ends_with_3(live: Cli) -> None:
     doctor = live.run("doctor", "-o", "json")
     assert doctor.status == 1
     found = {one["check"]: one for one in doctor.json}
-    assert found["API away"]["verdict"] == "fail"
-    assert found["API default"]["verdict"] == "ok"
+    assert found["API away"]["status"] == "fail"
+    assert found["API default"]["status"] == "ok"
     live.ok("delete", "ProviderConfig", "away", "--wait", "--timeout", "10s")
 
 
@@ -234,8 +234,8 @@ def test_no_decider_is_told(idle: Inside) -> None:
     assert "Check that a decider is running" in ran.err
     assert idle.run("get").status == 0
     found = {one["check"]: one for one in idle.run("doctor", "-o", "json").json}
-    assert "no decider pulls messages" in found["intake"]["found"]
-    assert found["intake"]["verdict"] == "fail"
+    assert "no decider pulls messages" in found["intake"]["details"]
+    assert found["intake"]["status"] == "fail"
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,7 @@ def test_a_resource_is_looked_at_now_whatever_the_interval_of_listings(
     assert ran.rows[0][1] == "Converged"
     assert httpx.get(url).status_code == 200
     told = live.ok("history", f"{seldom}/Shape/{seldom}-a", "-o", "json").json
-    asked = [each for each in told if each["event"] == "LookAsked"]
+    asked = [each for each in told if each["event"] == "ReconcileAccepted"]
     (said,) = [each["what"] for each in asked]
     assert said.endswith(" requested a reconciliation (reason: somebody called)")
 
@@ -92,7 +92,7 @@ def test_a_resource_is_looked_at_now_whatever_the_interval_of_listings(
 def test_a_look_that_finds_nothing_new_is_recorded_too(live: Cli, seldom: str) -> None:
     live.ok("reconcile", "-n", seldom, "Shape", "--wait")
     told = live.ok("history", f"{seldom}/Shape/{seldom}-a", "-o", "json").json
-    assert [each["event"] for each in told][-2:] == ["LookAsked", "ExternalObserved"]
+    assert [each["event"] for each in told][-2:] == ["ReconcileAccepted", "ExternalObserved"]
 
 
 def test_everything_of_a_configuration_is_listed_now(

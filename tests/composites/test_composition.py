@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from events.composition import COMPOSED_SET_KIND, PART_OF_LABEL
-from events.intake import FinalizerReleased, FinalizerRequested, LookRequested, Withdrawn
+from events.intake import FinalizerReleased, FinalizerRequested, ReconcileRequested, Withdrawn
 from events.log import ActionDecided, ProgressNoted, SpecDeclared, SpecWithdrawn
 from events.manifest import Manifest, Metadata
 from events.names import ResourceKey
@@ -183,7 +183,7 @@ async def test_a_part_that_was_refused_is_declared_again_with_back_off(world: Wo
 async def test_a_part_that_was_refused_is_declared_again_when_somebody_looks(world: World):
     await refuse_parts(world, Retry(initial_seconds=3600, max_seconds=3600))
     await world.configure(api_config(world.human.url))
-    await world.tell(WARM, LookRequested("the prefix is gone"))
+    await world.tell(WARM, ReconcileRequested("the prefix is gone"))
     await until_ready(world, WARM)
     assert await colors(world) == {"warm-red": "Red"}
 

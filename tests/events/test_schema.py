@@ -27,8 +27,8 @@ from events.intake import (
     ListingCompleted,
     ListingItem,
     ListingPart,
-    LookRequested,
     Observed,
+    ReconcileRequested,
     Referenced,
     Reported,
     SecretSeen,
@@ -62,7 +62,7 @@ THING = ExternalObject("foo", {"color": "Red"}, uid="1", labels={"a": "b"})
 INTAKE: list[IntakeData] = [
     Declared(MANIFEST, expected_generation=0),
     Withdrawn(),
-    LookRequested("the API is back"),
+    ReconcileRequested("the API is back"),
     FinalizerRequested("billing/invoice"),
     FinalizerReleased("billing/invoice", force=True, reason="gone"),
     ForcedRelease("the API is gone for good", orphan=True),

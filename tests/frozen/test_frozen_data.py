@@ -37,5 +37,5 @@ def test_a_data_folder_of_a_release_is_taken_up(recorded: Path, tmp_path: Path) 
         cli.write("changed.yaml", shape("changed", "Green"))
         cli.ok("apply", "-f", "changed.yaml", "--wait")
         checks = cli.ok("doctor", "-o", "json").json
-        assert not [each for each in checks if each["verdict"] != "ok"], checks
+        assert not [each for each in checks if each["status"] != "ok"], checks
         running.stop()

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from events.composition import COMPOSED_SET_KIND, PART_OF_LABEL
-from events.intake import Approved, LookRequested, Withdrawn
+from events.intake import Approved, ReconcileRequested, Withdrawn
 from events.log import ActionDecided, SpecDeclared
 from events.manifest import RECONCILER_API_VERSION, Fields, Manifest, Metadata
 from events.names import ResourceKey
@@ -272,7 +272,7 @@ async def test_a_look_that_is_asked_for_does_not_wait_for_the_interval(
     commit = repository.commit()
     await world.observed_again(3)
     assert await colors(world) == {"a": "Red"}
-    await world.tell(SHOP, LookRequested("a webhook"))
+    await world.tell(SHOP, ReconcileRequested("a webhook"))
     await until_ready(world, commit)
     assert await colors(world) == {"a": "Blue"}
 

@@ -77,9 +77,9 @@ async def _expect_held(world: World, operator: Operator, names: Sequence[str]) -
 
     await world.until(are_shown, f"{names} shown as held")
     finding = await operator.finds(url, "log")
-    assert finding["verdict"] == "fail"
+    assert finding["status"] == "fail"
     for name in names:
-        assert f"default/Shape/{name}" in finding["found"] or len(names) > 2
+        assert f"default/Shape/{name}" in finding["details"] or len(names) > 2
         told = (await operator.succeeds(url, "describe", f"Shape/{name}", "-o", "json")).json
         assert (told["status"]["outcome"], told["status"]["reason"]) == ("Held", "LogDamaged")
     for name in set(NAMES) - set(names):
@@ -140,7 +140,7 @@ async def test_a_changed_byte_holds_one_resource_and_the_newest_backup_repairs_i
     await world.until_outcome("foo", "Converged", generation=4)
     assert (await world.human.sees("foo"))["color"] == "Black", "the intake still had it"
     assert set((await _outcomes(world, operator)).values()) == {("Converged", "AsDeclared")}
-    assert (await operator.finds(url, "log"))["verdict"] == "ok"
+    assert (await operator.finds(url, "log"))["status"] == "ok"
     assert await world.human.effects("foo") == ["POST", "PUT", "PUT", "PUT"]
 
 
@@ -174,7 +174,7 @@ async def test_a_log_whose_end_is_cut_holds_the_resources_that_have_lost_events(
 
     await world.until(is_well, "baz goes on")
     await world.until_outcome("foo", "Converged", generation=3)
-    assert (await operator.finds(world.server.url, "log"))["verdict"] == "ok"
+    assert (await operator.finds(world.server.url, "log"))["status"] == "ok"
 
 
 async def test_a_resource_whose_newest_event_is_damaged_hides_no_other(
@@ -300,5 +300,5 @@ async def test_garbage_that_belongs_to_no_resource_is_told_by_doctor_and_holds_n
     await world.declare("foo", color="Yellow")
     await world.until_outcome("foo", "Converged", generation=3)
     finding = await operator.finds(world.server.url, "log")
-    assert finding["verdict"] == "fail"
-    assert "found log.lost" in finding["found"]
+    assert finding["status"] == "fail"
+    assert "found log.lost" in finding["details"]

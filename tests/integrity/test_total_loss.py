@@ -76,7 +76,7 @@ async def test_ownership_comes_back_with_no_call_and_the_next_listing_repairs_th
     assert not set(fresh[1:]) & set(lost), "the keys of the lost future are not used again"
 
     # What was made after the backup is shown, and left alone.
-    await world.until_outcome("later", "Disputed", reason="LabelSaysOurs")
+    await world.until_outcome("later", "Disputed", reason="LabelNotInLog")
     assert (await world.human.sees("later"))["labels"][OWNER_LABEL] == world.owner_of("later")[
         OWNER_LABEL
     ]

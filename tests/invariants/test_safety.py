@@ -75,7 +75,7 @@ async def test_7_an_object_with_our_label_that_the_log_never_made_is_disputed_an
     another_log = owner("another-log", ResourceKey("default", "Shape", "baz"))
     await world.human.makes("baz", labels={OWNER_LABEL: another_log})
 
-    await world.until_outcome("bar", "Disputed", reason="LabelSaysOurs")
+    await world.until_outcome("bar", "Disputed", reason="LabelNotInLog")
     await world.until_outcome("baz", "Disputed", reason="OwnedByAnother")
     await world.observed_again()
     assert await world.human.effects() == ["human POST", "human POST"]

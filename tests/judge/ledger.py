@@ -313,7 +313,7 @@ def _of_resource(resource: Resource, event: e.LogEvent) -> None:  # noqa: C901, 
             resource.references[by] = on_withdrawal
         case e.ReferenceRemoved(by):
             resource.references.pop(by, None)
-        case e.ApprovalAsked(plan):
+        case e.ApprovalRequested(plan):
             resource.asked, resource.plan = (plan, resource.content_to_approve), None
         case e.ApprovalRefused():
             resource.plan = None

@@ -63,7 +63,7 @@ async def test_36_a_circle_is_named_on_each_member_and_ends_with_one(example: Me
     )
     await world.start_reconciler()
     for key in keys:
-        stands = await world.until_outcome(key, "Waiting", reason="Circle")
+        stands = await world.until_outcome(key, "Waiting", reason="DependencyCycle")
         assert all(f"default/File/{name}" in stands.message for name in names)
     await world.declare_all([_file(names[0], "plain")])
     for key in keys:
@@ -118,7 +118,7 @@ async def test_a_circle_of_several_is_refused_by_the_states_of_those_referred_to
     for name, needs in (("a", "b"), ("b", "c")):
         assert (await example.ask(key(name), file(name, needs=needs))).accepted
     refused = await example.ask(key("c"), file("c", needs="a"))
-    assert (refused.accepted, refused.reason) == (False, "Circle")
+    assert (refused.accepted, refused.reason) == (False, "DependencyCycle")
     way = "default/File/c → default/File/a → default/File/b → default/File/c"
     assert refused.message == f"the references form a cycle, {way}; remove one of them"
     assert (await example.ask(key("b"), file("b", needs="d"))).accepted

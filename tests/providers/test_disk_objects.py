@@ -460,7 +460,9 @@ async def test_what_is_in_use_is_not_unmounted_and_the_user_is_named(case: Case)
     await case.made()
     attachment = await case.attached()
     with user_of(case.place()) as pid:
-        busy = f"is in use by cat \\(pid {pid}\\); Reconciler unmounts it after that use ends"
+        busy = (
+            f"is in use by cat \\(pid {pid}\\); Reconciler unmounts it when it is no longer in use"
+        )
         with pytest.raises(TransientError, match=busy) as caught:
             await case.deletes(attachment)
         assert caught.value.status == 409, "no sign that the API is down"

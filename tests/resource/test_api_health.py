@@ -59,7 +59,7 @@ def probing(story: Story, reporter: str = "w1") -> list[ResourceEvent]:
 
 def answered(story: Story, *, as_of: int | None = None) -> list[ResourceEvent]:
     known = story.state.api.version if as_of is None else as_of
-    return story.turn(ApiReported("Answered", "w1", story.now, known))
+    return story.turn(ApiReported("Responding", "w1", story.now, known))
 
 
 def throttled(story: Story, seconds: float, *, late: float = 0.0) -> list[ResourceEvent]:
@@ -176,7 +176,7 @@ def test_a_breaker_survives_a_restart():
     assert names(probing(story)) == ["BreakerProbed"]
 
 
-@pytest.mark.parametrize("state", ["Failing", "Answered", "Probing", "Throttled"])
+@pytest.mark.parametrize("state", ["Failing", "Responding", "Probing", "Throttled"])
 def test_a_report_that_comes_twice_says_nothing_the_second_time(state: Any):
     story = configured()
     if state != "Failing":

@@ -10,8 +10,8 @@ from msgspec.structs import replace as changed
 from events.intake import Approved
 from events.log import (
     ActionDecided,
-    ApprovalAsked,
     ApprovalRefused,
+    ApprovalRequested,
     HoldApproved,
     ResourceEvent,
 )
@@ -51,8 +51,8 @@ def made(approve: ApprovalLevel, **kind: object) -> Story:
     return story
 
 
-def asked(story: Story) -> ApprovalAsked:
-    *_, last = every(ApprovalAsked, [event.data for event in story.log])
+def asked(story: Story) -> ApprovalRequested:
+    *_, last = every(ApprovalRequested, [event.data for event in story.log])
     return last
 
 
@@ -154,7 +154,7 @@ def test_what_changes_meanwhile_voids_an_approval():
 def test_a_look_that_shows_nothing_new_voids_nothing():
     story = made("Always")
     story.declare(BLUE)
-    assert not every(ApprovalAsked, story.see(changed(story.seen, version="another")))
+    assert not every(ApprovalRequested, story.see(changed(story.seen, version="another")))
 
 
 def test_an_approval_names_its_plan():
@@ -183,7 +183,7 @@ def test_what_was_approved_goes_on_after_a_conflict_that_changed_nothing_of_it()
     story.declare(BLUE)
     approve(story)
     story.fail("Conflict", shown=changed(story.seen, version="moved"))
-    assert (story.action.operation, len(every(ApprovalAsked, _data(story)))) == ("Update", 1)
+    assert (story.action.operation, len(every(ApprovalRequested, _data(story)))) == ("Update", 1)
     story.fail("Conflict", shown=changed(story.seen, fields={"type": "Square", "color": "Black"}))
     assert (story.idle, story.reason) == (True, "Approval")
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from events.intake import Declared, LookRequested, Observed
-from events.log import ActionDecided, ExternalObserved, LookAsked
+from events.intake import Declared, Observed, ReconcileRequested
+from events.log import ActionDecided, ExternalObserved, ReconcileAccepted
 from events.manifest import Manifest, Metadata, Policy
 from tests.resource.building import (
     CONFIG,
@@ -19,14 +19,14 @@ from tests.resource.test_fights import fight, made, overwrite
 
 
 def ask(story: Story) -> list[str]:
-    return names(story.turn(LookRequested("the API is back")))
+    return names(story.turn(ReconcileRequested("the API is back")))
 
 
 def test_an_attempt_that_waits_is_made_at_once():
     story = Story()
     story.declare()
     story.fail("Transient", message="connection refused")
-    assert ask(story) == ["LookAsked", "ActionRetried"]
+    assert ask(story) == ["ReconcileAccepted", "ActionRetried"]
     assert story.wake(3600) == []
     story.succeed()
     assert story.outcome == "Converged"
@@ -37,14 +37,14 @@ def test_a_repair_that_a_fight_puts_off_is_made_at_once():
     fight(story)
     overwrite(story)
     assert story.idle
-    events = story.turn(LookRequested())
+    events = story.turn(ReconcileRequested())
     assert only(ActionDecided, events).action.fields["color"] == "Red"
 
 
 def test_the_next_look_is_recorded_though_it_shows_nothing_new():
     story = converged()
     assert story.see(story.seen) == []
-    assert ask(story) == ["LookAsked"]
+    assert ask(story) == ["ReconcileAccepted"]
     assert every(ExternalObserved, story.see(story.seen))
     assert story.see(story.seen) == [], "it was asked for once"
 
@@ -60,8 +60,8 @@ def test_a_look_from_before_it_was_asked_for_is_no_answer():
 
 def test_who_asks_twice_with_one_message_is_answered_once_more():
     story = converged()
-    command = story.command(LookRequested())
-    assert names(story.give([command])) == ["LookAsked"]
+    command = story.command(ReconcileRequested())
+    assert names(story.give([command])) == ["ReconcileAccepted"]
     assert story.give([command]) == []
     assert story.answer.accepted
 
@@ -77,12 +77,12 @@ def test_a_configuration_has_no_object_to_look_at():
     metadata = Metadata("default", "system")
     spec = {"provider": "tests", "endpoint": "http://localhost"}
     story.turn(Declared(Manifest("reconciler/v1", "ProviderConfig", metadata, spec)))
-    assert only(LookAsked, story.turn(LookRequested())) == LookAsked(False)
+    assert only(ReconcileAccepted, story.turn(ReconcileRequested())) == ReconcileAccepted(False)
     assert story.state.observed.asked_at is None
 
 
 def test_a_paused_resource_is_looked_at_and_left_as_it_is():
     story = converged()
     story.declare(policy=Policy(paused=True))
-    assert ask(story) == ["LookAsked"]
+    assert ask(story) == ["ReconcileAccepted"]
     assert every(ActionDecided, story.see(repainted(story.seen))) == []

@@ -174,7 +174,7 @@ def test_without_conditional_writes_an_adoption_waits_for_a_look():
     story = Story(kind=replace(BLOCK, capabilities=UNCONDITIONAL))
     story.see(thing({"type": "Square", "color": "Red"}))
     story.declare({"color": "Blue"}, policy={"adoption": "Adopt"})
-    assert (story.outcome, story.reason) == ("Degraded", "Looking")
+    assert (story.outcome, story.reason) == ("Degraded", "AwaitingRead")
     story.see(thing({"type": "Circle", "color": "Red"}))
     assert story.action.fields == {"type": "Circle", "color": "Blue"}
 

@@ -189,13 +189,13 @@ def test_a_circle_that_is_known_is_refused():
     story = Story(kind=SERVER)
     story.turn(Referenced(DATABASE, "Keep"))
     story.declare({"type": HOST})
-    assert (story.answer.accepted, story.answer.reason) == (False, "Circle")
+    assert (story.answer.accepted, story.answer.reason) == (False, "DependencyCycle")
 
 
 def test_a_circle_that_closed_at_the_same_moment_is_named():
     story = server()
     seen(story, declared=True, circle=("default/Block/Foo", DATABASE, "default/Block/Foo"))
-    assert (story.outcome, story.reason) == ("Waiting", "Circle")
+    assert (story.outcome, story.reason) == ("Waiting", "DependencyCycle")
     assert story.state.outcome is not None
     assert "default/Block/Foo → default/Block/Orders → default/Block/Foo" in (
         story.state.outcome.message

@@ -642,7 +642,7 @@ def test_what_an_uncertain_creation_made_is_ours_where_nothing_is_to_be_written(
 def test_a_label_alone_makes_nothing_ours():
     story = Story()
     story.see(thing(labels=owned_labels()))
-    assert (story.outcome, story.reason) == ("Disputed", "LabelSaysOurs")
+    assert (story.outcome, story.reason) == ("Disputed", "LabelNotInLog")
 
 
 def test_a_label_that_is_taken_off_is_put_back_or_reported():

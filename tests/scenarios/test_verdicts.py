@@ -18,7 +18,7 @@ async def test_9_our_label_on_what_was_never_declared_is_disputed(world: World):
     await world.human.makes("bar", labels=our_label(world, "bar"))
     await world.start_reconciler()
 
-    await world.until_outcome("bar", "Disputed", reason="LabelSaysOurs")
+    await world.until_outcome("bar", "Disputed", reason="LabelNotInLog")
     await world.observed_again()
     assert await world.human.effects("bar") == ["human POST"]
 

@@ -293,7 +293,7 @@ def test_what_an_auditor_may_not_look_at_is_skipped_by_doctor_and_is_no_failure(
 ) -> None:
     key = ("--nkey", str(guarded.key("auditor")), "--nats-url", guarded.bus.url)
     found = Inside(tmp_path).ok("doctor", "-o", "json", *key).json
-    skipped = [each for each in found if each["verdict"] == "skip"]
+    skipped = [each for each in found if each["status"] == "skip"]
     assert skipped
-    assert all("may not" in each["found"] for each in skipped)
-    assert "log" in {each["check"] for each in found if each["verdict"] == "ok"}
+    assert all("may not" in each["details"] for each in skipped)
+    assert "log" in {each["check"] for each in found if each["status"] == "ok"}

@@ -19,7 +19,7 @@ from events.intake import (
     ListingCompleted,
     ListingItem,
     ListingPart,
-    LookRequested,
+    ReconcileRequested,
     Withdrawn,
 )
 from events.manifest import RECONCILER_API_VERSION, Fields, Manifest, Metadata
@@ -60,7 +60,7 @@ _APPROVED = ("DeletionGuard", "LossGuard", "DefinitionGuard", APPROVAL)
 _WHAT: dict[type[IntakeData], Intake] = {
     Declared: "desired",
     Withdrawn: "desired",
-    LookRequested: "desired",
+    ReconcileRequested: "desired",
     FinalizerRequested: "finalizer",
     FinalizerReleased: "finalizer",
     ForcedRelease: "approval",
@@ -193,7 +193,7 @@ class Publisher:
         self.publish(resource_key(step.shape), data, step.number, source=PERSON)
 
     def _look(self, step: p.Look) -> None:
-        data = LookRequested("the plan says so")
+        data = ReconcileRequested("the plan says so")
         self.publish(resource_key(step.shape), data, step.number, source=PERSON)
 
     def _approve(self, step: p.Approve) -> None:

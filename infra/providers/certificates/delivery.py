@@ -109,15 +109,15 @@ def _is_ours(folder: int, place: str, name: str) -> bool:
         whose = marked.decode(errors="replace").strip()
         if whose != name:
             raise PermanentError(
-                f"folder {place!r} contains the files of certificate {whose!r}; declare "
-                "another folder"
+                f"directory {place!r} contains the files of certificate {whose!r}; set "
+                "spec.folder to another directory"
             )
         return True
     for file_name in _FILES:
         if stat_of(folder, file_name) is not None:
             raise PermanentError(
                 f"{place}/{file_name} already exists and Reconciler did not create it; move it "
-                "away, or declare another folder"
+                "away, or set spec.folder to another directory"
             )
     return False
 

@@ -336,7 +336,7 @@ class AttachmentsProvider:
         options = f"remount,{_options(action)}"
         ended = self._run(None, "mount", "-c", "-o", options, "--", found.place)
         if ended.code != 0:
-            raise self._busy_or(ended, found, "Reconciler changes it after that use ends")
+            raise self._busy_or(ended, found, "Reconciler remounts it when it is no longer in use")
 
     def _mark_again(self, action: Action) -> Effect:
         name = action.external_name
@@ -381,7 +381,7 @@ class AttachmentsProvider:
             )
         ended = self._run(None, "umount", "-c", "--", found.place)
         if ended.code != 0 and mount_at(found.place, mounts()) is not None:
-            raise self._busy_or(ended, found, "Reconciler unmounts it after that use ends")
+            raise self._busy_or(ended, found, "Reconciler unmounts it when it is no longer in use")
 
     def _check_nothing_beneath(self, found: Attachment) -> None:
         """Raise ``TransientError`` if somebody mounted something over our own mount."""

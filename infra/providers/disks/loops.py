@@ -171,7 +171,7 @@ def detach(loop: Loop, found: os.stat_result) -> None:
         if error.errno == errno.EBUSY:
             raise waiting(
                 f"{loop.path} is in use, possibly mounted in another mount namespace (a "
-                "container); Reconciler detaches it after that use ends"
+                "container); Reconciler detaches it when it is no longer in use"
             ) from None
         raise
     for _ in range(_MAX_LOOKS):

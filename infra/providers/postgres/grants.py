@@ -308,7 +308,8 @@ class GrantsProvider:
         made = await self._find(session, place, database)
         if made is None:
             raise TransientError(
-                f"{place.name!r}: no object exists (yet) that the role does not own"
+                f"{place.name!r}: no object to grant privileges on exists (yet), or the role owns "
+                "all of them"
             )
         wanted = normalize(action.fields)
         if any(made.fields[name] != wanted[name] for name in ("privileges", "grantable", "uneven")):

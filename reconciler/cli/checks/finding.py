@@ -15,7 +15,7 @@ Verdict = Literal["ok", "warn", "fail", "skip"]
 _SHOWN = 3
 
 
-class Finding(msgspec.Struct, frozen=True, rename="camel"):
+class Finding(msgspec.Struct, frozen=True, rename={"verdict": "status", "found": "details"}):
     """One check, what was found, and what to do about it."""
 
     check: str
