@@ -70,7 +70,7 @@ class Manifest(ManifestStruct, frozen=True):
 class ProviderConfigRef(ManifestStruct, frozen=True):
     """Which ``ProviderConfig`` a resource uses."""
 
-    name: str
+    name: Annotated[str, msgspec.Meta(description="Name of a ProviderConfig.")]
 
 
 Deletion = Literal["Delete", "Orphan"]
@@ -93,14 +93,57 @@ class Policy(ManifestStruct, frozen=True):
     namespaces whose references to this resource count; ``*`` is every namespace.
     """
 
-    deletion: Deletion = "Delete"
-    mode: Mode = "Present"
-    adoption: Adoption = "Refuse"
-    ignore_fields: tuple[str, ...] = ()
-    paused: bool = False
-    owner_label: Literal["Restore", "Report"] = "Restore"
-    approve: ApprovalLevel = "Never"
-    referenced_from: tuple[TokenOrAll, ...] = ()
+    deletion: Annotated[
+        Deletion,
+        msgspec.Meta(
+            description="What happens to the object when the resource is withdrawn. Delete: it is "
+            "deleted. Orphan: it is released."
+        ),
+    ] = "Delete"
+    mode: Annotated[
+        Mode,
+        msgspec.Meta(
+            description="Present: keep the object as declared. Absent: keep it deleted. "
+            "CreateOnly: create it once, and then only report. ObserveOnly: never write."
+        ),
+    ] = "Present"
+    adoption: Annotated[
+        Adoption,
+        msgspec.Meta(
+            description="What happens if an object of this name exists already. Adopt: take "
+            "ownership of it. Refuse: report a Conflict."
+        ),
+    ] = "Refuse"
+    ignore_fields: Annotated[
+        tuple[str, ...],
+        msgspec.Meta(
+            description="Paths of fields that other clients may change, such as color, size.width "
+            "or labels.team."
+        ),
+    ] = ()
+    paused: Annotated[
+        bool, msgspec.Meta(description="Whether all actions stop. Reconciler only reports.")
+    ] = False
+    owner_label: Annotated[
+        Literal["Restore", "Report"],
+        msgspec.Meta(
+            description="What happens if another client removes the owner label. Restore: write it "
+            "again. Report: report Disputed."
+        ),
+    ] = "Restore"
+    approve: Annotated[
+        ApprovalLevel,
+        msgspec.Meta(
+            description="Actions that wait for an approval, in addition to those of the "
+            "ProviderConfig. Deletions: deletions and replacements. Always: all."
+        ),
+    ] = "Never"
+    referenced_from: Annotated[
+        tuple[TokenOrAll, ...],
+        msgspec.Meta(
+            description="Other namespaces that may reference this resource. *: every namespace."
+        ),
+    ] = ()
 
 
 def stricter(one: ApprovalLevel, other: ApprovalLevel) -> ApprovalLevel:

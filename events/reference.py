@@ -67,7 +67,7 @@ class ReferenceSpec(ManifestStruct, frozen=True):
         msgspec.Meta(
             description="What happens to the object when its resource is withdrawn. Keep: it "
             "is kept until this reference is withdrawn too. Release: it is "
-            "released without a deletion. Ignore: it is deleted."
+            "released without being deleted. Ignore: it is deleted."
         ),
     ] = "Keep"
 

@@ -84,7 +84,7 @@ class JetStreamActionReader:
         try:
             if await store_letters(self._nc, [letter]):
                 _logger.warning(
-                    "the stream of dead letters has no room; dropped a dead letter",
+                    "stream DEADLETTERS is full; dropped a dead letter",
                     position=unreadable.seq,
                 )
         except BusError as error:  # it is delivered again, and told then

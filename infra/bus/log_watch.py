@@ -26,7 +26,7 @@ off needs some ten seconds to notice that it is none any more, and knows less th
 _RETRY_SECONDS: Final = 0.1
 _LOG_OLDER: Final = (
     "the server came back with older data. This process stops, because it has read events that "
-    "the log no longer contains; bring back the newer data, or restore the log from a backup, "
+    "the log no longer contains; restore the newer data, or restore the log from a backup, "
     "then start the process again"
 )
 _logger = structlog.get_logger(__name__)
@@ -88,9 +88,7 @@ class JetStreamLogWatch:
         try:
             problem = await self._problem()
         except BusUnavailableError as error:
-            _logger.debug(
-                "the check whether the log is the same has no result yet", reason=str(error)
-            )
+            _logger.debug("the log is not verified yet to be the same as before", reason=str(error))
             return False
         if problem:
             self._believe(problem)
@@ -115,10 +113,10 @@ class JetStreamLogWatch:
         try:
             state = await stream_state(self._nc, LOG)
         except NotFoundOnBusError:
-            return f"stream {LOG} was deleted while it was followed; {LOG_GONE}"
+            return f"stream {LOG} was deleted while this process read it; {LOG_GONE}"
         if state.created != self._created:
             return (
-                f"stream {LOG} was deleted and recreated while it was followed (created "
+                f"stream {LOG} was deleted and recreated while this process read it (created "
                 f"{state.created}, before {self._created}), so positions of the old stream are "
                 f"invalid; {LOG_GONE}"
             )

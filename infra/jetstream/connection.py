@@ -180,13 +180,14 @@ class _Hearing:
             await close(another)
         if not is_answered:
             _log.warning(
-                "bus connection %s: no response, and none on another connection; the server is "
-                "very busy, or must be restarted",
+                "bus connection %s: no response on this or on a second connection; the server is "
+                "overloaded, or must be restarted",
                 self._name,
             )
         elif self._client.is_connected:
             _log.warning(
-                "bus connection %s: no response, but another connection gets one; reconnecting",
+                "bus connection %s: no response, but the server responds on a second connection; "
+                "reconnecting",
                 self._name,
             )
             await self._client.force_reconnect()

@@ -213,11 +213,11 @@ class Follower:
             created = (await stream_state(self._nc, self._stream)).created
         except NotFoundOnBusError as error:
             raise StreamReplacedError(
-                f"stream {self._stream} was deleted while it was followed"
+                f"stream {self._stream} was deleted while this process read it"
             ) from error
         if created != self._created:
             raise StreamReplacedError(
-                f"stream {self._stream} was deleted and recreated while it was followed "
+                f"stream {self._stream} was deleted and recreated while this process read it "
                 f"(created {created}, before {self._created}), so positions of the old stream "
                 "are invalid"
             )

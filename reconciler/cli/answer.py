@@ -52,8 +52,8 @@ _MAKERS: Final[Mapping[str, str]] = {
     "ActionSucceeded": "the worker reported it",
     "ActionFailed": "the worker reported it",
     "ExternalObserved": "the observer read it",
-    "OwnershipReleased": "the ownership ended",
-    "OwnershipClaimed": "the ownership began",
+    "OwnershipReleased": "Reconciler no longer owns the object",
+    "OwnershipClaimed": "Reconciler took ownership of the object",
 }
 
 
@@ -188,7 +188,7 @@ def _of_field(found: Why, history: Sequence[StoredEvent]) -> str:
         return f"{field} is {shown(observed.value)}, and no declaration sets it"
     made = f"{made_by(wanted)}{_in_generation(wanted, history)}"
     if observed is None:
-        return f"{field} should be {shown(wanted.value)}, and no object is known: {made}"
+        return f"{field} should be {shown(wanted.value)}, but no object has been observed: {made}"
     if observed.value == wanted.value:
         applied = _newest(found.applied)
         is_written = applied is not None and applied.value == wanted.value

@@ -43,7 +43,7 @@ COMMANDS: Final[tuple[tuple[str, str, str], ...]] = (
     ("config", RUN, "Show the effective settings and the source of each."),
     ("webhook", RUN, "Receive webhooks of a Git host, to read a push immediately."),
     ("completion", RUN, "Print a completion script for a shell."),
-    ("permissions", RUN, "Print the least NATS permissions of each principal."),
+    ("permissions", RUN, "Print the minimal NATS permissions of each principal."),
     ("schema", LOOK, "Print the JSON Schema of all messages, or AsyncAPI."),
 )
 

@@ -168,7 +168,7 @@ def print_letters(letters: Sequence[Listed]) -> None:
     )
     sys.stdout.write("\n")
     for (stage, reason), count in counted(letters).most_common(_SHOWN_REASONS):
-        console().print(f"{plural(count, 'letter')} at stage {stage}: {reason}")
+        console().print(f"{plural(count, 'dead letter')} at stage {stage}: {reason}")
 
 
 def discarded_text(counts: Sequence[Discarded]) -> str:
@@ -232,7 +232,7 @@ def print_letter(letter: DeadLetter, later: int) -> None:
         note = f": {each.note}" if each.note else ""
         rows.append((each.what, f"{_time(each.at)} by {each.by}{where}{corrected}{note}"))
     if later:
-        rows.append(("Failed", f"the retry failed too, and became letter {later}"))
+        rows.append(("Failed", f"the retry failed too, and the message became dead letter {later}"))
     for name, value in rows:
         if value:
             out.print(f"{name + ':':<12}{value}")

@@ -193,7 +193,7 @@ def past_of(past: Past, at: Moment) -> Past:
     if past.events and not known.events:
         position, event = past.events[0]
         raise NoSuchMomentError(
-            f"{past.id} was not known yet at {at}: "
+            f"{past.id} did not exist yet at {at}: "
             f"its history begins at position {position}, {shown(event.time)}"
         )
     return known
@@ -204,7 +204,7 @@ async def _readings(nc: Client, key: ResourceKey) -> Fields:
 
     async with live_object(nc, key) as found:
         if not isinstance(found.provider, MeasuredProvider):
-            raise CommandError(f"{key} has no readings; the API of kind {key.kind} reports none")
+            raise CommandError(f"{key} has no readings, because kind {key.kind} provides none")
         readings = await found.provider.readings(found.name)
     if readings is None:
         raise CommandError(f"{key}: its object {found.name!r} does not exist")

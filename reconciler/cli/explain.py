@@ -5,11 +5,12 @@ from __future__ import annotations
 import difflib
 import textwrap
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 from rich.text import Text
 
+from events.manifest import DEFAULT_PROVIDER_CONFIG, Policy, ProviderConfigRef
 from infra.jetstream.errors import BusUnavailableError
 from reconciler.cli.connection import HERE, Connection, bus, run_async
 from reconciler.cli.console import console
@@ -31,6 +32,21 @@ _INDENT: Final = " " * 4
 _NO_DEFAULT: Final[tuple[Any, ...]] = (msgspec.UNSET, None, "", (), [], {})
 
 
+class _Common(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """The fields of every spec that Reconciler itself reads."""
+
+    provider_config_ref: Annotated[
+        ProviderConfigRef,
+        msgspec.Meta(description="ProviderConfig with the API of the object. Default: default."),
+    ] = ProviderConfigRef(DEFAULT_PROVIDER_CONFIG)
+    policy: Annotated[
+        Policy,
+        msgspec.Meta(
+            description="What Reconciler may do to the object. Explain KIND.policy for its fields."
+        ),
+    ] = Policy()
+
+
 class FieldExplanation(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     """One field: ``replaces`` says that a change of it needs another object."""
 
@@ -50,6 +66,7 @@ class KindExplanation(msgspec.Struct, frozen=True, rename="camel", omit_defaults
     provider: str
     about: str
     spec: list[FieldExplanation]
+    common: list[FieldExplanation] = []
     outputs: list[FieldExplanation] = []
     labels_replace: bool = False
 
@@ -65,6 +82,7 @@ def explain(kind: str, /, *, output: Output = "table", connection: Connection = 
 
         reconciler explain File
         reconciler explain Container.healthCheck
+        reconciler explain Container.policy
         reconciler explain Container -o json
 
     Parameters
@@ -97,13 +115,16 @@ def _part(explanation: KindExplanation, path: str) -> KindExplanation:
     def chosen(fields: list[FieldExplanation]) -> list[FieldExplanation]:
         return [each for each in fields if f"{each.field}.".startswith(f"{path}.")]
 
-    spec, outputs = chosen(explanation.spec), chosen(explanation.outputs)
-    if not spec and not outputs:
-        known = [each.field for each in (*explanation.spec, *explanation.outputs)]
+    spec, common = chosen(explanation.spec), chosen(explanation.common)
+    outputs = chosen(explanation.outputs)
+    if not spec and not common and not outputs:
+        known = [
+            each.field for each in (*explanation.spec, *explanation.common, *explanation.outputs)
+        ]
         close = difflib.get_close_matches(path, known, n=1)
         hint = f"did you mean {close[0]}?" if close else f"it has {', '.join(known)}"
         raise CommandError(f"{explanation.kind} has no field {path!r}: {hint}")
-    return msgspec.structs.replace(explanation, spec=spec, outputs=outputs)
+    return msgspec.structs.replace(explanation, spec=[*spec, *common], common=[], outputs=outputs)
 
 
 async def with_definitions(connection: Connection, kinds: KindRegistry) -> KindRegistry:
@@ -123,6 +144,11 @@ def explanation_of(kind: Kind) -> KindExplanation:
         provider=kind.provider,
         about=_about(schema, kind),
         spec=[*_fields(schema, kind)],
+        common=[
+            each
+            for each in _fields(msgspec.json.schema(_Common), kind)
+            if kind.is_external or each.field.startswith("policy")
+        ],
         outputs=outputs,
         labels_replace=_LABELS in kind.immutable,
     )
@@ -220,8 +246,14 @@ def _print(explanation: KindExplanation) -> None:
         out.print(f"provider {explanation.provider}")
     for paragraph in explanation.about.split("\n\n"):
         out.print(f"\n{textwrap.fill(paragraph, _COLUMNS)}")
-    out.print("\nSpec:", style="bold")
+    if explanation.spec:
+        out.print("\nSpec:", style="bold")
     for each in explanation.spec:
+        out.print(_paragraph(each, [each.type, *_rules(each)]))
+    common = [each for each in explanation.common if "." not in each.field]
+    if common:
+        out.print("\nIn the spec of every kind:", style="bold")
+    for each in common:
         out.print(_paragraph(each, [each.type, *_rules(each)]))
     if explanation.outputs:
         out.print("\nOutputs:", style="bold")

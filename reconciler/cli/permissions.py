@@ -24,7 +24,7 @@ def permissions(
     finalizers: bool = False,
     output: Annotated[Literal["conf", "json"], Parameter(name=("--output", "-o"))] = "conf",
 ) -> int:
-    """Print the least NATS permissions of each principal.
+    """Print the minimal NATS permissions of each principal.
 
     Prints all principals except restore, and a service for each --namespace;
     or one PRINCIPAL. Users authenticate with nkeys (`nk -gen user`). A

@@ -23,7 +23,9 @@ def release(
 ) -> int:
     """Remove all finalizers and references from withdrawn resources by force.
 
-    Use it when the service that added them cannot remove them any more.
+    Use it when the service that added them can no longer remove them.
+    Reconciler then deletes the object, or releases it, as its policy
+    requires. With --orphan, it keeps the object in the API.
     `reconciler describe` shows them. The log keeps the release with your
     name and reason.
 
@@ -57,7 +59,7 @@ def release(
         )
     )
     results = [_told(result) for result in results]
-    confirm(results, "nothing blocks the release any more")
+    confirm(results, "released: no finalizer or reference remains")
     print_results(results, output, good=())
     return exit_status(results, None)
 

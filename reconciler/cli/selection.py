@@ -119,9 +119,9 @@ class Selected(msgspec.Struct, frozen=True):
                 continue
             kind = "" if each.kind is None else f"{each.kind} "
             place = "any namespace" if each.namespace is None else f"namespace {each.namespace}"
-            is_not, at = f"is not in {place}", ""
+            is_not, at = f"does not exist in {place}", ""
             if when is not None:
-                is_not, at = f"was not in {place} at {when}", f" --at {when.position}"
+                is_not, at = f"did not exist in {place} at {when}", f" --at {when.position}"
             raise CommandError(
                 f"{kind}{each.name!r} {is_not}; `reconciler get -A{at}` lists all resources"
             )

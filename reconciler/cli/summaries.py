@@ -74,7 +74,7 @@ _CLAIMS: Mapping[str, str] = {
     "Label": "it has the owner label of this resource",
     "Prefix": "its name has the owner prefix",
     "ExclusiveScope": "it is in an exclusive scope",
-    "Returned": "it is the object that a listing had shown as missing",
+    "Returned": "it is the object that an earlier listing did not contain",
     "Found": "it has the owner label of this resource, and a creation had an unknown result",
 }
 _MARKS: Mapping[str, str] = {
@@ -157,13 +157,13 @@ def summary(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
             return _observed(data)
         case AbsenceDoubted(external_name=name, missing=missing, owned=owned):
             return (
-                f"The observer's listing lacks {missing} of the {owned} owned objects, including "
-                f"{name}: the decider does not trust it"
+                f"{missing} of the {owned} owned objects, including {name}, are missing from the "
+                "observer's listing: the decider ignored the listing"
             )
         case DriftDetected():
             return drifted(data)
         case OwnershipClaimed(name, _, reason):
-            return f"Reconciler owns {name} from now on: {_CLAIMS[reason]}"
+            return f"Reconciler took ownership of {name}: {_CLAIMS[reason]}"
         case OwnershipReleased(name, _, reason):
             return _released(name, reason)
         case FinalizerAdded(finalizer, holder):
@@ -230,7 +230,7 @@ def summary(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
             )
         case ProgressNoted(mark, since, at):
             if not mark:
-                return "The decider no longer waits for progress of the object"
+                return "The decider stopped waiting for progress of the object"
             if at is None:
                 return f"The object made no progress since {moment(since)}, longer than allowed"
             return f"The object made progress, and more is expected by {moment(at)}"
@@ -321,9 +321,9 @@ def _with(fields: Mapping[str, Any]) -> str:
 def _observed(data: ExternalObserved) -> str:
     by_listing = data.evidence == "CompleteListing"
     if data.object is None:
-        found = "listed the API, which has no" if by_listing else "read the API, which has no"
+        found = "listed the API" if by_listing else "read the API"
         owner = f" (it belonged to {data.taken_by})" if data.taken_by else ""
-        return f"The observer {found} {data.external_name}{owner}"
+        return f"The observer {found}: {data.external_name} does not exist{owner}"
     owner = f" (it belongs to {data.taken_by})" if data.taken_by else ""
     verb = "listed" if by_listing else "read"
     return f"The observer {verb} {data.object.name}{_with(data.object.fields)}{owner}"
@@ -399,7 +399,7 @@ def _succeeded(data: ActionSucceeded) -> str:
     if data.found_by == "Absence":
         told = f"The worker found {thing} already deleted"
     elif data.found_by is not None:
-        told = f"The worker found {thing} already {done}, by {_MARKS[data.found_by]}"
+        told = f"The worker found {thing} already {done}, as shown by {_MARKS[data.found_by]}"
     elif data.replayed:
         told = f"An earlier call {done} {thing}: the API returned its stored response"
     else:

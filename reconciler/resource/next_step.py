@@ -251,7 +251,7 @@ def _keep_present(
 ) -> Step:
     seen, mode = state.observed.object, spec.policy.mode
     if seen is None and state.owned is not None:
-        return Settled("Degraded", AWAITING_READ, "the object is owned and will be read soon")
+        return Settled("Degraded", AWAITING_READ, "waiting for the next read of the owned object")
     if seen is None:
         return _make(spec, state, context, config)
     unclear = _whose(spec.policy, seen, state, context, config)
@@ -261,7 +261,9 @@ def _keep_present(
     if not found:
         return _as_declared(seen, state, context, config)
     if mode != "Present":
-        return Settled("Drifted", mode, "would change " + _described(found))
+        return Settled(
+            "Drifted", mode, f"drift not corrected (policy.mode {mode}): {_described(found)}"
+        )
     if state.desired.refused_generation == state.desired.generation:
         return _refused(state)
     if api_keeps_its_own(state, context):
@@ -281,9 +283,13 @@ def _keep_present(
 def _make(spec: Spec, state: ResourceState, context: Context, config: ProviderConfigSpec) -> Step:
     mode = spec.policy.mode
     if mode == "ObserveOnly":
-        return Settled("Drifted", mode, "the object does not exist; would create it")
+        return Settled(
+            "Drifted", mode, "the object does not exist; not created (policy.mode ObserveOnly)"
+        )
     if mode == "CreateOnly" and state.actions.has_created:
-        return Settled("Drifted", mode, "the object is missing; would recreate it")
+        return Settled(
+            "Drifted", mode, "the object is missing; not recreated (policy.mode CreateOnly)"
+        )
     if state.desired.refused_generation == state.desired.generation:
         return _refused(state)
     labels = labels_of(state, context)
@@ -356,7 +362,9 @@ def _take_over(
     taken_by = state.observed.taken_by
     if taken_by:
         return Settled(
-            "Conflict", "OwnedByAnother", f"{taken_by} has this object; use another external name"
+            "Conflict",
+            "OwnedByAnother",
+            f"the object belongs to {taken_by}; use another external name",
         )
     said = replace(evidence(seen, state, context, config), referenced=False)
     judged = verdict(said, config.ownership)
@@ -492,7 +500,9 @@ def _not_ours(state: ResourceState, context: Context, config: ProviderConfigSpec
     if seen.was_let_go:
         return _orphaned(found, state, context)
     if seen.taken_by:  # that one knows what shall become of it
-        return _never_ours(state) or Settled("Unowned", "Taken", f"{seen.taken_by} has this object")
+        return _never_ours(state) or Settled(
+            "Unowned", "Taken", f"the object belongs to {seen.taken_by}"
+        )
     said = evidence(found, state, context, config)
     judged = verdict(said, config.ownership)
     if judged.claim in ("Returned", "Found"):
@@ -599,7 +609,7 @@ def _remove(state: ResourceState, context: Context, config: ProviderConfigSpec) 
     """Delete what is ours, unless that is disputed, or a service is not finished with it."""
     seen = state.observed
     if seen.taken_by:
-        taken = f"{seen.taken_by} also has this object; Reconciler leaves it unchanged"
+        taken = f"the object also belongs to {seen.taken_by}; Reconciler leaves it unchanged"
         return Settled("Disputed", "OwnedByAnother", taken)
     if seen.object is not None:
         judged = verdict(evidence(seen.object, state, context, config), config.ownership)

@@ -28,7 +28,7 @@ def replacement(spec: Spec, seen: ExternalObject, state: ResourceState, context:
     """
     if state.observed.taken_by:
         return Settled(
-            "Disputed", "OwnedByAnother", f"{state.observed.taken_by} also has this object"
+            "Disputed", "OwnedByAnother", f"the object also belongs to {state.observed.taken_by}"
         )
     held = held_for_its_data(None, state, context)
     if held is not None:

@@ -136,7 +136,7 @@ class ApiGate:
             raise TurnedAwayError(
                 (
                     "the bus connection was lost: no API is called until the log is verified to be "
-                    "the same"
+                    "the one that this process has read"
                 ),
                 retry_after_seconds=PROBE_PATIENCE_SECONDS,
             )
@@ -248,7 +248,7 @@ class ApiGate:
         if self._own_throttle_until > now:  # the log has not said it yet, nor until when
             why = f"API {config!r} accepts no call for {self._own_throttle_until - now:.0f} s"
             return TurnedAwayError(why, retry_after_seconds=wait, throttled=True)
-        why = f"API {config!r} is not called for a moment after failures"
+        why = f"calls to API {config!r} are suspended briefly after failures"
         return TurnedAwayError(why, retry_after_seconds=wait)
 
     def _beyond_rate(self, limiter: RateLimiter) -> TurnedAwayError | None:

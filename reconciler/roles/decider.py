@@ -508,7 +508,7 @@ class Decider:
         A namespace has a share of a partition's slots to wait in. What is beyond it is counted,
         and then given up: a crash in between counts it twice, never not (ADR 0017).
         """
-        why = "the stream of dead letters has no room"
+        why = "stream DEADLETTERS is full"
         try:
             waiting = await self._sink.store_dead_letters(letters)
         except Exception as error:  # noqa: BLE001 - such as the bus being away

@@ -197,7 +197,7 @@ class ForeignListings:
         try:
             if await self._sink.store_dead_letters([DeadLetter("listing", reason, letter)]):
                 _logger.warning(
-                    "the stream of dead letters has no room; dropped a dead letter", subject=subject
+                    "stream DEADLETTERS is full; dropped a dead letter", subject=subject
                 )
         except Exception as error:  # noqa: BLE001 - its observer sends the next one
             _logger.warning("storing a dead letter failed", subject=subject, error=str(error))

@@ -87,8 +87,8 @@ class ListingAssembler:
         """
         if count != len(self._objects):
             raise ListingRefusedError(
-                f"the listing has {len(self._objects)} objects, but its end announces {count}; "
-                "it is ignored"
+                f"the listing has {len(self._objects)} objects, but its end reports {count}; "
+                "the listing is ignored"
             )
         return self._objects
 

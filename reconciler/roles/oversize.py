@@ -73,8 +73,6 @@ async def store_size_letters(sink: DecisionSink | None, letters: Sequence[DeadLe
         return
     try:
         if waiting := await sink.store_dead_letters(letters):
-            _logger.warning(
-                "the stream of dead letters has no room; dropped dead letters", count=len(waiting)
-            )
+            _logger.warning("stream DEADLETTERS is full; dropped dead letters", count=len(waiting))
     except Exception as error:  # noqa: BLE001 - such as the bus being away
         _logger.warning("storing dead letters failed", error=str(error), count=len(letters))

@@ -160,7 +160,8 @@ class RateLimiter:
         if self._arrival <= now + most:
             return self._arrival
         _logger.warning(
-            "calls of a rate limit are reserved too far ahead; check the clocks of all processes",
+            "the reservations of a rate limit are too far in the future; check the clocks of all "
+            "processes",
             limit=self.name,
         )
         return now + most

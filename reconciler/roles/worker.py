@@ -457,7 +457,7 @@ def _fitting(seen: ExternalObject | None) -> ExternalObject | None:
     except Exception as error:  # noqa: BLE001 - a provider may show what is no JSON
         why = f"{type(error).__name__}: {error}"
     assert seen is not None
-    _logger.warning("an object is left out of a result", name=seen.name, why=why)
+    _logger.warning("omitted an object from a result", name=seen.name, why=why)
     return None
 
 

@@ -232,7 +232,7 @@ class Waiting:
             said, word = (last, last.outcome) if why is None else (why, "Converged, not ready")
             reason = f"{said.reason}: {said.message}" if said.message else said.reason
             stands = f"last outcome: {word} of generation {last.generation} ({reason})"
-        return f"{key} did not reach the outcome for generation {self._wanted[key]}, {stands}"
+        return f"{key}: generation {self._wanted[key]} did not reach the expected outcome; {stands}"
 
 
 async def wait(bus: JetStreamClientBus, waiting: Waiting, timeout_seconds: float) -> None:

@@ -177,7 +177,8 @@ def test_the_first_sentence_answers_why(build: Callable[[], Story], sentence: st
         (in_conflict, ': color is "Red", as tests declared it in generation 1.'),
         (
             newly_declared,
-            ': color should be "Red", and no object is known: tests declared it in generation 1.',
+            ': color should be "Red", but no object has been observed: '
+            "tests declared it in generation 1.",
         ),
         (deleted, ": color is not set."),
     ],

@@ -206,7 +206,9 @@ async def test_an_api_that_is_away_and_a_stream_that_is_not_as_wanted_are_told(
     found = await findings(world)
 
     assert (found["API default"].verdict, found["API away"].verdict) == ("ok", "fail")
-    assert found["streams"].found == f"not as required: {DEADLETTERS} (max_age)"
+    assert (
+        found["streams"].found == f"differ from what this release requires: {DEADLETTERS} (max_age)"
+    )
 
 
 async def test_the_server_says_whether_it_waits_for_the_disk(world: World) -> None:

@@ -76,8 +76,8 @@ def test_several_are_named_at_once_in_several_forms(live: Cli, teams: str) -> No
     ("command", "status", "said"),
     [
         ("get Shpe", 1, "did you mean Shape?"),
-        ("get Shape ghost", 1, "Shape 'ghost' is not in namespace default"),
-        ("get Shape/ghost", 1, "Shape 'ghost' is not in namespace default"),
+        ("get Shape ghost", 1, "Shape 'ghost' does not exist in namespace default"),
+        ("get Shape/ghost", 1, "Shape 'ghost' does not exist in namespace default"),
         ("get a/b/c/d", 2, "use NAME, KIND/NAME or NAMESPACE/KIND/NAME"),
         ("get -A -n team", 2, "give --namespace or --all-namespaces, not both"),
         ("get -l =a", 2, "--selector '=a': '=a' is not a condition"),

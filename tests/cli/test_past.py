@@ -253,7 +253,7 @@ def test_spans_are_added_up_and_lead_back_from_now(past: Past) -> None:
 def test_one_that_was_not_there_is_an_error_that_says_when(past: Past) -> None:
     ran = past.run("get", "Shape", "bar", "-n", "team", "--at", "4")
     assert ran.status == 1
-    assert "Shape 'bar' was not in namespace team at position 4, 2026-01-02T12:04" in ran.err
+    assert "Shape 'bar' did not exist in namespace team at position 4, 2026-01-02T12:04" in ran.err
     assert "`reconciler get -A --at 4`" in ran.err
 
 
@@ -278,7 +278,7 @@ def test_what_was_not_known_yet_is_not_described_as_nothing(past: Past) -> None:
     ran = past.run("describe", "bar", "--at", "4")
     assert (ran.status, ran.out) == (1, "")
     assert ran.err == (
-        "error: team/Shape/bar was not known yet at position 4, 2026-01-02T12:04:00.123Z: "
+        "error: team/Shape/bar did not exist yet at position 4, 2026-01-02T12:04:00.123Z: "
         "its history begins at position 5, 2026-01-02T12:05:00.123Z\n"
     )
     assert past.run("describe", "foo", "--at", "4", "--live").status == 2

@@ -78,7 +78,7 @@ TOLD: list[tuple[ResourceEvent, str]] = [
     ),
     (
         ExternalObserved("default", "foo", None, "CompleteListing", 7),
-        "The observer listed the API, which has no foo",
+        "The observer listed the API: foo does not exist",
     ),
     (
         ExternalObserved("default", "foo", ExternalObject("foo", {"color": "Red"}), "Read", 7),
@@ -86,8 +86,8 @@ TOLD: list[tuple[ResourceEvent, str]] = [
     ),
     (
         AbsenceDoubted("default", "foo", 12, 14),
-        "The observer's listing lacks 12 of the 14 owned objects, including foo: the "
-        "decider does not trust it",
+        "12 of the 14 owned objects, including foo, are missing from the observer's "
+        "listing: the decider ignored the listing",
     ),
     (FinalizerAdded("billing/invoice", "billing"), "billing added the finalizer billing/invoice"),
     (FinalizerRemoved("billing/invoice"), "alice removed the finalizer billing/invoice"),
@@ -169,7 +169,7 @@ TOLD: list[tuple[ResourceEvent, str]] = [
     ),
     (
         ActionSucceeded("a@2", "Create", 3, found_by="Label", late=True),
-        "The worker found the object already created, by its owner label (attempt 3); the "
+        "The worker found the object already created, as shown by its owner label (attempt 3); the "
         "result arrived late",
     ),
     (
@@ -190,7 +190,7 @@ TOLD: list[tuple[ResourceEvent, str]] = [
     ),
     (
         OwnershipClaimed("foo", None, "Adopted"),
-        "Reconciler owns foo from now on: policy.adoption is Adopt",
+        "Reconciler took ownership of foo: policy.adoption is Adopt",
     ),
     (
         OwnershipReleased("foo", None, "Orphaned"),
@@ -226,7 +226,7 @@ TOLD: list[tuple[ResourceEvent, str]] = [
         ProgressNoted("a1", AT),
         "The object made no progress since 2026-01-02T03:04:05Z, longer than allowed",
     ),
-    (ProgressNoted("", AT), "The decider no longer waits for progress of the object"),
+    (ProgressNoted("", AT), "The decider stopped waiting for progress of the object"),
     (
         RetryScheduled(AT, 2.5, "Transient"),
         "The decider waits 2.5 s, until 2026-01-02T03:04:05Z: Transient",
@@ -255,16 +255,17 @@ TOLD: list[tuple[ResourceEvent, str]] = [
     ),
     (
         ExternalObserved("default", "foo", None, "Read", 7, taken_by="a/Shape/x"),
-        "The observer read the API, which has no foo (it belonged to a/Shape/x)",
+        "The observer read the API: foo does not exist (it belonged to a/Shape/x)",
     ),
     (
         OwnershipClaimed("foo", None, "Found"),
-        "Reconciler owns foo from now on: it has the owner label of this resource, and a creation "
+        "Reconciler took ownership of foo: it has the owner label of this resource, and a creation "
         "had an unknown result",
     ),
     (
         OwnershipClaimed("foo", None, "Returned"),
-        "Reconciler owns foo from now on: it is the object that a listing had shown as missing",
+        "Reconciler took ownership of foo: it is the object that an earlier listing did not "
+        "contain",
     ),
     (
         OwnershipReleased("foo", None, "Gone"),

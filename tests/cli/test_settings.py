@@ -59,7 +59,7 @@ def test_a_file_that_cannot_be_used_is_told(inside: Cli, content: str, said: str
 def test_a_running_up_of_this_folder_is_found_before_the_file(live: Cli) -> None:
     live.write("settings.toml", 'nats-url = "nats://other:1"\ncredentials = "/secret.creds"\n')
     found = sources(live, RECONCILER_CONFIG="settings.toml")
-    assert found["nats-url"][1] == "`reconciler up` in this folder"
+    assert found["nats-url"][1] == "`reconciler up` in this directory"
     assert found["credentials"] == ("", "default"), "they are for the other bus"
 
 
@@ -68,7 +68,8 @@ def test_hints_repeat_the_flags_and_no_secret(live: Cli) -> None:
     with_password = url.replace("//", "//me:hunter2@")
     ran = live.run("get", "Shape", "ghost", "--nats-url", with_password)
     assert ran.err == (
-        f"error: Shape 'ghost' is not in namespace default; `reconciler get -A --nats-url {url}` "
+        f"error: Shape 'ghost' does not exist in namespace default; "
+        f"`reconciler get -A --nats-url {url}` "
         "lists all resources\n"
     )
 

@@ -157,8 +157,7 @@ def test_a_value_that_a_ready_part_does_not_give_is_an_error():
     with pytest.raises(InvalidManifestError) as caught:
         content(FOLLOWS, shown(content()))
     assert str(caught.value) == (
-        "spec.composition.parts[4] (after): 'children.middle.outputs.color' finds nothing at"
-        " 'color'"
+        "spec.composition.parts[4] (after): 'children.middle.outputs.color' has no value at 'color'"
     )
 
 
@@ -366,7 +365,7 @@ BAD: list[tuple[Fields, Fields, str]] = [
     (
         with_part(name="x", when="spec.missing", manifest=shape("Red")),
         {},
-        "spec.composition.parts[4] (x): 'spec.missing' finds nothing at 'missing'",
+        "spec.composition.parts[4] (x): 'spec.missing' has no value at 'missing'",
     ),
     (
         with_part(

@@ -14,7 +14,7 @@ README = (REPOSITORY / "README.md").read_text()
 
 
 def tour() -> str:
-    return README.split("## A tour")[1].split("\n## ")[0]
+    return README.split("## Walkthrough")[1].split("\n## ")[0]
 
 
 @pytest.mark.timeout(300)  # as many commands as a person types, one after the other

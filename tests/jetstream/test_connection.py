@@ -200,7 +200,9 @@ async def test_a_connection_that_hears_nothing_is_made_anew(
         await api_request(client, "INFO", None, timeout=0.3)
 
     await until(lambda: is_answered(client))
-    assert "no response, but another connection gets one; reconnecting" in caplog.text
+    assert (
+        "no response, but the server responds on a second connection; reconnecting" in caplog.text
+    )
     assert client.stats["reconnects"] == 1
     await client.close()
     await server.stop()

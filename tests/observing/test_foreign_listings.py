@@ -125,7 +125,7 @@ async def test_a_listing_that_lacks_an_item_proves_nothing(told: World):
 
     await send(world, [began, *items, ListingCompleted(3)])
 
-    await nothing_came_of_it(world, position, "the listing has 2 objects, but its end announces 3")
+    await nothing_came_of_it(world, position, "the listing has 2 objects, but its end reports 3")
 
 
 async def test_an_item_that_came_twice_does_not_stand_for_one_that_did_not_come(told: World):
@@ -136,7 +136,7 @@ async def test_an_item_that_came_twice_does_not_stand_for_one_that_did_not_come(
 
     await send(world, [began, first, second, second, ListingCompleted(3)])
 
-    await nothing_came_of_it(world, position, "the listing has 2 objects, but its end announces 3")
+    await nothing_came_of_it(world, position, "the listing has 2 objects, but its end reports 3")
 
 
 async def test_a_listing_without_its_beginning_is_refused(told: World):

@@ -13,14 +13,17 @@ async def test_21_create_only_makes_once_and_then_only_reports(world: World):
     await world.human.changes("foo", color="Green")
 
     drifted = await world.until_outcome("foo", "Drifted", reason="CreateOnly")
-    assert 'would change color: "Green" (declared "Purple")' in drifted.message
+    assert (
+        'drift not corrected (policy.mode CreateOnly): color: "Green" (declared "Purple")'
+        in drifted.message
+    )
     assert only(DriftDetected, await world.facts("foo")).differences[0].observed == "Green"
 
     await world.human.deletes("foo")
 
     async def says_it_is_gone() -> bool:
         status = await world.status("foo")
-        return status is not None and "would recreate it" in status.message
+        return status is not None and "not recreated" in status.message
 
     await world.until(says_it_is_gone, "the status says that it is gone")
     await world.observed_again()

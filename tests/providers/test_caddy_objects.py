@@ -178,7 +178,7 @@ async def test_of_two_with_one_host_and_path_the_second_is_not_ready_and_says_wh
     assert ROUTE.ready(first.fields, first).is_ready
     is_ready, reason, message = ROUTE.ready(second.fields, second)
     assert (is_ready, reason) == (False, "Shadowed")
-    assert message == "first comes first and matches the same host and path"
+    assert message == "route 'first' matches the same host and path, and takes precedence"
     await routes.delete(upon(action("Delete", "first", {}), first))
     assert ROUTE.ready(second.fields, await seen(routes, "second")).is_ready
     nobody = await made(routes, "nobody", hosts=["c.example.org"], backends=[])
@@ -262,7 +262,7 @@ async def test_routes_of_others_are_listed_as_theirs_and_what_is_no_route_is_not
     with pytest.raises(ConflictError) as caught:
         await made(routes, "theirs")
     assert caught.value.obstacle == found["theirs"]
-    with pytest.raises(NothingDoneError, match="the id 'nested' belongs, or belonged until now"):
+    with pytest.raises(NothingDoneError, match="the id 'nested' is, or was until now"):
         await made(routes, "nested")
     before = await hands.sees(f"{SERVERS}/http/routes")
     ours = await made(routes, "ours")

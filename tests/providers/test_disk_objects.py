@@ -466,7 +466,7 @@ async def test_what_is_in_use_is_not_unmounted_and_the_user_is_named(case: Case)
         with pytest.raises(TransientError, match=busy) as caught:
             await case.deletes(attachment)
         assert caught.value.status == 409, "no sign that the API is down"
-        with pytest.raises(TransientError, match=rf"cat \(pid {pid}\); Reconciler changes it"):
+        with pytest.raises(TransientError, match=rf"cat \(pid {pid}\); Reconciler remounts it"):
             await case.changes(attachment, readOnly=True)
         assert (await case.attachment()).fields == attachment.fields
         (case.place() / "still").write_text("writable")
@@ -636,7 +636,7 @@ async def test_an_image_that_was_deleted_while_attached_is_an_alarm_and_stays_at
             await change
     run("umount", case.place())
     after = await case.attachment()
-    with pytest.raises(TransientError, match="was deleted while it is attached"):
+    with pytest.raises(TransientError, match="was deleted while it was attached"):
         await case.deletes(after)
     (loop,) = left(case.root)[1]
     assert loop.is_deleted

@@ -286,7 +286,10 @@ def test_create_only_makes_it_once_and_then_reports():
     story.see(None)
     assert story.idle
     assert story.state.outcome is not None
-    assert story.state.outcome.message == "the object is missing; would recreate it"
+    assert (
+        story.state.outcome.message
+        == "the object is missing; not recreated (policy.mode CreateOnly)"
+    )
 
 
 def test_create_only_makes_it_again_in_a_new_life():

@@ -115,8 +115,7 @@ class RouteFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, renam
     balancing: Annotated[
         Balancing,
         _about(
-            "Policy that selects the backend. Only with first, the order of backends is "
-            "significant."
+            "Policy that selects the backend. The order of the backends matters only with first."
         ),
     ] = DEFAULT_BALANCING
     retry_seconds: Annotated[
@@ -233,7 +232,9 @@ def ready(fields: Fields, shown: ExternalObject) -> Readiness:
     winner = shown.outputs.get("shadowedBy")
     if winner is not None:
         return Readiness(
-            False, "Shadowed", f"{winner} comes first and matches the same host and path"
+            False,
+            "Shadowed",
+            f"route {winner!r} matches the same host and path, and takes precedence",
         )
     problem = shown.outputs.get("certificateProblem")
     if problem is not None:

@@ -186,7 +186,7 @@ class IssuersProvider:
         assert record is not None
         if found.fields["type"] != action.fields["type"]:
             raise PermanentError(
-                "an own authority (ownCa) cannot become an ACME account; declare an issuer with "
+                "a private CA (ownCa) cannot become an ACME account; declare an issuer with "
                 "another name"
             )
         if found.fields["problems"] and "CertificateMissing" not in found.fields["problems"]:

@@ -107,7 +107,7 @@ def ready(fields: Fields, thing: ExternalObject) -> Readiness:
     if thing.outputs.get("alarm") == IMAGE_DELETED:
         hint = HINT_OF_LOST.format(device=thing.outputs.get("device", "its device"))
         return Readiness(
-            False, IMAGE_DELETED, f"the image was deleted while it is attached; {hint}"
+            False, IMAGE_DELETED, f"the image was deleted while it was attached; {hint}"
         )
     if not fields.get("mounted", True):
         return Readiness(False, "Detached", "the attachment is declared with mounted: false")
@@ -348,7 +348,7 @@ class AttachmentsProvider:
         self._there.write(name, _mark(action, uid), is_new=found.mark is None)
         again = self._there.found(name)
         if again is None:
-            raise UnknownResultError("the attachment was changed, but does not exist any more")
+            raise UnknownResultError("the attachment was changed, but no longer exists")
         return Effect(again.shown())
 
     def _check_delete(self, action: Action) -> Attachment | None:
@@ -486,7 +486,7 @@ def _check_still(found: Attachment, action: Action) -> None:
 def _check_not_lost(found: Attachment) -> None:
     if found.is_lost and found.loop is not None:
         hint = HINT_OF_LOST.format(device=found.loop.path)
-        raise waiting(f"the image of disk {found.disk!r} was deleted while it is attached; {hint}")
+        raise waiting(f"the image of disk {found.disk!r} was deleted while it was attached; {hint}")
 
 
 def _check_not_foreign(found: Attachment) -> None:

@@ -221,8 +221,8 @@ class DisksProvider:
                 return
             if os.fstat(file).st_nlink != 1:
                 raise PermanentError(
-                    f"disk {action.external_name!r} already has a name, so no filesystem is "
-                    "created in it again"
+                    f"disk {action.external_name!r} already exists; Reconciler never formats an "
+                    "existing image"
                 )
             # -F: it is a file, no device. nodiscard: that would hand back the space kept for it.
             options = ["-F", "-q", "-b", str(BLOCK_BYTES), "-m", "0", "-U", str(uuid)]
@@ -273,7 +273,7 @@ class DisksProvider:
         with self._folder.image_folder() as folder:
             found = None if folder is None else look(folder, action.external_name)
             if folder is None or found is None:
-                raise UnknownResultError("the disk was created, but does not exist any more")
+                raise UnknownResultError("the disk was created, but no longer exists")
             if found.mark is None or found.mark.key != action.idempotency_key:
                 raise self._taken(action.external_name, found)
             return Effect(self._finished(folder, action, found))

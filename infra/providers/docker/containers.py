@@ -389,8 +389,8 @@ def _missing(answer: Answer, fields: Fields) -> ProviderError:
     words = said(answer)
     if words.lower().startswith("no such image"):
         return TransientError(
-            f"image {fields['image']!r} does not exist on this Engine, and Reconciler pulls "
-            "none; pull, load or build it there",
+            f"image {fields['image']!r} does not exist on this Engine, and Reconciler does "
+            "not pull images; pull, load or build it there",
             status=HTTPStatus.NOT_FOUND,
         )
     return engine_refusal(answer)

@@ -175,8 +175,8 @@ class VolumesProvider:
         more = f" and {len(names) - _MAX_USERS_NAMED} more" if names[_MAX_USERS_NAMED:] else ""
         return TransientError(
             (
-                f"volume {name!r} is in use by {shown}{more}; Reconciler deletes it after those "
-                "are deleted"
+                f"volume {name!r} is in use by {shown}{more}; Reconciler deletes it after "
+                "these containers are deleted"
             ),
             status=HTTPStatus.CONFLICT,
         )

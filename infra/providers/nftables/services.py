@@ -292,7 +292,7 @@ class ServicesProvider:
             ) from error
         if seen is None or seen.is_nothing:
             raise UnknownResultError(
-                "the service was written, but does not exist any more", status=HTTPStatus.CONFLICT
+                "the service was written, but no longer exists", status=HTTPStatus.CONFLICT
             )
         return Effect(seen.as_object())
 
@@ -316,8 +316,8 @@ class ServicesProvider:
                 f"{error.message}; it was changed since it was read", status=error.status
             )
         return TransientError(
-            f"port {front.port}/{front.protocol} of {front.address} already leads to "
-            f"{whose(element)}; withdraw that, or declare another port",
+            f"port {front.port}/{front.protocol} of {front.address} is already mapped "
+            f"to {whose(element)}; withdraw that service, or declare another port",
             status=error.status,
         )
 

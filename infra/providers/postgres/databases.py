@@ -360,8 +360,8 @@ class DatabasesProvider:
             for row in rows
         ]
         return TransientError(
-            f"{error.message}; in use by {', '.join(sessions) or 'no session any more'}. "
-            "Reconciler ends no sessions"
+            f"{error.message}; in use by {', '.join(sessions) or 'sessions that have ended'}. "
+            "Reconciler does not terminate sessions"
         )
 
 

@@ -327,8 +327,8 @@ class DatabaseRolesProvider:
                 raise TransientError(f"role {parent!r} does not exist (yet)")
             if found[parent]:  # perhaps by somebody's hand, and not for long
                 raise TransientError(
-                    f"spec.memberOf: role {parent!r} is a superuser, and Reconciler grants no "
-                    "membership in a superuser role"
+                    f"spec.memberOf: role {parent!r} is a superuser, and Reconciler does not "
+                    "grant membership in a superuser role"
                 )
 
     async def _wanted_password(

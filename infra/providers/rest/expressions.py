@@ -113,7 +113,7 @@ class Expression:
         try:
             result = self._program.execute(cel.Context(variables=given, functions=_FUNCTIONS))
         except LookupError as error:
-            raise NothingThereError(f"{self.text!r} finds nothing at {error}", self.text) from None
+            raise NothingThereError(f"{self.text!r} has no value at {error}", self.text) from None
         except (ArithmeticError, RuntimeError, TypeError, ValueError) as error:
             raise ExpressionError(f"evaluating {self.text!r} failed: {error}", self.text) from None
         if not _is_json(result):

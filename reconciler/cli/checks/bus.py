@@ -96,7 +96,9 @@ async def check_streams(nc: Client) -> list[Finding]:
         return [Finding("streams", "ok", "all streams and consumers are as this release requires")]
     told = [f"{name} ({', '.join(list(fields)[:3])})" for name, fields in wrong.items()]
     remedy = "Run `reconciler init`, which upgrades what can change in place."
-    return [Finding("streams", "fail", f"not as required: {some(told)}", remedy)]
+    return [
+        Finding("streams", "fail", f"differ from what this release requires: {some(told)}", remedy)
+    ]
 
 
 def check_sync(nc: Client, data: Path = DATA_FOLDER) -> Finding:

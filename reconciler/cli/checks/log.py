@@ -93,7 +93,7 @@ def _owned_only(rows: Sequence[StatusRow]) -> Finding:
     if not stuck:
         return Finding("owned, not declared", "ok", f"{len(leaving)}, all in progress")
     remedy = (
-        "Remove the reason that `reconciler describe RESOURCE` shows, or read the API with"
+        "Fix the cause that `reconciler describe RESOURCE` shows, or read the API with"
         " `reconciler reconcile RESOURCE`."
     )
     return Finding("owned, not declared", "warn", f"{len(stuck)}: {some(stuck)}", remedy)
@@ -106,8 +106,8 @@ def _declared_only(rows: Sequence[StatusRow]) -> Finding:
         if row.declared and not row.owned and row.outcome not in _WELL_WITHOUT_OWNING
     ]
     if not wanting:
-        return Finding("declared, not owned", "ok", "none that should be owned")
-    remedy = "Remove the reason that `reconciler describe RESOURCE` shows."
+        return Finding("declared, not owned", "ok", "none")
+    remedy = "Fix the cause that `reconciler describe RESOURCE` shows."
     return Finding("declared, not owned", "warn", f"{len(wanting)}: {some(wanting)}", remedy)
 
 
@@ -185,7 +185,7 @@ async def check_rows(nc: Client, replay: LogReplay, *, full: bool) -> Finding:
     if not wrong:
         return Finding("stored rows", "ok", what)
     remedy = (
-        "The log is right. `reconciler replay --verify` shows the rows and how to rebuild them."
+        "The log is correct. `reconciler replay --verify` shows the rows and how to rebuild them."
     )
     return Finding(
         "stored rows", "fail", f"{len(wrong)} differ from the log: {some(wrong)}", remedy
