@@ -64,7 +64,7 @@ async def connected(
         await close(nc)
 
 
-async def initialise(nc: Client, *, replicas: int = 1) -> Topology:
+async def initialise(nc: Client, *, replicas: int | None = None) -> Topology:
     """Make or upgrade every stream, consumer and bucket; doing it again changes nothing."""
     arm_from_environment()
     return await ensure_topology(nc, replicas=replicas)

@@ -48,6 +48,7 @@ TIERS: Mapping[str, tuple[Tier, ...]] = {
     "tests/crashes/test_steps_alone.py": ("default", "ci"),
     "tests/docker/": ("ci",),
     "tests/docs/test_backup_guide.py": ("ci",),
+    "tests/docs/test_cluster_guide.py": ("ci",),
     "tests/docs/test_readme.py": ("ci",),
     "tests/docs/test_site.py": ("ci",),
     "tests/docs/test_tutorial.py": ("ci",),

@@ -180,13 +180,16 @@ async def make_worker_consumer(nc: Client, provider_config: str) -> str:
 
 
 async def ensure_topology(
-    nc: Client, *, replicas: int = 1, restored: Restored | None = None
+    nc: Client, *, replicas: int | None = None, restored: Restored | None = None
 ) -> Topology:
     """Make or upgrade every stream and consumer; doing it again changes nothing.
 
-    ``restored`` gives a new log the identity of an old one. Raises ``IncompatibleStreamError`` for
-    a difference that cannot be changed in place.
+    ``replicas``: None for as many as the log has, or 1. ``restored`` gives a new log the identity
+    of an old one. Raises ``IncompatibleStreamError`` for a difference that cannot be changed in
+    place.
     """
+    if replicas is None:
+        replicas = int((await _found(nc, f"STREAM.INFO.{LOG}")).get("num_replicas", 1))
     if restored is None:
         identity, first_position = await _existing_log(nc)
     else:

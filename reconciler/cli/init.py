@@ -12,7 +12,9 @@ from reconciler.wiring import initialise
 _MAX_REPLICAS = 5
 
 
-def init(*, replicas: int = 1, output: Format = "table", connection: Connection = HERE) -> int:
+def init(
+    *, replicas: int | None = None, output: Format = "table", connection: Connection = HERE
+) -> int:
     """Create or upgrade all streams, consumers and buckets on a NATS server.
 
     A second run changes nothing. `reconciler up` includes this step.
@@ -25,7 +27,8 @@ def init(*, replicas: int = 1, output: Format = "table", connection: Connection 
     Parameters
     ----------
     replicas
-        Copies of each stream: 1, or 3 or 5 in a cluster.
+        Replicas of each stream: 1, or 3 or 5 in a cluster. Default: those of the existing log, or
+        1.
     output
         Output format.
     """
@@ -33,13 +36,13 @@ def init(*, replicas: int = 1, output: Format = "table", connection: Connection 
     return run_async(_init(connection, replicas, output))
 
 
-def check_replicas(replicas: int) -> None:
+def check_replicas(replicas: int | None) -> None:
     """Raise ``UsageError`` for a number of copies that no stream can have."""
-    if not 1 <= replicas <= _MAX_REPLICAS:
+    if replicas is not None and not 1 <= replicas <= _MAX_REPLICAS:
         raise UsageError(f"--replicas {replicas}: must be 1 to {_MAX_REPLICAS}")
 
 
-async def _init(connection: Connection, replicas: int, output: Format) -> Exit:
+async def _init(connection: Connection, replicas: int | None, output: Format) -> Exit:
     async with bus(connection) as nc:
         topology = await initialise(nc, replicas=replicas)
     if output == "table":

@@ -53,7 +53,7 @@ def restore(
     replace
         Id of the damaged log to replace.
     replicas
-        Copies of each stream: 1, or 3 or 5 in a cluster.
+        Replicas of each stream: 1, or 3 or 5 in a cluster.
     """
     check_replicas(replicas)
     restored = run_async(_restore(connection, file, replace, replicas))

@@ -48,7 +48,7 @@ class Plan:
 
     stack: StackOptions
     roles: tuple[Role, ...]
-    replicas: int
+    replicas: int | None
     access: Access
     resync: float | None
     output: Literal["table", "json"]
@@ -78,7 +78,7 @@ def up(
     api_port: int | None = None,
     latency_ms: float = 0,
     bus: BusOptions = ANY_BUS,
-    replicas: int = 1,
+    replicas: int | None = None,
     roles: str = ",".join(ROLES),
     no_api: bool = False,
     with_: Annotated[str, Parameter(name="--with")] = "",
@@ -114,7 +114,8 @@ def up(
     latency_ms
         Minimum duration of each request to the example API, in milliseconds.
     replicas
-        Copies of each stream: 1, or 3 or 5 in a cluster.
+        Replicas of each stream: 1, or 3 or 5 in a cluster. Default: those of the existing log, or
+        1.
     roles
         Roles to run here, separated by commas; or none.
     no_api
@@ -125,7 +126,7 @@ def up(
         directory and a ProviderConfig of the same name.
     resync
         Seconds between two listings of the APIs that do not report changes: the example API,
-        PostgreSQL and certificates. Default: as their ProviderConfigs declare, at first 30.
+        PostgreSQL and certificates. Default: the value in the ProviderConfig, initially 30.
     output
         What to print when ready: a banner, or one line of JSON.
     """

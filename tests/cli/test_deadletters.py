@@ -101,7 +101,7 @@ def test_what_got_no_letter_is_told_under_the_list(idle: Inside, idle_url: str) 
     assert "not listed" not in idle.ok("deadletters", "list", "--stage", "decision").out
     assert idle.ok("deadletters", "list", "-o", "json").json == []  # a list of letters only
     found = {each["check"]: each for each in idle.run("doctor", "-o", "json").json}
-    assert f"not listed: {found['discarded']['found']}" == told
+    assert f"not listed: {found['discarded']['details']}" == told
 
 
 def test_what_could_only_fail_again_is_refused_and_can_be_dismissed(
