@@ -588,8 +588,9 @@ def _held_in_doubt(
     return Settled(
         "Held",
         UNKNOWN_RESULT,
-        f"{found.name!r} (uid {found.uid}) may be the object of a creation of unknown result, or "
-        f"another client's. If this resource created it, {remedy}. If not, approve: "
+        f"{found.name!r} (uid {found.uid}) may have been created by this resource (a call with an "
+        f"unknown result) or by another client. If this resource created it, {remedy}. If not, "
+        "approve: "
         f"{approval_command(context.key)}",
     )
 

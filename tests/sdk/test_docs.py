@@ -125,7 +125,7 @@ async def test_protocol_on_the_wire_is_answered(stack: Stack) -> None:
     writer.close()
 
     assert received["_INBOX.billing.stored"]["stream"] == "INTAKE"
-    assert received["_INBOX.billing.answer"]["accepted"] is True
+    assert received["_INBOX.billing.reply"]["accepted"] is True
 
 
 async def test_the_published_message_of_the_command_line_is_answered(stack: Stack) -> None:

@@ -81,7 +81,7 @@ class CertificateFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     folder: Annotated[
         Place | None,
         msgspec.Meta(
-            description="Directory of the files, beneath the root. Default: the name of the "
+            description="Directory of the files, under the root. Default: the name of the "
             "certificate."
         ),
     ] = None

@@ -71,7 +71,7 @@ class Http01(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     folder: Annotated[
         Place | None,
         msgspec.Meta(
-            description="Directory, beneath the root, that your own web server serves. "
+            description="Directory, under the root, that your own web server serves. "
             "Declare listen or folder."
         ),
     ] = None
@@ -108,7 +108,7 @@ class Acme(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="came
     ca_file: Annotated[
         Place | None,
         msgspec.Meta(
-            description="File, beneath the root, with the CAs to trust for the directory's "
+            description="File, under the root, with the CAs to trust for the directory's "
             "HTTPS. Default: the system's CAs."
         ),
     ] = None
@@ -131,7 +131,7 @@ class IssuerFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rena
     """A certificate authority, own or over ACME."""
 
     own_ca: Annotated[
-        OwnCa | None, msgspec.Meta(description="Your own authority. Declare ownCa or acme.")
+        OwnCa | None, msgspec.Meta(description="A private CA. Declare ownCa or acme.")
     ] = None
     acme: Annotated[
         Acme | None,
@@ -151,7 +151,7 @@ class IssuerOutputs(msgspec.Struct, frozen=True, rename="camel", omit_defaults=T
 
     name: Annotated[str, msgspec.Meta(description="Name of the issuer.")]
     certificate: Annotated[
-        str, msgspec.Meta(description="Certificate of your own authority, in PEM.")
+        str, msgspec.Meta(description="Certificate of the private CA, in PEM.")
     ] = ""
     fingerprint: Annotated[
         str, msgspec.Meta(description="SHA-256 fingerprint of that certificate.")
