@@ -96,7 +96,7 @@ def _under_way(state: ResourceState) -> str:
     flight = state.actions.in_flight
     if flight is None:
         return ""
-    return f"; an action is in progress ({flight.action.operation}, attempt {flight.attempt})"
+    return f". An action is in progress ({flight.action.operation}, attempt {flight.attempt})"
 
 
 def _drifted_since(since: Sequence[LogEvent], state: ResourceState) -> str:

@@ -23,8 +23,8 @@ def left_alone(row: StatusRow | None, now: datetime) -> Finding | None:
     check = f"API {row.name}"
     if row.breaker_until is not None:
         remedy = (
-            "The API is probed after that time. When it responds, all waiting actions continue. To"
-            f" read its failures: `reconciler history {row.key}`."
+            "One process probes the API after that time. When it responds, all waiting actions"
+            f" continue. To read its failures: `reconciler history {row.key}`."
         )
         return Finding(check, "fail", row.message, remedy)
     text = throttled(row, now)

@@ -24,7 +24,7 @@ def print_banner(stack: Stack, roles: Sequence[str], seconds: float) -> None:
     places.add_column()
     places.add_column(overflow="fold")  # an endpoint that ends in dots is none
     kind = "embedded" if stack.server is not None else "external"
-    places.add_row("  bus", f"{stack.shown_url} ({kind}, {PARTITIONS} partitions)")
+    places.add_row("  NATS server", f"{stack.shown_url} ({kind}, {PARTITIONS} partitions)")
     if stack.api_url is not None:
         places.add_row("  example API", f"{stack.api_url}/shapes")
     for name, component in stack.components.items():

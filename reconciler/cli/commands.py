@@ -31,9 +31,9 @@ COMMANDS: Final[tuple[tuple[str, str, str], ...]] = (
     ("explain", USE, "Show the fields of a kind."),
     ("watch", USE, "Show outcomes and drift as they occur."),
     ("why", LOOK, "Explain the status of a resource, or the value of a field."),
-    ("history", LOOK, "Show the events of one resource, with cause and actor."),
+    ("history", LOOK, "Show the events of one resource, as sentences."),
     ("events", LOOK, "Show the newest events of all resources."),
-    ("diff", LOOK, "Show what changed in one resource between two moments."),
+    ("diff", LOOK, "Show what changed in one resource between two points in time."),
     ("logs", LOOK, "Show the logs of an external object, such as a container."),
     ("replay", LOOK, "Rebuild all read models from the log, and check the log."),
     ("deadletters", LOOK, "List, retry and dismiss messages that were not processed."),
@@ -60,7 +60,7 @@ decision, API call and result in one event log.
 The first three commands:
 
     reconciler up                            in one terminal
-    reconciler apply -f shape.yaml --wait    in another, in the same directory
+    reconciler apply -f FILE --wait          in another, in the same directory
     reconciler get
 
 Commands find the NATS server in this order: --nats-url, $RECONCILER_NATS_URL,

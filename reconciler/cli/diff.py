@@ -93,7 +93,7 @@ def diff(
     output: Output = "table",
     connection: Connection = HERE,
 ) -> int:
-    """Show what changed in one resource between two moments, or with files.
+    """Show what changed in one resource between two times, or with files.
 
     Compares the declaration, the observed object, the status and the
     ownership. With -f, it prints the plan, as `reconciler plan` does.
@@ -115,10 +115,10 @@ def diff(
     name
         The name, after a kind.
     from_
-        Earlier moment: a log position (1234), a time (2026-01-31T12:00:05Z; UTC without a zone) or
+        Start: a log position (1234), a time (2026-01-31T12:00:05Z; UTC without a zone) or
         a time span ago (30m, 2h, 7d).
     to
-        Later moment, in the same forms. Default: now.
+        End, in the same forms. Default: now.
     from_generation
         Instead of --from: the end of this generation.
     to_generation

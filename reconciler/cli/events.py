@@ -63,7 +63,7 @@ def events(
     """Show the newest events of all resources, oldest first.
 
     Each line has the time, the resource and a sentence about the event. With
-    -o wide, it also has the event's name, cause and actor. A moment is a log
+    -o wide, it also has the event's name, cause and actor. A TIME is a log
     position (1234), a time (2026-01-31T12:00:05Z; UTC without a zone) or a
     time span ago (30m, 2h, 7d).
 
@@ -84,9 +84,9 @@ def events(
     outcome
         Only this outcome: Converged, Degraded, Failed, ...
     since
-        Only events since this moment.
+        Only events since then.
     until
-        Only events until this moment.
+        Only events until then.
     limit
         Maximum number of events; the newest are shown.
     follow

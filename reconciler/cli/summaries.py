@@ -70,7 +70,7 @@ _VERBS: Mapping[Operation, tuple[str, str, str]] = {
 }
 _RENEWAL = ("renew", "renewed", "renewal")
 _CLAIMS: Mapping[str, str] = {
-    "Adopted": "policy.adoption is Adopt",
+    "Adopted": "spec.policy.adoption is Adopt",
     "Label": "it has the owner label of this resource",
     "Prefix": "its name has the owner prefix",
     "ExclusiveScope": "it is in an exclusive scope",

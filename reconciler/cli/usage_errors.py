@@ -15,8 +15,9 @@ def told(error: CycloptsError, command: str) -> str:
     if isinstance(error, UnusedCliTokensError):
         unused = " ".join(map(repr, error.unused_tokens or ()))
         text = f"unexpected argument: {unused}"
-    elif isinstance(error, MissingArgumentError):
-        text += _choices(error)
+    elif isinstance(error, MissingArgumentError) and error.argument is not None:
+        what = "requires a value" if error.argument.tokens or error.keyword else "required"
+        text = f"{error.keyword or error.argument.name}: {what}{_choices(error)}"
     return f"{text} (see `{_page(error, command)}`)"
 
 
@@ -25,7 +26,7 @@ def _choices(error: MissingArgumentError) -> str:
     hint: Any = None if error.argument is None else error.argument.hint
     if get_origin(hint) is not Literal:
         return ""
-    return f" Choose from: {', '.join(map(repr, get_args(hint)))}."
+    return f"; use one of {', '.join(map(str, get_args(hint)))}"
 
 
 def _page(error: CycloptsError, command: str) -> str:

@@ -32,7 +32,7 @@ def parse_when(text: str, now: datetime) -> When:
             return now - timedelta(seconds=sum(_seconds(part) for part in _PART.finditer(text)))
         return as_utc(datetime.fromisoformat(text.upper()))
     except (ValueError, OverflowError):
-        raise UsageError(f"{text[:_SHOWN]!r} is not a moment; {FORMS}") from None
+        raise UsageError(f"{text[:_SHOWN]!r} is not a point in time; {FORMS}") from None
 
 
 def _seconds(part: re.Match[str]) -> float:
@@ -43,5 +43,5 @@ def _convert(_type: Any, tokens: Any) -> When:
     return parse_when(tokens[0].value, datetime.now(UTC))
 
 
-At = Annotated[When | None, Parameter(converter=_convert, metavar="MOMENT")]
+At = Annotated[When | None, Parameter(converter=_convert, metavar="TIME")]
 """A moment that may be left out."""

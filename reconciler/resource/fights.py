@@ -82,5 +82,5 @@ def _told(fight: FightState) -> str:
         return f"another client deleted the object {fight.times} times since {since}"
     return (
         f"another client overwrote {fight.path} {fight.times} times since {since} (to accept "
-        "its values, use policy.ignoreFields)"
+        "its values, use spec.policy.ignoreFields)"
     )

@@ -95,7 +95,7 @@ def _why_dangling(target: str, key: ResourceKey) -> str:
     if may_refer(ResourceKey.parse(target), key.namespace, ()):
         return f"{target} is not declared"
     return (
-        f"{target} is not declared, or its policy.referencedFrom does not name namespace "
+        f"{target} is not declared, or its spec.policy.referencedFrom does not name namespace "
         f"{key.namespace!r}"
     )
 

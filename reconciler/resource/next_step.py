@@ -201,7 +201,7 @@ def _wrong_provider(
     if state.owned is not None or state.actions.in_flight is not None:
         remedy += "; existing objects stay unchanged until then"
     elif state.desired.is_declared:
-        remedy += ", or reference another one in spec.providerConfigRef"
+        remedy = f"set spec.providerConfigRef.name to a ProviderConfig with {kind.provider!r}"
     return Settled(
         "Held",
         "WrongProvider",
@@ -262,7 +262,7 @@ def _keep_present(
         return _as_declared(seen, state, context, config)
     if mode != "Present":
         return Settled(
-            "Drifted", mode, f"drift not corrected (policy.mode {mode}): {_described(found)}"
+            "Drifted", mode, f"drift not corrected (spec.policy.mode {mode}): {_described(found)}"
         )
     if state.desired.refused_generation == state.desired.generation:
         return _refused(state)
@@ -284,11 +284,11 @@ def _make(spec: Spec, state: ResourceState, context: Context, config: ProviderCo
     mode = spec.policy.mode
     if mode == "ObserveOnly":
         return Settled(
-            "Drifted", mode, "the object does not exist; not created (policy.mode ObserveOnly)"
+            "Drifted", mode, "the object does not exist; not created (spec.policy.mode ObserveOnly)"
         )
     if mode == "CreateOnly" and state.actions.has_created:
         return Settled(
-            "Drifted", mode, "the object is missing; not recreated (policy.mode CreateOnly)"
+            "Drifted", mode, "the object is missing; not recreated (spec.policy.mode CreateOnly)"
         )
     if state.desired.refused_generation == state.desired.generation:
         return _refused(state)
@@ -385,8 +385,8 @@ def _take_over(
         return Settled(
             "Conflict",
             "AlreadyExists",
-            f"{seen.name!r} exists and {whose}; declare it with policy.adoption Adopt, or use "
-            "another name",
+            f"{seen.name!r} exists and {whose}; to take ownership, set "
+            "spec.policy.adoption: Adopt; or use another name",
         )
     if said.label == "another's":
         label = f"the owner label of the object is {seen.labels[OWNER_LABEL]!r}"
@@ -511,7 +511,7 @@ def _not_ours(state: ResourceState, context: Context, config: ProviderConfigSpec
         return _guarded(config.deletion_guard, state) or _claimed(found, judged.claim, state)
     if judged.owner == "disputed":
         return _disputed(judged, found)
-    left_alone = "no manifest declares the object; Reconciler leaves it unchanged"
+    left_alone = f"no {context.key.kind} declares the object; Reconciler leaves it unchanged"
     held = _held_in_doubt(found, said, state, context)
     return held or _never_ours(state) or Settled("Unowned", judged.reason, left_alone)
 
@@ -582,7 +582,7 @@ def _held_in_doubt(
     )
     if said.label != "nothing" or not said.uncertain or not is_in_doubt:
         return None
-    remedy = "declare the resource with policy.adoption Adopt"
+    remedy = "declare the resource with spec.policy.adoption: Adopt"
     if capabilities.labels:
         remedy = f"give it the label {OWNER_LABEL}={context.owner}"
     return Settled(

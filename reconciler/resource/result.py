@@ -319,8 +319,8 @@ def _question(found: ExternalObject | None, context: Context) -> str:
         return (
             f"{found.name!r} (uid {found.uid}) may have been created by this action or by "
             "another client: the API stores neither idempotency keys nor owner labels. Check "
-            "the object. If it is yours, declare the resource with policy.adoption Adopt. Then "
-            f"repeat the action: {approve}"
+            "the object. If it is yours, declare the resource with spec.policy.adoption: Adopt. "
+            f"Then repeat the action: {approve}"
         )
     return (
         f"{found.name!r} (uid {found.uid}) may have been created by this action or by another "

@@ -103,7 +103,9 @@ class Settled(msgspec.Struct, frozen=True, gc=False):
 NOTHING_TO_SAY = Settled("Deleted", "")
 """How a resource stands of which nobody wants to hear: it was never there."""
 
-PAUSED = Settled("Paused", "PausedByPolicy", "policy.paused is true; Reconciler takes no action")
+PAUSED = Settled(
+    "Paused", "PausedByPolicy", "spec.policy.paused is true; Reconciler takes no action"
+)
 
 Step = ResourceEvent | Settled
 """The next event to record, or how the resource stands if there is none."""

@@ -127,7 +127,7 @@ def undeclared() -> Story:
         (recreated, "was deleted outside of Reconciler and has been recreated."),
         (
             being_recreated,
-            "was deleted outside of Reconciler; an action is in progress (Create, attempt 1).",
+            "was deleted outside of Reconciler. An action is in progress (Create, attempt 1).",
         ),
         (corrected, "was changed outside of Reconciler (color) and has been corrected."),
         (adopted, "is as declared: tests declared generation 1 and the worker updated the object."),
@@ -137,15 +137,15 @@ def undeclared() -> Story:
         ),
         (
             newly_declared,
-            "has no outcome for generation 1 yet; an action is in progress (Create, attempt 1).",
+            "has no outcome for generation 1 yet. An action is in progress (Create, attempt 1).",
         ),
         (
             declared_again,
-            "has no outcome for generation 2 yet; an action is in progress (Update, attempt 1).",
+            "has no outcome for generation 2 yet. An action is in progress (Update, attempt 1).",
         ),
         (
             failing,
-            "is degraded (Transient): the API said no; an action is in progress (Create, "
+            "is degraded (Transient): the API said no. An action is in progress (Create, "
             "attempt 1).",
         ),
         (paused, "is paused (PausedByPolicy): {message}."),

@@ -190,7 +190,7 @@ TOLD: list[tuple[ResourceEvent, str]] = [
     ),
     (
         OwnershipClaimed("foo", None, "Adopted"),
-        "Reconciler took ownership of foo: policy.adoption is Adopt",
+        "Reconciler took ownership of foo: spec.policy.adoption is Adopt",
     ),
     (
         OwnershipReleased("foo", None, "Orphaned"),

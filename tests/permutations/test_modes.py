@@ -14,7 +14,7 @@ async def test_21_create_only_makes_once_and_then_only_reports(world: World):
 
     drifted = await world.until_outcome("foo", "Drifted", reason="CreateOnly")
     assert (
-        'drift not corrected (policy.mode CreateOnly): color: "Green" (declared "Purple")'
+        'drift not corrected (spec.policy.mode CreateOnly): color: "Green" (declared "Purple")'
         in drifted.message
     )
     assert only(DriftDetected, await world.facts("foo")).differences[0].observed == "Green"

@@ -288,7 +288,7 @@ def test_create_only_makes_it_once_and_then_reports():
     assert story.state.outcome is not None
     assert (
         story.state.outcome.message
-        == "the object is missing; not recreated (policy.mode CreateOnly)"
+        == "the object is missing; not recreated (spec.policy.mode CreateOnly)"
     )
 
 

@@ -508,7 +508,7 @@ class WatchingRestProvider(RestProvider):
         else:
             mark = _at(mark_at, answer, decoded(answer, _decoder))
         if mark is None or mark is MISSING:
-            raise unusable(answer, "it has no value that changes with the objects")
+            raise unusable(answer, "it has no change cursor")
         return mark if isinstance(mark, str) else _encoder.encode(mark).decode()
 
 

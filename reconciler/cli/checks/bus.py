@@ -156,7 +156,7 @@ def check_stage(stage: str, role: str, consumers: Sequence[dict[str, Any]]) -> F
     pending = sum(int(one.get("num_pending", 0)) for one in consumers)
     leased = sum(int(one.get("num_ack_pending", 0)) for one in consumers)
     waiting = sum(int(one.get("num_waiting", 0)) for one in consumers)
-    text = f"{pending} pending, {leased} delivered and not acknowledged"
+    text = f"{pending} pending, {leased} delivered and unacknowledged"
     if not waiting:
         verdict: Verdict = "fail" if pending or leased else "warn"
         remedy = f"Start one: `reconciler run {role}` or `reconciler up`."
