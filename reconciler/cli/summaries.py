@@ -255,7 +255,8 @@ def summary(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
 
 def show(value: object) -> str:
     """Return a value as text: bare words, and JSON for all other values."""
-    text = value if isinstance(value, str) and value else msgspec.json.encode(value).decode()
+    is_bare = isinstance(value, str) and value != "" and value.isprintable()
+    text = str(value) if is_bare else msgspec.json.encode(value).decode()
     return text if len(text) <= _MAX_VALUE else text[: _MAX_VALUE - 3] + "..."
 
 
