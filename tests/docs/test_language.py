@@ -27,6 +27,9 @@ INSTEAD = {
     "what follows from it": "the result",
     "a standing": "a status",
     "doubled": "duplicate",
+    "sign of life": "lease, heartbeat",
+    "strays": "unmanaged objects, orphans",
+    "typing error": "typo",
 }
 """Phrases without a legitimate use in prose, and the words to write instead."""
 
@@ -43,6 +46,9 @@ IN_MESSAGES = {
     "knows": "contains, has read",
     "looked at": "read, polled",
     "hands out": "delivers",
+    "any more": "no longer",
+    "our": "Reconciler's, of this resource",
+    "ours": "owned by this resource",
 }
 """The same for what the program prints, which names no human actor but the user."""
 
