@@ -66,7 +66,7 @@ class Call(ManifestStruct, frozen=True):
     success: Annotated[
         Statuses,
         msgspec.Meta(
-            description="Status codes of a success. Default: 200, and 204 without shows; for "
+            description="Status codes that indicate success. Default: 200, and 204 without shows; for "
             "create also 201."
         ),
     ] = ()
@@ -130,7 +130,7 @@ class Listing(ManifestStruct, frozen=True):
     headers: Annotated[_Headers, msgspec.Meta(description="Headers of this request.")] = {}  # noqa: RUF012
     body: Annotated[Any, msgspec.Meta(description="Template of the JSON body.")] = None
     success: Annotated[
-        Statuses, msgspec.Meta(description="Status codes of a success. Default: 200.")
+        Statuses, msgspec.Meta(description="Status codes that indicate success. Default: 200.")
     ] = ()
     items: Annotated[
         Place, msgspec.Meta(description="Place of the objects in the response; . is the whole.")
@@ -163,7 +163,7 @@ class Reading(ManifestStruct, frozen=True):
     headers: Annotated[_Headers, msgspec.Meta(description="Headers of this request.")] = {}  # noqa: RUF012
     body: Annotated[Any, msgspec.Meta(description="Template of the JSON body.")] = None
     success: Annotated[
-        Statuses, msgspec.Meta(description="Status codes of a success. Default: 200.")
+        Statuses, msgspec.Meta(description="Status codes that indicate success. Default: 200.")
     ] = ()
     absent: Annotated[
         Statuses, msgspec.Meta(description="Status codes that mean that the object does not exist.")

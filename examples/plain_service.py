@@ -58,7 +58,7 @@ async def main(name: str) -> None:
     inbox = nc.new_inbox()
     answers = await nc.subscribe(inbox)
     await nc.request(
-        f"rec.desired={NAMESPACE}.{NAMESPACE}.Shape.{name}",  # in the name of our user
+        f"rec.desired={NAMESPACE}.{NAMESPACE}.Shape.{name}",  # in the name of this user
         json.dumps(manifest).encode(),
         headers={"Nats-Msg-Id": uuid.uuid4().hex, "Reconciler-Reply-To": inbox},
     )

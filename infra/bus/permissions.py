@@ -66,16 +66,16 @@ WHO_AM_I: Final = "$SYS.REQ.USER.INFO"
 """Where the server says who a connection is, and what he may do."""
 
 PURPOSES: Final[dict[Principal, str]] = {
-    "decider": "decides: reads the intake, writes the log, timers, responses and dead letters",
+    "decider": "decides: reads the intake, writes the log, timers, replies and dead letters",
     "worker": "calls the APIs: reads decided actions, writes results",
-    "observer": "lists the APIs: writes observations and wake-ups, accepts foreign listings",
+    "observer": "lists the APIs: writes observations and timers, accepts listings of services",
     "projector": "maintains the read models: reads the log, writes rows",
     "operator": "manages the system: reads everything, declares in all namespaces, approves",
     "auditor": "reads the log, the outcomes and the read models, and writes nothing",
     "installer": "creates and upgrades the streams: `reconciler init`, and nothing else",
     "backup": "saves the log: reads it and the undecided declarations, and writes nothing",
     "restore": "restores a log on a server without one, and changes no existing log",
-    "service": "declares in one namespace, and reads its own responses and outcomes",
+    "service": "declares in one namespace, and reads its own replies and outcomes",
 }
 
 

@@ -114,7 +114,7 @@ async def examine(nc: Client, *, full: bool, monitoring_url: str | None = None) 
     for name, check in (
         ("server", check_server),
         ("streams", check_streams),
-        ("copies", check_copies),
+        ("replicas", check_copies),
         ("stream limits", check_room_of_streams),
         ("stages", check_stages),
         ("API", check_apis),

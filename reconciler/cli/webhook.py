@@ -26,7 +26,7 @@ def webhook(
     port: int = 8091,
     connection: Connection = HERE,
 ) -> int:
-    """Receive the webhooks of a Git host, so that a push is read immediately.
+    """Receive the webhooks of a Git host, to detect pushes immediately.
 
     A push makes Reconciler read the GitSources of that repository. Without a
     webhook, each source is polled at its own interval. GitHub, Gitea and

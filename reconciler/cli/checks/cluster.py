@@ -21,13 +21,15 @@ def judge_copies(found: Sequence[Copies]) -> Finding:
     leaderless = [each.stream for each in found if not each.leader]
     if leaderless:
         remedy = "Start the servers that are down. More than half of them must run."
-        return Finding("copies", "fail", f"no leader: {some(leaderless)}", remedy)
+        return Finding("replicas", "fail", f"no leader: {some(leaderless)}", remedy)
     behind = [f"{each.stream} on {', '.join(each.behind)}" for each in found if each.behind]
     if behind:
         remedy = "Start the servers that are down. One more failure may stop the bus or lose data."
-        return Finding("copies", "warn", f"copies are missing or outdated: {some(behind)}", remedy)
+        return Finding(
+            "replicas", "warn", f"replicas are missing or outdated: {some(behind)}", remedy
+        )
     if wanted == 1:
         return Finding(
-            "copies", "ok", "one copy of each stream; back up the log (`reconciler backup`)"
+            "replicas", "ok", "one replica of each stream; back up the log (`reconciler backup`)"
         )
-    return Finding("copies", "ok", f"{wanted} copies of each stream, all up to date")
+    return Finding("replicas", "ok", f"{wanted} replicas of each stream, all up to date")
