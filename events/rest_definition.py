@@ -66,8 +66,8 @@ class Call(ManifestStruct, frozen=True):
     success: Annotated[
         Statuses,
         msgspec.Meta(
-            description="Status codes that indicate success. Default: 200, and 204 without shows; for "
-            "create also 201."
+            description="Status codes that indicate success. Default: 200, and 204 without shows; "
+            "for create also 201."
         ),
     ] = ()
     absent: Annotated[
