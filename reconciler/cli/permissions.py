@@ -51,7 +51,7 @@ def permissions(
     key
         Public nkey of a user, as NAME=KEY. May be repeated.
     finalizers
-        Also allow services to remove their own finalizers.
+        Also allow services to add finalizers in their namespace and to remove their own.
     output
         A block for the configuration of the NATS server, or claims for JWTs in the form of `nsc`.
     """

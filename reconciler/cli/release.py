@@ -59,7 +59,8 @@ def release(
         )
     )
     results = [_told(result) for result in results]
-    confirm(results, "released: no finalizer or reference remains")
+    stays = "stays in the API" if orphan else "is deleted or released by its policy"
+    confirm(results, f"finalizers and references removed; the object {stays}")
     print_results(results, output, good=())
     return exit_status(results, None)
 
