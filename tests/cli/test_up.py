@@ -133,7 +133,13 @@ def test_the_banner_says_where_everything_is(cli: Cli) -> None:
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=STOP_SECONDS)
     assert process.returncode == 0
-    for word in ("reconciler is ready", "bus", "nats://127.0.0.1:", "example API", "apply -f"):
+    for word in (
+        "reconciler is ready",
+        "NATS server",
+        "nats://127.0.0.1:",
+        "example API",
+        "apply -f",
+    ):
         assert word in told
     assert data in "".join(told.split()), "nothing is cut off"
     assert "\x1b" not in told

@@ -141,6 +141,8 @@ def fields(data: Any, prefix: str = "") -> Iterator[str]:
 def _sample(info: inspect.Type) -> Any:
     """Make a value of a type that no field has by default, as JSON shows it."""
     match info:
+        case inspect.Metadata():
+            return _sample(info.type)
         case inspect.StructType():
             made = {field.encode_name: _sample(field.type) for field in info.fields}
             return made if info.tag is None else {str(info.tag_field): info.tag, **made}
