@@ -87,7 +87,8 @@ async def test_time_out_says_what_was_seen(client: Client, name: str) -> None:
     await client.wait_for(shape(name).key, generation=1)
 
     with pytest.raises(
-        WaitTimeoutError, match=r"generation 9, last outcome: Converged of generation"
+        WaitTimeoutError,
+        match=r"generation 9 did not .*; last outcome: Converged of generation",
     ):
         await client.wait_for(shape(name).key, generation=9, timeout_seconds=0.3)
     with pytest.raises(WaitTimeoutError, match=r"no outcome arrived.* and 2 more"):
