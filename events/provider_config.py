@@ -7,6 +7,7 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
+from events.allow import NOTHING, Allow, matches
 from events.manifest import ApprovalLevel, ManifestStruct, Token
 from events.names import PROVIDER_CONFIG_KIND, SYSTEM_NAMESPACE, ResourceKey
 
@@ -22,6 +23,7 @@ MAX_SECONDS = 366 * 86_400
 
 _Seconds = Annotated[float, msgspec.Meta(ge=LEAST_SECONDS, le=MAX_SECONDS)]
 _Count = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
+NamespacePattern = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_*-]{1,63}(?!\n)$")]
 
 
 def config_key(name: str) -> ResourceKey:
@@ -286,6 +288,20 @@ class ProviderConfigSpec(ManifestStruct, frozen=True):
             "changes."
         ),
     ] = 5.0
+    namespaces: Annotated[
+        tuple[NamespacePattern, ...],
+        msgspec.Meta(
+            description="Namespaces whose resources may use this ProviderConfig. * matches any "
+            "characters. Namespace system always may. Default: all."
+        ),
+    ] = ("*",)
+    allow: Annotated[
+        Allow,
+        msgspec.Meta(
+            description="What resources may use of the host, as lists of patterns. * matches within"
+            " a segment of a path, ** anything. Default: nothing."
+        ),
+    ] = NOTHING
     limits: Annotated[Limits, msgspec.Meta(description="Limits for calls.")] = Limits()
     retry: Annotated[
         Retry, msgspec.Meta(description="Delay between the attempts of an action.")
@@ -324,3 +340,7 @@ class ProviderConfigSpec(ManifestStruct, frozen=True):
             "replacements. Always: all."
         ),
     ] = "Never"
+
+    def may_be_used_in(self, namespace: str) -> bool:
+        """Return whether resources of a namespace may use this configuration."""
+        return namespace == SYSTEM_NAMESPACE or matches(namespace, self.namespaces)

@@ -16,6 +16,7 @@ from infra.providers.certificates.issuers import IssuersProvider
 from infra.providers.file_root import ROOT_MARKER
 from reconciler.provider.contract import action
 from reconciler.provider.secrets import Secrets
+from tests.host_access import EVERYTHING
 
 OWN_CA: Fields = {"ownCa": {"commonName": "Orders Root"}}
 
@@ -44,7 +45,9 @@ def acme(pebble: Certificates, directory: str | None = None, **more: object) -> 
 @asynccontextmanager
 async def issuers_in(root: Path) -> AsyncGenerator[IssuersProvider]:
     """Connect to a root."""
-    provider = IssuersProvider(ProviderConfigSpec("certificates", root.as_uri()), Secrets())
+    provider = IssuersProvider(
+        ProviderConfigSpec("certificates", root.as_uri(), allow=EVERYTHING), Secrets()
+    )
     yield provider
     await provider.close()
 

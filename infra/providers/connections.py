@@ -24,6 +24,8 @@ from aiohappyeyeballs import (
 )
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
+from infra.providers.host_guard import HostGuard
+
 MAX_HEADER_BYTES = 64 * 1024
 """Of all headers of an answer. Servers that are in use send less than 16 KiB."""
 
@@ -331,6 +333,8 @@ def _mebibytes(size: int) -> str:
 class Connections:
     """At most so many connections to one host, kept for a while after a call.
 
+    ``guard`` judges the addresses of the host each time it was resolved.
+
     ``socket_path``: of a local socket, in the place of host and port. ``tls`` is None for a plain
     connection; ``connecting_seconds`` is how long a call may wait for one, ``kept_seconds`` how
     long an idle one is used again.
@@ -343,6 +347,7 @@ class Connections:
         *,
         socket_path: str | None = None,
         tls: ssl.SSLContext | None,
+        guard: HostGuard,
         most: int,
         connecting_seconds: float,
         kept_seconds: float,
@@ -351,6 +356,7 @@ class Connections:
         self._port = port
         self._socket_path = socket_path
         self._tls = tls
+        self._guard = guard
         self._slots = asyncio.Semaphore(most)
         self._connecting_seconds = connecting_seconds
         self._kept_seconds = kept_seconds
@@ -439,7 +445,8 @@ class Connections:
         if self._socket_path is not None:
             _, connection = await loop.create_unix_connection(self._new, self._socket_path)
             return connection
-        addresses = await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
+        found = await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
+        addresses = self._guard.usable(self._host, self._port, found)
         connected = await start_connection(
             addresses, happy_eyeballs_delay=_SECOND_ADDRESS_SECONDS, interleave=1
         )

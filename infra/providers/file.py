@@ -57,6 +57,7 @@ from reconciler.errors import (
     UnknownResultError,
 )
 from reconciler.provider import Capabilities, Effect
+from reconciler.provider.host_access import HostUse
 from reconciler.provider.kind import Kind
 from reconciler.provider.secrets import Secrets
 
@@ -483,6 +484,19 @@ def _changed(found: ExternalObject | None) -> ProviderError:
     return ConflictError(f"{found.name!r} was changed since it was read", obstacle=found)
 
 
+def uses(fields: Fields) -> Sequence[HostUse]:
+    """Return which accounts and special modes a file uses (ADR 0060)."""
+    owner, group = fields.get("owner"), fields.get("group")
+    found: list[HostUse] = []
+    if owner or group:
+        value = f"{owner or ''}:{group}" if group else str(owner)
+        found.append(HostUse("spec.owner" if owner else "spec.group", "users", value, "omit it"))
+    mode = str(fields.get("mode", "0644")).rjust(4, "0")
+    if not mode.startswith("0"):
+        found.append(HostUse("spec.mode", "modes", mode, "use one that starts with 0"))
+    return found
+
+
 FILE = Kind(
     name="File",
     api_version="files/v1",
@@ -496,5 +510,6 @@ FILE = Kind(
     comparable=comparable,
     name_problem=name_problem,
     outputs=FileOutputs,
+    uses=uses,
 )
 """The kind ``File``."""

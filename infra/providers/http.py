@@ -14,6 +14,7 @@ from events.provider_config import Limits, ProviderConfigSpec
 from infra.providers.answers import Answer, inconclusive, refusal
 from infra.providers.connections import Connections, NotSentError, UnusableAnswerError
 from infra.providers.endpoint import authorization, checked_endpoint, socket_path
+from infra.providers.host_guard import HostGuard
 from infra.providers.trust import certificate_problem, trusting
 from reconciler.answer_budget import AnswerTooLargeError, take_memory
 from reconciler.call_permit import may_call
@@ -80,6 +81,7 @@ class HttpApi:
             url.port,
             socket_path=path,
             tls=tls if url.scheme == "https" else None,
+            guard=HostGuard(config.allow, is_operators=True),
             most=config.limits.concurrency,
             connecting_seconds=self._timeout_seconds * CONNECTING_SHARE,
             kept_seconds=KEEP_ALIVE_SECONDS,

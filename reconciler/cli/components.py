@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from events.allow import NOTHING, ROOT, Allow
 from reconciler.cli.errors import UsageError
 from reconciler.cli.local_configs import LocalApi
 
@@ -19,12 +20,14 @@ class Offer:
     """A component that can be started, and the ProviderConfig of its name.
 
     ``implementation``: its class, imported only when it is started. ``ours``: pattern of the
-    endpoints that `up` gives it: a configuration of another endpoint is somebody's own.
+    endpoints that `up` gives it: a configuration of another endpoint is somebody's own. ``allow``:
+    what the examples and the pages of its kinds use of the host.
     """
 
     implementation: str
     ours: str
     least_resync_seconds: float | None = None
+    allow: Allow = NOTHING
 
 
 OFFERS: Final[Mapping[str, Offer]] = {
@@ -32,6 +35,7 @@ OFFERS: Final[Mapping[str, Offer]] = {
         "infra.components.docker_engine:DockerEngine",
         ours=r"unix://.*/docker/docker\.sock",
         least_resync_seconds=0.5,
+        allow=Allow(users=(ROOT,), networks=("host",), binds=("/srv/monitoring/*/*",)),
     ),
     "postgres": Offer(
         "infra.components.postgres:Postgres",
@@ -41,10 +45,12 @@ OFFERS: Final[Mapping[str, Offer]] = {
         "infra.components.caddy:Caddy",
         ours=r"unix://.*/caddy/admin\.sock",
         least_resync_seconds=0.5,
+        allow=Allow(addresses=("127.0.0.1:*",), certificates=("/srv/tls/**",)),
     ),
     "certificates": Offer(
         "infra.components.certificates:Certificates",
         ours=r"file:///.*/certificates/root",
+        allow=Allow(addresses=("127.0.0.1:*",), listen=("127.0.0.1:*",)),
     ),
 }
 """By the name of the component, of its folder, its ProviderConfig and its provider."""
@@ -56,7 +62,8 @@ COMPOSITION: Final = "composition"
 
 def composition_api(nats_url: str) -> LocalApi:
     """Describe the bus that `up` has started as the API of composed kinds."""
-    return LocalApi(COMPOSITION, COMPOSITION, nats_url, r"nats://127\.0\.0\.1:\d+", 0.5)
+    allow = Allow(addresses=("file:///srv/git/*",))
+    return LocalApi(COMPOSITION, COMPOSITION, nats_url, r"nats://127\.0\.0\.1:\d+", 0.5, allow)
 
 
 def parse_components(text: str) -> tuple[str, ...]:
@@ -78,4 +85,6 @@ def made(name: str) -> Component:
 def local_api(name: str, component: Component) -> LocalApi:
     """Describe a component that runs, for its ProviderConfig."""
     offer = OFFERS[name]
-    return LocalApi(name, name, component.endpoint, offer.ours, offer.least_resync_seconds)
+    return LocalApi(
+        name, name, component.endpoint, offer.ours, offer.least_resync_seconds, offer.allow
+    )

@@ -9,6 +9,7 @@ import uuid
 import msgspec
 from nats.aio.client import Client
 
+from events.allow import NOTHING, Allow
 from events.intake import Declared
 from events.log import SpecDeclared, SpecWithdrawn
 from events.manifest import DEFAULT_PROVIDER_CONFIG, RECONCILER_API_VERSION, Manifest, Metadata
@@ -25,6 +26,8 @@ _PATIENCE_SECONDS = 30.0
 class LocalApi(msgspec.Struct, frozen=True):
     """An API that `up` has started: where it is, and which ProviderConfig shall say so.
 
+    ``allow``: what of the host its resources may use in a new ProviderConfig.
+
     ``ours``: pattern of the endpoints that `up` declares. A configuration of another endpoint or
     provider is somebody's own, and stays.
     """
@@ -34,6 +37,7 @@ class LocalApi(msgspec.Struct, frozen=True):
     endpoint: str
     ours: str
     least_resync_seconds: float | None = None
+    allow: Allow = NOTHING
 
 
 def example_api(url: str) -> LocalApi:
@@ -76,7 +80,7 @@ async def change_of_config(nc: Client, api: LocalApi, resync_seconds: float | No
 
 
 def _new(api: LocalApi) -> ProviderConfigSpec:
-    spec = ProviderConfigSpec(api.provider, api.endpoint)
+    spec = ProviderConfigSpec(api.provider, api.endpoint, allow=api.allow)
     if api.least_resync_seconds is None:
         return spec
     return msgspec.structs.replace(spec, least_resync_seconds=api.least_resync_seconds)

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Final
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import msgspec
 
@@ -23,6 +23,7 @@ from events.secret import SecretRef
 from events.stored_content import CONTENT, HEAD
 from reconciler.composites import stored
 from reconciler.composites.stored import StoredOutputs
+from reconciler.provider.host_access import HostUse, names_host, place, url_host
 from reconciler.provider.kind import Readiness, Removal
 
 KIND: Final = "GitSource"
@@ -30,6 +31,7 @@ SOURCE: Final = "source"
 REVISION: Final = "revision"
 PROBLEM: Final = "problem"
 SCHEMES: Final = ("https", "ssh", "file", "http")
+PORTS: Final = {"https": 443, "http": 80, "ssh": 22}
 
 _about = msgspec.Meta
 _SIGNER: Final = re.compile(r"\S+\s+(?:\S+\s+)?(?:ssh|ecdsa|sk-ssh|sk-ecdsa)-\S+\s+\S{20}")
@@ -159,6 +161,27 @@ def compose(_key: ResourceKey, spec: Fields, observed: ExternalObject | None) ->
     if CONTENT in now:
         return {SOURCE: source, REVISION: now.get(REVISION, {}), CONTENT: now[CONTENT]}
     return {SOURCE: source, CHILDREN: {}}
+
+
+def uses(spec: Fields) -> Sequence[HostUse]:
+    """Return the repository of the host and the renderer that a source uses (ADR 0060).
+
+    A name is judged when it is resolved, at each connection.
+    """
+    found = list(repository_uses(str(spec["url"])))
+    if spec.get("render"):
+        found.append(HostUse("spec.render", "renderers", str(spec["render"])))
+    return found
+
+
+def repository_uses(url: str) -> Sequence[HostUse]:
+    """Return which repository or address of the host a URL names."""
+    parts = urlsplit(url)
+    if parts.scheme == "file":
+        host = "" if parts.netloc in ("", "localhost") else parts.netloc
+        return (HostUse("spec.url", "addresses", f"file://{host}{unquote(parts.path)}"),)
+    host, port = url_host(url, PORTS.get(parts.scheme, 0))
+    return (HostUse("spec.url", "addresses", place(host, port)),) if names_host(host) else ()
 
 
 def summary(fields: Fields, children: Mapping[str, Child]) -> Fields:

@@ -16,6 +16,7 @@ from typing import NamedTuple, cast
 
 import msgspec
 
+from events.allow import Allow, check_allow
 from events.composition import COMPOSED_SET_KIND, ComposedSetSpec
 from events.external import ExternalObject
 from events.field_hints import closest, with_hint
@@ -47,6 +48,7 @@ from events.reference import (
 from events.stored_content import COMPOSED_CONTENT_KIND, ComposedContentSpec
 from reconciler.errors import ConfigurationError, UnknownKindError
 from reconciler.provider import Capabilities, ProviderFactory
+from reconciler.provider.host_access import HostUse, uses_nothing
 
 ENTRY_POINT_GROUP = "reconciler.kinds"
 
@@ -145,6 +147,8 @@ class Kind:
     ``removes``: pure; how many of those resources this content would withdraw, of how many: what
     the deletion guard does not let go waits for a person.
 
+    ``uses``: pure; what fields use of the host, which ``ProviderConfig.spec.allow`` has to permit.
+
     ``shows``: paths that its provider shows in every object, null for nothing. What is missing
     there was read under an older definition, and is not compared until it is read anew.
     ``protocol``: digest of the definition that says how its API is called, if one does.
@@ -178,6 +182,7 @@ class Kind:
     maps: Callable[[Fields], Fields] | None = None
     composes: Callable[[ResourceKey, Fields, ExternalObject | None], Fields] | None = None
     removes: Callable[[Fields, ExternalObject], Removal] = field(default=removes_nothing)
+    uses: Callable[[Fields], Sequence[HostUse]] = field(default=uses_nothing)
     name_prefix: str = ""
     is_withdrawn: bool = False
 
@@ -274,6 +279,12 @@ _NAMES_A_ROLE = re.compile(r"\Apostgresql://[A-Za-z_][A-Za-z0-9_.-]{0,62}@")
 _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]{0,127}")
 
 
+def _checked_config(fields: Fields) -> Fields:
+    """Refuse what may be a secret, and paths that would allow more than they name."""
+    check_allow(msgspec.convert(fields.get("allow") or {}, Allow))
+    return _without_secret(fields)
+
+
 def _without_secret(fields: Fields) -> Fields:
     """Return a ProviderConfig's fields; refuse what may be a secret where a reference belongs.
 
@@ -307,7 +318,7 @@ PROVIDER_CONFIG = Kind(
     api_version=RECONCILER_API_VERSION,
     schema=ProviderConfigSpec,
     namespace=SYSTEM_NAMESPACE,
-    normalize=_without_secret,
+    normalize=_checked_config,
 )
 """How an external API is configured: itself a kind, declared like everything else."""
 

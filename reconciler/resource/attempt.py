@@ -103,10 +103,12 @@ def pursue(
     context: Context,
     config: ProviderConfigSpec | None,
     blocked: Settled | None = None,
+    forbidden: Settled | None = None,
 ) -> Step:
     """Bring the action in flight to its end: the same key and parameters until it is known.
 
-    `blocked` is how it stands while nothing can be called for it.
+    `blocked` is how it stands while nothing can be called for it; `forbidden` while it may be
+    looked up but not repeated.
     """
     generation, action = state.desired.generation, flight.action
     if flight.abandoned:
@@ -125,7 +127,9 @@ def pursue(
         return blocked
     if is_paused(state):
         return PAUSED
-    rung = next_rung(flight, context, is_wanted=is_wanted)
+    if forbidden is not None and (flight.failed == NOT_DONE or is_surely_not_done(flight)):
+        return _given_up(flight, forbidden.message)
+    rung = next_rung(flight, context, is_wanted=is_wanted and forbidden is None)
     # A lookup has to wait until it sees what the attempt did.
     grace = context.grace_seconds(action.provider_config) if rung == "Lookup" else 0.0
     # What was timed as a call may be too early for a lookup.

@@ -60,6 +60,7 @@ from reconciler.resource.ownership import (
     keepers,
     verdict,
 )
+from reconciler.resource.permission import host_access_not_permitted, use_not_permitted
 from reconciler.resource.progress import with_progress
 from reconciler.resource.replacement import (
     held_for_its_data,
@@ -83,7 +84,8 @@ def next_step(  # noqa: C901, PLR0911, PLR0912 - the ladder: one guard a step
     if state.actions.in_flight is not None:
         flight = state.actions.in_flight
         blocked = _wrong_provider_meanwhile(flight.action.provider_config, state, context)
-        return pursue(flight, state, context, config, blocked)
+        forbidden = None if blocked else _forbidden_meanwhile(state, context, config)
+        return pursue(flight, state, context, config, blocked, forbidden)
     if not desired.is_declared and state.observed.object is None and state.owned is None:
         return _nothing_left(state)  # whether its API is known does not matter any more
     if kind is None:
@@ -126,9 +128,17 @@ def next_step(  # noqa: C901, PLR0911, PLR0912 - the ladder: one guard a step
     if not desired.is_declared:
         return _let_go(state, context, config)
     assert desired.spec is not None
+    if desired.spec.policy.mode == "Absent" and state.owned is not None:
+        return _keep_away(state, context, config)
+    forbidden = use_not_permitted(state.provider_config, context, config)
+    if forbidden is not None:
+        return forbidden
     if desired.spec.policy.mode == "Absent":
         return _keep_away(state, context, config)
     if kind.composes is not None:
+        forbidden = host_access_not_permitted(state, context, config)
+        if forbidden is not None:
+            return forbidden
         composed = compose(desired.spec, state, context)
         if composed is not None:
             return composed
@@ -136,7 +146,8 @@ def next_step(  # noqa: C901, PLR0911, PLR0912 - the ladder: one guard a step
         unresolved = resolve(desired.spec, state, context)
         if unresolved is not None:
             return unresolved
-    return _keep_present(desired.spec, state, context, config)
+    forbidden = host_access_not_permitted(state, context, config)
+    return forbidden or _keep_present(desired.spec, state, context, config)
 
 
 # --- before anything is done
@@ -191,6 +202,20 @@ def _wrong_provider_meanwhile(name: str, state: ResourceState, context: Context)
     if kind is None or config is None or config.provider == kind.provider:
         return None
     return _wrong_provider(name, config, kind, state)
+
+
+def _forbidden_meanwhile(
+    state: ResourceState, context: Context, config: ProviderConfigSpec | None
+) -> Settled | None:
+    """Hold the repetition of a write whose permission has ended; deletions need none."""
+    flight = state.actions.in_flight
+    if config is None or flight is None or flight.action.operation == "Delete":
+        return None
+    if not state.desired.is_declared:
+        return None
+    return use_not_permitted(
+        flight.action.provider_config, context, config
+    ) or host_access_not_permitted(state, context, config)
 
 
 def _wrong_provider(

@@ -38,6 +38,7 @@ from reconciler.ports import IntakeMessageOut, IntakeWriter
 from reconciler.provider.kind import KindRegistry
 from reconciler.provider.secrets import Secrets, SecretStores
 from reconciler.resource.backoff import is_over
+from reconciler.resource.permission import NOT_PERMITTED
 from reconciler.roles.chance import REAL, Chance
 from reconciler.roles.configurations import Configurations
 from reconciler.roles.reference_index import Concerned, ReferenceIndex, rows_of
@@ -72,9 +73,12 @@ _logger = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Woken:
-    """A resource that was woken when a wait was over, and when it is again if nothing comes."""
+    """A resource that was woken when a wait was over, and when it is again if nothing comes.
 
-    wait: datetime
+    ``wait``: until when it was, or the version of the configuration that it waits for.
+    """
+
+    wait: datetime | int
     again_at: datetime
     pause_seconds: float
 
@@ -173,7 +177,7 @@ class Sweeper:
 
         What is held by something else goes on to be overdue; woken for ever it would cost for ever.
         """
-        waits = {
+        waits: dict[ResourceKey, datetime | int] = {
             row.key: row.retry_at
             for row in rows
             if row.retry_at is not None
@@ -184,6 +188,13 @@ class Sweeper:
             row.key: row.due_at
             for row in rows
             if row.due_at is not None and row.due_at < overdue and not row.paused
+        }
+        # What a configuration permits depends on fields that no row has: these are woken when it
+        # changes, and again in case their decider had not read it yet.
+        waits |= {
+            row.key: self._configurations.version(row.provider_config)
+            for row in rows
+            if (row.outcome, row.reason) == ("Held", NOT_PERMITTED)
         }
         now, before = self._now(), self._woken
         self._woken = {}

@@ -46,6 +46,10 @@ class SystemResources:
         """Every one that was ever declared."""
         return self._versions.keys() | self._damaged
 
+    def version(self, name: str) -> int:
+        """Return the version of a resource's newest declaration or withdrawal; 0 for none."""
+        return self._versions.get(name, 0)
+
     async def load(self, log: EventLog) -> None:
         """Read what is declared by now."""
         known: dict[ResourceKey, int] = {}

@@ -15,6 +15,7 @@ import pytest
 from tests.cli.runner import REPOSITORY, Cli, up
 from tests.engines import Hands
 from tests.folders import short_folder
+from tests.host_access import allow_more
 from tests.needs import skip_unless_in_ci
 from tests.shop.test_page import Shell
 
@@ -111,6 +112,7 @@ def monitoring() -> Iterator[Monitoring]:
             text = manifests.read_text().replace(ROOT, str(root))
             assert "nats://127.0.0.1:4222" in text
             manifests.write_text(text.replace("nats://127.0.0.1:4222", running.ready["natsUrl"]))
+            allow_more(cli, "docker", binds=f"{root}/*/*")
             hands = Hands(running.ready["components"]["docker"])
             hands.import_image("busybox:1", "ENV PATH=/bin")
             yield Monitoring(Shell(cli), root, hands)

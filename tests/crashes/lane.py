@@ -46,6 +46,7 @@ from infra.secrets import open_stores
 from tests.crashes.role_process import PATIENCE_SECONDS, RoleProcess, ready_to_fork
 from tests.crashes.roles import SECRETS
 from tests.faulty_api import FaultyApi
+from tests.host_access import EVERYTHING
 from tests.judge.from_bus import check
 from tests.judge.history import Acknowledged
 
@@ -209,6 +210,7 @@ class Lane:
             resync_seconds=resync_seconds,
             retry=Retry(initial_seconds=0.2, max_seconds=1.0),
             limits=Limits(request_timeout_seconds=5),
+            allow=EVERYTHING,
         )
         fields = msgspec.to_builtins(spec, str_keys=True)
         metadata = Metadata(name, SYSTEM_NAMESPACE)

@@ -16,6 +16,7 @@ import pytest
 
 from tests.cli.runner import Cli, Up, shape, up
 from tests.git.repositories import Repository
+from tests.host_access import allow_more
 
 pytestmark = pytest.mark.slow
 
@@ -108,6 +109,7 @@ def test_38_whoever_is_killed_when_the_newest_commit_is_declared_whole(
             "intervalSeconds": 1,
         },
     }
+    allow_more(machine.cli, "composition", addresses=repository.url)
     machine.cli.ok("apply", "-f", "-", text=json.dumps(source))
     die_within(1.5)
     for number in range(6):

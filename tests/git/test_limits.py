@@ -20,6 +20,7 @@ from infra.providers.git.problems import GitError
 from infra.providers.git.reader import MAX_MEMORY_BYTES
 from infra.providers.git.reader_process import Failure, Reply, Request, read_source
 from tests.git.repositories import Repository
+from tests.host_access import EVERYTHING
 from tests.hostile_server import MIB, Answer, hostile_server, measured_loop, measured_resident
 
 GIB = 1024 * MIB
@@ -34,7 +35,7 @@ def repository(tmp_path: Path) -> Repository:
 
 async def read(url: str, *, path: str = "", seconds: float = 60) -> Reply:
     source = {"url": url, "path": path}
-    return await read_source(Request(source, "default", "", 10, seconds))
+    return await read_source(Request(source, "default", "", 10, seconds, EVERYTHING))
 
 
 async def failure_of(url: str, *, path: str = "", seconds: float = 60) -> Failure:

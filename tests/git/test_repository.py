@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
+import socket
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from events.allow import Allow
 from events.names import ResourceKey
 from infra.providers.git.checks import checked_parts, documents_in
 from infra.providers.git.problems import GitError
-from infra.providers.git.repository import Remote, fetched, find_commit
+from infra.providers.git.repository import Remote, fetched, find_commit, ssh_command
 from infra.providers.git.signatures import check_signature
 from infra.providers.shapes import SHAPE
 from reconciler.provider.kind import KindRegistry
 from tests.git.http_server import GitServer
 from tests.git.repositories import Repository, signing_key
+from tests.host_access import EVERYTHING
 
 SHOP = ResourceKey("default", "GitSource", "shop")
 PASSWORD = "a token of forty characters, or nearly"
@@ -49,15 +53,17 @@ async def test_over_http_with_a_password(repository: Repository):
     async with GitServer(repository.folder.parent, PASSWORD).serving() as server:
         url = f"http://127.0.0.1:{server.port}/shop"
         for credential in (PASSWORD, f"git:{PASSWORD}"):
-            found = await asyncio.to_thread(files, Remote(url, credential), "deploy")
+            found = await asyncio.to_thread(
+                files, Remote(url, credential, allow=EVERYTHING), "deploy"
+            )
             assert found == {"deploy/a.yaml": b"a"}
         for remote in (
-            Remote(url, "wrong"),
-            Remote(url),
-            Remote(f"{url}-not", PASSWORD),
-            Remote("http://127.0.0.1:1/shop", PASSWORD, 1.0),
-            Remote("ssh://127.0.0.1:1/shop", "", 1.0),
-            Remote("file:///nowhere/at/all"),
+            Remote(url, "wrong", allow=EVERYTHING),
+            Remote(url, allow=EVERYTHING),
+            Remote(f"{url}-not", PASSWORD, allow=EVERYTHING),
+            Remote("http://127.0.0.1:1/shop", PASSWORD, 1.0, EVERYTHING),
+            Remote("ssh://127.0.0.1:1/shop", "", 1.0, EVERYTHING),
+            Remote("file:///nowhere/at/all", allow=EVERYTHING),
         ):
             with pytest.raises(GitError) as raised:
                 await asyncio.to_thread(files, remote)
@@ -72,7 +78,7 @@ def test_refs_are_found_or_named(repository: Repository):
     second = repository.commit()
     repository.git("tag", "-a", "1.1.0-rc.1", "-m", "soon")
     repository.git("tag", "nightly")
-    remote = Remote(repository.url)
+    remote = Remote(repository.url, allow=EVERYTHING)
     assert find_commit(remote, {}).commit == second
     assert find_commit(remote, {"branch": "main"}).commit == first
     assert find_commit(remote, {"branch": "other/branch"}).commit == second
@@ -96,7 +102,7 @@ def test_links_and_submodules_are_left_out_and_history_is_known(repository: Repo
     (repository.folder / "deploy/link.yaml").symlink_to("/etc/passwd")
     first = repository.commit()
     second = repository.commit()
-    remote = Remote(repository.url)
+    remote = Remote(repository.url, allow=EVERYTHING)
     assert files(remote, "deploy") == {"deploy/a.yaml": b"a"}
     assert files(remote, "deploy/a.yaml") == {"deploy/a.yaml": b"a"}
     for path in ("nowhere", "secret/more", "deploy/link.yaml/x"):
@@ -114,7 +120,7 @@ def test_only_signers_sign(repository: Repository, tmp_path: Path):
     repository.git("config", "user.signingkey", str(key))
     signed = repository.commit("signed", "-S")
     unsigned = repository.commit("unsigned")
-    remote = Remote(repository.url)
+    remote = Remote(repository.url, allow=EVERYTHING)
     with fetched(remote, signed) as checkout:
         check_signature(checkout.folder, signed, signer)
         with pytest.raises(GitError, match=r"no signer of spec\.signers"):
@@ -160,7 +166,7 @@ def test_a_tree_that_leads_out_of_itself_is_refused(repository: Repository):
     commit = repository.git("commit-tree", root, "-m", "out").strip()
     repository.git("update-ref", "refs/heads/main", commit)
     with pytest.raises(GitError, match="is not a valid file name"):
-        files(Remote(repository.url))
+        files(Remote(repository.url, allow=EVERYTHING))
 
 
 @pytest.mark.parametrize(
@@ -188,3 +194,48 @@ def test_a_tree_that_leads_out_of_itself_is_refused(repository: Repository):
 def test_a_document_that_would_be_too_much_is_refused_before_it_is_built(text: str, words: str):
     with pytest.raises(GitError, match=words):
         parts_of({"a.yaml": text.encode()})
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "127.1", "[::1]", "0"])
+@pytest.mark.parametrize("scheme", ["http", "https", "ssh"])
+async def test_no_repository_of_the_host_is_asked_unless_it_is_allowed(scheme: str, host: str):
+    seen: list[int] = []
+
+    async def count(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        seen.append(1)
+        writer.close()
+
+    async with await asyncio.start_server(count, "127.0.0.1", 0) as server:
+        url = f"{scheme}://{host}:{server.sockets[0].getsockname()[1]}/shop"
+        with pytest.raises(GitError) as raised:
+            await asyncio.to_thread(find_commit, Remote(url, timeout_seconds=2), {})
+        assert raised.value.reason == "Unreachable"
+        assert "spec.allow.addresses" in raised.value.message
+        assert seen == []
+        if host == "127.0.0.1":
+            allowed = Remote(url, timeout_seconds=2, allow=Allow(addresses=("127.0.0.1:*",)))
+            with pytest.raises(GitError):
+                await asyncio.to_thread(find_commit, allowed, {})
+            assert seen
+
+
+def test_no_folder_of_the_host_is_read_unless_it_is_allowed(repository: Repository):
+    repository.commit()
+    folder = repository.folder.parent
+    for allow in (Allow(), Allow(addresses=(f"file://{folder}",))):
+        with pytest.raises(GitError, match=r"spec\.allow\.addresses"):
+            find_commit(Remote(repository.url, allow=allow), {})
+    assert find_commit(Remote(repository.url, allow=Allow(addresses=(f"file://{folder}/*",))), {})
+    around = f"file://{folder}/x/../shop"
+    with pytest.raises(GitError, match=r"spec\.allow\.addresses"):
+        find_commit(Remote(around, allow=Allow(addresses=("**",))), {})
+
+
+def test_ssh_connects_to_the_address_that_was_judged(monkeypatch: pytest.MonkeyPatch):
+    def resolved(*_: object, **__: object) -> list[object]:
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("192.0.2.7", 2222))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolved)
+    told = shlex.split(ssh_command(Remote("ssh://git@git.test:2222/x")))
+    assert "HostName=192.0.2.7" in told
+    assert "HostKeyAlias=[git.test]:2222" in told

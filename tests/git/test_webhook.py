@@ -14,6 +14,7 @@ import pytest
 from infra.webhook import MAX_BODY_BYTES, same_repository
 from tests.cli.runner import Cli, shape, until, up
 from tests.git.repositories import Repository
+from tests.host_access import allow_more
 
 SECRET = "a secret of enough characters"
 
@@ -37,6 +38,7 @@ def test_a_push_is_looked_at_at_once(folder: Cli, tmp_path: Path) -> None:
         "intervalSeconds": 3600,
     }
     source = {"apiVersion": "git/v1", "kind": "GitSource", "metadata": {"name": "shop"}}
+    allow_more(folder, "composition", addresses=repository.url)
     folder.ok("apply", "-f", "-", "--wait", text=json.dumps({**source, "spec": spec}))
     assert names(folder) == ["a"]
     server = folder.start("webhook", "--secret-file", "secret", "--port", "0")

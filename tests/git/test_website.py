@@ -23,6 +23,7 @@ from tests.cli.runner import REPOSITORY, Cli, Up, up
 from tests.engines import Hands
 from tests.folders import short_folder
 from tests.git.repositories import AUTHOR, Repository
+from tests.host_access import allow_more
 
 pytestmark = [pytest.mark.own_dockerd, pytest.mark.caddy, pytest.mark.nftables, pytest.mark.slow]
 
@@ -77,6 +78,8 @@ class Website:
         tls = f"file://{self.cli.folder / 'tls'}"
         places = {"nats://127.0.0.1:4222": self.running.ready["natsUrl"], "file:///srv/tls": tls}
         self._apply("systems.yaml", places)
+        allow_more(self.cli, "caddy", certificates=f"{self.cli.folder}/tls/**")
+        allow_more(self.cli, "composition", addresses=self.repository.url)
 
     def declare(self) -> None:
         places = {"file:///srv/git/websites": self.repository.url, "Seconds: 10": "Seconds: 1"}
@@ -145,6 +148,7 @@ class Website:
         return Counter(
             variable.removeprefix("TEXT=")
             for each in inspected
+            if "Config" in each  # else it was deleted since it was listed
             for variable in each["Config"]["Env"]
             if variable.startswith("TEXT=")
         )

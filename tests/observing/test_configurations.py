@@ -220,3 +220,24 @@ async def test_both_kinds_of_one_name_are_two_resources(world: World, records_ur
     await world.until_outcome(ResourceKey("default", "Record", "www"), "Converged")
     await world.observed_again()
     assert await world.human.effects() == ["POST"]
+
+
+async def test_a_resource_waits_for_the_permission_of_its_namespace_and_leaves_without(
+    world: World,
+):
+    for_others = api_config(world.human.url, namespaces=("billing",))
+    await world.configure(for_others)
+    await world.declare("foo")
+    await world.until_outcome("foo", "Held", reason="NotPermitted")
+    assert await world.human.effects() == []
+
+    await world.configure(api_config(world.human.url))
+    await world.until_outcome("foo", "Converged")
+
+    await world.configure(for_others)
+    await world.human.changes("foo", color="Green")
+    await world.until_outcome("foo", "Held", reason="NotPermitted")
+    assert (await world.human.sees("foo"))["color"] == "Green"
+    await world.withdraw("foo")
+    await world.until_outcome("foo", "Deleted")
+    assert await world.human.sees_all() == []

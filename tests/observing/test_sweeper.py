@@ -7,13 +7,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
+import msgspec
 import pytest
 
 from events.intake import DefinitionSeen, SecretSeen, TimerFired
 from events.kind_definition import DefinitionRef
 from events.log import LogEvent, SecretObserved, SpecDeclared
 from events.names import ResourceKey
-from events.provider_config import ProviderConfigSpec
+from events.provider_config import ProviderConfigSpec, config_key
 from infra.providers.shapes import SHAPE
 from projections.read_models import NOTHING, ReadModels
 from projections.status import StatusRow
@@ -137,6 +138,21 @@ async def test_what_is_held_for_its_configuration_is_woken_when_that_is_right(
     assert [each.data for each in scene.intake.published] == [
         TimerFired("ConfigChanged")
     ] * is_woken
+
+
+async def test_what_is_not_permitted_is_woken_when_its_configuration_changes() -> None:
+    scene = Scene()
+    scene.row.outcome, scene.row.reason = "Held", "NotPermitted"
+    scene.row.provider_config = "billing"
+    config = {"provider": "shapes", "endpoint": "http://localhost"}
+    declared = SpecDeclared(1, "reconciler/v1", "", "billing", config)
+    key = config_key("billing")
+    scene.configurations.apply(event(key, 1, declared))
+    assert (await scene.sweep_for(60))[:3] == [0, 5, 15]  # its decider may know it later
+    await scene.sweep_for(600)
+    changed = msgspec.structs.replace(declared, generation=2)
+    scene.configurations.apply(event(key, 2, changed))
+    assert (await scene.sweep_for(10))[:2] == [0, 5]
 
 
 class LookedUp(dict[str, StatusRow]):

@@ -17,6 +17,7 @@ from reconciler.provider import Provider
 from reconciler.provider.http_faults import Proxy
 from reconciler.provider.kind import Kind
 from reconciler.provider.secrets import Secrets
+from tests.host_access import EVERYTHING
 from tests.providers.cases import CASES, Case
 from tests.providers.connect import Connect
 
@@ -89,6 +90,7 @@ async def connect() -> AsyncIterator[Connect]:
                 provider=kind.provider,
                 endpoint=endpoint,
                 limits=Limits(request_timeout_seconds=timeout_seconds),
+                allow=EVERYTHING,
             )
             provider = kind.connect(config, Secrets(secret))
             stack.push_async_callback(provider.close)

@@ -15,7 +15,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from infra.providers.certificates.acme_authority import Ordering
 from infra.providers.certificates.acme_client import AcmeClient, Authorization, Identifier, Order
 from infra.providers.file_root import FileRoot
+from infra.providers.host_guard import HostGuard
 from reconciler.errors import TransientError, UnknownResultError
+from tests.host_access import EVERYTHING
 from tests.hostile_server import (
     HEAD,
     MIB,
@@ -74,6 +76,7 @@ async def test_an_authority_that_sends_too_much_is_an_error(what: str) -> None:
             ec.generate_private_key(ec.SECP256R1()),
             ca_file=None,
             timeout_seconds=3,
+            guard=HostGuard(EVERYTHING),
         )
         with measured_memory() as memory, pytest.raises(TransientError, match=words) as raised:
             await asyncio.wait_for(asyncio.to_thread(client.register, None), 20)

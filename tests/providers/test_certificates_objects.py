@@ -18,6 +18,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from events.allow import NOTHING
 from events.external import ExternalObject
 from events.log import Action
 from events.manifest import Fields, InvalidManifestError
@@ -31,6 +32,7 @@ from infra.providers.certificates.checks import CHECKS, Case, findings, why_orde
 from infra.providers.certificates.issuer import ISSUER
 from infra.providers.certificates.pem import Facts, certificates_in, is_signed_by
 from infra.providers.certificates.spec import STORE
+from infra.providers.host_guard import HostGuard
 from reconciler.errors import (
     ConfigurationError,
     NotCalledError,
@@ -49,6 +51,7 @@ from tests.certificates import (
     root_in,
     trust,
 )
+from tests.host_access import EVERYTHING
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 WEB: Fields = {"issuer": "own", "dnsNames": ["web.test"]}
@@ -72,7 +75,10 @@ def root(tmp_path: Path) -> Path:
 @pytest.fixture
 async def provider(root: Path) -> AsyncIterator[CertificatesProvider]:
     config = ProviderConfigSpec(
-        "certificates", root.as_uri(), limits=Limits(request_timeout_seconds=5)
+        "certificates",
+        root.as_uri(),
+        limits=Limits(request_timeout_seconds=5),
+        allow=EVERYTHING,
     )
     one = CertificatesProvider(config, Secrets())
     yield one
@@ -585,6 +591,7 @@ from events.provider_config import ProviderConfigSpec
 from infra.providers.certificates.certificates import CertificatesProvider
 from reconciler.call_permit import CALL_PERMIT
 from reconciler.provider.secrets import Secrets
+from tests.host_access import EVERYTHING
 
 class KillBefore:
     is_free, pace_seconds, left = False, 0.0, int(sys.argv[2])
@@ -595,7 +602,8 @@ class KillBefore:
             os.kill(os.getpid(), signal.SIGKILL)
 
 async def main():
-    provider = CertificatesProvider(ProviderConfigSpec("certificates", sys.argv[1]), Secrets())
+    config = ProviderConfigSpec("certificates", sys.argv[1], allow=EVERYTHING)
+    provider = CertificatesProvider(config, Secrets())
     CALL_PERMIT.set(KillBefore())
     await provider.create(msgspec.json.decode(sys.stdin.read(), type=Action))
 
@@ -688,10 +696,35 @@ def test_a_token_of_an_authority_never_becomes_a_path(token: str) -> None:
         ec.generate_private_key(ec.SECP256R1()),
         ca_file=None,
         timeout_seconds=1,
+        guard=HostGuard(NOTHING),
     )
     with pytest.raises(PermanentError, match="an invalid token"):
         client.answer_of(Challenge("http-01", "https://ca.test/1", token=token))
     client.close()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.1", "localhost"])
+async def test_no_authority_of_the_host_is_asked_unless_it_is_allowed(host: str) -> None:
+    seen: list[int] = []
+
+    async def count(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        seen.append(1)
+        writer.close()
+
+    async with await asyncio.start_server(count, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        for allow, expected in ((NOTHING, "spec.allow.addresses"), (EVERYTHING, "not reachable")):
+            client = AcmeClient(
+                f"https://{host}:{port}/dir",
+                ec.generate_private_key(ec.SECP256R1()),
+                ca_file=None,
+                timeout_seconds=2,
+                guard=HostGuard(allow),
+            )
+            with pytest.raises(TransientError, match=expected):
+                await asyncio.to_thread(client.register, None)
+            client.close()
+            assert bool(seen) is (allow is EVERYTHING)
 
 
 @pytest.mark.pebble

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import pytest
 from aiohttp import web
 
+from events.allow import Allow
 from events.external import ExternalObject
 from events.manifest import Fields, InvalidManifestError
 from events.provider_config import Limits, ProviderConfigSpec, Scope
@@ -37,6 +38,7 @@ from reconciler.provider.contract import ProviderContract, action, listing, upon
 from reconciler.provider.kind import Kind
 from reconciler.provider.secrets import Secrets
 from tests.engines import TestEngine
+from tests.host_access import EVERYTHING
 
 PLANTED = "planted-s3cr3t-of-a-variable-83c0"
 MIB = 1024 * 1024
@@ -81,6 +83,7 @@ class Case:
         self.stores = open_stores(folder)
         config = ProviderConfigSpec(
             provider="docker",
+            allow=EVERYTHING,
             endpoint=engine.endpoint,
             limits=Limits(request_timeout_seconds=10),
         )
@@ -118,6 +121,22 @@ def as_declared(thing: ExternalObject | None, fields: Fields) -> bool:
     assert CONTAINER.comparable is not None
     seen, wanted = map(CONTAINER.comparable, (CONTAINER.normalize(thing.fields), fields))
     return seen == wanted
+
+
+@pytest.mark.parametrize("users", [(), ("app",), ("0",)])
+async def test_no_program_of_an_image_becomes_root_where_root_is_not_allowed(
+    case: Case, engine: TestEngine, users: tuple[str, ...]
+) -> None:
+    config = ProviderConfigSpec("docker", engine.endpoint, allow=Allow(users=users))
+    containers = ContainersProvider(config, Secrets())
+    fields = case.fields(user="1000", command=["sleep", "1000"])
+    effect = await containers.create(action("Create", case.prefix, fields))
+    await containers.close()
+    assert as_declared(effect.object, fields)
+    inspected = case.hands.inspect(case.prefix)
+    assert inspected is not None
+    expected = None if users == ("0",) else ["no-new-privileges"]
+    assert (inspected["HostConfig"]["SecurityOpt"] or None) == expected
 
 
 # --- what is compared

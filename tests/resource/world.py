@@ -268,11 +268,18 @@ class World:
         self.story.now += timedelta(seconds=seconds)
         self.publish(TimerFired("Sweep"))
 
+    def permit(self, namespaces: tuple[str, ...]) -> None:
+        """An operator changes who may use the configuration."""
+        config = self.story.configs[CONFIG]
+        self.story.configs[CONFIG] = replace(config, namespaces=namespaces)
+        self.publish(TimerFired("ConfigChanged"))
+
     # --- the end
 
     def settle(self) -> None:
         """No more faults: fresh observations, timers and a working worker, until all is quiet."""
         quiet = 0
+        self.permit(("*",))
         while self._stuck:
             self.wake_stuck()
         for _ in range(60):

@@ -61,6 +61,7 @@ from reconciler.resource.owner_label import OWNER_LABEL, owner
 from reconciler.sdk import Client as SdkClient
 from reconciler.sdk import client_on
 from reconciler.wiring import ROLES, Role, Running, connected, initialise, running
+from tests.host_access import EVERYTHING
 
 PATIENCE_SECONDS = 90.0
 """Ten times what the slowest step takes alone on a machine: four tests run at a time."""
@@ -101,8 +102,9 @@ def api_config(
     provider: str = "shapes",
     **rest: Any,
 ) -> ProviderConfigSpec:
-    """A configuration for impatient tests."""
+    """A configuration for impatient tests; how little may be allowed is tested elsewhere."""
     defaults: dict[str, Any] = {
+        "allow": EVERYTHING,
         "scope": Scope(mode="Exclusive" if exclusive else "Shared"),
         "limits": Limits(page_size=page_size, request_timeout_seconds=5),
         "retry": Retry(initial_seconds=0.2, max_seconds=1.0),

@@ -179,7 +179,8 @@ class Shop:
         }
         retry = {"initialSeconds": 0.2, "maxSeconds": 1.0}
         # Only of the shop: what everybody may do is not.
-        common = {"resyncSeconds": 1, "retry": retry, "scope": {"prefix": "shop"}}
+        allow = {"users": ["0"], "networks": ["host"]}
+        common = {"allow": allow, "resyncSeconds": 1, "retry": retry, "scope": {"prefix": "shop"}}
         made = [
             Manifest(
                 "reconciler/v1",

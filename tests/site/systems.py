@@ -20,6 +20,7 @@ import httpx
 from tests.cli.runner import REPOSITORY, Cli, Up, up
 from tests.engines import Hands
 from tests.folders import short_folder
+from tests.host_access import allow_more
 from tests.rest.servers import API_KEY, PowerDns
 from tests.shop.image import make_image
 
@@ -78,6 +79,7 @@ class Site:
     def configure(self) -> None:
         self.cli.ok("apply", "-f", str(EXAMPLE.parent / "kinds" / "address.yaml"))
         self.cli.ok("apply", "-f", "-", text=self._systems())
+        allow_more(self.cli, "caddy", certificates=f"{self.cli.folder}/tls/**")
 
     def declare(self) -> None:
         self.cli.ok("apply", "-f", str(EXAMPLE / "manifests.yaml"), "--wait", "--timeout", "90s")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from events.provider_config import ProviderConfigSpec
 from infra.providers.caddy.configuration import name_problem
-from infra.providers.caddy.spec import RouteFields, RouteOutputs, normalize, ready
+from infra.providers.caddy.spec import RouteFields, RouteOutputs, normalize, ready, uses
 from reconciler.provider import Capabilities, Provider
 from reconciler.provider.kind import Kind
 from reconciler.provider.secrets import Secrets
@@ -33,6 +33,7 @@ ROUTE = Kind(
     name_problem=name_problem,
     outputs=RouteOutputs,
     ready=ready,
+    uses=uses,
     immutable=frozenset({"server"}),
 )
 """The kind ``Route``."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections.abc import Sequence
 from typing import Annotated, Any, Final, Literal, cast
 
 import msgspec
 
 from events.external import ExternalObject
 from events.manifest import Fields
+from reconciler.provider.host_access import HostUse, is_address, names_host, place
 from reconciler.provider.kind import READY, Readiness
 
 HTTP: Final = "http"
@@ -177,6 +179,24 @@ def dial_address(backend: str | Backend) -> str:
             f"backends: {backend!r} must have the form ADDRESS:PORT, such as 10.0.0.7:8080"
         )
     return f"{found[1].lower()}:{int(found[2])}"
+
+
+def uses(fields: Fields) -> Sequence[HostUse]:
+    """Return which addresses and certificate files of the host a route uses (ADR 0060).
+
+    Caddy resolves the names of backends itself, at each connection.
+    """
+    found: list[HostUse] = []
+    for backend in fields.get("backends") or ():
+        host, _, port = str(backend).rpartition(":")
+        if names_host(host) or not is_address(host):
+            hint = "use the IP address of another machine or of a container"
+            found.append(HostUse("spec.backends", "addresses", place(host, int(port)), hint))
+    tls: Fields = fields.get("tls") or {}
+    return [
+        *found,
+        *(HostUse(f"spec.tls.{name}", "certificates", str(path)) for name, path in tls.items()),
+    ]
 
 
 def normalize(fields: Fields) -> Fields:

@@ -34,6 +34,7 @@ from infra.providers.certificates.acme_transport import (
     AnswerOutOfBoundsError,
     LimitedAdapter,
 )
+from infra.providers.host_guard import HostAddressError, HostGuard
 from reconciler.errors import PermanentError, ProviderError, TransientError, UnknownResultError
 
 FAILED_DEPENDENCY: Final = 424
@@ -160,6 +161,7 @@ class AcmeClient:
         *,
         ca_file: Path | None,
         timeout_seconds: float,
+        guard: HostGuard,
     ) -> None:
         self._url = directory
         self._key = JWKEC(key=key)
@@ -172,7 +174,7 @@ class AcmeClient:
         session = self._network.session
         session.trust_env = False  # what the environment says is for other clients
         session.max_redirects = MAX_REDIRECTS
-        adapter = LimitedAdapter(ca_file, timeout_seconds)
+        adapter = LimitedAdapter(ca_file, timeout_seconds, guard)
         for scheme in ("https://", "http://"):
             session.mount(scheme, adapter)
         self._client: ClientV2 | None = None
@@ -336,7 +338,7 @@ class AcmeClient:
         elif isinstance(error, AnswerOutOfBoundsError):
             why = f"invalid response: {error}"
         elif isinstance(error, requests.ConnectionError):
-            why = "it is not reachable"
+            why = _why_unreachable(error)
         elif isinstance(error, requests.Timeout):
             why = "no response before the timeout"
         else:
@@ -350,6 +352,17 @@ class AcmeClient:
             status=FAILED_DEPENDENCY,
             retry_after_seconds=_retry_after(newest),
         )
+
+
+def _why_unreachable(error: BaseException) -> str:
+    """Return why there was no connection: of what is not allowed, what to do."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, HostAddressError):
+            return str(cause)
+        reason = getattr(cause.args[0], "reason", None) if cause.args else None
+        cause = reason if isinstance(reason, BaseException) else cause.__cause__
+    return "it is not reachable"
 
 
 def moment(until: datetime) -> str:

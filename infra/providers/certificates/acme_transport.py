@@ -25,6 +25,7 @@ from infra.providers.connections import (
     Received,
     UnusableAnswerError,
 )
+from infra.providers.host_guard import HostGuard
 from infra.providers.http import written_request
 from infra.providers.trust import trusting
 
@@ -44,7 +45,8 @@ class AnswerOutOfBoundsError(requests.RequestException):
 class LimitedAdapter(HTTPAdapter):
     """Requests of one thread, each on a connection of its own; trusts the authorities of a file."""
 
-    def __init__(self, ca_file: Path | None, timeout_seconds: float) -> None:
+    def __init__(self, ca_file: Path | None, timeout_seconds: float, guard: HostGuard) -> None:
+        self._guard = guard
         self._tls = Tls(ca_file=None if ca_file is None else str(ca_file))
         self._timeout_seconds = timeout_seconds
         super().__init__()
@@ -94,6 +96,7 @@ class LimitedAdapter(HTTPAdapter):
             url.raw_host,
             url.port,
             tls=trusting(self._tls) if url.scheme == "https" else None,
+            guard=self._guard,
             most=1,
             connecting_seconds=self._timeout_seconds,
             kept_seconds=0,

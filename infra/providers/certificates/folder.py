@@ -27,6 +27,7 @@ from infra.providers.certificates.store import (
     root_of,
 )
 from infra.providers.file_root import FileRoot
+from infra.providers.host_guard import HostGuard
 from reconciler.call_permit import may_call
 from reconciler.errors import PermanentError, ProviderError, TransientError
 
@@ -54,6 +55,7 @@ class CertificateFolder:
         self.root: FileRoot = root_of(config.endpoint)
         self.issuers = Store(self.root, "issuers", IssuerRecord)
         self.timeout_seconds = config.limits.request_timeout_seconds
+        self._allow = config.allow
         # Threads of its own: an authority that hangs keeps nobody else waiting.
         self._threads = ThreadPoolExecutor(CALLS_AT_ONCE, thread_name_prefix="certificates")
 
@@ -112,6 +114,7 @@ class CertificateFolder:
             key,
             ca_file=None if place is None else self.root.path / place,
             timeout_seconds=self.timeout_seconds,
+            guard=HostGuard(self._allow),
         )
         if record.account:
             client.use_account(record.account)

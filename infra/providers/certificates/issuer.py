@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Annotated, Final
 
@@ -27,6 +28,7 @@ from infra.providers.certificates.spec import (
     seconds_of,
 )
 from reconciler.provider import Capabilities, Provider
+from reconciler.provider.host_access import HostUse, names_host, place, url_host
 from reconciler.provider.kind import Kind
 from reconciler.provider.secrets import Secrets
 
@@ -195,6 +197,26 @@ def normalize(fields: Fields) -> Fields:
     return {"problems": [], **given, "type": "Acme" if "acme" in given else "OwnCa"}
 
 
+def uses(fields: Fields) -> Sequence[HostUse]:
+    """Return where an issuer listens on the host, and the authority's address there (ADR 0060).
+
+    A name is judged when it is resolved, at each connection.
+    """
+    acme: Fields = fields.get("acme") or {}
+    http01: Fields = acme.get("http01") or {}
+    listen = http01.get("listen")
+    found: list[HostUse] = []
+    if listen:
+        address = address_of(listen)
+        assert address is not None, "the schema has checked it"
+        found.append(HostUse("spec.acme.http01.listen", "listen", place(*address)))
+    if directory := acme.get("directory"):
+        host, port = url_host(directory, 443)
+        if names_host(host):
+            found.append(HostUse("spec.acme.directory", "addresses", place(host, port)))
+    return found
+
+
 def renewal_time(not_before: datetime, not_after: datetime, renew_before: str | None) -> datetime:
     """Return when a certificate is to be renewed: a third of its life before its end, or as said.
 
@@ -247,6 +269,7 @@ ISSUER = Kind(
     normalize=normalize,
     name_problem=name_problem,
     outputs=IssuerOutputs,
+    uses=uses,
     due=due,
     immutable=frozenset({"type", "ownCa.commonName", "ownCa.keyAlgorithm", "acme.directory"}),
     loses=loses,

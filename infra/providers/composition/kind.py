@@ -17,6 +17,7 @@ from events.names import InvalidNameError, ResourceKey
 from events.provider_config import ProviderConfigSpec
 from events.reference import Reference
 from reconciler.provider import Capabilities
+from reconciler.provider.host_access import HostUse, uses_nothing
 from reconciler.provider.kind import (
     Kind,
     Progress,
@@ -99,6 +100,7 @@ def composed_kind(
     provider: Callable[..., CompositionProvider] = _provider,
     refers: Callable[[Fields, str], Sequence[Reference]] = refers_to_nothing,
     removes: Callable[[Fields, ExternalObject], Removal] = removes_nothing,
+    uses: Callable[[Fields], Sequence[HostUse]] = uses_nothing,
 ) -> Kind:
     """Make a kind whose objects are sets of other resources."""
     return Kind(
@@ -112,6 +114,7 @@ def composed_kind(
         outputs=outputs,
         refers=refers,
         removes=removes,
+        uses=uses,
         ready=ready,
         due=_due,
         progress=progress,

@@ -14,6 +14,7 @@ from infra.providers.docker.spec import (
     ContainerOutputs,
     comparable,
     normalize,
+    uses,
 )
 from reconciler.provider import Capabilities, Provider
 from reconciler.provider.kind import READY, Kind, Readiness
@@ -60,6 +61,7 @@ CONTAINER = Kind(
     name_problem=name_problem,
     outputs=ContainerOutputs,
     ready=ready,
+    uses=uses,
     immutable=frozenset({*_immutable, "labels"}),
 )
 """The kind ``Container``."""

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
+from events.allow import ROOT
 from events.external import ExternalObject
 from events.log import Action
 from events.manifest import Fields
@@ -109,12 +110,15 @@ class ContainersProvider:
     def __init__(self, config: ProviderConfigSpec, secrets: Secrets) -> None:
         self._api = EngineApi(config, secrets)
         self._secrets = secrets
+        self._may_be_root = config.allow.permits("users", ROOT)
         self._events = EngineEvents(self._api, ["container", "network"], EVENTS)
 
     async def create(self, action: Action) -> Effect:
         """Make and start a container; go on with one that this action has begun."""
         name = checked_name(action.external_name)
         content = await self._configuration(action)
+        if not self._may_be_root:  # else a program of the image could make itself root
+            content["HostConfig"]["SecurityOpt"] = ["no-new-privileges"]
         with nothing_made():
             await self._check_what_it_needs(action.fields)
         answer = await self._api.call(

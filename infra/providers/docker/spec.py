@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import ipaddress
 import posixpath
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Final, Literal, cast
 
 import msgspec
 
+from events.allow import ROOT, has_parent
 from events.manifest import Fields
 from events.secret import SecretRef
+from reconciler.provider.host_access import HostUse, place
 
 CPU_PERIOD_MICROSECONDS: Final = 100_000
 MIN_MEMORY_BYTES: Final = 6 * 1024 * 1024
@@ -26,6 +29,10 @@ DURATIONS: Final = {
 
 DEFAULT_NETWORK: Final = "bridge"
 DEFAULT_RESTART: Final = "always"
+
+ALL_ADDRESSES: Final = "0.0.0.0"  # noqa: S104 - how the Engine writes it
+_UNPRIVILEGED: Final = re.compile(r"0*[1-9][0-9]{0,9}(:0*[1-9][0-9]{0,9})?")
+_OWN_NETWORKS: Final = frozenset({DEFAULT_NETWORK, "none"})
 
 MUTABLE: Final = frozenset({"cpus", "maxRestarts", "memoryBytes", "networks", "restart", "running"})
 """Fields that the Engine changes in place; another one replaces the container."""
@@ -80,6 +87,8 @@ class Mount(_Part, frozen=True):
             raise ValueError(
                 "source: must be a directory of the host for a bind, such as /srv/data"
             )
+        if self.type == "bind" and has_parent(self.source or ""):
+            raise ValueError("source: must not contain '..'")
         if self.type != "tmpfs" and self.size_bytes is not None:
             raise ValueError(
                 "sizeBytes: allowed only for a tmpfs, because the driver determines the size of a "
@@ -297,6 +306,46 @@ def comparable(fields: Fields) -> Fields:
     if not any(isinstance(value, dict) for value in env.values()):
         return fields
     return {**fields, "env": {name: _digested(value) for name, value in env.items()}}
+
+
+def uses(fields: Fields) -> Sequence[HostUse]:
+    """Return what a container uses of the Engine's host (ADR 0060)."""
+    found = [HostUse("spec.image", "images", fields["image"])]
+    if (user := fields.get("user")) is None:
+        # So may an image run, and the decider does not read it.
+        found.append(HostUse("spec.user", "users", ROOT, "set a number other than 0"))
+    elif _UNPRIVILEGED.fullmatch(user) is None:
+        # The image may give any name the number 0.
+        found.append(HostUse("spec.user", "users", user, "set a number other than 0"))
+    mounts: list[Fields] = fields.get("mounts") or []
+    found += [
+        HostUse("spec.mounts.source", "binds", path_of(each["source"]), "mount a volume")
+        for each in mounts
+        if each.get("type") == "bind" or "/" in (each.get("source") or "")
+    ]
+    ports: list[Fields] = fields.get("ports") or []
+    found += [
+        HostUse(
+            "spec.ports.host",
+            "listen",
+            place(each.get("address") or ALL_ADDRESSES, each["host"]),
+            "omit host, so that the Engine selects a free port",
+        )
+        for each in ports
+        if each.get("host")
+    ]
+    networks: list[Fields] = fields.get("networks") or []
+    found += [
+        HostUse("spec.networks.name", "networks", each["name"])
+        for each in networks
+        if each["name"] not in _OWN_NETWORKS
+    ]
+    return found
+
+
+def path_of(source: str) -> str:
+    """Return a path of the host in its canonical form."""
+    return source if has_parent(source) else "/" + posixpath.normpath(source).lstrip("/")
 
 
 def quota_of(cpus: float) -> int:

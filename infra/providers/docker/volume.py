@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from typing import Annotated, Final
 
 import msgspec
@@ -10,11 +12,18 @@ from events.external import ExternalObject
 from events.manifest import Fields
 from events.provider_config import ProviderConfigSpec
 from infra.providers.docker.names import name_problem
+from infra.providers.docker.spec import path_of
 from reconciler.provider import Capabilities, Provider
+from reconciler.provider.host_access import HostUse
 from reconciler.provider.kind import Kind
 from reconciler.provider.secrets import Secrets
 
 DEFAULT_DRIVER: Final = "local"
+
+_OF_TMPFS: Final = re.compile(
+    r"|(size|nr_inodes|nr_blocks|mode|uid|gid)=[0-9]+[kmg%]?|r[ow]|no(dev|exec|suid|atime)"
+)
+"""Options of a tmpfs that lead nowhere else: with ``bind`` it would be a mount of the device."""
 
 
 class VolumeFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -43,6 +52,27 @@ class VolumeOutputs(msgspec.Struct, frozen=True):
 def normalize(fields: Fields) -> Fields:
     """Return a volume's fields their canonical form, with the Engine's defaults."""
     return {"driver": DEFAULT_DRIVER, **fields, "options": fields.get("options") or {}}
+
+
+def uses(fields: Fields) -> Sequence[HostUse]:
+    """Return what a volume uses of the Engine's host (ADR 0060): tmpfs and plain ones nothing."""
+    driver = fields.get("driver", DEFAULT_DRIVER)
+    options: dict[str, str] = fields.get("options") or {}
+    flags = options.get("o", "").split(",")
+    if driver == DEFAULT_DRIVER and not options:
+        return ()
+    is_local = driver == DEFAULT_DRIVER and options.keys() <= {"type", "device", "o"}
+    if is_local and options.get("type") == "tmpfs" and all(map(_OF_TMPFS.fullmatch, flags)):
+        return ()
+    device = options.get("device", "")
+    if is_local and device.startswith("/") and flags in (["bind"], ["rbind"], ["bind", "ro"]):
+        return (HostUse("spec.options.device", "binds", path_of(device)),)
+    known = ("type", "device", "o")
+    names = [name for name in known if name in options] + sorted(options.keys() - set(known))
+    told = [f"{name}={options[name]}" for name in names]
+    if driver != DEFAULT_DRIVER:
+        told.insert(0, f"driver={driver}")
+    return (HostUse("spec.options", "devices", ",".join(told)),)
 
 
 def loses(fields: Fields | None, thing: ExternalObject) -> str:
@@ -75,6 +105,7 @@ VOLUME = Kind(
     normalize=normalize,
     name_problem=name_problem,
     outputs=VolumeOutputs,
+    uses=uses,
     immutable=frozenset({"driver", "options", "labels"}),
     loses=loses,
 )

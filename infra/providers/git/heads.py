@@ -15,6 +15,7 @@ from typing import Any, Final
 import msgspec
 import structlog
 
+from events.allow import Allow
 from events.composition import ComposedSetSpec, digest_of, without_name
 from events.manifest import Fields, InvalidManifestError
 from events.names import ResourceKey
@@ -88,11 +89,13 @@ class Heads:
         check: Callable[[], Awaitable[Check]],
         *,
         timeout_seconds: float,
+        allow: Allow,
     ) -> None:
         self._contents = contents
         self._secrets = secrets
         self._check = check
         self._timeout_seconds = timeout_seconds
+        self._allow = allow
         self._known: dict[str, Head] = {}
         self._slots = asyncio.Semaphore(_AT_ONCE)
 
@@ -222,6 +225,7 @@ class Heads:
                 await self._credential(source),
                 self._timeout_seconds,
                 _MAX_SECONDS,
+                self._allow,
                 reads=reads,
                 known=known or [],
                 declared=declared,

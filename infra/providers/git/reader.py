@@ -87,7 +87,7 @@ def _failure(error: Exception, url: str) -> Failure:
 
 def _read(request: Request) -> Reply:
     source = request.source
-    remote = Remote(str(source["url"]), request.credential, request.timeout_seconds)
+    remote = Remote(str(source["url"]), request.credential, request.timeout_seconds, request.allow)
     _limit_memory(MAX_REFS_MEMORY_BYTES)
     found = find_commit(remote, source.get("ref") or {})
     if not request.reads or found.commit in request.known:
@@ -104,7 +104,12 @@ def _read(request: Request) -> Reply:
             path, render = str(source.get("path", "")), str(source.get("render", ""))
             files = checkout.files("" if render else path)
             if render:
-                files = rendered(renderers_of_process(), render, files, path)
+                renderers = {
+                    name: command
+                    for name, command in renderers_of_process().items()
+                    if request.allow.permits("renderers", name)
+                }
+                files = rendered(renderers, render, files, path)
             documents = _documents(files, request.namespace, is_rendered=bool(render))
         except GitError as error:
             message = f"{told_revision(revision)}: {error.message}"

@@ -15,6 +15,7 @@ from typing import Final
 
 import msgspec
 
+from events.allow import Allow
 from events.documents import Problem, Read, Source
 from events.manifest import Fields, Manifest
 from infra.providers.git.problems import GitError, Reason
@@ -27,7 +28,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 class Request(msgspec.Struct, frozen=True):
-    """What is to be read: a source, within ``seconds``.
+    """What is to be read: a source, within ``seconds``; ``allow``: what of the host it may use.
 
     ``known``: commits that need not be read again; ``declared``: the commit that is declared.
     ``made_from`` goes into the revision. Unless it ``reads``, only the commit is found.
@@ -38,6 +39,7 @@ class Request(msgspec.Struct, frozen=True):
     credential: str
     timeout_seconds: float
     seconds: float
+    allow: Allow
     reads: bool = True
     known: list[str] = []
     declared: str = ""

@@ -6,6 +6,7 @@ All of it blocks: it runs in a process of its own.
 from __future__ import annotations
 
 import os
+import shlex
 import stat
 import sys
 import tempfile
@@ -25,11 +26,17 @@ from dulwich.object_store import iter_tree_contents, tree_lookup_path
 from dulwich.objects import Blob, Commit, ObjectID, SubmoduleEncountered, Tag, Tree
 from dulwich.refs import Ref
 from dulwich.repo import Repo
+from urllib3 import PoolManager, ProxyManager
 from urllib3.util import Retry
 
+from events.allow import NOTHING, Allow
 from events.manifest import Fields
 from infra.providers.git.packs import LimitedStore
 from infra.providers.git.problems import GitError
+from infra.providers.guarded_urllib3 import guard_pools
+from infra.providers.host_guard import HostGuard
+from reconciler.composites.git_source import PORTS, repository_uses
+from reconciler.provider.host_access import first_refused, url_host
 
 HISTORY: Final = 50
 """So many commits are fetched, to see whether the last one is among those before the new one."""
@@ -50,11 +57,20 @@ _NO_NAMES: Final = frozenset({"", ".", "..", ".git"})
 
 @dataclass(frozen=True, slots=True)
 class Remote:
-    """Where a repository is. ``credential``: ``USER:PASSWORD``, a token, or a private key."""
+    """Where a repository is. ``credential``: ``USER:PASSWORD``, a token, or a private key.
+
+    ``allow``: what of the host it may be.
+    """
 
     url: str
     credential: str = ""
     timeout_seconds: float = 10.0
+    allow: Allow = NOTHING
+
+    @property
+    def guard(self) -> HostGuard:
+        """What may be connected to: the URL is from a declaration, and not from an operator."""
+        return HostGuard(self.allow)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +203,13 @@ class Checkout:
 
 @contextmanager
 def _client(remote: Remote) -> Generator[tuple[GitClient, bytes]]:
-    """Open a client; what goes wrong is ``Unreachable``."""
+    """Open a client; what goes wrong is ``Unreachable``, and so is what is not allowed."""
+    refused = first_refused(repository_uses(remote.url), remote.allow)
+    if refused is not None:
+        raise GitError(
+            "Unreachable",
+            f"{remote.url}: not allowed by spec.allow.addresses of the ProviderConfig",
+        )
     scheme = urlsplit(remote.url).scheme
     options: dict[str, Any] = {}
     nothing = ConfigDict()  # of nobody's own configuration
@@ -204,6 +226,9 @@ def _client(remote: Remote) -> Generator[tuple[GitClient, bytes]]:
             )
             # The next look is the repetition.
             pool.connection_pool_kw["retries"] = Retry(connect=0, read=0, other=0, status=0)
+            assert isinstance(pool, PoolManager)
+            if not isinstance(pool, ProxyManager):  # else the proxy resolves names and connects
+                guard_pools(pool, remote.guard)
             options["pool_manager"] = pool
         if scheme == "ssh":
             options = _ssh(remote, key)
@@ -228,8 +253,24 @@ def _in_memory() -> BinaryIO:
     return os.fdopen(descriptor, "w+b")
 
 
+def ssh_command(remote: Remote) -> str:
+    """Return the command that connects to a server's address, and still checks its name's key.
+
+    ssh resolves no name again. Raises ``GitError``: the name leads nowhere, or to the host.
+    """
+    host, port = url_host(remote.url, PORTS["ssh"])
+    try:
+        address = str(remote.guard.resolve(host, port)[0][4][0])
+    except OSError as error:
+        raise GitError("Unreachable", f"{remote.url}: {error}") from None
+    alias = host if port == PORTS["ssh"] else f"[{host}]:{port}"
+    patience = max(1, int(remote.timeout_seconds))
+    options = f"-o BatchMode=yes -o ConnectTimeout={patience}"
+    return f"ssh {options} -o HostName={shlex.quote(address)} -o HostKeyAlias={shlex.quote(alias)}"
+
+
 def _ssh(remote: Remote, key: BinaryIO) -> dict[str, Any]:
-    command = f"ssh -o BatchMode=yes -o ConnectTimeout={max(1, int(remote.timeout_seconds))}"
+    command = ssh_command(remote)
     if _KEY_MARK not in remote.credential:
         return {"ssh_command": command}
     key.write((remote.credential.strip() + "\n").encode())

@@ -15,6 +15,7 @@ from reconciler.composites.git_source import (
     refers,
     removes,
     summary,
+    uses,
 )
 from reconciler.provider.secrets import Secrets
 
@@ -41,4 +42,5 @@ GIT_SOURCE = composed_kind(
     provider=_provider,
     refers=refers,
     removes=removes,
+    uses=uses,
 )

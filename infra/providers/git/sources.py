@@ -44,6 +44,7 @@ class GitSourceProvider(CompositionProvider):
             secrets,
             self._check,
             timeout_seconds=config.limits.request_timeout_seconds,
+            allow=config.allow,
         )
         self._moves = 0
         self._installed = installed_kinds()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from ipaddress import IPv4Address
 from typing import Annotated, Final, Literal, NamedTuple, get_args
 
@@ -12,6 +13,7 @@ from events.external import ExternalObject
 from events.manifest import Fields
 from events.provider_config import ProviderConfigSpec
 from reconciler.provider import Capabilities, Provider
+from reconciler.provider.host_access import HostUse, names_host
 from reconciler.provider.kind import READY, Kind, Readiness
 from reconciler.provider.secrets import Secrets
 
@@ -103,6 +105,21 @@ class ServiceOutputs(msgspec.Struct, frozen=True):
     port: Annotated[int, msgspec.Meta(description="Port that clients connect to.")]
 
 
+def uses(fields: Fields) -> Sequence[HostUse]:
+    """Return where a service takes connections of the host, and its backends there (ADR 0060)."""
+    front = HostUse("spec.address", "listen", f"{fields['address']}:{fields['port']}")
+    backends: list[Fields] = fields.get("backends") or []
+    hint = "use the address of another machine or of a container"
+    return [
+        front,
+        *(
+            HostUse("spec.backends.address", "addresses", f"{each['address']}:{each['port']}", hint)
+            for each in backends
+            if names_host(each["address"])
+        ),
+    ]
+
+
 def normalize(fields: Fields) -> Fields:
     """Return a service's fields their canonical form: the backends are a sorted set.
 
@@ -184,5 +201,6 @@ SERVICE = Kind(
     name_problem=name_problem,
     outputs=ServiceOutputs,
     ready=ready,
+    uses=uses,
 )
 """The kind ``Service``."""

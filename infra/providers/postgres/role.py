@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Annotated, cast
 
@@ -14,6 +15,7 @@ from infra.providers.postgres.database import UNLIMITED, ConnectionLimit, Name
 from infra.providers.postgres.names import role_problem
 from infra.providers.postgres.psycopg_needed import psycopg_needed
 from reconciler.provider import Capabilities, Provider
+from reconciler.provider.host_access import HostUse
 from reconciler.provider.kind import Kind
 from reconciler.provider.secrets import Secrets
 
@@ -158,6 +160,19 @@ def _in_utc(value: str | None) -> str | None:
     return str(msgspec.to_builtins(instant.replace(microsecond=0)))
 
 
+def uses(fields: Fields) -> Sequence[HostUse]:
+    """Return which rights lead beyond the databases (ADR 0060).
+
+    Up to PostgreSQL 15, a role that can create roles can let itself run programs of the host. One
+    that can start replication reads the server's files.
+    """
+    return [
+        HostUse(f"spec.{name}", "privileges", name, "set it to false")
+        for name in ("createRole", "replication")
+        if fields.get(name)
+    ]
+
+
 def _connect(config: ProviderConfigSpec, secrets: Secrets) -> Provider:
     with psycopg_needed():
         from infra.providers.postgres.roles import DatabaseRolesProvider  # noqa: PLC0415
@@ -177,5 +192,6 @@ DATABASE_ROLE = Kind(
     comparable=comparable,
     name_problem=role_problem,
     outputs=DatabaseRoleOutputs,
+    uses=uses,
 )
 """The kind ``DatabaseRole``."""

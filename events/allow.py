@@ -1,0 +1,169 @@
+"""Host access: what resources may use of the machines behind a ``ProviderConfig`` (ADR 0060)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Annotated, Final, Literal
+
+import msgspec
+
+from events.manifest import InvalidManifestError, ManifestStruct
+
+Category = Literal[
+    "addresses",
+    "binds",
+    "certificates",
+    "devices",
+    "images",
+    "listen",
+    "modes",
+    "networks",
+    "privileges",
+    "renderers",
+    "users",
+]
+"""A list of ``Allow``."""
+
+ANY: Final = "**"
+EVERY_PATH: Final = "/**"
+ROOT: Final = "0"
+
+_Patterns = Annotated[
+    tuple[Annotated[str, msgspec.Meta(min_length=1, max_length=4096)], ...],
+    msgspec.Meta(max_length=1000),
+]
+_PATHS: Final = frozenset({"binds", "certificates"})
+
+
+def _about(text: str) -> msgspec.Meta:
+    return msgspec.Meta(description=text)
+
+
+class Allow(ManifestStruct, frozen=True):
+    """What resources may use of the host. In a pattern, * matches within a segment, ** anything."""
+
+    addresses: Annotated[
+        _Patterns,
+        _about(
+            "Addresses of the host, as HOST:PORT, and repositories, as file:///PATH, that "
+            "resources may name. Host names of backends."
+        ),
+    ] = ()
+    binds: Annotated[
+        _Patterns,
+        _about(
+            "Paths of the Engine's host that containers and volumes may mount. A pattern does not "
+            "include the paths below it."
+        ),
+    ] = ()
+    certificates: Annotated[
+        _Patterns,
+        _about("Paths of certificates and keys, where the roles run, that routes may use."),
+    ] = ()
+    devices: Annotated[
+        _Patterns,
+        _about("Volumes of other drivers and filesystems, as type=TYPE,device=DEVICE,o=OPTIONS."),
+    ] = ()
+    images: Annotated[_Patterns, _about("Images of containers. Default: all.")] = (ANY,)
+    listen: Annotated[
+        _Patterns,
+        _about(
+            "Addresses of the host on which resources may accept connections, as ADDRESS:PORT. "
+            "0.0.0.0 means all."
+        ),
+    ] = ()
+    modes: Annotated[
+        _Patterns, _about("Modes of files with a setuid, setgid or sticky bit, as four digits.")
+    ] = ()
+    networks: Annotated[
+        _Patterns,
+        _about("Networks of containers, such as host. bridge and none are always allowed."),
+    ] = ()
+    privileges: Annotated[
+        _Patterns,
+        _about(
+            "Privileges of database roles that reach beyond the databases: createRole, replication."
+        ),
+    ] = ()
+    renderers: Annotated[
+        _Patterns, _about("Renderers, where the roles run, that Git sources may use.")
+    ] = ()
+    users: Annotated[
+        _Patterns,
+        _about(
+            "Users of containers, as USER or USER:GROUP, and owners of files. 0 allows every user. "
+            "In containers, numbers other than 0 are always allowed."
+        ),
+    ] = ()
+
+    def permits(self, category: Category, value: str) -> bool:
+        """Return whether a pattern of a list matches; a value with a .. in its path never does."""
+        if category == "users" and matches(ROOT, self.users):
+            return True  # root can become any user
+        patterns: tuple[str, ...] = getattr(self, category)
+        return not has_parent(value) and matches(value, patterns)
+
+
+NOTHING: Final = Allow()
+
+
+def matches(value: str, patterns: Iterable[str]) -> bool:
+    """Return whether a value matches one of some patterns as a whole."""
+    return any(_compiled(pattern).fullmatch(value) is not None for pattern in patterns)
+
+
+def has_parent(path: str) -> bool:
+    """Return whether a path has a segment .. that leads out of the directory before it."""
+    return ".." in path.split("/")
+
+
+def check_allow(allow: Allow) -> None:
+    """Raise ``InvalidManifestError`` for paths that would allow more than they name.
+
+    A container that may write to a directory can put a symbolic link there. So no path below an
+    allowed one can be allowed.
+    """
+    for category in _PATHS:
+        for pattern in getattr(allow, category):
+            if not pattern.startswith("/") or has_parent(pattern) or pattern != _plain(pattern):
+                raise InvalidManifestError(
+                    f"spec.allow.{category}: {pattern!r} must be an absolute path without '..', "
+                    "'//' and '/' at its end"
+                )
+    for pattern in allow.binds:
+        if ANY in pattern and pattern != EVERY_PATH:
+            raise InvalidManifestError(
+                f"spec.allow.binds: {pattern!r} must not contain '**', because containers can "
+                "create symbolic links below a directory; use '*' for one segment, or '/**' for "
+                "everything"
+            )
+        outer = next((each for each in allow.binds if _is_below(pattern, each)), None)
+        if outer is not None and EVERY_PATH not in allow.binds:
+            raise InvalidManifestError(
+                f"spec.allow.binds: {pattern!r} is below {outer!r}, where containers can create "
+                "symbolic links; remove one of them"
+            )
+
+
+def _is_below(pattern: str, outer: str) -> bool:
+    """Return whether a path of one pattern may be below a path of the other."""
+    inner_segments, outer_segments = pattern.split("/"), outer.split("/")
+    if outer == "/":
+        return pattern != "/"
+    if len(inner_segments) <= len(outer_segments):
+        return False
+    pairs = zip(inner_segments, outer_segments, strict=False)
+    return all("*" in one or "*" in another or one == another for one, another in pairs)
+
+
+def _plain(path: str) -> str:
+    return "/" + "/".join(segment for segment in path.split("/") if segment not in ("", "."))
+
+
+@lru_cache(maxsize=4096)
+def _compiled(pattern: str) -> re.Pattern[str]:
+    parts = re.split(r"(\*\*|\*)", pattern)
+    wild = {"**": ".*", "*": "[^/]*"}
+    return re.compile("".join(wild.get(part) or re.escape(part) for part in parts), re.DOTALL)

@@ -1,0 +1,78 @@
+"""The guard of connections: which resolved addresses may be connected to (ADR 0060).
+
+Every connection of a provider to a host passes it after the name was resolved, and is made to an
+address that it returned. So a name that resolves otherwise the next time gains nothing.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from events.allow import Allow, matches
+from reconciler.provider.host_access import is_host_address, names_host, place
+
+_A = TypeVar("_A", bound=tuple[Any, ...])
+
+_IP = frozenset({socket.AF_INET, socket.AF_INET6})
+
+
+class HostAddressError(OSError):
+    """A name leads to the host itself, which is not allowed."""
+
+
+class HostGuard(msgspec.Struct, frozen=True):
+    """What may be connected to: every address but the host's own, and what ``allow`` names.
+
+    ``is_operators``: the address is from a ``ProviderConfig``, which may write out the host's own.
+    """
+
+    allow: Allow
+    is_operators: bool = False
+
+    def usable(self, host: str, port: int, addresses: Sequence[_A]) -> list[_A]:
+        """Return the usable ones of a name's addresses, as ``getaddrinfo`` gives them.
+
+        Raises ``HostAddressError`` if there is none.
+        """
+        if self.is_operators and names_host(host):
+            return list(addresses)
+        found = [each for each in addresses if self._is_usable(host, port, each)]
+        if addresses and not found:
+            text = ", ".join(dict.fromkeys(str(each[4][0]) for each in addresses))
+            what = "is an address" if names_host(host) else f"resolves to {text}, an address"
+            raise HostAddressError(
+                f"{place(host, port)} {what} of the host itself, which is not allowed; an operator "
+                "can add it to spec.allow.addresses of the ProviderConfig"
+            )
+        return found
+
+    def resolve(self, host: str, port: int) -> list[tuple[Any, ...]]:
+        """Resolve a name and return its usable addresses; blocks. Raises ``OSError``."""
+        return self.usable(host, port, socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+
+    def connect(self, host: str, port: int, timeout_seconds: float | None = None) -> socket.socket:
+        """Connect to the first address that accepts; blocks. Raises ``OSError``."""
+        failure: OSError = OSError(f"{host} has no address")
+        for family, kind, protocol, _, address in self.resolve(host, port):
+            connection = socket.socket(family, kind, protocol)
+            try:
+                connection.settimeout(timeout_seconds)
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                connection.connect(address)
+            except OSError as error:
+                connection.close()
+                failure = error
+                continue
+            return connection
+        raise failure
+
+    def _is_usable(self, host: str, port: int, info: tuple[Any, ...]) -> bool:
+        family, address = info[0], str(info[4][0])
+        if family in _IP and not is_host_address(address):
+            return True
+        names = {place(host, port), place(address, port)}
+        return any(matches(each, self.allow.addresses) for each in names)

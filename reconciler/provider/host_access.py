@@ -1,0 +1,104 @@
+"""Uses of the host: what fields use of the machine behind an API, and which addresses are its own.
+
+All here is pure. What a kind uses is judged by ``ProviderConfig.spec.allow`` before an action is
+decided, and addresses once more when a connection is opened (ADR 0060).
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+from urllib.parse import urlsplit
+
+from events.allow import Allow, Category
+from events.manifest import Fields
+
+_METADATA: Final = frozenset({"100.100.100.200", "192.0.0.192", "fd00:ec2::254"})
+"""Where clouds give credentials to a machine, besides link-local addresses."""
+
+_WITH_IPV4_AT_THE_END: Final = (ipaddress.ip_network("64:ff9b::/96"), ipaddress.ip_network("::/96"))
+_NOWHERE: Final = (
+    ipaddress.ip_network("0.0.0.0/8"),
+    ipaddress.ip_network("255.255.255.255/32"),
+    ipaddress.ip_network("fec0::/10"),
+)
+"""This network, which Linux takes for loopback; broadcast; site-local addresses of old IPv6."""
+
+
+class HostUse(NamedTuple):
+    """One use of the host: the field, the list of ``allow`` that must name it, and its value."""
+
+    path: str
+    category: Category
+    value: str
+    hint: str = ""
+
+
+def uses_nothing(_fields: Fields) -> Sequence[HostUse]:
+    """Return no use of the host: the default of kinds."""
+    return ()
+
+
+def first_refused(uses: Sequence[HostUse], allow: Allow) -> HostUse | None:
+    """Return the first use that a configuration does not allow."""
+    return next((use for use in uses if not allow.permits(use.category, use.value)), None)
+
+
+def is_host_address(address: str) -> bool:
+    """Return whether an IP address leads to the machine that connects, or to nobody in particular.
+
+    These are loopback, link-local, unspecified, multicast and broadcast addresses, metadata
+    services of clouds, and IPv6 addresses that stand for such an IPv4 address.
+    """
+    found = ipaddress.ip_address(address.partition("%")[0])
+    if isinstance(found, ipaddress.IPv6Address):
+        inner = found.ipv4_mapped or found.sixtofour
+        if inner is None and any(found in network for network in _WITH_IPV4_AT_THE_END):
+            inner = ipaddress.IPv4Address(int(found) & 0xFFFFFFFF)
+        if inner is not None and is_host_address(str(inner)):
+            return True
+    return (
+        found.is_loopback
+        or found.is_link_local
+        or found.is_unspecified
+        or found.is_multicast
+        or any(found in network for network in _NOWHERE)
+        or str(found) in _METADATA
+    )
+
+
+def names_host(host: str) -> bool:
+    """Return whether the text of a host is an address of the machine itself, or localhost."""
+    name = host.strip("[]").rstrip(".").lower()
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        return is_host_address(name)
+    except ValueError:
+        return False
+
+
+def is_address(host: str) -> bool:
+    """Return whether the text of a host is an IP address."""
+    try:
+        ipaddress.ip_address(host.strip("[]").partition("%")[0])
+    except ValueError:
+        return False
+    return True
+
+
+def url_host(url: str, default_port: int) -> tuple[str, int]:
+    """Return the host and the port of a URL; no host if it has none that can be read."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port or default_port
+    except ValueError:
+        return "", default_port
+    return parts.hostname or "", port
+
+
+def place(host: str, port: int) -> str:
+    """Return HOST:PORT, with an IPv6 address in brackets."""
+    bare = host.strip("[]")
+    return f"[{bare}]:{port}" if ":" in bare else f"{bare}:{port}"

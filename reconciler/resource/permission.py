@@ -1,0 +1,50 @@
+"""Permission: whether a resource may use its ``ProviderConfig``, and what of the host (ADR 0060).
+
+Only what creates or changes an object needs it. A resource whose permission ended keeps its object,
+and its withdrawal deletes it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from events.provider_config import ProviderConfigSpec
+from reconciler.provider.host_access import first_refused
+from reconciler.resource.state import ResourceState
+from reconciler.resource.turn import Context, Settled
+
+NOT_PERMITTED: Final = "NotPermitted"
+
+
+def use_not_permitted(name: str, context: Context, config: ProviderConfigSpec) -> Settled | None:
+    """Return the hold of a resource whose namespace may not use a configuration, or None."""
+    namespace = context.key.namespace
+    if config.may_be_used_in(namespace):
+        return None
+    return Settled(
+        "Held",
+        NOT_PERMITTED,
+        f"namespace {namespace!r} may not use ProviderConfig {name!r}; use another one, or ask an "
+        "operator to add the namespace to its spec.namespaces",
+    )
+
+
+def host_access_not_permitted(
+    state: ResourceState, context: Context, config: ProviderConfigSpec
+) -> Settled | None:
+    """Return the hold of a resource whose fields use more of the host than allowed, or None."""
+    kind, spec = context.kind, state.desired.spec
+    if kind is None or spec is None or spec.policy.mode not in ("Present", "CreateOnly"):
+        return None
+    fields = spec.fields if kind.composes is not None else state.desired.fields
+    refused = first_refused(kind.uses(fields), config.allow)
+    if refused is None:
+        return None
+    hint = f" {refused.hint}" if refused.hint else ""
+    return Settled(
+        "Held",
+        NOT_PERMITTED,
+        f"{refused.path}: {refused.value!r} is not allowed by ProviderConfig "
+        f"{spec.provider_config!r};{hint or ' change it'}, or ask an operator to add it to "
+        f"spec.allow.{refused.category}",
+    )

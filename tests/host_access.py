@@ -1,0 +1,37 @@
+"""Leave to use all of the host, for tests of what a kind does there."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from events.allow import Allow
+
+if TYPE_CHECKING:
+    from tests.cli.runner import Cli
+
+EVERYTHING = Allow(
+    addresses=("**",),
+    binds=("/**",),
+    certificates=("/**",),
+    devices=("**",),
+    listen=("**",),
+    modes=("**",),
+    networks=("**",),
+    privileges=("**",),
+    renderers=("**",),
+    users=("0",),
+)
+
+
+def allow_more(cli: Cli, config: str, **patterns: str) -> None:
+    """Add a pattern to lists of a ProviderConfig, as an operator does who uses other places."""
+    found: dict[str, Any] = cli.ok(
+        "get", "ProviderConfig", config, "-n", "system", "-o", "json"
+    ).json
+    allow = found["spec"].setdefault("allow", {})
+    for name, pattern in patterns.items():
+        allow[name] = sorted({*allow.get(name, ()), pattern})
+    manifest = {name: found[name] for name in ("apiVersion", "kind", "spec")}
+    metadata = {"name": config, "namespace": "system"}
+    cli.ok("apply", "-f", "-", text=json.dumps({**manifest, "metadata": metadata}))

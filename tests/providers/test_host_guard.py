@@ -1,0 +1,168 @@
+"""The guard of connections: it judges resolved addresses, and the connection is made to those."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+import urllib3
+from urllib3.exceptions import HTTPError
+
+from events.allow import NOTHING, Allow
+from events.provider_config import Limits, ProviderConfigSpec
+from infra.providers.guarded_urllib3 import guard_pools
+from infra.providers.host_guard import HostAddressError, HostGuard
+from infra.providers.http import HttpApi
+from reconciler.errors import TransientError
+
+LOOPBACK_IN_DISGUISE = "127.1"
+"""No address in its canonical form, so it is resolved as a name is: to 127.0.0.1."""
+
+OUTSIDE = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("192.0.2.7", 80))
+INSIDE = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 80))
+INSIDE_6 = (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("::ffff:127.0.0.1", 80, 0, 0))
+
+
+@asynccontextmanager
+async def counting() -> AsyncGenerator[tuple[int, list[int]]]:
+    """Serve HTTP on a port of 127.0.0.1, and count the connections."""
+    seen: list[int] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        seen.append(1)
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        yield server.sockets[0].getsockname()[1], seen
+
+
+async def called(host: str, port: int, allow: Allow = NOTHING) -> bytes:
+    config = ProviderConfigSpec(
+        "test",
+        f"http://{host}:{port}",
+        limits=Limits(request_timeout_seconds=5),
+        allow=allow,
+    )
+    api = HttpApi(config, secret=None)
+    try:
+        return (await api.call("GET", "/")).content
+    finally:
+        await api.close()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+async def test_an_operator_may_write_out_an_address_of_the_host(host: str) -> None:
+    async with counting() as (port, _):
+        assert await called(host, port) == b"ok"
+
+
+async def test_no_name_of_an_endpoint_may_resolve_to_the_host() -> None:
+    async with counting() as (port, seen):
+        with pytest.raises(TransientError) as raised:
+            await called(LOOPBACK_IN_DISGUISE, port)
+        assert seen == []
+        assert f"127.1:{port} resolves to 127.0.0.1, an address of the host" in str(raised.value)
+        assert "spec.allow.addresses" in str(raised.value)
+        for allowed in (f"127.1:{port}", f"127.0.0.1:{port}", "127.1:*"):
+            assert await called(LOOPBACK_IN_DISGUISE, port, Allow(addresses=(allowed,))) == b"ok"
+
+
+def test_only_usable_addresses_of_a_name_are_connected_to() -> None:
+    guard = HostGuard(NOTHING)
+    assert guard.usable("rebound.test", 80, [INSIDE, OUTSIDE, INSIDE_6]) == [OUTSIDE]
+    assert guard.usable("empty.test", 80, []) == []
+    for found in ([INSIDE], [INSIDE_6], [INSIDE, INSIDE_6]):
+        with pytest.raises(HostAddressError):
+            guard.usable("rebound.test", 80, found)
+        with pytest.raises(HostAddressError):
+            HostGuard(NOTHING, is_operators=True).usable("rebound.test", 80, found)
+
+
+def test_an_address_of_a_declaration_may_not_even_be_written_out() -> None:
+    for host in ("127.0.0.1", "localhost", "[::1]"):
+        with pytest.raises(HostAddressError, match="is an address of the host itself"):
+            HostGuard(NOTHING).usable(host, 80, [INSIDE])
+        assert HostGuard(NOTHING, is_operators=True).usable(host, 80, [INSIDE]) == [INSIDE]
+
+
+def test_the_address_that_was_judged_is_the_one_that_is_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A name server that answers otherwise the next time is never asked again."""
+    answers = iter([[OUTSIDE], [INSIDE]])
+
+    def resolved(*_: object, **__: object) -> list[tuple[Any, ...]]:
+        return next(answers)
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolved)
+    connected: list[object] = []
+
+    class Socket:
+        def __init__(self, *_: object) -> None:
+            pass
+
+        def settimeout(self, _seconds: float | None) -> None:
+            pass
+
+        def setsockopt(self, *_: object) -> None:
+            pass
+
+        def connect(self, address: object) -> None:
+            connected.append(address)
+
+    monkeypatch.setattr(socket, "socket", Socket)
+    HostGuard(NOTHING).connect("rebound.test", 80, 1)
+    assert connected == [("192.0.2.7", 80)]
+
+
+@contextmanager
+def redirecting(to: str) -> Generator[int]:
+    """Redirect every request."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(302)
+            self.send_header("Location", to)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the parent's
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    try:
+        yield server.server_address[1]
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def _get(url: str, allow: Allow) -> int:
+    with urllib3.PoolManager(retries=urllib3.Retry(connect=0, redirect=2)) as manager:
+        guard_pools(manager, HostGuard(allow))
+        return manager.request("GET", url).status
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", LOOPBACK_IN_DISGUISE, "localhost", "[::1]", "0"])
+async def test_no_redirect_leads_to_the_host(host: str) -> None:
+    async with counting() as (port, seen):
+        with redirecting(f"http://{host}:{port}/") as first:
+            url = f"http://127.0.0.1:{first}/"
+            only_first = Allow(addresses=(f"127.0.0.1:{first}",))
+            with pytest.raises(HTTPError):
+                await asyncio.to_thread(_get, url, only_first)
+            assert seen == []
+            if host == "127.0.0.1":
+                both = Allow(addresses=("127.0.0.1:*",))
+                assert await asyncio.to_thread(_get, url, both) == 200

@@ -1,0 +1,149 @@
+"""Permission: which namespaces may use a ProviderConfig, and what of the host they may use."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace as other_kind
+
+import pytest
+from msgspec.structs import replace
+
+from events.allow import Allow
+from events.intake import TimerFired
+from events.log import ActionAbandoned
+from events.manifest import Fields
+from reconciler.provider.host_access import HostUse
+from tests.resource.building import (
+    BLOCK,
+    CONFIG,
+    SHARED,
+    Story,
+    converged,
+    every,
+    names,
+    repainted,
+    thing,
+)
+
+
+def _uses(fields: Fields) -> Sequence[HostUse]:
+    return [HostUse("spec.color", "binds", f"/{fields.get('color', '')}", "paint it Red")]
+
+
+PAINTED = other_kind(BLOCK, uses=_uses)
+RED_ALLOWED = replace(SHARED, allow=Allow(binds=("/Red",)))
+FOR_OTHERS = replace(SHARED, namespaces=("team-*", "billing"))
+
+
+def test_a_resource_is_held_whose_namespace_may_not_use_the_configuration():
+    story = Story(configs={CONFIG: FOR_OTHERS})
+    assert names(story.declare()) == ["SpecDeclared", "OutcomeRecorded"]
+    assert (story.outcome, story.reason) == ("Held", "NotPermitted")
+    assert story.outcome_message == (
+        "namespace 'default' may not use ProviderConfig 'default'; use another one, or ask an "
+        "operator to add the namespace to its spec.namespaces"
+    )
+    assert story.wake(3600) == []
+    story.configs[CONFIG] = SHARED
+    assert names(story.turn(TimerFired("ConfigChanged"))) == ["ActionDecided"]
+
+
+@pytest.mark.parametrize(
+    ("namespace", "permitted"),
+    [("team-a", True), ("billing", True), ("system", True), ("team", False), ("billings", False)],
+)
+def test_namespaces_are_matched_as_a_whole_and_the_system_always_may(
+    namespace: str, permitted: bool
+):
+    assert FOR_OTHERS.may_be_used_in(namespace) is permitted
+
+
+def test_a_configuration_is_for_all_namespaces_unless_it_names_some():
+    assert SHARED.may_be_used_in("anything")
+    assert not replace(SHARED, namespaces=()).may_be_used_in("anything")
+
+
+@pytest.mark.parametrize("mode", ["Present", "CreateOnly"])
+def test_a_resource_is_held_that_uses_of_the_host_what_is_not_allowed(mode: str):
+    story = Story(kind=PAINTED)
+    assert names(story.declare(policy={"mode": mode})) == ["SpecDeclared", "OutcomeRecorded"]
+    assert (story.outcome, story.reason) == ("Held", "NotPermitted")
+    assert story.outcome_message == (
+        "spec.color: '/Red' is not allowed by ProviderConfig 'default'; paint it Red, or ask an "
+        "operator to add it to spec.allow.binds"
+    )
+    story.configs[CONFIG] = RED_ALLOWED
+    assert names(story.turn(TimerFired("ConfigChanged"))) == ["ActionDecided"]
+
+
+def test_what_is_not_allowed_any_more_is_neither_changed_nor_deleted():
+    story = converged(kind=PAINTED, configs={CONFIG: RED_ALLOWED})
+    story.configs[CONFIG] = SHARED
+    events = story.see(repainted(story.seen, color="Green"))
+    assert "ActionDecided" not in names(events)
+    assert (story.outcome, story.reason) == ("Held", "NotPermitted")
+    assert story.state.owned is not None
+
+
+@pytest.mark.parametrize("taken", [SHARED, replace(FOR_OTHERS, allow=Allow(binds=("/Red",)))])
+@pytest.mark.parametrize("by", ["withdrawal", "Absent"])
+def test_what_is_not_permitted_any_more_can_be_deleted(taken: object, by: str):
+    story = converged(kind=PAINTED, configs={CONFIG: RED_ALLOWED})
+    assert isinstance(taken, type(SHARED))
+    story.configs[CONFIG] = taken
+    if by == "withdrawal":
+        story.withdraw()
+    else:
+        story.declare(policy={"mode": "Absent"})
+    assert story.action.operation == "Delete"
+    story.fail("Transient")
+    story.wake(3600)
+    assert story.action.operation == "Delete"  # nor is its repetition held
+    story.succeed()
+    assert story.idle
+    assert story.state.owned is None
+    if by == "withdrawal":
+        assert story.outcome == "Deleted"
+
+
+def test_nothing_is_adopted_without_permission():
+    story = Story(configs={CONFIG: FOR_OTHERS})
+    story.see(thing())
+    story.declare(policy={"adoption": "Adopt"})
+    assert story.state.owned is None
+    assert story.reason == "NotPermitted"
+    story.declare(policy={"mode": "ObserveOnly"})
+    assert story.reason == "NotPermitted"
+
+
+def test_a_declaration_that_was_never_permitted_is_withdrawn_at_once():
+    story = Story(configs={CONFIG: FOR_OTHERS})
+    story.declare()
+    assert "ActionDecided" not in names(story.withdraw())
+    assert (story.outcome, story.idle) == ("Deleted", True)
+
+
+def test_an_action_that_was_surely_not_done_ends_with_its_permission():
+    story = Story(kind=PAINTED, configs={CONFIG: RED_ALLOWED})
+    story.declare()
+    story.configs[CONFIG] = SHARED
+    events = story.fail("Transient", nothing_done=True)
+    assert [each.in_doubt for each in every(ActionAbandoned, events)] == [False]
+    assert (story.outcome, story.reason, story.idle) == ("Held", "NotPermitted", True)
+    assert story.wake(3600) == []
+
+
+@pytest.mark.parametrize("was_done", [False, True])
+def test_an_action_of_unknown_result_is_looked_up_and_not_repeated(was_done: bool):
+    story = Story(kind=PAINTED, configs={CONFIG: RED_ALLOWED})
+    story.declare()
+    action = story.action
+    story.configs[CONFIG] = SHARED
+    story.fail("Unknown")
+    events = story.wake(3600)
+    assert names(events) == ["LookupDecided"]
+    story.look(story.written(action) if was_done else None)
+    assert (story.outcome, story.reason, story.idle) == ("Held", "NotPermitted", True)
+    assert (story.state.owned is not None) is was_done  # what was made does not leak
+    story.withdraw()
+    assert ("Delete" if was_done else None) == (None if story.idle else story.action.operation)
