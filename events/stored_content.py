@@ -111,7 +111,8 @@ def contents_in(seen: ExternalObject | None, declared: Fields) -> set[str]:
     """Return the contents that an object has, or may have next."""
     shown = {} if seen is None else seen.fields
     head: Mapping[str, str] = {} if seen is None else seen.outputs.get(HEAD, {})
-    return {each[CONTENT] for each in (shown, head, declared) if CONTENT in each}
+    found = (each.get(CONTENT) for each in (shown, head, declared))
+    return {each for each in found if isinstance(each, str)}  # a File's may be a reference
 
 
 def whole(portions: Iterable[ComposedContentSpec]) -> Fields:
