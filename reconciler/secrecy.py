@@ -1,59 +1,329 @@
-"""Keeping a resolved secret out of everything that is told: messages, logs, and the event log.
+"""Remember the secrets that this process has read, and hide them in text from outside.
 
-An API may repeat what it was sent, an exception may quote a header. What leaves a provider passes
-here, so that a secret in it is replaced (invariant 12).
+An API may repeat a secret in an error, a label or a listing, in any encoding (invariant 12). Text
+is searched as it is and decoded, so escapes of any mixture are found. Secrets are searched as they
+are, in Base64 and in hexadecimal. ADR 0058 has the reasons and the limits.
 """
 
 from __future__ import annotations
 
 import base64
+import html
 import json
-from urllib.parse import quote
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Set as AbstractSet
+from functools import lru_cache
+from os.path import commonprefix
+from typing import Any, Final, NamedTuple, TypeVar, cast
 
-HIDDEN = "***"
-LEAST_CHARACTERS = 4
-"""What is shorter is no secret, and hiding it would spoil every other word."""
+HIDDEN: Final = "***"
+
+MIN_CHARACTERS: Final = 6
+"""Shorter secrets are not searched: they would be found in ordinary words and numbers."""
+
+MIN_LINE_CHARACTERS: Final = 12
+"""Shorter lines of a secret are searched only together with the lines around them."""
+
+MIN_CUT_CHARACTERS: Final = 12
+"""A secret that was cut is hidden if this many characters remain, and at least half of it."""
+
+MAX_REMEMBERED: Final = 10_000
+"""Above this number of secrets, those that were last read before ``GRACE_SECONDS`` are dropped."""
+
+GRACE_SECONDS: Final = 7 * 86_400.0
+
+_LEVELS: Final = 4  # of escapes within escapes, such as a URL in JSON in a log line
+_WINDOW: Final = 4  # bytes, because ``memoryview.cast("I")`` reads that many
+_ALIGNMENTS: Final = 3  # of Base64: bytes before the secret, modulo three
+
+_MARKS: Final = (b"%", b"\\", b"&", b"\n")  # each escape has one of them
+_ESCAPE: Final = re.compile(
+    rb"""
+    [%&\\\r\n]  # the first character alone, which a search finds fastest
+    (?: (?<=%)  [0-9A-F]{2}
+      | (?<=&)  (?: \#[0-9]{1,7} | \#X[0-9A-F]{1,6} | [A-Z]\w{1,31} );
+      | (?<=\\) (?: (?-i:u)D[89AB][0-9A-F]{2}\\(?-i:u)D[C-F][0-9A-F]{2} | (?-i:u)[0-9A-F]{4}
+                  | (?-i:U)00[0-9A-F]{6} | (?-i:u)\{[0-9A-F]{1,6}\} | (?-i:x)[0-9A-F]{2}
+                  | [0-3][0-7]{2} | [\ -/:-@\[-`{-~] | (?-i:[bfnrt]) )
+      | (?<=\n)  [ \t]*
+      | (?<=\r)  \n[ \t]*
+    )""",
+    re.VERBOSE | re.IGNORECASE,
+)
+"""The escapes of URLs, HTML, JSON, Python, Git and shells; a line break with its indent."""
+
+_QUOTES: Final = ((b"'", b"''"), (b'"', b'""'), (b"'", b"'\"'\"'"))  # SQL, CSV, shells
+_CONTROLS: Final = {b"n": b"\n", b"r": b"\r", b"t": b"\t", b"b": b"\b", b"f": b"\f"}
+_CODE_POINTS: Final = 0x110000
+
+_LOGIN: Final = re.compile(
+    r"[^:/\s]+:(?!//)(?P<password>[^\r\n]+) | \w+://[^/\s:@]*:(?P<in_url>[^/\s@]+)@.*", re.VERBOSE
+)
+"""``USER:PASSWORD`` and a URL: the password is a secret without the rest, too."""
+
+_T = TypeVar("_T")
+
+
+class _Form(NamedTuple):
+    """One way in which a secret may be written, and how much of it is hidden if it was cut."""
+
+    text: bytes
+    cut: int
 
 
 class Secrecy:
-    """Hides one secret in the forms in which it may be repeated."""
+    """Hides every secret that was added, also after another one has replaced it.
 
-    def __init__(self, secret: str | None) -> None:
-        self._forms = _forms((secret or "").strip())
-        self._encoded = [form.encode() for form in self._forms]
+    A search takes the same time for one secret as for a thousand. ``clock`` is in seconds;
+    without one, no secret is ever dropped.
+    """
 
-    def add(self, secret: str) -> None:
-        """Hide another secret too."""
-        forms = {*self._forms, *_forms(secret.strip())}
-        self._forms = sorted(forms, key=len, reverse=True)
-        self._encoded = [form.encode() for form in self._forms]
+    def __init__(
+        self, secret: str | None = None, *, clock: Callable[[], float] = lambda: 0.0
+    ) -> None:
+        self._clock = clock
+        self._read_at: dict[str, float] = {}
+        self._max = MAX_REMEMBERED
+        self._forms: dict[int, list[_Form]] = {}  # by each of their first windows
+        self._starts = (0,)  # where windows begin; a form of six bytes needs them twice as dense
+        self.add(secret or "")
 
     def __repr__(self) -> str:
-        return f"Secrecy({len(self._forms)} forms)"
+        return f"Secrecy({len(self._read_at)} secrets)"
+
+    def add(self, secret: str) -> None:
+        """Hide a secret from now on."""
+        secret = secret.strip()
+        if len(secret) < MIN_CHARACTERS:
+            return
+        is_new = self._read_at.pop(secret, None) is None
+        self._read_at[secret] = self._clock()
+        if is_new:
+            self._index(secret)
+        if len(self._read_at) > self._max:
+            self._drop_old()
 
     def is_in(self, text: str) -> bool:
-        """Whether a text repeats the secret."""
-        return any(form in text for form in self._forms)
+        """Return whether a text contains a secret."""
+        return bool(self._find(_encoded(text)))
+
+    def is_in_json(self, content: bytes) -> bool:
+        """Return whether a string within JSON, or a number, contains a secret."""
+        return bool(self._forms) and bool(self._find(content, levels=_LEVELS + 1))
 
     def hide(self, text: str) -> str:
-        """Return a text without the secret."""
-        for form in self._forms:
-            text = text.replace(form, HIDDEN)
-        return text
+        """Return a text without secrets."""
+        if not self._forms:
+            return text
+        content = _encoded(text)
+        found = self._find(content)
+        return _decoded(_replaced(content, found)) if found else text
 
-    def hide_in_bytes(self, content: bytes) -> bytes:
-        """Return content without the secret; the same object where it is not in it."""
-        for form in self._encoded:
-            if form in content:
-                content = content.replace(form, HIDDEN.encode())
-        return content
+    def hide_in(self, value: _T, known: AbstractSet[str] = frozenset()) -> _T:
+        """Return JSON-like data without secrets, in its keys too; ``known`` strings stay."""
+        return cast("_T", self._hidden(value, known)) if self._forms else value
+
+    def _hidden(self, value: Any, known: AbstractSet[str]) -> Any:
+        match value:
+            case str():
+                return value if value in known else self.hide(value)
+            case dict():
+                items = cast("dict[Any, Any]", value).items()
+                return {self._hidden(k, known): self._hidden(each, known) for k, each in items}
+            case list() | tuple():
+                return [self._hidden(each, known) for each in cast("list[Any]", value)]
+            case None | bool():
+                return value
+            case _:  # a PIN is often shown as a number
+                text = repr(value)
+                hidden = self.hide(text)
+                return value if hidden == text else hidden
+
+    # --- what is searched
+
+    def _index(self, secret: str) -> None:
+        for form in _forms(secret):
+            if len(form.text) < _WINDOW + _WINDOW - 1:
+                self._starts = (0, 2)
+            # Of four windows the search reads one, wherever in the content the form begins.
+            last = min(_WINDOW, len(form.text) - _WINDOW + 1)
+            for window in {form.text[at : at + _WINDOW] for at in range(last)}:
+                number = int.from_bytes(window, sys.byteorder)
+                self._forms.setdefault(number, []).append(form)
+
+    def _drop_old(self) -> None:
+        oldest = self._clock() - GRACE_SECONDS
+        self._read_at = {each: at for each, at in self._read_at.items() if at >= oldest}
+        self._max = max(MAX_REMEMBERED, 2 * len(self._read_at))  # it is not looked for each time
+        self._forms, self._starts = {}, (0,)
+        for secret in self._read_at:
+            self._index(secret)
+
+    # --- the search
+
+    def _has_window(self, content: bytes) -> bool:
+        known = self._forms.keys()
+        return any(not known.isdisjoint(_windows(content, start)) for start in self._starts)
+
+    def _find(self, content: bytes, *, levels: int = _LEVELS) -> list[tuple[int, int]]:
+        """Return where secrets are: in the content itself, or in what it is an encoding of."""
+        found = self._find_forms(content)
+        views = [content]
+        while len(views) <= levels and any(mark in views[-1] for mark in _MARKS):
+            view = _ESCAPE.sub(_unescaped, views[-1])
+            if view == views[-1]:
+                break
+            spans = self._find_forms(view)
+            for outer in reversed(views) if spans else ():
+                origins = _origins(outer)
+                spans = [(origins[start], origins[end]) for start, end in spans]
+            found += spans
+            views.append(view)
+        return found
+
+    def _find_forms(self, content: bytes) -> list[tuple[int, int]]:
+        if not self._has_window(content):
+            return []
+        return [
+            span
+            for start in self._starts
+            for number, window in enumerate(_windows(content, start))
+            for form in self._forms.get(window, ())
+            for span in _matches(content, start + number * _WINDOW, form)
+        ]
 
 
-def _forms(secret: str) -> list[str]:
-    """Return the secret as it is, as JSON and URLs write it, and in base64; the longest first."""
-    if len(secret) < LEAST_CHARACTERS:
-        return []
-    escaped = json.dumps(secret)[1:-1]
-    encoded = base64.b64encode(secret.encode()).decode()
-    found = {secret, escaped, escaped.replace("/", "\\/"), quote(secret, safe=""), encoded}
-    return sorted(found, key=len, reverse=True)
+def strings_in(*values: object) -> frozenset[str]:
+    """Return all strings within JSON-like data, keys too."""
+    return frozenset(_strings_in(values))
+
+
+def _strings_in(value: object) -> Iterator[str]:
+    match value:
+        case str():
+            yield value
+        case dict():
+            for key, each in cast("dict[object, object]", value).items():
+                yield from _strings_in(key)
+                yield from _strings_in(each)
+        case list() | tuple():
+            for each in cast("list[object]", value):
+                yield from _strings_in(each)
+        case _:
+            return
+
+
+def _forms(secret: str) -> Iterable[_Form]:
+    """Return how a secret may be written, once escapes are decoded."""
+    login = _LOGIN.fullmatch(secret)
+    plain = {_encoded(each) for each in (secret, *(login.groupdict("") if login else {}).values())}
+    lines = (each.strip() for each in secret.splitlines())
+    plain |= {_encoded(each) for each in lines if len(each) >= MIN_LINE_CHARACTERS}
+    plain.add(b"".join(_latin(each) for each in secret))
+    texts = set(plain)
+    for each in plain:
+        texts |= {each.replace(old, new) for old, new in _QUOTES}
+        texts |= {text.replace(b" ", b"+") for text in (each, *texts)}  # of forms
+        decoded = each
+        for _ in range(_LEVELS):  # what looks like an escape in it is decoded where it is quoted
+            decoded = _ESCAPE.sub(_unescaped, decoded)
+            texts.add(decoded)
+    whole = _encoded(secret)
+    texts |= {whole.hex().encode(), whole.hex().upper().encode()}
+    for each in {whole, _encoded(json.dumps(secret)[1:-1])}:
+        for before in range(_ALIGNMENTS):
+            standard = _base64_within(each, before)
+            texts |= {standard, standard.translate(bytes.maketrans(b"+/", b"-_"))}
+    for text in texts:
+        if len(text) >= MIN_CHARACTERS:
+            half = (len(text) + 1) // 2
+            yield _Form(text, max(MIN_CUT_CHARACTERS, half))
+
+
+def _base64_within(content: bytes, before: int) -> bytes:
+    """Return the characters that content alone determines, with ``before`` bytes in front of it."""
+    encoded = base64.b64encode(bytes(before) + content)
+    first = (8 * before + 5) // 6
+    return encoded[first : 8 * (before + len(content)) // 6]
+
+
+def _windows(content: bytes, start: int) -> memoryview:
+    """Return content as numbers of ``_WINDOW`` bytes each; the rest at its end is left out."""
+    whole = max(0, len(content) - start) // _WINDOW * _WINDOW
+    return memoryview(content)[start : start + whole].cast("I")
+
+
+def _matches(content: bytes, at: int, form: _Form) -> Iterator[tuple[int, int]]:
+    """Find a form one of whose first windows is at a place: whole, or its beginning."""
+    for start in range(max(0, at - _WINDOW + 1), at + 1):
+        if content.startswith(form.text, start):
+            yield start, start + len(form.text)
+        elif content.startswith(form.text[: form.cut], start):
+            part = content[start : start + len(form.text)]
+            end = start + len(commonprefix([part, form.text]))  # noqa: RUF071 - bytes, no paths
+            is_word = content[end - 1 : end] not in _MARKS and content[end : end + 1].isalnum()
+            if not is_word:  # else it only begins as the secret does
+                yield start, end
+
+
+def _unescaped(found: re.Match[bytes]) -> bytes:
+    return _unescape(found[0])
+
+
+@lru_cache(maxsize=4096)
+def _unescape(text: bytes) -> bytes:
+    """Decode one escape; a line break becomes nothing."""
+    kind = text[1:2]
+    if text.startswith(b"%"):
+        return bytes.fromhex(text[1:].decode())
+    if text.startswith(b"&"):
+        return _encoded(html.unescape(text.decode()))
+    if not text.startswith(b"\\"):
+        return b""
+    if kind == b"x":
+        return bytes.fromhex(text[2:].decode())
+    if kind == b"U" or text[2:3] == b"{":
+        code = int(text[2:].strip(b"{}"), 16)
+        return _encoded(chr(code)) if code < _CODE_POINTS else b""
+    if kind == b"u":
+        return _encoded(json.loads(b'"' + text + b'"'))
+    if len(text) == len(r"\000"):
+        return bytes([int(text[1:], 8)])
+    return _CONTROLS.get(kind, kind)
+
+
+def _origins(content: bytes) -> list[int]:
+    """Return where each byte of the unescaped content comes from, and where its end does."""
+    origins: list[int] = []
+    done = 0
+    for found in _ESCAPE.finditer(content):
+        origins += range(done, found.start())
+        origins += [found.start()] * len(_unescaped(found))
+        done = found.end()
+    origins += range(done, len(content) + 1)
+    return origins
+
+
+def _replaced(content: bytes, spans: Iterable[tuple[int, int]]) -> bytes:
+    parts: list[bytes] = []
+    done = 0
+    for start, end in sorted(spans):
+        if start > done or not parts:
+            parts += [content[done:start], HIDDEN.encode()]
+        done = max(done, end)
+    return b"".join([*parts, content[done:]])
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
+
+
+def _latin(character: str) -> bytes:
+    r"""Encode as Python's escape ``\xdf`` and old forms' ``%DF`` do."""
+    return character.encode("latin-1") if ord(character) < 0x100 else _encoded(character)  # noqa: PLR2004
+
+
+def _decoded(content: bytes) -> str:
+    return content.decode("utf-8", "surrogatepass")

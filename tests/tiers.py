@@ -94,6 +94,7 @@ TIERS: Mapping[str, tuple[Tier, ...]] = {
     "tests/sdk/test_outages.py": ("ci",),
     "tests/security/test_access.py": ("ci",),
     "tests/security/test_backup_roles.py": ("ci",),
+    "tests/security/test_canary.py": ("ci",),
     "tests/security/test_secrets.py": ("ci",),
     "tests/security/test_tls.py": ("ci",),
     "tests/security/test_who.py": ("ci",),

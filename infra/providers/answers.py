@@ -23,8 +23,11 @@ from reconciler.errors import (
     TransientError,
     UnknownResultError,
 )
+from reconciler.secrecy import Secrecy
 
 MAX_DETAIL_CHARACTERS = 500
+MAX_SEARCHED_BYTES = 16_384
+"""Of a refusal's body, before its beginning is quoted."""
 
 
 class _Named(Protocol):
@@ -55,7 +58,7 @@ class Answer(msgspec.Struct, frozen=True, gc=False):
     """One call and its whole answer.
 
     ``url`` is without the query, which may be long. ``headers`` know no upper and lower case, and
-    ``content`` is unpacked.
+    ``content`` is unpacked. ``secrecy`` hides secrets where the answer is quoted.
     """
 
     method: str
@@ -63,6 +66,7 @@ class Answer(msgspec.Struct, frozen=True, gc=False):
     status_code: int
     headers: Mapping[str, str] = {}
     content: bytes = b""
+    secrecy: Secrecy = msgspec.field(default_factory=Secrecy)
 
 
 class _Problem(msgspec.Struct, frozen=True, gc=False):
@@ -141,7 +145,9 @@ def problem_text(response: Answer) -> str:
         problem = _Problem()
     text = problem.detail or problem.title
     if not text:
-        text = response.content[: 4 * MAX_DETAIL_CHARACTERS].decode(errors="replace").strip()
+        text = response.content[:MAX_SEARCHED_BYTES].decode(errors="replace").strip()
+    # Before it is cut: the beginning of a secret would not be found.
+    text = response.secrecy.hide(text[:MAX_SEARCHED_BYTES])
     return " ".join(text[:MAX_DETAIL_CHARACTERS].split()) or "no explanation"
 
 

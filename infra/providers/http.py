@@ -49,7 +49,7 @@ class HttpApi:
     It keeps at most ``limits.concurrency`` connections, and a call with its answer takes at most
     ``limits.request_timeout_seconds``. It never repeats a call and never follows a redirect.
     ``takes_sockets``: the endpoint may be ``unix:///PATH``, too. ``secret_header``: which header
-    has the secret, where it is no bearer token.
+    has the secret, where it is no bearer token. ``secrecy`` hides secrets where answers are quoted.
     """
 
     def __init__(
@@ -57,6 +57,7 @@ class HttpApi:
         config: ProviderConfigSpec,
         *,
         secret: str | None,
+        secrecy: Secrecy | None = None,
         takes_sockets: bool = False,
         secret_header: str | None = None,
     ) -> None:
@@ -72,7 +73,7 @@ class HttpApi:
             **_HEADERS,
             **authorization(secret, secret_header),
         }
-        self._secrecy = Secrecy(secret)
+        self._secrecy = secrecy or Secrecy(secret)
         self._timeout_seconds = config.limits.request_timeout_seconds
         needs_trust = config.tls is not None or url.scheme == "https"
         tls = trusting(config.tls) if needs_trust else None
@@ -127,9 +128,9 @@ class HttpApi:
             raise inconclusive(method)(f"{method} {url}: {why}") from error
         except (OSError, UnusableAnswerError, AnswerTooLargeError) as error:
             raise inconclusive(method)(f"{method} {url}: invalid response: {error}") from error
-        # Some APIs repeat a secret, and answers go into the log.
-        content = self._secrecy.hide_in_bytes(received.content)
-        return Answer(method, url, received.status, received.headers, content)
+        return Answer(
+            method, url, received.status, received.headers, received.content, self._secrecy
+        )
 
     async def find(self, path: str, *, confirm: Callable[[], Awaitable[object]]) -> Answer | None:
         """Read one object; None if the API says that there is none. Other refusals are raised.

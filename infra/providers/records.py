@@ -125,9 +125,9 @@ class RecordsProvider:
     """A client of the records API, for one zone."""
 
     def __init__(self, config: ProviderConfigSpec, secrets: Secrets) -> None:
-        self._api = HttpApi(config, secret=secrets.credential)
+        self._api = HttpApi(config, secret=secrets.credential, secrecy=secrets.secrecy)
         # Connections of its own: a call that waits for changes must not keep others waiting.
-        self._feed = HttpApi(config, secret=secrets.credential)
+        self._feed = HttpApi(config, secret=secrets.credential, secrecy=secrets.secrecy)
         timeout_seconds = config.limits.request_timeout_seconds
         self._wait_seconds = min(timeout_seconds * WAITING_SHARE, MAX_WAIT_SECONDS)
 

@@ -110,7 +110,7 @@ class ShapesProvider:
     """A client of the shapes API."""
 
     def __init__(self, config: ProviderConfigSpec, secrets: Secrets) -> None:
-        self._api = HttpApi(config, secret=secrets.credential)
+        self._api = HttpApi(config, secret=secrets.credential, secrecy=secrets.secrecy)
 
     async def create(self, action: Action) -> Effect:
         """Create a shape under the action's key; the API gives the first answer to every repeat."""

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from infra.secrets.environment import EnvironmentSecrets
 from infra.secrets.files import FileSecrets
+from reconciler.process_secrets import OF_THIS_PROCESS
 from reconciler.provider.secrets import SecretStores
 
 __all__ = ["EnvironmentSecrets", "FileSecrets", "open_stores"]
@@ -18,6 +19,9 @@ def open_stores(folder: Path | None) -> SecretStores:
     """
     environment = EnvironmentSecrets()
     if folder is None:
-        return SecretStores({"env": environment})
+        return SecretStores({"env": environment}, secrecy=OF_THIS_PROCESS)
     files = FileSecrets(folder)
-    return SecretStores({"env": environment, "files": files}, files.digest_key())
+    for secret in files.read_all():  # an API may repeat one before anything here needs it
+        OF_THIS_PROCESS.add(secret)
+    stores = {"env": environment, "files": files}
+    return SecretStores(stores, files.digest_key(), OF_THIS_PROCESS)

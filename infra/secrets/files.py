@@ -38,6 +38,9 @@ class FileSecrets:
 
     async def read(self, name: str) -> str | None:
         """Return a file's content without the line's end; raises if others may read the file."""
+        return self._read(name)
+
+    def _read(self, name: str) -> str | None:
         path = self._path(name)
         try:
             with path.open("rb") as file:
@@ -56,6 +59,14 @@ class FileSecrets:
             return content.decode().removesuffix("\n")
         except UnicodeDecodeError:
             raise ConfigurationError(f"secrets: {path} is not UTF-8 text") from None
+
+    def read_all(self) -> list[str]:
+        """Return all secrets of the folder; without those that cannot be read."""
+        found: list[str] = []
+        for path in self._folder.iterdir():
+            with contextlib.suppress(ConfigurationError):
+                found.append(self._read(path.name) or "")
+        return found
 
     async def write(self, name: str, value: str) -> None:
         """Write a file in one step: a reader sees the old one or the new one."""

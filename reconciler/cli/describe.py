@@ -42,6 +42,7 @@ from reconciler.cli.summaries import Line, tell_all
 from reconciler.cli.when import At
 from reconciler.errors import NoSuchMomentError
 from reconciler.ports import StoredEvent
+from reconciler.process_secrets import OF_THIS_PROCESS
 from reconciler.provider import MeasuredProvider
 from reconciler.resource.evolve import evolve
 from reconciler.resource.state import NEW
@@ -208,7 +209,7 @@ async def _readings(nc: Client, key: ResourceKey) -> Fields:
         readings = await found.provider.readings(found.name)
     if readings is None:
         raise CommandError(f"{key}: its object {found.name!r} does not exist")
-    return readings
+    return OF_THIS_PROCESS.hide_in(readings)
 
 
 def description_of(

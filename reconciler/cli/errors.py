@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import sys
+import traceback
 from collections.abc import Iterator, Sequence
 from typing import cast
 
@@ -21,6 +22,7 @@ from reconciler.cli.exits import Exit
 from reconciler.cli.output import harmless
 from reconciler.cli.settings import NAMES, flag
 from reconciler.errors import ReconcilerError, WaitTimeoutError
+from reconciler.process_secrets import OF_THIS_PROCESS
 
 _COMMAND = re.compile(r"(?<=`)reconciler (?![^`]*--help)[^`]+")
 
@@ -55,16 +57,20 @@ EXPECTED = (
 )
 
 
-def report(error: BaseException, tokens: Sequence[str] = ()) -> Exit:
-    """Write each error as one line on standard error; return the exit status.
+def report(
+    error: BaseException, tokens: Sequence[str] = (), *, with_traceback: bool = False
+) -> Exit:
+    """Write each error as one line on standard error, without secrets; return the exit status.
 
     ``tokens`` are those of the command line: what they say of the bus is repeated in each command
     that is shown to people, without secrets.
     """
     status = Exit.OK
     told: set[str] = set()
+    if with_traceback:
+        sys.stderr.write(OF_THIS_PROCESS.hide("".join(traceback.format_exception(error))))
     for one in _leaves(error):
-        line = _with_flags(one_line(one), tokens)
+        line = OF_THIS_PROCESS.hide(_with_flags(one_line(one), tokens))
         if line not in told:  # several parts of a process may find the same
             sys.stderr.write(f"error: {line}\n")
         told.add(line)

@@ -19,7 +19,6 @@ from reconciler.cli.search import models_of
 from reconciler.errors import ConfigurationError
 from reconciler.provider import Provider
 from reconciler.provider.kind import installed_kinds
-from reconciler.provider.secrets import Secrets
 from reconciler.roles.configurations import Configurations
 from reconciler.roles.definitions import Definitions
 from reconciler.roles.providers import resolve_secret
@@ -64,8 +63,7 @@ async def live_object(nc: Client, key: ResourceKey) -> AsyncGenerator[LiveObject
             f"ProviderConfig {owned.provider_config!r} is not declared; declare it"
         )
     stores = open_stores(secrets_here())
-    credential = resolve_secret(config.credentials_ref)
-    secrets = Secrets(credential, stores.by_name, key=stores.key)
+    secrets = stores.for_api(resolve_secret(config.credentials_ref))
     with without_secret(secrets.secrecy):
         provider = known.connect(config, secrets)
         try:

@@ -82,12 +82,10 @@ def _run(tokens: Sequence[str]) -> int:
         return _report_usage(error, command)
     except (BrokenPipeError, KeyboardInterrupt):
         raise
-    except Exception as error:
-        if "--debug" in tokens:
-            raise
+    except Exception as error:  # noqa: BLE001 - each is one line, of a defect too
         from reconciler.cli.errors import report  # noqa: PLC0415 - only when something failed
 
-        return report(error, tokens)
+        return report(error, tokens, with_traceback="--debug" in tokens)
     return int(result) if isinstance(result, int) else Exit.OK
 
 

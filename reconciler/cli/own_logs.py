@@ -1,4 +1,7 @@
-"""Logs of this program: on standard error, readable on a terminal and JSON for programs."""
+"""Logs of this program: on standard error, readable on a terminal and JSON for programs.
+
+Log lines and tracebacks contain no secret that this process has read.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,9 @@ import sys
 from typing import Any, Literal
 
 import structlog
+from structlog.typing import EventDict
+
+from reconciler.process_secrets import OF_THIS_PROCESS
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -21,7 +27,9 @@ def configure_logs(level: LogLevel) -> None:
             structlog.processors.add_log_level,
             structlog.processors.StackInfoRenderer(),
             structlog.processors.TimeStamper(fmt="iso", utc=True),
-            *_renderers(),
+            structlog.processors.format_exc_info,  # plain: no local variables, which have secrets
+            _hide_secrets,
+            _renderer(),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(number),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
@@ -32,16 +40,17 @@ def configure_logs(level: LogLevel) -> None:
         logging.getLogger(chatty).setLevel(max(number, logging.WARNING))
 
 
-def _renderers() -> list[Any]:
+def _hide_secrets(_logger: object, _method: str, line: EventDict) -> EventDict:
+    return OF_THIS_PROCESS.hide_in(line, line.keys())
+
+
+def _renderer() -> Any:
     if sys.stderr.isatty():
-        # Plain tracebacks: the default shows all local variables, secrets too, and takes seconds.
-        return [
-            structlog.dev.ConsoleRenderer(
-                colors="NO_COLOR" not in os.environ,
-                exception_formatter=structlog.dev.plain_traceback,
-            )
-        ]
-    return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+        return structlog.dev.ConsoleRenderer(
+            colors="NO_COLOR" not in os.environ,
+            exception_formatter=structlog.dev.plain_traceback,
+        )
+    return structlog.processors.JSONRenderer()
 
 
 class _ToStructlog(logging.Handler):

@@ -1,7 +1,7 @@
-"""Secrets for providers: read from a store when they are needed, and nowhere kept.
+"""Secrets for providers: read from a store when they are needed, and never stored.
 
-A spec names a secret; only the process that calls the API reads its value. Errors of a provider
-never repeat what it has read. Rotation is noticed by a keyed digest.
+A spec names a secret, and only the process that calls the API reads its value. The process
+remembers what it has read, to hide it (``reconciler.secrecy``). A keyed digest shows a rotation.
 """
 
 from __future__ import annotations
@@ -40,10 +40,18 @@ class SecretStore(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SecretStores:
-    """The stores that a process can read, by name; ``key`` keys the digests of their secrets."""
+    """The stores that a process can read, by name; ``key`` keys the digests of their secrets.
+
+    ``secrecy`` remembers what was read from them, and the credentials of APIs.
+    """
 
     by_name: Mapping[str, SecretStore] = field(default_factory=dict[str, SecretStore])
     key: bytes = b""
+    secrecy: Secrecy = field(default_factory=Secrecy)
+
+    def for_api(self, credential: str | None = None) -> Secrets:
+        """Return the secrets for a client of an API with this credential."""
+        return Secrets(credential, self.by_name, key=self.key, secrecy=self.secrecy)
 
 
 class Secrets:
@@ -58,15 +66,17 @@ class Secrets:
         stores: Mapping[str, SecretStore] | None = None,
         *,
         key: bytes = b"",
+        secrecy: Secrecy | None = None,
     ) -> None:
         self.credential = credential
-        self.secrecy = Secrecy(credential)
+        self.secrecy = secrecy or Secrecy()
+        self.secrecy.add(credential or "")
         self._stores = dict(stores or {})
         self._key = key
         self._read: dict[tuple[str, str], set[str]] = {}
 
     async def value(self, reference: SecretRef) -> str:
-        """Read a secret; from now on no error of this provider repeats it.
+        """Read a secret; from now on it is hidden in everything that comes from an API.
 
         Raises ``ConfigurationError`` if it is not there, and as its store does.
         """

@@ -13,15 +13,18 @@ from datetime import datetime
 
 from msgspec.structs import replace
 
-from events.external import ExternalObject, digest, identity
+from events.external import ExternalObject, identity
 from events.intake import ListingBegan, LossCount, Observed, StrayCount
 from events.integrity import LogDamage
 from events.names import ResourceKey, name_for_external
 from events.provider_config import ProviderConfigSpec, is_within
 from projections.status import StatusRow
+from reconciler.process_secrets import OF_THIS_PROCESS
 from reconciler.resource.observation import AWAITING_READ
 from reconciler.resource.owner_label import OWNER_LABEL, is_of_log, owner
+from reconciler.roles.object_secrets import hide_and_digest
 from reconciler.roles.slices import in_slices
+from reconciler.secrecy import Secrecy
 
 MAX_LISTED_OBJECTS = 250_000
 """Of one listing: it is complete or void, so all of it is in memory, about 1 KiB an object."""
@@ -125,11 +128,14 @@ async def observations(
     config: ProviderConfigSpec,
     log_id: str,
     damage: Collection[LogDamage] = (),
+    *,
+    secrecy: Secrecy = OF_THIS_PROCESS,
 ) -> Findings:
     """Compare a complete listing with what the log knows; ``rows`` are those of all resources.
 
     It takes some seconds of CPU for a hundred thousand objects, in slices. The rows may go on
     meanwhile: what is observed says how old it is, and the resource decides what that proves.
+    Observations contain no secret that ``secrecy`` remembers.
     """
     began = listing.began
     known = await _by_place(listing, objects, rows)
@@ -140,18 +146,20 @@ async def observations(
     found: list[tuple[ResourceKey, Observed]] = []
     async for some in in_slices(objects.items()):
         for place, each in some:
-            mine = known.get(place)
-            if not mine and (is_unclear or (each.name, each.uid) in released):
-                continue  # neither what a damaged resource has made since, nor this, is a stray
+            mine = known.get(place, ())
+            # Neither what a damaged resource has made since, nor a released object, is a stray.
+            is_known = bool(mine) or not (is_unclear or (each.name, each.uid) in released)
+            recorded = hide_and_digest(each, secrecy, mine) if is_known else None
+            if recorded is None:
+                continue
             if not mine:
                 key = _new_key(listing, each, config.scope.namespace, rows)
-                found.append((key, _observed(listing, each.name, each, strays)))
+                found.append((key, _observed(listing, each.name, recorded[0], strays)))
                 continue
+            ours = log_id if is_ours and is_ours(each) else ""
             found += [
-                (key, _observed(listing, each.name, each, strays, taken_by=taken))
-                for key, taken in _interested(
-                    listing, each, mine, strays, ours=log_id if is_ours and is_ours(each) else ""
-                )
+                (key, _observed(listing, each.name, recorded[0], strays, taken_by=taken))
+                for key, taken in _interested(listing, recorded, mine, strays, ours=ours)
             ]
     doubtful: list[StatusRow] = []
     async for some in in_slices(known.items()):
@@ -267,7 +275,7 @@ def _new_key(
 
 def _interested(
     listing: ListingAssembler,
-    seen: ExternalObject,
+    recorded: tuple[ExternalObject, str],
     rows: Sequence[StatusRow],
     strays: StrayCount | None,
     *,
@@ -275,10 +283,10 @@ def _interested(
 ) -> Iterable[tuple[ResourceKey, str]]:
     """Which resources learn something from the object: those that know it otherwise.
 
-    Beside each, which other one has the object. ``ours``: the log, if an object that nobody
-    declared counts as its.
+    ``recorded``: the object, and its digest. Beside each, which other one has it. ``ours``: the
+    log, if an object that nobody declared counts as its.
     """
-    shown = digest(seen)
+    seen, shown = recorded
     for row in rows:
         if row.action_id:
             continue  # its result will say more than this

@@ -11,7 +11,6 @@ from collections.abc import Iterable
 
 import structlog
 
-from events.external import digest
 from events.intake import Observed
 from events.log import LogEvent, ReconcileAccepted
 from events.provider_config import ProviderConfigSpec
@@ -24,6 +23,7 @@ from reconciler.resource.observation import AWAITING_READ
 from reconciler.roles.api_gates import ApiGates
 from reconciler.roles.chance import REAL, Chance
 from reconciler.roles.configurations import Configurations
+from reconciler.roles.object_secrets import hide_and_digest
 from reconciler.roles.oversize import is_too_large
 from reconciler.roles.providers import ProviderPool
 
@@ -145,7 +145,12 @@ class ObjectReads:
             what = f"{type(error).__name__}: {error}"
             _logger.warning("reading an object failed", resource=str(row.key), why=what)
             return 0
-        shown = "" if seen is None else digest(seen)
+        shown = ""
+        if seen is not None:
+            recorded = hide_and_digest(seen, self._providers.secrecy, [row])
+            if recorded is None:
+                return 0
+            seen, shown = recorded
         is_news = shown != row.observed_digest or row.doubted or row.reason == AWAITING_READ
         if not is_news or is_too_large(seen):
             return 0

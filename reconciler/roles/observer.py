@@ -38,9 +38,11 @@ from reconciler.roles.listing import (
 )
 from reconciler.roles.next_listing import NextListing
 from reconciler.roles.object_reads import ObjectReads
+from reconciler.roles.object_secrets import hide_and_digest
 from reconciler.roles.oversize import build_size_letter, is_too_large, store_size_letters
 from reconciler.roles.providers import ProviderPool
 from reconciler.roles.slices import in_slices
+from reconciler.secrecy import Secrecy
 
 JITTER = 0.1
 """Each interval is up to this share shorter or longer, so that observers do not march in step."""
@@ -276,11 +278,14 @@ class Observer:
             raise ListingRefusedError("its ProviderConfig was withdrawn during the listing")
         check_scope(began, config)
         rows, damage = self._models.status, self._models.damage.values()
-        findings = await observations(listing, objects, rows, config, self._log_id, damage)
+        secrecy = self._providers.secrecy
+        findings = await observations(
+            listing, objects, rows, config, self._log_id, damage, secrecy=secrecy
+        )
         seen = findings.observed
         for row in findings.doubtful:
             with self._gates.of(began.provider_config).calls(began.provider_config):
-                seen += await _read_one(provider, row, listing, findings.losses)
+                seen += await _read_one(provider, row, listing, findings.losses, secrecy)
         found = [(key, observed) for key, observed in seen if not is_too_large(observed.object)]
         if len(found) < len(seen):
             letters = [build_size_letter(*each) for each in seen if is_too_large(each[1].object)]
@@ -321,7 +326,11 @@ class Observer:
 
 
 async def _read_one(
-    provider: Provider, row: StatusRow, listing: ListingAssembler, losses: LossCount
+    provider: Provider,
+    row: StatusRow,
+    listing: ListingAssembler,
+    losses: LossCount,
+    secrecy: Secrecy,
 ) -> list[tuple[ResourceKey, Observed]]:
     uid = row.read_uid(unique_names=listing.unique_names)
     try:
@@ -329,10 +338,13 @@ async def _read_one(
     except ProviderError as error:
         _logger.warning("reading an object failed", resource=str(row.key), error=str(error))
         return []
+    recorded = None if seen is None else hide_and_digest(seen, secrecy, [row])
+    if seen is not None and recorded is None:
+        return []
     observed = Observed(
         row.provider_config,
         row.external_name,
-        seen,
+        None if recorded is None else recorded[0],
         "Read",
         listing.began.as_of,
         listing.began_at,

@@ -11,9 +11,10 @@ from events.provider_config import CredentialsRef, ProviderConfigSpec
 from reconciler.errors import ConfigurationError
 from reconciler.provider import Capabilities, Provider, ProviderFactory
 from reconciler.provider.kind import Kind, KindRegistry
-from reconciler.provider.secrets import Secrets, SecretStores
+from reconciler.provider.secrets import SecretStores
 from reconciler.roles.configurations import Configurations
 from reconciler.roles.secret_guard import SecretiveProvider, secretive, without_secret
+from reconciler.secrecy import Secrecy
 
 _MAX_CALL_SECONDS = 120.0
 
@@ -33,10 +34,10 @@ class ProviderPool:
         self,
         kinds: KindRegistry,
         configurations: Configurations,
-        stores: SecretStores = SecretStores(),  # noqa: B008 - it is frozen
+        stores: SecretStores | None = None,
     ) -> None:
         self._kinds = kinds
-        self._stores = stores
+        self._stores = stores or SecretStores()
         self._configurations = configurations
         self._open: dict[tuple[str, str, ProviderFactory | None], _Opened] = {}
         self._closing: set[asyncio.Task[None]] = set()
@@ -61,6 +62,11 @@ class ProviderPool:
         self._open[place] = (basis, provider)
         return provider
 
+    @property
+    def secrecy(self) -> Secrecy:
+        """The secrets that clients of APIs have read."""
+        return self._stores.secrecy
+
     def capabilities(self, kind_name: str) -> Capabilities | None:
         """Return what the API of a kind can do; None if that is not known here."""
         kind = self._kinds.find(kind_name)
@@ -72,8 +78,7 @@ class ProviderPool:
                 f"ProviderConfig {name!r} has provider {config.provider!r}, but {kind.name} "
                 f"requires {kind.provider!r}"
             )
-        credential = resolve_secret(config.credentials_ref)
-        secrets = Secrets(credential, self._stores.by_name, key=self._stores.key)
+        secrets = self._stores.for_api(resolve_secret(config.credentials_ref))
         with without_secret(secrets.secrecy):
             return secretive(kind.connect(config, secrets), secrets)
 

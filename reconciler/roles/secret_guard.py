@@ -1,4 +1,8 @@
-"""A provider whose errors never repeat its secret, and whose answers take bounded memory."""
+"""A provider whose errors contain no secret, and whose answers take bounded memory.
+
+The objects that it returns may contain secrets: ``roles.object_secrets`` hides them before they are
+reported, because only then it is known what the log has of them.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,6 @@ import asyncio
 from collections.abc import AsyncIterator, Generator, Sequence
 from contextlib import contextmanager
 from typing import Final
-
-import msgspec
 
 from events.external import ExternalObject
 from events.log import Action
@@ -21,8 +23,6 @@ from reconciler.secrecy import Secrecy
 
 MAX_PAGES: Final = 20_000
 """Of one listing: 250,000 objects where an API has 13 a page; a listing without an end has more."""
-
-_encoder = msgspec.json.Encoder()
 
 _KEPT_BACK = (
     "the API's error message is suppressed: it may contain an earlier value of a secret, which "
@@ -135,8 +135,6 @@ def without_secret(secrecy: Secrecy) -> Generator[None]:
     except ProviderError as error:
         error.message = secrecy.hide(error.message)
         error.args = tuple(_hidden(each, secrecy) for each in error.args)
-        if error.obstacle is not None and secrecy.is_in(_encoder.encode(error.obstacle).decode()):
-            error.obstacle = None
         if _is_in_cause(error, secrecy):
             error.__cause__ = error.__context__ = None
         raise

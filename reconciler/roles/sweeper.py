@@ -36,7 +36,7 @@ from reconciler.errors import ConfigurationError, ProviderError
 from reconciler.failpoints import Failpoint, reach
 from reconciler.ports import IntakeMessageOut, IntakeWriter
 from reconciler.provider.kind import KindRegistry
-from reconciler.provider.secrets import Secrets, SecretStores
+from reconciler.provider.secrets import SecretStores
 from reconciler.resource.backoff import is_over
 from reconciler.resource.permission import NOT_PERMITTED
 from reconciler.roles.chance import REAL, Chance
@@ -93,10 +93,10 @@ class Sweeper:
         configurations: Configurations,
         kinds: KindRegistry,
         models: ReadModels,
-        stores: SecretStores = SecretStores(),  # noqa: B008 - it is frozen
+        stores: SecretStores | None = None,
         chance: Chance = REAL,
     ) -> None:
-        self._stores = stores
+        self._stores = stores or SecretStores()
         self._intake = intake
         self._configurations = configurations
         self._kinds = kinds
@@ -248,7 +248,7 @@ class Sweeper:
     async def _digests(self) -> dict[str, str]:
         """Read the digests of all secrets that declared resources name; empty for none."""
         digests: dict[str, str] = {}
-        secrets = Secrets(stores=self._stores.by_name, key=self._stores.key)
+        secrets = self._stores.for_api()
         for secret in self._index.secrets:
             store, _, name = secret.partition("/")
             try:

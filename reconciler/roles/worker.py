@@ -57,6 +57,7 @@ from reconciler.roles.cancellation import is_being_cancelled
 from reconciler.roles.chance import REAL, Chance
 from reconciler.roles.configurations import Configurations
 from reconciler.roles.lookup import look_up
+from reconciler.roles.object_secrets import hide_secrets
 from reconciler.roles.oversize import is_too_large
 from reconciler.roles.providers import ProviderPool
 
@@ -195,7 +196,7 @@ class Worker:
             finished_at=self._now(),
             worker=self._name,
             error=None if error is None else _as_action_error(error, self._now()),
-            object=_fitting(effect.object if effect is not None else _obstacle(error)),
+            object=self._hide_secrets(effect.object if effect else _obstacle(error), action),
             replayed=_is_kept_answer(error if effect is None else effect),
             is_lookup=is_lookup,
             redelivered=self._may_be_another_workers(delivery),
@@ -237,6 +238,16 @@ class Worker:
         except Exception as error:
             _logger.exception("a provider raised an unexpected error", action=action.action_id)
             return ProviderError(f"{type(error).__name__}: {error}"), None
+
+    def _hide_secrets(self, seen: ExternalObject | None, action: Action) -> ExternalObject | None:
+        """Return an object without secrets; None for one that cannot be reported.
+
+        What the action itself contains is in the log already.
+        """
+        if seen is not None:
+            known = (action.fields, action.labels, action.external_name, action.uid)
+            seen = hide_secrets(seen, self._providers.secrecy, *known, action.idempotency_key)
+        return _fitting(seen)
 
     def _must_not_be_repeated(self, delivery: ActionDelivery, action: Action) -> bool:
         """Return whether a call would do harm if a worker that is gone has made it already."""

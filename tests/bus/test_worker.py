@@ -31,7 +31,7 @@ from reconciler.errors import ProviderError
 from reconciler.ports import ActionDelivery, IntakeMessageOut, NotStoredError, ResourceAppend
 from reconciler.provider import Capabilities, Effect, Provider
 from reconciler.provider.kind import Kind, KindRegistry
-from reconciler.provider.secrets import Secrets
+from reconciler.provider.secrets import Secrets, SecretStores
 from reconciler.roles.api_gates import ApiGates
 from reconciler.roles.chance import Chance
 from reconciler.roles.configurations import Configurations
@@ -162,6 +162,7 @@ async def at_work(
     *,
     clock: Callable[[], float] = time.monotonic,
     capabilities: Capabilities | None = None,
+    stores: SecretStores | None = None,
 ) -> AsyncGenerator[Worker]:
     """Run a worker meanwhile."""
     configurations = Configurations()
@@ -180,7 +181,7 @@ async def at_work(
         intake=bus,
         log=log,
         configurations=configurations,
-        providers=ProviderPool(KindRegistry([kind]), configurations),
+        providers=ProviderPool(KindRegistry([kind]), configurations, stores),
         gates=ApiGates(name="test", configurations=configurations, intake=bus, rates=NoRates()),
         chance=Chance(clock=clock),
     )
@@ -564,3 +565,19 @@ async def test_who_stood_still_before_its_report_says_that_another_may_have_the_
     async with at_work(log, Api(), bus, clock=lambda: bus.now):
         await asyncio.wait_for(bus.acknowledged.wait(), 10)
     assert [report.redelivered for report in bus.reports] == [True]
+
+
+async def test_a_report_contains_no_secret_but_all_that_was_decided(log: JetStreamLog) -> None:
+    """A weak secret that is a word of the action itself must not look like drift."""
+    stores = SecretStores()
+    for secret in ("postgres", "planted&token"):
+        stores.secrecy.add(secret)
+    shown = ExternalObject("foo", {"owner": "postgres", "seen": "Bearer planted\\u0026token"})
+    key = new_key()
+    action = Action(f"{key}@1", "key", "Update", 1, "default", "foo", (), {"owner": "postgres"})
+    bus = Bus(ActionDelivery(1, event(key, 1, ActionDecided(action)), 1, None))
+    async with at_work(log, Api(shown), bus, stores=stores):
+        await asyncio.wait_for(bus.acknowledged.wait(), 60)
+    [report] = bus.reports
+    assert report.object is not None
+    assert report.object.fields == {"owner": "postgres", "seen": "Bearer ***"}

@@ -12,7 +12,7 @@ import pytest
 
 from events.allow import Allow
 from events.names import ResourceKey
-from infra.providers.git.checks import checked_parts, documents_in
+from infra.providers.git.checks import check_credential, checked_parts, documents_in
 from infra.providers.git.problems import GitError
 from infra.providers.git.repository import Remote, fetched, find_commit, ssh_command
 from infra.providers.git.signatures import check_signature
@@ -239,3 +239,17 @@ def test_ssh_connects_to_the_address_that_was_judged(monkeypatch: pytest.MonkeyP
     told = shlex.split(ssh_command(Remote("ssh://git@git.test:2222/x")))
     assert "HostName=192.0.2.7" in told
     assert "HostKeyAlias=[git.test]:2222" in told
+
+
+@pytest.mark.parametrize("text", [PASSWORD, f"a: git:{PASSWORD}", PASSWORD.replace(" ", "%20")])
+def test_files_that_contain_the_credential_that_their_server_was_sent_are_refused(
+    text: str,
+) -> None:
+    read = {"a.yaml": b"a: 1", "b.yaml": text.encode()}
+    with pytest.raises(
+        GitError, match=r"^b\.yaml contains the credential of this source$"
+    ) as caught:
+        check_credential(read, f"git:{PASSWORD}")
+    assert caught.value.reason == "BadCommit"
+    check_credential(read, "")
+    check_credential(read, "git:another token")

@@ -9,7 +9,7 @@ from contextlib import suppress
 import pytest
 from msgspec.structs import replace
 
-from events.external import ExternalObject
+from events.external import ExternalObject, digest
 from events.intake import Observed
 from events.log import (
     ActionSucceeded,
@@ -30,7 +30,7 @@ from reconciler.errors import TransientError
 from reconciler.ports import IntakeMessageOut
 from reconciler.provider import Capabilities, Effect, Provider
 from reconciler.provider.kind import Kind, KindRegistry
-from reconciler.provider.secrets import Secrets
+from reconciler.provider.secrets import Secrets, SecretStores
 from reconciler.roles import object_reads
 from reconciler.roles.api_gates import ApiGates
 from reconciler.roles.configurations import Configurations
@@ -127,7 +127,8 @@ class Stage:
                 )
             ]
         )
-        providers = ProviderPool(kinds, self.configurations)
+        self.stores = SecretStores()
+        providers = ProviderPool(kinds, self.configurations, self.stores)
         gates = ApiGates(
             name="test",
             configurations=self.configurations,
@@ -260,3 +261,17 @@ async def test_a_released_object_is_read_by_its_uid_if_its_name_may_have_others(
     assert stage.api.uids == [expected]
     (told,) = stage.intake.observed
     assert (told.object, told.absent_uid) == (None, expected)
+
+
+async def test_an_object_that_repeats_a_secret_is_told_once(stage: Stage) -> None:
+    stage.made()
+    stage.stores.secrecy.add("planted&token")
+    row, config = stage.models.status[str(FOO)], stage.configurations.by_name["default"]
+    stage.api.server = ExternalObject("foo", {}, "u1", outputs={"seen": "planted\\u0026token"})
+    hidden = ExternalObject("foo", {}, "u1", outputs={"seen": "***"})
+    assert await stage.reads.read([row], config) == 1
+    assert [each.object for each in stage.intake.observed] == [hidden]
+    row.observed_digest = digest(hidden)
+    assert await stage.reads.read([row], config) == 0
+    stage.api.server = ExternalObject("foo", {}, "planted&token")
+    assert await stage.reads.read([row], config) == 0, "its id cannot be told, nor is it gone"

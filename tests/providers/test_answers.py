@@ -20,6 +20,7 @@ from reconciler.errors import (
     TransientError,
     UnknownResultError,
 )
+from reconciler.secrecy import HIDDEN, Secrecy
 
 
 def answered(
@@ -129,3 +130,14 @@ def test_a_success_that_cannot_be_decoded_tells_nothing(body: bytes) -> None:
         decoded(answered(200, body), decoder)
     with pytest.raises(TransientError):
         decoded(answered(200, body, method="GET"), decoder)
+
+
+@pytest.mark.parametrize("of_problem", [True, False])
+def test_a_secret_is_hidden_before_a_refusal_is_cut(of_problem: bool) -> None:
+    """Of a secret that is cut to a few characters nothing would be found."""
+    token = "planted&token<7f3a91c2>"
+    for visible in range(1, len(token)):
+        text = "x" * (MAX_DETAIL_CHARACTERS - visible) + token
+        body = msgspec.json.encode({"detail": text}) if of_problem else text.encode()
+        quoted = problem_text(Answer("PUT", "https://api.example", 400, {}, body, Secrecy(token)))
+        assert quoted == ("x" * (MAX_DETAIL_CHARACTERS - visible) + HIDDEN)[:MAX_DETAIL_CHARACTERS]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
+import pytest
 from msgspec.structs import replace
 
 from events.log import Action
-from events.provider_config import ProviderConfigSpec
-from reconciler.provider import Effect
+from events.provider_config import CredentialsRef, ProviderConfigSpec
+from reconciler.errors import PermanentError
+from reconciler.provider import Effect, Provider
 from reconciler.provider.kind import Kind, KindRegistry
 from reconciler.provider.secrets import Secrets
 from reconciler.roles.configurations import Configurations
@@ -58,3 +61,33 @@ async def test_a_replaced_client_is_closed_when_its_calls_have_ended() -> None:
     assert await calling == Effect(None)
     await old.closed.wait()
     assert not new.closed.is_set()
+
+
+async def test_a_replaced_token_is_hidden_in_the_errors_of_the_next_client(tmp_path: Path) -> None:
+    """The API may repeat a header of an earlier call; an old client's errors may come later."""
+
+    class Repeating(Client):
+        async def create(self, action: Action) -> Effect:
+            raise PermanentError(f"{action.external_name}: you sent first&token, second&token")
+
+    def connect(config: ProviderConfigSpec, secrets: Secrets) -> Client:
+        assert config.credentials_ref is not None
+        credentials.append(secrets.credential)
+        return Repeating()
+
+    credentials: list[str | None] = []
+    token = tmp_path / "token"
+    kind = Kind("Shape", "test/v1", ProviderConfigSpec, provider="test", connect=connect)  # pyright: ignore[reportArgumentType] - it only creates
+    configurations = Configurations()
+    reference = CredentialsRef(file=str(token))
+    configurations.by_name["default"] = replace(CONFIG, credentials_ref=reference)
+    pool = ProviderPool(KindRegistry([kind]), configurations)
+    clients: list[Provider] = []
+    for value in ("first&token", "second&token"):
+        token.with_suffix(".new").write_text(value)
+        token.with_suffix(".new").replace(token)
+        clients.append(pool.get("default", "Shape"))
+    assert credentials == ["first&token", "second&token"]
+    for client in clients:
+        with pytest.raises(PermanentError, match=r"x: you sent \*\*\*, \*\*\*$"):
+            await client.create(ACTION)

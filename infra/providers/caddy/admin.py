@@ -80,7 +80,12 @@ class AdminApi:
     """Calls of one Caddy server, at ``unix:///PATH`` or at a URL."""
 
     def __init__(self, config: ProviderConfigSpec, secrets: Secrets) -> None:
-        self._http = HttpApi(config, secret=secrets.credential, takes_sockets=True)
+        self._http = HttpApi(
+            config,
+            secret=secrets.credential,
+            secrecy=secrets.secrecy,
+            takes_sockets=True,
+        )
 
     async def get(self, path: str) -> Part:
         """Read a part of the configuration; of one that is not there the content is None."""

@@ -84,7 +84,12 @@ class EngineApi:
     """Calls of one Engine, at ``unix:///PATH`` or at a URL."""
 
     def __init__(self, config: ProviderConfigSpec, secrets: Secrets) -> None:
-        self._http = HttpApi(config, secret=secrets.credential, takes_sockets=True)
+        self._http = HttpApi(
+            config,
+            secret=secrets.credential,
+            secrecy=secrets.secrecy,
+            takes_sockets=True,
+        )
         self._config = config
         self._credential = secrets.credential
         self._version = ""

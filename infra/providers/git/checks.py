@@ -13,6 +13,7 @@ from events.names import InvalidNameError, ResourceKey, system_rank
 from events.stored_content import Part, problem_of_part
 from infra.providers.git.problems import GitError
 from reconciler.errors import UnknownKindError
+from reconciler.secrecy import Secrecy
 
 Check = Callable[[Manifest], None]
 """Raises ``InvalidManifestError`` or ``UnknownKindError`` for what could not be declared."""
@@ -43,6 +44,14 @@ def checked_parts(reads: Sequence[Read | Problem], parent: ResourceKey, check: C
             "BadCommit", f"no manifests: no file has one of the suffixes {', '.join(SUFFIXES)}"
         )
     return [Part(read.manifest, read.source.place) for read in reads if isinstance(read, Read)]
+
+
+def check_credential(files: Mapping[str, bytes], credential: str) -> None:
+    """Raise ``GitError`` if a server put the credential that it was sent into its files."""
+    secrecy = Secrecy(credential)
+    for name, content in files.items():
+        if secrecy.is_in(content.decode(errors="replace")):
+            raise GitError("BadCommit", f"{name} contains the credential of this source")
 
 
 def documents_in(

@@ -251,8 +251,6 @@ class Heads:
             credential = await self._secrets.value(msgspec.convert(reference, SecretRef))
         except (ConfigurationError, ProviderError) as error:
             raise GitError("Unreachable", f"spec.credentials: {error}") from None
-        # A server may repeat the password without the user.
-        self._secrets.secrecy.add(credential.partition(":")[2])
         return credential.strip()
 
 

@@ -19,7 +19,7 @@ from typing import Any, Final
 import msgspec
 
 from events.documents import Read
-from infra.providers.git.checks import documents_in
+from infra.providers.git.checks import check_credential, documents_in
 from infra.providers.git.problems import GitError
 from infra.providers.git.reader_process import Document, Failure, Reply, Request
 from infra.providers.git.rendering import rendered, renderers_of_process
@@ -103,6 +103,7 @@ def _read(request: Request) -> Reply:
                 check_signature(checkout.folder, found.commit, str(source["signers"]))
             path, render = str(source.get("path", "")), str(source.get("render", ""))
             files = checkout.files("" if render else path)
+            check_credential(files, request.credential)
             if render:
                 renderers = {
                     name: command

@@ -73,6 +73,7 @@ class RestProvider:
         self._api = HttpApi(
             config,
             secret=secrets.credential,
+            secrecy=secrets.secrecy,
             secret_header=protocol.rest.credential_header,
         )
 

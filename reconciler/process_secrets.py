@@ -1,0 +1,11 @@
+"""The secrets of this process: its logs, errors and observations are without them."""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+from reconciler.secrecy import Secrecy
+
+OF_THIS_PROCESS: Final = Secrecy(clock=time.monotonic)
+"""Every secret that this process has read from a store, and every credential of an API."""

@@ -1,0 +1,68 @@
+"""Objects of external APIs as the log may have them: without secrets (invariant 12, ADR 0058)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+import structlog
+from msgspec.structs import replace
+
+from events.external import ExternalObject, digest
+from projections.status import StatusRow
+from reconciler.resource.owner_label import OWNER_LABEL
+from reconciler.secrecy import Secrecy, strings_in
+
+_encoder = msgspec.json.Encoder()
+_logger = structlog.get_logger(__name__)
+
+
+def hide_secrets(seen: ExternalObject, secrecy: Secrecy, *known: object) -> ExternalObject | None:
+    """Return an object without secrets; None if its name or id contains one.
+
+    An object under a changed name or id would be another object. ``known``: JSON-like data that
+    the log has already. Its strings stay, so that a weak secret does not look like drift.
+    """
+    if _is_clean(seen, secrecy):
+        return seen
+    kept = strings_in(*known)
+    if any(secrecy.is_in(each) for each in (seen.name, seen.uid) if each and each not in kept):
+        _logger.warning("an object is not recorded: its name or its id contains a secret")
+        return None
+    return replace(
+        seen,
+        fields=secrecy.hide_in(seen.fields, kept),
+        version=secrecy.hide_in(seen.version, kept),
+        labels=secrecy.hide_in(seen.labels, kept),
+        written_by=secrecy.hide_in(seen.written_by, kept),
+        outputs=secrecy.hide_in(seen.outputs, kept),
+    )
+
+
+def hide_and_digest(
+    seen: ExternalObject, secrecy: Secrecy, rows: Iterable[StatusRow]
+) -> tuple[ExternalObject, str] | None:
+    """Return an object of some resources without secrets, and its digest.
+
+    An object that the log has already is returned unchanged, and is not searched.
+    """
+    shown, known = digest(seen), list[object]()
+    mark = seen.labels.get(OWNER_LABEL, "")
+    for row in rows:
+        if row.observed_digest == shown:
+            return seen, shown
+        known += [row.external_name, row.uid, row.seen_uid, row.labels]
+        tokens = row.key.tokens
+        if mark.endswith(tokens) and not secrecy.is_in(mark.removesuffix(tokens)):
+            known.append(mark)
+    hidden = hide_secrets(seen, secrecy, *known)
+    if hidden is None or hidden is seen:
+        return None if hidden is None else (seen, shown)
+    return hidden, digest(hidden)
+
+
+def _is_clean(seen: ExternalObject, secrecy: Secrecy) -> bool:
+    try:
+        return not secrecy.is_in_json(_encoder.encode(seen))
+    except Exception:  # noqa: BLE001 - a provider may show what is no JSON
+        return False

@@ -1,0 +1,68 @@
+"""Logs and errors of a process: in none of them is a secret that it has read."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Generator
+
+import pytest
+import structlog
+
+from reconciler.cli import errors, own_logs
+from reconciler.cli.own_logs import configure_logs
+from reconciler.secrecy import HIDDEN, Secrecy
+from tests.security.encodings import every_way
+
+TOKEN = "planted&token<7f3a91c2>"
+
+
+@pytest.fixture(autouse=True)
+def secrecy(monkeypatch: pytest.MonkeyPatch) -> Generator[Secrecy]:
+    """Remember a secret, and put the logs back as they were."""
+    remembered = Secrecy(TOKEN)
+    for module in (errors, own_logs):
+        monkeypatch.setattr(module, "OF_THIS_PROCESS", remembered)
+    root = logging.getLogger()
+    handlers, level, config = root.handlers[:], root.level, structlog.get_config()
+    yield remembered
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    structlog.configure(**config)
+
+
+@pytest.mark.parametrize("way", every_way(TOKEN).values(), ids=every_way(TOKEN))
+def test_a_line_of_the_log_contains_no_secret(way: str, capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logs("info")
+    structlog.get_logger().info(f"got {way}", error=KeyError(way), several=[way], count=7)
+    logging.getLogger("a.library").warning("sent %s", way)
+    ours, librarys = map(json.loads, capsys.readouterr().err.splitlines())
+    assert HIDDEN in ours["event"]
+    assert (ours["level"], ours["count"]) == ("info", 7)
+    assert (librarys["event"].startswith("sent "), librarys["logger"]) == (True, "a.library")
+    assert way not in str(ours) + str(librarys)
+
+
+def _fail() -> None:
+    try:
+        {}[TOKEN]
+    except KeyError as error:
+        raise ValueError("a provider failed") from error
+
+
+def test_a_traceback_contains_no_secret(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logs("info")
+    with pytest.raises(ValueError, match="a provider failed") as failed:
+        _fail()
+    structlog.get_logger().error("failed", exc_info=failed.value)
+    assert errors.report(failed.value, with_traceback=True) == 1
+    line, _, traceback = capsys.readouterr().err.partition("\n")
+    for text in (json.loads(line)["exception"], traceback):
+        assert f"KeyError: '{HIDDEN}'" in text
+        assert "ValueError: a provider failed" in text
+    assert "planted" not in line + traceback
+
+
+def test_the_line_of_an_error_contains_no_secret(capsys: pytest.CaptureFixture[str]) -> None:
+    errors.report(errors.CommandError(f"the API said {TOKEN}"))
+    assert capsys.readouterr().err == f"error: the API said {HIDDEN}\n"

@@ -1,0 +1,127 @@
+"""What is recorded of an object that repeats a secret: all the rest, and no other object."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from events.external import ExternalObject, digest
+from events.intake import ListingBegan, Observed
+from events.provider_config import ProviderConfigSpec
+from projections.status import StatusRow
+from reconciler.resource.owner_label import OWNER_LABEL, owner
+from reconciler.roles.listing import ListingAssembler, observations
+from reconciler.roles.object_secrets import hide_and_digest, hide_secrets
+from reconciler.secrecy import HIDDEN, Secrecy
+from tests.security.encodings import every_way
+
+TOKEN = "planted&token<7f3a91c2>"
+CONFIG = ProviderConfigSpec("shapes", "http://shapes")
+
+
+def shape(name: str = "foo", uid: str | None = "u1", **fields: Any) -> ExternalObject:
+    return ExternalObject(name, {"color": "Red", **fields}, uid)
+
+
+def row(seen: ExternalObject | None = None, **more: Any) -> StatusRow:
+    return StatusRow(
+        "default",
+        "Shape",
+        "foo",
+        provider_config="default",
+        external_name="foo",
+        observed_digest="" if seen is None else digest(seen),
+        uid=None if seen is None else seen.uid,
+        declared=True,
+        owned=seen is not None,
+        **more,
+    )
+
+
+async def observed(
+    shown: ExternalObject, *rows: StatusRow, secrecy: Secrecy | None = None
+) -> list[Observed]:
+    listing = ListingAssembler(ListingBegan("default", "Shape", 5), None)
+    listing.add([shown])
+    by_name = {str(each.key): each for each in rows}
+    found = await observations(
+        listing, listing.complete(1), by_name, CONFIG, "log", secrecy=secrecy or Secrecy(TOKEN)
+    )
+    assert found.losses.missing == 0
+    return [each for _, each in found.observed]
+
+
+@pytest.mark.parametrize("way", every_way(TOKEN).values(), ids=every_way(TOKEN))
+def test_a_secret_is_hidden_in_all_parts_of_an_object(way: str) -> None:
+    seen = ExternalObject(
+        "foo",
+        {"a": [{"b": f"<{way}>"}], f"key {way}": 1},
+        "u1",
+        version=f"v {way}",
+        labels={"seen": f"Bearer {way}", f"{way}": "x"},
+        outputs={"url": f"http://h/?{way}"},
+    )
+    hidden = hide_secrets(seen, Secrecy(TOKEN))
+    assert hidden is not None
+    assert (hidden.name, hidden.uid) == ("foo", "u1")
+    for part in (hidden.fields, hidden.labels, hidden.outputs, hidden.version):
+        assert HIDDEN in str(part)
+        assert way not in str(part)
+        assert json.dumps(way) not in json.dumps(part)
+
+
+def test_an_object_without_a_secret_stays_the_same_object() -> None:
+    seen = shape(text='a "quoted" 100 % & more')
+    assert hide_secrets(shape(), Secrecy(TOKEN)) == shape()
+    assert hide_secrets(seen, Secrecy(TOKEN)) == seen
+    strange = shape(number=10**400, what=object())
+    assert hide_secrets(strange, Secrecy(TOKEN)) == strange
+
+
+@pytest.mark.parametrize("seen", [shape(f"shape-{TOKEN}"), shape(uid=TOKEN)], ids=["name", "id"])
+async def test_an_object_whose_identity_contains_a_secret_is_not_recorded(
+    seen: ExternalObject,
+) -> None:
+    assert hide_secrets(seen, Secrecy(TOKEN)) is None
+    assert hide_and_digest(seen, Secrecy(TOKEN), [row()]) is None
+    assert await observed(seen) == []
+
+
+async def test_an_object_of_ours_with_such_an_id_is_neither_changed_nor_gone() -> None:
+    known = row(shape())
+    assert await observed(shape(uid=TOKEN), known) == []
+
+
+def test_what_the_action_itself_contains_stays() -> None:
+    secrecy = Secrecy("postgres")
+    seen = ExternalObject("postgres", {"owner": "postgres", "url": "postgres://x"}, "postgres")
+    written = hide_secrets(seen, secrecy, {"owner": "postgres"}, "postgres")
+    assert written == replace(seen, fields={"owner": "postgres", "url": f"{HIDDEN}://x"})
+
+
+async def test_an_object_that_repeats_a_secret_is_told_once() -> None:
+    seen = shape(note=f"Bearer {TOKEN}")
+    [first] = await observed(seen, row(shape()))
+    assert first.object == shape(note=f"Bearer {HIDDEN}")
+    assert await observed(seen, row(first.object)) == []
+    changed = shape(note=f"Bearer {TOKEN}", size=2)
+    [second] = await observed(changed, row(first.object))
+    assert second.object == shape(note=f"Bearer {HIDDEN}", size=2)
+
+
+async def test_a_weak_secret_is_no_drift_of_what_was_written_with_it() -> None:
+    seen = shape(owner="postgres")
+    assert await observed(seen, row(seen), secrecy=Secrecy("postgres")) == []
+
+
+async def test_our_own_mark_on_an_object_stays_and_a_forged_one_is_hidden() -> None:
+    known = row(shape())
+    for log_id, secret in (("log", "default"), ("log", "Shape.foo"), (TOKEN, TOKEN)):
+        mark = owner(log_id, known.key)
+        seen = replace(shape(size=2), labels={OWNER_LABEL: mark})
+        [told] = await observed(seen, known, secrecy=Secrecy(secret))
+        assert told.object is not None
+        assert (told.object.labels[OWNER_LABEL] == mark) == (secret != TOKEN)

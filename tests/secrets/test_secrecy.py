@@ -1,0 +1,198 @@
+"""How secrets are hidden in text: in every encoding, cut, in lines, and after a rotation."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reconciler import secrecy as secrecy_module
+from reconciler.secrecy import GRACE_SECONDS, HIDDEN, MIN_CHARACTERS, Secrecy, strings_in
+from tests.security.encodings import BASE64, ENCODED_ONCE, ESCAPES, Encoding, base64_of, every_way
+
+TOKEN = "pl\"an'ted-in/a+var&able=<7f3a> 91c2%41\\n"
+_CHARACTERS = st.sampled_from("abcXYZ019 \"'\\/&<>%+=-_.:;#?$äß€漢😀")
+_LOOKS_ESCAPED = re.compile(r"%[0-9a-zA-Z]|\\|&[#\w]*;")  # decoded, it may be very short
+_SECRETS = (
+    st.text(_CHARACTERS, min_size=6, max_size=60)
+    .map(lambda text: _LOOKS_ESCAPED.sub("-", text).strip())
+    .filter(lambda text: len(text) >= MIN_CHARACTERS)
+)
+_ESCAPES = st.sampled_from(list(ESCAPES.values()))
+_OUTER = st.sampled_from([each for name, each in ESCAPES.items() if name not in ENCODED_ONCE])
+PEM = f"-----BEGIN PRIVATE KEY-----\n{base64.encodebytes(bytes(range(200))).decode()}-----END-----"
+
+
+def test_a_secret_is_hidden_in_every_encoding() -> None:
+    secrecy = Secrecy(TOKEN)
+    left = {name: secrecy.hide(f"«{way}»") for name, way in every_way(TOKEN).items()}
+    assert [name for name, hidden in left.items() if HIDDEN not in hidden] == []
+    assert {left[name] for name in ESCAPES} == {f"«{HIDDEN}»"}
+
+
+@given(secret=_SECRETS, outer=_OUTER, inner=_ESCAPES)
+def test_any_secret_is_hidden_whole_in_escapes_of_escapes(
+    secret: str, outer: Encoding, inner: Encoding
+) -> None:
+    assert Secrecy(secret).hide(f"«{outer(inner(secret))}»") == f"«{HIDDEN}»"
+
+
+@given(
+    secret=_SECRETS,
+    outer=_OUTER,
+    before=st.binary(max_size=5),
+    after=st.binary(max_size=5),
+    url=st.booleans(),
+)
+def test_any_secret_is_hidden_in_base64_at_any_place(
+    secret: str, outer: Encoding, before: bytes, after: bytes, url: bool
+) -> None:
+    encoded = base64_of(before, after, url=url)(secret)
+    hidden = Secrecy(secret).hide(f"«{outer(encoded)}»")
+    assert HIDDEN in hidden
+    edges = len(encoded) - len(secret.encode()) * 8 // 6 + 2  # characters that are shared
+    widest = max(len(outer(each)) for each in encoded)
+    assert len(hidden) <= widest * edges + len(f"«{HIDDEN}»")
+
+
+@given(secret=_SECRETS, encode=_ESCAPES, left_out=st.integers(0, 30))
+def test_a_secret_that_was_cut_is_hidden(secret: str, encode: Encoding, left_out: int) -> None:
+    left_out = max(0, min(left_out, len(secret) - 12, len(secret) - len(secret.encode()) // 2 - 1))
+    kept = secret[: len(secret) - left_out]
+    hidden = Secrecy(secret).hide(f"«{encode(kept)}")
+    assert hidden == f"«{HIDDEN}"
+
+
+@given(encode=_ESCAPES, left_out=st.integers(0, 10))
+def test_a_secret_that_was_cut_within_an_escape_is_hidden(encode: Encoding, left_out: int) -> None:
+    encoded = encode(TOKEN)
+    hidden = Secrecy(TOKEN).hide(f"«{encoded[: len(encoded) - left_out]}")
+    assert hidden.startswith(f"«{HIDDEN}")
+    assert len(hidden) <= len(f"«{HIDDEN}&#110")
+
+
+@given(st.text(_CHARACTERS))
+def test_text_without_a_secret_stays_the_same_object(text: str) -> None:
+    assert Secrecy("0123456789ABCDEF").hide(text) is text
+
+
+def test_a_beginning_that_is_a_word_of_its_own_stays() -> None:
+    secrecy = Secrecy("reconciler-token-7f3a91")
+    for text in ("the reconciler", "reconciler-", "reconciler-token-of-ann"):
+        assert secrecy.hide(text) == text
+    assert secrecy.hide("reconciler-token-7f…") == f"{HIDDEN}…"
+
+
+def test_each_long_line_of_a_secret_is_hidden() -> None:
+    secrecy = Secrecy(PEM)
+    first, second, *_ = PEM.splitlines()[1:]
+    assert secrecy.hide(f"line 2 is {first}!") == f"line 2 is {HIDDEN}!"
+    assert secrecy.hide(json.dumps(PEM)) == f'"{HIDDEN}"'
+    assert secrecy.hide(f"{first} {second}") == f"{HIDDEN} {HIDDEN}"
+    assert secrecy.hide(first + second) == HIDDEN
+
+
+def test_the_password_of_a_login_is_hidden_without_its_user() -> None:
+    assert Secrecy("ann:p4ss/w0rd").hide("no access with p4ss%2fw0rd") == f"no access with {HIDDEN}"
+    secrecy = Secrecy("postgresql://ann:p4ss%2Fw0rd@db:5432/orders")
+    assert secrecy.hide("p4ss/w0rd is wrong, p4ss%2Fw0rd") == f"{HIDDEN} is wrong, {HIDDEN}"
+    assert secrecy.hide("postgresql://db:5432") == "postgresql://db:5432"
+
+
+@pytest.mark.parametrize(
+    ("secret", "is_hidden"), [("ab12", False), ("ab12c", False), ("ab12cd", True)]
+)
+def test_a_secret_of_fewer_than_six_characters_is_not_searched(
+    secret: str, is_hidden: bool
+) -> None:
+    text = f"x{secret}, yy{secret}, zzz{secret}, {secret}"
+    secrecy = Secrecy(secret)
+    assert secrecy.is_in(text) == is_hidden
+    assert secrecy.hide(text) == (text.replace(secret, HIDDEN) if is_hidden else text)
+    assert Secrecy(None).hide(text) is text
+
+
+def test_many_secrets_are_hidden_at_once() -> None:
+    secrecy = Secrecy()
+    tokens = [f"{number:04}-token-{number:04}" for number in range(500)]
+    for token in tokens:
+        secrecy.add(token)
+    assert secrecy.hide(" ".join(tokens)) == " ".join([HIDDEN] * 500)
+    assert repr(secrecy) == "Secrecy(500 secrets)"
+
+
+def test_data_is_searched_in_values_keys_and_numbers() -> None:
+    secrecy = Secrecy("12345678")
+    data: dict[str, Any] = {
+        "pin": 12345678,
+        "\\u0031\\u0032345678": [("MTIzNDU2Nzg=", None, True, 1.5)],
+    }
+    assert secrecy.hide_in(data) == {"pin": HIDDEN, HIDDEN: [[f"{HIDDEN}g=", None, True, 1.5]]}
+    assert secrecy.hide_in({"a": b"12345678"}) == {"a": f"b'{HIDDEN}'"}
+    assert secrecy.hide_in(["12345678", "12345678 "], strings_in({"12345678": 1})) == [
+        "12345678",
+        f"{HIDDEN} ",
+    ]
+
+
+@given(secret=_SECRETS, encode=st.sampled_from([*ESCAPES.values(), *BASE64.values()]))
+def test_a_secret_is_found_in_json_as_it_is_in_its_strings(secret: str, encode: Encoding) -> None:
+    secrecy = Secrecy(secret)
+    for ensure_ascii in (True, False):
+        content = json.dumps({"a": [1, encode(secret)]}, ensure_ascii=ensure_ascii).encode()
+        assert secrecy.is_in_json(content)
+    assert not secrecy.is_in_json(b'{"a": 1, "b": "100 % & more\\n"}')
+
+
+# --- what is remembered
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(secrecy_module, "MAX_REMEMBERED", 3)
+
+
+def _clock() -> tuple[list[float], Callable[[], float]]:
+    now = [0.0]
+    return now, lambda: now[0]
+
+
+def test_a_replaced_secret_stays_hidden() -> None:
+    secrecy = Secrecy("first-token")
+    secrecy.add("second-token")
+    assert secrecy.hide("first-token, second-token") == f"{HIDDEN}, {HIDDEN}"
+
+
+@pytest.mark.usefixtures("small")
+def test_no_secret_is_dropped_within_its_grace_period() -> None:
+    now, clock = _clock()
+    secrecy = Secrecy(clock=clock)
+    for number in range(10):
+        secrecy.add(f"{number}-token")
+    now[0] = GRACE_SECONDS
+    secrecy.add("10-token")
+    assert all(secrecy.is_in(f"{number}-token") for number in range(11))
+
+
+@pytest.mark.usefixtures("small")
+def test_above_the_bound_the_secrets_that_were_replaced_long_ago_are_dropped() -> None:
+    now, clock = _clock()
+    secrecy = Secrecy("old-token", clock=clock)
+    secrecy.add("used-token")
+    now[0] = GRACE_SECONDS + 1
+    secrecy.add("used-token")
+    secrecy.add("new-token")
+    assert secrecy.is_in("old-token")  # there is room
+    secrecy.add("newest-token")
+    assert [secrecy.is_in(f"{each}-token") for each in ("old", "used", "new", "newest")] == [
+        False,
+        True,
+        True,
+        True,
+    ]

@@ -1,0 +1,120 @@
+"""A shapes API that repeats every secret it was ever sent, in every encoding and every place."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from http import HTTPStatus
+from types import TracebackType
+from typing import Any, Self
+
+from aiohttp import web
+
+from tests.security.encodings import every_way, json_of_go
+
+
+class CanaryApi:
+    """Refuses the first write of each shape under each token; ``s3`` hears of the third way.
+
+    Shapes of even numbers are refused for good. A listing shows a shape of nobody, whose labels
+    have everything. ``secrets``: what the API was sent, and what a test has told it besides.
+    ``newest``: those that it repeats to `doctor`, a new process.
+    """
+
+    def __init__(self) -> None:
+        self.secrets: list[str] = []
+        self.newest: tuple[str, ...] = ()
+        self.refused: Counter[tuple[str, str]] = Counter()
+        self.listings: Counter[int] = Counter()  # by how many secrets there were; the first fails
+        self.url = ""
+        self._shapes: dict[str, dict[str, Any]] = {}
+        self._runner: web.AppRunner | None = None
+
+    async def __aenter__(self) -> Self:
+        app = web.Application()
+        app.router.add_get("/shapes", self._list)
+        app.router.add_get("/shapes/{name}", self._read)
+        app.router.add_post("/shapes", self._write)
+        app.router.add_put("/shapes/{name}", self._write)
+        self._runner = web.AppRunner(app)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        await site.start()
+        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        assert self._runner is not None
+        await self._runner.cleanup()
+
+    def _hear(self, request: web.Request) -> str:
+        token = request.headers["Authorization"].removeprefix("Bearer ")
+        if token not in self.secrets:
+            self.secrets.append(token)
+        return token
+
+    async def _list(self, request: web.Request) -> web.Response:
+        self._hear(request)
+        if request.query.get("limit") == "1":  # as `doctor` asks
+            said = [way for secret in self.newest for way in every_way(secret).values()]
+            return _refusal(HTTPStatus.FORBIDDEN, said)
+        self.listings[len(self.secrets)] += 1
+        if self.listings[len(self.secrets)] == 1:
+            said = [way for secret in self.secrets for way in every_way(secret).values()]
+            return _refusal(HTTPStatus.INTERNAL_SERVER_ERROR, said[::-1])
+        labels = {
+            f"s{number}-{name} {way}": f"Bearer {way}"
+            for number, secret in enumerate(self.secrets)
+            for name, way in every_way(secret).items()
+        }
+        stray = {"name": "stray", "type": "Square", "color": "Red", "labels": labels, "uid": "u"}
+        return _answer(HTTPStatus.OK, {"items": [stray, *self._shapes.values()]})
+
+    async def _read(self, request: web.Request) -> web.Response:
+        self._hear(request)
+        found = self._shapes.get(request.match_info["name"])
+        if found is None:
+            return _refusal(HTTPStatus.NOT_FOUND, self.secrets)
+        return _answer(HTTPStatus.OK, found)
+
+    async def _write(self, request: web.Request) -> web.Response:
+        token, body = self._hear(request), json.loads(await request.text())
+        name = body["name"]
+        number = int(name.removeprefix("s"))
+        self.refused[token, name] += 1
+        said = [list(every_way(secret).values())[number] for secret in self.secrets]
+        if number % 2 == 0:
+            return _refusal(HTTPStatus.BAD_REQUEST, said)
+        if self.refused[token, name] == 1:
+            return _refusal(HTTPStatus.SERVICE_UNAVAILABLE, said)
+        version = self._shapes.get(name, {}).get("version", 0) + 1
+        self._shapes[name] = {**body, "uid": f"u-{name}", "version": version}
+        return _answer(HTTPStatus.OK, self._shapes[name])
+
+
+def _refusal(status: HTTPStatus, said: Sequence[str]) -> web.Response:
+    return _answer(status, {"title": "no", "detail": f"you sent {' and '.join(said)}"})
+
+
+def _answer(status: HTTPStatus, content: object) -> web.Response:
+    """Write JSON as Go does."""
+    return web.Response(status=status, text=_json(content), content_type="application/json")
+
+
+def _json(content: object) -> str:
+    match content:
+        case dict():
+            pairs = [f"{_json(key)}: {_json(value)}" for key, value in content.items()]  # pyright: ignore
+            return f"{{{', '.join(pairs)}}}"
+        case list():
+            return f"[{', '.join(map(_json, content))}]"  # pyright: ignore
+        case str():
+            return f'"{json_of_go(content)}"'
+        case _:
+            return json.dumps(content)

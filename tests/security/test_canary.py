@@ -1,0 +1,207 @@
+"""A whole story with an API that repeats each secret, and a rotation: then everything is searched.
+
+The bus's files, what `up` wrote, every command that reads, and a backup.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import os
+import signal
+import subprocess
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from infra.backup.file import Backup
+from infra.secrets import FileSecrets
+from reconciler.cli.connection import DATA_FOLDER, SECRETS_FOLDER, UP_FILE
+from tests.cli.runner import COMMAND, Cli
+from tests.security.canary_api import CanaryApi
+from tests.security.encodings import every_way
+
+PATIENCE_SECONDS = 120
+TOKENS = ("tok&en/<7f3a91c2d4>+x", "tok&en/<b85e60f7a9>+y")
+PASSWORDS = ("pass'wo rd%41=c4d2e8f1", "pass'wo rd%41=93b7a05e")
+SHAPES = len(every_way(TOKENS[0]))
+ROOT_MARKER = ".reconciler-root"
+
+
+async def test_no_secret_is_in_anything_that_is_written(tmp_path: Path, cli: Cli) -> None:
+    root, token = tmp_path / "files", tmp_path / "token"
+    root.mkdir()
+    (root / ROOT_MARKER).touch()
+    _replace(token, TOKENS[0])
+    store = FileSecrets(cli.folder / DATA_FOLDER / SECRETS_FOLDER)
+    await store.write("password", PASSWORDS[0])
+    async with CanaryApi() as api, _up(cli):
+        cli.write("story.yaml", _manifests(api.url, token, root, "Red"))
+        await asyncio.to_thread(cli.ok, "apply", "-f", "story.yaml")
+        await _until(lambda: _written(root) == PASSWORDS[0])
+        api.secrets.append(PASSWORDS[0])  # that process has read it: as if the API had it, too
+        await _until(lambda: _has_told(api, TOKENS[0]))
+
+        await store.write("password", PASSWORDS[1])
+        await _until(lambda: _written(root) == PASSWORDS[1])
+        api.secrets.append(PASSWORDS[1])
+        _replace(token, TOKENS[1])
+        cli.write("story.yaml", _manifests(api.url, token, root, "Blue"))
+        await asyncio.to_thread(cli.ok, "apply", "-f", "story.yaml")
+        await _until(lambda: _has_told(api, TOKENS[1]))
+        assert sorted(api.secrets) == sorted([*TOKENS, *PASSWORDS])
+        written = await asyncio.to_thread(_until_recorded, cli)
+        api.newest = (TOKENS[1], PASSWORDS[1])
+        written |= await asyncio.to_thread(_commands, cli)
+    written |= {str(path): path.read_bytes() for path in _files(cli.folder / DATA_FOLDER)}
+    written |= {name: (cli.folder / name).read_bytes() for name in ("up.out", "up.err")}
+    leaks = [
+        f"{where}: {name} of {secret}"
+        for secret in (*TOKENS, *PASSWORDS)
+        for name, needle in _needles(secret).items()
+        for where, content in written.items()
+        if needle in content
+    ]
+    assert leaks == []
+    assert b"listing failed" in written["up.err"]
+    assert b"you sent ***" in written["up.err"]
+
+
+def _replace(path: Path, content: str) -> None:
+    path.with_suffix(".new").write_text(f"{content}\n")
+    path.with_suffix(".new").replace(path)
+
+
+def _written(root: Path) -> str:
+    file = root / "password"
+    return file.read_text() if file.exists() else ""
+
+
+def _has_told(api: CanaryApi, token: str) -> bool:
+    """Whether the API has repeated all secrets, after each shape was written under a token."""
+    writes = [api.refused[token, f"s{number}"] for number in range(SHAPES)]
+    is_written = all(count > number % 2 for number, count in enumerate(writes))
+    return is_written and api.listings[len(api.secrets)] > 2
+
+
+def _manifests(url: str, token: Path, root: Path, color: str) -> str:
+    often = {"resyncSeconds": 0.3, "retry": {"initialSeconds": 0.05, "maxSeconds": 0.2}}
+    often |= {"breaker": {"failures": 10_000}}
+    shapes = {"provider": "shapes", "endpoint": url, "credentialsRef": {"file": str(token)}}
+    files = {"provider": "file", "endpoint": root.as_uri()}
+    secret = {"content": {"$secret": "password"}, "providerConfigRef": {"name": "files"}}
+    documents = [
+        _manifest("reconciler/v1", "ProviderConfig", "default", {**shapes, **often}, "system"),
+        _manifest("reconciler/v1", "ProviderConfig", "files", {**files, **often}, "system"),
+        _manifest("files/v1", "File", "password", secret),
+    ]
+    for number in range(SHAPES):
+        spec = {"type": "Square", "color": color}
+        documents.append(_manifest("shapes/v1", "Shape", f"s{number}", spec))
+    return "\n---\n".join(documents)
+
+
+def _manifest(
+    version: str, kind: str, name: str, spec: Mapping[str, object], namespace: str = "default"
+) -> str:
+    metadata = {"name": name, "namespace": namespace}
+    return json.dumps(
+        {"apiVersion": version, "kind": kind, "metadata": metadata, "spec": dict(spec)}
+    )
+
+
+@asynccontextmanager
+async def _up(cli: Cli) -> AsyncGenerator[None]:
+    """Run all roles, with all that they log in files."""
+    command = [*COMMAND, "up", "--port", "0", "--no-api", "--log-level", "debug"]
+    with (cli.folder / "up.out").open("wb") as out, (cli.folder / "up.err").open("wb") as err:
+        process = subprocess.Popen(  # noqa: ASYNC220 - it only starts
+            command, cwd=cli.folder, stdout=out, stderr=err, env=cli.environment()
+        )
+    try:
+        await _until((cli.folder / DATA_FOLDER / UP_FILE).exists)
+        yield
+    finally:
+        process.send_signal(signal.SIGTERM)
+        await asyncio.to_thread(process.wait, PATIENCE_SECONDS)
+
+
+async def _until(holds: Callable[[], bool]) -> None:
+    for _ in range(PATIENCE_SECONDS * 10):
+        if holds():
+            return
+        await asyncio.sleep(0.1)
+    raise AssertionError(f"not within {PATIENCE_SECONDS} s")
+
+
+def _until_recorded(cli: Cli) -> dict[str, bytes]:
+    """Wait until the second generation of each shape has an outcome; return all that was shown."""
+    while True:
+        ran = cli.ok("get", "Shape", "-o", "json")
+        rows = [each for each in ran.json if each["metadata"]["name"] != "stray"]
+        if len(rows) == SHAPES and all(map(_is_settled, rows)):
+            return {"get json": ran.out.encode()}
+
+
+def _is_settled(row: Any) -> bool:
+    status = row["status"]
+    return row["metadata"]["generation"] == 2 and status.get("outcome") in ("Converged", "Failed")
+
+
+def _commands(cli: Cli) -> dict[str, bytes]:
+    """Return what each command that reads writes."""
+    commands = [
+        ("get", "-o", "json"),
+        ("get", "-o", "yaml"),
+        ("get", "Shape", "s0", "-o", "yaml"),
+        ("describe", "Shape/stray"),
+        ("describe", "Shape/s0", "-o", "json"),
+        ("history", "Shape/s0", "-o", "json"),
+        ("history", "Shape/s1"),
+        ("why", "Shape/s0"),
+        ("events", "-o", "json"),
+        ("doctor", "--log-level", "debug"),
+        ("plan", "-f", "story.yaml", "--refresh", "--debug"),
+        ("backup", "log.backup"),
+    ]
+    written: dict[str, bytes] = {}
+    for command in commands:
+        ran = cli.run(*command)
+        assert ran.out, ran.err
+        written[" ".join(command)] = f"{ran.out}\n{ran.err}".encode()
+    assert "you sent ***" in written["history Shape/s1"].decode()
+    assert "you sent ***" in written["doctor --log-level debug"].decode()
+    backup = Backup(cli.folder / "log.backup")
+    for kind, blocks in (("events", backup.events()), ("declarations", backup.declarations())):
+        messages = [message for block in blocks for message in block]
+        written[f"backup's {kind}"] = b"\n".join(
+            [msgspec.json.encode(msgspec.structs.replace(each, payload=b"")) for each in messages]
+            + [each.payload for each in messages]
+        )
+    assert b"you sent ***" in written["backup's events"]
+    return written
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    for path, _folders, names in os.walk(folder):
+        if Path(path).name != SECRETS_FOLDER:
+            yield from (Path(path) / name for name in names)
+
+
+def _needles(secret: str) -> dict[str, bytes]:
+    """Return what must be found nowhere: every way, within JSON too, and the secret's own core."""
+    needles: dict[str, bytes] = {}
+    for name, way in every_way(secret).items():
+        escaped = json.dumps(way, ensure_ascii=False)[1:-1]
+        needles |= {name: way.encode(), f"{name}, escaped": escaped.encode()}
+        needles[f"{name}, escaped twice"] = json.dumps(escaped, ensure_ascii=False)[1:-1].encode()
+    core = max("".join(each if each.isalnum() else " " for each in secret).split(), key=len)
+    needles |= {"its core": core.encode(), "its core in hexadecimal": core.encode().hex().encode()}
+    for before in range(3):
+        encoded = base64.b64encode(b"." * before + core.encode())
+        needles[f"its core in Base64, {before}"] = encoded[before + 1 : -4]
+    return needles
