@@ -63,14 +63,16 @@ _LOGIN: Final = re.compile(
 )
 """``USER:PASSWORD`` and a URL: the password is a secret without the rest, too."""
 
+_PEM_MARK: Final = "-----"  # of BEGIN and END: every certificate has these lines
+
 _T = TypeVar("_T")
 
 
-class _Form(NamedTuple):
-    """One way in which a secret may be written, and how much of it is hidden if it was cut."""
+class _Place(NamedTuple):
+    """Where a window is in a form, and how many bytes of the form must follow one another."""
 
-    text: bytes
-    cut: int
+    offset: int
+    needed: int
 
 
 class Secrecy:
@@ -86,7 +88,8 @@ class Secrecy:
         self._clock = clock
         self._read_at: dict[str, float] = {}
         self._max = MAX_REMEMBERED
-        self._forms: dict[int, list[_Form]] = {}  # by each of their first windows
+        self._windows: dict[int, tuple[_Place, ...]] = {}
+        self._forms: dict[bytes, tuple[bytes, ...]] = {}  # by the bytes that are needed of them
         self._starts = (0,)  # where windows begin; a form of six bytes needs them twice as dense
         self.add(secret or "")
 
@@ -145,26 +148,31 @@ class Secrecy:
 
     def _index(self, secret: str) -> None:
         for form in _forms(secret):
-            if len(form.text) < _WINDOW + _WINDOW - 1:
+            needed = min(len(form), max(MIN_CUT_CHARACTERS, (len(form) + 1) // 2))
+            self._forms[form[:needed]] = (*self._forms.get(form[:needed], ()), form)
+            if needed < _WINDOW + _WINDOW - 1:
                 self._starts = (0, 2)
-            # Of four windows the search reads one, wherever in the content the form begins.
-            last = min(_WINDOW, len(form.text) - _WINDOW + 1)
-            for window in {form.text[at : at + _WINDOW] for at in range(last)}:
-                number = int.from_bytes(window, sys.byteorder)
-                self._forms.setdefault(number, []).append(form)
+            # Of four windows the search reads one, wherever in the content the form begins. The
+            # last ones differ most: tokens and keys often have a beginning in common.
+            last = needed - _WINDOW
+            for offset in range(max(0, last - _WINDOW + 1), last + 1):
+                number = int.from_bytes(form[offset : offset + _WINDOW], sys.byteorder)
+                place, places = _Place(offset, needed), self._windows.get(number, ())
+                if place not in places:
+                    self._windows[number] = (*places, place)
 
     def _drop_old(self) -> None:
         oldest = self._clock() - GRACE_SECONDS
         self._read_at = {each: at for each, at in self._read_at.items() if at >= oldest}
         self._max = max(MAX_REMEMBERED, 2 * len(self._read_at))  # it is not looked for each time
-        self._forms, self._starts = {}, (0,)
+        self._windows, self._forms, self._starts = {}, {}, (0,)
         for secret in self._read_at:
             self._index(secret)
 
     # --- the search
 
     def _has_window(self, content: bytes) -> bool:
-        known = self._forms.keys()
+        known = self._windows.keys()
         return any(not known.isdisjoint(_windows(content, start)) for start in self._starts)
 
     def _find(self, content: bytes, *, levels: int = _LEVELS) -> list[tuple[int, int]]:
@@ -190,9 +198,19 @@ class Secrecy:
             span
             for start in self._starts
             for number, window in enumerate(_windows(content, start))
-            for form in self._forms.get(window, ())
-            for span in _matches(content, start + number * _WINDOW, form)
+            for place in self._windows.get(window, ())
+            for span in self._matches(content, start + number * _WINDOW - place.offset, place)
         ]
+
+    def _matches(self, content: bytes, start: int, place: _Place) -> Iterator[tuple[int, int]]:
+        """Find the forms that begin at a position: whole, or their beginning."""
+        needed = content[start : start + place.needed] if start >= 0 else b""
+        for form in self._forms.get(needed, ()):
+            part = content[start : start + len(form)]
+            end = start + len(commonprefix([part, form]))  # noqa: RUF071 - bytes, no paths
+            is_cut = content[end - 1 : end] in _MARKS or not content[end : end + 1].isalnum()
+            if part == form or is_cut:  # else it only begins as the secret does
+                yield start, end
 
 
 def strings_in(*values: object) -> frozenset[str]:
@@ -215,12 +233,12 @@ def _strings_in(value: object) -> Iterator[str]:
             return
 
 
-def _forms(secret: str) -> Iterable[_Form]:
+def _forms(secret: str) -> Iterable[bytes]:
     """Return how a secret may be written, once escapes are decoded."""
     login = _LOGIN.fullmatch(secret)
     plain = {_encoded(each) for each in (secret, *(login.groupdict("") if login else {}).values())}
     lines = (each.strip() for each in secret.splitlines())
-    plain |= {_encoded(each) for each in lines if len(each) >= MIN_LINE_CHARACTERS}
+    plain |= {_encoded(each) for each in lines if _is_secret_line(each)}
     plain.add(b"".join(_latin(each) for each in secret))
     texts = set(plain)
     for each in plain:
@@ -236,10 +254,11 @@ def _forms(secret: str) -> Iterable[_Form]:
         for before in range(_ALIGNMENTS):
             standard = _base64_within(each, before)
             texts |= {standard, standard.translate(bytes.maketrans(b"+/", b"-_"))}
-    for text in texts:
-        if len(text) >= MIN_CHARACTERS:
-            half = (len(text) + 1) // 2
-            yield _Form(text, max(MIN_CUT_CHARACTERS, half))
+    return (text for text in texts if len(text) >= MIN_CHARACTERS)
+
+
+def _is_secret_line(line: str) -> bool:
+    return len(line) >= MIN_LINE_CHARACTERS and not line.startswith(_PEM_MARK)
 
 
 def _base64_within(content: bytes, before: int) -> bytes:
@@ -253,19 +272,6 @@ def _windows(content: bytes, start: int) -> memoryview:
     """Return content as numbers of ``_WINDOW`` bytes each; the rest at its end is left out."""
     whole = max(0, len(content) - start) // _WINDOW * _WINDOW
     return memoryview(content)[start : start + whole].cast("I")
-
-
-def _matches(content: bytes, at: int, form: _Form) -> Iterator[tuple[int, int]]:
-    """Find a form one of whose first windows is at a place: whole, or its beginning."""
-    for start in range(max(0, at - _WINDOW + 1), at + 1):
-        if content.startswith(form.text, start):
-            yield start, start + len(form.text)
-        elif content.startswith(form.text[: form.cut], start):
-            part = content[start : start + len(form.text)]
-            end = start + len(commonprefix([part, form.text]))  # noqa: RUF071 - bytes, no paths
-            is_word = content[end - 1 : end] not in _MARKS and content[end : end + 1].isalnum()
-            if not is_word:  # else it only begins as the secret does
-                yield start, end
 
 
 def _unescaped(found: re.Match[bytes]) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -96,6 +97,21 @@ def test_each_long_line_of_a_secret_is_hidden() -> None:
     assert secrecy.hide(json.dumps(PEM)) == f'"{HIDDEN}"'
     assert secrecy.hide(f"{first} {second}") == f"{HIDDEN} {HIDDEN}"
     assert secrecy.hide(first + second) == HIDDEN
+
+
+def test_the_marks_of_a_pem_file_stay_in_other_files() -> None:
+    public = PEM.replace(PEM[30:-10], "\nMIIB\n")
+    assert Secrecy(PEM).hide(public) == public
+
+
+def test_many_secrets_with_one_beginning_cost_no_more_than_one() -> None:
+    secrecy = Secrecy()
+    for number in range(50):
+        secrecy.add(PEM.replace("\n", f"\n{number:08}", 1))
+    began = time.process_time()
+    for text in ("-" * 100_000, PEM[:27] * 4_000):
+        assert secrecy.hide(text) is text
+    assert time.process_time() - began < 2  # 100 s with an index of their first bytes
 
 
 def test_the_password_of_a_login_is_hidden_without_its_user() -> None:
