@@ -19,7 +19,7 @@ from events.external import ExternalObject
 from events.intake import ActionError, ApprovalDecision, OnWithdrawal, TargetState
 from events.kind_definition import DefinitionRef
 from events.manifest import ApprovalLevel, Fields, Policy
-from events.names import ResourceKey
+from events.names import DEFAULT_NAMESPACE, ResourceKey
 from events.reference import Reference
 from events.subjects import LogClass
 
@@ -36,7 +36,7 @@ class _Event(
 class SpecDeclared(_Event, frozen=True):
     """The decider accepted a new desired state as this generation.
 
-    ``references`` and ``secrets`` (``store/name``) are those of its fields. ``definition`` is the
+    ``references`` and ``secrets`` (by their places) are those of its fields. ``definition`` is the
     definition that they were checked against, if the kind was defined at run time. ``reason`` is
     the reason that the declaration gives.
     """
@@ -260,7 +260,8 @@ class Action(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_default
 
     ``because`` lists the events and messages that caused it. ``uid`` and ``version`` are
     preconditions on the object. ``definition`` is the digest of the kind's definition, if it was
-    defined at run time.
+    defined at run time. ``namespace`` is that of the resource, whose
+    secrets may be read.
     """
 
     action_id: str
@@ -276,6 +277,7 @@ class Action(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_default
     version: str | None = None
     purpose: Purpose = "Converge"
     definition: str = ""
+    namespace: str = DEFAULT_NAMESPACE
 
 
 class ApprovalRequested(_Event, frozen=True):

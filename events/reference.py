@@ -94,7 +94,7 @@ def references_in(fields: Fields, namespace: str) -> tuple[Reference, ...]:
 
 
 def secrets_in(fields: Fields) -> tuple[str, ...]:
-    """Find the secrets of a spec, each as ``store/name``; raises ``InvalidManifestError``."""
+    """Find the secrets of a spec, each by its ``place``; raises ``InvalidManifestError``."""
     found: dict[str, None] = {}
     for path, place in _places(fields, _SECRET, "spec"):
         try:
@@ -105,7 +105,7 @@ def secrets_in(fields: Fields) -> tuple[str, ...]:
             raise InvalidManifestError(
                 f"{path}.digest: must not be declared; omit it, Reconciler computes it"
             )
-        found[f"{secret.store}/{secret.name}"] = None
+        found[secret.place] = None
     return tuple(found)
 
 
@@ -154,8 +154,8 @@ def filled(
             return targets[target].values[field]
         if _SECRET in place:
             secret = msgspec.convert(place, SecretRef)
-            digest = digests[f"{secret.store}/{secret.name}"]
-            return {_SECRET: secret.name, "store": secret.store, "digest": digest}
+            known = {_SECRET: secret.name, "store": secret.store, "digest": digests[secret.place]}
+            return {**known, "namespace": secret.namespace} if secret.namespace else known
         return {name: fill(each) for name, each in place.items()}
 
     return fill(fields)

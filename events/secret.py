@@ -7,6 +7,8 @@ from typing import Final
 
 import msgspec
 
+from events.names import check_token
+
 DEFAULT_STORE: Final = "files"
 SECRET_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 
@@ -17,12 +19,14 @@ class SecretRef(
     """A secret by its name in a store: ``{"$secret": "db-password", "store": "files"}``.
 
     ``digest`` tells one value of it from another, and nothing else: it is keyed, so that a reader
-    of the log cannot try passwords against it. Whoever declares leaves it out.
+    of the log cannot try passwords against it. Whoever declares leaves it out. ``namespace`` is
+    that of the secret; empty for the namespace of the resource that has the reference.
     """
 
     name: str = msgspec.field(name="$secret")
     store: str = DEFAULT_STORE
     digest: str = ""
+    namespace: str = ""
 
     def __post_init__(self) -> None:
         if SECRET_NAME.fullmatch(self.store) is None:
@@ -32,3 +36,16 @@ class SecretRef(
                 "$secret: must be the name of a secret (characters A-Z a-z 0-9 _ . -), never "
                 "the secret itself"
             )
+        if self.namespace:
+            check_token(self.namespace, what="namespace")
+
+    @property
+    def place(self) -> str:
+        """The secret as ``store/name``, or ``store/namespace/name`` of another namespace."""
+        return "/".join(filter(None, (self.store, self.namespace, self.name)))
+
+    @classmethod
+    def at(cls, place: str) -> SecretRef:
+        """Return the reference to a ``place``; raises ``ValueError`` for one that is invalid."""
+        store, *namespace, name = place.split("/")
+        return cls(name, store, namespace="/".join(namespace))

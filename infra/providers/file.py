@@ -261,8 +261,7 @@ class FileProvider:
             return _Content(content.encode(), is_secret=False)
         if "$secret" not in content:
             return _Content(None, is_secret="secret" in content)
-        store = {"store": content["store"]} if "store" in content else {}
-        value = await self._secrets.value(SecretRef(content["$secret"], **store))
+        value = await self._secrets.value(msgspec.convert(content, SecretRef), action.namespace)
         if len(value.encode()) > MAX_CONTENT_BYTES:
             raise PermanentError(f"secret {content['$secret']!r} is too large for a file")
         return _Content(value.encode(), is_secret=True)

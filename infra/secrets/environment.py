@@ -1,31 +1,125 @@
-"""Secrets in environment variables: read only."""
+"""Secrets in environment variables: read only, and only those that an operator lists."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
+from typing import Final
 
+from events.names import InvalidNameError, check_token
 from reconciler.errors import ConfigurationError
+from reconciler.provider.secrets import SecretKey
+
+VARIABLE: Final = "RECONCILER_SECRET_ENV"
+"""Environment variable with the list: ``NAMESPACE/NAME``, separated by commas."""
+
+_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+_OF_THE_PROCESS: Final = (
+    "RECONCILER_",
+    "NATS_",
+    # credentials that cloud SDKs, clusters and tools read by themselves
+    "ALIBABA_",
+    "ALICLOUD_",
+    "ARM_",
+    "AWS_",
+    "AZURE_",
+    "BUILDKITE_",
+    "CIRCLE_",
+    "CI_",
+    "CLOUDFLARE_",
+    "CLOUDSDK_",
+    "CONSUL_",
+    "DIGITALOCEAN_",
+    "DOCKER_",
+    "GCLOUD_",
+    "GCP_",
+    "GH_",
+    "GITHUB_",
+    "GITLAB_",
+    "GOOGLE_",
+    "HCLOUD_",
+    "IBMCLOUD_",
+    "KUBE",
+    "LINODE_",
+    "NOMAD_",
+    "NPM_",
+    "OCI_",
+    "OS_",
+    "PULUMI_",
+    "SCW_",
+    "SSH_",
+    "TF_",
+    "TWINE_",
+    "VAULT_",
+)
+"""Beginnings of the names of variables that belong to the process and its host, not to a tenant."""
 
 
 class EnvironmentSecrets:
-    """Implements ``reconciler.provider.secrets.SecretStore``: a secret is a variable."""
+    """Implements ``reconciler.provider.secrets.SecretStore``: a secret is a listed variable.
 
-    async def read(self, name: str) -> str | None:
+    A namespace reads the variables that are listed for it, and never one of another namespace.
+    """
+
+    def __init__(self, listed: frozenset[SecretKey]) -> None:
+        self._listed = listed
+
+    async def read(self, key: SecretKey, reader: str) -> str | None:
         """Return a variable's value; raises ``ConfigurationError`` if it is no text."""
-        value = os.environ.get(name)
-        try:
-            (value or "").encode()
-        except UnicodeEncodeError:
-            raise ConfigurationError(f"secrets: variable {name} is not UTF-8 text") from None
-        return value
+        if reader != key.namespace or key not in self._listed:
+            return None
+        return _read(key.name)
 
-    async def write(self, name: str, value: str) -> None:
+    def read_all(self) -> list[str]:
+        """Return the values of all listed variables; without those that cannot be read."""
+        found: list[str] = []
+        for key in self._listed:
+            with contextlib.suppress(ConfigurationError):
+                found.append(_read(key.name) or "")
+        return found
+
+    async def write(self, key: SecretKey, value: str) -> None:
         """Refuse: an environment lives as long as its process."""
         del value
         raise ConfigurationError(
-            f"secret {name!r} cannot be stored in the environment; use store 'files'"
+            f"secret {key.name!r} cannot be stored in the environment; use store 'files'"
         )
 
-    async def remove(self, name: str) -> None:
+    async def remove(self, key: SecretKey) -> None:
         """Refuse, as ``write``."""
-        raise ConfigurationError(f"secret {name!r} cannot be removed from the environment")
+        raise ConfigurationError(f"secret {key.name!r} cannot be removed from the environment")
+
+
+def listed_variables(text: str) -> frozenset[SecretKey]:
+    """Read the list of ``RECONCILER_SECRET_ENV``; raises ``ConfigurationError``."""
+    return frozenset(_listed(each.strip()) for each in text.split(",") if each.strip())
+
+
+def _listed(entry: str) -> SecretKey:
+    namespace, slash, name = entry.partition("/")
+    try:
+        check_token(namespace, what="namespace")
+    except InvalidNameError as error:
+        raise ConfigurationError(f"{VARIABLE}: {entry!r}: {error}") from None
+    if not slash or _NAME.fullmatch(name) is None:
+        raise ConfigurationError(
+            f"{VARIABLE}: {entry!r} is not NAMESPACE/NAME of an environment variable; write "
+            "for example billing/DB_PASSWORD"
+        )
+    beginning = next((each for each in _OF_THE_PROCESS if name.upper().startswith(each)), None)
+    if beginning is not None:
+        raise ConfigurationError(
+            f"{VARIABLE}: {entry!r} is refused, because variables that begin with {beginning} "
+            "hold credentials of the process itself; pass the secret in a variable of another name"
+        )
+    return SecretKey(namespace, name)
+
+
+def _read(name: str) -> str | None:
+    value = os.environ.get(name)
+    try:
+        (value or "").encode()
+    except UnicodeEncodeError:
+        raise ConfigurationError(f"secrets: variable {name} is not UTF-8 text") from None
+    return value

@@ -1,88 +1,107 @@
-"""Secrets in files of mode 0600, each named as its secret, in a folder of mode 0700."""
+"""Secrets in files of mode 0600: ``NAMESPACE/NAME`` in a directory of mode 0700."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import secrets
-import stat
 from pathlib import Path
 from typing import Final
 
+from events.names import check_token
 from events.secret import SECRET_NAME
+from infra.secrets.grants import Grants
+from infra.secrets.private_files import (
+    MAX_BYTES,
+    check_directory,
+    create_private,
+    read_private,
+    write_private,
+)
 from reconciler.errors import ConfigurationError
+from reconciler.provider.secrets import SecretKey
 
 _KEY_FILE: Final = ".digest-key"
 _KEY_BYTES: Final = 32
-_OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
-_MAX_BYTES: Final = 1024 * 1024
 
 
 class FileSecrets:
-    """Implements ``reconciler.provider.secrets.SecretStore`` by a folder.
+    """Implements ``reconciler.provider.secrets.SecretStore`` by a directory for each namespace.
 
-    Raises ``ConfigurationError`` if the folder cannot be made, or others may look into it.
+    A namespace reads the secrets of its own directory, and those that are granted to it. Raises
+    ``ConfigurationError`` if the directory cannot be made, or others may look into it.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            mode = folder.stat().st_mode
-        except OSError as error:
-            raise ConfigurationError(f"secrets: {folder}: {error.strerror}") from None
-        if mode & _OTHERS:
-            raise ConfigurationError(
-                f"secrets: {folder} is accessible to other users; run chmod 700 on it"
-            )
+    def __init__(self, directory: Path) -> None:
+        check_directory(directory)
+        self._directory = directory.resolve()
+        self.grants = Grants(self._directory)
 
-    async def read(self, name: str) -> str | None:
+    async def read(self, key: SecretKey, reader: str) -> str | None:
         """Return a file's content without the line's end; raises if others may read the file."""
-        return self._read(name)
+        if reader != key.namespace and reader not in self.grants.readers(key):
+            return None  # before the file is opened: nothing shows whether it exists
+        return self._read(key)
 
-    def _read(self, name: str) -> str | None:
-        path = self._path(name)
+    def stored(self) -> list[SecretKey]:
+        """Return the keys of all secrets in order; raises ``ConfigurationError``."""
         try:
-            with path.open("rb") as file:
-                if os.fstat(file.fileno()).st_mode & _OTHERS:
-                    raise ConfigurationError(
-                        f"secrets: {path} is readable by other users; run chmod 600 on it"
-                    )
-                content = file.read(_MAX_BYTES + 1)
-        except FileNotFoundError:
-            return None
+            return sorted(
+                SecretKey(namespace.name, file.name)
+                for namespace in self._directory.iterdir()
+                if not namespace.name.startswith(".") and namespace.is_dir()
+                for file in namespace.iterdir()
+                if SECRET_NAME.fullmatch(file.name) and file.is_file()
+            )
         except OSError as error:
-            raise ConfigurationError(f"secrets: {path}: {error.strerror}") from None
-        if len(content) > _MAX_BYTES:
-            raise ConfigurationError(f"secrets: {path} is larger than {_MAX_BYTES} bytes")
-        try:
-            return content.decode().removesuffix("\n")
-        except UnicodeDecodeError:
-            raise ConfigurationError(f"secrets: {path} is not UTF-8 text") from None
+            raise ConfigurationError(f"secrets: {self._directory}: {error.strerror}") from None
 
     def read_all(self) -> list[str]:
-        """Return all secrets of the folder; without those that cannot be read."""
+        """Return all secrets; without those that cannot be read."""
         found: list[str] = []
-        for path in self._folder.iterdir():
-            with contextlib.suppress(ConfigurationError):
-                found.append(self._read(path.name) or "")
+        for key in self.stored():
+            with contextlib.suppress(ConfigurationError, ValueError):
+                found.append(self._read(key) or "")
         return found
 
-    async def write(self, name: str, value: str) -> None:
-        """Write a file in one step: a reader sees the old one or the new one."""
-        self._store(self._path(name), value.encode())
+    async def write(self, key: SecretKey, value: str) -> None:
+        """Write a file in one step: a reader reads the old value or the new one."""
+        self.put(key, value)
 
-    async def remove(self, name: str) -> None:
-        """Remove a file."""
-        self._path(name).unlink(missing_ok=True)
+    def put(self, key: SecretKey, value: str) -> bool:
+        """Write a file; return whether it was missing."""
+        content = value.encode()
+        if len(content) > MAX_BYTES:
+            raise ConfigurationError(f"secret {str(key)!r} is larger than {MAX_BYTES} bytes")
+        path = self._path(key)
+        check_directory(path.parent)
+        is_new = not path.exists()
+        write_private(path, content)
+        return is_new
+
+    async def remove(self, key: SecretKey) -> None:
+        """Remove a file and its grants."""
+        self.discard(key)
+
+    def discard(self, key: SecretKey) -> bool:
+        """Remove a file and its grants; return whether it existed."""
+        path = self._path(key)
+        self.grants.discard(key)  # first: a secret that is created again is not granted
+        try:
+            path.unlink()
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise ConfigurationError(f"secrets: {path}: {error.strerror}") from None
+        return True
 
     def digest_key(self) -> bytes:
-        """Return the key of digests, made once; who copies the folder to another host copies it."""
-        path = self._folder / _KEY_FILE
+        """Return the key of digests, created once; copy it with the directory to other hosts."""
+        path = self._directory / _KEY_FILE
         with contextlib.suppress(FileNotFoundError):
             return path.read_bytes()
-        made = self._folder / f"{_KEY_FILE}.{secrets.token_hex(4)}"
-        self._write(made, secrets.token_bytes(_KEY_BYTES))
+        made = self._directory / f"{_KEY_FILE}.{secrets.token_hex(4)}"
+        create_private(made, secrets.token_bytes(_KEY_BYTES))
         try:
             os.link(made, path)  # of two processes that start together, one makes it
         except FileExistsError:
@@ -91,23 +110,26 @@ class FileSecrets:
             made.unlink()
         return path.read_bytes()
 
-    def _path(self, name: str) -> Path:
-        if SECRET_NAME.fullmatch(name) is None:
-            raise ConfigurationError(f"secrets: {name!r} is not a valid name of a secret")
-        return self._folder / name
+    def _read(self, key: SecretKey) -> str | None:
+        content = read_private(self._path(key))
+        return None if content is None else content.removesuffix("\n")
 
-    def _store(self, path: Path, content: bytes) -> None:
-        temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    def _path(self, key: SecretKey) -> Path:
+        """Return the file of a secret; raises ``ConfigurationError`` for one outside.
+
+        A symbolic link must stay in the directory of its namespace: otherwise it would be a grant.
+        """
+        check_token(key.namespace, what="namespace")
+        if SECRET_NAME.fullmatch(key.name) is None:
+            raise ConfigurationError(f"secrets: {key.name!r} is not a valid name of a secret")
+        directory = self._directory / key.namespace
+        path = directory / key.name
         try:
-            self._write(temporary, content)
-            temporary.replace(path)
-        except OSError as error:
-            temporary.unlink(missing_ok=True)
-            raise ConfigurationError(f"secrets: {path}: {error.strerror}") from None
-
-    def _write(self, path: Path, content: bytes) -> None:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+            is_inside = path.resolve().is_relative_to(directory)
+        except (OSError, RuntimeError):  # a loop
+            is_inside = False
+        if not is_inside:
+            raise ConfigurationError(
+                f"secrets: {path} is a symbolic link out of {directory}; replace it by a file"
+            )
+        return path

@@ -41,6 +41,7 @@ COMMANDS: Final[tuple[tuple[str, str, str], ...]] = (
     ("backup", KEEP, "Save the whole log to one file."),
     ("restore", KEEP, "Restore the log from a backup."),
     ("config", RUN, "Show the effective settings and the source of each."),
+    ("secrets", RUN, "Store, list, grant and remove secrets of specs."),
     ("webhook", RUN, "Receive webhooks of a Git host, to detect pushes immediately."),
     ("completion", RUN, "Print a completion script for a shell."),
     ("permissions", RUN, "Print the minimal NATS permissions of each principal."),
@@ -50,7 +51,7 @@ COMMANDS: Final[tuple[tuple[str, str, str], ...]] = (
 COMPLETE: Final = "__complete"
 """The first word by which a shell asks what may stand in the place of the last one."""
 
-WITH_COMMANDS: Final = frozenset({"config", "deadletters"})
+WITH_COMMANDS: Final = frozenset({"config", "deadletters", "secrets"})
 """Commands that have commands of their own."""
 
 HELP: Final = """\

@@ -1,7 +1,8 @@
 """Secrets for providers: read from a store when they are needed, and never stored.
 
-A spec names a secret, and only the process that calls the API reads its value. The process
-remembers what it has read, to hide it (``reconciler.secrecy``). A keyed digest shows a rotation.
+A spec names a secret of its namespace, or one that is granted to it. Only the process that calls
+the API reads the value, and remembers it to hide it (``reconciler.secrecy``). A keyed digest shows
+a rotation.
 """
 
 from __future__ import annotations
@@ -9,31 +10,45 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, NamedTuple, Protocol
+
+from msgspec.structs import replace
 
 from events.secret import SecretRef
 from reconciler.errors import ConfigurationError
 from reconciler.secrecy import Secrecy
 
 _DIGEST_BYTES = 12
+_ENV_IS_OFF: Final = "an operator turns on store 'env' with RECONCILER_SECRET_ENV"
+
+
+class SecretKey(NamedTuple):
+    """Which secret of a store: its namespace and its name."""
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
 
 
 class SecretStore(Protocol):
     """A place where secrets are: files, the environment, or a service with an API."""
 
-    async def read(self, name: str) -> str | None:
-        """Return a secret, or None if there is none of that name.
+    async def read(self, key: SecretKey, reader: str) -> str | None:
+        """Return a secret, or None if it is missing or the namespace ``reader`` may not read it.
 
-        Raises ``ConfigurationError`` if it may not be read as it is, ``TransientError`` if the
-        store does not answer; neither repeats a secret.
+        The two cases must look the same, so that no namespace can find out what another one has.
+        Raises ``ConfigurationError`` if the secret cannot be read as it is, ``TransientError`` if
+        the store does not answer; neither repeats a secret.
         """
         ...
 
-    async def write(self, name: str, value: str) -> None:
+    async def write(self, key: SecretKey, value: str) -> None:
         """Store a generated secret; raises ``ConfigurationError`` where nothing can be stored."""
         ...
 
-    async def remove(self, name: str) -> None:
+    async def remove(self, key: SecretKey) -> None:
         """Remove a generated secret; one that is gone is a success."""
         ...
 
@@ -73,44 +88,39 @@ class Secrets:
         self.secrecy.add(credential or "")
         self._stores = dict(stores or {})
         self._key = key
-        self._read: dict[tuple[str, str], set[str]] = {}
+        self._read: dict[tuple[str, SecretKey], set[str]] = {}
 
-    async def value(self, reference: SecretRef) -> str:
-        """Read a secret; from now on it is hidden in everything that comes from an API.
+    async def value(self, reference: SecretRef, namespace: str) -> str:
+        """Read a secret for a resource of a namespace; it is hidden from now on.
 
-        Raises ``ConfigurationError`` if it is not there, and as its store does.
+        Raises ``ConfigurationError`` if it is missing or not granted, and as its store does.
         """
-        value = await self._store(reference.store).read(reference.name)
+        value = await self._value(reference, namespace)
         if value is None:
-            raise ConfigurationError(
-                f"secret {reference.name!r} is missing in store {reference.store!r}; add it"
-            )
-        self._note(reference, value)
+            raise ConfigurationError(_missing(reference, namespace))
         return value
 
-    async def find(self, reference: SecretRef) -> SecretRef | None:
-        """Return the reference with the digest of today's value, or None if there is no value."""
+    async def find(self, reference: SecretRef, namespace: str) -> SecretRef | None:
+        """Return the reference with the digest of the current value, or None if it is missing."""
         self._check_key()
-        value = await self._store(reference.store).read(reference.name)
-        if value is None:
-            return None
-        self._note(reference, value)
-        return SecretRef(reference.name, reference.store, self.digest(value))
+        value = await self._value(reference, namespace)
+        return None if value is None else replace(reference, digest=self.digest(value))
 
-    async def keep(self, reference: SecretRef, value: str) -> SecretRef:
-        """Store a generated secret, and return the reference with its digest."""
+    async def keep(self, reference: SecretRef, value: str, namespace: str) -> SecretRef:
+        """Store a generated secret of a namespace; return the reference with its digest."""
         self._check_key()
-        self._note(reference, value)
-        await self._store(reference.store).write(reference.name, value)
-        return SecretRef(reference.name, reference.store, self.digest(value))
+        key = _own(reference, namespace)
+        self._note(reference.store, key, value)
+        await self._store(reference.store).write(key, value)
+        return replace(reference, digest=self.digest(value))
 
-    async def remove(self, reference: SecretRef) -> None:
-        """Remove a generated secret; one that is gone is a success."""
-        await self._store(reference.store).remove(reference.name)
+    async def remove(self, reference: SecretRef, namespace: str) -> None:
+        """Remove a generated secret of a namespace; one that is gone is a success."""
+        await self._store(reference.store).remove(_own(reference, namespace))
 
-    def is_of_another_time(self, reference: SecretRef) -> bool:
-        """Whether a secret was read here, but never with the value that has this digest."""
-        read = self._read.get((reference.store, reference.name), set())
+    def is_of_another_time(self, reference: SecretRef, namespace: str) -> bool:
+        """Return whether a secret was read here, but never with the value of this digest."""
+        read = self._read.get((reference.store, _key(reference, namespace)), set())
         return bool(reference.digest and read) and reference.digest not in read
 
     def digest(self, value: str) -> str:
@@ -120,10 +130,16 @@ class Secrets:
         keyed = hashlib.blake2b(value.encode(), digest_size=_DIGEST_BYTES, key=self._key)
         return keyed.hexdigest()
 
-    def _note(self, reference: SecretRef, value: str) -> None:
+    async def _value(self, reference: SecretRef, namespace: str) -> str | None:
+        key = _key(reference, namespace)
+        value = await self._store(reference.store).read(key, namespace)
+        if value is not None:
+            self._note(reference.store, key, value)
+        return value
+
+    def _note(self, store: str, key: SecretKey, value: str) -> None:
         self.secrecy.add(value)
-        read = self._read.setdefault((reference.store, reference.name), set())
-        read.add(self.digest(value))
+        self._read.setdefault((store, key), set()).add(self.digest(value))
 
     def _check_key(self) -> None:
         if not self._key:
@@ -135,6 +151,40 @@ class Secrets:
     def _store(self, name: str) -> SecretStore:
         store = self._stores.get(name)
         if store is None:
+            hint = f"; {_ENV_IS_OFF}" if name == "env" else ""
             known = ", ".join(sorted(self._stores)) or "none"
-            raise ConfigurationError(f"secret store {name!r} is unknown; this process has: {known}")
+            raise ConfigurationError(
+                f"secret store {name!r} is unknown; this process has: {known}{hint}"
+            )
         return store
+
+
+def _key(reference: SecretRef, namespace: str) -> SecretKey:
+    return SecretKey(reference.namespace or namespace, reference.name)
+
+
+def _own(reference: SecretRef, namespace: str) -> SecretKey:
+    """Return the key of a secret that a resource may write; raises ``ConfigurationError``."""
+    key = _key(reference, namespace)
+    if key.namespace != namespace:
+        raise ConfigurationError(
+            f"secret {reference.place!r} belongs to another namespace than {namespace!r}; only "
+            "its own namespace may write it"
+        )
+    return key
+
+
+def _missing(reference: SecretRef, namespace: str) -> str:
+    key = _key(reference, namespace)
+    what = f"secret {key.name!r} of namespace {key.namespace!r}"
+    where = f"missing in store {reference.store!r}"
+    if reference.store == "env":
+        return f"{what} is {where}; add {key} to RECONCILER_SECRET_ENV and set the variable"
+    command = f"`reconciler secrets set {key.name} -n {key.namespace}`"
+    if key.namespace == namespace:
+        return f"{what} is {where}; add it with {command}"
+    grant = f"`reconciler secrets grant {key.name} -n {key.namespace} --to {namespace}`"
+    return (
+        f"{what} is {where}, or not granted to namespace {namespace!r}; an operator adds it with "
+        f"{command} or grants it with {grant}"
+    )

@@ -7,6 +7,7 @@ from events.log import SpecResolved
 from events.manifest import InvalidManifestError
 from events.names import InvalidNameError, ResourceKey
 from events.reference import Reference, filled, may_refer
+from events.secret import SecretRef
 from reconciler.errors import UnknownKindError
 from reconciler.provider.kind import Kind
 from reconciler.resource.state import Desired, ResourceState, Spec
@@ -23,8 +24,8 @@ def resolve(spec: Spec, state: ResourceState, context: Context) -> Step | None:
             return waiting
     for secret in spec.secrets:
         if not desired.secrets.get(secret):
-            missing = f"waits for secret {secret}: it does not exist, or no role has read it yet"
-            return Settled("Waiting", "SecretMissing", missing)
+            message = f"waits for secret {secret}: {_why_missing(secret)}"
+            return Settled("Waiting", "SecretMissing", message)
     fields = filled(spec.fields, context.key.namespace, desired.targets, desired.secrets)
     if desired.resolved is not None and _is_outdated(kind, desired):
         return None  # this process has not read the newer definition yet
@@ -121,3 +122,9 @@ def _waiting_for(reference: Reference, desired: Desired) -> Settled | None:
     if desired.resolved is None and not target.ready:
         return Settled("Waiting", "NotReady", f"waits for {name}: it is not ready")
     return None
+
+
+def _why_missing(secret: str) -> str:
+    """Tell why a secret has no digest; of another namespace's the same whether it exists or not."""
+    granted = ", is not granted to this namespace" if SecretRef.at(secret).namespace else ""
+    return f"it does not exist{granted}, or no role has read it yet"

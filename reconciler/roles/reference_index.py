@@ -17,21 +17,28 @@ class Concerned(NamedTuple):
     targets: frozenset[str]
 
 
+class NamedSecret(NamedTuple):
+    """A secret by its place, and the namespace of the resources that name it."""
+
+    reader: str
+    place: str
+
+
 class ReferenceIndex:
     """The references of all rows in both directions, and what moved since it was last asked."""
 
     def __init__(self) -> None:
         self._targets_of: dict[str, frozenset[str]] = {}
         self._referrers_of: dict[str, set[str]] = {}
-        self._naming: dict[str, set[str]] = {}
+        self._naming: dict[NamedSecret, set[str]] = {}
         self._moved: set[str] = set()
 
     @property
-    def secrets(self) -> list[str]:
-        """All secrets that are named, as ``store/name``."""
+    def secrets(self) -> list[NamedSecret]:
+        """All secrets that are named."""
         return sorted(self._naming)
 
-    def naming(self, secret: str) -> Iterable[str]:
+    def naming(self, secret: NamedSecret) -> Iterable[str]:
         """Return the names of those that name a secret; some may do so no more."""
         return self._naming.get(secret, ())
 
@@ -89,7 +96,7 @@ class ReferenceIndex:
 
     def _note_secrets(self, name: str, row: StatusRow) -> None:
         for secret in row.secrets if row.declared else ():
-            self._naming.setdefault(secret, set()).add(name)
+            self._naming.setdefault(NamedSecret(row.namespace, secret), set()).add(name)
 
     def _link(self, name: str, targets: frozenset[str]) -> None:
         for gone in self._targets_of.get(name, frozenset()) - targets:

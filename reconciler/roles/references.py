@@ -28,7 +28,7 @@ from projections.read_models import ReadModels
 from projections.status import StatusRow
 from reconciler.ports import IntakeMessageOut
 from reconciler.resource.circle import circle
-from reconciler.roles.reference_index import Concerned, ReferenceIndex, rows_of
+from reconciler.roles.reference_index import Concerned, NamedSecret, ReferenceIndex, rows_of
 
 _encoder = msgspec.json.Encoder(order="deterministic")
 _Rows = Mapping[str, StatusRow]
@@ -68,18 +68,20 @@ def reference_messages(
 
 
 def secret_messages(
-    concerned: Iterable[StatusRow], digests: Mapping[str, str]
+    concerned: Iterable[StatusRow], digests: Mapping[NamedSecret, str]
 ) -> list[IntakeMessageOut]:
     """Return which secrets have another digest than those that name them know."""
     return [
         _message(
             row.key,
-            SecretSeen(secret, digests[secret]),
-            f"{secret}/{digests[secret]}/{row.version}",
+            SecretSeen(secret, digest),
+            f"{secret}/{digest}/{row.version}",
         )
         for row in concerned
         for secret, known in row.secrets.items()
-        if row.declared and secret in digests and digests[secret] != known
+        if row.declared
+        and (digest := digests.get(NamedSecret(row.namespace, secret))) is not None
+        and digest != known
     ]
 
 

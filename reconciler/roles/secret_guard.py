@@ -54,8 +54,10 @@ class SecretiveProvider:
             with without_secret(self._secrecy), self._budget.share() as share, share.in_use():
                 yield
         except ProviderError as error:
-            secrets = () if action is None else resolved_secrets_in(action.fields)
-            if any(map(self._secrets.is_of_another_time, secrets)):
+            if action is not None and any(
+                self._secrets.is_of_another_time(each, action.namespace)
+                for each in resolved_secrets_in(action.fields)
+            ):
                 # The API may keep its answer to an earlier call, which repeats what we never knew.
                 error.message = _KEPT_BACK
                 error.args = (_KEPT_BACK,)

@@ -41,7 +41,7 @@ from reconciler.resource.backoff import is_over
 from reconciler.resource.permission import NOT_PERMITTED
 from reconciler.roles.chance import REAL, Chance
 from reconciler.roles.configurations import Configurations
-from reconciler.roles.reference_index import Concerned, ReferenceIndex, rows_of
+from reconciler.roles.reference_index import Concerned, NamedSecret, ReferenceIndex, rows_of
 from reconciler.roles.references import definition_messages, reference_messages, secret_messages
 
 SWEEP_SECONDS = 5.0
@@ -105,7 +105,7 @@ class Sweeper:
         self._new_id = chance.new_id
         self._soon = asyncio.Event()
         self._index = ReferenceIndex()
-        self._known_digests: dict[str, str] = {}
+        self._known_digests: dict[NamedSecret, str] = {}
         self._look_at_all_from = self._now()
         self._woken: dict[ResourceKey, _Woken] = {}
         self._redefined = {kind.name for kind in kinds.values() if kind.definition is not None}
@@ -245,20 +245,20 @@ class Sweeper:
                 self._redefined.discard(name)
         return messages
 
-    async def _digests(self) -> dict[str, str]:
+    async def _digests(self) -> dict[NamedSecret, str]:
         """Read the digests of all secrets that declared resources name; empty for none."""
-        digests: dict[str, str] = {}
+        digests: dict[NamedSecret, str] = {}
         secrets = self._stores.for_api()
         for secret in self._index.secrets:
-            store, _, name = secret.partition("/")
+            told = {"secret": secret.place, "namespace": secret.reader}
             try:
-                found = await secrets.find(SecretRef(name, store))
+                found = await secrets.find(SecretRef.at(secret.place), secret.reader)
             except (ConfigurationError, ProviderError) as error:
-                _logger.warning("reading a secret failed", secret=secret, error=str(error))
+                _logger.warning("reading a secret failed", **told, error=str(error))
                 continue
             except Exception as error:  # noqa: BLE001 - one secret must not end the sweep of all
                 # Its text may have the secret.
-                _logger.warning("reading a secret failed", secret=secret, why=type(error).__name__)
+                _logger.warning("reading a secret failed", **told, why=type(error).__name__)
                 continue
             digests[secret] = "" if found is None else found.digest
         return digests

@@ -43,6 +43,7 @@ from infra.jetstream.outgoing import MESSAGE_ID, OutgoingMessage
 from infra.jetstream.publish import publish
 from infra.jetstream.reads import last_for_subjects, read_subject, stream_state
 from infra.secrets import open_stores
+from reconciler.provider.secrets import SecretKey
 from tests.crashes.role_process import PATIENCE_SECONDS, RoleProcess, ready_to_fork
 from tests.crashes.roles import SECRETS
 from tests.faulty_api import FaultyApi
@@ -245,7 +246,11 @@ class Lane:
 
     async def put_secret(self, name: str, value: str) -> None:
         """Change a secret in the store of all processes that are started from now on."""
-        await open_stores(self._folder / SECRETS).by_name["files"].write(name, value)
+        await (
+            open_stores(self._folder / SECRETS)
+            .by_name["files"]
+            .write(SecretKey("default", name), value)
+        )
         self._secrets[name] = value
 
     async def break_api(self, **faults: object) -> None:

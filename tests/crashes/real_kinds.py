@@ -38,7 +38,7 @@ from infra.providers.postgres.role import DATABASE_ROLE
 from infra.secrets import open_stores
 from reconciler.provider.contract import action
 from reconciler.provider.kind import Kind
-from reconciler.provider.secrets import Secrets
+from reconciler.provider.secrets import SecretKey, Secrets
 from tests.certificates import OWN_CA, make_issuer, root_in
 from tests.crashes.cases import Case, Row
 from tests.crashes.lane import Lane, config_key, key
@@ -106,7 +106,8 @@ class KindLane(Lane):
 
     async def secret(self, name: str) -> str | None:
         """Read a secret in the store."""
-        return await open_stores(self._folder / SECRETS).by_name["files"].read(name)
+        store = open_stores(self._folder / SECRETS).by_name["files"]
+        return await store.read(SecretKey("default", name), "default")
 
     async def ask(self, query: str, name: str) -> Any:
         """Ask the server for the one value of a query about a name."""

@@ -17,6 +17,7 @@ from events.manifest import Manifest
 from infra.embedded import EmbeddedServer
 from infra.providers.file_root import ROOT_MARKER
 from infra.secrets import open_stores
+from reconciler.provider.secrets import SecretKey
 from reconciler.sdk import Client, client_on
 from reconciler.wiring import ROLES, connected, initialise, running
 
@@ -50,7 +51,7 @@ def root(tmp_path: Path) -> Path:
 async def client(tmp_path: Path, root: Path) -> AsyncIterator[Client]:
     """A client of all roles, on a server of their own."""
     secrets = tmp_path / "secrets"
-    await open_stores(secrets).by_name["files"].write("app-password", PLANTED)
+    await open_stores(secrets).by_name["files"].write(SecretKey("default", "app-password"), PLANTED)
     server = EmbeddedServer()
     await server.start(tmp_path / "nats")
     try:

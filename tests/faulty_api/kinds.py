@@ -287,7 +287,8 @@ class SealedProvider(FixedProvider):
             yield [self._sealed(each) for each in page]
 
     async def _opened(self, action: Action) -> Action:
-        color = await self._secrets.value(msgspec.convert(action.fields["color"], SecretRef))
+        reference = msgspec.convert(action.fields["color"], SecretRef)
+        color = await self._secrets.value(reference, action.namespace)
         return replace(action, fields={**action.fields, "color": color})
 
     def _sealed(self, found: ExternalObject) -> ExternalObject:

@@ -86,10 +86,15 @@ async def test_a_server_that_never_comes_to_an_end_stops_no_other_source(
         await until_ready(world, repository.commit())
 
 
-async def test_a_password_is_hidden_without_its_user_too(
-    world: World, repository: Repository, monkeypatch: pytest.MonkeyPatch
-):
+@pytest.fixture
+def login(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A variable that the roles may show to the namespace, from their start."""
     monkeypatch.setenv("GIT_LOGIN", f"ann:{PASSWORD}")
+    monkeypatch.setenv("RECONCILER_SECRET_ENV", "default/GIT_LOGIN")
+
+
+@pytest.mark.usefixtures("login")
+async def test_a_password_is_hidden_without_its_user_too(world: World, repository: Repository):
     async with listening(repeats) as url:
         made = source(repository, credentials={"$secret": "GIT_LOGIN", "store": "env"}, url=url)
         await world.declare_all([made])

@@ -24,6 +24,7 @@ from infra.providers.docker.engine import EngineApi
 from infra.providers.docker.volume import VOLUME
 from infra.secrets import open_stores
 from reconciler.provider.kind import KindRegistry
+from reconciler.provider.secrets import SecretKey
 from tests.engines import TestEngine, running_engine
 from tests.scenarios.harness import World, api_config, every
 
@@ -73,7 +74,11 @@ async def docked(bare_world: World, engine: TestEngine, prefix: str, tmp_path: P
 async def configured(world: World, engine: TestEngine, prefix: str, folder: Path) -> World:
     world.kinds = KindRegistry([CONTAINER, VOLUME])
     world.secrets = folder / "secrets"
-    await open_stores(world.secrets).by_name["files"].write("orders-db", PLANTED)
+    await (
+        open_stores(world.secrets)
+        .by_name["files"]
+        .write(SecretKey("default", "orders-db"), PLANTED)
+    )
     await world.start_reconciler()
     documented = examples("container.md", prefix, engine.image)["docker"].spec
     spec = msgspec.convert({**documented, "endpoint": engine.endpoint}, ProviderConfigSpec)
@@ -126,7 +131,7 @@ async def test_the_pages_example_is_made_and_its_secret_is_not_in_the_log(
     assert PLANTED not in log
 
     others = open_stores(docked.secrets or Path()).by_name["files"]
-    await others.write("orders-db", PLANTED[::-1])
+    await others.write(SecretKey("default", "orders-db"), PLANTED[::-1])
 
     def is_rotated() -> bool:
         now = engine.hands.inspect(f"{prefix}-orders-db")

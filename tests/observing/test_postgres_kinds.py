@@ -25,6 +25,7 @@ from infra.providers.postgres.grant import GRANT
 from infra.providers.postgres.role import DATABASE_ROLE
 from infra.secrets import open_stores
 from reconciler.provider.kind import KindRegistry
+from reconciler.provider.secrets import SecretKey
 from tests.postgres import Hands
 from tests.scenarios.harness import World
 
@@ -87,10 +88,12 @@ class Example:
         await world.declare_all(self.declared)
 
     async def keep_secret(self, name: str, value: str) -> None:
-        await open_stores(self.secrets).by_name["files"].write(self.name(name), value)
+        store = open_stores(self.secrets).by_name["files"]
+        await store.write(SecretKey("default", self.name(name)), value)
 
     async def secret(self, name: str) -> str | None:
-        return await open_stores(self.secrets).by_name["files"].read(self.name(name))
+        store = open_stores(self.secrets).by_name["files"]
+        return await store.read(SecretKey("default", self.name(name)), "default")
 
     async def until_converged(self) -> None:
         for each in self.declared:

@@ -21,7 +21,7 @@ from events.reference import REFERENCE_KIND, Reference
 from projections.read_models import ReadModels
 from projections.status import StatusRow
 from reconciler.ports import IntakeMessageOut
-from reconciler.roles.reference_index import ReferenceIndex
+from reconciler.roles.reference_index import NamedSecret, ReferenceIndex
 from reconciler.roles.references import reference_messages, secret_messages
 
 TARGET = ResourceKey("default", "Shape", "foo")
@@ -178,8 +178,9 @@ def test_a_withdrawn_resource_keeps_its_targets_until_its_object_is_gone() -> No
 
 def test_another_digest_of_a_secret_is_told_to_who_names_it() -> None:
     row = StatusRow("default", "Shape", "a", declared=True, secrets={"files/db": "d1"})
-    assert secret_messages([row], {"files/db": "d1"}) == []
-    [told] = secret_messages([row], {"files/db": "d2"})
+    secret, foreign = NamedSecret("default", "files/db"), NamedSecret("other", "files/db")
+    assert secret_messages([row], {secret: "d1", foreign: "d2"}) == []
+    [told] = secret_messages([row], {secret: "d2", foreign: "d1"})
     assert told.data == SecretSeen("files/db", "d2")
     assert secret_messages([row], {}) == [], "what cannot be read is not gone"
 
@@ -187,7 +188,8 @@ def test_another_digest_of_a_secret_is_told_to_who_names_it() -> None:
 def test_two_secrets_of_one_value_are_two_messages() -> None:
     secrets = {"files/one": "", "files/two": ""}
     row = StatusRow("default", "Shape", "a", declared=True, secrets=secrets)
-    told = secret_messages([row], dict.fromkeys(secrets, "d1"))
+    digests = {NamedSecret("default", each): "d1" for each in secrets}
+    told = secret_messages([row], digests)
     assert len({each.message_id for each in told}) == 2, "the bus would drop one as a duplicate"
 
 

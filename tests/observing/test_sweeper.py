@@ -21,7 +21,7 @@ from projections.status import StatusRow
 from reconciler.errors import TransientError
 from reconciler.ports import IntakeMessageOut
 from reconciler.provider.kind import KindRegistry
-from reconciler.provider.secrets import SecretStores
+from reconciler.provider.secrets import SecretKey, SecretStores
 from reconciler.roles.chance import Chance
 from reconciler.roles.configurations import Configurations
 from reconciler.roles.sweeper import (
@@ -189,15 +189,15 @@ class Store:
 
     is_away = False
 
-    async def read(self, name: str) -> str | None:
+    async def read(self, key: SecretKey, reader: str) -> str | None:
         if self.is_away:
             raise TransientError("it does not answer")
-        return f"value of {name}"
+        return f"value of {key}" if reader == key.namespace else None
 
-    async def write(self, name: str, value: str) -> None:
+    async def write(self, key: SecretKey, value: str) -> None:
         raise NotImplementedError
 
-    async def remove(self, name: str) -> None:
+    async def remove(self, key: SecretKey) -> None:
         raise NotImplementedError
 
 

@@ -36,7 +36,7 @@ from reconciler.errors import (
 from reconciler.provider import LoggingProvider
 from reconciler.provider.contract import ProviderContract, action, listing, upon
 from reconciler.provider.kind import Kind
-from reconciler.provider.secrets import Secrets
+from reconciler.provider.secrets import SecretKey, Secrets
 from tests.engines import TestEngine
 from tests.host_access import EVERYTHING
 
@@ -190,7 +190,7 @@ async def test_what_the_image_and_the_engine_fill_in_is_no_difference(case: Case
 
 
 async def test_a_secret_is_in_the_environment_and_shown_as_a_digest_only(case: Case) -> None:
-    await case.stores.by_name["files"].write("db", PLANTED)
+    await case.stores.by_name["files"].write(SecretKey("default", "db"), PLANTED)
     secret = {"$secret": "db"}
     made = await case.made(env={"PLAIN": "1", "PASSWORD": secret})
     digest = Secrets(key=case.stores.key).digest(PLANTED)

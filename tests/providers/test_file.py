@@ -547,7 +547,7 @@ async def test_a_mark_that_is_none_makes_a_stranger(
 async def test_a_secret_is_in_its_file_and_nowhere_else(
     files: FileProvider, root: Path, secrets: Secrets
 ) -> None:
-    reference = await secrets.keep(SecretRef("db"), PLANTED)
+    reference = await secrets.keep(SecretRef("db"), PLANTED, "default")
     fields = {**SECRET, "content": msgspec.to_builtins(reference)}
     seen, path = await made(files, fields=fields), root / "etc/app.ini"
     assert path.read_text() == PLANTED
@@ -556,7 +556,7 @@ async def test_a_secret_is_in_its_file_and_nowhere_else(
     assert drift(seen, fields) == []
     assert PLANTED.encode() not in os.getxattr(path, ATTRIBUTE)
 
-    rotated = await secrets.keep(SecretRef("db"), f"{PLANTED}-2")
+    rotated = await secrets.keep(SecretRef("db"), f"{PLANTED}-2", "default")
     wanted = {**SECRET, "content": msgspec.to_builtins(rotated)}
     assert drift(seen, wanted) == ["content.secret"]
     to_write, _labels = merged(Wanted(FILE.checked_fields(wanted), {}), seen, FILE.normalize)
@@ -579,7 +579,7 @@ async def test_a_secret_is_in_its_file_and_nowhere_else(
 async def test_no_error_repeats_a_secret(
     files: FileProvider, secrets: Secrets, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    await secrets.keep(SecretRef("db"), PLANTED)
+    await secrets.keep(SecretRef("db"), PLANTED, "default")
 
     def full(*_args: Any, **_options: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -593,7 +593,7 @@ async def test_no_error_repeats_a_secret(
 async def test_a_secret_whose_mark_is_gone_is_not_shown_by_a_plain_digest(
     files: FileProvider, root: Path, secrets: Secrets
 ) -> None:
-    reference = await secrets.keep(SecretRef("db"), PLANTED)
+    reference = await secrets.keep(SecretRef("db"), PLANTED, "default")
     path = root / "etc/app.ini"
     for mode in ("0600", "0640", "0400"):
         seen = await made(files, fields={**SECRET, "mode": mode})
@@ -610,7 +610,7 @@ async def test_a_private_file_of_plain_content_is_as_declared(files: FileProvide
 
 
 async def test_a_secret_that_is_not_there_is_told(files: FileProvider, root: Path) -> None:
-    with pytest.raises(ConfigurationError, match="'db' is missing in store"):
+    with pytest.raises(ConfigurationError, match="'db' of namespace 'default' is missing in store"):
         await files.create(create(fields=SECRET))
     assert names_in(root) == [ROOT_MARKER]
 
@@ -802,7 +802,7 @@ async def test_without_attributes_the_name_is_the_identity(bare: Path, files: Fi
 async def test_without_attributes_no_secret_is_written(
     bare: Path, files: FileProvider, secrets: Secrets
 ) -> None:
-    await secrets.keep(SecretRef("db"), PLANTED)
+    await secrets.keep(SecretRef("db"), PLANTED, "default")
     with pytest.raises(PermanentError, match="no extended attributes") as caught:
         await files.create(create(fields=SECRET))
     assert PLANTED not in "".join(traceback.format_exception(caught.value))

@@ -132,7 +132,7 @@ async def run(hands: Hands, statement: str, *names: str) -> list[tuple[Any, ...]
 async def test_a_password_is_set_and_told_to_nobody(
     roles: Provider, secrets: Secrets, postgres_server: Postgres, hands: Hands, unique: str
 ) -> None:
-    reference = await secrets.keep(SecretRef("app"), PASSWORD)
+    reference = await secrets.keep(SecretRef("app"), PASSWORD, "default")
     wanted = DATABASE_ROLE.checked_fields({"login": True, "password": {"$secret": "app"}})
     wanted["password"]["digest"] = reference.digest
     role = await made(roles, DATABASE_ROLE, unique, wanted)
@@ -159,7 +159,7 @@ async def test_a_password_is_set_and_told_to_nobody(
 async def test_what_is_right_is_not_written_again_and_a_digest_keeps_it(
     roles: Provider, secrets: Secrets, hands: Hands, unique: str
 ) -> None:
-    await secrets.keep(SecretRef("app"), PASSWORD)
+    await secrets.keep(SecretRef("app"), PASSWORD, "default")
     fields: Fields = {"login": True, "password": {"$secret": "app"}}
     role = await made(roles, DATABASE_ROLE, unique, fields)
     query = sql.SQL("SELECT rolpassword FROM pg_authid WHERE rolname = {}").format(unique)
@@ -181,39 +181,39 @@ async def test_a_generated_password_is_the_roles_own(
     fields: Fields = {"login": True, "generatedPassword": {"name": "made"}}
     wanted = DATABASE_ROLE.checked_fields(fields)
     role = await made(roles, DATABASE_ROLE, unique, fields)
-    first = await secrets.value(SecretRef("made"))
+    first = await secrets.value(SecretRef("made"), "default")
     assert await hands.logs_in(unique, first, "postgres")
     assert drift(DATABASE_ROLE, role, wanted) == []
     assert role.outputs["password"]["$secret"] == "made"
 
-    await secrets.remove(SecretRef("made"))
+    await secrets.remove(SecretRef("made"), "default")
     lost = await shown(roles, unique)
     assert drift(DATABASE_ROLE, lost, wanted) == ["generatedPassword.isSet"]
     role = await updated(roles, DATABASE_ROLE, lost, fields)
-    second = await secrets.value(SecretRef("made"))
+    second = await secrets.value(SecretRef("made"), "default")
     assert first != second
     assert await hands.logs_in(unique, second, "postgres")
 
     await roles.delete(upon(action("Delete", unique, {}), role))
-    assert await secrets.find(SecretRef("made")) is None
+    assert await secrets.find(SecretRef("made"), "default") is None
 
 
 async def test_another_kind_of_password_takes_the_generated_one_away(
     roles: Provider, secrets: Secrets, unique: str
 ) -> None:
-    await secrets.keep(SecretRef("app"), PASSWORD)
+    await secrets.keep(SecretRef("app"), PASSWORD, "default")
     role = await made(roles, DATABASE_ROLE, unique, {"generatedPassword": {"name": "made"}})
     await updated(roles, DATABASE_ROLE, role, {"password": {"$secret": "app"}})
-    assert await secrets.find(SecretRef("made")) is None
-    assert await secrets.find(SecretRef("app")) is not None
+    assert await secrets.find(SecretRef("made"), "default") is None
+    assert await secrets.find(SecretRef("app"), "default") is not None
 
 
 async def test_a_secret_that_is_missing_ends_no_listing(
     roles: Provider, secrets: Secrets, unique: str
 ) -> None:
-    reference = await secrets.keep(SecretRef("app"), PASSWORD)
+    reference = await secrets.keep(SecretRef("app"), PASSWORD, "default")
     await made(roles, DATABASE_ROLE, unique, {"password": {"$secret": "app"}})
-    await secrets.remove(SecretRef("app"))
+    await secrets.remove(SecretRef("app"), "default")
     (role,) = await listing(roles, Scope(prefix=unique))
     assert role.fields["password"] == {"secret": reference.digest}, "nothing says otherwise"
 
@@ -745,12 +745,12 @@ async def test_who_may_not_see_verifiers_believes_what_was_written_last(
     provider = DATABASE_ROLE.connect(
         ProviderConfigSpec("postgres", endpoint), Secrets("x", stores.by_name, key=stores.key)
     )
-    first = await secrets.keep(SecretRef("app"), PASSWORD)
+    first = await secrets.keep(SecretRef("app"), PASSWORD, "default")
     fields: Fields = {"login": True, "password": {"$secret": "app"}}
     role = await made(provider, DATABASE_ROLE, unique, fields)
     assert role.fields["password"] == {"secret": first.digest}
     assert await hands.logs_in(unique, PASSWORD, "postgres")
-    await secrets.keep(SecretRef("app"), OTHER)
+    await secrets.keep(SecretRef("app"), OTHER, "default")
     role = await updated(provider, DATABASE_ROLE, await shown(provider, unique), fields)
     assert await hands.logs_in(unique, OTHER, "postgres")
     assert role.fields["password"] != {"secret": first.digest}

@@ -32,10 +32,10 @@ from infra.secrets.environment import EnvironmentSecrets
 from projections.status import StatusRow
 from reconciler.provider import Capabilities
 from reconciler.provider.kind import READY, Readiness
-from reconciler.provider.secrets import SecretStores
+from reconciler.provider.secrets import SecretKey, SecretStores
 from reconciler.resource.state import Due, Owned
 from reconciler.roles.listing import ListingAssembler, observations
-from reconciler.roles.reference_index import ReferenceIndex
+from reconciler.roles.reference_index import NamedSecret, ReferenceIndex
 from reconciler.roles.sweeper import Sweeper
 from tests.resource.building import (
     BLOCK,
@@ -476,13 +476,16 @@ def test_r17_what_is_claimed_under_the_plain_name_is_in_the_rows_under_it():
     check_rows(story)
 
 
+HUNTED = EnvironmentSecrets(frozenset({SecretKey("default", "HUNTED")}))
+
+
 def _row_with(secret: str) -> StatusRow:
     row = StatusRow("default", "File", "Foo")
     row.declared, row.secrets = True, {secret: ""}
     return row
 
 
-def _digests(row: StatusRow, stores: SecretStores) -> dict[str, str]:
+def _digests(row: StatusRow, stores: SecretStores) -> dict[NamedSecret, str]:
     sweeper = Sweeper.__new__(Sweeper)
     sweeper._stores = stores  # pyright: ignore[reportPrivateUsage]
     sweeper._index = ReferenceIndex()  # pyright: ignore[reportPrivateUsage]
@@ -496,14 +499,16 @@ def test_s2_a_store_with_a_slash_does_not_end_every_sweep():
 
 def test_s3_a_variable_that_is_no_text_does_not_end_every_sweep(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(os.environb, b"HUNTED", b"\xff\xfesecret")
-    assert _digests(_row_with("env/HUNTED"), SecretStores({"env": EnvironmentSecrets()})) == {}
+    assert _digests(_row_with("env/HUNTED"), SecretStores({"env": HUNTED})) == {}
 
 
 def test_s4_digests_are_keyed_without_a_folder_too(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HUNTED", "hunter2")
-    found = _digests(_row_with("env/HUNTED"), SecretStores({"env": EnvironmentSecrets()}))
+    found = _digests(_row_with("env/HUNTED"), SecretStores({"env": HUNTED}))
     plain = hashlib.blake2b(b"hunter2", digest_size=12).hexdigest()
-    assert found.get("env/HUNTED") != plain, "anybody who reads the log can try passwords"
+    assert found.get(NamedSecret("default", "env/HUNTED")) != plain, (
+        "anybody who reads the log can try passwords"
+    )
 
 
 def test_d5_what_is_due_and_only_observed_is_not_woken_for_ever():

@@ -148,6 +148,7 @@ def _file(name: str, content: Any, **more: Any) -> Manifest:
 
 def _put_secret(world: World, name: str, value: str) -> None:
     assert world.secrets is not None
-    path = world.secrets / name
+    path = world.secrets / "default" / name
+    path.parent.mkdir(mode=0o700, exist_ok=True)
     path.touch(mode=0o600)
     path.write_text(value + "\n")

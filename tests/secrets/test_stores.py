@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from events.names import InvalidNameError
 from events.secret import SecretRef
 from infra.secrets import FileSecrets, open_stores
+from infra.secrets.environment import VARIABLE, listed_variables
 from reconciler.errors import ConfigurationError
-from reconciler.provider.secrets import Secrets
+from reconciler.provider.secrets import SecretKey, Secrets
+
+DB = SecretKey("billing", "db")
 
 
 @pytest.fixture
@@ -27,36 +32,40 @@ def _mode(path: Path) -> int:
 
 
 async def test_a_generated_secret_is_a_file_that_nobody_else_may_read(folder: Path) -> None:
-    kept = await secrets(folder).keep(SecretRef("db"), "s3cr3t-value")
-    assert [_mode(folder / "db"), _mode(folder)] == [0o600, 0o700]
-    assert await secrets(folder).value(kept) == "s3cr3t-value"
+    kept = await secrets(folder).keep(SecretRef("db"), "s3cr3t-value", "billing")
+    assert [_mode(path) for path in (folder / "billing" / "db", folder / "billing", folder)] == [
+        0o600,
+        0o700,
+        0o700,
+    ]
+    assert await secrets(folder).value(kept, "billing") == "s3cr3t-value"
     assert "s3cr3t" not in repr(kept)
-    await secrets(folder).remove(kept)
-    assert await secrets(folder).find(kept) is None
-    await secrets(folder).remove(kept)
+    await secrets(folder).remove(kept, "billing")
+    assert await secrets(folder).find(kept, "billing") is None
+    await secrets(folder).remove(kept, "billing")
 
 
 async def test_a_digest_is_the_same_in_each_process_and_another_in_each_folder(
     folder: Path, tmp_path: Path
 ) -> None:
-    one = await secrets(folder).keep(SecretRef("db"), "s3cr3t-value")
-    again = await secrets(folder).find(SecretRef("db"))
+    one = await secrets(folder).keep(SecretRef("db"), "s3cr3t-value", "billing")
+    again = await secrets(folder).find(SecretRef("db"), "billing")
     assert again == one
-    other = await secrets(tmp_path / "other").keep(SecretRef("db"), "s3cr3t-value")
+    other = await secrets(tmp_path / "other").keep(SecretRef("db"), "s3cr3t-value", "billing")
     assert other.digest != one.digest, "without the key nobody can try passwords against it"
-    rotated = await secrets(folder).keep(SecretRef("db"), "another-value")
+    rotated = await secrets(folder).keep(SecretRef("db"), "another-value", "billing")
     assert rotated.digest != one.digest
 
 
 async def test_a_file_that_others_may_read_is_refused(folder: Path) -> None:
-    FileSecrets(folder)
-    (folder / "db").write_text("s3cr3t-value\n")
-    (folder / "db").chmod(0o640)
+    FileSecrets(folder).put(DB, "s3cr3t-value\n")
+    path = folder / "billing" / "db"
+    path.chmod(0o640)
     with pytest.raises(ConfigurationError, match="chmod 600 on it") as caught:
-        await secrets(folder).value(SecretRef("db"))
+        await secrets(folder).value(SecretRef("db"), "billing")
     assert "s3cr3t" not in str(caught.value)
-    (folder / "db").chmod(0o600)
-    assert await secrets(folder).value(SecretRef("db")) == "s3cr3t-value"
+    path.chmod(0o600)
+    assert await secrets(folder).value(SecretRef("db"), "billing") == "s3cr3t-value"
 
 
 def test_a_folder_that_others_may_look_into_is_refused(folder: Path) -> None:
@@ -66,20 +75,174 @@ def test_a_folder_that_others_may_look_into_is_refused(folder: Path) -> None:
 
 
 async def test_what_is_not_there_says_where_it_belongs(folder: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"'db' is missing in store 'files'; add it"):
-        await secrets(folder).value(SecretRef("db"))
+    with pytest.raises(ConfigurationError, match="secrets set db -n billing"):
+        await secrets(folder).value(SecretRef("db"), "billing")
     with pytest.raises(ConfigurationError, match="secret store 'vault' is unknown"):
-        await secrets(folder).value(SecretRef("db", "vault"))
+        await secrets(folder).value(SecretRef("db", "vault"), "billing")
 
 
-async def test_the_environment_is_read_and_never_written(
+# --- the environment
+
+
+async def test_a_listed_variable_is_read_for_its_namespace_and_never_written(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DB_PASSWORD", "s3cr3t-value")
-    assert await secrets(folder).value(SecretRef("DB_PASSWORD", "env")) == "s3cr3t-value"
+    monkeypatch.setenv(VARIABLE, "billing/DB_PASSWORD, shop/OTHER")
+    known, reference = secrets(folder), SecretRef("DB_PASSWORD", "env")
+    assert await known.value(reference, "billing") == "s3cr3t-value"
+    assert await known.find(reference, "shop") is None
+    assert await known.find(SecretRef("DB_PASSWORD", "env", namespace="billing"), "shop") is None
+    with pytest.raises(ConfigurationError, match="add shop/DB_PASSWORD to RECONCILER_SECRET_ENV"):
+        await known.value(reference, "shop")
     with pytest.raises(ConfigurationError, match="use store 'files'") as caught:
-        await secrets(folder).keep(SecretRef("OTHER", "env"), "s3cr3t-value")
+        await known.keep(SecretRef("OTHER", "env"), "s3cr3t-value", "shop")
     assert "s3cr3t" not in str(caught.value)
+    assert known.secrecy.is_in("s3cr3t-value")
+
+
+async def test_without_a_list_there_is_no_store_env(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DB_PASSWORD", "s3cr3t-value")
+    monkeypatch.delenv(VARIABLE, raising=False)
+    with pytest.raises(ConfigurationError, match="turns on store 'env' with RECONCILER_SECRET_ENV"):
+        await secrets(folder).value(SecretRef("DB_PASSWORD", "env"), "billing")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "RECONCILER_NATS_URL",
+        "reconciler_nkey",
+        "AWS_SECRET_ACCESS_KEY",
+        "AZURE_CLIENT_SECRET",
+        "GOOGLE_APPLICATION_CREDENTIALS",
+        "GCP_KEY",
+        "GITHUB_TOKEN",
+        "KUBECONFIG",
+        "KUBERNETES_SERVICE_HOST",
+        "NATS_PASSWORD",
+        "VAULT_TOKEN",
+    ],
+)
+def test_variables_of_the_process_and_of_clouds_cannot_be_listed(
+    name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigurationError, match=f"'billing/{name}' is refused"):
+        listed_variables(f"billing/OK,billing/{name}")
+    monkeypatch.setenv(VARIABLE, f"billing/{name}")
+    with pytest.raises(ConfigurationError, match=VARIABLE):
+        open_stores(folder)
+
+
+@pytest.mark.parametrize(
+    "entry", ["DB_PASSWORD", "a.b/DB", "billing/", "/DB", "billing/A/B", "b/*"]
+)
+def test_an_entry_that_names_no_variable_of_a_namespace_is_refused(entry: str) -> None:
+    with pytest.raises(ConfigurationError, match=VARIABLE):
+        listed_variables(entry)
+
+
+# --- namespaces
+
+
+async def test_a_namespace_reads_its_own_secrets_and_those_that_are_granted(folder: Path) -> None:
+    store = FileSecrets(folder)
+    store.put(DB, "s3cr3t-value")
+    foreign = SecretRef("db", namespace="billing")
+    known = secrets(folder)
+    assert await known.find(SecretRef("db"), "shop") is None
+    errors: list[str] = []
+    for name in ("db", "absent"):
+        with pytest.raises(ConfigurationError) as caught:
+            await known.value(SecretRef(name, namespace="billing"), "shop")
+        errors.append(str(caught.value).replace(name, "NAME"))
+    assert errors[0] == errors[1], "existence is not revealed"
+    store.grants.add(DB, "shop")
+    assert await known.value(foreign, "shop") == "s3cr3t-value"
+    assert await known.find(foreign, "web") is None
+    store.grants.discard(DB, "shop")
+    assert await known.find(foreign, "shop") is None
+    assert _mode(folder / ".grants.json") == 0o600
+
+
+async def test_not_even_the_system_reads_without_a_grant(folder: Path) -> None:
+    FileSecrets(folder).put(DB, "s3cr3t-value")
+    assert await secrets(folder).find(SecretRef("db", namespace="billing"), "system") is None
+
+
+async def test_a_damaged_file_of_grants_grants_nothing(folder: Path) -> None:
+    store = FileSecrets(folder)
+    store.put(DB, "s3cr3t-value")
+    store.grants.add(DB, "shop")
+    (folder / ".grants.json").write_text("{")
+    with pytest.raises(ConfigurationError, match="is damaged"):
+        await secrets(folder).find(SecretRef("db", namespace="billing"), "shop")
+    assert await secrets(folder).value(SecretRef("db"), "billing") == "s3cr3t-value"
+
+
+async def test_a_secret_that_is_created_again_is_not_granted(folder: Path) -> None:
+    store = FileSecrets(folder)
+    store.put(DB, "s3cr3t-value")
+    store.grants.add(DB, "shop")
+    assert store.discard(DB)
+    store.put(DB, "another-value")
+    assert await secrets(folder).find(SecretRef("db", namespace="billing"), "shop") is None
+
+
+async def test_no_namespace_writes_or_removes_a_secret_of_another(folder: Path) -> None:
+    store = FileSecrets(folder)
+    store.put(DB, "s3cr3t-value")
+    store.grants.add(DB, "shop")
+    foreign = SecretRef("db", namespace="billing")
+    with pytest.raises(ConfigurationError, match="only its own namespace may write it"):
+        await secrets(folder).keep(foreign, "another-value", "shop")
+    with pytest.raises(ConfigurationError, match="only its own namespace may write it"):
+        await secrets(folder).remove(foreign, "shop")
+    assert await secrets(folder).value(foreign, "billing") == "s3cr3t-value"
+
+
+def test_grants_that_are_added_at_the_same_time_are_all_kept(folder: Path) -> None:
+    FileSecrets(folder).put(DB, "s3cr3t-value")
+    readers = [f"reader-{number}" for number in range(20)]
+
+    def add(reader: str) -> None:
+        FileSecrets(folder).grants.add(DB, reader)
+
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(add, readers))
+    assert FileSecrets(folder).grants.readers(DB) == sorted(readers)
+
+
+@pytest.mark.parametrize("name", ["..", "../x", "a/b", "/etc/passwd", "x\0", ".grants.json", "x\n"])
+async def test_no_name_leaves_the_directory_of_its_namespace(folder: Path, name: str) -> None:
+    store = FileSecrets(folder)
+    for each in (SecretKey("billing", name), SecretKey(name, "x")):
+        with pytest.raises((ConfigurationError, InvalidNameError)):
+            await store.read(each, each.namespace)
+        with pytest.raises((ConfigurationError, InvalidNameError)):
+            store.put(each, "s3cr3t-value")
+
+
+async def test_a_link_out_of_its_namespace_is_refused(folder: Path, tmp_path: Path) -> None:
+    store = FileSecrets(folder)
+    store.put(DB, "s3cr3t-value")
+    outside = tmp_path / "outside"
+    outside.touch(mode=0o600)
+    (folder / "shop").mkdir()
+    for name, target in (("a", "../billing/db"), ("b", outside), ("c", folder / "billing" / "db")):
+        (folder / "shop" / name).symlink_to(target)
+        with pytest.raises(ConfigurationError, match="symbolic link out of"):
+            await store.read(SecretKey("shop", name), "shop")
+    (folder / "web").symlink_to(folder / "billing")
+    with pytest.raises(ConfigurationError, match="symbolic link out of"):
+        await store.read(SecretKey("web", "db"), "web")
+    (folder / "billing" / "alias").symlink_to("db")
+    assert await store.read(SecretKey("billing", "alias"), "billing") == "s3cr3t-value"
+
+
+# --- names and errors
 
 
 @pytest.mark.parametrize("name", ["../x", "a/b", "", ".hidden", "s3cr3t value"])
@@ -91,5 +254,5 @@ def test_a_name_that_is_none_is_refused(name: str) -> None:
 
 async def test_an_error_never_repeats_what_was_read(folder: Path) -> None:
     known = secrets(folder)
-    await known.keep(SecretRef("db"), "s3cr3t-value")
+    await known.keep(SecretRef("db"), "s3cr3t-value", "billing")
     assert known.secrecy.hide("refused: s3cr3t-value") == "refused: ***"

@@ -21,6 +21,7 @@ import msgspec
 from infra.backup.file import Backup
 from infra.secrets import FileSecrets
 from reconciler.cli.connection import DATA_FOLDER, SECRETS_FOLDER, UP_FILE
+from reconciler.provider.secrets import SecretKey
 from tests.cli.runner import COMMAND, Cli
 from tests.security.canary_api import CanaryApi
 from tests.security.encodings import every_way
@@ -38,7 +39,7 @@ async def test_no_secret_is_in_anything_that_is_written(tmp_path: Path, cli: Cli
     (root / ROOT_MARKER).touch()
     _replace(token, TOKENS[0])
     store = FileSecrets(cli.folder / DATA_FOLDER / SECRETS_FOLDER)
-    await store.write("password", PASSWORDS[0])
+    await store.write(SecretKey("default", "password"), PASSWORDS[0])
     async with CanaryApi() as api, _up(cli):
         cli.write("story.yaml", _manifests(api.url, token, root, "Red"))
         await asyncio.to_thread(cli.ok, "apply", "-f", "story.yaml")
@@ -46,7 +47,7 @@ async def test_no_secret_is_in_anything_that_is_written(tmp_path: Path, cli: Cli
         api.secrets.append(PASSWORDS[0])  # that process has read it: as if the API had it, too
         await _until(lambda: _has_told(api, TOKENS[0]))
 
-        await store.write("password", PASSWORDS[1])
+        await store.write(SecretKey("default", "password"), PASSWORDS[1])
         await _until(lambda: _written(root) == PASSWORDS[1])
         api.secrets.append(PASSWORDS[1])
         _replace(token, TOKENS[1])

@@ -239,7 +239,7 @@ class Shop:
         if names != sorted(wanted):
             yield f"containers are {names}"
             return
-        password = (self.folder / "secrets" / "shop-app-password").read_text()
+        password = (self.folder / "secrets" / "default" / "shop-app-password").read_text()
         for name, manifest in wanted.items():
             shown = self.docker.inspect(name[1:])
             assert shown is not None
@@ -330,7 +330,7 @@ class Shop:
                 " UNION SELECT datname FROM pg_database WHERE datname !~ '^(template|postgres$)'"
             )
         ]
-        found += [each.name for each in (self.folder / "secrets").glob("shop*")]
+        found += [each.name for each in (self.folder / "secrets").rglob("shop*")]
         return found
 
     async def ask(self, query: str, database: str = "postgres") -> list[tuple[Any, ...]]:

@@ -135,7 +135,9 @@ class Visitor:
         return check
 
     def no_password(self, said: str) -> None:
-        secret = (self.shell.folder / "reconciler-data/secrets/shop-app-password").read_text()
+        secret = (
+            self.shell.folder / "reconciler-data/secrets/default/shop-app-password"
+        ).read_text()
         assert len(secret) > 20
         assert secret not in said
         assert secret not in self.shell.run("./run reconciler history shop-orders --raw")
@@ -205,4 +207,4 @@ def test_the_page(shell: Shell) -> None:
         said = shell.run(line, is_refused=line in REFUSED)
         if line in checks:
             checks[line](said)
-    assert not list((shell.folder / "reconciler-data/secrets").glob("shop*"))
+    assert not list((shell.folder / "reconciler-data/secrets").rglob("shop*"))

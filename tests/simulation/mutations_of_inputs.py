@@ -18,6 +18,7 @@ from reconciler.resource import inputs, next_step, replacement
 from reconciler.resource.state import Desired, ResourceState
 from reconciler.resource.turn import Settled
 from reconciler.roles import providers, references, sweeper
+from reconciler.roles.reference_index import NamedSecret
 from tests.simulation.mutation import Mutation, Patch
 
 # --- references
@@ -90,7 +91,7 @@ def _a_rotation_is_not_noticed(patch: Patch) -> None:
     really = references.secret_messages
 
     def secret_messages(
-        concerned: Iterable[StatusRow], digests: Mapping[str, str]
+        concerned: Iterable[StatusRow], digests: Mapping[NamedSecret, str]
     ) -> list[IntakeMessageOut]:
         new = [row for row in concerned if not any(row.secrets.values())]
         return really(new, digests)

@@ -90,7 +90,7 @@ class SimulatedProvider:
             raise UnknownResultError(
                 error.message, status=409, retry_after_seconds=error.retry_after_seconds
             ) from error
-        fields = await with_values(action.fields, self._secrets)
+        fields = await with_values(action, self._secrets)
         try:
             kept, _ = await self._call(
                 "write", lambda: self._api.paint(action, fields, half), UnknownResultError
@@ -132,7 +132,7 @@ class SimulatedProvider:
         if action.idempotency_key in self._api.tried:
             _refuse(self._network.strike("write again"))
         self._api.tried.add(action.idempotency_key)
-        fields = await with_values(action.fields, self._secrets)
+        fields = await with_values(action, self._secrets)
         try:
             kept, replayed = await self._call(
                 "write",

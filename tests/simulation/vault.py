@@ -8,10 +8,11 @@ from typing import Any, cast
 from msgspec.structs import replace
 
 from events.external import ExternalObject
+from events.log import Action
 from events.manifest import Fields
 from events.secret import SecretRef
 from reconciler.errors import TransientError
-from reconciler.provider.secrets import Secrets
+from reconciler.provider.secrets import SecretKey, Secrets
 from tests.memory_bus.network import Network
 
 KEY = b"simulated"
@@ -50,13 +51,14 @@ def mark_of(field: Any, mark: str) -> dict[str, Any] | None:
     return cast("dict[str, Any]", field) if isinstance(field, dict) and mark in field else None
 
 
-async def with_values(fields: Fields, secrets: Secrets) -> Fields:
+async def with_values(action: Action, secrets: Secrets) -> Fields:
     """Give the fields that the API gets: a secret's value, and which secret it is."""
-    given = dict(fields)
-    for name, each in fields.items():
+    given = dict(action.fields)
+    for name, each in action.fields.items():
         secret = mark_of(each, "$secret")
         if secret is not None:
-            given[name] = {**secret, "value": await secrets.value(SecretRef(secret["$secret"]))}
+            value = await secrets.value(SecretRef(secret["$secret"]), action.namespace)
+            given[name] = {**secret, "value": value}
     return given
 
 
@@ -84,15 +86,15 @@ class SimulatedSecrets:
         self._vault = vault
         self._network = network
 
-    async def read(self, name: str) -> str | None:
+    async def read(self, key: SecretKey, reader: str) -> str | None:
         fault = self._network.strike("secret")
         await self._network.before(fault)
         if fault is not None and fault.strike == "refuse":
             raise TransientError("the store of secrets does not answer")
-        return self._vault.values.get(name)
+        return self._vault.values.get(key.name) if reader == key.namespace else None
 
-    async def write(self, name: str, value: str) -> None:
+    async def write(self, key: SecretKey, value: str) -> None:
         raise AssertionError("nothing here makes secrets")
 
-    async def remove(self, name: str) -> None:
+    async def remove(self, key: SecretKey) -> None:
         raise AssertionError("nothing here makes secrets")

@@ -221,14 +221,14 @@ class ContainersProvider:
     async def _configuration(self, action: Action) -> dict[str, Any]:
         fields, env = action.fields, dict[str, str]()
         for name, value in fields.get("env", {}).items():
-            env[name] = value if isinstance(value, str) else await self._secret(value)
+            is_text = isinstance(value, str)
+            env[name] = value if is_text else await self._secret(value, action.namespace)
         return configuration(fields, env, labels_to_write(action))
 
-    async def _secret(self, value: Fields) -> str:
+    async def _secret(self, value: Fields, namespace: str) -> str:
         if "$secret" not in value:
             raise PermanentError("env: a variable must be a string or {$secret: NAME}")
-        store = {"store": value["store"]} if "store" in value else {}
-        found = await self._secrets.value(SecretRef(value["$secret"], **store))
+        found = await self._secrets.value(msgspec.convert(value, SecretRef), namespace)
         if "\0" in found:
             raise PermanentError(
                 f"secret {value['$secret']!r} contains NUL, which an environment variable cannot "

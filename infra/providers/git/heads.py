@@ -147,15 +147,16 @@ class Heads:
     async def _has_moved(self, parent: str, head: Head, now: float) -> bool:
         async with self._slots:
             try:
-                is_same = head.problem is None and await self._is_at(head)
+                namespace = ResourceKey.parse(parent).namespace
+                is_same = head.problem is None and await self._is_at(head, namespace)
             except GitError as error:
                 told = stable_message(error.message)
                 is_same = head.problem is not None and head.problem.message == told
         self._known[parent] = replace(head, looked_at=now if is_same else float("-inf"))
         return not is_same
 
-    async def _is_at(self, head: Head) -> bool:
-        reply = await self._ask(head.source, reads=False)
+    async def _is_at(self, head: Head, namespace: str) -> bool:
+        reply = await self._ask(head.source, namespace=namespace, reads=False)
         return reply.commit == head.revision.get("commit")
 
     async def _look(self, spec: ComposedSetSpec, known: Head | None, now: float) -> Head:
@@ -211,7 +212,7 @@ class Heads:
         self,
         source: Fields,
         *,
-        namespace: str = "",
+        namespace: str,
         reads: bool = True,
         known: list[str] | None = None,
         declared: str = "",
@@ -222,7 +223,7 @@ class Heads:
             Request(
                 source,
                 namespace,
-                await self._credential(source),
+                await self._credential(source, namespace),
                 self._timeout_seconds,
                 _MAX_SECONDS,
                 self._allow,
@@ -243,12 +244,13 @@ class Heads:
         digest = spec.fields.get(CONTENT)
         return [] if digest is None else await self._contents.load(_namespace(spec), digest) or []
 
-    async def _credential(self, source: Fields) -> str:
+    async def _credential(self, source: Fields, namespace: str) -> str:
         reference = source.get("credentials")
         if reference is None:
             return ""
         try:
-            credential = await self._secrets.value(msgspec.convert(reference, SecretRef))
+            given = msgspec.convert(reference, SecretRef)
+            credential = await self._secrets.value(given, namespace)
         except (ConfigurationError, ProviderError) as error:
             raise GitError("Unreachable", f"spec.credentials: {error}") from None
         return credential.strip()

@@ -17,6 +17,7 @@ from psycopg import sql
 from events.external import ExternalObject
 from events.log import Action
 from events.manifest import Fields
+from events.names import DEFAULT_NAMESPACE
 from events.provider_config import ProviderConfigSpec, Scope
 from events.secret import SecretRef
 from infra.providers.conflicts import check_uid
@@ -71,10 +72,14 @@ _OPTIONS: Final[Mapping[str, tuple[str, str]]] = {
 
 
 class RoleMark(Mark, frozen=True, omit_defaults=True):
-    """What a role's comment keeps: which secret its password was last made of."""
+    """What a role's comment keeps: which secret its password was last made of.
+
+    ``namespace`` is that of the resource, whose secrets may be read.
+    """
 
     password: SecretRef | None = None
     is_generated: bool = False
+    namespace: str = DEFAULT_NAMESPACE
 
 
 class _Row(msgspec.Struct, frozen=True):
@@ -180,7 +185,7 @@ class DatabaseRolesProvider:
             row = await self._find(session, name)
             assert row is not None
             made = await self._shown(row)
-            await self._forget(before, password.reference)
+            await self._forget(before, password.reference, action.namespace)
         return Effect(made)
 
     async def delete(self, action: Action) -> Effect:
@@ -198,7 +203,7 @@ class DatabaseRolesProvider:
             await session.run(sql.SQL("DROP ROLE {}").format(sql.Identifier(name)))
             # Not after the end of the transaction: nobody would know its name any more. If that
             # fails, the role is there without its secret, and gets another or is dropped again.
-            await self._forget(row.mark, None)
+            await self._forget(row.mark, None, action.namespace)
         return Effect(None)
 
     async def read(self, external_name: str, uid: str | None = None) -> ExternalObject | None:
@@ -274,14 +279,14 @@ class DatabaseRolesProvider:
         }
         outputs: Fields = {"name": row.name}
         if mark is not None and mark.password is not None:
-            digest = await self._digest_of_password(row, mark.password)
+            digest = await self._digest_of_password(row, mark.password, mark.namespace)
             if mark.is_generated:
                 place = {"name": mark.password.name, "store": mark.password.store}
                 fields["generatedPassword"] = {**place, "isSet": bool(digest)}
             else:
                 fields["password"] = {"secret": digest or ANOTHER_PASSWORD}
             if digest:
-                given = SecretRef(mark.password.name, mark.password.store, digest)
+                given = msgspec.structs.replace(mark.password, digest=digest)
                 outputs["password"] = msgspec.to_builtins(given)
         return ExternalObject(
             row.name,
@@ -293,12 +298,12 @@ class DatabaseRolesProvider:
             outputs=outputs,
         )
 
-    async def _digest_of_password(self, row: _Row, reference: SecretRef) -> str:
+    async def _digest_of_password(self, row: _Row, reference: SecretRef, namespace: str) -> str:
         """Return the digest of the secret that is the role's password; empty if it is another.
 
         Where the server does not show what it keeps, that is the one which was last written.
         """
-        found = await self._secrets.find(reference)
+        found = await self._secrets.find(reference, namespace)
         if found is None:  # nothing to compare with: of a generated one that is a difference
             return "" if row.mark is not None and row.mark.is_generated else reference.digest
         if not self._sees_verifiers:
@@ -307,7 +312,7 @@ class DatabaseRolesProvider:
             return ""
         known = (row.verifier, found.digest)
         if known not in self._known:
-            value = await self._secrets.value(reference)
+            value = await self._secrets.value(reference, namespace)
             if len(self._known) >= _MAX_REMEMBERED:
                 self._known.clear()
             self._known[known] = await asyncio.to_thread(is_password_of, row.verifier, value)
@@ -340,11 +345,10 @@ class DatabaseRolesProvider:
         generated = action.fields.get("generatedPassword")
         if generated is not None:
             reference = SecretRef(generated["name"], generated["store"])
-            value = await self._generated(reference)
+            value = await self._generated(reference, action.namespace)
         elif password is not None and "$secret" in password:
-            store = {"store": password["store"]} if "store" in password else {}
-            reference = SecretRef(password["$secret"], **store)
-            value = await self._secrets.value(reference)
+            reference = msgspec.convert(password, SecretRef)
+            value = await self._secrets.value(reference, action.namespace)
         elif mark is None or mark.password is None:
             return _Password(None)
         elif password is not None:  # a digest stands for what is there
@@ -362,17 +366,18 @@ class DatabaseRolesProvider:
         verifier = session.verifier(value, action.external_name)
         return _Password(reference, generated is not None, verifier)
 
-    async def _forget(self, mark: RoleMark | None, kept: SecretRef | None) -> None:
+    async def _forget(self, mark: RoleMark | None, kept: SecretRef | None, namespace: str) -> None:
         """Remove a secret that was generated for a role, unless it is the role's still."""
         if mark is None or mark.password is None or not mark.is_generated:
             return
         if kept is None or (kept.name, kept.store) != (mark.password.name, mark.password.store):
-            await self._secrets.remove(mark.password)
+            await self._secrets.remove(mark.password, namespace)
 
-    async def _generated(self, reference: SecretRef) -> str:
-        if await self._secrets.find(reference) is None:
-            await self._secrets.keep(reference, random.token_urlsafe(GENERATED_BYTES))
-        return await self._secrets.value(reference)
+    async def _generated(self, reference: SecretRef, namespace: str) -> str:
+        if await self._secrets.find(reference, namespace) is None:
+            value = random.token_urlsafe(GENERATED_BYTES)
+            await self._secrets.keep(reference, value, namespace)
+        return await self._secrets.value(reference, namespace)
 
 
 def _check_name(name: str) -> None:
@@ -442,6 +447,7 @@ def _comment_statement(action: Action, comment: str | None, password: _Password)
         action.labels,
         password=password.reference,
         is_generated=password.is_generated,
+        namespace=action.namespace,
     )
     role = sql.Identifier(action.external_name)
     return sql.SQL("COMMENT ON ROLE {} IS {}").format(role, with_mark(comment, mark))

@@ -1,0 +1,71 @@
+"""Which namespaces may read secrets of others: one file beside the secrets."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Generator, Mapping
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from infra.secrets.private_files import read_private, write_private
+from reconciler.errors import ConfigurationError
+from reconciler.provider.secrets import SecretKey
+
+GRANTS_FILE: Final = ".grants.json"
+
+_decoder = msgspec.json.Decoder(dict[str, list[str]])
+_encoder = msgspec.json.Encoder(order="sorted")
+
+
+class Grants:
+    """The grants of a secrets directory: the readers of each ``NAMESPACE/NAME``.
+
+    Raises ``ConfigurationError`` for a file that cannot be read.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._path = directory / GRANTS_FILE
+
+    def readers(self, key: SecretKey) -> list[str]:
+        """Return the namespaces that a secret is granted to, in order."""
+        return sorted(self._read().get(str(key), ()))
+
+    def add(self, key: SecretKey, reader: str) -> None:
+        """Let a namespace read a secret."""
+        with self._changing() as grants:
+            grants[str(key)] = sorted({*grants.get(str(key), ()), reader})
+
+    def discard(self, key: SecretKey, reader: str | None = None) -> None:
+        """Revoke the grant to a namespace; without one, to all of them."""
+        if not self.readers(key):
+            return
+        with self._changing() as grants:
+            left = [each for each in grants.pop(str(key), ()) if reader not in (each, None)]
+            if left:
+                grants[str(key)] = left
+
+    def _read(self) -> Mapping[str, list[str]]:
+        content = read_private(self._path)
+        try:
+            return {} if content is None else _decoder.decode(content)
+        except msgspec.DecodeError as error:
+            raise ConfigurationError(
+                f"secrets: {self._path} is damaged: {error}; correct or remove it, then grant again"
+            ) from None
+
+    @contextlib.contextmanager
+    def _changing(self) -> Generator[dict[str, list[str]]]:
+        import fcntl  # noqa: PLC0415 - Windows has none, and reads grants only
+
+        descriptor = os.open(self._directory, os.O_RDONLY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)  # two commands at the same time keep both grants
+            grants = dict(self._read())
+            yield grants
+            write_private(self._path, msgspec.json.format(_encoder.encode(grants)))
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,293 @@
+"""`reconciler secrets`: store, list, grant and remove secrets; no value is ever printed."""
+
+from __future__ import annotations
+
+import sys
+from getpass import getpass
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from cyclopts import Parameter
+
+from events.names import DEFAULT_NAMESPACE, check_token
+from events.secret import SECRET_NAME
+from infra.secrets import FileSecrets
+from reconciler.cli.app import group_of_commands
+from reconciler.cli.connection import DATA_FOLDER, SECRETS_FOLDER
+from reconciler.cli.console import print_table
+from reconciler.cli.errors import CommandError, UsageError
+from reconciler.cli.exits import Exit
+from reconciler.cli.options import Output
+from reconciler.cli.output import Format, print_structured
+from reconciler.provider.secrets import SecretKey
+from reconciler.secrecy import MIN_CHARACTERS
+from reconciler.wiring import SECRETS_VARIABLE, secrets_folder
+
+Owner = Annotated[
+    str, Parameter(name=("--namespace", "-n"), help="Namespace that the secret belongs to.")
+]
+Reader = Annotated[str, Parameter(name="--to", help="Namespace that may read the secret.")]
+Directory = Annotated[
+    Path | None,
+    Parameter(
+        help="The secrets directory. Default: $RECONCILER_SECRETS, or that of `up` in this folder."
+    ),
+]
+
+secrets = group_of_commands(
+    "secrets",
+    """Store, list, grant and remove the secrets that specs may name.
+
+A secret belongs to a namespace, and only resources of this namespace can
+use it. Grant it to let another namespace use it. Run the commands on each
+machine that runs workers or observers. No command prints a value.
+
+For example:
+
+    reconciler secrets set db-password -n billing --from-file password.txt
+    reconciler secrets list
+    reconciler secrets grant db-password -n billing --to shop
+    reconciler secrets revoke db-password -n billing --to shop
+    reconciler secrets remove db-password -n billing
+""",
+)
+
+
+class Shown(msgspec.Struct, frozen=True, rename="camel"):
+    """A secret without its value, and what a command did to it."""
+
+    namespace: str
+    name: str
+    granted_to: list[str]
+    change: str | None = None
+
+
+@secrets.command(name="set")
+def set_secret(
+    name: str,
+    /,
+    *,
+    namespace: Owner = DEFAULT_NAMESPACE,
+    from_file: Path | None = None,
+    directory: Directory = None,
+    output: Output = "table",
+) -> int:
+    """Store a secret, or replace its value.
+
+    The value comes from a file or from standard input. On a terminal, the
+    command asks for it and does not show what you type. Reconciler writes a
+    replaced value to the objects that use it within seconds.
+
+    For example:
+
+        reconciler secrets set db-password -n billing
+        reconciler secrets set db-password -n billing --from-file password.txt
+        openssl rand -base64 24 | reconciler secrets set db-password -n billing
+
+    Parameters
+    ----------
+    name
+        Name of the secret.
+    from_file
+        File with the value. One line break at its end is not part of the value.
+    """
+    key = _key(namespace, name)
+    store = _open(directory)
+    value = _value(key, from_file)
+    is_new = store.put(key, value)
+    if len(value.strip()) < MIN_CHARACTERS:
+        sys.stderr.write(
+            f"note: secret {key} has fewer than {MIN_CHARACTERS} characters; Reconciler cannot "
+            "hide it if an API repeats it\n"
+        )
+    return _told(store, key, "stored" if is_new else "replaced", output)
+
+
+@secrets.command(name="list")
+def list_secrets(
+    *,
+    namespace: Annotated[
+        str | None, Parameter(name=("--namespace", "-n"), help="Only secrets of this namespace.")
+    ] = None,
+    directory: Directory = None,
+    output: Output = "table",
+) -> int:
+    """List the secrets and the namespaces that they are granted to.
+
+    For example:
+
+        reconciler secrets list
+        reconciler secrets list -n billing -o json
+    """
+    store = _open(directory)
+    shown = [_shown(store, key) for key in store.stored() if namespace in (None, key.namespace)]
+    if output != "table":
+        print_structured(shown, output)
+    elif not shown:
+        print("no secrets")
+    else:
+        rows = [(each.namespace, each.name, ", ".join(each.granted_to)) for each in shown]
+        print_table(("NAMESPACE", "NAME", "GRANTED TO"), rows)
+    return Exit.OK
+
+
+@secrets.command
+def grant(
+    name: str,
+    /,
+    *,
+    to: Reader,
+    namespace: Owner = DEFAULT_NAMESPACE,
+    directory: Directory = None,
+    output: Output = "table",
+) -> int:
+    """Let resources of another namespace use a secret.
+
+    They name it with its namespace: {$secret: NAME, namespace: OWNER}.
+
+    For example:
+
+        reconciler secrets grant db-password -n billing --to shop
+
+    Parameters
+    ----------
+    name
+        Name of the secret.
+    """
+    key = _key(namespace, name)
+    check_token(to, what="namespace")
+    if to == namespace:
+        raise UsageError(f"--to {to}: the secret already belongs to this namespace")
+    store = _existing(directory, key)
+    store.grants.add(key, to)
+    return _told(store, key, f"granted to {to}", output)
+
+
+@secrets.command
+def revoke(
+    name: str,
+    /,
+    *,
+    to: Reader,
+    namespace: Owner = DEFAULT_NAMESPACE,
+    directory: Directory = None,
+    output: Output = "table",
+) -> int:
+    """Revoke the grant of a secret to a namespace.
+
+    Objects that have the value keep it. Replace the value to make it useless.
+
+    For example:
+
+        reconciler secrets revoke db-password -n billing --to shop
+
+    Parameters
+    ----------
+    name
+        Name of the secret.
+    """
+    key = _key(namespace, name)
+    store = _open(directory)
+    if to not in store.grants.readers(key):
+        raise CommandError(
+            f"secret {key} is not granted to {to}; `reconciler secrets list` shows all grants"
+        )
+    store.grants.discard(key, to)
+    return _told(store, key, f"no longer granted to {to}", output)
+
+
+@secrets.command
+def remove(
+    name: str,
+    /,
+    *,
+    namespace: Owner = DEFAULT_NAMESPACE,
+    yes: bool = False,
+    directory: Directory = None,
+    output: Output = "table",
+) -> int:
+    """Remove a secret and its grants.
+
+    Resources that name it wait until it exists again. Their objects keep the
+    value that they have.
+
+    For example:
+
+        reconciler secrets remove db-password -n billing
+        reconciler secrets remove db-password -n billing --yes
+
+    Parameters
+    ----------
+    name
+        Name of the secret.
+    yes
+        Remove it even if it is granted to other namespaces.
+    """
+    key = _key(namespace, name)
+    store = _existing(directory, key)
+    readers = store.grants.readers(key)
+    if readers and not yes:
+        raise CommandError(
+            f"secret {key} is granted to {', '.join(readers)}; add --yes to remove it with its "
+            "grants"
+        )
+    store.discard(key)
+    return _told(store, key, "removed", output)
+
+
+def _key(namespace: str, name: str) -> SecretKey:
+    check_token(namespace, what="namespace")
+    if SECRET_NAME.fullmatch(name) is None:
+        raise UsageError(
+            f"{name!r} is not a valid name of a secret; use 1 to 128 of the characters "
+            "A-Z a-z 0-9 _ . -, and begin with a letter, a digit or _"
+        )
+    return SecretKey(namespace, name)
+
+
+def _open(directory: Path | None) -> FileSecrets:
+    found = directory or secrets_folder()
+    if found is None and DATA_FOLDER.is_dir():
+        found = DATA_FOLDER / SECRETS_FOLDER
+    if found is None:
+        raise UsageError(
+            f"the secrets directory is unknown; pass --directory, set {SECRETS_VARIABLE}, or run "
+            "the command in the folder of `reconciler up`"
+        )
+    return FileSecrets(found)
+
+
+def _existing(directory: Path | None, key: SecretKey) -> FileSecrets:
+    store = _open(directory)
+    if key not in store.stored():
+        raise CommandError(f"secret {key} does not exist; `reconciler secrets list` shows all")
+    return store
+
+
+def _value(key: SecretKey, file: Path | None) -> str:
+    if file is not None:
+        content = file.read_bytes()
+    elif sys.stdin.isatty():
+        content = getpass(f"Value of secret {key}: ").encode()
+    else:
+        content = sys.stdin.buffer.read()
+    try:
+        value = content.decode().removesuffix("\n")
+    except UnicodeDecodeError:
+        raise UsageError(f"the value of secret {key} is not UTF-8 text") from None
+    if not value:
+        raise UsageError(f"the value of secret {key} is empty")
+    return value
+
+
+def _shown(store: FileSecrets, key: SecretKey, change: str | None = None) -> Shown:
+    return Shown(key.namespace, key.name, store.grants.readers(key), change)
+
+
+def _told(store: FileSecrets, key: SecretKey, change: str, output: Format) -> int:
+    if output == "table":
+        print(f"secret {key} {change}")
+    else:
+        print_structured(_shown(store, key, change), output)
+    return Exit.OK
