@@ -260,8 +260,7 @@ class Action(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_default
 
     ``because`` lists the events and messages that caused it. ``uid`` and ``version`` are
     preconditions on the object. ``definition`` is the digest of the kind's definition, if it was
-    defined at run time. ``namespace`` is that of the resource, whose
-    secrets may be read.
+    defined at run time.
     """
 
     action_id: str
@@ -277,7 +276,12 @@ class Action(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_default
     version: str | None = None
     purpose: Purpose = "Converge"
     definition: str = ""
-    namespace: str = DEFAULT_NAMESPACE
+
+    @property
+    def namespace(self) -> str:
+        """The namespace of the resource, whose secrets the action may read."""
+        namespace, is_event_id, _ = self.action_id.partition("/")
+        return namespace if is_event_id else DEFAULT_NAMESPACE
 
 
 class ApprovalRequested(_Event, frozen=True):

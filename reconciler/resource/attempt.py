@@ -81,7 +81,6 @@ def new_action(
             version=None if replaces is None else replaces.version,
             purpose=purpose,
             definition=state.desired.resolved_by,
-            namespace=context.key.namespace,
         )
     )
 
