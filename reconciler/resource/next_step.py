@@ -49,6 +49,7 @@ from reconciler.resource.observation import (
     AWAITING_READ,
     DELETION_GUARD,
     LOSS_GUARD,
+    namespace_that_has,
     release_of_replaced,
 )
 from reconciler.resource.owner_label import OWNER_LABEL
@@ -359,6 +360,9 @@ def _whose(
     if state.owned is None and policy.mode != "ObserveOnly":
         return _take_over(policy, seen, state, context, config)
     if state.owned is None:
+        # What the object contains is the business of the namespace that has it.
+        if namespace_that_has(state, context):
+            return _taken(state, context)
         return _found(state, context, config)
     judged = verdict(evidence(seen, state, context, config), config.ownership)
     # Writing our label over another's would be a fight, if its owner does the same.
@@ -376,6 +380,17 @@ def _found(
     return _claimed(found, "Found", state) if judged.claim == "Found" else None
 
 
+def _taken(state: ResourceState, context: Context) -> Settled:
+    """Leave an object to the resource that has it, without a name from another namespace."""
+    hidden = namespace_that_has(state, context)
+    whose = "a resource in another namespace" if hidden else state.observed.taken_by
+    return Settled(
+        "Conflict",
+        "OwnedByAnother",
+        f"the object belongs to {whose}; use another external name",
+    )
+
+
 def _take_over(
     policy: Policy,
     seen: ExternalObject,
@@ -384,13 +399,8 @@ def _take_over(
     config: ProviderConfigSpec,
 ) -> Step:
     """An object of that name is there, and the log does not say that it is ours."""
-    taken_by = state.observed.taken_by
-    if taken_by:
-        return Settled(
-            "Conflict",
-            "OwnedByAnother",
-            f"the object belongs to {taken_by}; use another external name",
-        )
+    if state.observed.taken_by:
+        return _taken(state, context)
     said = replace(evidence(seen, state, context, config), referenced=False)
     judged = verdict(said, config.ownership)
     is_old = state.observed.position < state.desired.position

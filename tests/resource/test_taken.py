@@ -12,7 +12,8 @@ from events.log import (
     OwnershipReleased,
 )
 from events.manifest import EXTERNAL_NAME_ANNOTATION
-from reconciler.resource.owner_label import OWNER_LABEL
+from events.names import ResourceKey
+from reconciler.resource.owner_label import OWNER_LABEL, owner
 from tests.resource.building import (
     CONFIG,
     EXCLUSIVE,
@@ -148,3 +149,24 @@ def test_nor_is_it_deleted_when_the_resource_is_withdrawn():
     story = met()
     assert not every(ActionDecided, story.withdraw())
     assert story.outcome == "Disputed", "it carries our label, which that write has put on it"
+
+
+@pytest.mark.parametrize("evidence", ["another resource has it", "its label"])
+def test_what_is_only_observed_shows_nothing_of_another_namespace(evidence: str):
+    story = Story(configs={CONFIG: SHARED})
+    story.declare({"color": "Red"}, policy={"mode": "ObserveOnly"})
+    label = owner(LOG_ID, ResourceKey.parse(ANOTHER))
+    if evidence == "its label":
+        story.see(thing(uid="h1", labels={OWNER_LABEL: label}))
+    else:
+        story.see(thing(uid="h1"), taken_by=ANOTHER)
+    assert (story.outcome, story.reason) == ("Conflict", "OwnedByAnother")
+    assert "another namespace" in story.outcome_message
+    assert not {"Red", ANOTHER} & set(story.outcome_message.replace(";", "").split())
+
+
+def test_what_is_only_observed_of_its_own_namespace_is_compared():
+    story = Story(configs={CONFIG: SHARED})
+    story.declare({"color": "Purple"}, policy={"mode": "ObserveOnly"})
+    story.see(thing(uid="h1"), taken_by=f"{story.key.namespace}/Shape/y")
+    assert story.outcome == "Drifted"
