@@ -13,17 +13,16 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import aiohttp
 import uvloop
 from cyclopts import App
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.converge import settings
-from benchmarks.converge.api import Api, writes
 from benchmarks.converge.client import PATIENCE_SECONDS, Bus
 from benchmarks.converge.stack import ALL_IN_ONE, running_stack
 from infra.bus.streams import worker_consumer, worker_consumers
+from reconciler.roles.actions_in_flight import MAX_ACTIONS
 from reconciler.sdk import client_on
 from reconciler.wiring import connected
 from tests.faulty_api import FaultyApi
@@ -61,7 +60,7 @@ def fairness(*, slow: int = 6_000, call_seconds: float = 2.0, samples: int = 300
     Parameters
     ----------
     slow
-        How many actions wait for the slow API.
+        How many resources are declared at the slow API.
     call_seconds
         How long each call to the slow API takes.
     samples
@@ -78,7 +77,6 @@ async def _run(slow: int, call_seconds: float, samples: int) -> list[Phase]:
         async with (
             running_stack(Path(folder), latency_ms=0, layout=ALL_IN_ONE) as stack,
             _slow_api(Path(folder), call_seconds) as slow_url,
-            aiohttp.ClientSession(slow_url) as session,
             connected(stack.server.url) as nc,
             client_on(nc, source="benchmark") as client,
         ):
@@ -90,7 +88,7 @@ async def _run(slow: int, call_seconds: float, samples: int) -> list[Phase]:
                 await _latencies(bus, "warm-up", _WARM_UP)
                 alone = Phase("alone", await _latencies(bus, "alone", samples))
                 await bus.declare([f"slow-{number}" for number in range(slow)], _SLOW)
-                await _until_decided(bus, Api(session), slow)
+                await _until_queue_is_long(bus, slow)
                 beside = await _latencies(bus, "beside", samples)
                 queue = await _queue(bus)
                 leased = int(queue["num_ack_pending"])
@@ -121,13 +119,13 @@ async def _latencies(bus: Bus, phase: str, samples: int) -> list[float]:
     return found
 
 
-async def _until_decided(bus: Bus, slow_api: Api, slow: int) -> None:
-    """Wait until all that is left of the slow ones is to call their API."""
+async def _until_queue_is_long(bus: Bus, slow: int) -> None:
+    """Wait until as many actions wait for the slow API as the decider begins."""
+    wanted = 0.9 * min(slow, MAX_ACTIONS)
     async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
-            called = writes(await slow_api.statistics())
             queue = await _queue(bus)
-            if called + queue["num_pending"] + queue["num_ack_pending"] >= slow:
+            if queue["num_pending"] + queue["num_ack_pending"] >= wanted:
                 return
             await asyncio.sleep(_LOOK_SECONDS)
 

@@ -41,7 +41,8 @@ class DeadLetterRecord(msgspec.Struct, frozen=True, rename="camel"):
     ``stage`` is where: ``intake`` (it could not be read), ``declaration`` (it was refused),
     ``decision`` (it could not be decided), ``action`` (a decided action that no worker could read),
     ``observation`` (an object that is too long to be observed), ``listing`` (another observer's
-    listing proves nothing). ``position`` is its place in the stream that ``subject`` belongs to. A
+    listing proves nothing). ``quota`` (too many messages of its namespace waited) is only counted,
+    see ``Discarded``. ``position`` is its place in the stream that ``subject`` belongs to. A
     payload that is not text is in base64.
     """
 

@@ -164,6 +164,15 @@ class Declaration(msgspec.Struct, frozen=True, gc=False):
     labels: dict[str, str]
 
 
+def config_named_in(spec: Fields) -> str:
+    """Return the name of the ProviderConfig that a spec names, or the default; empty if unclear."""
+    reference = spec.get("providerConfigRef")
+    if reference is None:
+        return DEFAULT_PROVIDER_CONFIG
+    name = reference.get("name") if isinstance(reference, dict) else None  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+    return name if isinstance(name, str) else ""
+
+
 def take_apart(manifest: Manifest) -> Declaration:
     """Split a manifest's spec into the reconciler's fields and the kind's.
 

@@ -34,6 +34,9 @@ Intake = Literal["desired", "finalizer", "approval", "reference", "observed", "r
 INTAKE_KINDS: tuple[Intake, ...] = get_args(Intake)
 LogClass = Literal["fact", "action", "outcome"]
 
+BY_CLIENTS: tuple[Intake, ...] = ("desired", "finalizer", "approval")
+"""What users and services publish; the rest comes from the reconciler's own roles."""
+
 REPLY_HEADER = "Reconciler-Reply-To"
 """Header with the inbox that wants the decider's answer (the reply subject proper is answered by
 the server, when the message is stored)."""

@@ -179,12 +179,16 @@ class IntakeReader(Protocol):
     """Reads the intake in order per resource."""
 
     @property
-    def share(self) -> int:
-        """How many of a partition's unacknowledged messages may be one namespace's."""
+    def slots(self) -> int:
+        """Number of messages of a partition that may be handed out and not acknowledged."""
         ...
 
-    async def next_batch(self) -> Sequence[IntakeDelivery]:
-        """Wait for messages: at least one."""
+    async def next_batch(self, *, wait: bool = True) -> Sequence[IntakeDelivery]:
+        """Return what is available; wait for at least one message, unless told not to."""
+        ...
+
+    async def extend(self, deliveries: Sequence[IntakeDelivery]) -> None:
+        """Have these not delivered again soon: they still wait to be decided."""
         ...
 
     async def ack(self, deliveries: Sequence[IntakeDelivery]) -> None:

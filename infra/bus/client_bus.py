@@ -21,7 +21,6 @@ from events.subjects import REPLY_HEADER, outcome_filter, parse_intake
 from events.subjects import intake as intake_subject
 from infra.bus.answers import AnswerBox, Round
 from infra.bus.dead_letters import read_discarded, read_letters, store_handled
-from infra.bus.intake import store_all
 from infra.bus.log_moments import log_between
 from infra.bus.outcome_feeds import (
     DurableOutcomes,
@@ -38,7 +37,7 @@ from infra.bus.streams import INTAKE, LOG
 from infra.bus.user import user_of_connection
 from infra.jetstream.errors import BusDeniedError, BusUnavailableError
 from infra.jetstream.outgoing import MESSAGE_ID, OutgoingMessage
-from infra.jetstream.publish import publish, publish_many
+from infra.jetstream.publish import publish, publish_many, store_all
 from infra.jetstream.reads import last_for_subjects, last_of_each, stream_state
 from reconciler.ports import IntakeMessageOut, StoredEvent
 

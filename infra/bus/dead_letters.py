@@ -28,7 +28,7 @@ from infra.bus.streams import DEAD_LETTERS_PER_NAMESPACE, DEADLETTERS, RATES
 from infra.jetstream.append import append
 from infra.jetstream.errors import AppendConflictError, StreamFullError
 from infra.jetstream.outgoing import MESSAGE_ID, OutgoingMessage
-from infra.jetstream.publish import publish, publish_many
+from infra.jetstream.publish import publish, store_all
 from infra.jetstream.reads import (
     StoredMessage,
     last_for_subjects,
@@ -81,7 +81,7 @@ async def store_letters(nc: Client, letters: Sequence[DeadLetter]) -> Sequence[D
         fitting, beyond = await _share_out(nc, some)
         waiting += [each for each in beyond if each.usable]
         discarded += [each for each in beyond if not each.usable]
-        results = await publish_many(nc, [each.message for each in fitting])
+        results = await store_all(nc, [each.message for each in fitting])
         for each, result in zip(fitting, results, strict=True):
             if isinstance(result, StreamFullError):
                 waiting.append(each.letter)

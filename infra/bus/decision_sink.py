@@ -19,7 +19,7 @@ from infra.bus.streams import INTAKE, TIMERS_KEPT
 from infra.jetstream.connection import api_request
 from infra.jetstream.errors import BusError
 from infra.jetstream.outgoing import OutgoingMessage
-from infra.jetstream.publish import publish_many
+from infra.jetstream.publish import store_all
 from infra.jetstream.schedules import Schedule, schedule_many
 from infra.jetstream.wire import send
 from reconciler.ports import Answer, DeadLetter, Rejection, TimerRequest
@@ -63,7 +63,7 @@ class JetStreamDecisionSink:
 
     async def reject(self, rejections: Sequence[Rejection]) -> None:
         """Publish rejections, which are not in the log: nothing happened to the resource."""
-        _raise_first(await publish_many(self._nc, [_rejected_outcome(each) for each in rejections]))
+        _raise_first(await store_all(self._nc, [_rejected_outcome(each) for each in rejections]))
 
     async def store_dead_letters(self, letters: Sequence[DeadLetter]) -> Sequence[DeadLetter]:
         """Store dead letters, but those that were told already; give those that wait for room."""

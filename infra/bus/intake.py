@@ -24,13 +24,13 @@ from infra.bus.removals import telling_what_to_do
 from infra.bus.streams import (
     DECIDER_GROUP,
     INTAKE,
-    UNACKNOWLEDGED_PER_NAMESPACE,
+    MAX_UNACKNOWLEDGED,
     decider_consumers,
 )
-from infra.jetstream.deliveries import Delivered, ack, nak
+from infra.jetstream.deliveries import Delivered, ack, in_progress, nak
 from infra.jetstream.errors import BusError
 from infra.jetstream.outgoing import OutgoingMessage
-from infra.jetstream.publish import PublishAck, publish, publish_in_batches, publish_many
+from infra.jetstream.publish import store_all
 from infra.jetstream.pull import PullGroup
 from infra.jetstream.reads import (
     StoredMessage,
@@ -45,9 +45,12 @@ from reconciler.ports import IntakeDelivery, IntakeMessageOut, NotStoredError
 
 _MESSAGE_ID_HEADER: Final = "Nats-Msg-Id"
 _REPLY_PREFIX: Final = "_INBOX"
-_BATCH_FROM: Final = 16
 _MAX_NEWER: Final = 100
 _READS_AT_ONCE: Final = 64
+_ROOM_MESSAGES: Final = 4_000
+_ROOM_BYTES: Final = 8 * 1024 * 1024
+"""What comes of a partition while a batch is decided: enough to see past a flood (ADR 0062)."""
+
 _MAX_COUNTED_ALONE: Final = 8  # of more resources, one answer with all subjects is cheaper
 
 
@@ -105,20 +108,31 @@ class JetStreamIntakeReader:
 
     def __init__(self, nc: Client) -> None:
         self._nc = nc
-        self._group = PullGroup(nc, INTAKE, decider_consumers(), group=DECIDER_GROUP)
+        self._group = PullGroup(
+            nc,
+            INTAKE,
+            decider_consumers(),
+            group=DECIDER_GROUP,
+            room=_ROOM_MESSAGES,
+            max_bytes=_ROOM_BYTES,
+        )
         self._counted: _Declared | None = None
         # Where nobody has to say who he is, anybody may publish in anybody's name.
         self._vouches = isinstance(nc, FastClient) and nc.server_knows_its_users
 
     @property
-    def share(self) -> int:
-        """A quarter of what a consumer hands out without an acknowledgement."""
-        return UNACKNOWLEDGED_PER_NAMESPACE
+    def slots(self) -> int:
+        """Number of messages that a consumer hands out without an acknowledgement."""
+        return MAX_UNACKNOWLEDGED
 
-    async def next_batch(self) -> Sequence[IntakeDelivery]:
-        """Wait for messages of any partition."""
+    async def next_batch(self, *, wait: bool = True) -> Sequence[IntakeDelivery]:
+        """Return messages of any partition; wait for one, unless told not to."""
         with telling_what_to_do():
-            return [self._delivery(each) for each in await self._group.next_batch()]
+            return [self._delivery(each) for each in await self._group.next_batch(wait=wait)]
+
+    async def extend(self, deliveries: Sequence[IntakeDelivery]) -> None:
+        """Start the leases of these afresh."""
+        await in_progress(self._nc, [cast("Delivered", each.receipt) for each in deliveries])
 
     async def ack(self, deliveries: Sequence[IntakeDelivery]) -> None:
         """Report that these are done with."""
@@ -146,10 +160,13 @@ class JetStreamIntakeReader:
         for one in await last_for_subjects(self._nc, INTAKE, filters):
             if what_is_stored(one.subject) == "desired":
                 newest.setdefault(stored_tokens(one.subject), []).append(one)
-        return [
-            await self._newer(each, newest.get(stored_tokens(each.subject), ()))
-            for each in deliveries
-        ]
+        found: list[Sequence[IntakeDelivery]] = []
+        for start in range(0, len(deliveries), _READS_AT_ONCE):
+            some = deliveries[start : start + _READS_AT_ONCE]
+            found += await asyncio.gather(
+                *(self._newer(each, newest.get(stored_tokens(each.subject), ())) for each in some)
+            )
+        return found
 
     async def declarations_of(
         self, known: Mapping[ResourceKey, Collection[int]]
@@ -253,23 +270,6 @@ class JetStreamIntakeReader:
     async def close(self) -> None:
         """Return the partitions back."""
         await self._group.close()
-
-
-async def store_all(
-    nc: Client, messages: Sequence[OutgoingMessage]
-) -> Sequence[PublishAck | BusError]:
-    """Store many messages the fastest way, and return each one's own result.
-
-    Every acknowledged publish waits for the disk, an atomic batch waits once (ADR 0007).
-    """
-    if len(messages) == 1:
-        one = messages[0]
-        try:
-            return [await publish(nc, one.subject, one.payload, headers=one.headers)]
-        except BusError as error:
-            return [error]
-    store = publish_many if len(messages) < _BATCH_FROM else publish_in_batches
-    return await store(nc, messages)
 
 
 def _of_the_same(subject: str) -> str:

@@ -59,9 +59,6 @@ ALL_STREAMS: Final = (
 _EVERY: Final = ResourceKey("*", "*", "*")
 _CONFIGURATION: Final = config_key("*")
 _API: Final = "$JS.API"
-_BY_PEOPLE: Final[tuple[subjects.Intake, ...]] = ("desired", "finalizer", "approval")
-"""Intake that people and services write, in their name; the rest is the reconciler's own roles'."""
-
 WHO_AM_I: Final = "$SYS.REQ.USER.INFO"
 """Where the server says who a connection is, and what he may do."""
 
@@ -111,7 +108,7 @@ def principal_permissions(principal: Principal, inboxes: Sequence[str]) -> Permi
         )
     granted = [*_GRANTS[principal]()]
     if principal == "operator":
-        granted += [WHO_AM_I, *_vouched_for(inboxes[0], _EVERY, _BY_PEOPLE)]
+        granted += [WHO_AM_I, *_vouched_for(inboxes[0], _EVERY, subjects.BY_CLIENTS)]
     return Permissions(tuple(granted), _own_inboxes(inboxes))
 
 

@@ -73,10 +73,11 @@ FOLLOWERS: Final = 6
 """How many streams of outcomes a service may follow at once, all its processes together. Each is
 named in its user's JWT, which must fit into a line of the protocol."""
 
-MAX_UNACKNOWLEDGED: Final = 2_000
-"""So many messages of a partition are handed out and not acknowledged; then none comes any more."""
+MAX_UNACKNOWLEDGED: Final = 16_000
+"""Number of messages of a partition that are handed out and not acknowledged; then none comes.
 
-UNACKNOWLEDGED_PER_NAMESPACE: Final = MAX_UNACKNOWLEDGED // 4
+So many can a decider see past a namespace that sends a lot (ADR 0062)."""
+
 DEAD_LETTERS_PER_NAMESPACE: Final = 0.25
 """So much of the stream's bytes, however many it may have: people raise that limit (ADR 0017)."""
 
@@ -410,7 +411,9 @@ def _timers() -> Config:
 
 
 def _rejections() -> Config:
-    return _file_stream(REJECTIONS, max_age=30 * _DAY, duplicate_window=_DUPLICATE_WINDOW)
+    return _file_stream(
+        REJECTIONS, max_age=30 * _DAY, duplicate_window=_DUPLICATE_WINDOW, allow_atomic=True
+    )
 
 
 def _states() -> Config:
@@ -435,6 +438,7 @@ def _dead_letters() -> Config:
         max_age=90 * _DAY,
         max_bytes=512 * 1024**2,
         duplicate_window=_DUPLICATE_WINDOW,
+        allow_atomic=True,
     )
 
 

@@ -52,8 +52,9 @@ _log = logging.getLogger(__name__)
 class PullGroup:
     """Messages of several pull consumers of one stream, in one queue; order holds per consumer.
 
-    At most `max_batch` messages a consumer wait here or are on their way; the consumers'
-    `max_ack_pending` bounds what is handed out and not acknowledged. Use it in one task.
+    At most `room` messages a consumer wait here or are on their way, by default `max_batch`, and
+    each request is for at most `max_bytes`. The consumers' `max_ack_pending` bounds what is handed
+    out and not acknowledged. Use it in one task.
 
     With `until_done`, what was returned counts as well, until it is said to be `done`.
     """
@@ -66,6 +67,8 @@ class PullGroup:
         *,
         group: str | None = None,
         max_batch: int = 500,
+        room: int | None = None,
+        max_bytes: int | None = None,
         expires_seconds: float = EXPIRES_SECONDS,
         until_done: bool = False,
     ) -> None:
@@ -74,6 +77,7 @@ class PullGroup:
         self._until_done = until_done
         self._group = group
         self._max_batch = max_batch
+        self._max_bytes = max_bytes
         self._expires_seconds = expires_seconds
         self._inbox = nc.new_inbox()
         self._subscription: Subscription | None = None
@@ -82,13 +86,15 @@ class PullGroup:
         self._reconnects = 0
         self._failure: BusError | None = None
         self._noticed = contextlib.ExitStack()
+        self._asking = asyncio.Lock()
+        self._keeping_pins: asyncio.Task[None] | None = None
         self._sources = {
-            name: _Source(index, name, max_batch) for index, name in enumerate(consumers)
+            name: _Source(index, name, room or max_batch) for index, name in enumerate(consumers)
         }
         self._by_index = list(self._sources.values())
 
-    async def next_batch(self) -> list[Delivered]:
-        """Return what is available, at most `max_batch` and at least one message; wait for it.
+    async def next_batch(self, *, wait: bool = True) -> list[Delivered]:
+        """Return what is available, at most `max_batch` messages; wait for one, unless told not to.
 
         Raises:
             NotFoundOnBusError: a consumer doesn't exist, or was deleted.
@@ -107,7 +113,7 @@ class PullGroup:
             except BaseException:  # cancelled too: nothing that was taken may get lost
                 self._put_back(batch)
                 raise
-            if batch:
+            if batch or not wait:
                 return batch
             await self._wait()
 
@@ -147,6 +153,8 @@ class PullGroup:
             return
         subscription, self._subscription = self._subscription, None
         self._noticed.close()
+        if self._keeping_pins is not None:
+            self._keeping_pins.cancel()
         try:
             if self._nc.is_connected:
                 with contextlib.suppress(BusError), bus_errors("close"):
@@ -173,6 +181,8 @@ class PullGroup:
         self._subscription = await subscribe(self._nc, f"{self._inbox}.*", self._receive)
         self._noticed.enter_context(denial_noticed(self._nc, self._denied))
         self._noticed.enter_context(changes_noticed(self._nc, self._arrived.set))
+        if self._group is not None:
+            self._keeping_pins = asyncio.create_task(self._keep_pins())
 
     async def _info(self, name: str) -> dict[str, Any]:
         """Read how a consumer is configured, however long it has no leader."""
@@ -210,6 +220,19 @@ class PullGroup:
 
     async def _ask(self) -> None:
         """Keep a request open at every consumer, for what may still come."""
+        async with self._asking:
+            await self._ask_all()
+
+    async def _keep_pins(self) -> None:
+        """Go on asking while a long batch is decided: without a request the pins are lost."""
+        while True:
+            await asyncio.sleep(self._expires_seconds / 2)
+            try:
+                await self._ask()
+            except BusError as error:
+                _log.debug("asking consumers of %s failed: %s", self._stream, error)
+
+    async def _ask_all(self) -> None:
         if self._nc.stats["reconnects"] != self._reconnects:
             self._reconnects = self._nc.stats["reconnects"]
             for source in self._by_index:  # the server forgot the requests of the old connection
@@ -218,7 +241,8 @@ class PullGroup:
         now = time.monotonic()
         for source in self._by_index:
             source.forget_silent(now, self._expires_seconds * 3 / _HEARTBEATS_PER_REQUEST)
-            if not source.wants(now) or not self._nc.is_connected:
+            is_idle = self._group is not None and source.keeps_pin(now, self._expires_seconds)
+            if not (source.wants(now) or is_idle) or not self._nc.is_connected:
                 continue
             if not source.is_doubtful(now) or await self._is_known(source):
                 await self._request(source, now)
@@ -254,6 +278,8 @@ class PullGroup:
             "expires": int(self._expires_seconds * _SECOND),
             "idle_heartbeat": int(self._expires_seconds * _SECOND / _HEARTBEATS_PER_REQUEST),
         }
+        if self._max_bytes is not None:
+            body["max_bytes"] = self._max_bytes
         if self._group is not None:
             body["group"] = self._group
             if source.pin_id:
@@ -387,6 +413,10 @@ class _Source:
             self.credit >= max(1, self._most // 2) or (not self._open and self.credit > 0)
         )
 
+    def keeps_pin(self, now: float, pause_seconds: float) -> bool:
+        """Whether a request is due though there is no room: only a request keeps the pin."""
+        return not self._open and now >= max(self.not_before, self.heard + pause_seconds)
+
     def is_doubtful(self, now: float) -> bool:
         """Whether the consumer may be gone, or another one, and no open request has told of it."""
         return self.has_doubt or (not self._open and now > self.heard + _UNHEARD_SECONDS)
@@ -394,8 +424,9 @@ class _Source:
     def open_request(self, now: float) -> tuple[int, int]:
         """Return the number of a new request for all of the credit, and its size."""
         self._number += 1
-        self._open[self._number] = self.credit
-        wanted, self.credit = self.credit, 0
+        wanted = max(1, self.credit)
+        self._open[self._number] = wanted
+        self.credit -= wanted
         self.heard = now
         return self._number, wanted
 

@@ -83,7 +83,7 @@ def decide(state: ResourceState, commands: Sequence[Command], context: Context) 
         if facts.may_be_repeat:
             repeats.append(command)
         # A result ends an action: what it leads to is decided before the next command is read.
-        if isinstance(command.data, Reported) or command is commands[-1]:
+        if context.begins and (isinstance(command.data, Reported) or command is commands[-1]):
             _take_steps(history, command)
     return Turn(history.state, history.events, answers, repeats)
 

@@ -55,6 +55,7 @@ class Context(msgspec.Struct, frozen=True):
     log_id: str
     kind: Kind | None  # None: no such kind is registered here
     configs: dict[str, ProviderConfigSpec]  # by name: a declaration may change which one is used
+    begins: bool = True  # False: what is said is recorded, and what follows is decided later
     bus_time: datetime | None = None  # by the bus's clock, when the message came
     epoch: str = ""  # names the log's last restoration
     providers: Mapping[str, tuple[str, ...]] | None = None  # with their kinds, where that is known

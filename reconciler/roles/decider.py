@@ -23,7 +23,7 @@ from msgspec.structs import replace
 
 from events.intake import Answer, Declared, DefinitionSeen, Withdrawn
 from events.integrity import LogDamage
-from events.manifest import Fields
+from events.manifest import Fields, config_named_in
 from events.names import KIND_DEFINITION_KIND, SYSTEM_NAMESPACE, ResourceKey, system_rank
 from events.provider_config import is_config
 from reconciler.failpoints import Failpoint, reach
@@ -41,13 +41,22 @@ from reconciler.provider.kind import KindRegistry
 from reconciler.resource.decide import decide
 from reconciler.resource.state import NEW
 from reconciler.resource.turn import Command, Context, Turn
+from reconciler.roles.actions_in_flight import MAX_ACTIONS, ActionsInFlight
 from reconciler.roles.chance import REAL, Chance
 from reconciler.roles.configurations import Configurations
 from reconciler.roles.definitions import Definitions
-from reconciler.roles.delays import Postponed
+from reconciler.roles.delays import MAX_POSTPONED, Postponed
+from reconciler.roles.fair_queue import MAX_MESSAGES_A_TURN, FairQueue, Place, Quota
 from reconciler.roles.first_positions import placed
 from reconciler.roles.reference_graph import Graph, graph_from, targets_of
-from reconciler.roles.refusals import tell_refused, undecidable, understand, unreadable
+from reconciler.roles.refusals import (
+    answer_refused,
+    over_quota,
+    tell_refused,
+    undecidable,
+    understand,
+    unreadable,
+)
 from reconciler.roles.repository import MAX_EVENTS_AT_ONCE, Commit, KeptResource, ResourceRepository
 
 _MAX_COMMANDS_A_TURN = 200
@@ -65,7 +74,11 @@ _MAX_DOUBLINGS = 4
 _FRESH_SECONDS = 2.0
 """Less than the bus waits before another decider is given the partition."""
 
+_BATCHES_AT_ONCE = 64
 _MAX_DELIVERIES = 5
+_EXTEND_SECONDS = 3.0
+"""Less than a third of a lease: what waits for its turn must not be delivered again."""
+
 _DECLARES = (Declared, Withdrawn)
 _UNUSABLE = ("Invalid", "UnknownKind")
 
@@ -109,6 +122,7 @@ class _Decided:
     work: _Work
     base: KeptResource
     turn: Turn
+    place: Place | None = None  # where no action could begin yet
 
     @property
     def known_declarations(self) -> set[int]:
@@ -136,6 +150,7 @@ class Decider:
         definitions: Definitions | None = None,
         lost: Sequence[LogDamage] = (),
         chance: Chance = REAL,
+        max_actions: int = MAX_ACTIONS,
     ) -> None:
         self._reader = reader
         self._log = log
@@ -151,12 +166,20 @@ class Decider:
         self._one_by_one: set[ResourceKey] = set()
         self._refers: Graph = {}
         self._undecided: dict[ResourceKey, str] = {}
-        self._postponed = Postponed(reader.share)
+        self._postponed = Postponed(max(1, min(reader.slots // 4, MAX_POSTPONED)))
+        self._queue = FairQueue(Quota.of_slots(reader.slots))
+        self._actions = ActionsInFlight(chance.clock, max_actions)
+        self._fresh: set[int] = set()
+        self._clock = chance.clock
 
     async def run(self) -> None:
         """Decide for ever."""
+        extended_at = self._clock()
         while True:
-            batch = await self._reader.next_batch()
+            self._resume()
+            await self._take_in()
+            batch = self._queue.take()
+            taken = {each.position for each in batch}
             for _ in range(_TRIES):
                 try:
                     await self.handle(batch)
@@ -168,6 +191,48 @@ class Decider:
                     await asyncio.sleep(_RETRY_SECONDS)
             else:
                 await self._reader.retry_later(batch, _RETRY_SECONDS)
+            self._fresh -= taken
+            if self._queue and self._clock() > extended_at + _EXTEND_SECONDS:
+                await self._reader.extend([*self._queue])
+                extended_at = self._clock()
+
+    def _resume(self) -> None:
+        """Go on with declarations whose namespace may begin actions again."""
+        parked = self._queue.parked
+        for place in parked:
+            room = min(self._actions.room(place), max(1, MAX_MESSAGES_A_TURN // len(parked)))
+            if room:
+                self._queue.resume(place, room)
+
+    async def _take_in(self) -> None:
+        """Take in all that is available, and refuse what exceeds its namespace's quota."""
+        for _ in range(_BATCHES_AT_ONCE):
+            batch = await self._reader.next_batch(wait=not self._queue)
+            now = self._now()
+            # What came at once is not late because it waits here for its turn.
+            self._fresh.update(each.position for each in batch if _is_fresh(each, now))
+            self._queue.add(batch)
+            if len(batch) < MAX_MESSAGES_A_TURN:
+                break
+        excess = self._queue.take_excess()
+        if excess:
+            await self._refuse_excess(excess)
+
+    async def _refuse_excess(self, excess: Sequence[IntakeDelivery]) -> None:
+        """Refuse what exceeds a quota: who asked gets an answer, and the number is recorded.
+
+        If it cannot be recorded, the messages are delivered again.
+        """
+        letters = [over_quota(each) for each in excess]
+        _logger.warning("refusing messages over the quota of their namespace", count=len(excess))
+        try:
+            await self._sink.discard(letters)
+            await answer_refused(self._sink, letters)
+        except Exception as error:  # noqa: BLE001 - such as the bus being away
+            _logger.warning("refusing messages failed; retrying later", why=str(error))
+            await self._reader.retry_later(excess, _RETRY_SECONDS)
+        else:
+            await self._reader.ack(excess)
 
     async def handle(self, batch: Sequence[IntakeDelivery]) -> None:
         """Decide one batch to its end."""
@@ -222,7 +287,10 @@ class Decider:
         late = {
             key: mine.declarations[-1]
             for key, mine in work.items()
-            if any(each.delivered > 1 or not _is_fresh(each, now) for each in mine.declarations)
+            if any(
+                each.position not in self._fresh and not _is_fresh(each, now)
+                for each in mine.declarations
+            )
         }
         for key, newer in (await self._newer_declarations(late)).items():
             work[key].commands += newer
@@ -416,18 +484,26 @@ class Decider:
                     error=str(self._repository.broken[key]),
                 )
                 continue
-            turn = self._take_turn(key, mine, base, now)
+            place = self._full_place(key, mine)
+            turn = self._take_turn(key, mine, base, self._context(key, now, place is None))
             if turn is not None:
-                decided.append(_Decided(key, mine, base, turn))
+                decided.append(_Decided(key, mine, base, turn, place))
         return decided
 
+    def _full_place(self, key: ResourceKey, mine: _Work) -> Place | None:
+        """Return where a resource that is only declared can begin no action now."""
+        declared = [each.data for each in mine.commands if isinstance(each.data, Declared)]
+        if len(declared) < len(mine.commands):
+            return None
+        place = Place(key.namespace, config_named_in(declared[-1].manifest.spec))
+        return None if self._actions.room(place) else place
+
     def _take_turn(
-        self, key: ResourceKey, mine: _Work, base: KeptResource, now: datetime
+        self, key: ResourceKey, mine: _Work, base: KeptResource, context: Context
     ) -> Turn | None:
         """Decide; where that fails, only what comes before the message that it fails for."""
         most = 1 if key in self._one_by_one else _MAX_COMMANDS_A_TURN
         commands = mine.commands[:most]
-        context = self._context(key, now)
         while commands:
             try:
                 return decide(base.state, commands, context)
@@ -440,10 +516,11 @@ class Decider:
                 commands = commands[: len(commands) // 2]
         return None
 
-    def _context(self, key: ResourceKey, now: datetime) -> Context:
+    def _context(self, key: ResourceKey, now: datetime, begins: bool) -> Context:
         return Context(
             key=key,
             now=now,
+            begins=begins,
             jitter=self._jitter(),
             log_id=self._log.log_id,
             epoch=self._log.epoch,
@@ -566,6 +643,8 @@ class Decider:
         news, now = _News(), self._now()
         for each in done:
             news.add(each, now)
+            for event in each.turn.events:
+                self._actions.apply(each.key, event.data)
             if each.key.namespace == SYSTEM_NAMESPACE:
                 for event in each.turn.events:
                     self._definitions.apply(event)
@@ -575,6 +654,8 @@ class Decider:
             waiting = await self._store_dead_letters(news.letters)
             news.finished = [each for each in news.finished if each.position not in waiting]
         await news.send(self._sink)
+        for place, parked in news.parked.items():
+            self._queue.park(place, parked)
         reach(Failpoint.DECIDER_TOLD)
         await self._reader.ack(news.finished)
         reach(Failpoint.DECIDER_ACKED)
@@ -589,6 +670,9 @@ class _News:
     rejections: list[Rejection] = field(default_factory=list[Rejection])
     letters: list[DeadLetter] = field(default_factory=list[DeadLetter])
     finished: list[IntakeDelivery] = field(default_factory=list[IntakeDelivery])
+    parked: dict[Place, list[IntakeDelivery]] = field(
+        default_factory=dict[Place, list[IntakeDelivery]]
+    )
 
     def add(self, each: _Decided, now: datetime) -> None:
         """Collect what one resource's turn has to tell."""
@@ -605,6 +689,12 @@ class _News:
                 self.rejections.append(Rejection(each.key, answer, command.actor, now))
             if answer.reason in _UNUSABLE:
                 self.letters.append(DeadLetter("declaration", answer.message, delivery))
+            elif each.place is not None and delivery is each.work.deliveries[-1]:
+                # Handled once more, it is a duplicate, and what follows from it is decided. Until
+                # then it is not acknowledged: after a crash another decider goes on with it.
+                self.finished.pop()
+                known = replace(delivery, reply_to=None, stored_at=None)
+                self.parked.setdefault(each.place, []).append(known)
 
     async def send(self, sink: DecisionSink) -> None:
         """Tell it, besides the letters; what is most costly to lose first."""
@@ -644,6 +734,8 @@ def _is_fresh(delivery: IntakeDelivery, now: datetime) -> bool:
     Another decider gets the partition when this one has not asked for a while. A clock that
     disagrees with the bus's proves nothing.
     """
+    if delivery.delivered > 1:
+        return False
     if delivery.stored_at is None:
         return True
     return abs((now - delivery.stored_at).total_seconds()) < _FRESH_SECONDS

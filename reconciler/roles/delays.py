@@ -9,6 +9,10 @@ from datetime import datetime, timedelta
 
 from events.subjects import namespace_of
 from reconciler.ports import IntakeDelivery
+from reconciler.roles.fair_queue import partition_of
+
+MAX_POSTPONED = 500
+"""Messages of a namespace that are postponed in a partition, each for up to 32 seconds."""
 
 _LATE_SECONDS = 60.0
 """What has not come back by then went to another decider."""
@@ -47,10 +51,13 @@ class Postponed:
         if not self._partitions:
             return
         for each in deliveries:
-            if each.delivered > 1 and (mine := self._partitions.get(_partition(each))) is not None:
+            if (
+                each.delivered > 1
+                and (mine := self._partitions.get(partition_of(each))) is not None
+            ):
                 mine.free(each.position)
                 if not mine.slots:
-                    del self._partitions[_partition(each)]
+                    del self._partitions[partition_of(each)]
 
     def expire(self, now: datetime) -> None:
         """Free the slots of what never came back."""
@@ -63,7 +70,7 @@ class Postponed:
     ) -> bool:
         """Take a slot for so long; False if the namespace has its share, or all have theirs."""
         namespace = namespace_of(delivery.subject)
-        mine = self._partitions.setdefault(_partition(delivery), _Partition())
+        mine = self._partitions.setdefault(partition_of(delivery), _Partition())
         is_full = len(mine.slots) >= _SHARES * self._share
         if not always and (is_full or mine.by_namespace[namespace] >= self._share):
             return False
@@ -71,9 +78,3 @@ class Postponed:
         mine.slots[delivery.position] = (namespace, until)
         mine.by_namespace[namespace] += 1
         return True
-
-
-def _partition(delivery: IntakeDelivery) -> str:
-    """The partition's number; the other messages, which are ``rec.…`` still, have one together."""
-    first, second, *_ = delivery.subject.split(".", 2)
-    return second if first == "in" else first

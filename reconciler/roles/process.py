@@ -27,6 +27,7 @@ from reconciler.ports import (
 )
 from reconciler.provider.kind import KindRegistry
 from reconciler.provider.secrets import SecretStores
+from reconciler.roles.actions_in_flight import MAX_ACTIONS
 from reconciler.roles.api_gates import ApiGates
 from reconciler.roles.chance import Chance
 from reconciler.roles.configurations import Configurations
@@ -69,6 +70,7 @@ class Ports:
     lost_events: Callable[[ReadModels], Awaitable[Sequence[LogDamage]]]
     watch: LogWatch | None = None
     chance: Chance = field(default_factory=Chance)
+    max_actions: int = MAX_ACTIONS
     secrets: SecretStores = field(default_factory=SecretStores)
 
 
@@ -214,6 +216,7 @@ def _decider(parts: Running) -> list[Run]:
         configurations=parts.configurations,
         lost=parts.lost,
         chance=ports.chance,
+        max_actions=ports.max_actions,
     )
     return [decider.run()]
 

@@ -9,11 +9,11 @@ from events.dead_letter import sender_in
 from events.envelope import MAX_MESSAGE_BYTES, InvalidMessageError, decode_intake
 from events.intake import Answer
 from events.names import ResourceKey
-from events.subjects import Intake, actor, parse_stored_intake
+from events.subjects import BY_CLIENTS, Intake, actor, namespace_of, parse_stored_intake
 from reconciler.ports import DeadLetter, DecisionSink, IntakeDelivery, Rejection
 from reconciler.resource.turn import Command
 
-_ASKED_FOR: tuple[Intake, ...] = ("desired", "finalizer", "approval")
+_REASONS = {"intake": "Invalid", "quota": "QuotaExceeded"}
 _COME_AGAIN: tuple[Intake, ...] = ("observed", "timer", "reference")
 
 
@@ -64,18 +64,34 @@ def _comes_again(delivery: IntakeDelivery) -> str:
     return f"{what}/{key}" if what in _COME_AGAIN else ""
 
 
+def over_quota(delivery: IntakeDelivery) -> DeadLetter:
+    """Make the record of a message that is refused because too many of its namespace wait."""
+    namespace = namespace_of(delivery.subject)
+    reason = (
+        f"namespace {namespace!r} has too many messages waiting for the decider; retry later, and "
+        "wait for the responses before you send more"
+    )
+    return DeadLetter("quota", reason, delivery)
+
+
 async def tell_refused(sink: DecisionSink, letters: Sequence[DeadLetter], now: datetime) -> None:
     """Answer who asked, and tell it among the outcomes."""
     rejections = [each for letter in letters for each in _rejection(letter, now)]
     if rejections:
         await sink.reject(rejections)
+    await answer_refused(sink, letters)
+
+
+async def answer_refused(sink: DecisionSink, letters: Sequence[DeadLetter]) -> None:
+    """Answer the publishers that asked for an answer."""
     asked = [letter for letter in letters if letter.delivery.reply_to is not None]
-    await sink.answer([(str(each.delivery.reply_to), _answer(each)) for each in asked])
+    if asked:
+        await sink.answer([(str(each.delivery.reply_to), _answer(each)) for each in asked])
 
 
 def _answer(letter: DeadLetter) -> Answer:
     delivery = letter.delivery
-    reason = "Invalid" if letter.stage == "intake" else "Undecidable"
+    reason = _REASONS.get(letter.stage, "Undecidable")
     try:
         resource = str(parse_stored_intake(delivery.subject)[1])
     except ValueError:
@@ -89,6 +105,6 @@ def _rejection(letter: DeadLetter, now: datetime) -> list[Rejection]:
         what, key = parse_stored_intake(letter.delivery.subject)
     except ValueError:
         return []
-    if what not in _ASKED_FOR:
+    if what not in BY_CLIENTS:
         return []
     return [Rejection(key, _answer(letter), sender_in(letter.delivery.payload), now)]

@@ -55,10 +55,12 @@ class Bus:
         self.looks = 0
 
     @property
-    def share(self) -> int:
-        return SHARE
+    def slots(self) -> int:
+        return 4 * SHARE
 
-    async def next_batch(self) -> Sequence[IntakeDelivery]:
+    async def extend(self, deliveries: Sequence[IntakeDelivery]) -> None: ...
+
+    async def next_batch(self, *, wait: bool = True) -> Sequence[IntakeDelivery]:
         return []
 
     async def ack(self, deliveries: Sequence[IntakeDelivery]) -> None:

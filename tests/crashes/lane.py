@@ -27,7 +27,6 @@ from events.manifest import RECONCILER_API_VERSION, Fields, Manifest, Metadata
 from events.names import SYSTEM_NAMESPACE, ResourceKey
 from events.provider_config import PROVIDER_CONFIG_KIND, Limits, ProviderConfigSpec, Retry, Scope
 from events.subjects import intake, log_filter, outcome_filter
-from infra.bus.intake import store_all
 from infra.bus.streams import (
     INTAKE,
     LOG,
@@ -40,7 +39,7 @@ from infra.embedded import EmbeddedServer
 from infra.jetstream.connection import api_request, close, connect
 from infra.jetstream.errors import BusError
 from infra.jetstream.outgoing import MESSAGE_ID, OutgoingMessage
-from infra.jetstream.publish import publish
+from infra.jetstream.publish import publish, store_all
 from infra.jetstream.reads import last_for_subjects, read_subject, stream_state
 from infra.secrets import open_stores
 from reconciler.provider.secrets import SecretKey

@@ -12,11 +12,12 @@ import pytest
 
 from events.provider_config import Limits
 from infra.bus.streams import worker_consumers
+from reconciler.roles.actions_in_flight import MAX_ACTIONS
 from tests.faulty_api import FaultyApi
 from tests.scenarios.harness import Human, World, api_config, manifest
 
 SLOW = 4_400
-"""More than any consumer hands out at once (4,096)."""
+"""More than any consumer hands out at once (4,096), and than the decider begins at once."""
 
 FAST = 20
 CONCURRENCY = 16
@@ -44,7 +45,8 @@ async def test_29_scenario_32_another_api_converges_while_the_slow_one_has_a_lon
 ) -> None:
     slow = [manifest(f"slow-{number}", config="slow") for number in range(SLOW)]
     await world.declare_all(slow)
-    await world.until(lambda: _has_waiting(world, SLOW - 200), "the slow API's queue is long")
+    long = MAX_ACTIONS - 100
+    await world.until(lambda: _has_waiting(world, long), "the slow API's queue is long")
 
     for number in range(FAST):
         await world.declare(f"fast-{number}")

@@ -120,10 +120,12 @@ class Inbox:
         self.acked: list[IntakeDelivery] = []
 
     @property
-    def share(self) -> int:
+    def slots(self) -> int:
         return 0
 
-    async def next_batch(self) -> Sequence[IntakeDelivery]:
+    async def extend(self, deliveries: Sequence[IntakeDelivery]) -> None: ...
+
+    async def next_batch(self, *, wait: bool = True) -> Sequence[IntakeDelivery]:
         raise NotImplementedError
 
     async def ack(self, deliveries: Sequence[IntakeDelivery]) -> None:

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 
 from reconciler.provider.secrets import SecretStores
+from reconciler.roles.actions_in_flight import MAX_ACTIONS
 from reconciler.roles.chance import Chance
 from reconciler.roles.lost_events import find_lost
 from reconciler.roles.process import Ports
@@ -44,6 +45,7 @@ class MemoryBus:
         *,
         max_unacknowledged: int = MAX_UNACKNOWLEDGED,
         max_actions_leased: int = MAX_ACTIONS_LEASED,
+        max_actions: int = MAX_ACTIONS,
         rows_at_once: int = ROWS_AT_ONCE,
         batch_sizes: Sequence[int] = BATCH_SIZES,
         max_delay_seconds: float = MAX_DELAY_SECONDS,
@@ -64,6 +66,7 @@ class MemoryBus:
         self.rates = Rates(time)
         self._rows_at_once = rows_at_once
         self._batch_sizes = batch_sizes
+        self._max_actions = max_actions
 
     def ports(
         self,
@@ -100,6 +103,7 @@ class MemoryBus:
                 jitter=random.Random(f"{seed}/jitter").random,
                 new_id=new_id,
             ),
+            max_actions=self._max_actions,
         )
 
     def forget_requests(self, name: str) -> None:

@@ -162,14 +162,20 @@ class IntakeStream:
         """Whether every message was decided and acknowledged."""
         return all(consumer.is_idle for consumer in self._consumers)
 
-    def request(self, reader: str, most: int, answer: Answer[IntakeDelivery]) -> None:
-        """Have messages handed to a reader when there are some."""
+    def request(
+        self, reader: str, most: int, answer: Answer[IntakeDelivery], *, waits: bool = True
+    ) -> None:
+        """Have messages handed to a reader when there are some, or at once if it does not wait."""
         now = self._time()
         for partition, (pinned, _) in list(self._pins.items()):
             if pinned == reader:
                 self._pins[partition] = (reader, now)
-        self._requests.append(_Request(reader, most, now + _ASK_AGAIN_SECONDS, answer))
-        self.serve()
+        request = _Request(reader, most, now + _ASK_AGAIN_SECONDS, answer)
+        if waits:
+            self._requests.append(request)
+            self.serve()
+        else:
+            answer([] if self._network.is_away else self._collect(request, now))
 
     def unpin(self, reader: str = "") -> None:
         """Let other readers have what a reader had, or all had."""
@@ -245,6 +251,11 @@ class IntakeStream:
             self._consumer(each).ack([each.position])
         self.serve()  # a slot may have become free
 
+    def extend(self, deliveries: Sequence[IntakeDelivery]) -> None:
+        """Start the leases of these afresh."""
+        for each in deliveries:
+            self._consumer(each).extend([each.position], self._time())
+
     def retry_later(self, deliveries: Sequence[IntakeDelivery], seconds: float) -> None:
         """Hand these out again after a time."""
         for each in deliveries:
@@ -312,14 +323,24 @@ class MemoryIntakeReader:
         self._random = random.Random(seed)
 
     @property
-    def share(self) -> int:
-        return max(1, self._stream.max_ack_pending // 4)
+    def slots(self) -> int:
+        return self._stream.max_ack_pending
 
-    async def next_batch(self) -> Sequence[IntakeDelivery]:
+    async def next_batch(self, *, wait: bool = True) -> Sequence[IntakeDelivery]:
+        if not wait:
+            return await pull(self._network, "pull", self._request_what_is_there, 0.0)
         while True:
             batch = await pull(self._network, "pull", self._request, _ASK_AGAIN_SECONDS)
             if batch:
                 return batch
+
+    def _request_what_is_there(self, answer: Answer[IntakeDelivery]) -> None:
+        most = self._random.choice(self._batch_sizes)
+        self._stream.request(self._name, most, answer, waits=False)
+
+    async def extend(self, deliveries: Sequence[IntakeDelivery]) -> None:
+        if deliveries:
+            self._network.send("ack", lambda: self._stream.extend(deliveries))
 
     def _request(self, answer: Answer[IntakeDelivery]) -> None:
         self._stream.request(self._name, self._random.choice(self._batch_sizes), answer)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from events.names import ResourceKey
 from events.subjects import intake
-from infra.bus.streams import MAX_UNACKNOWLEDGED
 from infra.jetstream.outgoing import OutgoingMessage
 from infra.jetstream.publish import publish_in_batches
 from tests.scenarios.harness import World, manifest
 
 PATIENCE_SECONDS = 300.0
 SUBJECTS = 30
-A_SUBJECT = MAX_UNACKNOWLEDGED // 4
+A_SUBJECT = 500
 NAMES = [f"n{number}" for number in range(20)]
 
 

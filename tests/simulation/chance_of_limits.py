@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from random import Random
 from typing import Literal
 
+from reconciler.roles.actions_in_flight import MAX_ACTIONS
 from tests.simulation import plan as p
 
 _GARBAGE = "not JSON"
@@ -30,6 +31,7 @@ def limits_of(
         max_ack_pending=random.choice((20 if is_damaged else 3, 20, 20, 2_000)),
         max_actions_pending=random.choice((3, 20, 4_096)),
         rows_at_once=random.choice((1, 3, 3, 900)),
+        max_actions=Random(f"actions/{seed}").choice((1, 2, MAX_ACTIONS)),
     )
     steps: list[p.Step] = []
     if random.random() < 0.25:

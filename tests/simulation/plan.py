@@ -13,6 +13,7 @@ import msgspec
 
 from events.intake import OnWithdrawal
 from events.manifest import ApprovalLevel, Fields
+from reconciler.roles.actions_in_flight import MAX_ACTIONS
 from reconciler.roles.process import Role
 from tests.memory_bus.faults import DamageLog, OnRequest, TimedStep, TimersFail
 
@@ -322,6 +323,7 @@ class Limits(msgspec.Struct, frozen=True, omit_defaults=True):
     max_ack_pending: int = 2_000
     max_actions_pending: int = 4_096
     rows_at_once: int = 900
+    max_actions: int = MAX_ACTIONS
 
 
 class Plan(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -50,6 +50,7 @@ class World:
             seed,
             max_unacknowledged=limits.max_ack_pending,
             max_actions_leased=limits.max_actions_pending,
+            max_actions=limits.max_actions,
             rows_at_once=limits.rows_at_once,
             may_be_damaged=_is_damaged(plan),
         )

@@ -168,7 +168,8 @@ async def check_discarded(nc: Client) -> Finding:
     if datetime.now(UTC) - last > _DISCARDED_SHOWN:
         return Finding("discarded", "ok", f"{text}; none in the last {_DISCARDED_SHOWN.days} days")
     remedy = (
-        "Stop the publisher, or correct its messages. A namespace may use a quarter of the dead "
+        "Stop the publisher, or correct its messages. At stage quota, too many messages of a "
+        "namespace waited: publish more slowly. A namespace may use a quarter of the dead "
         "letters (`reconciler deadletters list`). To make room, see "
         '"Handle dead letters" in docs/how-to/operate.md. This warning ends '
         f"{_DISCARDED_SHOWN.days} days after the last discarded message."

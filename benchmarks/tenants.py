@@ -1,0 +1,202 @@
+"""The command: `./run python -m benchmarks.tenants`: one tenant beside another one that floods."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from multiprocessing.synchronize import Event
+from pathlib import Path
+from typing import NamedTuple
+
+import uvloop
+from cyclopts import App
+from nats.aio.client import Client as Connection
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.converge import settings
+from benchmarks.converge.client import Bus
+from benchmarks.converge.stack import ALL_IN_ONE, running_stack
+from events.envelope import encode_intake
+from events.intake import Declared
+from events.manifest import Fields, Manifest, Metadata
+from events.subjects import intake
+from infra.bus.dead_letters import read_discarded
+from infra.bus.streams import INTAKE
+from infra.jetstream.outgoing import OutgoingMessage
+from infra.jetstream.publish import publish_in_batches
+from infra.jetstream.reads import stream_state
+from reconciler.sdk import client_on
+from reconciler.wiring import connected
+
+TARGET = 2.0
+"""The p99 of a tenant beside one that floods, relative to the same load of many tenants."""
+
+_RESOURCES = 20_000
+_AT_ONCE = 500
+_COLORS = ("Red", "Blue", "Green")
+_WARM_UP = 10
+_SETTLE_SECONDS = 3.0
+
+app = App(name="benchmarks.tenants", help_format="plaintext", result_action="return_value")
+
+
+class Load(NamedTuple):
+    """What a process of its own publishes."""
+
+    namespaces: int
+    a_second: int
+    manifest_bytes: int
+
+
+class Phase(NamedTuple):
+    """Latencies of the quiet tenant, and what was published and refused meanwhile."""
+
+    name: str
+    milliseconds: Sequence[float]
+    published: int = 0
+    refused: int = 0
+
+    def at(self, share: float) -> float:
+        """Give the latency that such a share of the samples does not exceed."""
+        ordered = sorted(self.milliseconds)
+        return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+@app.default
+def tenants(*, samples: int = 100, a_second: int = 10_000, manifest_bytes: int = 0) -> int:
+    """Measure declared to Converged of one tenant: alone, and beside the load of others.
+
+    A process of its own publishes declarations: first in the namespaces of 100 tenants, one after
+    another, then all of them in one namespace. The load is published until the samples of the phase
+    are taken. The exit status is 0 whatever was measured.
+
+    Parameters
+    ----------
+    samples
+        How many resources the quiet tenant declares in each phase, one after another.
+    a_second
+        How many declarations the load has in a second.
+    manifest_bytes
+        Length of a text in each manifest of the load.
+    """
+    load = os.getloadavg()[0]
+    phases = uvloop.run(_run(samples, a_second, manifest_bytes))
+    _show(phases, load)
+    return 0
+
+
+async def _run(samples: int, a_second: int, manifest_bytes: int) -> list[Phase]:
+    with tempfile.TemporaryDirectory(prefix="tenants-") as folder:
+        async with (
+            running_stack(Path(folder), latency_ms=0, layout=ALL_IN_ONE) as stack,
+            connected(stack.server.url) as nc,
+            client_on(nc, source="benchmark") as client,
+        ):
+            bus = Bus(client, nc)
+            async with bus.following():
+                rare = settings.config(stack.api.url, settings.RARE_RESYNC_SECONDS)
+                await bus.configure(rare)
+                await _latencies(bus, "warm-up", _WARM_UP)
+                phases = [Phase("alone", await _latencies(bus, "alone", samples))]
+                for name, namespaces in (("100 namespaces", 100), ("1 namespace", 1)):
+                    load = Load(namespaces, a_second, manifest_bytes)
+                    phases.append(await _beside(bus, nc, stack.server.url, name, load, samples))
+                return phases
+
+
+async def _beside(bus: Bus, nc: Connection, url: str, name: str, load: Load, samples: int) -> Phase:
+    before, refused_before = (await stream_state(nc, INTAKE)).last_seq, await _refused(nc)
+    spawn = multiprocessing.get_context("spawn")
+    ended = spawn.Event()
+    process = spawn.Process(target=_flood, args=(url, load, ended), daemon=True)
+    process.start()
+    try:
+        await asyncio.sleep(_SETTLE_SECONDS)
+        found = await _latencies(bus, f"beside-{load.namespaces}", samples)
+    finally:
+        ended.set()
+        await asyncio.to_thread(process.join)
+    published = (await stream_state(nc, INTAKE)).last_seq - before
+    await _until_decided(bus)
+    return Phase(name, found, published, await _refused(nc) - refused_before)
+
+
+async def _until_decided(bus: Bus) -> None:
+    """Wait until the load is decided, which may take longer than one wait's patience."""
+    while True:
+        with suppress(TimeoutError):
+            await bus.until_nothing_waits()
+            return
+
+
+def _flood(url: str, load: Load, ended: Event) -> None:
+    uvloop.run(_publish_until(url, load, ended))
+
+
+async def _publish_until(url: str, load: Load, ended: Event) -> None:
+    """Publish declarations of some resources, each with another content than before."""
+    number, began = 0, time.monotonic()
+    async with connected(url) as nc:
+        while not ended.is_set():
+            await asyncio.sleep(began + number / load.a_second - time.monotonic())
+            some = [_declaration(each, load) for each in range(number, number + _AT_ONCE)]
+            await publish_in_batches(nc, some)
+            number += _AT_ONCE
+
+
+def _declaration(number: int, load: Load) -> OutgoingMessage:
+    namespace, name = f"load-{number % load.namespaces}", f"r{number % _RESOURCES}"
+    fields: Fields = {"type": "Square", "color": _COLORS[number // _RESOURCES % len(_COLORS)]}
+    notes = {"note": "x" * load.manifest_bytes} if load.manifest_bytes else {}
+    manifest = Manifest("shapes/v1", "Shape", Metadata(name, namespace, annotations=notes), fields)
+    payload = encode_intake(
+        f"{os.getpid()}-{number}", "load", Declared(manifest), time=datetime.now(UTC)
+    )
+    return OutgoingMessage(intake("desired", manifest.key), payload)
+
+
+async def _refused(nc: Connection) -> int:
+    return sum(each.count for each in await read_discarded(nc) if each.stage == "quota")
+
+
+async def _latencies(bus: Bus, phase: str, samples: int) -> list[float]:
+    """Declare single resources one after another; give what each took until it was Converged."""
+    found: list[float] = []
+    for number in range(samples):
+        name = f"{phase}-{number}"
+        bus.expect([name], "Converged")
+        began = time.perf_counter()
+        await bus.declare([name])
+        await bus.expected()
+        found.append((time.perf_counter() - began) * 1_000)
+        await asyncio.sleep(random.uniform(0.01, 0.03))
+    return found
+
+
+def _show(phases: Sequence[Phase], load: float) -> None:
+    table = Table("the load is of", title="one tenant beside others")
+    for heading in ("p50, ms", "p99, ms", "max, ms", "published", "refused"):
+        table.add_column(heading, justify="right")
+    for phase in phases:
+        times = [f"{value:.1f}" for value in (phase.at(0.50), phase.at(0.99), phase.at(1.0))]
+        table.add_row(phase.name, *times, f"{phase.published:,}", f"{phase.refused:,}")
+    _, spread, beside = phases
+    ratio = beside.at(0.99) / spread.at(0.99)
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    console.print(table)
+    met = "met" if ratio <= TARGET else "missed"
+    console.print(f"p99 beside one namespace / beside many: {ratio:.2f}; target {TARGET:g}: {met}")
+    console.print(f"load average {load:.2f} before, {os.getloadavg()[0]:.2f} after")
+
+
+if __name__ == "__main__":
+    sys.exit(app())

@@ -1,0 +1,138 @@
+"""The decider's queue: namespaces take turns, and what exceeds a quota is refused."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from events.names import ResourceKey
+from events.subjects import Intake, intake, namespace_of
+from reconciler.ports import IntakeDelivery
+from reconciler.roles.fair_queue import (
+    MAX_BYTES_A_TURN,
+    MAX_MESSAGES_A_TURN,
+    FairQueue,
+    Quota,
+)
+
+LARGE = Quota(messages=100_000, bytes=2**40, all_messages=200_000, all_bytes=2**40)
+SMALL = Quota(messages=10, bytes=1_000, all_messages=20, all_bytes=2_000)
+
+
+def message(
+    namespace: str, position: int, *, what: Intake = "desired", size: int = 10, partition: int = 0
+) -> IntakeDelivery:
+    key = ResourceKey(namespace, "Shape", f"n{position}")
+    subject = intake(what, key).replace("rec.", f"in.{partition}.", 1)
+    return IntakeDelivery(position, subject, b"x" * size, str(position), None, 1, None)
+
+
+def filled(messages: Iterable[IntakeDelivery], quota: Quota = LARGE) -> FairQueue:
+    queue = FairQueue(quota)
+    queue.add(messages)
+    return queue
+
+
+def namespaces(messages: Iterable[IntakeDelivery]) -> Counter[str]:
+    return Counter(namespace_of(each.subject) for each in messages)
+
+
+def test_a_namespace_that_comes_behind_a_flood_has_its_turn_with_the_next_batch():
+    queue = filled(message("flood", position) for position in range(10_000))
+    assert len(queue.take()) == MAX_MESSAGES_A_TURN
+    queue.add([message("quiet", 10_001), message("quiet", 10_002)])
+    assert namespaces(queue.take())["quiet"] == 2
+
+
+def test_namespaces_share_a_turn_and_what_one_does_not_need_goes_to_the_others():
+    queue = filled(message(name, n) for n in range(1_000) for name in ("one", "two"))
+    queue.add(message("few", n) for n in range(10))
+    taken = namespaces(queue.take())
+    assert taken["few"] == 10
+    assert taken["one"] == taken["two"] == (MAX_MESSAGES_A_TURN - 10) // 2
+
+
+def test_long_messages_do_not_fill_a_turn_of_others():
+    queue = filled(message("long", n, size=MAX_BYTES_A_TURN // 4) for n in range(100))
+    queue.add(message("quiet", n) for n in range(20))
+    taken = queue.take()
+    assert namespaces(taken)["quiet"] == 20
+    assert sum(len(each.payload) for each in taken) <= 2 * MAX_BYTES_A_TURN
+
+
+def test_more_namespaces_than_a_turn_has_messages_take_turns_in_order():
+    names = [f"ns{n}" for n in range(MAX_MESSAGES_A_TURN + 100)]
+    queue = filled(message(name, n) for name in names for n in range(2))
+    first, second = namespaces(queue.take()), namespaces(queue.take())
+    assert set(first) == set(names[:MAX_MESSAGES_A_TURN])
+    assert set(names[MAX_MESSAGES_A_TURN:]) <= set(second)
+
+
+def test_what_a_client_sends_beyond_the_quota_is_set_aside():
+    queue = filled((message("flood", n) for n in range(15)), SMALL)
+    assert [each.position for each in queue.take_excess()] == list(range(10, 15))
+    assert not queue.take_excess()
+    queue.add([message("quiet", 20), message("flood", 21, partition=1)])
+    assert not queue.take_excess(), "the quota is of a namespace in a partition"
+
+
+def test_bytes_count_too_and_one_message_always_fits():
+    queue = filled([message("flood", 1, size=5_000), message("flood", 2)], SMALL)
+    assert [each.position for each in queue.take_excess()] == [2]
+
+
+def test_what_is_delivered_again_is_not_refused():
+    queue = filled((message("flood", n) for n in range(10)), SMALL)
+    queue.add([replace(message("flood", 11), delivered=2)])
+    assert not queue.take_excess()
+
+
+def test_messages_of_roles_are_never_refused():
+    queue = filled((message("flood", n, what="result") for n in range(50)), SMALL)
+    assert not queue.take_excess()
+
+
+def test_what_was_taken_no_longer_counts():
+    queue = filled((message("flood", n) for n in range(10)), SMALL)
+    assert len(queue.take()) == 10
+    assert not queue
+    queue.add([message("flood", 11)])
+    assert not queue.take_excess()
+
+
+def test_several_namespaces_that_flood_leave_room_for_a_quiet_one():
+    floods = [f"flood{n}" for n in range(5)]
+    queue = filled((message(name, n) for n in range(10) for name in floods), SMALL)
+    assert len([*queue]) <= SMALL.all_messages + len(floods)
+    queue.take_excess()
+    queue.add([message("quiet", 100), message("quiet", 101)])
+    assert not queue.take_excess()
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("abc"), st.integers(0, 2), st.integers(0, 400)), max_size=200
+    )
+)
+def test_nothing_is_lost_and_each_namespace_keeps_its_order(
+    drawn: list[tuple[str, int, int]],
+):
+    messages = [
+        message(namespace, position, partition=partition, size=size)
+        for position, (namespace, partition, size) in enumerate(drawn)
+    ]
+    queue = filled(messages, SMALL)
+    left = queue.take_excess()
+    taken: list[IntakeDelivery] = []
+    while queue:
+        some = queue.take()
+        assert some, "a queue that holds something gives something"
+        taken += some
+    assert {each.position for each in (*taken, *left)} == set(range(len(messages)))
+    for namespace in "abc":
+        mine = [each.position for each in taken if namespace_of(each.subject) == namespace]
+        assert mine == sorted(mine)
