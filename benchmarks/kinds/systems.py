@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from psycopg import sql
 
 from benchmarks.converge.stack import ReconcilerProcess
+from events.allow import ROOT, Allow
 from events.manifest import RECONCILER_API_VERSION, Fields, Manifest, Metadata
 from events.names import SYSTEM_NAMESPACE, ResourceKey
 from events.provider_config import PROVIDER_CONFIG_KIND, Limits, ProviderConfigSpec, Scope
@@ -67,7 +68,8 @@ class Systems:
         scope = Scope(prefix=prefix)
         spec = ProviderConfigSpec(provider, of.endpoint, scope=scope, resync_seconds=resync_seconds)
         if provider == "docker":
-            spec = replace(spec, least_resync_seconds=LEAST_RESYNC_SECONDS)
+            allow = Allow(users=(ROOT,))
+            spec = replace(spec, least_resync_seconds=LEAST_RESYNC_SECONDS, allow=allow)
         fields = msgspec.to_builtins(spec, str_keys=True)
         metadata = Metadata(name, SYSTEM_NAMESPACE)
         config = Manifest(RECONCILER_API_VERSION, PROVIDER_CONFIG_KIND, metadata, fields)

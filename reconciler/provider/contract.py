@@ -26,6 +26,7 @@ import msgspec
 import pytest
 import pytest_asyncio
 
+from events.allow import NOTHING, Allow
 from events.external import ExternalObject
 from events.log import Action, Operation
 from events.manifest import Fields
@@ -57,12 +58,14 @@ class Connect(Protocol):
 class ContractCase:
     """What each case works with; subclasses say which kind it is, and where its API is.
 
-    ``fields`` and ``other_fields`` are two valid specs that differ.
+    ``fields`` and ``other_fields`` are two valid specs that differ. ``allow`` is what the kind may
+    use of the host.
     """
 
     kind: Kind
     fields: ClassVar[Fields]
     other_fields: ClassVar[Fields]
+    allow: ClassVar[Allow] = NOTHING
 
     @pytest.fixture
     def endpoint(self) -> str:
@@ -87,6 +90,7 @@ class ContractCase:
                 provider=self.kind.provider,
                 endpoint=endpoint,
                 limits=Limits(request_timeout_seconds=timeout_seconds),
+                allow=self.allow,
             )
             built.append(self.kind.connect(config, Secrets(secret)))
             return built[-1]

@@ -13,6 +13,7 @@ from infra.providers.certificates.certificate import CERTIFICATE
 from infra.providers.certificates.issuer import ISSUER
 from reconciler.provider.contract import ProviderContract
 from tests.certificates import OWN_CA, acme, make_issuer, root_in, trust
+from tests.host_access import EVERYTHING
 
 
 @pytest.fixture
@@ -51,6 +52,7 @@ class TestCertificates(ProviderContract):
 @pytest.mark.pebble
 class TestAcmeAccounts(ProviderContract):
     kind = ISSUER
+    allow = EVERYTHING
 
     @pytest.fixture(autouse=True)
     def specs(self, pebble: Certificates) -> None:
@@ -66,6 +68,7 @@ class TestAcmeAccounts(ProviderContract):
 @pytest.mark.pebble
 class TestAcmeCertificates(ProviderContract):
     kind = CERTIFICATE
+    allow = EVERYTHING
     fields: ClassVar[Fields] = {"issuer": "pebble", "dnsNames": ["orders.test"]}
     other_fields: ClassVar[Fields] = {"issuer": "pebble", "ipAddresses": ["127.0.0.1"]}
 

@@ -66,6 +66,7 @@ class Place:
         settings = {
             **MANIFESTS["certificates"].spec,
             "endpoint": self.root.as_uri(),
+            "allow": {"addresses": ["127.0.0.1:*"], "listen": ["127.0.0.1:*"]},
             "resyncSeconds": 0.2,
             "retry": {"initialSeconds": 0.1, "maxSeconds": 0.5},
         }

@@ -8,7 +8,7 @@ from tests.scenarios.harness import World
 async def test_21_observe_only_reports_and_writes_nothing(world: World):
     await world.declare("foo", color="Purple", policy={"mode": "ObserveOnly"})
     missing = await world.until_outcome("foo", "Drifted", reason="ObserveOnly")
-    assert "would create" in missing.message
+    assert "not created" in missing.message
 
     await world.human.makes("foo", color="Green")
 

@@ -189,7 +189,7 @@ def _commands(cli: Cli) -> dict[str, bytes]:
 
 def _files(folder: Path) -> Iterator[Path]:
     for path, _folders, names in os.walk(folder):
-        if Path(path).name != SECRETS_FOLDER:
+        if SECRETS_FOLDER not in Path(path).relative_to(folder).parts:
             yield from (Path(path) / name for name in names)
 
 
