@@ -202,7 +202,8 @@ class Decider:
         for place in parked:
             room = min(self._actions.room(place), max(1, MAX_MESSAGES_A_TURN // len(parked)))
             if room:
-                self._queue.resume(place, room)
+                resumed = self._queue.resume(place, room)
+                self._fresh.update(each.position for each in resumed)
 
     async def _take_in(self) -> None:
         """Take in all that is available, and refuse what exceeds its namespace's quota."""
@@ -693,7 +694,7 @@ class _News:
                 # Handled once more, it is a duplicate, and what follows from it is decided. Until
                 # then it is not acknowledged: after a crash another decider goes on with it.
                 self.finished.pop()
-                known = replace(delivery, reply_to=None, stored_at=None)
+                known = replace(delivery, reply_to=None)
                 self.parked.setdefault(each.place, []).append(known)
 
     async def send(self, sink: DecisionSink) -> None:

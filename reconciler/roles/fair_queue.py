@@ -116,14 +116,14 @@ class FairQueue:
         """Where messages are parked."""
         return list(self._parked)
 
-    def resume(self, place: Place, most: int) -> None:
-        """Put the oldest parked messages of a place behind those of its namespace."""
+    def resume(self, place: Place, most: int) -> Sequence[IntakeDelivery]:
+        """Put the oldest parked messages of a place behind those of its namespace; return them."""
         parked = self._parked[place]
-        lane = self._lanes.setdefault(place.namespace, deque())
-        for position in list(islice(parked, most)):
-            lane.append(parked.pop(position))
+        resumed = [parked.pop(position) for position in list(islice(parked, most))]
+        self._lanes.setdefault(place.namespace, deque()).extend(resumed)
         if not parked:
             del self._parked[place]
+        return resumed
 
     def _exceeds(self, delivery: IntakeDelivery, namespace: str) -> bool:
         partition = self._partitions.get(partition_of(delivery))

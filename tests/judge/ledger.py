@@ -208,6 +208,12 @@ class Ledger:
             self.made[effect.uid] = effect.key
             self.ours.add(effect.uid)
 
+    def _explain_by_key(self, resource: Resource, uid: str) -> None:
+        """Count the action whose key an object shows when it is claimed as one that was done."""
+        shown = resource.observed
+        if shown is not None and shown.uid == uid and shown.written_by in self.by_key:
+            self.by_key[shown.written_by].may_be_done = True
+
     def take_event(self, event: e.LogEvent) -> None:
         """Add an event."""
         key, data = event.key, event.data
@@ -222,6 +228,7 @@ class Ledger:
                 self.actions.setdefault(action.action_id, new)
                 self.by_key.setdefault(action.idempotency_key, new)
             case e.OwnershipClaimed(uid=str(uid)):
+                self._explain_by_key(resource, uid)
                 self.ours.add(uid)
                 self.released.discard(uid)
             case e.OwnershipReleased(uid=str(uid), reason="Orphaned"):
