@@ -140,17 +140,25 @@ class TargetState(_Intake, frozen=True):
 
 
 class TargetSeen(_Intake, frozen=True):
-    """The sweeper or a decider reports the state of a referenced resource."""
+    """The sweeper or a decider reports the state of a referenced resource.
+
+    ``known_version`` is the version of the resource that the reporter had read, 0 if it is unknown.
+    """
 
     target: str
     state: TargetState
+    known_version: int = 0
 
 
 class SecretSeen(_Intake, frozen=True):
-    """A role reports the digest of a referenced secret (``store/name``); empty: it is missing."""
+    """A role reports the digest of a referenced secret (``store/name``); empty: it is missing.
+
+    ``known_version`` is the version of the resource that the reporter had read, 0 if it is unknown.
+    """
 
     secret: str
     digest: str
+    known_version: int = 0
 
 
 class DefinitionSeen(_Intake, frozen=True):

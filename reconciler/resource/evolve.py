@@ -67,6 +67,7 @@ from reconciler.resource.state import (
     ApiHealth,
     Applied,
     ApprovalState,
+    Desired,
     Due,
     Ended,
     Finalizer,
@@ -275,10 +276,12 @@ def _after(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
             return replace(state, holds=holds, because=event.id)
         case TargetObserved() as data:
             targets = {**state.desired.targets, data.target: data.state}
-            return replace(state, desired=replace(state.desired, targets=targets), because=event.id)
+            desired = replace(_recorded(state, data.target, event), targets=targets)
+            return replace(state, desired=desired, because=event.id)
         case SecretObserved() as data:
             secrets = {**state.desired.secrets, data.secret: data.digest}
-            return replace(state, desired=replace(state.desired, secrets=secrets), because=event.id)
+            desired = replace(_recorded(state, data.secret, event), secrets=secrets)
+            return replace(state, desired=desired, because=event.id)
         case SpecResolved() as data:
             desired = replace(
                 state.desired,
@@ -760,6 +763,12 @@ def _is_applied(state: ResourceState) -> bool:
     if spec is None or applied is None or applied.in_doubt:
         return False
     return without_ignored(state.desired.fields, ignored_paths(spec.policy)) == applied.fields
+
+
+def _recorded(state: ResourceState, name: str, event: LogEvent) -> Desired:
+    """Remember which version records what is known of a target or secret."""
+    recorded_by = {**state.desired.recorded_by, name: event.resourceversion}
+    return replace(state.desired, recorded_by=recorded_by)
 
 
 def _with_definition_done(state: ResourceState) -> ResourceState:

@@ -186,6 +186,8 @@ def see_target(said: TargetSeen, state: ResourceState) -> Facts:
     is_meant = spec is not None and any(each.target == said.target for each in spec.references)
     if not desired.is_declared or not is_meant or desired.targets.get(said.target) == said.state:
         return NOTHING_NEW
+    if _is_overtaken(said.target, said.known_version, state):
+        return NOTHING_NEW
     return Facts((TargetObserved(said.target, said.state),))
 
 
@@ -195,7 +197,17 @@ def see_secret(said: SecretSeen, state: ResourceState) -> Facts:
     is_meant = desired.is_declared and spec is not None and said.secret in spec.secrets
     if not is_meant or desired.secrets.get(said.secret) == said.digest:
         return NOTHING_NEW
+    if _is_overtaken(said.secret, said.known_version, state):
+        return NOTHING_NEW
     return Facts((SecretObserved(said.secret, said.digest),))
+
+
+def _is_overtaken(name: str, known_version: int, state: ResourceState) -> bool:
+    """Return whether a newer report was recorded, which the reporter had not read.
+
+    A report may be delivered again, or be delayed. Its reporter reads on, and reports again.
+    """
+    return 0 < known_version < state.desired.recorded_by.get(name, 0)
 
 
 def see_definition(said: DefinitionSeen, state: ResourceState) -> Facts:

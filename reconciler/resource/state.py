@@ -53,6 +53,8 @@ class Desired(msgspec.Struct, frozen=True, gc=False):
     refused_generation: int = 0  # by the API, for good
     targets: dict[str, TargetState] = {}  # what is known of those that the spec refers to
     secrets: dict[str, str] = {}  # digests of those that it names
+    # By target and secret: the version of the resource that recorded what is known of it.
+    recorded_by: dict[str, int] = {}
     resolved: Fields | None = None  # its fields, with the values of all of them
     definition: DefinitionRef | None = None  # what a kind that is defined at run time rests on
     resolved_by: str = ""  # digest of the definition that `resolved` rests on

@@ -74,7 +74,7 @@ def secret_messages(
     return [
         _message(
             row.key,
-            SecretSeen(secret, digest),
+            SecretSeen(secret, digest, row.version),
             f"{secret}/{digest}/{row.version}",
         )
         for row in concerned
@@ -143,7 +143,7 @@ def _to_references(
             state = _state_of(row, reference, known, every_row)
             if state != known:
                 told = hashlib.blake2b(_encoder.encode(state), digest_size=8).hexdigest()
-                data = TargetSeen(reference.target, state)
+                data = TargetSeen(reference.target, state, row.version)
                 yield _message(row.key, data, f"{reference.target}/{told}/{row.version}")
 
 

@@ -259,7 +259,7 @@ def _from_another_namespace(
 def test_a_reference_from_a_permitted_namespace_counts(permits: tuple[str, ...]) -> None:
     told = _from_another_namespace(permits=permits, known={}, says=None)
     assert [(each.key, each.data) for each in told] == [
-        (OTHERS, TargetSeen(str(TARGET), TargetState(declared=True))),
+        (OTHERS, TargetSeen(str(TARGET), TargetState(declared=True), 1)),
         (TARGET, Referenced(str(OTHERS), "Keep")),
     ]
 
@@ -270,7 +270,7 @@ def test_a_reference_from_another_namespace_neither_counts_nor_shows_anything(
 ) -> None:
     told = _from_another_namespace(permits=permits, known={}, says=None)
     assert [(each.key, each.data) for each in told] == [
-        (OTHERS, TargetSeen(str(TARGET), TargetState(declared=False)))
+        (OTHERS, TargetSeen(str(TARGET), TargetState(declared=False), 1))
     ]
 
 
@@ -279,6 +279,6 @@ def test_a_permission_that_is_withdrawn_ends_the_reference() -> None:
         permits=(), known={str(OTHERS): "Keep"}, says=TargetState(declared=True)
     )
     assert [(each.key, each.data) for each in told] == [
-        (OTHERS, TargetSeen(str(TARGET), TargetState(declared=False))),
+        (OTHERS, TargetSeen(str(TARGET), TargetState(declared=False), 1)),
         (TARGET, Unreferenced(str(OTHERS))),
     ]

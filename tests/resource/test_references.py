@@ -231,6 +231,25 @@ def test_declared_after_its_end_it_knows_as_little_of_others_as_its_row():
     assert story.reason == "ReferenceUnknown"
 
 
+def test_a_report_that_was_overtaken_undoes_nothing():
+    """Two observers report; one had not read what the other one's report led to."""
+    story = server()
+    before = story.state.version
+    story.turn(TargetSeen(DATABASE, TargetState(**known("db-2")), before))
+    assert story.turn(TargetSeen(DATABASE, TargetState(**known("db-1")), before)) == []
+    newer = TargetSeen(DATABASE, TargetState(**known("db-3")), story.state.version)
+    assert only(TargetObserved, story.turn(newer)).state.values["outputs.host"] == "db-3"
+
+
+def test_a_digest_that_was_overtaken_undoes_nothing():
+    story = Story(kind=SERVER)
+    story.declare(PASSWORD)
+    before = story.state.version
+    story.turn(SecretSeen("files/db-password", "new", before))
+    assert story.turn(SecretSeen("files/db-password", "old", before)) == []
+    assert story.state.desired.secrets == {"files/db-password": "new"}
+
+
 # --- secrets
 
 PASSWORD: Fields = {"type": "db", "password": {"$secret": "db-password"}}
