@@ -170,31 +170,45 @@ class Decider:
         self._queue = FairQueue(Quota.of_slots(reader.slots))
         self._actions = ActionsInFlight(chance.clock, max_actions)
         self._fresh: set[int] = set()
+        self._extended_at = 0.0
         self._clock = chance.clock
 
     async def run(self) -> None:
         """Decide for ever."""
-        extended_at = self._clock()
         while True:
             self._resume()
             await self._take_in()
+            await self._extend_leases()
             batch = self._queue.take()
-            taken = {each.position for each in batch}
-            for _ in range(_TRIES):
-                try:
-                    await self.handle(batch)
-                    break
-                except Exception as error:  # noqa: BLE001 - such as the bus being away
-                    _logger.warning(
-                        "deciding a batch failed; retrying", why=str(error), size=len(batch)
-                    )
-                    await asyncio.sleep(_RETRY_SECONDS)
+            if batch:
+                await self._handle_until_done(batch)
+                self._fresh.difference_update(each.position for each in batch)
+
+    async def _handle_until_done(self, batch: Sequence[IntakeDelivery]) -> None:
+        for _ in range(_TRIES):
+            try:
+                await self.handle(batch)
+            except Exception as error:  # noqa: BLE001 - such as the bus being away
+                _logger.warning(
+                    "deciding a batch failed; retrying", why=str(error), size=len(batch)
+                )
+                await asyncio.sleep(_RETRY_SECONDS)
             else:
-                await self._reader.retry_later(batch, _RETRY_SECONDS)
-            self._fresh -= taken
-            if self._queue and self._clock() > extended_at + _EXTEND_SECONDS:
-                await self._reader.extend([*self._queue])
-                extended_at = self._clock()
+                return
+        await self._reader.retry_later(batch, _RETRY_SECONDS)
+
+    async def _extend_leases(self) -> None:
+        """Keep what waits here from being delivered again."""
+        if self._clock() < self._extended_at + _EXTEND_SECONDS:
+            return
+        self._extended_at = self._clock()
+        waiting = [*self._queue]
+        if not waiting:
+            return
+        try:
+            await self._reader.extend(waiting)
+        except Exception as error:  # noqa: BLE001 - it is delivered again then, as a duplicate
+            _logger.info("extending the leases of waiting messages failed", why=str(error))
 
     def _resume(self) -> None:
         """Go on with declarations whose namespace may begin actions again."""
@@ -217,6 +231,7 @@ class Decider:
                 break
         excess = self._queue.take_excess()
         if excess:
+            self._fresh.difference_update(each.position for each in excess)
             await self._refuse_excess(excess)
 
     async def _refuse_excess(self, excess: Sequence[IntakeDelivery]) -> None:
