@@ -251,7 +251,24 @@ class SimulatedTruth:
     def explains(self, spec: SpecDeclared, outcome: str) -> bool:
         if outcome == "Failed":
             return spec.fields.get("color") == REFUSED_COLOR
-        return outcome == "Waiting" and any(map(self._is_missing, spec.fields.values()))
+        if outcome != "Waiting":
+            return False
+        return any(map(self._is_missing, spec.fields.values())) or self._is_in_a_cycle(spec)
+
+    def _is_in_a_cycle(self, spec: SpecDeclared) -> bool:
+        """Return whether the references of what is declared lead from a resource back to it."""
+        found: set[str] = set()
+        ahead = [each.target for each in spec.references]
+        while ahead:
+            name = ahead.pop()
+            resource = self.ledger.resource(ResourceKey.parse(name))
+            if name in found or resource.spec is None or not resource.is_declared:
+                continue
+            if resource.spec is spec:
+                return True
+            found.add(name)
+            ahead += [each.target for each in resource.spec.references]
+        return False
 
     def _is_missing(self, value: Any) -> bool:
         secret, reference = mark_of(value, "$secret"), mark_of(value, "$ref")
