@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-import random
 import sys
 import tempfile
-import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -21,6 +19,7 @@ from rich.table import Table
 from benchmarks.converge import settings
 from benchmarks.converge.client import PATIENCE_SECONDS, Bus
 from benchmarks.converge.stack import ALL_IN_ONE, running_stack
+from benchmarks.latencies import latencies, percentile
 from infra.bus.streams import worker_consumer, worker_consumers
 from reconciler.roles.actions_in_flight import MAX_ACTIONS
 from reconciler.sdk import client_on
@@ -44,11 +43,6 @@ class Phase(NamedTuple):
     milliseconds: Sequence[float]
     waiting: int = 0
     handed_out: int = 0
-
-    def at(self, share: float) -> float:
-        """Give the latency that such a share of the samples does not exceed."""
-        ordered = sorted(self.milliseconds)
-        return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
 @app.default
@@ -85,11 +79,11 @@ async def _run(slow: int, call_seconds: float, samples: int) -> list[Phase]:
                 await bus.configure(settings.config(stack.api.url, settings.RARE_RESYNC_SECONDS))
                 slow_config = settings.config(slow_url, settings.RARE_RESYNC_SECONDS)
                 await bus.configure(slow_config, _SLOW)
-                await _latencies(bus, "warm-up", _WARM_UP)
-                alone = Phase("alone", await _latencies(bus, "alone", samples))
+                await latencies(bus, "warm-up", _WARM_UP)
+                alone = Phase("alone", await latencies(bus, "alone", samples))
                 await bus.declare([f"slow-{number}" for number in range(slow)], _SLOW)
                 await _until_queue_is_long(bus, slow)
-                beside = await _latencies(bus, "beside", samples)
+                beside = await latencies(bus, "beside", samples)
                 queue = await _queue(bus)
                 leased = int(queue["num_ack_pending"])
                 waiting = int(queue["num_pending"]) + leased
@@ -103,20 +97,6 @@ async def _slow_api(folder: Path, call_seconds: float) -> AsyncGenerator[str]:
         yield await api.start(folder / "slow-api", latency_ms=1_000 * call_seconds)
     finally:
         await api.stop()
-
-
-async def _latencies(bus: Bus, phase: str, samples: int) -> list[float]:
-    """Declare single resources one after another; give what each took until it was Converged."""
-    found: list[float] = []
-    for number in range(samples):
-        name = f"{phase}-{number}"
-        bus.expect([name], "Converged")
-        began = time.perf_counter()
-        await bus.declare([name])
-        await bus.expected()
-        found.append((time.perf_counter() - began) * 1_000)
-        await asyncio.sleep(random.uniform(0.01, 0.03))
-    return found
 
 
 async def _until_queue_is_long(bus: Bus, slow: int) -> None:
@@ -140,10 +120,11 @@ def _show(phases: Sequence[Phase], load: float, title: str) -> None:
     for heading in ("p50, ms", "p99, ms", "max, ms", "slow ones left", "of them handed out"):
         table.add_column(heading, justify="right")
     for phase in phases:
-        times = [f"{value:.1f}" for value in (phase.at(0.50), phase.at(0.99), phase.at(1.0))]
+        times = [f"{percentile(phase.milliseconds, each):.1f}" for each in (0.50, 0.99, 1.0)]
         table.add_row(phase.name, *times, f"{phase.waiting:,}", f"{phase.handed_out:,}")
     alone, beside = phases
-    ratio = beside.at(0.99) / alone.at(0.99)
+    p99 = [percentile(phase.milliseconds, 0.99) for phase in (beside, alone)]
+    ratio = p99[0] / p99[1]
     console = Console(width=None if sys.stdout.isatty() else 120)
     console.print(table)
     met = "met" if ratio <= TARGET else "missed"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import os
-import random
 import sys
 import tempfile
 import time
@@ -25,6 +24,7 @@ from rich.table import Table
 from benchmarks.converge import settings
 from benchmarks.converge.client import Bus
 from benchmarks.converge.stack import ALL_IN_ONE, running_stack
+from benchmarks.latencies import latencies, percentile
 from events.envelope import encode_intake
 from events.intake import Declared
 from events.manifest import Fields, Manifest, Metadata
@@ -65,11 +65,6 @@ class Phase(NamedTuple):
     published: int = 0
     refused: int = 0
 
-    def at(self, share: float) -> float:
-        """Give the latency that such a share of the samples does not exceed."""
-        ordered = sorted(self.milliseconds)
-        return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
-
 
 @app.default
 def tenants(*, samples: int = 100, a_second: int = 10_000, manifest_bytes: int = 0) -> int:
@@ -105,8 +100,8 @@ async def _run(samples: int, a_second: int, manifest_bytes: int) -> list[Phase]:
             async with bus.following():
                 rare = settings.config(stack.api.url, settings.RARE_RESYNC_SECONDS)
                 await bus.configure(rare)
-                await _latencies(bus, "warm-up", _WARM_UP)
-                phases = [Phase("alone", await _latencies(bus, "alone", samples))]
+                await latencies(bus, "warm-up", _WARM_UP)
+                phases = [Phase("alone", await latencies(bus, "alone", samples))]
                 for name, namespaces in (("100 namespaces", 100), ("1 namespace", 1)):
                     load = Load(namespaces, a_second, manifest_bytes)
                     phases.append(await _beside(bus, nc, stack.server.url, name, load, samples))
@@ -121,7 +116,7 @@ async def _beside(bus: Bus, nc: Connection, url: str, name: str, load: Load, sam
     process.start()
     try:
         await asyncio.sleep(_SETTLE_SECONDS)
-        found = await _latencies(bus, f"beside-{load.namespaces}", samples)
+        found = await latencies(bus, f"beside-{load.namespaces}", samples)
     finally:
         ended.set()
         await asyncio.to_thread(process.join)
@@ -168,29 +163,16 @@ async def _refused(nc: Connection) -> int:
     return sum(each.count for each in await read_discarded(nc) if each.stage == "quota")
 
 
-async def _latencies(bus: Bus, phase: str, samples: int) -> list[float]:
-    """Declare single resources one after another; give what each took until it was Converged."""
-    found: list[float] = []
-    for number in range(samples):
-        name = f"{phase}-{number}"
-        bus.expect([name], "Converged")
-        began = time.perf_counter()
-        await bus.declare([name])
-        await bus.expected()
-        found.append((time.perf_counter() - began) * 1_000)
-        await asyncio.sleep(random.uniform(0.01, 0.03))
-    return found
-
-
 def _show(phases: Sequence[Phase], load: float) -> None:
     table = Table("the load is of", title="one tenant beside others")
     for heading in ("p50, ms", "p99, ms", "max, ms", "published", "refused"):
         table.add_column(heading, justify="right")
     for phase in phases:
-        times = [f"{value:.1f}" for value in (phase.at(0.50), phase.at(0.99), phase.at(1.0))]
+        times = [f"{percentile(phase.milliseconds, each):.1f}" for each in (0.50, 0.99, 1.0)]
         table.add_row(phase.name, *times, f"{phase.published:,}", f"{phase.refused:,}")
     _, spread, beside = phases
-    ratio = beside.at(0.99) / spread.at(0.99)
+    p99 = [percentile(phase.milliseconds, 0.99) for phase in (beside, spread)]
+    ratio = p99[0] / p99[1]
     console = Console(width=None if sys.stdout.isatty() else 120)
     console.print(table)
     met = "met" if ratio <= TARGET else "missed"

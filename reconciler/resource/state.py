@@ -76,7 +76,7 @@ class Applied(msgspec.Struct, frozen=True, gc=False):
     fields: Fields
     labels: dict[str, str]
     result: ExternalObject | None = None  # what the API made of it, once it is written
-    in_doubt: bool = False  # some of it was perhaps never written
+    in_doubt: bool = False  # some of it may never have been written
 
 
 class Owned(msgspec.Struct, frozen=True, gc=False):

@@ -1,10 +1,10 @@
-"""How many actions of each namespace are under way at each API.
+"""The number of actions of each namespace that are under way at each API.
 
 The workers of a ProviderConfig execute actions in the order of the log. A namespace that has many
-actions decided at once would have all others that use the same ProviderConfig wait for them. So the
+actions decided at the same time would have all others that use the same ProviderConfig wait. So the
 decider begins no more than `MAX_ACTIONS` at an API, shares these among the namespaces that have
-some, and goes on as they end (ADR 0062). A namespace with less than its share may always begin one.
-What is counted is kept in memory: after a restart it counts from nothing.
+some, and begins more as they end (ADR 0062). A namespace with less than its share may always begin
+one. The counts are kept in memory, and a restart begins with none.
 """
 
 from __future__ import annotations

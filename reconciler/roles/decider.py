@@ -211,7 +211,7 @@ class Decider:
             _logger.info("extending the leases of waiting messages failed", why=str(error))
 
     def _resume(self) -> None:
-        """Go on with declarations whose namespace may begin actions again."""
+        """Continue with declarations whose namespace may begin actions again."""
         parked = self._queue.parked
         for place in parked:
             room = min(self._actions.room(place), max(1, MAX_MESSAGES_A_TURN // len(parked)))
@@ -224,7 +224,7 @@ class Decider:
         for _ in range(_BATCHES_AT_ONCE):
             batch = await self._reader.next_batch(wait=not self._queue)
             now = self._now()
-            # What came at once is not late because it waits here for its turn.
+            # A message that arrived immediately is not late because it waits here for its turn.
             self._fresh.update(each.position for each in batch if _is_fresh(each, now))
             self._queue.add(batch)
             if len(batch) < MAX_MESSAGES_A_TURN:
@@ -707,7 +707,7 @@ class _News:
                 self.letters.append(DeadLetter("declaration", answer.message, delivery))
             elif each.place is not None and delivery is each.work.deliveries[-1]:
                 # Handled once more, it is a duplicate, and what follows from it is decided. Until
-                # then it is not acknowledged: after a crash another decider goes on with it.
+                # then it is not acknowledged: after a crash another decider continues.
                 self.finished.pop()
                 known = replace(delivery, reply_to=None)
                 self.parked.setdefault(each.place, []).append(known)
