@@ -242,7 +242,9 @@ class Shop:
         password = (self.folder / "secrets" / "default" / "shop-app-password").read_text()
         for name, manifest in wanted.items():
             shown = self.docker.inspect(name[1:])
-            assert shown is not None
+            if shown is None:  # replaced since the listing
+                yield f"{name} is missing"
+                continue
             labels, state = shown["Config"]["Labels"], shown["State"]
             if labels.get("team") != manifest.metadata.labels["team"]:
                 yield f"{name} has the labels {labels}"

@@ -24,6 +24,12 @@ _KNOWN_FAILURES = {
 }
 """Seeds that break an invariant, and why: remove each with its fix."""
 
+_MIN_HAPPENINGS = 80
+"""Different faults and events of 50 seeds: 98 to 110 in the first thousand.
+
+A single fault strikes two to seven times in 50 seeds, and in some slices never.
+"""
+
 _KEPT_PLANS = sorted(Path(__file__).with_name("plans").glob("*.json"))
 """The smallest plans that failed once: a seed is another plan when the draws change."""
 
@@ -54,8 +60,7 @@ def test_no_seed_breaks_an_invariant(first: int, count: int) -> None:
     assert not failures, "\n" + "\n".join(failures)
     assert total.seeds == count
     assert total.effects > count
-    assert total.happened["append: crash after"]
-    assert total.happened["write: lose reply"]
+    assert len(total.happened) > _MIN_HAPPENINGS
 
 
 @pytest.mark.parametrize("path", _KEPT_PLANS, ids=lambda path: path.stem)
