@@ -6,8 +6,9 @@ import logging
 import re
 import ssl
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
+from urllib.parse import ParseResult, urlsplit
 
 import msgspec
 import nats.errors
@@ -30,6 +31,7 @@ from infra.jetstream.wire import (
     ApiError,
     FastClient,
     is_refusal,
+    note_doubt,
     request,
     send,
     status_of,
@@ -53,7 +55,8 @@ _MAX_REFUSALS: Final = 3  # in a row; a server that reloads refuses who is just 
 _NOT_BY_WAITING: Final = (AccessFailedError, ssl.SSLCertVerificationError)
 _UNDECODABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _USER: Final = re.compile(r"(^|,|//)[^/,\s]*@")
-_PING_SECONDS: Final = 5  # two unanswered: the connection is dead
+_PING_SECONDS: Final = 5  # after two without a response the connection is dead
+_SECONDS_WITH_SEVERAL: Final = 2  # to connect, and between pings: another server may respond
 _QUESTIONS: Final = ("STREAM.INFO.", "STREAM.MSG.GET.", "CONSUMER.INFO.")
 _NO_LEADER: Final = 10008
 _SECOND_OPINION_SECONDS: Final = 1.0
@@ -134,11 +137,12 @@ class _Events:
             self.client.note_back()
 
 
-class _Hearing:
-    """Makes a connection anew that lives, but hears nothing: its server forgot what we listen to.
+class _Doubt:
+    """Reconnects a connection whose server is of no use while another connection is answered.
 
-    Only if another connection, asked the same, is answered: reconnections do not help a server that
-    is slow, they are one more thing that it has to do.
+    The server may have forgotten the subscriptions of this connection, or be cut off from the other
+    servers of its cluster: then it answers at once that there is no leader. A server that is only
+    slow is left alone, because reconnections add to its load.
     """
 
     def __init__(
@@ -151,44 +155,49 @@ class _Hearing:
         self._pause = _LOOK_PAUSE_SECONDS
         self._not_before = 0.0
 
-    def doubt(self) -> None:
-        """Look into it, unless that is being done or was done just now."""
+    def note(self) -> None:
+        """Compare with another connection, unless that is under way or was done just now."""
         if (self._look is None or self._look.done()) and time.monotonic() >= self._not_before:
             self._look = asyncio.ensure_future(self._look_into_it())
 
     async def _look_into_it(self) -> None:
-        if await _is_answered(self._client):
+        problem = await _problem_of(self._client)
+        if not problem:
             self._pause = _LOOK_PAUSE_SECONDS
         elif self._client.is_connected:  # else it is being repaired
-            await self._compare()
+            await self._compare(problem)
             self._pause = min(2 * self._pause, _MAX_LOOK_PAUSE_SECONDS)
         self._not_before = time.monotonic() + self._pause
 
-    async def _compare(self) -> None:
+    async def _compare(self, problem: str) -> None:
         try:
             another = await self._another()
         except BusError as error:
             _log.warning(
-                "bus connection %s: no response, and opening another connection failed: %s",
+                "bus connection %s: %s, and opening another connection failed: %s",
                 self._name,
+                problem,
                 error,
             )
             return
+        where = _where(another)
         try:
-            is_answered = await _is_answered(another)
+            other_problem = await _problem_of(another)
         finally:
             await close(another)
-        if not is_answered:
+        if other_problem:
             _log.warning(
-                "bus connection %s: no response on this or on a second connection; the server is "
-                "overloaded, or must be restarted",
+                "bus connection %s: %s, nor on a second connection; the server is overloaded, its "
+                "cluster has no majority, or it must be restarted",
                 self._name,
+                problem,
             )
         elif self._client.is_connected:
             _log.warning(
-                "bus connection %s: no response, but the server responds on a second connection; "
-                "reconnecting",
+                "bus connection %s: %s, but a second connection to %s works; reconnecting",
                 self._name,
+                problem,
+                where,
             )
             await self._client.force_reconnect()
 
@@ -198,18 +207,19 @@ def _is_about_our_key(text: str) -> bool:
     return is_refusal(text) and "timeout" not in text.lower()
 
 
-async def _is_answered(client: Client) -> bool:
-    """Whether JetStream answers on a connection, if only that we may not ask.
+async def _problem_of(client: Client) -> str:
+    """Return why JetStream is of no use on a connection; empty if it answers and has a leader.
 
-    Answers of any other kind prove nothing: they take another way through the server.
+    An answer that denies the question will do. Answers of any other kind prove nothing: they take
+    another way through the server.
     """
     try:
-        await request(client, "$JS.API.INFO", b"", timeout=_HEARING_SECONDS)
+        answer = await request(client, "$JS.API.INFO", b"", timeout=_HEARING_SECONDS)
     except BusUnavailableError:
-        return False
+        return "no response"
     except BusError:
-        return True
-    return True
+        return ""
+    return "its server has no leader" if _is_doubtful(answer) else ""
 
 
 async def connect(
@@ -249,7 +259,7 @@ async def connect(
 
     def another() -> Awaitable[Client]:
         return connect(
-            url,
+            other_servers(urls, client),
             name=f"{name}, to compare",
             patience_seconds=_HEARING_SECONDS,
             access=access,
@@ -266,8 +276,8 @@ async def connect(
             reconnected_cb=events.reconnected,
             max_reconnect_attempts=-1,
             reconnect_time_wait=_RECONNECT_WAIT_SECONDS,  # type: ignore[arg-type] # a float works
-            connect_timeout=_CONNECT_SECONDS,
-            ping_interval=_PING_SECONDS,
+            connect_timeout=_CONNECT_SECONDS if len(urls) == 1 else _SECONDS_WITH_SEVERAL,
+            ping_interval=_PING_SECONDS if len(urls) == 1 else _SECONDS_WITH_SEVERAL,
             pending_size=PENDING_BYTES,
             inbox_prefix=identity.inbox_prefix,
             user=(login.user or None) if login is not None else None,
@@ -283,7 +293,7 @@ async def connect(
         if connecting.done():
             connecting.result()
             events.connected = True
-            client.when_silent = _Hearing(client, name, another).doubt
+            client.when_doubtful = _Doubt(client, name, another).note
             return client
     except (OSError, ValueError, nats.errors.Error) as error:
         raise BusUnavailableError(
@@ -322,6 +332,24 @@ def server_urls(url: str) -> list[str]:
                 "nats://host:4222 or tls://host:4222"
             )
     return found
+
+
+def other_servers(urls: Sequence[str], client: Client) -> str:
+    """Return the servers that a client may use and is not connected to; all, if it is the only one.
+
+    A server that the cluster announced takes the user and the scheme of the first URL.
+    """
+    now = client.connected_url
+    first = urlsplit(urls[0])
+    user, at, _ = first.netloc.rpartition("@")
+    announced = [f"{first.scheme}://{user}{at}{each.netloc}" for each in client.discovered_servers]
+    others = [each for each in (*urls, *announced) if now is None or not _is_at(each, now)]
+    return ",".join(others or urls)
+
+
+def _is_at(url: str, server: ParseResult) -> bool:
+    given = urlsplit(url)
+    return (given.hostname, given.port) == (server.hostname, server.port)
 
 
 async def close(client: Client) -> None:
@@ -429,6 +457,8 @@ async def api_request(
             return msgspec.json.decode(message.data, type=dict[str, Any])
     except _UNDECODABLE as unreadable:
         raise BusError(f"{subject_suffix}: invalid response: {unreadable}") from None
+    if error.err_code == _NO_LEADER:
+        note_doubt(nc)
     raise to_bus_error(error, subject_suffix)
 
 

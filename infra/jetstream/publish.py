@@ -21,6 +21,7 @@ from infra.jetstream.wire import (
     denial_noticed,
     encode,
     loss_noticed,
+    note_doubt,
     request,
     subscribe,
     unsubscribe,
@@ -147,7 +148,7 @@ class _Pipeline:
             ):
                 await self._send_all(inbox)
         except (TimeoutError, BusUnavailableError):
-            pass  # what has no answer is reported as unknown, in its place
+            note_doubt(self._nc)  # what has no answer is reported as unknown, in its place
         finally:
             await unsubscribe(subscription)
         return [self._result(index) for index in range(len(self._messages))]

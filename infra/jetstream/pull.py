@@ -28,6 +28,7 @@ from infra.jetstream.wire import (
     bus_errors,
     changes_noticed,
     denial_noticed,
+    note_doubt,
     send,
     split_reply,
     status_of,
@@ -348,7 +349,9 @@ class PullGroup:
         if status == _PIN_LOST:
             source.pin_id = ""
         source.close_request(int(number))
-        source.has_doubt |= status == _NO_RESPONDERS
+        if status == _NO_RESPONDERS:
+            source.has_doubt = True
+            note_doubt(self._nc)
         if status not in ("404", "408", _PIN_LOST):
             source.not_before = time.monotonic() + _RETRY_SECONDS
 

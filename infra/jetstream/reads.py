@@ -7,9 +7,11 @@ from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple, TypeVar, overload
 
 import msgspec
+import nats.errors
 from nats.aio.client import Client
+from nats.aio.msg import Msg
 
-from infra.jetstream.connection import API_TIMEOUT_SECONDS, api_request
+from infra.jetstream.connection import API_TIMEOUT_SECONDS, api_request, is_clustered
 from infra.jetstream.errors import (
     BusError,
     BusRefusedError,
@@ -37,6 +39,7 @@ _TOO_MANY: Final = 413
 _NOT_READ: Final = 404
 _UNREADABLE: Final = "Message Not Found"  # where nothing was stored, it is "No Results"
 _MAX_SUBJECTS: Final = 1_024
+_PATIENCE_SECONDS: Final = 1.5
 
 _SEQUENCE: Final = "Nats-Sequence"
 _SUBJECT: Final = "Nats-Subject"
@@ -175,7 +178,7 @@ async def last_of_each(nc: Client, stream: str, subjects: Sequence[str]) -> list
 
 async def _last_of_one(nc: Client, stream: str, subject: str) -> StoredMessage | None:
     question = f"$JS.API.DIRECT.GET.{stream}.{subject}"
-    answer = await request(nc, question, b"", timeout=API_TIMEOUT_SECONDS)
+    answer = await _first_response(nc, question)
     status = status_of(answer)
     if status == "404":
         return None
@@ -183,6 +186,19 @@ async def _last_of_one(nc: Client, stream: str, subject: str) -> StoredMessage |
     if status:
         raise _refused(question, status, headers.get(DESCRIPTION, ""))
     return _from_direct(answer.data, headers)
+
+
+async def _first_response(nc: Client, question: str) -> Msg:
+    failure: BusUnavailableError | None = None
+    for patience_seconds, _ in _attempts_at(nc):
+        try:
+            return await request(nc, question, b"", timeout=patience_seconds)
+        except BusUnavailableError as error:
+            if not isinstance(error.__cause__, nats.errors.TimeoutError):
+                raise
+            failure = error
+    assert failure is not None
+    raise failure
 
 
 async def read_subject(
@@ -355,33 +371,64 @@ class _Answer:
 
 
 class _Questions:
-    """Questions under way: each one's number is the last token of where its answer goes."""
+    """Questions under way; the last token of a response's subject is the number of the attempt.
+
+    The first attempt with a complete answer counts.
+    """
 
     def __init__(self, count: int) -> None:
-        self.answers = [_Answer() for _ in range(count)]
-        self._open = count
-        self._lost = False
+        self.answers: dict[int, _Answer] = {}
+        self.is_lost = False
+        self._count = count
+        self._attempts: list[_Answer] = []
         self._moved = asyncio.Event()
 
+    @property
+    def unanswered(self) -> list[int]:
+        return [number for number in range(self._count) if number not in self.answers]
+
+    def ask(self, copies: int) -> Iterator[tuple[int, int]]:
+        """Begin that many attempts; return each unanswered question with each attempt's number."""
+        for _ in range(copies):
+            first = len(self._attempts)
+            self._attempts += [_Answer() for _ in range(self._count)]
+            yield from ((number, first + number) for number in self.unanswered)
+
     def take(self, message: Incoming) -> None:
-        answer = self.answers[int(message.subject.rsplit(".", 1)[1])]
+        attempt = int(message.subject.rsplit(".", 1)[1])
+        answer = self._attempts[attempt]
         answer.take(message)
         if answer.end is message:
-            self._open -= 1
+            self.answers.setdefault(attempt % self._count, answer)
         self._moved.set()
 
     def connection_lost(self) -> None:
-        self._lost = True
+        self.is_lost = True
         self._moved.set()
 
-    async def answered(self, patience_seconds: float) -> None:
-        """Wait for all of them; TimeoutError when nothing more will come."""
-        while self._open:
-            if self._lost:
-                raise TimeoutError
-            async with asyncio.timeout(patience_seconds):
-                await self._moved.wait()
+    async def are_answered(self, patience_seconds: float) -> bool:
+        """Wait for all of them; return False when nothing came for so long, or never will."""
+        while len(self.answers) < self._count:
+            try:
+                async with asyncio.timeout(patience_seconds):
+                    await self._moved.wait()
+            except TimeoutError:
+                return False
             self._moved.clear()
+            if self.is_lost:
+                return False
+        return True
+
+
+def _attempts_at(nc: Client) -> list[tuple[float, int]]:
+    """Return the seconds to wait for each attempt at a direct read, and the copies to send of it.
+
+    In a cluster, any server that has the stream answers, chosen at random. One that falls silent is
+    chosen until its routes are closed, which may take a minute.
+    """
+    if is_clustered(nc):
+        return [(_PATIENCE_SECONDS, copies) for copies in (1, 2, 3, 3, 3, 3)]
+    return [(API_TIMEOUT_SECONDS, 1)]
 
 
 async def _direct_gets(
@@ -391,23 +438,25 @@ async def _direct_gets(
     inbox = nc.new_inbox()
     questions = _Questions(len(bodies))
     subject = f"$JS.API.DIRECT.GET.{stream}"
-    commands = [
-        encode(nc, subject, msgspec.json.encode(body), {}, reply=f"{inbox}.{number}")
-        for number, body in enumerate(bodies)
-    ]
+    encoded = [msgspec.json.encode(body) for body in bodies]
     subscription = await subscribe(nc, f"{inbox}.*", questions.take)
     try:
         async with ended_by_denial(nc, (subject,)):
             with loss_noticed(nc, questions.connection_lost):
-                await write(nc, commands, subject)
-                await questions.answered(API_TIMEOUT_SECONDS)
-    except TimeoutError as error:
-        raise BusUnavailableError(f"{subject}: no response before the timeout") from error
+                for patience_seconds, copies in _attempts_at(nc):
+                    commands = [
+                        encode(nc, subject, encoded[number], {}, reply=f"{inbox}.{attempt}")
+                        for number, attempt in questions.ask(copies)
+                    ]
+                    await write(nc, commands, subject)
+                    if await questions.are_answered(patience_seconds) or questions.is_lost:
+                        break
     finally:
         await unsubscribe(subscription)
+    if questions.unanswered:
+        raise BusUnavailableError(f"{subject}: no response before the timeout")
     return [
-        _checked(subject, body, answer)
-        for body, answer in zip(bodies, questions.answers, strict=True)
+        _checked(subject, body, questions.answers[number]) for number, body in enumerate(bodies)
     ]
 
 

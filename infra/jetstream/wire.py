@@ -156,9 +156,8 @@ async def request(
                 return await nc.request(
                     subject, payload, timeout=timeout, headers=dict(headers) if headers else None
                 )
-            except nats.errors.TimeoutError:
-                if isinstance(nc, FastClient):
-                    nc.note_silence()
+            except (nats.errors.TimeoutError, nats.errors.NoRespondersError):
+                note_doubt(nc)
                 raise
             except nats.errors.Error as error:
                 if isinstance(nc, FastClient) and nc.excess:
@@ -335,7 +334,7 @@ class FastClient(Client):
         super().__init__()
         self.when_lost: set[Callable[[], None]] = set()
         self.when_back: set[Callable[[], None]] = set()
-        self.when_silent: Callable[[], None] | None = None
+        self.when_doubtful: Callable[[], None] | None = None
         self.excess = ""  # what ended the connection, if its server has sent too much
         self.identity = identity
         self.denials = Denials(identity.inbox_prefix if identity else "_INBOX")
@@ -417,6 +416,11 @@ class FastClient(Client):
                 await self._error_cb(error)
                 await asyncio.sleep(self.options["reconnect_time_wait"])
 
+    async def _select_next_server(self) -> None:
+        """Try the server that was left last: it may be silent, or cut off from the others."""
+        self._server_pool.sort(key=lambda each: each is self._current_server)
+        await super()._select_next_server()
+
     async def _connect_to_server(self, s: Srv) -> None:
         self._forget_last_attempt()
         await super()._connect_to_server(s)
@@ -496,11 +500,6 @@ class FastClient(Client):
         """Whether the server says that it is part of a cluster."""
         return bool(self._server_info.get("cluster"))
 
-    def note_silence(self) -> None:
-        """Take note that a request has no answer."""
-        if self.when_silent is not None and self.is_connected:
-            self.when_silent()
-
     def end_pending(self) -> None:
         """End every wait for an answer: it was to come on a connection that is lost.
 
@@ -556,6 +555,12 @@ def _access_failures() -> Generator[None]:
         yield
     except BusAccessError as error:
         raise AccessFailedError(str(error)) from error
+
+
+def note_doubt(nc: Client) -> None:
+    """Note that a request got no response, or that no stream or consumer has a leader for it."""
+    if isinstance(nc, FastClient) and nc.when_doubtful is not None and nc.is_connected:
+        nc.when_doubtful()
 
 
 def is_refusal(text: str) -> bool:

@@ -127,6 +127,7 @@ class EmbeddedCluster:
         routes = [f"nats://127.0.0.1:{self._port_for(index, other)}" for other in others]
         listen = f"127.0.0.1:{self.route_ports[index]}"
         cluster = f"name: embedded, listen: {json.dumps(listen)}, routes: {json.dumps(routes)}"
+        cluster += ', ping_interval: "2s", ping_max: 2'  # as docs/how-to/run-in-production.md
         if self._route_port is not None:  # nobody listens there: else the proxies were gone round
             cluster += ', advertise: "127.0.0.1:1"'
         return f"server_name: {node_name(index)}\ncluster {{ {cluster} }}"

@@ -1,4 +1,4 @@
-"""Fault 6: the server stores an append, and its answer never arrives."""
+"""Fault 6: the response of a server never arrives: to an append, a declaration or a read."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -7,7 +7,12 @@ from pathlib import Path
 import pytest
 
 from events.log import SpecDeclared
+from infra.bus.streams import LOG
 from infra.embedded import EmbeddedServer
+from infra.jetstream import reads
+from infra.jetstream.append import append
+from infra.jetstream.outgoing import OutgoingMessage
+from infra.jetstream.reads import SubjectStart, last_of_each, read_starts
 from reconciler.sdk import Client, connect
 from reconciler.wiring import connected, initialise, running
 from tests.faults.tcp_proxy import TcpProxy, proxied
@@ -73,3 +78,23 @@ async def test_fault_6_a_declaration_whose_acknowledgement_is_lost_is_one_genera
         answer = await client.declare(manifest("foo"))
         assert answer.generation == 1
         await _assert_declared_once(client, "default/Shape/foo")
+
+
+async def test_fault_6_a_lost_read_of_a_cluster_is_repeated(
+    bus: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another server of the cluster may respond."""
+    monkeypatch.setattr(reads, "is_clustered", bool)
+    subjects = [f"log.default.Shape.s{number}.fact" for number in range(20)]
+    async with (
+        proxied(bus.port, by_frames=True) as proxy,
+        connected(proxy.url) as behind,
+        asyncio.timeout(reads.API_TIMEOUT_SECONDS),
+    ):
+        await append(behind, [OutgoingMessage(each, each.encode()) for each in subjects])
+        proxy.swallow_one(lambda frame: b"NATS/1.0 204" in frame)
+        found = await read_starts(behind, LOG, [SubjectStart(each, 5) for each in subjects])
+        assert [[one.subject for one in each] for each in found] == [[one] for one in subjects]
+        proxy.swallow_one(lambda frame: b"s9.fact" in frame)
+        assert len(await last_of_each(behind, LOG, subjects)) == len(subjects)
+        assert len(proxy.swallowed) == 2

@@ -15,9 +15,10 @@ from infra.jetstream.errors import AppendConflictError, BusUnavailableError
 from infra.jetstream.outgoing import OutgoingMessage
 from infra.jetstream.reads import read_subject
 from reconciler.wiring import Role, connected, initialise, running
-from tests.cluster.servers import NODES, EmbeddedCluster, leader
+from tests.cluster.routes import Routes
+from tests.cluster.servers import NODES, leader
 from tests.cluster.story import until
-from tests.faults.tcp_proxy import TcpProxy, Way, proxied
+from tests.faults.tcp_proxy import Way, proxied
 from tests.faulty_api import FaultyApi
 from tests.judge.from_bus import check
 from tests.scenarios.harness import Human, World, api_config
@@ -71,35 +72,6 @@ async def test_fault_5_a_decider_behind_a_dead_connection_finds_out_and_goes_on(
 
 
 # --- between nodes
-
-
-class Routes:
-    """A proxy for each way from one node to another."""
-
-    def __init__(self) -> None:
-        self.cluster = EmbeddedCluster()
-        self._proxies: dict[tuple[int, int], TcpProxy] = {}
-
-    async def start(self, folder: Path, stack: AsyncExitStack) -> None:
-        for source in range(NODES):
-            for target in range(NODES):
-                proxy = TcpProxy(self.cluster.route_ports[target])
-                await proxy.start()
-                stack.push_async_callback(proxy.stop)
-                self._proxies[source, target] = proxy
-        stack.push_async_callback(self.cluster.kill)
-        await self.cluster.start(folder, route_port=lambda a, b: self._proxies[a, b].port)
-
-    def isolate(self, node: int) -> None:
-        for each in self._of(node):
-            each.partition()
-
-    def rejoin(self, node: int) -> None:
-        for each in self._of(node):
-            each.heal()
-
-    def _of(self, node: int) -> list[TcpProxy]:
-        return [proxy for pair, proxy in self._proxies.items() if node in pair]
 
 
 async def _holds_both(nc: Client) -> bool:

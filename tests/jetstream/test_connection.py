@@ -200,12 +200,20 @@ async def test_a_connection_that_hears_nothing_is_made_anew(
         await api_request(client, "INFO", None, timeout=0.3)
 
     await until(lambda: is_answered(client))
-    assert (
-        "no response, but the server responds on a second connection; reconnecting" in caplog.text
-    )
+    works = f"no response, but a second connection to 127.0.0.1:{server.port} works; reconnecting"
+    assert works in caplog.text
     assert client.stats["reconnects"] == 1
     await client.close()
     await server.stop()
+
+
+async def test_a_second_connection_goes_to_another_server(own_server: EmbeddedServer) -> None:
+    client = await connect(own_server.url, name="test")
+    there = f"nats://127.0.0.1:{own_server.port}"
+    others = ["tls://user:secret@b:4222", "c:4222"]
+    assert connection.other_servers([there], client) == there
+    assert connection.other_servers([there, *others], client) == ",".join(others)
+    await client.close()
 
 
 async def test_a_server_that_stands_still_is_not_troubled_with_reconnections(
