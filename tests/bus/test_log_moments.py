@@ -20,6 +20,12 @@ BEGAN = datetime(2026, 1, 2, tzinfo=UTC)
 DECLARED = SpecDeclared(1, "shapes/v1", "default", "foo", {})
 
 
+@pytest.fixture
+def module_bus_url(fresh_bus_url: str) -> str:
+    """A log for each test: their events have times of their own."""
+    return fresh_bus_url
+
+
 async def append_at(log: JetStreamLog, times: list[datetime]) -> list[int]:
     """Append an event at each of these times; gives their positions."""
     positions: list[int] = []
