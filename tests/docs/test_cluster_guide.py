@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -78,6 +79,11 @@ def until_ok(cli: Inside, *arguments: str) -> Any:
     return ran.json
 
 
+def replicas_of(cli: Inside) -> Any:
+    checks = cli.run("doctor", "--nkey", "operator.nk", "--output", "json").json
+    return next(each for each in checks if each["check"] == "replicas")
+
+
 async def is_admitted(url: str, key: Path) -> bool:
     try:
         nc = await connect(url, name="guide", access=Access(nkey=key))
@@ -118,4 +124,17 @@ def test_the_servers_form_a_cluster_and_a_service_is_added(
     while not asyncio.run(is_admitted(url, tmp_path / "shop.nk")):
         assert time.monotonic() < end
     assert asyncio.run(is_admitted(url, tmp_path / "billing.nk"))
+
+    *_, replaced = servers  # by a machine with the same server name and an empty disk
+    replaced.kill()
+    replaced.wait()
+    shutil.rmtree(tmp_path / NODES[-1])
+    command = [str(find_server_binary()), "-c", f"{NODES[-1]}.conf"]
+    servers.append(subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL))
+    own = files[NODES[-1]][1]  # it answers when it has fetched the streams
+    until_ok(Inside(tmp_path, own), "get", "-A", "--nkey", "operator.nk", "--output", "json")
+    end = time.monotonic() + READY_SECONDS
+    while replicas_of(cli)["status"] != "ok":
+        assert time.monotonic() < end
+    assert (tmp_path / NODES[-1] / "jetstream" / "RECONCILER" / "streams" / "LOG_1").is_dir()
     assert re.search(r"--namespace billing --namespace shop .*--key shop=U", PAGE.read_text())
