@@ -286,6 +286,10 @@ def test_an_auditor_reads_the_log_and_its_models(commands: Run, name: str) -> No
     commands("auditor", "history", "ProviderConfig/default")
     commands("auditor", "describe", "ProviderConfig/default")
     commands("auditor", "replay", "--verify")
+    commands("auditor", "events")
+    commands("auditor", "why", "ProviderConfig/default")
+    commands("auditor", "diff", "ProviderConfig/default", "--from-generation", "1")
+    commands("auditor", "plan", "-f", "-", text=circle(name), status=2)
 
 
 def test_what_an_auditor_may_not_look_at_is_skipped_by_doctor_and_is_no_failure(
