@@ -117,4 +117,7 @@ def _print(restored: RestoredLog) -> None:
         )
         for one in restored.damage[:_SHOWN]:
             out.print(f"{one.problem}: {one}")
-    out.print("Start the roles. The first listing corrects what has changed since the backup.")
+    out.print(
+        "Start only the decider first: a listing may delete objects that were created after the "
+        "backup (docs/how-to/back-up-and-restore.md)"
+    )
