@@ -186,3 +186,49 @@ def test_what_one_types_in_trouble_is_no_wrong_usage(
         return
     assert ran.status == Exit.FAILED
     assert ran.err.startswith("error: cannot reach nats://127.0.0.1:1")
+
+
+# --- the commands of the how-to pages
+
+
+GUIDES = ("back-up-and-restore", "configure-the-connection", "operate", "plan-and-approve")
+WITHOUT_BUS = ("config", "completion", "permissions", "secrets", "up", "run")
+"""Commands that need no bus or start one; other tests run them."""
+
+
+def typed_on_the_bus(line: str) -> Iterator[list[str]]:
+    """Return the words of each command of ours in a line of a shell."""
+    words = shlex.shlex(line, posix=True, punctuation_chars="|>&")
+    words.whitespace_split = True
+    parts: list[list[str]] = [[]]
+    for word in words:
+        if word in ("|", ">", "&"):
+            parts.append([])
+        else:
+            parts[-1].append(word)
+    for part in parts:
+        if part[:2] == ["xargs", "reconciler"]:
+            yield [*part[2:], "default/Shape/foo"]
+        elif part[:1] == ["reconciler"] and part[1] not in WITHOUT_BUS:
+            yield part[1:]
+
+
+@pytest.mark.parametrize("guide", GUIDES)
+def test_what_a_guide_says_to_type_is_no_wrong_usage(
+    guide: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("reconciler.cli.connection.PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr("reconciler.cli.client.PATIENCE_SECONDS", 0.1)
+    (tmp_path / "shapes").mkdir()
+    (tmp_path / "shapes/bar.yaml").write_text(shape("bar"))
+    page = DOCS / f"how-to/{guide}.md"
+    lines = [line for block in blocks(page, "sh") for line in block.splitlines()]
+    typed = [words for line in lines for words in typed_on_the_bus(line)]
+    assert typed
+    for words in typed:
+        for name in [word for word in words if word.endswith((".yaml", ".json"))]:
+            (tmp_path / name).write_text(shape("bar"))
+        at = [] if "--nats-url" in words else ["--nats-url", "nats://127.0.0.1:1"]
+        ran = Inside(tmp_path).run(*words, *at)
+        assert ran.status == Exit.FAILED, (words, ran)
+        assert "--help`)" not in ran.err, (words, ran)
