@@ -15,7 +15,7 @@ from nats.aio.client import Client
 
 from infra.bus.streams import INTAKE, decider_consumers
 from infra.jetstream.connection import api_request
-from infra.jetstream.reads import stream_state
+from infra.jetstream.reads import StreamState, stream_state
 
 TRIM_SECONDS: Final = 30.0
 KEPT_MESSAGES: Final = 10_000
@@ -43,6 +43,13 @@ async def trim(nc: Client, *, keep: int = KEPT_MESSAGES) -> int:
         return 0
     answer = await api_request(nc, f"STREAM.PURGE.{INTAKE}", {"seq": upto + 1})
     return int(answer.get("purged", 0))
+
+
+def removed_unread(state: StreamState) -> int:
+    """Return how many messages something else has removed, decided or not: ``trim`` keeps more."""
+    began = int(state.config.get("first_seq", 0)) or 1
+    kept = state.last_seq - state.first_seq + 1
+    return max(0, min(KEPT_MESSAGES, state.last_seq - began + 1) - kept)
 
 
 async def _done_up_to(nc: Client, consumer: str, last: int) -> int:

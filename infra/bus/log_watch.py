@@ -13,9 +13,14 @@ from nats.aio.client import Client
 from events.envelope import InvalidMessageError, decode_log
 from events.log import LogEvent
 from infra.bus.removals import LOG_GONE
-from infra.bus.streams import LOG
+from infra.bus.streams import LOG, lost_beginning
 from infra.jetstream.connection import is_clustered
-from infra.jetstream.errors import BusUnavailableError, NotFoundOnBusError, StreamReplacedError
+from infra.jetstream.errors import (
+    BusUnavailableError,
+    IncompatibleStreamError,
+    NotFoundOnBusError,
+    StreamReplacedError,
+)
 from infra.jetstream.reads import StreamState, message_from_leader, stream_state
 from infra.jetstream.wire import loss_noticed
 
@@ -135,9 +140,16 @@ class JetStreamLogWatch:
 
 
 async def watch_log(nc: Client) -> JetStreamLogWatch:
-    """Take note of which log this is, and how far it goes; raises ``NotFoundOnBusError``."""
+    """Take note of which log this is, and how far it goes.
+
+    Raises:
+        NotFoundOnBusError: there is no log.
+        IncompatibleStreamError: its first events were removed.
+    """
     reconnects = nc.stats["reconnects"]
     state = await stream_state(nc, LOG)
+    if problem := lost_beginning(state):
+        raise IncompatibleStreamError(f"{problem}; restore the log from a backup")
     newest = await _event_id_at(nc, state.last_seq)
     return JetStreamLogWatch(nc, state, newest, reconnects)
 

@@ -32,7 +32,7 @@ from events.names import ResourceKey
 from events.subjects import DISCARDED
 from infra.jetstream.connection import api_request
 from infra.jetstream.errors import IncompatibleStreamError, NotFoundOnBusError
-from infra.jetstream.reads import stream_state
+from infra.jetstream.reads import StreamState, stream_state
 from infra.jetstream.topology import (
     consumer_names,
     delete_consumer,
@@ -260,6 +260,20 @@ async def find_log(nc: Client) -> LogIdentity:
     return LogIdentity(str(found), str(metadata.get(EPOCH_METADATA, "")))
 
 
+def lost_beginning(state: StreamState) -> str:
+    """Return what is wrong with a log that does not begin with its first event; empty if it does.
+
+    Streams have begun at 1 since they were created, and the server removes nothing, unless somebody
+    changed the configuration of the stream.
+    """
+    if state.first_seq <= 1:
+        return ""
+    return (
+        f"stream {LOG} begins at position {state.first_seq}: the events before it were removed, so "
+        "ownership cannot be rebuilt"
+    )
+
+
 async def has_log(nc: Client) -> bool:
     """Return whether there is an event log, as far as everybody may ask."""
     answer = await api_request(nc, "STREAM.NAMES", {"subject": "log.>"})
@@ -405,6 +419,7 @@ def _timers() -> Config:
         TIMERS,
         allow_msg_schedules=True,
         allow_msg_ttl=True,
+        allow_rollup_hdrs=True,  # schedules need it
         max_msgs_per_subject=1,
         max_age=TIMERS_KEPT.days * _DAY,
     )
@@ -456,12 +471,56 @@ def _rows() -> Config:
     )
 
 
+_STREAM_DEFAULTS: Final[Config] = {
+    "retention": "limits",
+    "discard": "old",
+    "discard_new_per_subject": False,
+    "max_age": 0,
+    "max_msgs": -1,
+    "max_msgs_per_subject": -1,
+    "max_msg_size": -1,
+    "max_consumers": -1,
+    "no_ack": False,
+    "sealed": False,
+    "deny_delete": False,
+    "deny_purge": False,
+    "allow_atomic": False,
+    "allow_rollup_hdrs": False,
+    "allow_msg_schedules": False,
+    "allow_msg_ttl": False,
+    "subject_transform": None,
+    "sources": [],
+    "mirror": None,
+}
+"""Fields that lose, refuse or change messages: each is compared, also where the default is wanted.
+
+``max_bytes`` only where a stream has a limit: with more room nothing is lost."""
+
+_CONSUMER_DEFAULTS: Final[Config] = {
+    "ack_policy": "explicit",
+    "deliver_policy": "all",
+    "replay_policy": "instant",
+    "max_deliver": _UNLIMITED,
+    "deliver_subject": "",
+    "filter_subjects": [],
+    "headers_only": False,
+    "max_batch": 0,
+    "max_bytes": 0,
+    "max_expires": 0,
+    "inactive_threshold": 0,
+    "backoff": [],
+    "mem_storage": False,
+    "pause_until": None,
+}
+"""Fields by which a consumer delivers less, later, or not at all."""
+
+
 def _file_stream(name: str, **more: object) -> Config:
     return {
+        **_STREAM_DEFAULTS,
         "name": name,
         "subjects": list(SUBJECTS[name]),
         "metadata": _OWN,
-        "retention": "limits",
         "storage": "file",
         "allow_direct": True,
         "compression": "none",  # a copy with compressed blocks is lost by a crash (ADR 0014)
@@ -483,24 +542,20 @@ async def _consumers(nc: Client) -> list[tuple[str, Config]]:
 def _worker_consumer(name: str) -> Config:
     place = f"action.{name.removeprefix(_WORKERS)}"
     return {
+        **_CONSUMER_DEFAULTS,
         "durable_name": name,
         "filter_subject": subjects.log(ResourceKey("*", "*", "*"), place),
-        "deliver_policy": "all",
-        "ack_policy": "explicit",
         "ack_wait": _LEASE,
-        "max_deliver": _UNLIMITED,
         "max_ack_pending": 4_096,
     }
 
 
 def _decider_consumer(name: str, subject_filter: str) -> Config:
     return {
+        **_CONSUMER_DEFAULTS,
         "durable_name": name,
         "filter_subject": subject_filter,
-        "deliver_policy": "all",
-        "ack_policy": "explicit",
         "ack_wait": _LEASE,
-        "max_deliver": _UNLIMITED,
         "max_ack_pending": MAX_UNACKNOWLEDGED,
         "priority_policy": "pinned_client",
         "priority_groups": [DECIDER_GROUP],

@@ -21,6 +21,7 @@ Config = Mapping[str, object]
 
 _NAME_IN_USE: Final = frozenset({10058, 10148, 10013})  # made by somebody else a moment ago
 _NOTHING: Final[Config] = {}
+_PAUSED: Final = "pause_until"
 # What the server answers for a limit that was given as 0 or left out.
 _UNSET: Final[tuple[object, ...]] = (None, 0, -1, "", False)
 
@@ -58,7 +59,11 @@ async def ensure_stream(nc: Client, config: Config) -> Literal["created", "updat
     try:
         await api_request(nc, f"STREAM.UPDATE.{name}", {**found, **config})
     except BusRefusedError as error:
-        raise _incompatible(f"stream {name}", wrong, error) from error
+        remedy = (
+            "Restore its original configuration, or copy its messages to a new stream with another "
+            "name"
+        )
+        raise _incompatible(f"stream {name}", wrong, error, remedy) from error
     return "updated"
 
 
@@ -86,10 +91,13 @@ async def ensure_consumer(
     wrong = differences(wanted, found)
     if not wrong:
         return "unchanged"
+    if _PAUSED in wrong:  # an update does not end a pause
+        await api_request(nc, f"CONSUMER.PAUSE.{stream}.{name}", {})
     try:
         await _put_consumer(nc, stream, name, {**found, **wanted}, "update")
     except BusRefusedError as error:
-        raise _incompatible(f"consumer {name} of stream {stream}", wrong, error) from error
+        what, remedy = f"consumer {name} of stream {stream}", "Delete it, and run this again"
+        raise _incompatible(what, wrong, error, remedy) from error
     return "updated"
 
 
@@ -128,9 +136,9 @@ async def consumer_names(nc: Client, stream: str) -> list[str]:
 
 
 def with_raised_limit(wanted: Config, found: Config) -> Config:
-    """Keep the room that people have given a stream: more bytes than wanted are as good."""
+    """Keep a higher limit of bytes that an operator has set. No limit is not a higher one."""
     limit, given = wanted.get("max_bytes"), found.get("max_bytes")
-    if not isinstance(limit, int) or not isinstance(given, int) or 0 <= given < limit:
+    if not isinstance(limit, int) or not isinstance(given, int) or given < limit:
         return wanted
     return {**wanted, "max_bytes": given}
 
@@ -198,12 +206,11 @@ async def _deleted(nc: Client, request: str) -> bool:
 
 
 def _incompatible(
-    what: str, wrong: Mapping[str, tuple[Any, Any]], error: BusRefusedError
+    what: str, wrong: Mapping[str, tuple[Any, Any]], error: BusRefusedError, remedy: str
 ) -> IncompatibleStreamError:
     fields = "; ".join(
         f"{path}: expected {wanted!r}, found {found!r}" for path, (wanted, found) in wrong.items()
     )
     return IncompatibleStreamError(
-        f"{what} exists and cannot be changed in place ({error}). {fields}. Restore its "
-        "original configuration, or copy its messages to a new stream with another name"
+        f"{what} exists and cannot be changed in place ({error}). {fields}. {remedy}"
     )

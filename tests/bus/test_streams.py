@@ -4,6 +4,7 @@ import pytest
 from nats.aio.client import Client
 
 from infra.bus.event_log import open_log
+from infra.bus.log_watch import watch_log
 from infra.bus.streams import (
     FORMAT_METADATA,
     INTAKE,
@@ -23,6 +24,7 @@ from infra.jetstream.errors import IncompatibleStreamError, NotFoundOnBusError
 from infra.jetstream.publish import publish
 from infra.jetstream.reads import stream_state
 from infra.jetstream.topology import delete_stream
+from reconciler.cli.checks.bus import check_streams
 from reconciler.ports import ResourceAppend
 from tests.bus.histories import event, new_key
 
@@ -62,6 +64,122 @@ async def test_whatever_is_handed_out_is_handed_out_until_it_is_acknowledged(
             assert wrong[f"{stream}/{name}"] == {"max_deliver": (-1, 8)}
         changed = (await ensure_topology(nc)).changes
         assert {changed[f"{stream}/{name}"] for stream, name in consumers} == {"updated"}
+    finally:
+        await nc.close()
+
+
+_CHANGED_STREAM = {
+    "max_age": 300_000_000_000,
+    "max_msgs": 10,
+    "max_msgs_per_subject": 3,
+    "max_msg_size": 1_000,
+    "max_bytes": 1_000,
+    "max_consumers": 100,
+    "discard": "old",
+    "no_ack": True,
+    "allow_direct": False,
+    "allow_atomic": False,
+}
+_CHANGED_CONSUMER = {
+    "headers_only": True,
+    "max_batch": 1,
+    "max_bytes": 100,
+    "max_expires": 1_000_000_000,
+    "inactive_threshold": 5_000_000_000,
+    "backoff": [1_000_000_000],
+    "ack_wait": 1_000_000_000,
+    "max_ack_pending": 1,
+}
+
+
+@pytest.mark.parametrize("field", [*_CHANGED_STREAM, "subject_transform"])
+async def test_what_an_operator_or_a_library_changes_on_the_intake_is_told_and_restored(
+    fresh_bus_url: str, field: str
+) -> None:
+    """A library that declares its streams again drops the fields that it does not know."""
+    nc = await connect(fresh_bus_url, name="test")
+    try:
+        await ensure_topology(nc)
+        before = (await api_request(nc, f"STREAM.INFO.{INTAKE}", None))["config"]
+        changed = {**before, field: _CHANGED_STREAM.get(field)}
+        await api_request(nc, f"STREAM.UPDATE.{INTAKE}", changed)
+        assert any(each.startswith(field) for each in (await topology_differences(nc))[INTAKE])
+        assert (await ensure_topology(nc)).changes[INTAKE] == "updated"
+        assert (await api_request(nc, f"STREAM.INFO.{INTAKE}", None))["config"] == before
+    finally:
+        await nc.close()
+
+
+@pytest.mark.parametrize("field", [*_CHANGED_CONSUMER, "pause_until"])
+async def test_a_consumer_that_lets_less_through_is_told_and_restored(
+    fresh_bus_url: str, field: str
+) -> None:
+    nc = await connect(fresh_bus_url, name="test")
+    try:
+        await ensure_topology(nc)
+        worker = await make_worker_consumer(nc, "default")
+        question = f"CONSUMER.INFO.{LOG}.{worker}"
+        before = (await api_request(nc, question, None))["config"]
+        if field == "pause_until":
+            pause = {field: "2099-01-01T00:00:00Z"}
+            await api_request(nc, f"CONSUMER.PAUSE.{LOG}.{worker}", pause)
+        else:
+            config = {**before, field: _CHANGED_CONSUMER[field]}
+            body = {"stream_name": LOG, "config": config}
+            await api_request(nc, f"CONSUMER.CREATE.{LOG}.{worker}", body)
+        assert field in (await topology_differences(nc))[f"{LOG}/{worker}"]
+        assert (await ensure_topology(nc)).changes[f"{LOG}/{worker}"] == "updated"
+        after = await api_request(nc, question, None)
+        assert without_metadata(after["config"]) == without_metadata(before)
+        assert not after.get("paused")
+    finally:
+        await nc.close()
+
+
+def without_metadata(config: dict[str, object]) -> dict[str, object]:
+    """The server writes there which of its versions the last request needed."""
+    return {key: value for key, value in config.items() if key != "metadata"}
+
+
+async def test_a_log_that_lost_its_beginning_is_refused_by_roles_and_told_by_doctor(
+    fresh_bus_url: str,
+) -> None:
+    nc = await connect(fresh_bus_url, name="test")
+    try:
+        await ensure_topology(nc)
+        for number in range(3):
+            await publish(nc, f"log.a.b.c{number}.fact", b"{}")
+        config = (await api_request(nc, f"STREAM.INFO.{LOG}", None))["config"]
+        await api_request(nc, f"STREAM.UPDATE.{LOG}", {**config, "discard": "old", "max_msgs": 2})
+        await ensure_topology(nc)
+        with pytest.raises(IncompatibleStreamError, match=r"begins at position 2.*restore"):
+            await watch_log(nc)
+        [streams, log] = await check_streams(nc)
+        assert (streams.verdict, log.verdict) == ("ok", "fail")
+        assert "begins at position 2" in log.found
+    finally:
+        await nc.close()
+
+
+@pytest.mark.parametrize("is_made_anew", [False, True])
+async def test_messages_that_left_the_intake_undecided_are_told_by_doctor(
+    fresh_bus_url: str, is_made_anew: bool
+) -> None:
+    nc = await connect(fresh_bus_url, name="test")
+    try:
+        await ensure_topology(nc)
+        if is_made_anew:  # beside a log that has events, an intake does not begin with 1
+            await publish(nc, "log.a.b.c.fact", b"{}")
+            await delete_stream(nc, INTAKE)
+            await ensure_topology(nc)
+        for number in range(5):
+            await publish(nc, f"rec.desired.a.b.c{number}", b"{}")
+        assert [each.verdict for each in await check_streams(nc)] == ["ok"]
+        state = await stream_state(nc, INTAKE)
+        await api_request(nc, f"STREAM.PURGE.{INTAKE}", {"seq": state.first_seq + 3})
+        [streams, intake] = await check_streams(nc)
+        assert (streams.verdict, intake.verdict) == ("ok", "warn")
+        assert "3 messages" in intake.found
     finally:
         await nc.close()
 

@@ -10,11 +10,13 @@ from typing import Any
 
 from nats.aio.client import Client
 
+from infra.bus.intake_trim import KEPT_MESSAGES, removed_unread
 from infra.bus.rows import JetStreamRows
 from infra.bus.streams import (
     INTAKE,
     LOG,
     decider_consumers,
+    lost_beginning,
     topology_differences,
     worker_consumers,
 )
@@ -24,6 +26,7 @@ from infra.jetstream.reads import stream_state
 from projections.read_models import CHECKPOINT, decode_checkpoint
 from reconciler.cli.checks.finding import Finding, Verdict, some
 from reconciler.cli.connection import DATA_FOLDER, read_up_file
+from reconciler.cli.output import plural
 
 _SKEW_WARN_SECONDS = 1.0
 _SKEW_FAIL_SECONDS = 30.0
@@ -92,13 +95,29 @@ def check_clock(server_time: str, asked: float, answered: float) -> Finding:
 async def check_streams(nc: Client) -> list[Finding]:
     """Check every stream and consumer against what this release wants."""
     wrong = {name: fields for name, fields in (await topology_differences(nc)).items() if fields}
+    lost = await _check_removed(nc)
     if not wrong:
-        return [Finding("streams", "ok", "all streams and consumers are as this release requires")]
+        found = "all streams and consumers are as this release requires"
+        return [Finding("streams", "ok", found), *lost]
     told = [f"{name} ({', '.join(list(fields)[:3])})" for name, fields in wrong.items()]
-    remedy = "Run `reconciler init`, which upgrades what can change in place."
-    return [
-        Finding("streams", "fail", f"differ from what this release requires: {some(told)}", remedy)
-    ]
+    found = f"differ from what this release requires: {some(told)}"
+    return [Finding("streams", "fail", found, "Run `reconciler init`, which restores them."), *lost]
+
+
+async def _check_removed(nc: Client) -> list[Finding]:
+    """Report messages that a changed configuration, or another client, has removed."""
+    found: list[Finding] = []
+    if problem := lost_beginning(await stream_state(nc, LOG)):
+        remedy = "Run `reconciler init` to end the cause, then restore the log from a backup."
+        found.append(Finding("log", "fail", problem, remedy))
+    if removed := removed_unread(await stream_state(nc, INTAKE)):
+        remedy = (
+            "Declare what was published in the meantime again: it may never have been decided. This"
+            f" finding ends when {KEPT_MESSAGES} more messages have arrived."
+        )
+        text = f"{plural(removed, 'message')} of stream {INTAKE} removed by another client"
+        found.append(Finding("intake", "warn", text, remedy))
+    return found
 
 
 def check_sync(nc: Client, data: Path = DATA_FOLDER) -> Finding:
@@ -157,6 +176,9 @@ def check_stage(stage: str, role: str, consumers: Sequence[dict[str, Any]]) -> F
     leased = sum(int(one.get("num_ack_pending", 0)) for one in consumers)
     waiting = sum(int(one.get("num_waiting", 0)) for one in consumers)
     text = f"{pending} pending, {leased} delivered and unacknowledged"
+    if paused := [one["name"] for one in consumers if one.get("paused")]:
+        remedy = "Run `reconciler init`, which resumes them."
+        return Finding(stage, "fail", f"{text}; paused: {some(paused)}", remedy)
     if not waiting:
         verdict: Verdict = "fail" if pending or leased else "warn"
         remedy = f"Start one: `reconciler run {role}` or `reconciler up`."
