@@ -57,7 +57,7 @@ class Withdrawn(_Intake, frozen=True):
 
 
 class ReconcileRequested(_Intake, frozen=True):
-    """A client requests that a resource is read and reconciled immediately, without a back-off."""
+    """A client requests an immediate read and reconciliation of a resource, without a back-off."""
 
     reason: str = ""
 
@@ -151,7 +151,7 @@ class TargetSeen(_Intake, frozen=True):
 
 
 class SecretSeen(_Intake, frozen=True):
-    """A role reports the digest of a referenced secret (``store/name``); empty: it is missing.
+    """A role reports the digest of a referenced secret (``store/name``), empty if it is missing.
 
     ``known_version`` is the version of the resource that the reporter had read, 0 if it is unknown.
     """

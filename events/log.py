@@ -56,7 +56,7 @@ class SpecDeclared(_Event, frozen=True):
 
 
 class SpecWithdrawn(_Event, frozen=True):
-    """The decider accepted the end of the declaration as this generation."""
+    """The decider accepted the withdrawal of the declaration as this generation."""
 
     generation: int
     reason: str = ""
@@ -79,7 +79,7 @@ class DeclarationSuperseded(_Event, frozen=True):
 
 
 class ExternalObserved(_Event, frozen=True):
-    """An observer read a new state of the object; ``object`` None: it does not exist.
+    """An observer read a new state of the object. If it does not exist, ``object`` is null.
 
     ``strays``: number of undeclared objects in an exclusive scope, of ``total``. ``taken_by``:
     another resource of the log that has this object, empty if none is known.
@@ -129,7 +129,7 @@ class DriftDetected(_Event, frozen=True):
 
 
 class OwnershipClaimed(_Event, frozen=True):
-    """The resource owns an existing object from now on.
+    """The resource took ownership of an existing object.
 
     ``Returned``: the object, by its uid, that an earlier listing had not contained. ``Found``: the
     object carries the owner label of the resource, and an earlier creation had an unknown result.
@@ -205,7 +205,7 @@ class ApprovalRefused(_Event, frozen=True):
 
 
 class ReferenceAdded(_Event, frozen=True):
-    """Another resource references this one from now on, with this policy."""
+    """Another resource now references this one, with this policy."""
 
     by: str
     on_withdrawal: OnWithdrawal
@@ -225,7 +225,7 @@ class TargetObserved(_Event, frozen=True):
 
 
 class SecretObserved(_Event, frozen=True):
-    """The decider recorded the digest of a referenced secret; empty: the secret does not exist."""
+    """The decider recorded the digest of a referenced secret, empty if it does not exist."""
 
     secret: str
     digest: str
@@ -304,7 +304,7 @@ class ApprovalRequested(_Event, frozen=True):
 
 
 class ActionDecided(_Event, frozen=True):
-    """The decider decided on an action; it is recorded before any external call."""
+    """The decider decided on an action. It records the action before any external call."""
 
     action: Action
 
@@ -371,7 +371,7 @@ class ActionSucceeded(_Event, frozen=True):
 
 
 class ActionNotDone(_Event, frozen=True):
-    """A read shows no effect of the action, so the action is repeated with the same key.
+    """A read shows no effect of the action, so the decider repeats it with the same key.
 
     Another client may have deleted a created object before the read.
     """
@@ -382,7 +382,7 @@ class ActionNotDone(_Event, frozen=True):
 
 
 class ActionFailed(_Event, frozen=True):
-    """An attempt failed, or its result is unknown; ``object`` is the object that conflicts with it.
+    """An attempt failed, or its result is unknown. ``object`` is a conflicting object, if any.
 
     ``redelivered``: another worker, which reported nothing, had this attempt before and may have
     made the call. The failure therefore does not prove that nothing happened. ``reported_at``: as
@@ -431,7 +431,7 @@ class ActionAbandoned(_Event, frozen=True):
 
 
 class RetryScheduled(_Event, frozen=True):
-    """The resource waits until ``at`` for the next attempt of ``action_id``, or the next read."""
+    """The resource waits until ``at`` for the next attempt of ``actionId`` or the next read."""
 
     at: datetime
     delay_seconds: float

@@ -54,7 +54,7 @@ class AnswerBudget:
         self._used += size
         if self._used > self._most:
             raise AnswerTooLargeError(
-                f"{self._what} take more than {self._most // _MIB} MiB of memory"
+                f"{self._what} exceed the limit of {self._most // _MIB} MiB of memory"
             )
 
 
@@ -91,7 +91,7 @@ def take_memory(content: bytes) -> None:
     size = decoded_bytes(content)
     if size > MAX_ANSWER_BYTES:
         raise AnswerTooLargeError(
-            f"its JSON takes more than {MAX_ANSWER_BYTES // _MIB} MiB of memory"
+            f"its JSON exceeds the limit of {MAX_ANSWER_BYTES // _MIB} MiB of memory"
         )
     share = _SHARE.get()
     if share is not None:

@@ -20,7 +20,7 @@ PACKAGES = ("events", "infra", "projections", "reconciler")
 
 _DISTRIBUTION = "event-sourced-reconciler"
 _RECORD = "event_sourced_reconciler-*.dist-info/RECORD"
-_HINT = f"install {_DISTRIBUTION} in an environment of its own (uv tool, pipx, venv or container)"
+_HINT = f"install {_DISTRIBUTION} in its own environment (uv tool, pipx, venv or container)"
 
 
 class PackageConflictError(Exception):
@@ -51,7 +51,7 @@ def _check_not_shadowed(name: str, expected: Path) -> None:
         raise PackageConflictError(
             f"package {name!r} of {_DISTRIBUTION} is incomplete: {expected} is missing, "
             f"possibly removed together with another distribution; install {_DISTRIBUTION} "
-            "again, in an environment of its own"
+            "again, in its own environment"
         )
     found = Path(origin).resolve()
     if found != expected:

@@ -93,7 +93,7 @@ class JetStreamLogWatch:
         try:
             problem = await self._problem()
         except BusUnavailableError as error:
-            _logger.debug("the log is not verified yet to be the same as before", reason=str(error))
+            _logger.debug("could not verify yet that the log is the same", reason=str(error))
             return False
         if problem:
             self._believe(problem)
@@ -133,8 +133,8 @@ class JetStreamLogWatch:
         found = await _event_id_at(self._nc, position)
         if found and event_id and found != event_id:
             return (
-                f"stream {LOG} has another event at {position} than this process has "
-                f"read there; {_LOG_OLDER}"
+                f"stream {LOG} has a different event at {position} from the one that this process "
+                f"has read there; {_LOG_OLDER}"
             )
         return ""
 

@@ -448,8 +448,8 @@ async def api_request(
     size = len(message.data)
     if size > MAX_ANSWER_BYTES:
         raise BusError(
-            f"{subject_suffix}: the answer has {size} bytes, and {MAX_ANSWER_BYTES // 1024**2} MiB"
-            " are the most"
+            f"{subject_suffix}: the response has {size} bytes, more than the limit of "
+            f"{MAX_ANSWER_BYTES // 1024**2} MiB"
         )
     try:
         error = _answer.decode(message.data).error

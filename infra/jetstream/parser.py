@@ -152,8 +152,8 @@ class MessageParser(Parser):
         if self.state == AWAITING_MSG_PAYLOAD:
             if self.needed > MAX_MESSAGE_BYTES:
                 raise MessageTooLongError(
-                    f"the server sends a message of {self.needed} bytes, and"
-                    f" {MAX_MESSAGE_BYTES // 1024**2} MiB are the most"
+                    f"the server sends a message of {self.needed} bytes, more than the limit of "
+                    f"{MAX_MESSAGE_BYTES // 1024**2} MiB"
                 )
         elif len(self.buf) > MAX_LINE_BYTES:
             raise MessageTooLongError(

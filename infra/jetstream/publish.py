@@ -227,7 +227,7 @@ class _Pipeline:
         message = self._messages[index]
         if answer is None:
             return BusUnavailableError(
-                f"publish to {message.subject}: no response, the result is unknown"
+                f"publish to {message.subject}: no response, so the result is unknown"
             )
         try:
             ack = checked(answer, (message,))

@@ -231,7 +231,7 @@ class PullGroup:
             try:
                 await self._ask()
             except BusError as error:
-                _log.debug("asking consumers of %s failed: %s", self._stream, error)
+                _log.debug("pulling from consumers of %s failed: %s", self._stream, error)
 
     async def _ask_all(self) -> None:
         if self._nc.stats["reconnects"] != self._reconnects:

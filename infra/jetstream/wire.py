@@ -109,7 +109,7 @@ def bus_errors(what: str) -> Generator[None]:
         ) from error
     except (nats.errors.TimeoutError, TimeoutError) as error:
         raise BusUnavailableError(
-            f"{what}: no response before the timeout, the result is unknown"
+            f"{what}: no response before the timeout, so the result is unknown"
         ) from error
     except (nats.errors.BadSubjectError, nats.errors.BadHeaderError) as error:
         raise ValueError(f"{what}: {error}") from error

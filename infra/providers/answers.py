@@ -116,7 +116,7 @@ def decoded(response: Answer, decoder: msgspec.json.Decoder[_T]) -> _T:
     try:
         return decoder.decode(response.content)
     except RecursionError as error:
-        raise unusable(response, "its JSON is nested too deep") from error
+        raise unusable(response, "its JSON is nested too deeply") from error
     except UNDECODABLE as error:
         raise unusable(response, str(error)) from error
 

@@ -253,8 +253,8 @@ class Connection(asyncio.Protocol):
             raise UnusableAnswerError(f"it is longer than {_mebibytes(MAX_BODY_BYTES)}")
         if self._held.size > MAX_HELD_BYTES:
             raise UnusableAnswerError(
-                f"all answers that this API sends at the same time are longer than"
-                f" {_mebibytes(MAX_HELD_BYTES)}"
+                "the concurrent responses of this API are longer than "
+                f"{_mebibytes(MAX_HELD_BYTES)} together"
             )
 
     def _release(self) -> None:
@@ -304,8 +304,8 @@ def _is_packed(received: Received) -> bool:
         return False
     if encoding not in _PACKED:
         raise UnusableAnswerError(
-            f"its body is encoded as {encoding[:_SHOWN_CHARACTERS]!r}, but only gzip, once, is"
-            " supported"
+            f"its body is encoded as {encoding[:_SHOWN_CHARACTERS]!r}, but only a single gzip "
+            "encoding is supported"
         )
     return True
 

@@ -183,7 +183,10 @@ def name_problem(name: str) -> str | None:
     if any(len(segment.encode()) > _MAX_SEGMENT_BYTES for segment in segments):
         return f"use at most {_MAX_SEGMENT_BYTES} bytes between two /"
     if any(segment in {"", ".", ".."} for segment in segments):
-        return "use a path below the root, such as etc/app.ini: no / at its ends, no // . or .."
+        return (
+            "use a path below the root, such as etc/app.ini: no leading or trailing /, no //, and "
+            "no segment . or .."
+        )
     if any(segment.startswith(OURS) for segment in segments):
         return f"names that start with {OURS} are reserved for Reconciler"
     return None

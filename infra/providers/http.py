@@ -109,7 +109,9 @@ class HttpApi:
         await may_call(read_at=read_at)
         url = self.endpoint + path
         if self._is_closed:
-            raise TransientError(f"{method} {url}: not sent, its ProviderConfig was declared again")
+            raise TransientError(
+                f"{method} {url}: not sent, because its ProviderConfig was declared again"
+            )
         request = written_request(
             method, self._target(path, query), {**self._headers, **(headers or {})}, body
         )
@@ -118,7 +120,7 @@ class HttpApi:
             take_memory(received.content)
         except ssl.SSLCertVerificationError as error:
             raise UntrustedApiError(
-                f"{method} {url}: not sent, its certificate is not trusted: "
+                f"{method} {url}: not sent, because its certificate is not trusted: "
                 f"{certificate_problem(error)}"
             ) from error
         except NotSentError as error:
@@ -173,12 +175,14 @@ def written_request(
 ) -> bytes:
     """Write a request; raises ``PermanentError`` for what would be another one on the wire."""
     if not (target.isascii() and target.isprintable()) or " " in target:
-        raise PermanentError(f"{method} {target!r}: not sent, a path must be quoted")
+        raise PermanentError(
+            f"{method} {target!r}: not sent, because its path is not percent-encoded"
+        )
     lines = [f"{method} {target} HTTP/1.1"]
     for name, value in headers.items():
         if not value.isprintable():
             raise PermanentError(
-                f"{method} {target}: not sent, header {name} is not printable: {value!r}"
+                f"{method} {target}: not sent, because header {name} is not printable: {value!r}"
             )
         lines.append(f"{name}: {value}")
     if body is not None or method not in _WITHOUT_BODY:

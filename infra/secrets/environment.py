@@ -104,8 +104,8 @@ def _listed(entry: str) -> SecretKey:
         raise ConfigurationError(f"{VARIABLE}: {entry!r}: {error}") from None
     if not slash or _NAME.fullmatch(name) is None:
         raise ConfigurationError(
-            f"{VARIABLE}: {entry!r} is not NAMESPACE/NAME of an environment variable; write "
-            "for example billing/DB_PASSWORD"
+            f"{VARIABLE}: {entry!r} is not NAMESPACE/NAME of an environment variable; use a "
+            "value such as billing/DB_PASSWORD"
         )
     beginning = next((each for each in _OF_THE_PROCESS if name.upper().startswith(each)), None)
     if beginning is not None:

@@ -130,6 +130,6 @@ class FileSecrets:
             is_inside = False
         if not is_inside:
             raise ConfigurationError(
-                f"secrets: {path} is a symbolic link out of {directory}; replace it by a file"
+                f"secrets: {path} is a symbolic link out of {directory}; replace it with a file"
             )
         return path

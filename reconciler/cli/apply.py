@@ -191,7 +191,10 @@ async def _apply_plan(
     declared = [each for each in planned.resources if each.manifest is not None]
     refused = [each for each in declared if each.says in ("Refused", "Unreadable")]
     if refused:
-        raise CommandError(f"{refused[0].resource}: the plan contains a refusal; plan again")
+        raise CommandError(
+            f"{refused[0].resource}: {refused[0].says.lower()} in the plan; correct what the plan "
+            "reports, then plan again"
+        )
     async with bus(connection) as nc:
         if (await log_of(nc)).log_id != planned.log:
             raise CommandError("the plan is for another log; plan again on this server")

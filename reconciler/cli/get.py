@@ -214,7 +214,7 @@ def _tell_what_is_not_shown(wanted: Wanted, selected: Selected, models: ReadMode
         sys.stderr.write(f"no resources{place}{hint}\n")
     if hidden and wanted.outcome is None and sys.stderr.isatty():
         what = plural(hidden, "resource")
-        sys.stderr.write(f"{what} that no user declared: not shown; use --all to show\n")
+        sys.stderr.write(f"not shown: {what} that no user declared (--all shows them)\n")
 
 
 # --- as it changes

@@ -96,7 +96,7 @@ async def _history(
         sys.stderr.write(f"{damage}; only the events of {key} before the damage are shown\n")
     if not shown and past.events:
         ends = f"{_place(past.events[0])} to {_place(past.events[-1])}"
-        sys.stderr.write(f"no events in this range: the history of {key} goes from {ends}\n")
+        sys.stderr.write(f"no events in this range: the history of {key} covers {ends}\n")
     lines = [line for _, line in shown]
     if output in TABLES:
         sys.stdout.write(f"{key}\n")

@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: cannot write the output: {error.strerror}", file=sys.stderr)
         return status or Exit.FAILED
     except KeyboardInterrupt:
-        print("error: interrupted; what was sent before may still be done", file=sys.stderr)
+        print("error: interrupted; requests that were sent may still take effect", file=sys.stderr)
         return Exit.INTERRUPTED
     finally:
         gc.enable()  # for who calls this in a process of his own

@@ -131,7 +131,7 @@ def print_integrity(found: Integrity) -> None:
     if len(found.damage) > _SHOWN:
         out.print("... (--output json lists all)")
     out.print(
-        'To repair it, use `reconciler restore`, see "When the log is damaged" in '
+        'Restore the log with `reconciler restore`: see "When the log is damaged" in '
         "docs/how-to/back-up-and-restore.md."
     )
 

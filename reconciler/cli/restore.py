@@ -101,14 +101,14 @@ def _print(restored: RestoredLog) -> None:
     out.print(
         f"log {restored.log_id} restored: {plural(restored.events, 'event')}, of which "
         f"{restored.present} existed on the server and {restored.continued} come from the replaced "
-        f"log; {plural(restored.declarations, 'declaration')} will be decided when a decider runs"
+        f"log; {plural(restored.declarations, 'declaration')} will be processed when a decider runs"
     )
     if restored.replaced:
         out.print(f"the replaced log is saved in {restored.replaced}")
     if restored.lost:
         out.print(
-            f"{plural(restored.lost, 'event')} of the replaced log did not continue the backup: "
-            "not restored",
+            f"not restored: {plural(restored.lost, 'event')} of the replaced log, which did not "
+            "continue the backup",
             style="yellow",
         )
     if restored.damage:

@@ -253,7 +253,7 @@ def _open(directory: Path | None) -> FileSecrets:
     if found is None:
         raise UsageError(
             f"the secrets directory is unknown; pass --directory, set {SECRETS_VARIABLE}, or run "
-            "the command in the folder of `reconciler up`"
+            "the command in the directory of `reconciler up`"
         )
     return FileSecrets(found)
 

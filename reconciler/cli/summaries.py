@@ -151,8 +151,8 @@ def summary(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
         case GenerationSuperseded(generation, by):
             return f"Generation {by} superseded generation {generation} before it was settled"
         case DeclarationSuperseded(by):
-            late = f"A declaration or withdrawal by {who} arrived"
-            return f"{late} after generation {by}, which is newer"
+            late = f"The decider ignored a declaration or withdrawal by {who}"
+            return f"{late}, because generation {by} is newer"
         case ExternalObserved():
             return _observed(data)
         case AbsenceDoubted(external_name=name, missing=missing, owned=owned):
@@ -206,13 +206,13 @@ def summary(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
         case LookupDecided(action, attempt):
             return (
                 f"The decider requested a lookup of {action.external_name} (attempt {attempt}), "
-                f"because it is unknown whether it was {_verb(action)[1]}"
+                f"because the result of the {_verb(action)[2]} is unknown"
             )
         case ActionHeld(reason=reason):
             return f"The decider holds the action: {reason}"
         case ActionNotDone(operation=operation):
             noun = _VERBS[operation][2]
-            return f"The worker's lookup shows no effect of the {noun}, so it is repeated"
+            return f"The worker's lookup shows no effect of the {noun}, so the decider repeats it"
         case ActionDoubted(_, operation, attempt, message):
             call = f"Another call of attempt {attempt} to {_VERBS[operation][0]} the object"
             return f"{call} has an unknown result: {_one_line(message)}"
@@ -289,7 +289,7 @@ def drifted(data: DriftDetected) -> str:
         if data.missing:
             return "The object was deleted outside of Reconciler"
         return f"The object was changed outside of Reconciler: {found}"
-    action = f"action {data.perhaps_by} of Reconciler, whose result was uncertain, may have"
+    action = f"action {data.perhaps_by} of Reconciler, whose result was unknown, may have"
     if data.missing:
         return f"The object is missing; {action} deleted it"
     return f"The object differs: {found}; {action} written it"

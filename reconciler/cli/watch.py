@@ -119,7 +119,7 @@ async def _watched(nc: Client, chosen: Selection) -> Watched:
     tokens = f"{place or '*'}.{kind or '*'}.{name or '*'}"
     if tokens != EVERYTHING and not await log_speaks_of(nc, tokens):
         shown = tokens.replace(".", "/")
-        sys.stderr.write(f"{shown}: the log has no event of it yet; waiting for the first one\n")
+        sys.stderr.write(f"{shown}: no events in the log yet; waiting for the first one\n")
         sys.stderr.flush()
     return Watched(tokens, selected, {name: row.labels for name, row in rows.items()})
 

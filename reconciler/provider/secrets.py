@@ -168,8 +168,8 @@ def _own(reference: SecretRef, namespace: str) -> SecretKey:
     key = _key(reference, namespace)
     if key.namespace != namespace:
         raise ConfigurationError(
-            f"secret {reference.place!r} belongs to another namespace than {namespace!r}; only "
-            "its own namespace may write it"
+            f"secret {reference.place!r} does not belong to namespace {namespace!r}; only the "
+            "namespace of a secret may write it"
         )
     return key
 

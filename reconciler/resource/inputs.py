@@ -106,7 +106,7 @@ def _waiting_for(reference: Reference, desired: Desired) -> Settled | None:
     name, target = reference.target, desired.targets.get(reference.target)
     if target is None:
         return Settled(
-            "Waiting", "ReferenceUnknown", f"waits for {name}: its state was not read yet"
+            "Waiting", "ReferenceUnknown", f"waits for {name}: its state has not been read yet"
         )
     if target.circle:
         circle = " → ".join(target.circle)

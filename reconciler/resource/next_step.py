@@ -120,8 +120,8 @@ def next_step(  # noqa: C901, PLR0911, PLR0912 - the ladder: one guard a step
         failure = state.waits.failure
         if failure is None and state.due is not None and state.due.is_written:
             late = (
-                "the object was written again, but its renewal is still due since "
-                f"{state.due.due:%Y-%m-%dT%H:%M:%SZ}"
+                "the object was written again, but is still due for renewal (since "
+                f"{state.due.due:%Y-%m-%dT%H:%M:%SZ})"
             )
             return Settled("Degraded", "StillDue", late)
         reason, why = ("Waiting", "") if failure is None else (failure.error_class, failure.message)
@@ -407,7 +407,9 @@ def _take_over(
     may_be_ours = judged.claim is not None or policy.adoption == "Adopt"
     if may_be_ours and is_old and not context.capabilities.conditional_writes:
         # Others may have written to it since, and nothing would keep us from undoing that.
-        return Settled("Degraded", AWAITING_READ, "the object is adopted after the next read")
+        return Settled(
+            "Degraded", AWAITING_READ, "Reconciler adopts the object after the next read"
+        )
     if judged.claim is not None:
         return _claimed(seen, judged.claim, state)
     if policy.adoption != "Adopt":

@@ -135,8 +135,8 @@ class ApiGate:
         if self._log is not None and not await self._log.until_certain(MAX_WAIT_SECONDS):
             raise TurnedAwayError(
                 (
-                    "the bus connection was lost: no API is called until the log is verified to be "
-                    "the one that this process has read"
+                    "the bus connection was lost: this process calls no API until it has verified "
+                    "that the log is the one that it has read"
                 ),
                 retry_after_seconds=PROBE_PATIENCE_SECONDS,
             )

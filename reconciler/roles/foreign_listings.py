@@ -141,14 +141,15 @@ class ForeignListings:
         self._size += size
         if opened.size > MAX_LISTING_BYTES:
             raise ListingRefusedError(
-                f"its objects take more than {MAX_LISTING_BYTES // _MIB} MiB of memory"
+                f"the objects of the listing exceed the limit of {MAX_LISTING_BYTES // _MIB} MiB "
+                "of memory; split the scope of its ProviderConfig"
             )
         if self._size > MAX_OPEN_BYTES:
             largest = max(self._open.values(), key=lambda each: each.size)
             await self._refuse(
                 largest.beginning,
-                f"all listings that are open take more than {MAX_OPEN_BYTES // _MIB} MiB of"
-                " memory, and this one takes the most",
+                f"the unfinished listings exceed the limit of {MAX_OPEN_BYTES // _MIB} MiB of "
+                "memory together, and this one is the largest; publish it again later",
             )
 
     def _close(self, subject: str) -> None:
@@ -170,12 +171,15 @@ class ForeignListings:
         for opened in list(self._open.values()):
             if opened.since < oldest:
                 await self._refuse(
-                    opened.beginning, "the listing was not completed in time; publish a new one"
+                    opened.beginning,
+                    f"the listing was not completed within {ABANDONED_SECONDS:g} s; publish a new "
+                    "one",
                 )
             elif len(self._open) >= _MAX_OPEN:
                 await self._refuse(
                     opened.beginning,
-                    f"the listing was dropped, because {_MAX_OPEN} newer listings are open",
+                    f"the listing was dropped, because {_MAX_OPEN} newer ones are unfinished; "
+                    "publish fewer listings at the same time",
                 )
 
     async def _refuse(self, delivery: ListingDelivery, reason: str) -> None:

@@ -71,8 +71,8 @@ class ListingAssembler:
             self._objects[self.place(each.name, each.uid)] = each
         if len(self._objects) > MAX_LISTED_OBJECTS:
             raise ListingRefusedError(
-                f"it has more than {MAX_LISTED_OBJECTS} objects: split the scope of its"
-                " ProviderConfig"
+                f"the listing has more than {MAX_LISTED_OBJECTS} objects; split the scope of its "
+                "ProviderConfig"
             )
 
     def place(self, name: str, uid: str | None) -> str:
@@ -90,8 +90,8 @@ class ListingAssembler:
         """
         if count != len(self._objects):
             raise ListingRefusedError(
-                f"the listing has {len(self._objects)} objects, but its end reports {count}; "
-                "the listing is ignored"
+                f"the listing has {len(self._objects)} objects, but its last message reports "
+                f"{count}; the listing is ignored"
             )
         return self._objects
 

@@ -38,7 +38,9 @@ class SecretiveProvider:
         self._secrets = secrets
         self._secrecy = secrets.secrecy
         self._calls = 0
-        self._budget = AnswerBudget("the answers that calls of this API use", MAX_CALLS_BYTES)
+        self._budget = AnswerBudget(
+            "the responses to concurrent calls of this API", MAX_CALLS_BYTES
+        )
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -92,7 +94,7 @@ class SecretiveProvider:
         self, scope: Scope, *, page_size: int
     ) -> AsyncIterator[Sequence[ExternalObject]]:
         """List."""
-        budget = AnswerBudget("the answers of this listing", MAX_LISTING_BYTES)
+        budget = AnswerBudget("the responses of this listing", MAX_LISTING_BYTES)
         pages = aiter(self._provider.pages(scope, page_size=page_size))
         with without_secret(self._secrecy), budget.share() as share:
             for _ in range(MAX_PAGES):

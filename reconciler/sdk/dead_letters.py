@@ -142,7 +142,7 @@ def prepare_retry(letter: DeadLetter, payload: bytes | None, *, force: bool) -> 
         raise _refused(
             letter,
             f"it was already {last.what.lower()} by {last.by}, {last.at:%Y-%m-%dT%H:%M:%SZ}; "
-            "check the result of that, or use --force",
+            "check the result, or use --force to retry anyway",
         )
     if payload is None and record.payload_truncated:
         raise _refused(
@@ -177,8 +177,8 @@ def check_not_overtaken(letter: DeadLetter, history: Sequence[StoredEvent]) -> N
         if is_declaration and event.causeposition > letter.record.position:
             raise _refused(
                 letter,
-                f"{event.actor} made a newer declaration at {event.time:%Y-%m-%dT%H:%M:%SZ}, "
-                "which a retry would overwrite; use --force to retry anyway",
+                f"a retry would overwrite the newer declaration or withdrawal by {event.actor} of "
+                f"{event.time:%Y-%m-%dT%H:%M:%SZ}; use --force to retry anyway",
             )
 
 

@@ -308,7 +308,7 @@ def test_a_history_is_cut_at_both_ends_and_told_as_in_the_whole(past: Past) -> N
 def test_a_part_of_a_history_without_events_says_where_it_has_some(past: Past) -> None:
     ran = past.ok("history", "foo", "--since", "5", "--until", "8")
     assert ran.err == (
-        "no events in this range: the history of default/Shape/foo goes from "
+        "no events in this range: the history of default/Shape/foo covers "
         "position 1, 2026-01-02T12:01:00.123Z to position 14, 2026-01-02T12:14:00.123Z\n"
     )
     assert past.json("history foo --since 1m") == []

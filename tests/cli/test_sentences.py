@@ -74,7 +74,7 @@ TOLD: list[tuple[ResourceEvent, str]] = [
     (GenerationSuperseded(1, by=2), "Generation 2 superseded generation 1 before it was settled"),
     (
         DeclarationSuperseded(by=2),
-        "A declaration or withdrawal by alice arrived after generation 2, which is newer",
+        "The decider ignored a declaration or withdrawal by alice, because generation 2 is newer",
     ),
     (
         ExternalObserved("default", "foo", None, "CompleteListing", 7),
@@ -151,17 +151,17 @@ TOLD: list[tuple[ResourceEvent, str]] = [
     ),
     (
         LookupDecided(ACTION, 3),
-        "The decider requested a lookup of foo (attempt 3), because it is unknown whether it "
-        "was created",
+        "The decider requested a lookup of foo (attempt 3), because the result of the "
+        "creation is unknown",
     ),
     (ActionHeld("a@2", "nobody can tell"), "The decider holds the action: nobody can tell"),
     (
         ActionNotDone("a@2", "Create", 3),  # it may have been made, and deleted by somebody since
-        "The worker's lookup shows no effect of the creation, so it is repeated",
+        "The worker's lookup shows no effect of the creation, so the decider repeats it",
     ),
     (
         ActionNotDone("a@2", "Delete", 3),
-        "The worker's lookup shows no effect of the deletion, so it is repeated",
+        "The worker's lookup shows no effect of the deletion, so the decider repeats it",
     ),
     (
         ActionDoubted("a@2", "Delete", 3, "no answer\nin time"),
@@ -286,13 +286,13 @@ TOLD: list[tuple[ResourceEvent, str]] = [
     ),
     (
         DriftDetected(1, missing=True, perhaps_by="a/Shape/x@5"),
-        "The object is missing; action a/Shape/x@5 of Reconciler, whose result was uncertain, "
+        "The object is missing; action a/Shape/x@5 of Reconciler, whose result was unknown, "
         "may have deleted it",
     ),
     (
         DriftDetected(1, differences=(FieldDifference("size", None, 3),), perhaps_by="a/Shape/x@5"),
         "The object differs: size is 3 (declared: not set); action a/Shape/x@5 of Reconciler, "
-        "whose result was uncertain, may have written it",
+        "whose result was unknown, may have written it",
     ),
     (
         ActionDecided(replace(ACTION, purpose="Replace", external_name="foo-1")),

@@ -54,7 +54,7 @@ def test_an_unknown_kind_is_an_error_that_names_a_close_one_or_where_they_are_li
 def test_what_nobody_knows_yet_is_said_at_once(live: Cli, arguments: str) -> None:
     process = live.start("watch", *arguments.split())
     assert process.stderr is not None
-    assert "the log has no event of it yet" in process.stderr.readline()
+    assert "no events in the log yet" in process.stderr.readline()
     assert process.poll() is None  # who watches before they declare wants to go on
     process.send_signal(signal.SIGINT)
     assert process.wait(STOP_SECONDS) == 0

@@ -157,7 +157,10 @@ async def test_fault_18_older_data_that_were_written_to_since_are_told_by_the_ne
         await write(other, 9, kind="other")
         await other.kill()
         await server.start(older, port=server.port)
-        assert "has another event at 5 than this process has read there" in await watching
+        assert (
+            "has a different event at 5 from the one that this process has read there"
+            in await watching
+        )
 
 
 async def test_fault_18_the_same_log_is_recognised_and_what_is_unreadable_is_not_another_one(

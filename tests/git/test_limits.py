@@ -134,9 +134,9 @@ def git_server(pack: bytes, repeat: bytes = b"", times: int = 0) -> Answer:
 BOMBS = {
     "a blob of 1 GiB": (
         pack_of(object_of(1, COMMIT), packed(3, GIB, zeros(GIB))),
-        "an object of it has 1073741824 bytes: 64 MiB are the most",
+        "one of its objects has 1073741824 bytes, more than the limit of 64 MiB",
     ),
-    "a commit of 1 GiB": (pack_of(packed(1, GIB, zeros(GIB))), "64 MiB are the most"),
+    "a commit of 1 GiB": (pack_of(packed(1, GIB, zeros(GIB))), "more than the limit of 64 MiB"),
     "a blob that states to be small": (
         pack_of(object_of(1, COMMIT), packed(3, 10, zeros(GIB))),
         "its pack is damaged: decompressed data exceeds expected size",
@@ -152,19 +152,19 @@ BOMBS = {
                 hashlib.sha1(b"blob 100\0" + bytes(100)).digest(),
             ),
         ),
-        "an object of it has 1073741824 bytes: 64 MiB are the most",
+        "one of its objects has 1073741824 bytes, more than the limit of 64 MiB",
     ),
     "many blobs of 48 MiB": (
         pack_of(object_of(1, COMMIT), *[packed(3, 48 * MIB, zlib.compress(bytes(48 * MIB)))] * 12),
-        "more than 512 MiB with their history",
+        "exceed the limit of 512 MiB",
     ),
     "a pack of many objects": (
         b"PACK" + struct.pack(">II", 2, 2**31) + bytes(100),
-        "2147483648 objects with its history, and 200000 are the most",
+        "2147483648 objects including its history, more than the limit of 200000",
     ),
     "a size without an end": (
         b"PACK" + struct.pack(">II", 2, 1) + b"\xff" * 1000,
-        "the size of an object has no end",
+        "the size of an object is not terminated",
     ),
 }
 
@@ -246,7 +246,7 @@ async def test_trees_that_share_a_tree_are_counted(repository: Repository):
     empty = repository.git("mktree").strip()
     with_tree_bomb(repository, empty)
     failure = await failure_of(repository.url)
-    assert "the repository has more than 50000 files and folders" in failure.message
+    assert "the repository has more than 50000 files and directories" in failure.message
     repository.write({"a.yaml": "a: 1\n"})
     repository.git("add", "--all")
     with_tree_bomb(repository, repository.git("write-tree").strip())
@@ -272,7 +272,7 @@ async def test_manifests_that_grow_by_aliases_are_too_much(repository: Repositor
     repository.write({"a.yaml": "".join(head % number + text for number in range(100))})
     repository.commit()
     failure = await failure_of(repository.url)
-    assert "its manifests have more than 32 MiB" in failure.message
+    assert "its manifests exceed the limit of 32 MiB" in failure.message
 
 
 async def test_manifests_of_many_small_values_are_not_decoded_by_who_asks(repository: Repository):
@@ -283,7 +283,7 @@ async def test_manifests_of_many_small_values_are_not_decoded_by_who_asks(reposi
     repository.commit()
     with measured_resident() as memory:
         failure = await failure_of(repository.url)
-    assert "its manifests take more than 128 MiB of memory" in failure.message
+    assert "its manifests exceed the limit of 128 MiB of memory" in failure.message
     assert memory.peak_bytes < 64 * MIB
 
 
@@ -309,5 +309,5 @@ async def test_a_reader_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPa
     stuck = (sys.executable, "-c", "import time; time.sleep(60)")
     monkeypatch.setattr(reader_process, "_COMMAND", stuck)
     monkeypatch.setattr(reader_process, "_GRACE_SECONDS", 0.5)
-    with pytest.raises(GitError, match="did not end in time, and was killed"):
+    with pytest.raises(GitError, match="did not exit before the timeout and was killed"):
         await asyncio.wait_for(read("file:///nowhere", seconds=0.5), 20)

@@ -125,7 +125,7 @@ async def test_a_listing_that_lacks_an_item_proves_nothing(told: World):
 
     await send(world, [began, *items, ListingCompleted(3)])
 
-    await nothing_came_of_it(world, position, "the listing has 2 objects, but its end reports 3")
+    await nothing_came_of_it(world, position, "2 objects, but its last message reports 3")
 
 
 async def test_an_item_that_came_twice_does_not_stand_for_one_that_did_not_come(told: World):
@@ -136,7 +136,7 @@ async def test_an_item_that_came_twice_does_not_stand_for_one_that_did_not_come(
 
     await send(world, [began, first, second, second, ListingCompleted(3)])
 
-    await nothing_came_of_it(world, position, "the listing has 2 objects, but its end reports 3")
+    await nothing_came_of_it(world, position, "2 objects, but its last message reports 3")
 
 
 async def test_a_listing_without_its_beginning_is_refused(told: World):
@@ -226,7 +226,7 @@ async def test_a_listing_that_takes_too_much_memory_is_refused_and_the_others_st
     filler = ExternalObject("team-9", {"type": "Square", "color": "x" * 100_000})
     for number in range(12):
         await tell(huge, ListingItem(replace(filler, name=f"team-{number + 10}")))
-    await nothing_came_of_it(world, position, "take more than 1 MiB of memory")
+    await nothing_came_of_it(world, position, "exceed the limit of 1 MiB of memory")
     await tell(small, ListingCompleted(len(objects)))
     await world.until_settled()
     assert len(await refusals(world)) == 1

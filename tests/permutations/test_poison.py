@@ -58,7 +58,7 @@ async def test_a_message_that_always_fails_is_parked_and_a_retry_decides_it_in_t
     assert (await world.outcomes(FOO))[-1].outcome in ("Converged", "Rejected")
 
     monkeypatch.setattr(decide, "facts_of", really)
-    with pytest.raises(LetterRefusedError, match="team-a made a newer declaration"):
+    with pytest.raises(LetterRefusedError, match="newer declaration or withdrawal by team-a"):
         await world.client.retry_dead_letter(letter)
     assert await world.client.dead_letters() == [letter]
 

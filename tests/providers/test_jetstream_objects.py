@@ -383,7 +383,7 @@ async def test_a_consumer_of_a_client_is_neither_listed_nor_replaced(
     provider = connect(CONSUMER, nats_server.url)
 
     assert await listing(provider, Scope(prefix=f"{stream}/")) == []
-    with pytest.raises(TransientError, match="not a durable consumer"):
+    with pytest.raises(TransientError, match="is an ephemeral consumer"):
         await provider.create(action("Create", place, CONSUMER.checked_fields({})))
 
 

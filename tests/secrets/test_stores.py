@@ -196,9 +196,9 @@ async def test_no_namespace_writes_or_removes_a_secret_of_another(folder: Path) 
     store.put(DB, "s3cr3t-value")
     store.grants.add(DB, "shop")
     foreign = SecretRef("db", namespace="billing")
-    with pytest.raises(ConfigurationError, match="only its own namespace may write it"):
+    with pytest.raises(ConfigurationError, match="only the namespace of a secret may write it"):
         await secrets(folder).keep(foreign, "another-value", "shop")
-    with pytest.raises(ConfigurationError, match="only its own namespace may write it"):
+    with pytest.raises(ConfigurationError, match="only the namespace of a secret may write it"):
         await secrets(folder).remove(foreign, "shop")
     assert await secrets(folder).value(foreign, "billing") == "s3cr3t-value"
 

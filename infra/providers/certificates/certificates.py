@@ -385,7 +385,7 @@ class CertificatesProvider:
         key = self._pending_key(name, pending)
         if not certificates or facts_of(certificates[0]).public_key != public_digest(key):
             raise PermanentError(
-                f"the authority returned a certificate for another key than that of {name!r}",
+                f"the authority returned a certificate for a key other than that of {name!r}",
                 status=424,
             )
         record = self._store.read(name)

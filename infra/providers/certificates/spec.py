@@ -53,5 +53,5 @@ def place_problem(place: str) -> str | None:
         return None
     return (
         "use a path below the root, such as tls/web: letters, digits, . _ and -, no segment "
-        "that starts with a dot, no / at its ends"
+        "that starts with a dot, no leading or trailing /"
     )

@@ -58,8 +58,8 @@ class Budget:
         self._work -= work * len(items)
         if self._work < 0:
             raise InvalidManifestError(
-                f"{where}: its expressions would take too long; make them read less, such as "
-                "item alone"
+                f"{where}: its expressions would take too long; let them read fewer values, "
+                "such as only item"
             )
 
 

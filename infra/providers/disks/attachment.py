@@ -377,7 +377,7 @@ class AttachmentsProvider:
         if others:
             raise waiting(
                 f"{found.loop.path} is also mounted at {', '.join(others)}; Reconciler "
-                f"unmounts {found.place} after that is unmounted"
+                f"unmounts {found.place} after it is unmounted there"
             )
         ended = self._run(None, "umount", "-c", "--", found.place)
         if ended.code != 0 and mount_at(found.place, mounts()) is not None:

@@ -76,7 +76,10 @@ def check_pack(content: mmap.mmap | bytes) -> None:
     """
     count = int.from_bytes(content[_HEADER_BYTES - 4 : _HEADER_BYTES])
     if count > MAX_OBJECTS:
-        raise GitError("BadCommit", f"it has {count} objects with its history, {_most()}")
+        raise GitError(
+            "BadCommit",
+            f"it has {count} objects including its history, more than the limit of {MAX_OBJECTS}",
+        )
     at, total = _HEADER_BYTES, 0
     for _ in range(count):
         is_delta = content[at] >> 4 & 7 in _DELTAS
@@ -87,7 +90,8 @@ def check_pack(content: mmap.mmap | bytes) -> None:
         if total > MAX_UNPACKED_BYTES:
             raise GitError(
                 "BadCommit",
-                f"its objects have more than {MAX_UNPACKED_BYTES // _MIB} MiB with their history",
+                "its objects, including its history, exceed the limit of "
+                f"{MAX_UNPACKED_BYTES // _MIB} MiB",
             )
 
 
@@ -106,13 +110,10 @@ def _checked(size: int) -> int:
     if size > MAX_OBJECT_BYTES:
         raise GitError(
             "BadCommit",
-            f"an object of it has {size} bytes: {MAX_OBJECT_BYTES // _MIB} MiB are the most",
+            f"one of its objects has {size} bytes, more than the limit of "
+            f"{MAX_OBJECT_BYTES // _MIB} MiB",
         )
     return size
-
-
-def _most() -> str:
-    return f"and {MAX_OBJECTS} are the most"
 
 
 def _size_at(content: mmap.mmap | bytes, at: int, *, first_bits: int = 7) -> tuple[int, int]:
@@ -123,4 +124,4 @@ def _size_at(content: mmap.mmap | bytes, at: int, *, first_bits: int = 7) -> tup
             return size, place
         size |= (content[place] & 0x7F) << shift
         shift += 7
-    raise GitError("BadCommit", "its pack is damaged: the size of an object has no end")
+    raise GitError("BadCommit", "its pack is damaged: the size of an object is not terminated")

@@ -74,7 +74,7 @@ def _reply(request: Request) -> Reply:
 def _failure(error: Exception, url: str) -> Failure:
     if _is_of_memory(error):
         most = _memory_limit()[0] // _MIB
-        return Failure("Unreachable", f"{url}: to read it takes more than {most} MiB of memory")
+        return Failure("Unreachable", f"{url}: reading it requires more than {most} MiB of memory")
     match error:
         case GitError():
             return Failure(error.reason, error.message, error.revision)
@@ -134,11 +134,11 @@ def _documents(files: dict[str, bytes], namespace: str, *, is_rendered: bool) ->
         if memory > MAX_ANSWER_BYTES:
             raise GitError(
                 "BadCommit",
-                f"its manifests take more than {MAX_ANSWER_BYTES // _MIB} MiB of memory",
+                f"its manifests exceed the limit of {MAX_ANSWER_BYTES // _MIB} MiB of memory",
             )
         if size > MAX_REPLY_BYTES:
             raise GitError(
-                "BadCommit", f"its manifests have more than {MAX_REPLY_BYTES // _MIB} MiB"
+                "BadCommit", f"its manifests exceed the limit of {MAX_REPLY_BYTES // _MIB} MiB"
             )
         documents.append(document)
     return documents

@@ -97,7 +97,9 @@ async def read_source(request: Request) -> Reply:
     try:
         return await asyncio.to_thread(_decoder.decode, output)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise GitError("Unreachable", f"its reader replied what cannot be read: {error}") from None
+        raise GitError(
+            "Unreachable", f"the output of its reader process is invalid: {error}"
+        ) from None
 
 
 async def _output_of(written: bytes, seconds: float) -> bytes:
@@ -112,12 +114,14 @@ async def _output_of(written: bytes, seconds: float) -> bytes:
         async with asyncio.timeout(seconds):
             output, _ = await process.communicate(written)
     except TimeoutError:
-        raise GitError("Unreachable", "its reader did not end in time, and was killed") from None
+        raise GitError(
+            "Unreachable", "its reader process did not exit before the timeout and was killed"
+        ) from None
     finally:
         if process.returncode is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
     if process.returncode:
-        raise GitError("Unreachable", f"its reader ended with exit status {process.returncode}")
+        raise GitError("Unreachable", f"its reader process exited with status {process.returncode}")
     return output

@@ -47,10 +47,8 @@ def renderers_of_process() -> Renderers:
         raise ConfigurationError(f"{RENDERERS_VARIABLE}: {file}: {error}") from None
     for name, command in found.items():
         if not command or shutil.which(command[0]) is None:
-            what = command[0] if command else "its command"
-            raise ConfigurationError(
-                f"{RENDERERS_VARIABLE}: {file}: {name}: program {what!r} not found"
-            )
+            what = f"program {command[0]!r} not found" if command else "has no command; add it"
+            raise ConfigurationError(f"{RENDERERS_VARIABLE}: {file}: {name}: {what}")
     return found
 
 

@@ -188,8 +188,8 @@ class Checkout:
             if number >= MAX_ENTRIES:
                 raise GitError(
                     "BadCommit",
-                    f"{path or 'the repository'} has more than {MAX_ENTRIES} files and folders:"
-                    " name a smaller folder in spec.path",
+                    f"{path or 'the repository'} has more than {MAX_ENTRIES} files and "
+                    "directories; set spec.path to a smaller directory",
                 )
             if not stat.S_ISREG(entry.mode or 0):
                 continue

@@ -285,8 +285,8 @@ class ConsumersProvider:
             found = await self._find(place)
             if found is not None and not found.is_durable:
                 raise TransientError(
-                    f"{action.external_name!r} is not a durable consumer, so it ends with its "
-                    "client; use another name"
+                    f"{action.external_name!r} is an ephemeral consumer, which the server deletes "
+                    "after its client stops; use another name"
                 ) from None
             obstacle = None if found is None else found.as_object()
             if obstacle is not None and obstacle.written_by == action.idempotency_key:

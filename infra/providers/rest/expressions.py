@@ -106,8 +106,8 @@ class Expression:
         _check_input(self.text, given, self._members)
         if self._nesting and Cost(self._tree, given).copies > MAX_COPIES:
             raise ExpressionError(
-                f"{self.text!r} would copy more than {MAX_COPIES} values in its loops: give them"
-                " less to go through, or less to keep of each",
+                f"{self.text!r} would copy more than {MAX_COPIES} values in its loops; loop "
+                "over fewer items, or keep less of each",
                 self.text,
             )
         try:

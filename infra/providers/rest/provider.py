@@ -380,7 +380,9 @@ class RestProvider:
         try:
             return _encoder.encode(request.body.made(variables))
         except ExpressionError as error:
-            raise PermanentError(f"{request.method}: not sent, its body: {error}") from None
+            raise PermanentError(
+                f"{request.method}: not sent, because its body is invalid: {error}"
+            ) from None
 
     def _whole(self, variables: Mapping[str, Any]) -> bytes:
         """Return the object itself as the body: the document, its name and its marks."""
@@ -421,7 +423,7 @@ class RestProvider:
             raise UnknownResultError(f"{action.external_name!r} was written, but does not exist")
         if found.object.written_by not in (None, action.idempotency_key):
             raise UnknownResultError(
-                f"{action.external_name!r} was written, and then another client wrote it"
+                f"{action.external_name!r} was written, but another client has written it since"
             )
         return Effect(found.object, replayed=is_replay)
 

@@ -101,7 +101,7 @@ def _checked(text: str) -> list[Token]:
     while at < len(text):
         found = _TOKEN.match(text, at)
         if found is None:
-            raise ExpressionSyntaxError(f"it cannot be read at {text[at : at + 20]!r}")
+            raise ExpressionSyntaxError(f"syntax error at {text[at : at + 20]!r}")
         assert found.lastgroup is not None
         if found.lastgroup != "blank":
             tokens.append(Token(found.lastgroup, found[0], at))
@@ -137,8 +137,8 @@ class _Parser:
         if sign and self._takes(sign):
             return
         if sign or self._at < len(self._tokens):
-            found = self._tokens[self._at].text if self._at < len(self._tokens) else "its end"
-            raise ExpressionSyntaxError(f"it cannot be read at {found!r}")
+            found = repr(self._tokens[self._at].text) if self._at < len(self._tokens) else "the end"
+            raise ExpressionSyntaxError(f"syntax error at {found}")
 
     def _operators(self, level: int) -> Node:
         if level == len(_LEVELS):
@@ -184,13 +184,13 @@ class _Parser:
         if name not in LOOPS:
             return _node("Call", name, (whole, *arguments))
         if not arguments or arguments[0].kind != "Name":
-            raise ExpressionSyntaxError(f".{name}(...) needs a variable: {name}(x, ...)")
+            raise ExpressionSyntaxError(f".{name}(...): requires a variable, as in {name}(x, ...)")
         variable, *body = arguments
         return _node("Loop", name, (whole, *body), variable=variable.name, at=at)
 
     def _primary(self) -> Node:
         if self._at == len(self._tokens):
-            raise ExpressionSyntaxError("it ends too early")
+            raise ExpressionSyntaxError("unexpected end")
         token = self._next()
         if token.kind in ("text", "number"):
             return _node("Literal", token.text)
@@ -210,7 +210,7 @@ class _Parser:
             case "{":
                 return _node("Map", parts=self._pairs())
             case _:
-                raise ExpressionSyntaxError(f"it cannot be read at {token.text!r}")
+                raise ExpressionSyntaxError(f"syntax error at {token.text!r}")
 
     def _list(self, closing: str) -> tuple[Node, ...]:
         found: list[Node] = []
@@ -234,7 +234,7 @@ class _Parser:
 
     def _name(self) -> str:
         if not self._is_at("name"):
-            raise ExpressionSyntaxError("a name is missing behind a point")
+            raise ExpressionSyntaxError("a name is missing after a dot")
         return self._next().text
 
     def _is_at(self, kind: str, texts: frozenset[str] | set[str] | None = None) -> bool:

@@ -164,8 +164,8 @@ def check_sources(intake: dict[str, Any]) -> Finding:
     if not wrong:
         return Finding("sources", "ok", "timers reach the intake")
     remedy = (
-        "Read the server's log. Until the source recovers, no timer fires. It recovers by itself, "
-        "or when you restart the server."
+        "Read the server's log. Until the source recovers, no timer fires. It recovers "
+        "automatically, or when you restart the server."
     )
     return Finding("sources", "warn", some(wrong), remedy)
 

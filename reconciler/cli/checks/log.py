@@ -181,7 +181,7 @@ async def check_rows(nc: Client, replay: LogReplay, *, full: bool) -> Finding:
     """Compare stored rows with the log: all of them, or those of some resources."""
     if replay.damage:
         text = "not compared, because the log is damaged"
-        return Finding("stored rows", "warn", text, "See the check of the log.")
+        return Finding("stored rows", "warn", text, "See the check `log`.")
     wrong, what = await (_all_rows(nc) if full else _sampled_rows(nc, replay))
     if not wrong:
         return Finding("stored rows", "ok", what)

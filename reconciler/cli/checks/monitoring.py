@@ -89,7 +89,7 @@ def _sync(config: _Config) -> Finding:
     return Finding(
         "sync",
         "warn",
-        f"the server syncs every {seconds:g} s; a power failure loses what it acknowledged since",
+        f"the server syncs every {seconds:g} s; a power failure loses writes after the last sync",
         "Set sync_interval: always in the configuration of the server.",
     )
 

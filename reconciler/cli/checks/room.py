@@ -40,7 +40,7 @@ def judge_room(limited: Mapping[str, tuple[int, int]]) -> Finding:
     verdict: Verdict = "fail" if full else "warn"
     remedy = (
         "Raise the limit: `nats stream edit STREAM --max-bytes=BYTES`. A full stream refuses new "
-        "messages, and keeps those that it has."
+        "messages, and keeps the stored ones."
     )
     return Finding("stream limits", verdict, f"full or nearly full: {some(full or nearly)}", remedy)
 
