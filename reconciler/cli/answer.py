@@ -128,7 +128,7 @@ def _why_converged(outcome: OutcomeRecorded, causes: Sequence[LogEvent], parent:
     generation = f"{_who(declared, parent)} declared generation {outcome.generation}"
     if done is None:
         claimed = _last(causes, OwnershipClaimed)
-        how = ", and Reconciler owns the object that existed" if claimed else ""
+        how = ", and Reconciler took ownership of the existing object" if claimed else ""
         return f"is as declared: {generation}{how}"
     if done.purpose in ("Replace", "Retire"):
         return f"is as declared: {generation} and the worker replaced the object"

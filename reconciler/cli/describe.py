@@ -397,7 +397,7 @@ def _status_pairs(row: StatusRow, settled: int) -> list[tuple[str, str | Text]]:
     if row.throttled_until is not None:
         pairs.append(("throttled until", f"{row.throttled_until:%Y-%m-%dT%H:%M:%SZ}"))
     if row.breaker_until is not None:
-        pairs.append(("breaker until", f"{row.breaker_until:%Y-%m-%dT%H:%M:%SZ}, then one call"))
+        pairs.append(("breaker until", f"{row.breaker_until:%Y-%m-%dT%H:%M:%SZ}, then one probe"))
     if row.retry_at is not None:
         pairs.append(("next attempt", f"{row.retry_at:%Y-%m-%dT%H:%M:%SZ}"))
     return [(name, value) for name, value in pairs if value]
@@ -452,8 +452,8 @@ def _print_parts(parts: Sequence[Part]) -> None:
     ]
     print_table(("NAME", "OUTCOME", "READY", "SINCE", "REASON", "MESSAGE"), rows)
     if len(parts) > _SHOWN_PARTS:
-        left = parts[_SHOWN_PARTS:]
-        out.print(f"… and {len(left)} more; {sum(each.ready for each in parts)} of all are ready")
+        more, ready = len(parts) - _SHOWN_PARTS, sum(each.ready for each in parts)
+        out.print(f"… and {more} more; {ready} of {len(parts)} parts are ready")
 
 
 def _moment(at: datetime | None) -> str:

@@ -158,7 +158,7 @@ def summary(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
         case AbsenceDoubted(external_name=name, missing=missing, owned=owned):
             return (
                 f"{missing} of the {owned} owned objects, including {name}, are missing from the "
-                "observer's listing: the decider ignored the listing"
+                "observer's listing, so the decider ignored it"
             )
         case DriftDetected():
             return drifted(data)
@@ -232,7 +232,7 @@ def summary(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
             if not mark:
                 return "The decider stopped waiting for progress of the object"
             if at is None:
-                return f"The object made no progress since {moment(since)}, longer than allowed"
+                return f"The object has made no progress since {moment(since)}, longer than allowed"
             return f"The object made progress, and more is expected by {moment(at)}"
         case RetryScheduled(at, seconds, reason, action_id):
             if action_id:
@@ -419,7 +419,7 @@ def _failed(data: ActionFailed) -> str:
     attempt = f"attempt {data.attempt} to {_verb(data)[0]} {thing}"
     why = f"{_one_line(error.message)}{_possibly_twice(data)}"
     if not error.attempted:
-        return f"The worker made no call for {attempt}: {why}"
+        return f"The worker made no call in {attempt}: {why}"
     if error.error_class == "Unknown":
         return f"The result of the worker's {attempt} is unknown: {why}"
     status = f" {error.status}" if error.status else ""

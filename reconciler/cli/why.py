@@ -173,5 +173,5 @@ def _fight(fight: Fight) -> str:
     since, until = moment(fight.since), moment(fight.until)
     return (
         f"Another client set {fight.path} to {theirs} {fight.times} times from {since} to"
-        f" {until}, and Reconciler set it to {shown(fight.ours)} again."
+        f" {until}, and Reconciler set it back to {shown(fight.ours)}."
     )

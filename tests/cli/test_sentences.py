@@ -87,7 +87,7 @@ TOLD: list[tuple[ResourceEvent, str]] = [
     (
         AbsenceDoubted("default", "foo", 12, 14),
         "12 of the 14 owned objects, including foo, are missing from the observer's "
-        "listing: the decider ignored the listing",
+        "listing, so the decider ignored it",
     ),
     (FinalizerAdded("billing/invoice", "billing"), "billing added the finalizer billing/invoice"),
     (FinalizerRemoved("billing/invoice"), "alice removed the finalizer billing/invoice"),
@@ -224,7 +224,7 @@ TOLD: list[tuple[ResourceEvent, str]] = [
     ),
     (
         ProgressNoted("a1", AT),
-        "The object made no progress since 2026-01-02T03:04:05Z, longer than allowed",
+        "The object has made no progress since 2026-01-02T03:04:05Z, longer than allowed",
     ),
     (ProgressNoted("", AT), "The decider stopped waiting for progress of the object"),
     (
@@ -331,7 +331,7 @@ TOLD: list[tuple[ResourceEvent, str]] = [
     ),
     (
         ActionFailed("a@2", "Update", 4, ActionError("Transient", "closed", attempted=False)),
-        "The worker made no call for attempt 4 to update the object: closed",
+        "The worker made no call in attempt 4 to update the object: closed",
     ),
     (
         ActionAbandoned("a@2", "Update", "generation 3 is newer", in_doubt=True),

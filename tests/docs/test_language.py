@@ -49,6 +49,14 @@ IN_MESSAGES = {
     "any more": "no longer",
     "our": "Reconciler's, of this resource",
     "ours": "owned by this resource",
+    "answer": "response, reply",
+    "the answers": "the responses, the replies",
+    "are the most": "more than the limit of",
+    "nested too deep": "nested too deeply",
+    "of its own": "its own, a separate",
+    "of their own": "their own, separate",
+    "from now on": "now",
+    "replace it by": "replace it with",
 }
 """The same for what the program prints, which names no human actor but the user."""
 
