@@ -47,8 +47,8 @@ class Allow(ManifestStruct, frozen=True):
     addresses: Annotated[
         _Patterns,
         _about(
-            "Addresses of the host, as HOST:PORT, and repositories, as file:///PATH, that "
-            "resources may name. Host names of backends."
+            "Addresses of the host and host names of backends, as HOST:PORT, and "
+            "repositories, as file:///PATH, that resources may name."
         ),
     ] = ()
     binds: Annotated[

@@ -66,7 +66,7 @@ class PartDefinition(ManifestStruct, frozen=True):
     manifest: Annotated[
         PartManifest,
         msgspec.Meta(
-            description="Manifest of the part. A text that begins with = is an expression."
+            description="Manifest of the part. A string that begins with = is an expression."
         ),
     ]
     when: Annotated[

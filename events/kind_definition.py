@@ -93,9 +93,9 @@ class DefinedField(ManifestStruct, frozen=True):
 class KindDefinitionSpec(ManifestStruct, frozen=True, kw_only=True):
     """A kind that you define without code.
 
-    Its metadata.name is the name of the kind. Declare one of over, rest and composition. A place is
-    a path, such as metadata.uid, or a CEL expression after =. A template is JSON in which a text
-    after = is a CEL expression.
+    Its metadata.name is the name of the kind. Declare one of over, rest and composition. Where a
+    field takes a place, write a path, such as metadata.uid, or = and a CEL expression. In a
+    template, a string that begins with = is a CEL expression.
     """
 
     api_version: Annotated[

@@ -122,7 +122,8 @@ class Policy(ManifestStruct, frozen=True):
         ),
     ] = ()
     paused: Annotated[
-        bool, msgspec.Meta(description="Whether all actions stop. Reconciler only reports.")
+        bool,
+        msgspec.Meta(description="Whether Reconciler takes no action, and only reports."),
     ] = False
     owner_label: Annotated[
         Literal["Restore", "Report"],

@@ -138,7 +138,9 @@ class LossGuard(ManifestStruct, frozen=True):
     ] = 10
     max_percent: Annotated[
         int,
-        msgspec.Meta(ge=0, le=100, description="Percentage of your objects that must be exceeded."),
+        msgspec.Meta(
+            ge=0, le=100, description="Maximum percentage of missing objects in a trusted listing."
+        ),
     ] = 50
 
 
@@ -266,8 +268,9 @@ class ProviderConfigSpec(ManifestStruct, frozen=True):
     ownership: Annotated[
         Ownership,
         msgspec.Meta(
-            description="Evidence of ownership, in addition to the log. Log: none. Prefix: "
-            "the name. Label: the owner label. Union: all of them must agree."
+            description="What establishes ownership. Log: only the log. Prefix: the log or the "
+            "name. Label: the log or the owner label. Union: the log, and also the name if "
+            "ownerPrefix is declared."
         ),
     ] = "Log"
     owner_prefix: Annotated[
@@ -278,14 +281,14 @@ class ProviderConfigSpec(ManifestStruct, frozen=True):
     ] = None
     resync_seconds: Annotated[
         _Seconds,
-        msgspec.Meta(description="Seconds between two listings, with a jitter of a tenth."),
+        msgspec.Meta(description="Seconds between two listings, with jitter of 10 percent."),
     ] = 30.0
     least_resync_seconds: Annotated[
         _Seconds,
         msgspec.Meta(
             description="Minimum time between two listings when the API reports changes, in "
-            "seconds. At resyncSeconds or above, Reconciler does not request "
-            "changes."
+            "seconds. If it is not less than resyncSeconds, Reconciler does not follow "
+            "these reports."
         ),
     ] = 5.0
     namespaces: Annotated[
@@ -312,17 +315,16 @@ class ProviderConfigSpec(ManifestStruct, frozen=True):
     deletion_guard: Annotated[
         DeletionGuard,
         msgspec.Meta(
-            description="Limit of undeclared objects that one listing may delete, of objects "
-            "that a changed KindDefinition may replace, and of resources that one"
-            " commit may withdraw. Above it, they are Held."
+            description="Maximum number of undeclared objects that one listing may delete, of "
+            "objects that a changed KindDefinition may replace, and of resources that "
+            "one commit may withdraw. If there are more, they are Held."
         ),
     ] = DeletionGuard()
     loss_guard: Annotated[
         LossGuard,
         msgspec.Meta(
-            description="A listing is not trusted if minCount of your objects or more are "
-            "missing in it, and more than maxPercent. The resources are then "
-            "Held."
+            description="If a listing lacks at least minCount of your objects, and more than "
+            "maxPercent of them, it is not trusted: the resources are Held."
         ),
     ] = LossGuard()
     consistency_grace_seconds: Annotated[

@@ -219,7 +219,8 @@ class Marks(ManifestStruct, frozen=True):
     form: Annotated[
         Literal["Map", "Text"],
         msgspec.Meta(
-            description="Map: a map of texts, such as labels. Text: one text, such as a comment."
+            description="Map: a map of strings, such as labels. Text: one string, such as a "
+            "comment."
         ),
     ] = "Map"
 
@@ -248,8 +249,8 @@ class ErrorRule(ManifestStruct, frozen=True):
         str,
         msgspec.Meta(
             max_length=200,
-            description="Text that the response contains, in upper or lower case. Default: "
-            "any response.",
+            description="String that the response contains, case-insensitive. Default: any "
+            "response.",
         ),
     ] = ""
 

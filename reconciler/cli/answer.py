@@ -20,10 +20,11 @@ from events.log import (
     SpecResolved,
     SpecWithdrawn,
 )
+from events.manifest import Fields
 from events.names import ResourceKey
 from reconciler.cli.summaries import is_process, name_of
 from reconciler.ports import StoredEvent
-from reconciler.resource.difference import shown
+from reconciler.resource.difference import LABELS, shown, value_at
 from reconciler.resource.evolve import evolve
 from reconciler.resource.state import NEW, ResourceState
 from reconciler.sdk.why import Value, Why
@@ -187,6 +188,10 @@ def _of_field(found: Why, history: Sequence[StoredEvent]) -> str:
             return f"{field} is not set"
         return f"{field} is {shown(observed.value)}, and no declaration sets it"
     made = f"{made_by(wanted)}{_in_generation(wanted, history)}"
+    resolved = {} if field.startswith(f"{LABELS}.") else _resolved(history)
+    if resolved and value_at(field, resolved, {}) is None:
+        spec = f"the kind resolves the spec to the fields {', '.join(sorted(resolved))}"
+        return f"{field} is {shown(wanted.value)} because {made}; {spec}"
     if observed is None:
         return f"{field} should be {shown(wanted.value)}, but no object has been observed: {made}"
     if observed.value == wanted.value:
@@ -194,6 +199,13 @@ def _of_field(found: Why, history: Sequence[StoredEvent]) -> str:
         is_written = applied is not None and applied.value == wanted.value
         return f"{field} is {shown(wanted.value)}{' because' if is_written else ', as'} {made}"
     return f"{field} is {shown(observed.value)}, but should be {shown(wanted.value)}: {made}"
+
+
+def _resolved(history: Sequence[StoredEvent]) -> Fields:
+    """Return the fields that the newest spec was resolved to; empty if it was not."""
+    specs = (each.event.data for each in reversed(history))
+    newest = next((each for each in specs if isinstance(each, (SpecDeclared, SpecResolved))), None)
+    return newest.fields if isinstance(newest, SpecResolved) else {}
 
 
 def _newest(values: Sequence[Value]) -> Value | None:

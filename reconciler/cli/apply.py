@@ -112,7 +112,7 @@ def apply(
         print_results(results, output, good=GOOD)
         return exit_status(results, GOOD if wait else None)
     if not file:
-        raise UsageError("--file or --plan: required (see `reconciler apply --help`)")
+        raise UsageError("missing option --file or --plan (see `reconciler apply --help`)")
     if (prune or yes) and not set_name:
         raise UsageError(
             "--prune and --yes: require --set NAME, because only a set records its resources"

@@ -88,7 +88,7 @@ def approve(
     if config is not None and not all:
         raise UsageError("--config: allowed only with --all; remove it, or remove the names")
     if hold is None and not plan:
-        raise UsageError(f"--hold: required; use one of {', '.join(get_args(Hold))}")
+        raise UsageError(f"missing option --hold; use one of {', '.join(get_args(Hold))}")
     if abandon and hold != "UnknownResult":
         raise UsageError(f"--abandon: allowed only with --hold UnknownResult, not with {hold}")
     if plan and hold not in (None, "Approval"):

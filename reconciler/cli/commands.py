@@ -41,7 +41,7 @@ COMMANDS: Final[tuple[tuple[str, str, str], ...]] = (
     ("backup", KEEP, "Save the whole log to one file."),
     ("restore", KEEP, "Restore the log from a backup."),
     ("config", RUN, "Show the effective settings and the source of each."),
-    ("secrets", RUN, "Store, list, grant and remove secrets of specs."),
+    ("secrets", RUN, "Store, list, grant and remove the secrets that specs name."),
     ("webhook", RUN, "Receive webhooks of a Git host, to detect pushes immediately."),
     ("completion", RUN, "Print a completion script for a shell."),
     ("permissions", RUN, "Print the minimal NATS permissions of each principal."),

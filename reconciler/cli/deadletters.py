@@ -82,7 +82,7 @@ def list_letters(
     Parameters
     ----------
     since
-        Only dead letters of the last 30s, 2m, 1h.
+        Only dead letters of this time span before now: 30s, 2m, 1h.
     handled
         Also list those that were retried or dismissed.
     limit
@@ -137,7 +137,7 @@ def retry(
     output: Output = "table",
     connection: Connection = HERE,
 ) -> int:
-    """Publish the messages of dead letters again, after you removed the cause.
+    """Publish the messages of dead letters again. Remove the cause first.
 
     Each message goes to its original subject with a new message id. A retry
     is refused if the message would become a dead letter again, or would

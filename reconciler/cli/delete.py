@@ -133,4 +133,6 @@ def _result(key: ResourceKey, told: Answer | DeclarationRefusedError) -> Result:
     result = result_of(key, told)
     if result.accepted and result.generation == 0:
         return Result(str(key), False, "NotFound", message="the resource was never declared")
+    if result.accepted and result.reason == "Unchanged":
+        result.message = "the declaration was already withdrawn"
     return result

@@ -37,6 +37,7 @@ from reconciler.cli.exits import Exit
 from reconciler.cli.naming import Meant, meant
 from reconciler.cli.options import Namespace, WideOutput
 from reconciler.cli.output import as_yaml, print_structured
+from reconciler.cli.resource_table import owns_object
 from reconciler.cli.search import find_resource, models_of
 from reconciler.cli.summaries import Line, tell_all
 from reconciler.cli.when import At
@@ -112,8 +113,9 @@ def describe(
     """Show everything about one resource.
 
     Shows spec, status, ownership, the last observation, the action in
-    flight, and the newest events with their causes and actors. It also shows
-    since when a condition is unmet, and the parts of a composed resource.
+    flight, and the newest events (causes and actors with -o wide). It also
+    shows since when each unmet condition has been unmet, and the parts of a
+    composed resource.
 
     For example:
 
@@ -205,7 +207,7 @@ async def _readings(nc: Client, key: ResourceKey) -> Fields:
 
     async with live_object(nc, key) as found:
         if not isinstance(found.provider, MeasuredProvider):
-            raise CommandError(f"{key} has no readings, because kind {key.kind} provides none")
+            raise CommandError(f"{key} has no live values, because kind {key.kind} provides none")
         readings = await found.provider.readings(found.name)
     if readings is None:
         raise CommandError(f"{key}: its object {found.name!r} does not exist")
@@ -376,7 +378,7 @@ def _status_pairs(row: StatusRow, settled: int) -> list[tuple[str, str | Text]]:
         ("outcome", coloured(row.outcome or "Pending")),
         ("reason", reason),
         ("generation", f"{row.generation} declared, {settled or 'none'} settled"),
-        ("owned", "yes" if row.owned else "no"),
+        ("owned", owns_object(row)),
         ("provider config", row.provider_config),
         ("external name", row.external_name),
         ("drifts", str(row.drifts)),

@@ -93,10 +93,11 @@ def diff(
     output: Output = "table",
     connection: Connection = HERE,
 ) -> int:
-    """Show what changed in one resource between two times, or with files.
+    """Show what changed in one resource between two points in time.
 
     Compares the declaration, the observed object, the status and the
-    ownership. With -f, it prints the plan, as `reconciler plan` does.
+    ownership. With -f, it shows instead what files would change, as
+    `reconciler plan` does.
 
     Exit status: 0 no difference, 2 differences, 1 an error.
 

@@ -67,8 +67,8 @@ def doctor(
     Parameters
     ----------
     full
-        Read the whole log, also one of more than 300,000 events, and compare all stored rows with
-        it instead of a sample.
+        Read the whole log, even if it has more than 300,000 events, and compare all stored rows
+        with it instead of a sample.
     monitoring_url
         Monitoring URL of the NATS server. It shows the server's health, sync interval and disk use.
     """

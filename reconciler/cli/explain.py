@@ -75,7 +75,8 @@ def explain(kind: str, /, *, output: Output = "table", connection: Connection = 
     """Show the fields of a kind: types, allowed values, defaults, meaning.
 
     "replaces" marks a field that the API cannot change in place. A change of
-    it replaces the object. Only a kind from a KindDefinition needs a server.
+    it replaces the object. The command needs a server only for a kind that a
+    KindDefinition defines.
     `reconciler kinds` lists the kinds.
 
     For example:
@@ -88,7 +89,7 @@ def explain(kind: str, /, *, output: Output = "table", connection: Connection = 
     Parameters
     ----------
     kind
-        A kind (Shape, shape and shapes are equal), or KIND.FIELD for one field.
+        A kind (Shape, shape and shapes are equivalent), or KIND.FIELD for one field.
     """
     kind, _, path = kind.partition(".")
     kinds = installed_kinds()

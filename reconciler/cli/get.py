@@ -82,7 +82,7 @@ def get(
 
     JSON and YAML are manifests that `apply` accepts, with the status added.
     A kind alone selects namespace `default`, and a name alone all
-    namespaces. No role needs to run.
+    namespaces. The command works even if no role runs.
 
     For example:
 
@@ -97,12 +97,12 @@ def get(
     Parameters
     ----------
     kind
-        A kind (Shape, shape and shapes are equal), or a resource: NAME, KIND/NAME or
+        A kind (Shape, shape and shapes are equivalent), or a resource: NAME, KIND/NAME or
         NAMESPACE/KIND/NAME.
     names
-        More resources, or after a kind its names. The exit status is 1 if one does not exist.
+        More resources; after a kind, names of this kind. The exit status is 1 if one does not exist.
     outcome
-        Only this outcome: Converged, Degraded, Failed, ...; Pending for none yet.
+        Only this outcome: Converged, Degraded, Failed, ...; Pending: no outcome yet.
     everything
         Also list objects in the APIs that no manifest declares, and internal resources.
     at

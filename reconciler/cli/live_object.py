@@ -76,5 +76,5 @@ async def _owned(nc: Client, key: ResourceKey) -> OwnershipRow:
     past = await History(nc).get(key)
     row = models_of(past.events).ownership.get(str(key))
     if row is None or not row.owned or row.uid is None:
-        raise CommandError(f"{key} has no external object yet")
+        raise CommandError(f"{key} has no external object")
     return row

@@ -26,8 +26,8 @@ def permissions(
 ) -> int:
     """Print the minimal NATS permissions of each principal.
 
-    Prints all principals except restore, and a service for each --namespace;
-    or one PRINCIPAL. Users authenticate with nkeys (`nk -gen user`). A
+    Without PRINCIPAL, it prints all principals except restore, with a
+    service for each --namespace. Users authenticate with nkeys (`nk -gen user`). A
     missing key is marked, and no NATS server starts until you fill it in.
     The command needs no server.
 
@@ -74,7 +74,7 @@ def _users(
     if names and (principal is None or len(namespaces) > 1):
         raise UsageError("--user: requires one PRINCIPAL, and for a service one --namespace")
     if principal == "service" and not namespaces:
-        raise UsageError("--namespace: required for a service")
+        raise UsageError("missing option --namespace, which a service requires")
     if principal not in (None, "service") and namespaces:
         raise UsageError(f"--namespace: allowed only for a service, not for {principal}")
     if finalizers and not namespaces:

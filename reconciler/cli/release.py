@@ -24,10 +24,10 @@ def release(
     """Remove all finalizers and references from withdrawn resources by force.
 
     Use it when the service that added them can no longer remove them.
-    Reconciler then deletes the object, or releases it, as its policy
-    requires. With --orphan, it keeps the object in the API.
-    `reconciler describe` shows them. The log keeps the release with your
-    name and reason.
+    `reconciler describe` shows the finalizers and references. Reconciler
+    then deletes the object, or releases it, as its policy requires. With
+    --orphan, it keeps the object in the API. The log keeps the release with
+    your name and reason.
 
     For example:
 

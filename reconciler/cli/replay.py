@@ -121,7 +121,8 @@ def print_integrity(found: Integrity) -> None:
     out = console()
     if not found.damage:
         out.print(
-            f"the versions and digests of {plural(found.resources, 'resource')} are correct",
+            f"the versions and digests of all {plural(found.resources, 'resource')} in the log are "
+            "correct",
             style="green",
         )
         return
@@ -152,8 +153,8 @@ def _print_comparison(found: Comparison) -> None:
         out.print(f"rows were not compared: {found.note}", style="yellow")
     elif not found.differences:
         out.print(
-            f"all {found.rows} stored rows equal the rebuilt rows, byte for byte, at position "
-            f"{found.checkpoint}",
+            f"all {found.rows} stored rows (existing resources, totals and checkpoint) equal the "
+            f"rebuilt rows, byte for byte, at position {found.checkpoint}",
             style="green",
         )
     else:

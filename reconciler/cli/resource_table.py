@@ -43,7 +43,7 @@ class ResourceTable:
         word = coloured(row.outcome or PENDING) if why is None else Text(NOT_READY, "yellow")
         reason, message = (row.reason, row.message) if why is None else (why.reason, why.message)
         cells: list[str | Text] = [row.namespace] if self._with_namespace else []
-        cells += [row.kind, row.name, word, _generation(row), "yes" if row.owned else "no"]
+        cells += [row.kind, row.name, word, _generation(row), owns_object(row)]
         cells += [reason, "" if row.since is None else age(row.since, now)]
         if self._wide:
             since, changed = (
@@ -60,6 +60,13 @@ class ResourceTable:
                 action,
             ]
         return [*cells, " ".join((message or throttled(row, now)).split())]
+
+
+def owns_object(row: StatusRow) -> str:
+    """Return whether a resource owns its object; "-" for a kind that has no objects."""
+    if row.owned:
+        return "yes"
+    return "no" if row.provider_config else "-"
 
 
 def _generation(row: StatusRow) -> str:

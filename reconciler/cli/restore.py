@@ -34,8 +34,9 @@ def restore(
     must have no log, or the beginning of the same log.
 
     With --replace, the command first saves the damaged log to a file next
-    to the backup, and then replaces it. For each resource whose later events
-    continue the backup by their digests, it keeps these events.
+    to the backup, and then replaces it. It keeps the newer events of the
+    damaged log that continue the backup without a gap, which their digests
+    prove.
 
     The command calls no external API. Start only the decider afterwards, and
     read "Restore a backup" in docs/how-to/back-up-and-restore.md before you

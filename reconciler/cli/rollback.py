@@ -40,8 +40,8 @@ def rollback(
 ) -> int:
     """Declare an older generation again: spec, labels, annotations and policy.
 
-    Without --to, it is the newest other generation that was ready. The
-    decider checks the declaration like any other, records a new generation,
+    Without --to, it declares the last generation that was ready and differs
+    from the current one. The decider checks the declaration like any other, records a new generation,
     and refuses it if a newer declaration has arrived. You can also roll back
     a withdrawn resource.
 

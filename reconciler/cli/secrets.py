@@ -31,7 +31,8 @@ Reader = Annotated[str, Parameter(name="--to", help="Namespace that may read the
 Directory = Annotated[
     Path | None,
     Parameter(
-        help="The secrets directory. Default: $RECONCILER_SECRETS, or that of `up` in this folder."
+        help="The secrets directory. Default: $RECONCILER_SECRETS, or that of `up` in this "
+        "directory."
     ),
 ]
 

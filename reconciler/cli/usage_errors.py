@@ -16,8 +16,12 @@ def told(error: CycloptsError, command: str) -> str:
         unused = " ".join(map(repr, error.unused_tokens or ()))
         text = f"unexpected argument: {unused}"
     elif isinstance(error, MissingArgumentError) and error.argument is not None:
-        what = "requires a value" if error.argument.tokens or error.keyword else "required"
-        text = f"{error.keyword or error.argument.name}: {what}{_choices(error)}"
+        name = error.keyword or error.argument.name
+        if error.argument.tokens or error.keyword:
+            text = f"{name}: requires a value{_choices(error)}"
+        else:
+            what = "option" if name.startswith("-") else "argument"
+            text = f"missing {what} {name}{_choices(error)}"
     return f"{text} (see `{_page(error, command)}`)"
 
 

@@ -51,7 +51,7 @@ def wait(
     output: Output = "table",
     connection: Connection = HERE,
 ) -> int:
-    """Wait until resources reach a state. No role needs to run.
+    """Wait until resources reach a state.
 
     Exit status: 0 all reached it, 1 one has settled in another state, such
     as Failed or Held, 3 timeout.

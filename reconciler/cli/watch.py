@@ -84,7 +84,7 @@ def watch(
         A kind, or a resource: NAME, KIND/NAME or NAMESPACE/KIND/NAME. Default: all resources of
         all namespaces.
     names
-        More resources, or after a kind its names.
+        More resources; after a kind, names of this kind.
     since_start
         First show all past outcomes, and the rejections of the last 30 days.
     output

@@ -13,7 +13,7 @@ from reconciler.sdk.moments import When, as_utc
 
 FORMS: Final = (
     "use a log position (1234), a time (2026-01-31, 2026-01-31T12:00:05Z, "
-    "2026-01-31T12:00+01:00; UTC without a zone), or an age (30m, 2h, 7d)"
+    "2026-01-31T12:00+01:00; UTC without a zone), or a time span ago (30m, 2h, 7d)"
 )
 _SHOWN: Final = 80
 _POSITION: Final = re.compile(r"[0-9]{1,18}")

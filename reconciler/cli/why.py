@@ -63,8 +63,8 @@ def why(
 
     Answers in one sentence, and then follows the causes back to the first
     one: a declaration, or a change in the API. For a field, it shows the
-    declared, the last applied and the observed value, each with its actor,
-    and the clients that overwrite it. For a part of a composed resource, it
+    desired, the applied and the observed values, newest first, each with its
+    cause, and the clients that overwrite it. For a part of a composed resource, it
     continues with that resource.
 
     For example:

@@ -96,7 +96,11 @@ class GitSourceFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, r
         ),
     ] = ""
     render: Annotated[
-        str, _about(description="Name of a renderer where the roles run, for this directory.")
+        str,
+        _about(
+            description="Name of a renderer that generates the manifests from the directory. "
+            "The operator of the roles configures the renderers."
+        ),
     ] = ""
     depends_on: Annotated[
         list[str],

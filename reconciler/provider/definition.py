@@ -16,6 +16,7 @@ from events.kind_definition import (
     DefinitionRef,
     FieldType,
     KindDefinitionSpec,
+    Normalization,
     allowed_form,
     is_allowed,
     mapped,
@@ -31,6 +32,13 @@ _TYPES: Final[Mapping[FieldType, Any]] = {
     "Number": float,
     "Boolean": bool,
     "Strings": list[str],
+}
+_FORMS: Final[Mapping[Normalization, str]] = {
+    "Trim": "trimmed",
+    "Lower": "converted to lower case",
+    "Upper": "converted to upper case",
+    "Title": "converted to title case",
+    "Sort": "sorted",
 }
 _NESTED: Final = ("Object", "List", "Map")
 _API_VERSION: Final = re.compile(r"[a-z0-9.-]{1,63}/v[a-z0-9]{1,15}")
@@ -103,9 +111,14 @@ def _type(path: str, name: str, field: DefinedField) -> Any:
     allowed = ", ".join(map(str, field.values))
     words = [field.about, f"Written to {field.to}." if field.to not in (None, name) else ""]
     words += [f"Allowed values: {allowed}." if allowed else ""]
-    words += [f"Canonical form: {', '.join(field.normalize)}." if field.normalize else ""]
+    words += [_form(field.normalize)] if field.normalize else []
     about = " ".join(each for each in words if each)
     return Annotated[_plain_type(path, name, field), _bounds(field, about)]
+
+
+def _form(steps: tuple[Normalization, ...]) -> str:
+    """Return the sentence that says how a value is normalized."""
+    return f"{', '.join(_FORMS[step] for step in steps)}.".capitalize()
 
 
 def _plain_type(path: str, name: str, field: DefinedField) -> Any:

@@ -414,11 +414,8 @@ class KindRegistry(Mapping[str, Kind]):
     def __getitem__(self, name: str) -> Kind:
         kind = self._kinds.get(name)
         if kind is None:
-            known = ", ".join(sorted(self._kinds))
-            raise UnknownKindError(
-                f"kind {name!r} is unknown; the registered kinds are "
-                f"{known}{closest(name, self._kinds)}"
-            )
+            hint = closest(name, self._kinds) or "; `reconciler kinds` lists the kinds"
+            raise UnknownKindError(f"kind {name!r} is unknown{hint}")
         return kind
 
     def find(self, name: str) -> Kind | None:

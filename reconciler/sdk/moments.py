@@ -33,10 +33,10 @@ class Moment(msgspec.Struct, frozen=True, rename="camel"):
     asked: datetime | None = None
 
     def __str__(self) -> str:
-        where = f"position {self.position}, {shown(self.time)}"
-        if self.position == self.newest:
-            where += ", the log's newest event"
-        return where if self.asked is None else f"{shown(self.asked)}: {where}"
+        newest = ", the newest event" if self.position == self.newest else ""
+        if self.asked is None:
+            return f"position {self.position}, {shown(self.time)}{newest}"
+        return f"{shown(self.asked)} (position {self.position}{newest}, from {shown(self.time)})"
 
 
 def shown(time: datetime) -> str:

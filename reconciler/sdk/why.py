@@ -231,7 +231,11 @@ def _values(
 def _now(state: ResourceState, field: str) -> tuple[object, object, object]:
     desired, owned, seen = state.desired, state.owned, state.observed.object
     labels = {} if desired.spec is None else desired.spec.labels
-    wanted = value_at(field, desired.fields, labels) if desired.is_declared else None
+    wanted = None
+    if desired.is_declared and desired.spec is not None:
+        wanted = value_at(field, desired.fields, labels)
+        if wanted is None:  # a field of a defined kind, which sets other fields of the object
+            wanted = value_at(field, desired.spec.fields, labels)
     applied = None if owned is None else owned.applied
     return (
         wanted,

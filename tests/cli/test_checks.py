@@ -39,6 +39,11 @@ def test_clocks(off: float, verdict: str) -> None:
     assert check_clock(NOON, now - 0.01, now + 0.01).verdict == verdict
 
 
+def test_a_tiny_difference_of_the_clocks_is_zero() -> None:
+    now = NOON_SECONDS + 0.0001
+    assert check_clock(NOON, now, now).found.endswith("by +0.000 s")
+
+
 def test_a_server_that_is_slow_to_answer_has_no_wrong_clock() -> None:
     """It read its clock at any moment between the question and the answer."""
     assert check_clock(NOON, NOON_SECONDS - 8, NOON_SECONDS + 0.01).verdict == "ok"

@@ -65,7 +65,7 @@ async def test_all_is_well_with_a_fleet_at_rest(world: World) -> None:
     assert troubles == []
     assert found["lost actions"].found == "none; 0 in flight, all accounted for"
     assert found["log"].found.endswith("events read, none missing or changed")
-    assert found["sources"].verdict == found["streams"].verdict == "ok"
+    assert found["timers"].verdict == found["streams"].verdict == "ok"
 
 
 async def test_actions_are_followed_to_the_worker_and_one_acknowledged_by_hand_is_lost(

@@ -44,6 +44,21 @@ def test_an_outcome_is_known_however_it_is_written(live: Cli, outcome: str) -> N
     live.ok("get", "-A", "--outcome", outcome)
 
 
+def test_a_kind_without_objects_owns_none(live: Cli, teams: str) -> None:
+    def owned(*arguments: str) -> str:
+        headings, row = live.ok("get", *arguments).out.splitlines()
+        return row[headings.index("OWNED") :].split()[0]
+
+    assert owned("ProviderConfig", "default") == "-"
+    assert owned("Shape", f"{teams}-a", "-n", teams) == "yes"
+
+
+def test_a_second_deletion_reports_that_there_was_one(live: Cli, teams: str) -> None:
+    live.ok("delete", f"{teams}/Shape/{teams}-a", "--wait")
+    again = live.ok("delete", f"{teams}/Shape/{teams}-a").out.splitlines()[1]
+    assert again.split(maxsplit=4)[3:] == ["Unchanged", "the declaration was already withdrawn"]
+
+
 # --- which resources
 
 

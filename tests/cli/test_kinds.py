@@ -98,10 +98,12 @@ def test_a_kind_that_was_defined_at_run_time_is_explained_too(live: Cli) -> None
         ["shade"],
     )
     assert told["spec"][0]["about"] == (
-        "Written to color. Allowed values: Red, Blue. Canonical form: Title."
+        "Written to color. Allowed values: Red, Blue. Converted to title case."
     )
     refused = live.run("explain", "Nothing")
-    assert "kind 'Nothing' is unknown" in refused.err
+    assert refused.err == "error: kind 'Nothing' is unknown; `reconciler kinds` lists the kinds\n"
+    near = live.run("explain", "Fil")
+    assert near.err == "error: kind 'Fil' is unknown; did you mean File?\n"
 
 
 def test_a_kind_of_an_http_api_is_explained_as_any_other(live: Cli) -> None:

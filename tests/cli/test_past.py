@@ -188,9 +188,9 @@ def test_the_table_says_at_which_position_and_time_it_holds(past: Past) -> None:
     assert told[0] == "as of position 4, 2026-01-02T12:04:00.123Z"
     assert told[2].split()[:3] == ["Shape", "foo", "Converged"]
     told = past.ok("get", "--at", "2026-01-02T12:04:30").out.splitlines()
-    assert told[0] == "as of 2026-01-02T12:04:30.000Z: position 4, 2026-01-02T12:04:00.123Z"
+    assert told[0] == "as of 2026-01-02T12:04:30.000Z (position 4, from 2026-01-02T12:04:00.123Z)"
     newest = past.ok("get", "--at", "1s").out.splitlines()[0]
-    assert newest.endswith("position 16, 2026-01-02T12:16:00.123Z, the log's newest event")
+    assert newest.endswith(" (position 16, the newest event, from 2026-01-02T12:16:00.123Z)")
     for_programs = past.ok("get", "-o", "name", "--at", "4")
     assert for_programs.out == "default/Shape/foo\n"
     assert for_programs.err == "as of position 4, 2026-01-02T12:04:00.123Z\n"
@@ -222,7 +222,7 @@ def test_the_table_says_at_which_position_and_time_it_holds(past: Past) -> None:
         ("2026-02-30", 2, "is not a point in time"),
         ("12:00", 2, "is not a point in time"),
         ("yesterday", 2, "use a log position (1234), a time (2026-01-31, "),
-        ("2 h", 2, "or an age (30m, 2h, 7d)"),
+        ("2 h", 2, "or a time span ago (30m, 2h, 7d)"),
         ("", 2, "is not a point in time"),
         ("9" * 5000, 2, "is not a point in time"),
         ("٣", 2, "is not a point in time"),
@@ -503,7 +503,7 @@ def test_differences_are_a_table_that_says_between_which_moments(past: Past) -> 
     assert lines[3].split() == ["PART", "FIELD", "BEFORE", "AFTER"]
     assert ["declared", "metadata.labels.team", "a", "not", "set"] in map(str.split, lines)
     nothing = past.ok("diff", "foo", "--from", "16").out.splitlines()
-    assert nothing[2].endswith("the log's newest event")
+    assert nothing[2].endswith(", the newest event")
     assert nothing[3] == "no differences"
 
 

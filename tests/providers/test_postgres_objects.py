@@ -540,7 +540,7 @@ async def test_a_role_that_was_made_a_superuser_is_seen_and_made_an_ordinary_one
     [
         ({"superuser": True}, "must not be true"),
         ({"memberOf": ["pg_execute_server_program"]}, "equivalent to superuser"),
-        ({"password": "planted"}, "got `str`"),
+        ({"password": "planted"}, "not a string"),
         ({"password": {"$secret": "a"}, "generatedPassword": {"name": "b"}}, "set only one"),
         ({"generatedPassword": {"name": "../b"}}, "name of a secret"),
     ],

@@ -130,7 +130,7 @@ class Acme(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="came
 
 
 class IssuerFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """A certificate authority, own or over ACME."""
+    """A private CA, or an account with an ACME CA."""
 
     own_ca: Annotated[
         OwnCa | None, msgspec.Meta(description="A private CA. Declare ownCa or acme.")

@@ -208,8 +208,8 @@ class ContainerFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, r
     stop_seconds: Annotated[
         Annotated[int, msgspec.Meta(ge=0, le=3600)] | None,
         _about(
-            "Seconds between the stop signal and the kill, at most half of "
-            "limits.requestTimeoutSeconds. Default: 10."
+            "Seconds between the stop signal and the kill. Default: 10. The worker waits at "
+            "most half of limits.requestTimeoutSeconds."
         ),
     ] = None
     running: Annotated[bool, _about("Whether the container runs. false keeps it stopped.")] = True

@@ -63,7 +63,7 @@ class BucketFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rena
     ] = UNLIMITED
     storage: Annotated[Storage, msgspec.Meta(description="Storage of the values.")] = "file"
     replicas: Annotated[
-        Replicas, msgspec.Meta(description="Copies of the bucket in a cluster.")
+        Replicas, msgspec.Meta(description="Replicas of the bucket in a cluster.")
     ] = 1
     compression: Annotated[
         Compression, msgspec.Meta(description="Compression of the stored values.")

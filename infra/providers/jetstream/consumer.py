@@ -85,9 +85,9 @@ class ConsumerFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, re
     stream: Annotated[
         str | None,
         msgspec.Meta(
-            description="The stream of the external name. As a reference, {$ref: Stream/NAME,"
-            " field: name}, the consumer is created after the stream and deleted "
-            "before it."
+            description="The stream of the external name. With a reference, {$ref: "
+            "Stream/NAME, field: name}, Reconciler creates the consumer after the "
+            "stream and deletes it before the stream."
         ),
     ] = None
     description: Annotated[str, msgspec.Meta(max_length=4_096, description="Free text.")] = ""
@@ -174,7 +174,7 @@ class ConsumerFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, re
         msgspec.Meta(
             ge=0,
             le=5,
-            description="Copies of the consumer in a cluster; 0 means as many as the stream has.",
+            description="Replicas of the consumer in a cluster; 0 means as many as the stream has.",
         ),
     ] = 0
 

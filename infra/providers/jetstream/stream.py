@@ -72,7 +72,7 @@ class StreamFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rena
         bool | None, msgspec.Meta(description="Derived from retention. Do not declare it.")
     ] = None
     replicas: Annotated[
-        Replicas, msgspec.Meta(description="Copies of the stream in a cluster.")
+        Replicas, msgspec.Meta(description="Replicas of the stream in a cluster.")
     ] = 1
     max_age_seconds: Annotated[
         Seconds, msgspec.Meta(description="Maximum age of a message, in seconds; 0 means no limit.")
@@ -116,7 +116,7 @@ class StreamFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rena
         Compression, msgspec.Meta(description="Compression of the stored messages.")
     ] = "none"
     allow_direct: Annotated[
-        bool, msgspec.Meta(description="Whether every copy may serve direct reads of messages.")
+        bool, msgspec.Meta(description="Whether every replica may serve direct reads.")
     ] = False
 
     def __post_init__(self) -> None:

@@ -55,7 +55,7 @@ class DatabaseFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, re
     template: Annotated[
         Name | None,
         msgspec.Meta(
-            description="Database to copy at the creation. Default: template1, or template0 "
+            description="Database to copy when this one is created. Default: template1, or template0 "
             "with an encoding or a locale."
         ),
     ] = None

@@ -90,17 +90,17 @@ class GrantFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     role: Annotated[
         Name | None,
         msgspec.Meta(
-            description="The role of the external name. As a reference, {$ref: "
-            "DatabaseRole/NAME, field: name}, the grant is created after the role"
-            " and deleted before it."
+            description="The role of the external name. With a reference, {$ref: "
+            "DatabaseRole/NAME, field: name}, Reconciler creates the grant after "
+            "the role and deletes it before the role."
         ),
     ] = None
     database: Annotated[
         Name | None,
         msgspec.Meta(
-            description="The database of the external name. As a reference, {$ref: "
-            "Database/NAME, field: name}, the grant is created after the database"
-            " and deleted before it."
+            description="The database of the external name. With a reference, {$ref: "
+            "Database/NAME, field: name}, Reconciler creates the grant after the "
+            "database and deletes it before the database."
         ),
     ] = None
 

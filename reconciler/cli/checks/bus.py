@@ -89,7 +89,9 @@ def check_clock(server_time: str, asked: float, answered: float) -> Finding:
     remedy = (
         "" if verdict == "ok" else "Synchronize the clocks (NTP). Timers use the server's clock."
     )
-    return Finding("clock", verdict, f"the server's clock differs by {skew:+.3f} s", remedy)
+    return Finding(
+        "clock", verdict, f"the server's clock differs by {round(skew, 3) + 0.0:+.3f} s", remedy
+    )
 
 
 async def check_streams(nc: Client) -> list[Finding]:
@@ -162,12 +164,12 @@ def check_sources(intake: dict[str, Any]) -> Finding:
         if not 0 <= int(source.get("active", -1)) < _SILENT_SECONDS * _NANOSECONDS:
             wrong.append(f"{INTAKE} receives nothing from {source['name']}")
     if not wrong:
-        return Finding("sources", "ok", "timers reach the intake")
+        return Finding("timers", "ok", "timer messages arrive")
     remedy = (
         "Read the server's log. Until the source recovers, no timer fires. It recovers "
         "automatically, or when you restart the server."
     )
-    return Finding("sources", "warn", some(wrong), remedy)
+    return Finding("timers", "warn", some(wrong), remedy)
 
 
 def check_stage(stage: str, role: str, consumers: Sequence[dict[str, Any]]) -> Finding:
@@ -175,7 +177,7 @@ def check_stage(stage: str, role: str, consumers: Sequence[dict[str, Any]]) -> F
     pending = sum(int(one.get("num_pending", 0)) for one in consumers)
     leased = sum(int(one.get("num_ack_pending", 0)) for one in consumers)
     waiting = sum(int(one.get("num_waiting", 0)) for one in consumers)
-    text = f"{pending} pending, {leased} delivered and unacknowledged"
+    text = f"{pending} pending, {leased} unacknowledged"
     if paused := [one["name"] for one in consumers if one.get("paused")]:
         remedy = "Run `reconciler init`, which resumes them."
         return Finding(stage, "fail", f"{text}; paused: {some(paused)}", remedy)
