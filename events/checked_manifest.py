@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from events.envelope import MAX_MESSAGE_BYTES
-from events.field_hints import with_hint
+from events.field_hints import field_error
 from events.manifest import InvalidManifestError, Manifest, take_apart
 
 _ENVELOPE_BYTES: Final = 4 * 1024  # more than id, source, type and time take
@@ -23,7 +23,7 @@ def checked_manifest(manifest: Manifest | Mapping[str, Any]) -> Manifest:
         try:
             manifest = msgspec.convert(manifest, Manifest)
         except msgspec.ValidationError as error:
-            raise InvalidManifestError(f"manifest: {with_hint(error, Manifest)}") from None
+            raise InvalidManifestError(field_error(error, Manifest)) from None
     _ = manifest.key  # raises InvalidNameError
     take_apart(manifest)
     _check_size(manifest)

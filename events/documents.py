@@ -17,7 +17,7 @@ import msgspec
 import yaml
 
 from events.checked_manifest import checked_manifest
-from events.field_hints import with_hint
+from events.field_hints import field_error
 from events.manifest import InvalidManifestError, Manifest
 from events.names import InvalidNameError, ResourceKey, home_of
 from events.yaml_bounds import problem_of_yaml
@@ -151,19 +151,12 @@ def _read(source: Source, document: Any, namespace: str) -> Read | Problem:
         plain = _declared(cast("dict[str, Any]", _plain(document)), namespace)
         manifest = checked_manifest(msgspec.convert(plain, Manifest))
     except msgspec.ValidationError as error:
-        return Problem(source, _readable(with_hint(error, Manifest)))
+        return Problem(source, field_error(error, Manifest))
     except (InvalidManifestError, InvalidNameError) as error:
-        return Problem(source, _readable(str(error)))
+        return Problem(source, str(error))
     except RecursionError:
         return Problem(source, _TOO_DEEP)
     return Read(source, manifest, manifest.key)
-
-
-def _readable(message: str) -> str:
-    """Say the field first: ``metadata.name: Expected ...``."""
-    text, found, rest = message.partition(" - at `$")
-    path, _, hint = rest.partition("`")
-    return f"{path.strip('.')}: {text}{hint}" if found and path else f"{text}{hint}"
 
 
 def _declared(document: dict[str, Any], namespace: str) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from events.field_hints import field_error
 from events.intake import (
     INTAKE_TYPES,
     LISTING_TYPE,
@@ -146,7 +147,8 @@ def decode_intake(
     try:
         return IntakeMessage(envelope.id, envelope.source, decoder.decode(envelope.data))
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidMessageError(f"data of {envelope.type}: {error}") from None
+        reason = _reason(error, decoder.type)
+        raise InvalidMessageError(f"data of {envelope.type}: {reason}") from None
 
 
 def _bare_manifest(
@@ -156,9 +158,14 @@ def _bare_manifest(
         try:
             manifest = _manifest_decoder.decode(payload)
         except (msgspec.DecodeError, UnicodeDecodeError) as manifest_error:
-            raise InvalidMessageError(f"manifest: {manifest_error}") from None
+            raise InvalidMessageError(_reason(manifest_error, Manifest)) from None
         return IntakeMessage(fallback_id, "anonymous", Declared(manifest))
     raise InvalidMessageError(f"not a CloudEvent in structured JSON: {error}") from None
+
+
+def _reason(error: Exception, schema: Any) -> str:
+    is_of_field = isinstance(error, msgspec.ValidationError)
+    return field_error(error, schema) if is_of_field else str(error)
 
 
 def _has(payload: bytes, field: str) -> bool:

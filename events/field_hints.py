@@ -1,4 +1,4 @@
-"""What is allowed, where something that is declared is not: its values, or the closest names."""
+"""Errors of declared fields: the place, what is wrong, and the allowed values or closest names."""
 
 from __future__ import annotations
 
@@ -11,24 +11,68 @@ import msgspec
 from msgspec import inspect
 
 _PATH: Final = re.compile(r" - at `\$(?P<path>[^`]*)`$")
-_UNKNOWN: Final = re.compile(r"unknown field `(?P<name>[^`]*)`")
-_ENUM: Final = re.compile(r"Invalid enum value (?P<value>\S+)")
+_UNKNOWN: Final = re.compile(r"Object contains unknown field `(?P<name>[^`]*)`")
+_MISSING: Final = re.compile(r"Object missing required field `(?P<name>[^`]*)`")
+_ENUM: Final = re.compile(r"Invalid enum value (?P<value>.+)", re.DOTALL)
+_TYPE: Final = re.compile(r"Expected `(?P<wanted>[^`]*)`, got `(?P<found>[^`]*)`")
+_BOUND: Final = re.compile(
+    r"Expected `[^`]*` (?P<of_length>of length )?(?P<sign><=|>=|<|>) (?P<limit>.+)"
+)
+_TYPES: Final = {
+    "str": "a string",
+    "int": "an integer",
+    "float": "a number",
+    "bool": "true or false",
+    "array": "a list",
+    "object": "a mapping",
+}
+_SIGNS: Final = {"<=": "at most", ">=": "at least", "<": "less than", ">": "greater than"}
+_QUOTE: Final = "'"
+_WITHOUT_QUOTES: Final = ("int", "float", "bool")
 _STEP: Final = re.compile(r"\.([^.\[]+)|\[[^\]]*\]")
 _SHOWN: Final = 20
 
 
-def with_hint(error: msgspec.ValidationError, schema: Any) -> str:
-    """Tell an error in the library's words, and what would be right instead."""
+def field_error(error: msgspec.ValidationError, schema: Any, place: str = "") -> str:
+    """Return the message of an error in a value that was read at ``place``, such as ``spec``."""
     text = str(error)
     at = _PATH.search(text)
-    types = [*_at(inspect.type_info(schema), at["path"] if at else "")]
-    if found := _UNKNOWN.search(text):
+    path = at["path"] if at else ""
+    text = text[: at.start()] if at else text
+    types = [*_at(inspect.type_info(schema), path)]
+    if found := _UNKNOWN.fullmatch(text):
         names = {name for each in types for name in _field_names(each)}
-        return text + _hint("the fields are", found["name"], names)
-    if found := _ENUM.search(text):
+        return unknown_field(_joined(place, f"{path}.{found['name']}"), found["name"], names)
+    if found := _MISSING.fullmatch(text):
+        return f"{_joined(place, f'{path}.{found[1]}')}: required"
+    if found := _ENUM.fullmatch(text):
         values = {str(value) for each in types for value in _values(each)}
-        return text + _hint("one of", found["value"].strip("'"), values)
-    return text
+        text = f"{found['value']} is not allowed{_hint(found['value'].strip(_QUOTE), values)}"
+    elif found := _TYPE.fullmatch(text):
+        text = _wrong_type(found["wanted"].split(" | "), found["found"])
+    elif found := _BOUND.fullmatch(text):
+        subject = "the length must be" if found["of_length"] else "must be"
+        text = f"{subject} {_SIGNS[found['sign']]} {found['limit']}"
+    else:
+        text = text.replace("Expected `str` matching regex", "must match the regular expression")
+    where = _joined(place, path)
+    return f"{where}: {text}" if where else text
+
+
+def unknown_field(where: str, name: str, known: Iterable[str]) -> str:
+    """Return the message for a field that does not exist, with those that do."""
+    return f"{where}: unknown field{_hint(name, set(known))}"
+
+
+def _joined(place: str, path: str) -> str:
+    return f"{place}{path}" if place else path.removeprefix(".")
+
+
+def _wrong_type(wanted: list[str], found: str) -> str:
+    allowed = " or ".join(_TYPES.get(each, each) for each in wanted)
+    real = "a decimal number" if found == "float" else _TYPES.get(found, found)
+    quotes = "; put it in quotes" if "str" in wanted and found in _WITHOUT_QUOTES else ""
+    return f"must be {allowed}, not {real}{quotes}"
 
 
 def closest(word: str, known: Iterable[str]) -> str:
@@ -38,12 +82,12 @@ def closest(word: str, known: Iterable[str]) -> str:
     return f"; did you mean {by_lower[close[0]]}?" if close else ""
 
 
-def _hint(introduction: str, word: str, known: set[str]) -> str:
+def _hint(word: str, known: set[str]) -> str:
     if not known:
         return ""
     names = sorted(known)
     shown = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
-    return f": {introduction} {shown}{closest(word, known)}"
+    return f"; use one of {shown}{closest(word, known)}"
 
 
 def _at(kind: inspect.Type, path: str) -> Iterator[inspect.Type]:

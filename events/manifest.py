@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, Literal, get_args
 
 import msgspec
 
-from events.field_hints import with_hint
+from events.field_hints import field_error
 from events.names import DEFAULT_NAMESPACE, ResourceKey, check_token
 
 EXTERNAL_NAME_ANNOTATION = "reconciler/external-name"
@@ -189,12 +189,15 @@ def take_apart(manifest: Manifest) -> Declaration:
             else msgspec.convert(reference, ProviderConfigRef).name
         )
         check_token(config, what="spec.providerConfigRef.name")
-    except (msgspec.ValidationError, ValueError) as error:
+    except msgspec.ValidationError as error:
+        where = "spec.providerConfigRef"
+        raise InvalidManifestError(field_error(error, ProviderConfigRef, where)) from None
+    except ValueError as error:
         raise InvalidManifestError(f"spec.providerConfigRef: {error}") from None
     try:
         decided = Policy() if policy is None else msgspec.convert(policy, Policy)
     except msgspec.ValidationError as error:
-        raise InvalidManifestError(f"spec.policy: {with_hint(error, Policy)}") from None
+        raise InvalidManifestError(field_error(error, Policy, "spec.policy")) from None
     external_name = manifest.metadata.annotations.get(
         EXTERNAL_NAME_ANNOTATION, manifest.metadata.name
     )

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, Literal, cast
 
 import msgspec
 
-from events.field_hints import with_hint
+from events.field_hints import field_error
 from events.intake import OnWithdrawal, TargetState
 from events.manifest import Fields, InvalidManifestError, ManifestStruct, Token
 from events.names import SYSTEM_NAMESPACE, InvalidNameError, ResourceKey
@@ -100,7 +100,7 @@ def secrets_in(fields: Fields) -> tuple[str, ...]:
         try:
             secret = msgspec.convert(place, SecretRef)
         except msgspec.ValidationError as error:
-            raise InvalidManifestError(f"{path}: {error}") from None
+            raise InvalidManifestError(field_error(error, SecretRef, path)) from None
         if secret.digest:
             raise InvalidManifestError(
                 f"{path}.digest: must not be declared; omit it, Reconciler computes it"
@@ -190,7 +190,7 @@ def _read(path: str, place: dict[str, Any], namespace: str) -> tuple[str, str]:
     try:
         said = msgspec.convert(place, FieldReference)
     except msgspec.ValidationError as error:
-        raise InvalidManifestError(f"{path}: {with_hint(error, FieldReference)}") from None
+        raise InvalidManifestError(field_error(error, FieldReference, path)) from None
     kind, _, name = said.target.partition("/")
     try:
         target = ResourceKey.checked(namespace, kind, name)

@@ -200,7 +200,9 @@ async def _apply_plan(
             raise CommandError("the plan is for another log; plan again on this server")
         now = await make_plan(nc, [each.manifest for each in declared if each.manifest])
     if others := list(moved(planned, now)):
-        raise CommandError(f"nothing was declared; plan again: {'; '.join(others)}")
+        raise CommandError(
+            f"the plan is out of date, so nothing was declared; plan again: {'; '.join(others)}"
+        )
     results: list[Result] = []
     async with client_of(connection) as client:
         for rank in sorted({system_rank(each.key.kind) for each in declared}):

@@ -100,7 +100,8 @@ def get(
         A kind (Shape, shape and shapes are equivalent), or a resource: NAME, KIND/NAME or
         NAMESPACE/KIND/NAME.
     names
-        More resources; after a kind, names of this kind. The exit status is 1 if one does not exist.
+        More resources; after a kind, names of this kind. The exit status is 1 if one does not
+        exist.
     outcome
         Only this outcome: Converged, Degraded, Failed, ...; Pending: no outcome yet.
     everything

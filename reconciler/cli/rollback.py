@@ -14,6 +14,7 @@ from reconciler.cli.output import print_structured
 from reconciler.cli.results import (
     Result,
     checked_reason,
+    confirm,
     exit_status,
     print_results,
     wait_for_results,
@@ -41,9 +42,9 @@ def rollback(
     """Declare an older generation again: spec, labels, annotations and policy.
 
     Without --to, it declares the last generation that was ready and differs
-    from the current one. The decider checks the declaration like any other, records a new generation,
-    and refuses it if a newer declaration has arrived. You can also roll back
-    a withdrawn resource.
+    from the current one. The decider checks the declaration like any other,
+    records a new generation, and refuses it if a newer declaration has
+    arrived. You can also roll back a withdrawn resource.
 
     Exit status: 0 accepted (with --wait: Converged), 1 refused or failed,
     3 not settled before the timeout.
@@ -73,21 +74,22 @@ def rollback(
     """
     checked_reason(reason)
     wanted = meant(resource if name is None else f"{resource}/{name}", namespace)
-    manifest, newest = run_async(find_older(connection, wanted, to))
+    manifest, older, newest = run_async(find_older(connection, wanted, to))
     if dry_run:
         print_structured(manifest, "json" if output == "json" else "yaml")
         return Exit.OK
     result = run_async(_declare(connection, manifest, newest, reason, wait, timeout))
+    confirm([result], f"generation {older} declared again")
     print_results([result], output, good=GOOD)
     return exit_status([result], GOOD if wait else None)
 
 
 async def find_older(
     connection: Connection, wanted: Meant, generation: int | None
-) -> tuple[Manifest, int]:
-    """Return the manifest of an older generation, and the resource's generation as of now.
+) -> tuple[Manifest, int, int]:
+    """Return the manifest of an older generation, its number, and the current generation.
 
-    Without a number it is the newest other one that was ready.
+    Without a number it is the newest one that was ready and differs from the current declaration.
     """
     async with bus(connection) as nc:
         key = await find_resource(nc, wanted)
@@ -96,7 +98,7 @@ async def find_older(
         raise CommandError(f"the log is damaged: {past.damage}; see `reconciler replay --verify`")
     generations = Generations(key, past.events)
     older = generations.newest_ready() if generation is None else generation
-    return manifest_of(key, generations.declared(older)), generations.newest
+    return manifest_of(key, generations.declared(older)), older, generations.newest
 
 
 async def _declare(

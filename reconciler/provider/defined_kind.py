@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from events.field_hints import with_hint
+from events.field_hints import field_error
 from events.kind_definition import KindDefinitionSpec
 from events.manifest import Fields, InvalidManifestError
 from reconciler.provider.definition import check_declarable, kind_of
@@ -17,7 +17,7 @@ def defined(kinds: KindRegistry, name: str, fields: Fields, generation: int) -> 
     try:
         spec = msgspec.convert(fields, KindDefinitionSpec)
     except msgspec.ValidationError as error:
-        raise InvalidManifestError(f"spec: {with_hint(error, KindDefinitionSpec)}") from None
+        raise InvalidManifestError(field_error(error, KindDefinitionSpec, "spec")) from None
     known = kinds.find(name)
     if known is not None and known.definition is None:
         raise InvalidManifestError(

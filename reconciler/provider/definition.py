@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
+from events.field_hints import field_error
 from events.kind_definition import (
     MAX_DEPTH,
     MAX_FIELDS,
@@ -272,4 +273,4 @@ def _check_type(where: str, value: Any, wanted: Any) -> None:
     try:
         msgspec.convert(value, wanted)
     except msgspec.ValidationError as error:
-        raise InvalidManifestError(f"{where}: {error}") from None
+        raise InvalidManifestError(field_error(error, wanted, where)) from None

@@ -19,7 +19,7 @@ import msgspec
 from events.allow import Allow, check_allow
 from events.composition import COMPOSED_SET_KIND, ComposedSetSpec
 from events.external import ExternalObject
-from events.field_hints import closest, with_hint
+from events.field_hints import closest, field_error, unknown_field
 from events.kind_definition import DefinitionRef, KindDefinitionSpec
 from events.manifest import (
     RECONCILER_API_VERSION,
@@ -216,8 +216,7 @@ class Kind:
         try:
             checked = msgspec.convert(fields, self.schema)
         except msgspec.ValidationError as error:
-            hinted = with_hint(error, self.schema)
-            raise InvalidManifestError(f"spec: {hinted}") from None
+            raise InvalidManifestError(field_error(error, self.schema, "spec")) from None
         checked = cast("Fields", msgspec.to_builtins(checked, str_keys=True))
         is_content = self.maps is None and self.composes is None
         return self.normalize(checked) if is_content else checked
@@ -253,19 +252,17 @@ class Kind:
         known = {each.encode_name: each for each in msgspec.structs.fields(self.schema)}
         for name, value in fields.items():
             if name not in known:
-                hint = closest(name, known)
-                raise InvalidManifestError(f"spec: Object contains unknown field `{name}`{hint}")
+                raise InvalidManifestError(unknown_field(f"spec.{name}", name, known))
             if has_reference(value):
                 continue
             try:
                 msgspec.convert(value, known[name].type)
             except msgspec.ValidationError as error:
-                raise InvalidManifestError(
-                    f"spec.{name}: {with_hint(error, known[name].type)}"
-                ) from None
+                where = f"spec.{name}"
+                raise InvalidManifestError(field_error(error, known[name].type, where)) from None
         for name, each in known.items():
             if each.required and name not in fields:
-                raise InvalidManifestError(f"spec: Object missing required field `{name}`")
+                raise InvalidManifestError(f"spec.{name}: required")
         return fields
 
 

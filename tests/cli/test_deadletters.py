@@ -50,7 +50,7 @@ def test_a_letter_is_listed_shown_corrected_and_retried(
     listed = live.ok("deadletters", "list", "--resource", "default/Shape/mauve").out
     assert f"{number}  " in listed
     assert "declaration" in listed
-    assert "1 dead letter at stage declaration: spec: Invalid enum value …" in listed
+    assert "1 dead letter at stage declaration: spec.color: … is not allowed" in listed
     assert "default/Shape/mauve" in live.ok("deadletters", "list", "--since", "1h").out
     assert "mauve" not in live.ok("deadletters", "list", "--stage", "listing").out
     shown = live.ok("deadletters", "show", str(number)).out

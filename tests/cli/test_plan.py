@@ -89,7 +89,7 @@ def test_a_plan_shows_fields_and_declares_nothing(live: Cli) -> None:
     assert ran.status == 1, "a document is refused"
     assert "  + Create plan-a\n" in ran.out
     assert '      color: "Red"\n' in ran.out
-    assert "  ! refused: Invalid: spec: Invalid enum value 'Mauve'" in ran.out
+    assert "  ! refused: Invalid: spec.color: 'Mauve' is not allowed" in ran.out
     assert "Plan: 1 to create, 1 refused (as of log position" in ran.out
     assert live.run("describe", "plan-a").status == 1, "the log knows nothing of it"
 
@@ -200,8 +200,8 @@ def test_41_a_plan_that_is_overtaken_declares_nothing(live: Cli) -> None:
     ran = live.run("apply", "--plan", "moved.plan")
     assert ran.status == 1
     assert ran.err == (
-        "error: nothing was declared; plan again: default/Shape/moved-a: planned at version 0, "
-        "but now at version 4\n"
+        "error: the plan is out of date, so nothing was declared; plan again: "
+        "default/Shape/moved-a: planned at version 0, but now at version 4\n"
     )
     assert live.run("describe", "moved-b").status == 1
 

@@ -119,7 +119,9 @@ def test_without_a_number_it_is_the_newest_other_one_that_was_ready(live: Cli) -
         live.ok("apply", "-f", "-", "--wait", text=shape("undone", color))
     never_ready = shape("undone", "Green").replace("color", "policy: {paused: true}, color")
     live.ok("apply", "-f", "-", text=never_ready)
-    live.ok("rollback", "undone", "--wait")
+    ran = live.ok("rollback", "undone")
+    assert ran.out.splitlines()[1].endswith("  generation 2 declared again")
+    live.ok("wait", "undone")
     found = declared(live, "undone")
     newest = max(found)
     assert found[newest] == found[2]

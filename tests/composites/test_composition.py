@@ -125,7 +125,7 @@ async def test_what_a_withdrawn_one_waits_for_is_named(world: World):
 async def test_a_part_that_cannot_be_declared_keeps_all_of_it_from_being_made(world: World):
     await world.declare_all([palette("warm", "Red", "Nocolour")])
     told = await world.until_outcome(WARM, "Failed")
-    assert told.message.startswith("default/Shape/warm-nocolour: spec: Invalid enum value")
+    assert told.message.startswith("default/Shape/warm-nocolour: spec.color: ")
     assert await colors(world) == {}
 
     await world.declare_all([palette("warm", "Red")])

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 import pytest
 
-from events.field_hints import closest, with_hint
+from events.field_hints import closest, field_error
 from events.manifest import InvalidManifestError, Manifest, Metadata, take_apart
 
 
@@ -25,30 +25,60 @@ class Thing(msgspec.Struct, forbid_unknown_fields=True):
     ports: list[Port] = []
     named: dict[str, Port | None] = {}
     size: int | None = None
+    mode: Annotated[str, msgspec.Meta(max_length=4, pattern="^[0-7]*$")] = "0644"
 
 
 @pytest.mark.parametrize(
-    ("fields", "hint"),
+    ("fields", "message"),
     [
-        ({"color": "red"}, ": one of Green, Red; did you mean Red?"),
-        ({"color": "Mauve"}, ": one of Green, Red"),
-        ({"colour": "Red"}, ": the fields are color, named, ports, size; did you mean color?"),
+        ({"color": "red"}, "color: 'red' is not allowed; use one of Green, Red; did you mean Red?"),
+        ({"color": "Mauve"}, "color: 'Mauve' is not allowed; use one of Green, Red"),
+        ({"color": "Light red"}, "color: 'Light red' is not allowed; use one of Green, Red"),
+        (
+            {"colour": "Red"},
+            "colour: unknown field; use one of color, mode, named, ports, size; "
+            "did you mean color?",
+        ),
         (
             {"color": "Red", "ports": [{"hostPort": 1, "protocol": "TCP"}]},
-            ": one of tcp, udp; did you mean tcp?",
+            "ports[0].protocol: 'TCP' is not allowed; use one of tcp, udp; did you mean tcp?",
         ),
         (
             {"color": "Red", "named": {"a": {"hostport": 1}}},
-            ": the fields are hostPort, protocol; did you mean hostPort?",
+            "named[...].hostport: unknown field; use one of hostPort, protocol; "
+            "did you mean hostPort?",
         ),
-        ({"color": "Red", "size": "large"}, ""),
-        ({}, ""),
+        (
+            {"color": "Red", "size": "large"},
+            "size: must be an integer or null, not a string",
+        ),
+        ({"color": "Red", "size": 0.5}, "size: must be an integer or null, not a decimal number"),
+        (
+            {"color": "Red", "mode": 644},
+            "mode: must be a string, not an integer; put it in quotes",
+        ),
+        ({"color": "Red", "mode": "+x"}, "mode: must match the regular expression '^[0-7]*$'"),
+        ({"color": "Red", "mode": "06444"}, "mode: the length must be at most 4"),
+        ({"color": "Red", "ports": [{"hostPort": 0}]}, "ports[0].hostPort: must be at least 1"),
+        ({"color": "Red", "ports": 1}, "ports: must be a list, not an integer"),
+        ({"color": "Red", "ports": [{"protocol": "tcp"}]}, "ports[0].hostPort: required"),
+        ({}, "color: required"),
     ],
 )
-def test_what_is_allowed_is_told_behind_what_is_wrong(fields: dict[str, Any], hint: str) -> None:
+def test_an_error_names_the_place_what_is_wrong_and_what_is_allowed(
+    fields: dict[str, Any], message: str
+) -> None:
     with pytest.raises(msgspec.ValidationError) as caught:
         msgspec.convert(fields, Thing)
-    assert with_hint(caught.value, Thing) == f"{caught.value}{hint}"
+    assert field_error(caught.value, Thing) == message
+    assert field_error(caught.value, Thing, "spec") == f"spec.{message}"
+
+
+def test_an_error_of_the_whole_value_names_its_place() -> None:
+    with pytest.raises(msgspec.ValidationError) as caught:
+        msgspec.convert([], Thing)
+    assert field_error(caught.value, Thing, "spec") == "spec: must be a mapping, not a list"
+    assert field_error(caught.value, Thing) == "must be a mapping, not a list"
 
 
 def test_a_policy_that_is_none_is_refused_with_those_there_are() -> None:

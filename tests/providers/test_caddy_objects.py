@@ -92,7 +92,7 @@ async def updated(routes: Provider, thing: ExternalObject, **fields: Any) -> Ext
 @pytest.mark.parametrize(
     ("fields", "why"),
     [
-        ({}, "missing required field `backends`"),
+        ({}, "spec.backends: required"),
         (
             {"backends": ["nobody"]},
             "'nobody' must have the form ADDRESS:PORT, such as 10.0.0.7:8080",
@@ -100,7 +100,7 @@ async def updated(routes: Provider, thing: ExternalObject, **fields: Any) -> Ext
         ({"backends": ["a:0"]}, "'a:0' must have the form ADDRESS:PORT"),
         ({"backends": ["a:65536"]}, "must have the form ADDRESS:PORT"),
         ({"backends": ["{env.HOME}:80"]}, "must have the form ADDRESS:PORT"),
-        ({"backends": [{"address": "a"}]}, "missing required field `port`"),
+        ({"backends": [{"address": "a"}]}, "spec.backends[0].port: required"),
         (
             {"backends": [], "hosts": ["a.org:80"]},
             "'a.org:80' is not a host; use a value such as www.example.org",
@@ -115,7 +115,7 @@ async def updated(routes: Provider, thing: ExternalObject, **fields: Any) -> Ext
         ({"backends": [], "tls": {"certificateFile": "/a", "keyFile": "/b"}}, "requires hosts"),
         ({"backends": [], "tls": {"certificateFile": "a", "keyFile": "/b"}}, "certificateFile"),
         ({"backends": [], "healthCheck": {"path": "/", "interval": 1}}, "unknown field"),
-        ({"backends": [], "flaws": ["order"]}, "unknown field `flaws`"),
+        ({"backends": [], "flaws": ["order"]}, "spec.flaws: unknown field"),
     ],
 )
 def test_what_cannot_be_a_route_is_refused_with_a_reason(fields: Fields, why: str) -> None:

@@ -128,7 +128,7 @@ def leaf(folder: Path) -> x509.Certificate:
         ({**WEB, "folder": "../etc"}, "below the root"),
         ({**WEB, "folder": "/etc"}, "below the root"),
         ({**WEB, "folder": f"{STORE}/issuers"}, "below the root"),
-        ({**WEB, "isuer": "x"}, "unknown field `isuer`"),
+        ({**WEB, "isuer": "x"}, "spec.isuer: unknown field"),
     ],
 )
 def test_what_cannot_be_a_certificate_is_refused(fields: Fields, problem: str) -> None:

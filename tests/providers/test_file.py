@@ -125,7 +125,7 @@ def drift(seen: ExternalObject, fields: Fields) -> list[str]:
 @pytest.mark.parametrize(
     ("fields", "problem"),
     [
-        ({"content": "a", "moed": "0644"}, "unknown field `moed`"),
+        ({"content": "a", "moed": "0644"}, "spec.moed: unknown field"),
         ({"content": "a", "mode": "0888"}, "mode"),
         ({"content": "a", "mode": 420}, "mode"),
         ({"content": "a", "owner": "a:b"}, "owner"),

@@ -199,7 +199,7 @@ def test_durations_come_back_as_they_were_written(milliseconds: int) -> None:
         ),
         (STREAM, {"subjects": ["a"], "isWorkQueue": True}, "retention determines it"),
         (STREAM, {"subjects": ["a"], "mirror": {"name": "x"}}, "unknown field"),
-        (BUCKET, {"history": 65}, "<= 64"),
+        (BUCKET, {"history": 65}, "must be at most 64"),
         (CONSUMER, {"filterSubjects": ["a..b"]}, "is not a subject"),
         (CONSUMER, {"deliverPolicy": "by_start_sequence"}, "required with deliverPolicy"),
         (CONSUMER, {"startTime": "2026-01-01T00:00:00Z"}, "required with deliverPolicy"),

@@ -171,14 +171,14 @@ def test_references_may_be_anywhere_in_a_spec():
 
 def test_a_declaration_with_a_reference_is_checked_as_far_as_it_is_known():
     for fields, problem in (
-        ({"type": HOST, "nothing": 1}, "unknown field `nothing`"),
-        ({"port": {"$ref": "Block/Orders", "field": "outputs.port"}}, "missing required field"),
-        ({"type": HOST, "port": "five"}, "spec.port: Expected `int`, got `str`"),
+        ({"type": HOST, "nothing": 1}, "spec.nothing: unknown field"),
+        ({"port": {"$ref": "Block/Orders", "field": "outputs.port"}}, "spec.type: required"),
+        ({"type": HOST, "port": "five"}, "spec.port: must be an integer, not a string"),
         ({"type": {"$ref": "Orders", "field": "outputs.host"}}, "spec.type: "),
         ({"type": {"$ref": "Block/Orders", "field": "spec.host"}}, '"field" must be'),
-        ({"type": {"$ref": "Block/Orders"}}, "missing required field `field`"),
+        ({"type": {"$ref": "Block/Orders"}}, "spec.type.field: required"),
         ({"type": {"$ref": "Block/Foo", "field": "name"}}, "references the resource itself"),
-        ({"type": {**HOST, "else": 1}}, "unknown field `else`"),
+        ({"type": {**HOST, "else": 1}}, "spec.type.else: unknown field"),
     ):
         story = Story(kind=SERVER)
         assert story.declare(fields) == [], fields

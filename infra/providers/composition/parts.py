@@ -14,7 +14,7 @@ import msgspec
 
 from events.composition import Child
 from events.composition_definition import PartDefinition, PartState
-from events.field_hints import with_hint
+from events.field_hints import field_error
 from events.manifest import Fields, InvalidManifestError, Manifest
 from infra.providers.rest.expressions import Expression, ExpressionError, count_values
 from infra.providers.rest.places import Template
@@ -151,8 +151,8 @@ class PartTemplate:
         try:
             manifest = msgspec.convert({**made, "metadata": metadata}, Manifest)
         except msgspec.ValidationError as error:
-            hinted = with_hint(error, Manifest)
-            raise InvalidManifestError(f"{self._where}.manifest: {hinted}") from None
+            where = f"{self._where}.manifest"
+            raise InvalidManifestError(field_error(error, Manifest, where)) from None
         return Part(manifest, self._state)
 
     def _wrong(

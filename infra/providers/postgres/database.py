@@ -55,8 +55,8 @@ class DatabaseFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, re
     template: Annotated[
         Name | None,
         msgspec.Meta(
-            description="Database to copy when this one is created. Default: template1, or template0 "
-            "with an encoding or a locale."
+            description="Database to copy when this one is created. Default: template1, or "
+            "template0 with an encoding or a locale."
         ),
     ] = None
     extensions: Annotated[
