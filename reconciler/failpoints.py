@@ -38,6 +38,9 @@ class Failpoint(StrEnum):
     INIT_STEP = "init.step"
     """``init`` has made or upgraded one stream or consumer; others are to come."""
 
+    RESTORE_STEP = "restore.step"
+    """``restore`` has taken one more step; ``INIT_STEP`` comes in between."""
+
     DECIDER_TOOK = "decider.took"
     """A batch was taken from the intake; nothing is decided."""
 

@@ -43,6 +43,10 @@ _BLOCK_HEAD: Final = struct.Struct(f">cI{_DIGEST_BYTES}s")
 Kind = Literal[b"H", b"D", b"E", b"F"]
 
 
+PARTIAL: Final = ".partial"
+"""End of the name of a file that is being written."""
+
+
 class BackupFileError(ReconcilerError):
     """A file cannot be used as a backup, or not be written; the message says which and why."""
 
@@ -136,7 +140,7 @@ def new_backup(path: Path) -> Generator[BackupWriter]:
         raise BackupFileError(f"{path} already exists; use another name, or remove it")
     if not path.parent.is_dir():
         raise BackupFileError(f"{path}: the directory {path.parent} does not exist; create it")
-    partial = path.with_name(f"{path.name}.partial")
+    partial = path.with_name(f"{path.name}{PARTIAL}")
     try:
         with partial.open("wb") as file:
             yield BackupWriter(file)

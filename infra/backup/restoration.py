@@ -4,6 +4,9 @@ The log keeps its id, so that owner labels stay true, and gets a new epoch: vers
 backup are used again, and the keys of their actions must not be (ADR 0010). The intake is made anew
 and counts on from above all that the log knows; results and observations that wait in an old one
 may speak of what the log has lost, so only declarations are taken over.
+
+What is on the server is saved to a file before it is removed. The file has another name until the
+restoration is complete, so that a repeat takes it over: it may be the only place of a declaration.
 """
 
 from __future__ import annotations
@@ -23,16 +26,16 @@ from events.envelope import InvalidMessageError, decode_log
 from events.integrity import LogDamage, next_digest
 from events.subjects import REPLY_HEADER
 from infra.backup.backup import recorded, save_log
-from infra.backup.file import Backup, Saved
+from infra.backup.file import PARTIAL, Backup, Saved
 from infra.backup.inspection import Knowledge, content_of
 from infra.bus.intake import store_all
 from infra.bus.streams import (
     INTAKE,
     LOG,
     LogIdentity,
-    Restored,
     begin_restoration,
     decider_consumers,
+    end_restoration,
     ensure_topology,
     existing_log,
     is_being_restored,
@@ -47,6 +50,7 @@ from infra.jetstream.outgoing import MESSAGE_ID, OutgoingMessage
 from infra.jetstream.reads import StoredMessage, stream_state
 from infra.jetstream.topology import delete_stream
 from reconciler.errors import ReconcilerError
+from reconciler.failpoints import Failpoint, reach
 
 Progress = Callable[[int], object]
 """Called with the number of events done."""
@@ -54,6 +58,8 @@ Progress = Callable[[int], object]
 _AT_ONCE: Final = 500
 _MAX_BYTES_AT_ONCE: Final = 4 * 1024 * 1024
 _SERVERS_OWN: Final = "Nats-"
+_UNFINISHED: Final = ".replacing-"
+_FINISHED: Final = ".replaced-"
 
 
 class RestoreRefusedError(ReconcilerError):
@@ -75,7 +81,8 @@ class RestoredLog(msgspec.Struct, frozen=True, rename="camel"):
     """What a restoration did.
 
     ``continued`` counts the events of the replaced log that went on where the backup ends, and were
-    kept; ``lost`` those that were not. ``declarations`` are in the intake again.
+    kept; ``lost`` those that were not. ``declarations`` are in the intake again. ``replaced`` names
+    the files with what was on the server.
     """
 
     log_id: str
@@ -86,7 +93,8 @@ class RestoredLog(msgspec.Struct, frozen=True, rename="camel"):
     lost: int
     declarations: int
     damage: list[LogDamage]
-    replaced: str = ""
+    replaced: list[str] = []
+    changed: bool = True
 
 
 async def plan_restoration(
@@ -106,7 +114,8 @@ async def plan_restoration(
             is_finished = not is_being_restored(state.config.get("metadata", {}))
             is_whole = present == knowledge.events and is_finished
             return Plan("nothing" if is_whole else "continue", present, found)
-    if replace == found.log_id:
+    is_repeated = is_being_restored(state.config.get("metadata", {})) and _unfinished(backup.path)
+    if replace == found.log_id or is_repeated:
         return Plan("replace", 0, found)
     if replace is not None:
         raise RestoreRefusedError(
@@ -132,22 +141,31 @@ async def restore_log(
     """Write the backup to the server, and read it back.
 
     Raises ``BackupFileError``, ``OSError``, ``RestoreRefusedError`` and ``BusError`` classes; doing
-    it again goes on where it ended.
+    it again goes on where it ended, whatever step that was.
     """
     identity = LogIdentity(backup.header.identity.log_id, new_name())
-    replaced, floor = await _put_aside(nc, backup.path, plan)
+    floor = await _put_aside(nc, backup.path, plan)
+    reach(Failpoint.RESTORE_STEP)
+    asides = [Backup(path) for path in _unfinished(backup.path)]
+    for each in asides:
+        positions = (one.position for one in _each(each.declarations()))
+        floor = max(floor, max(positions, default=0))
     if plan.found is not None and plan.way in ("new", "replace"):
         await delete_stream(nc, LOG)
-    await begin_restoration(nc, identity, replicas=replicas)
+        reach(Failpoint.RESTORE_STEP)
+    first = max(time.time_ns() // 1_000, knowledge.newest_cause + 1, floor + 1)
+    await begin_restoration(nc, identity, first_position=first, replicas=replicas)
     writer = _Writer(nc, plan.present, progress)
     for message in islice(_each(backup.events()), plan.present, None):
         await writer.add(message)
-    continued, lost = await _continue(writer, replaced, knowledge, identity)
+    continued, lost = await _continue(writer, asides, knowledge, identity)
     await writer.flush()
     await _read_back(nc, knowledge)
-    first = max(time.time_ns() // 1_000, knowledge.newest_cause + 1, floor + 1)
-    await ensure_topology(nc, replicas=replicas, restored=Restored(identity, first))
-    declared = await _declare_again(nc, backup, replaced, knowledge)
+    await ensure_topology(nc, replicas=replicas, restored=identity)
+    declared = await _declare_again(nc, [backup, *asides], knowledge)
+    reach(Failpoint.RESTORE_STEP)
+    await end_restoration(nc, identity)
+    reach(Failpoint.RESTORE_STEP)
     return RestoredLog(
         identity.log_id,
         identity.epoch,
@@ -157,8 +175,24 @@ async def restore_log(
         lost,
         declared,
         knowledge.damage,
-        "" if replaced is None else str(replaced.path),
+        finish(backup.path),
     )
+
+
+def finish(path: Path) -> list[str]:
+    """Give the files beside a backup that is restored their final names, and return these."""
+    finished: list[str] = []
+    for each in _unfinished(path):
+        name = each.name.replace(_UNFINISHED, _FINISHED)
+        finished.append(str(each.replace(each.with_name(name))))
+    return finished
+
+
+def _unfinished(path: Path) -> list[Path]:
+    """Return the files that an incomplete restoration of a backup has saved, the oldest first."""
+    prefix = f"{path.name}{_UNFINISHED}"
+    found = [each for each in path.absolute().parent.iterdir() if each.name.startswith(prefix)]
+    return sorted(each for each in found if not each.name.endswith(PARTIAL))
 
 
 # --- what the server has
@@ -190,18 +224,18 @@ async def _common(nc: Client, backup: Backup, last: int) -> int:
     return last
 
 
-async def _put_aside(nc: Client, path: Path, plan: Plan) -> tuple[Backup | None, int]:
-    """Save what is about to be removed, log and intake; give it, and the intake's last position."""
+async def _put_aside(nc: Client, path: Path, plan: Plan) -> int:
+    """Save what is about to be removed, log and intake; return the intake's last position."""
     if plan.found is None:
-        return None, 0
+        return 0
     try:
         floor = (await stream_state(nc, INTAKE)).last_seq
     except NotFoundOnBusError:
         floor = 0
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%f")
-    aside = path.with_name(f"{path.name}.replaced-{stamp}")
+    aside = path.with_name(f"{path.name}{_UNFINISHED}{stamp}")
     await save_log(nc, aside, plan.found, lambda _done: None, all_declarations=True)
-    return Backup(aside), floor
+    return floor
 
 
 # --- writing
@@ -241,21 +275,20 @@ class _Writer:
         if self._gathered:
             self._position = (await append(self._nc, self._gathered))[-1]
             self._gathered, self._bytes = [], 0
+            reach(Failpoint.RESTORE_STEP)
             self._progress(self._position)
 
 
 async def _continue(
-    writer: _Writer, replaced: Backup | None, knowledge: Knowledge, identity: LogIdentity
+    writer: _Writer, asides: Sequence[Backup], knowledge: Knowledge, identity: LogIdentity
 ) -> tuple[int, int]:
-    """Keep what the replaced log has behind the backup, as far as each resource's chain goes on.
+    """Keep what replaced logs have behind the backup, as far as each resource's chain goes on.
 
     Digests tell: an event is kept if it follows the very history that the backup has of its
     resource.
     """
-    if replaced is None or replaced.header.identity.log_id != identity.log_id:
-        return 0, 0
     continued = lost = 0
-    for saved in _each(replaced.events()):
+    for saved in _each_of_log(asides, identity.log_id):
         fits = _fits(saved, knowledge)
         if fits == "known":
             continue
@@ -267,6 +300,12 @@ async def _continue(
         knowledge.take(here)
         await writer.add(here)
     return continued, lost
+
+
+def _each_of_log(sources: Sequence[Backup], log_id: str) -> Generator[Saved]:
+    for source in sources:
+        if source.header.identity.log_id == log_id:
+            yield from _each(source.events())
 
 
 def _fits(saved: Saved, knowledge: Knowledge) -> Literal["known", "next", "lost"]:
@@ -299,29 +338,29 @@ async def _read_back(nc: Client, knowledge: Knowledge) -> None:
         )
 
 
-async def _declare_again(
-    nc: Client, backup: Backup, replaced: Backup | None, knowledge: Knowledge
-) -> int:
+async def _declare_again(nc: Client, sources: Sequence[Backup], knowledge: Knowledge) -> int:
     """Put the declarations that the log does not know into the new intake, in their order."""
-    known: set[int] = set()
-    count = 0
-    sources = [backup] if replaced is None else [backup, replaced]
+    known: set[tuple[str, str]] = set()
+    log_id = sources[0].header.identity.log_id
     for source in sources:
-        if source.header.identity.log_id != backup.header.identity.log_id:
+        if source.header.identity.log_id != log_id:
             continue
         for messages in source.declarations():
-            fresh = [
-                one
-                for one in messages
-                if one.position not in known and _is_unknown(one, knowledge.causes)
-            ]
-            known.update(one.position for one in fresh)
-            count += len(fresh)
-            if fresh:
-                for result in await store_all(nc, [_declaration(one) for one in fresh]):
-                    if isinstance(result, Exception):
-                        raise result
-    return count
+            unknown = [_declaration(one) for one in messages if _is_unknown(one, knowledge.causes)]
+            # A file of an interrupted restoration has those again that it had already stored.
+            fresh = {_name(one): one for one in unknown if _name(one) not in known}
+            if not fresh:
+                continue
+            known.update(fresh)
+            for result in await store_all(nc, [*fresh.values()]):
+                if isinstance(result, Exception):
+                    raise result
+            reach(Failpoint.RESTORE_STEP)
+    return len(known)
+
+
+def _name(declaration: OutgoingMessage) -> tuple[str, str]:
+    return declaration.subject, (declaration.headers or {})[MESSAGE_ID]
 
 
 def _is_unknown(saved: Saved, causes: dict[str, int]) -> bool:

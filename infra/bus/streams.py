@@ -114,6 +114,9 @@ _UNLIMITED: Final = -1
 _RETIRED: Final = "OUTCOMES"
 """A copy of the log's outcomes, of format 2 and before."""
 
+_RESERVED: Final = "restoring.intake"
+"""Subject of an intake that takes nothing yet."""
+
 Config = dict[str, Any]
 
 _OWN: Final = {OWN_METADATA: "yes"}
@@ -124,13 +127,6 @@ class LogIdentity(msgspec.Struct, frozen=True, rename="camel"):
 
     log_id: str
     epoch: str = ""
-
-
-class Restored(msgspec.Struct, frozen=True):
-    """A log that is about to be restored, and the first position of the intake made beside it."""
-
-    identity: LogIdentity
-    first_intake_position: int
 
 
 class Topology(msgspec.Struct, frozen=True):
@@ -181,22 +177,24 @@ async def make_worker_consumer(nc: Client, provider_config: str) -> str:
 
 
 async def ensure_topology(
-    nc: Client, *, replicas: int | None = None, restored: Restored | None = None
+    nc: Client, *, replicas: int | None = None, restored: LogIdentity | None = None
 ) -> Topology:
     """Make or upgrade every stream and consumer; doing it again changes nothing.
 
-    ``replicas``: None for as many as the log has, or 1. ``restored`` gives a new log the identity
-    of an old one. Raises ``IncompatibleStreamError`` for a difference that cannot be changed in
-    place.
+    ``replicas``: None for as many as the log has, or 1. ``restored``: the identity of a log that is
+    being restored, and stays marked so. Raises ``IncompatibleStreamError`` for a difference that
+    cannot be changed in place.
     """
     if replicas is None:
         replicas = int((await _found(nc, f"STREAM.INFO.{LOG}")).get("num_replicas", 1))
     if restored is None:
         identity, first_position = await _existing_log(nc)
+        metadata = _metadata(identity)
     else:
-        identity, first_position = restored.identity, restored.first_intake_position
+        identity, first_position = restored, 0
+        metadata = {**_metadata(identity), RESTORING_METADATA: "yes"}
     changes: dict[str, str] = {}
-    for config in await _streams(nc, identity, first_position):
+    for config in await _streams(nc, metadata, first_position):
         changes[config["name"]] = await ensure_stream(nc, {**config, "num_replicas": replicas})
         reach(Failpoint.INIT_STEP)
     await _retire(nc)
@@ -207,20 +205,35 @@ async def ensure_topology(
     return Topology(identity.log_id, changes)
 
 
-async def begin_restoration(nc: Client, identity: LogIdentity, *, replicas: int = 1) -> None:
+async def begin_restoration(
+    nc: Client, identity: LogIdentity, *, first_position: int = 0, replicas: int = 1
+) -> None:
     """Make the log's stream, or mark the one that is there: nobody else opens it by now.
 
-    ``ensure_topology`` with ``restored`` ends it. What goes on with an older intake, or is derived
-    from the log, is removed; dead letters and others' observations stay. Only what is there is
-    deleted: on an empty server nobody needs the permission to.
+    ``end_restoration`` takes the mark off. What goes on with an older intake, or is derived from
+    the log, is removed; dead letters and others' observations stay. The intake is made at once,
+    for its room, with its first position; it takes no message before ``ensure_topology``. Only what
+    is there is deleted: on an empty server nobody needs the permission to.
     """
     for stream in (INTAKE, TIMERS, REJECTIONS, _RETIRED, STATES, ROWS):
         if await _exists(nc, stream):
             await delete_stream(nc, stream)
+            reach(Failpoint.RESTORE_STEP)
+    intake = await _intake(nc, first_position)
+    for field in ("sources", "subject_transform", "duplicate_window"):
+        del intake[field]
+    await ensure_stream(nc, {**intake, "subjects": [_RESERVED], "num_replicas": replicas})
+    reach(Failpoint.RESTORE_STEP)
     metadata = {**_metadata(identity), RESTORING_METADATA: "yes"}
     await ensure_stream(nc, {**_resources(), "metadata": metadata, "num_replicas": replicas})
+    reach(Failpoint.RESTORE_STEP)
     for consumer in await worker_consumers(nc):
         await delete_consumer(nc, LOG, consumer["name"])
+
+
+async def end_restoration(nc: Client, identity: LogIdentity) -> None:
+    """Take the mark off the log: everything of it is back."""
+    await ensure_stream(nc, {**_resources(), "metadata": _metadata(identity)})
 
 
 async def topology_differences(nc: Client) -> Mapping[str, Mapping[str, tuple[Any, Any]]]:
@@ -230,7 +243,8 @@ async def topology_differences(nc: Client) -> Mapping[str, Mapping[str, tuple[An
     there. The number of replicas is the operator's choice, and is not compared.
     """
     wrong: dict[str, Mapping[str, tuple[Any, Any]]] = {}
-    for config in await _streams(nc, *await _existing_log(nc)):
+    identity, first_position = await _existing_log(nc)
+    for config in await _streams(nc, _metadata(identity), first_position):
         found = await _found(nc, f"STREAM.INFO.{config['name']}")
         wanted = with_raised_limit(config, found)
         wrong[config["name"]] = differences(wanted, found)
@@ -352,10 +366,10 @@ async def existing_log(nc: Client) -> LogIdentity | None:
     )
 
 
-async def _streams(nc: Client, identity: LogIdentity, first_position: int) -> list[Config]:
+async def _streams(nc: Client, metadata: Mapping[str, str], first_position: int) -> list[Config]:
     return [
         _rejections(),  # before the log, which names a format that is not without it
-        {**_resources(), "metadata": _metadata(identity)},
+        {**_resources(), "metadata": metadata},
         _timers(),
         await _intake(nc, first_position),
         _states(),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from infra.backup.file import Backup
 from infra.backup.inspection import inspect
-from infra.backup.restoration import Plan, RestoredLog, plan_restoration, restore_log
+from infra.backup.restoration import Plan, RestoredLog, finish, plan_restoration, restore_log
 from reconciler.cli.connection import HERE, Connection, bus, run_async
 from reconciler.cli.console import console
 from reconciler.cli.exits import Exit
@@ -75,12 +75,12 @@ async def _restore(
     async with bus(connection) as nc:
         plan = await plan_restoration(nc, source, knowledge, replace)
         if plan.way == "nothing":
-            return _unchanged(plan)
+            return _unchanged(plan, finish(source.path))
         with progress_bar("restoring", knowledge.events) as progress:
             return await restore_log(nc, source, knowledge, plan, progress, replicas=replicas)
 
 
-def _unchanged(plan: Plan) -> RestoredLog:
+def _unchanged(plan: Plan, replaced: list[str]) -> RestoredLog:
     assert plan.found is not None
     return RestoredLog(
         log_id=plan.found.log_id,
@@ -91,12 +91,14 @@ def _unchanged(plan: Plan) -> RestoredLog:
         lost=0,
         declarations=0,
         damage=[],
+        replaced=replaced,
+        changed=False,
     )
 
 
 def _print(restored: RestoredLog) -> None:
     out = console()
-    if restored.present == restored.events:
+    if not restored.changed:
         out.print(f"log {restored.log_id} is already complete; nothing was changed")
         return
     out.print(
@@ -104,8 +106,8 @@ def _print(restored: RestoredLog) -> None:
         f"{restored.present} existed on the server and {restored.continued} come from the replaced "
         f"log; {plural(restored.declarations, 'declaration')} will be processed when a decider runs"
     )
-    if restored.replaced:
-        out.print(f"the replaced log is saved in {restored.replaced}")
+    for path in restored.replaced:
+        out.print(f"the replaced log is saved in {path}")
     if restored.lost:
         out.print(
             f"not restored: {plural(restored.lost, 'event')} of the replaced log, which did not "

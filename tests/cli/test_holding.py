@@ -199,7 +199,7 @@ def test_a_mistyped_name_does_not_look_like_success(live: Cli, command: tuple[st
         ("finalizer add Shape foo x.", 2, "finalizer 'x.' is not allowed"),
         ("finalizer add Shape foo x --force", 2, "--force and --reason: allowed only with remove"),
         ("finalizer keep Shape foo x", 2, '"add", "remove"'),
-        ("release Shape foo", 2, "--reason: required"),
+        ("release Shape foo", 2, "missing option --reason"),
         ("release Shape --reason x", 2, "no Shape named; give at least one name"),
         (f"release Shape foo --reason {'x' * 1001}", 2, "has 1001 characters"),
         ("deadletters show", 2, "see `reconciler deadletters show --help`"),

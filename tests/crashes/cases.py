@@ -84,7 +84,7 @@ OTHERS = (
     Failpoint.PROJECTOR_FOLDED,
     Failpoint.PROJECTOR_SAVED,
 )
-ALONE = (Failpoint.INIT_STEP, Failpoint.DECIDER_DEAD_LETTERED)
+ALONE = (Failpoint.INIT_STEP, Failpoint.RESTORE_STEP, Failpoint.DECIDER_DEAD_LETTERED)
 """Steps that belong to no operation: each has a test of its own."""
 
 _STEPS = [

@@ -31,7 +31,9 @@ REPEATED_AT_ONCE = 20
 DEALT_FIRST = ("process killed", "process paused")
 """What every run must have had, be it ended after two troubles."""
 
-_FAILPOINTS = [point for point in Failpoint if point is not Failpoint.INIT_STEP]
+_FAILPOINTS = [
+    point for point in Failpoint if point not in (Failpoint.INIT_STEP, Failpoint.RESTORE_STEP)
+]
 _API_FAULTS: list[dict[str, object]] = [
     {"lost_reply_rate": 0.5, "methods": ["POST", "PUT", "DELETE"]},
     {"error_rate": 0.5},

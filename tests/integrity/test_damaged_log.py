@@ -10,6 +10,7 @@ from events.log import SpecDeclared
 from events.names import ResourceKey
 from events.subjects import log as log_subject
 from infra.bus.streams import LOG
+from infra.jetstream.errors import IncompatibleStreamError
 from infra.jetstream.publish import publish
 from infra.jetstream.reads import stream_state
 from reconciler.roles import decider
@@ -241,7 +242,7 @@ async def _expect_held_still(world: World, operator: Operator) -> None:
     assert (await world.human.sees("baz"))["color"] == "Blue"
 
 
-async def test_a_lost_file_holds_everything_that_was_in_it(
+async def test_a_log_that_lost_its_beginning_stops_roles_until_it_is_restored(
     bare_world: World, operator: Operator
 ) -> None:
     world = bare_world
@@ -252,9 +253,9 @@ async def test_a_lost_file_holds_everything_that_was_in_it(
         block.unlink()
     await _start_server(world)
     assert "Missing" in {each["problem"] for each in await _damage(world, operator)}
-    await world.start_reconciler()
-    await _expect_held(world, operator, NAMES)
-    await world.stop_reconciler()
+    with pytest.raises(IncompatibleStreamError, match="begins at position"):
+        await world.start_reconciler()
+    assert (await operator.finds(world.server.url, "log beginning"))["status"] == "fail"
     await operator.succeeds(world.server.url, "restore", "sound", "--replace", world.log.log_id)
     await world.start_reconciler()
     await world.observed_again()

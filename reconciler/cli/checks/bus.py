@@ -111,14 +111,14 @@ async def _check_removed(nc: Client) -> list[Finding]:
     found: list[Finding] = []
     if problem := lost_beginning(await stream_state(nc, LOG)):
         remedy = "Run `reconciler init` to end the cause, then restore the log from a backup."
-        found.append(Finding("log", "fail", problem, remedy))
+        found.append(Finding("log beginning", "fail", problem, remedy))
     if removed := removed_unread(await stream_state(nc, INTAKE)):
         remedy = (
             "Declare what was published in the meantime again: it may never have been decided. This"
             f" finding ends when {KEPT_MESSAGES} more messages have arrived."
         )
         text = f"{plural(removed, 'message')} of stream {INTAKE} removed by another client"
-        found.append(Finding("intake", "warn", text, remedy))
+        found.append(Finding("removed", "warn", text, remedy))
     return found
 
 

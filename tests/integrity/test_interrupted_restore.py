@@ -1,0 +1,136 @@
+"""A restoration that is interrupted at any step is completed by the next one, and loses nothing."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from nats.aio.client import Client
+
+from infra.backup.backup import save_log
+from infra.backup.file import Backup
+from infra.backup.inspection import inspect
+from infra.backup.restoration import RestoredLog, plan_restoration, restore_log
+from infra.bus.event_log import JetStreamLog, open_log
+from infra.bus.streams import INTAKE, LOG, find_log, topology_differences
+from infra.embedded import EmbeddedServer
+from infra.jetstream.connection import connect
+from infra.jetstream.errors import IncompatibleStreamError, NotFoundOnBusError, StreamFullError
+from infra.jetstream.outgoing import MESSAGE_ID
+from infra.jetstream.publish import publish
+from infra.jetstream.reads import read_subject
+from infra.jetstream.topology import delete_stream
+from reconciler.failpoints import Failpoint, arm
+from reconciler.ports import ResourceAppend
+from reconciler.wiring import initialise
+from tests.bus.histories import events, new_key
+
+
+@pytest.fixture
+async def nc(fresh_bus_url: str) -> AsyncIterator[Client]:
+    client = await connect(fresh_bus_url, name="test")
+    await initialise(client)
+    yield client
+    await client.close()
+    arm(None)
+
+
+@pytest.fixture
+async def log(nc: Client) -> JetStreamLog:
+    return await open_log(nc)
+
+
+async def restore(nc: Client, path: Path, replace: str | None) -> RestoredLog:
+    backup = Backup(path)
+    knowledge = inspect(backup, lambda _: None)
+    plan = await plan_restoration(nc, backup, knowledge, replace)
+    return await restore_log(nc, backup, knowledge, plan, lambda _: None)
+
+
+async def declare(nc: Client, name: str) -> None:
+    """Store what no decider reads."""
+    await publish(nc, f"rec.desired.default.Shape.{name}", b"{}", headers={MESSAGE_ID: name})
+
+
+async def declared(nc: Client) -> list[str]:
+    """Return the names of what waits in the intake: in the order of each partition."""
+    stored = await read_subject(nc, INTAKE, "in.>")
+    return [one.subject.rsplit(".", 1)[1] for one in stored]
+
+
+async def contents(nc: Client) -> list[tuple[int, str, bytes]]:
+    return [(one.seq, one.subject, one.payload) for one in await read_subject(nc, LOG, "log.>")]
+
+
+def files_in(folder: Path) -> set[str]:
+    return {str(each) for each in folder.iterdir()}
+
+
+async def contents_if_usable(nc: Client) -> list[tuple[int, str, bytes]] | None:
+    """Return what a role would read; ``None`` if there is no log, or one that is refused."""
+    try:
+        await find_log(nc)
+    except (NotFoundOnBusError, IncompatibleStreamError):
+        return None
+    return await contents(nc)
+
+
+@pytest.mark.parametrize("server", ["the damaged log", "nothing"])
+async def test_what_is_interrupted_at_any_step_is_completed_by_the_next(
+    nc: Client, log: JetStreamLog, tmp_path: Path, server: str
+) -> None:
+    """Each attempt gets one step further than the one before, until one has no step left."""
+    path = tmp_path / "b"
+    first, second = new_key(), new_key()
+    await log.append([ResourceAppend(first, events(first, 1, 30), 0)])
+    await declare(nc, "before")
+    await save_log(nc, path, await find_log(nc), lambda _: None)
+    if server == "nothing":
+        wanted, waiting = await contents(nc), ["before"]
+        await delete_stream(nc, LOG)
+        await delete_stream(nc, INTAKE)
+    else:
+        await log.append([ResourceAppend(second, events(second, 1, 3), 0)])
+        await declare(nc, "after")
+        wanted, waiting = await contents(nc), ["after", "before"]
+    steps = 0
+    while True:
+        steps += 1
+        arm(f"{Failpoint.RESTORE_STEP}:{steps}=error")
+        try:
+            restored = await restore(nc, path, log.log_id)
+        except OSError:
+            assert await contents_if_usable(nc) in (None, wanted)
+        else:
+            break
+    assert steps > 8
+    assert sorted(await declared(nc)) == waiting
+    assert restored.declarations == len(waiting)
+    assert await contents(nc) == wanted
+    assert (await find_log(nc)).log_id == log.log_id
+    assert not any((await topology_differences(nc)).values())
+    assert files_in(tmp_path) == {str(path), *restored.replaced}
+    assert restored.replaced
+    assert not any("replacing" in each for each in restored.replaced)
+
+
+_SMALL = """
+accounts { SMALL { jetstream { max_file: 1G }, users: [{ user: small, password: pw }] } }
+"""
+
+
+async def test_a_server_without_room_for_the_intake_is_told_before_the_log_is_written(
+    nc: Client, log: JetStreamLog, tmp_path: Path
+) -> None:
+    key = new_key()
+    await log.append([ResourceAppend(key, events(key, 1, 3), 0)])
+    await save_log(nc, tmp_path / "b", await find_log(nc), lambda _: None)
+    server = EmbeddedServer()
+    await server.start(tmp_path / "nats", extra_config=_SMALL)
+    small = await connect(f"nats://small:pw@127.0.0.1:{server.port}", name="test")
+    with pytest.raises(StreamFullError, match=f"stream {INTAKE} cannot be created.*reserves"):
+        await restore(small, tmp_path / "b", None)
+    assert await contents_if_usable(small) is None
+    await small.close()
+    await server.kill()
