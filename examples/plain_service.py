@@ -36,18 +36,14 @@ async def main(name: str) -> None:
         max_reconnect_attempts=1,
         error_cb=ignore,
     )
-    # The namespace's own consumer remembers what was dealt with; making it again changes nothing.
-    config = {
-        "durable_name": NAMESPACE,
-        "filter_subject": OUTCOMES,
-        "deliver_policy": "new",
-        "ack_policy": "explicit",
-    }
-    made = await nc.request(
-        f"$JS.API.CONSUMER.CREATE.LOG_1.{NAMESPACE}.{OUTCOMES}",
-        json.dumps({"stream_name": "LOG_1", "config": config}).encode(),
+    # The namespace's own consumer, which `reconciler init --namespace` made. It remembers what was
+    # dealt with. This program wants only what comes from now on, so it resets the consumer.
+    newest = await nc.request(f"$JS.API.DIRECT.GET.LOG_1.{OUTCOMES}")
+    position = int((newest.headers or {}).get("Nats-Sequence", 0))
+    reset = await nc.request(
+        f"$JS.API.CONSUMER.RESET.LOG_1.{NAMESPACE}", json.dumps({"seq": position + 1}).encode()
     )
-    assert "error" not in json.loads(made.data), made.data
+    assert "error" not in json.loads(reset.data), reset.data
 
     manifest = {
         "apiVersion": "shapes/v1",

@@ -64,10 +64,15 @@ async def connected(
         await close(nc)
 
 
-async def initialise(nc: Client, *, replicas: int | None = None) -> Topology:
-    """Make or upgrade every stream, consumer and bucket; doing it again changes nothing."""
+async def initialise(
+    nc: Client, *, replicas: int | None = None, namespaces: Sequence[str] = ()
+) -> Topology:
+    """Make or upgrade every stream, consumer and bucket; doing it again changes nothing.
+
+    ``namespaces``: those whose services read outcomes.
+    """
     arm_from_environment()
-    return await ensure_topology(nc, replicas=replicas)
+    return await ensure_topology(nc, replicas=replicas, namespaces=namespaces)
 
 
 @asynccontextmanager

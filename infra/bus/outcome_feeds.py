@@ -17,9 +17,16 @@ import structlog
 from nats.aio.client import Client
 
 from events.envelope import InvalidMessageError, decode_log
+from events.names import ResourceKey
 from events.subjects import outcome_filter, rejection_filter
 from infra.bus.retries import patiently
-from infra.bus.streams import LOG, REJECTIONS, follower_names
+from infra.bus.streams import (
+    LOG,
+    REJECTIONS,
+    durable_outcomes,
+    follower_names,
+    service_consumers,
+)
 from infra.jetstream.connection import api_request
 from infra.jetstream.deliveries import Delivered, ack, nak, terminate
 from infra.jetstream.errors import (
@@ -37,7 +44,6 @@ from reconciler.ports import StoredEvent
 
 _STREAMS: Final = (LOG, REJECTIONS)
 _REQUESTED_AT_ONCE: Final = 64
-_LEASE: Final = 120 * 1_000_000_000
 _AGAIN_NS: Final = 300 * 1_000_000_000
 """Who goes on from a position gets again what was rejected so long before it was stored: while he
 was behind, an outcome may have been handed out before a rejection that was stored earlier."""
@@ -82,8 +88,13 @@ class FollowedOutcomes:
     """
 
     def __init__(
-        self, outcomes: Follower, rejections: Follower, kept: Sequence[StoredMessage] = ()
+        self,
+        outcomes: Follower,
+        rejections: Follower,
+        tokens: Sequence[str],
+        kept: Sequence[StoredMessage] = (),
     ) -> None:
+        self._tokens = tokens
         self._outcomes = outcomes
         self._position = outcomes.position
         self._kept = deque(kept)
@@ -103,8 +114,11 @@ class FollowedOutcomes:
         for message in messages:
             found += self._rejected(self._kept_until(message.time_ns))
             self._position = message.seq
-            found += readable([message], LOG)
+            found += self._wanted(readable([message], LOG))
         return found
+
+    def _wanted(self, events: Iterable[StoredEvent]) -> list[StoredEvent]:
+        return [each for each in events if _is_of(each.event.key, self._tokens)]
 
     @property
     def _is_caught_up(self) -> bool:
@@ -121,7 +135,8 @@ class FollowedOutcomes:
     def _rejected(self, messages: Sequence[StoredMessage]) -> list[StoredEvent]:
         if not messages:
             return []
-        return [StoredEvent(self._position, event) for _, event in readable(messages, REJECTIONS)]
+        rejected = self._wanted(readable(messages, REJECTIONS))
+        return [StoredEvent(self._position, event) for _, event in rejected]
 
     async def done(self, outcome: StoredEvent) -> None:
         """Do nothing: who follows knows the position."""
@@ -134,8 +149,9 @@ class FollowedOutcomes:
 class DurableOutcomes:
     """Outcomes over consumers that remember what was dealt with."""
 
-    def __init__(self, nc: Client, consumer: str, position: int) -> None:
+    def __init__(self, nc: Client, consumer: str, tokens: str, position: int) -> None:
         self._nc = nc
+        self._tokens = tokens
         self._readers = [
             PullReader(nc, stream, consumer, max_batch=_REQUESTED_AT_ONCE) for stream in _STREAMS
         ]
@@ -156,6 +172,9 @@ class DurableOutcomes:
                 continue
             if stream == LOG:
                 self._position = each.seq
+            if not _is_of(event.key, [self._tokens]):
+                await ack(self._nc, [each])
+                continue
             found.append(StoredEvent(self._position, event))
             self._open[event.id] = each
         return found
@@ -206,8 +225,17 @@ async def followed(
         start_seq=await _end_of(nc, REJECTIONS) + 1 if after is None else 1,
     )
     since_ns = await _stored_at(nc, after) - _AGAIN_NS if after else 0
-    async with _entered(nc, outcomes, rejections, since_ns=since_ns) as feed:
+    async with _entered(nc, outcomes, rejections, tokens, since_ns=since_ns) as feed:
         yield feed
+
+
+def _is_of(key: ResourceKey, patterns: Sequence[str]) -> bool:
+    """Whether a resource matches one of the patterns ``namespace.kind.name``."""
+    tokens = key.tokens.split(".")
+    return any(
+        all(wanted in ("*", token) for wanted, token in zip(each.split("."), tokens, strict=True))
+        for each in patterns
+    )
 
 
 def can_be_bound(tokens: Sequence[str]) -> bool:
@@ -222,11 +250,11 @@ async def followed_bound(
 ) -> AsyncGenerator[FollowedOutcomes]:
     """Follow outcomes with one of the consumers of the patterns' namespace.
 
-    Several patterns are followed as the whole namespace: a permission binds one filter. Raises
-    ``BusDeniedError``, and ``BusRefusedError`` when all the consumers are in use.
+    All outcomes of the namespace come: its consumers have that filter. Raises ``BusDeniedError``,
+    ``NotFoundOnBusError`` if nobody has made them, and ``BusRefusedError`` when all are in use.
     """
     namespace = tokens[0].split(".")[0]
-    mine = tokens[0] if len(tokens) == 1 else f"{namespace}.*.*"
+    mine = f"{namespace}.*.*"
     names = follower_names(namespace)
     outcomes = follow_as(
         nc,
@@ -245,7 +273,11 @@ async def followed_bound(
     )
     async with AsyncExitStack() as stack:
         try:
-            feed = await stack.enter_async_context(_entered(nc, outcomes, rejections, since_ns=0))
+            feed = await stack.enter_async_context(
+                _entered(nc, outcomes, rejections, tokens, since_ns=0)
+            )
+        except NotFoundOnBusError as error:
+            raise _without_consumers(error, namespace) from error
         except BusRefusedError as error:
             raise BusRefusedError(
                 f"all {len(names)} consumers of namespace {namespace} are in use ({error}); "
@@ -256,7 +288,7 @@ async def followed_bound(
 
 @asynccontextmanager
 async def _entered(
-    nc: Client, outcomes: Follower, rejections: Follower, *, since_ns: int
+    nc: Client, outcomes: Follower, rejections: Follower, tokens: Sequence[str], *, since_ns: int
 ) -> AsyncGenerator[FollowedOutcomes]:
     async with AsyncExitStack() as stack:
         await patiently(nc, lambda: stack.enter_async_context(outcomes))
@@ -264,7 +296,7 @@ async def _entered(
         kept: list[StoredMessage] = []
         async for messages in rejections.replay():
             kept += [each for each in messages if each.time_ns >= since_ns]
-        feed = FollowedOutcomes(outcomes, rejections, kept)
+        feed = FollowedOutcomes(outcomes, rejections, tokens, kept)
         stack.push_async_callback(feed.close)
         yield feed
 
@@ -277,56 +309,74 @@ async def durable(
 
     Raises ``IncompatibleStreamError`` for a name that is in use for other outcomes.
     """
-    start: dict[str, Any] = {"deliver_policy": "new"}
-    if after is not None:
-        start = {"deliver_policy": "by_start_sequence", "opt_start_seq": after + 1}
     # What was rejected before the first opening: all that is kept, or nothing.
-    kept = {"deliver_policy": "all" if after is not None else "new"}
-    for stream, mine, begins in (
-        (LOG, outcome_filter(tokens), start),
-        (REJECTIONS, rejection_filter(tokens), kept),
+    for stream, mine, first_seq in (
+        (LOG, outcome_filter(tokens), None if after is None else after + 1),
+        (REJECTIONS, rejection_filter(tokens), None if after is None else 1),
     ):
-        await patiently(nc, partial(_ensure_durable, nc, stream, mine, begins, name))
+        config = durable_outcomes(name, mine)
+        await patiently(nc, partial(_ensure_durable, nc, stream, config, first_seq))
     info = await patiently(nc, lambda: api_request(nc, f"CONSUMER.INFO.{LOG}.{name}", None))
-    feed = DurableOutcomes(nc, name, int(info["ack_floor"].get("stream_seq", 0)))
+    feed = DurableOutcomes(nc, name, tokens, int(info["ack_floor"].get("stream_seq", 0)))
     try:
         yield feed
     finally:
         await feed.close()
 
 
+def _without_consumers(error: NotFoundOnBusError, namespace: str) -> NotFoundOnBusError:
+    return NotFoundOnBusError(
+        f"namespace {namespace}: no consumers for services ({error}); run "
+        f"`reconciler init --namespace {namespace}`"
+    )
+
+
 async def _ensure_durable(
-    nc: Client, stream: str, subject_filter: str, start: Mapping[str, Any], name: str
+    nc: Client, stream: str, config: Mapping[str, Any], first_seq: int | None
 ) -> None:
+    """Make a durable consumer, or use the one that exists; a new one begins at ``first_seq``.
+
+    A service cannot make one: `init` has made that of its namespace, with all outcomes there.
+    """
+    name, subject_filter = str(config["durable_name"]), str(config["filter_subject"])
+    namespace = subject_filter.split(".")[1]
+    of_namespace = [
+        each["filter_subject"]
+        for where, each in service_consumers(name)
+        if (where, each["durable_name"]) == (stream, name)
+    ]
     found = await _existing(nc, stream, name)
     if found is None:
-        config = {
-            **start,
-            "durable_name": name,
-            "filter_subject": subject_filter,
-            "ack_policy": "explicit",
-            "ack_wait": _LEASE,
-            "max_ack_pending": 1,  # in order, also what is handed out again
-        }
+        start = {"deliver_policy": "new"}
+        if first_seq is not None:
+            start = {"deliver_policy": "by_start_sequence", "opt_start_seq": first_seq}
         try:
-            await ensure_consumer(nc, stream, config)
+            await ensure_consumer(nc, stream, {**config, **start})
         except BusDeniedError as error:
-            raise _hinted(error, subject_filter.split(".")[1]) from None
+            raise _hinted(error, namespace, name) from None
         return
-    if found.get("filter_subject") != subject_filter:
+    existing_filter = found["config"].get("filter_subject")
+    if existing_filter != subject_filter and (
+        name != namespace or existing_filter not in of_namespace
+    ):
         raise IncompatibleStreamError(
-            f"durable {name!r} already exists and follows {found.get('filter_subject')}, not "
+            f"durable {name!r} already exists and follows {existing_filter}, not "
             f"{subject_filter}; use another name, or remove it with `nats consumer rm {stream} "
             f"{name}`"
         )
+    is_unused = not found["delivered"].get("consumer_seq") and not found["num_waiting"]
+    if first_seq is not None and is_unused and found["config"].get("deliver_policy") == "all":
+        await api_request(nc, f"CONSUMER.RESET.{stream}.{name}", {"seq": first_seq})
 
 
-def _hinted(error: BusDeniedError, namespace: str) -> BusDeniedError:
-    return BusDeniedError(
-        f"{error}; the durable stream of a service must have the name of its namespace, as in "
-        f"outcomes({namespace!r}, durable={namespace!r})",
-        subject=error.subject,
+def _hinted(error: BusDeniedError, namespace: str, name: str) -> BusDeniedError:
+    hint = (
+        f"run `reconciler init --namespace {namespace}`"
+        if name == namespace
+        else "the durable stream of a service must have the name of its namespace, as in "
+        f"outcomes({namespace!r}, durable={namespace!r})"
     )
+    return BusDeniedError(f"{error}; {hint}", subject=error.subject)
 
 
 async def _end_of(nc: Client, stream: str) -> int:
@@ -341,7 +391,7 @@ async def _stored_at(nc: Client, position: int) -> int:
 
 async def _existing(nc: Client, stream: str, name: str) -> dict[str, Any] | None:
     try:
-        return (await api_request(nc, f"CONSUMER.INFO.{stream}.{name}", None))["config"]
+        return await api_request(nc, f"CONSUMER.INFO.{stream}.{name}", None)
     except (NotFoundOnBusError, BusDeniedError):  # denied: told with a hint when it is made
         return None
 

@@ -139,21 +139,20 @@ def service_exchanges(
         *_vouched_for(inboxes[0], mine, ("desired", "finalizer") if finalizers else ("desired",)),
         f"{_API}.INFO",
         f"{_API}.STREAM.NAMES",
-        f"{_API}.DIRECT.GET.{LOG}.{subjects.outcome_filter(mine.tokens)}",
     ]
     pulled: list[str] = []
+    # Who may create a consumer may have the server deliver to any subject of our account, and so
+    # take messages of all other consumers there. `init` makes those of services (ADR 0063).
     for stream, readable in (
         (LOG, subjects.outcome_filter(mine.tokens)),  # of the log it reads nothing else
         (REJECTIONS, subjects.rejection_filter(mine.tokens)),
     ):
+        asked.append(f"{_API}.DIRECT.GET.{stream}.{readable}")
         for name in (namespace, *follower_names(namespace)):
-            asked.append(f"{_API}.CONSUMER.CREATE.{stream}.{name}.{readable}")
-            asked.append(f"{_API}.CONSUMER.DELETE.{stream}.{name}")
-        # The one that remembers is asked for messages; the others are sent theirs.
-        asked.append(f"{_API}.CONSUMER.INFO.{stream}.{namespace}")
+            asked.append(f"{_API}.CONSUMER.INFO.{stream}.{name}")
+            asked.append(f"{_API}.CONSUMER.RESET.{stream}.{name}")
+            pulled.append(f"{_API}.CONSUMER.MSG.NEXT.{stream}.{name}")
         asked.append(f"$JS.ACK.{stream}.{namespace}.>")
-        asked.append(f"$JS.FC.{stream}.>")  # "send me more": nobody can guess another's subject
-        pulled.append(f"{_API}.CONSUMER.MSG.NEXT.{stream}.{namespace}")
     return (
         *(Exchange(subject, "service") for subject in asked),
         *(Exchange(subject, "service", many_answers=True) for subject in pulled),
@@ -295,9 +294,11 @@ def _installer() -> Iterator[str]:
     for stream in ALL_STREAMS:
         yield from (f"{_API}.STREAM.{what}.{stream}" for what in ("INFO", "CREATE", "UPDATE"))
     yield from (f"{_API}.STREAM.{what}.OUTCOMES" for what in ("INFO", "UPDATE"))  # format 2 had it
-    for stream in (INTAKE, LOG):
+    for stream in (INTAKE, LOG, REJECTIONS):
         yield f"{_API}.CONSUMER.INFO.{stream}.*"
         yield f"{_API}.CONSUMER.CREATE.{stream}.*.>"
+    for stream in (LOG, REJECTIONS):
+        yield f"{_API}.CONSUMER.RESET.{stream}.*"  # a new service's begins with what comes
     yield f"{_API}.CONSUMER.NAMES.{LOG}"  # workers have made one for each configuration
 
 

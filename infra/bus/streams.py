@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Final
 
@@ -69,7 +69,7 @@ SUBJECTS: Final[Mapping[str, tuple[str, ...]]] = {
 """What each stream takes; INTAKE stores it as ``in.>``."""
 
 PARTITIONS: Final = 8
-FOLLOWERS: Final = 6
+FOLLOWERS: Final = 5
 """How many streams of outcomes a service may follow at once, all its processes together. Each is
 named in its user's JWT, which must fit into a line of the protocol."""
 
@@ -107,6 +107,7 @@ _NO_DUPLICATE_WINDOW: Final = 0
 """The server accepts it for a stream with sources, from version 2.14 on."""
 
 _LEASE: Final = 10 * _SECOND
+_SERVICE_LEASE: Final = 120 * _SECOND
 _PIN_TIMEOUT: Final = 3 * _SECOND
 _UNLIMITED: Final = -1
 """How often a message may be handed out: beyond a limit the server drops it without a word."""
@@ -145,6 +146,38 @@ def follower_names(namespace: str) -> list[str]:
     return [f"={namespace}={number}" for number in range(FOLLOWERS)]
 
 
+def service_consumers(namespace: str) -> list[tuple[str, Config]]:
+    """Return the consumers of outcomes and rejections of one namespace's services (ADR 0063)."""
+    mine = ResourceKey(namespace, "*", "*").tokens
+    found: list[tuple[str, Config]] = []
+    for stream, readable in (
+        (LOG, subjects.outcome_filter(mine)),
+        (REJECTIONS, subjects.rejection_filter(mine)),
+    ):
+        found.append((stream, durable_outcomes(namespace, readable)))
+        for name in follower_names(namespace):
+            config = {
+                "durable_name": name,
+                "filter_subject": readable,
+                "deliver_policy": "all",
+                "ack_policy": "none",
+            }
+            found.append((stream, config))
+    return found
+
+
+def durable_outcomes(name: str, readable: str) -> Config:
+    """Return a consumer that remembers which outcomes were dealt with."""
+    return {
+        "durable_name": name,
+        "filter_subject": readable,
+        "deliver_policy": "all",
+        "ack_policy": "explicit",
+        "ack_wait": _SERVICE_LEASE,
+        "max_ack_pending": 1,  # in order, also what is handed out again
+    }
+
+
 def decider_consumers() -> list[str]:
     """Names of the intake's consumers: one a partition, and one for what fits no partition."""
     return [f"decider-{partition}" for partition in range(PARTITIONS)] + ["decider-misfits"]
@@ -177,13 +210,17 @@ async def make_worker_consumer(nc: Client, provider_config: str) -> str:
 
 
 async def ensure_topology(
-    nc: Client, *, replicas: int | None = None, restored: LogIdentity | None = None
+    nc: Client,
+    *,
+    replicas: int | None = None,
+    restored: LogIdentity | None = None,
+    namespaces: Sequence[str] = (),
 ) -> Topology:
     """Make or upgrade every stream and consumer; doing it again changes nothing.
 
     ``replicas``: None for as many as the log has, or 1. ``restored``: the identity of a log that is
-    being restored, and stays marked so. Raises ``IncompatibleStreamError`` for a difference that
-    cannot be changed in place.
+    being restored, and stays marked so. ``namespaces``: those whose services read outcomes. Raises
+    ``IncompatibleStreamError`` for a difference that cannot be changed in place.
     """
     if replicas is None:
         replicas = int((await _found(nc, f"STREAM.INFO.{LOG}")).get("num_replicas", 1))
@@ -202,7 +239,22 @@ async def ensure_topology(
         name = f"{stream}/{consumer['durable_name']}"
         changes[name] = await ensure_consumer(nc, stream, consumer)
         reach(Failpoint.INIT_STEP)
+    for namespace in namespaces:
+        for stream, consumer in service_consumers(namespace):
+            name = f"{stream}/{consumer['durable_name']}"
+            changes[name] = await _ensure_service_consumer(nc, stream, consumer)
+            reach(Failpoint.INIT_STEP)
     return Topology(identity.log_id, changes)
+
+
+async def _ensure_service_consumer(nc: Client, stream: str, consumer: Config) -> str:
+    """Make a service's consumer; a new one begins with what comes from now on."""
+    name = consumer["durable_name"]
+    end = (await stream_state(nc, stream)).last_seq
+    change = await ensure_consumer(nc, stream, consumer)
+    if change == "created":
+        await api_request(nc, f"CONSUMER.RESET.{stream}.{name}", {"seq": end + 1})
+    return change
 
 
 async def begin_restoration(

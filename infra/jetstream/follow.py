@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Self
 
+import msgspec
 from nats.aio.client import Client
 from nats.aio.subscription import Subscription
 
@@ -25,7 +26,7 @@ from infra.jetstream.errors import (
     StreamReplacedError,
 )
 from infra.jetstream.parser import Incoming
-from infra.jetstream.reads import StoredMessage, last_from_leader, stream_state
+from infra.jetstream.reads import StoredMessage, last_from_leader, last_of_each, stream_state
 from infra.jetstream.wire import (
     changes_noticed,
     send,
@@ -41,8 +42,10 @@ _CREATE_SECONDS: Final = 3.0  # without a leader no answer comes; there may be o
 _LOOK_SECONDS: Final = 1.0  # between two looks at a connection from which nothing comes
 _RETRY_SECONDS: Final = 0.25
 _INACTIVE_SECONDS: Final = 10  # after which the server forgets a follower that is gone
-_NAMED_INACTIVE: Final = 5_000_000_000  # the same in ns: others wait for the name
-_NAME_IN_USE: Final = 10148
+_PULLED: Final = 500  # messages that a pulling follower has requested
+_PULL_SECONDS: Final = 20.0
+_HEARTBEAT: Final = "100"
+_SECOND: Final = 1_000_000_000
 _EVERYTHING: Final = (">",)
 _log = logging.getLogger(__name__)
 
@@ -67,13 +70,14 @@ def follow_as(
     subject_filter: str,
     start_seq: int | None = None,
 ) -> "Follower":
-    """Return a follower for a user who may use only these consumers, under this one filter.
+    """Return a follower for a user who may use only these consumers, which exist already.
 
-    Permissions can bind a consumer's name and its filter, not more; so nothing else is asked of the
-    server, and the first name is taken that nobody uses now. When all are in use, `async with` it
-    raises `BusRefusedError` (10148).
+    It resets one that no other client uses now, and pulls from it. It cannot create one, because
+    who creates a consumer chooses where the server delivers to (ADR 0063). When all are in use,
+    `async with` it raises `BusRefusedError`.
 
     Args:
+        subject_filter: the consumers' filter.
         start_seq: the first stream sequence wanted; None for what comes from now on.
     """
     return Follower(nc, stream, filters=[subject_filter], start_seq=start_seq, names=names)
@@ -108,7 +112,7 @@ class Follower:
         self._position = None if start_seq is None else max(0, start_seq - 1)
         self._target: int | None = None
         self._created = ""
-        self._feed = _Feed(nc)
+        self._feed = self._new_feed()
 
     @property
     def position(self) -> int:
@@ -225,10 +229,13 @@ class Follower:
     async def _restart(self) -> None:
         """Replace the feed by one from the position on."""
         await self._feed.close()
-        self._feed = _Feed(self._nc)
-        await self._feed.open(self._stream, self._filters, self._position, self._names)
+        self._feed = self._new_feed()
+        await self._feed.open(self._stream, self._filters, self._position)
         if self._position is None:  # a loss before the first message must not skip any
             self._position = self._feed.began_after
+
+    def _new_feed(self) -> "_Feed":
+        return _PulledFeed(self._nc, self._names) if self._names else _Feed(self._nc)
 
 
 class _Feed:
@@ -239,7 +246,6 @@ class _Feed:
         self.began_after = 0
         self._nc = nc
         self._subscription: Subscription | None = None
-        self._named = ""
         self._waiting: list[StoredMessage] = []
         self._arrived = asyncio.Event()
         self._flow_reply = ""
@@ -260,56 +266,35 @@ class _Feed:
         """Whether nothing more can be expected from it."""
         return self._gap or self._silent or self._nc.stats["reconnects"] != self._reconnects
 
-    async def open(
-        self, stream: str, filters: Sequence[str], after: int | None, names: Sequence[str]
-    ) -> None:
+    async def open(self, stream: str, filters: Sequence[str], after: int | None) -> None:
         """Make the consumer."""
+        inbox = await self._listen()
+        body = {
+            "stream_name": stream,
+            "config": _consumer_config(inbox, filters, after),
+            "action": "create",
+        }
+        subject = f"CONSUMER.CREATE.{stream}"
+        self._begin(await api_request(self._nc, subject, body, timeout=_CREATE_SECONDS))
+
+    async def _listen(self) -> str:
         inbox = self._nc.new_inbox()
         self._subscription = await subscribe(self._nc, inbox, self._receive)
         self._noticed.enter_context(changes_noticed(self._nc, self._arrived.set))
-        config = _consumer_config(inbox, filters, after)
-        if names:
-            answer = await self._create_named(stream, config, names)
-        else:
-            body = {"stream_name": stream, "config": config, "action": "create"}
-            subject = f"CONSUMER.CREATE.{stream}"
-            answer = await api_request(self._nc, subject, body, timeout=_CREATE_SECONDS)
+        return inbox
+
+    def _begin(self, answer: Mapping[str, Any]) -> None:
         self.began_after = int(answer["delivered"]["stream_seq"])
         if not answer.get("num_pending", 0):  # else the messages say it, perhaps before this answer
             self.nothing_pending = True
 
-    async def _create_named(
-        self, stream: str, config: Mapping[str, Any], names: Sequence[str]
-    ) -> dict[str, Any]:
-        """Make the consumer under the first of the names that is free, beginning anywhere."""
-        begin = random.randrange(len(names))  # noqa: S311 - no secret: it spreads the names
-        for number in range(len(names)):
-            name = names[(begin + number) % len(names)]
-            body = {
-                "stream_name": stream,
-                "config": {**config, "name": name, "inactive_threshold": _NAMED_INACTIVE},
-                "action": "create",
-            }
-            subject = f"CONSUMER.CREATE.{stream}.{name}.{config['filter_subject']}"
-            try:
-                answer = await api_request(self._nc, subject, body)
-            except BusRefusedError as error:
-                if error.err_code != _NAME_IN_USE or number == len(names) - 1:
-                    raise
-            else:
-                self._named = f"{stream}.{name}"
-                return answer
-        raise AssertionError("unreachable: the last name returns or raises")
-
     async def close(self) -> None:
-        """End the subscription, and give a name back; other consumers the server forgets soon."""
+        """End the subscription; the server soon forgets a consumer that it made."""
         if self._subscription is None:
             return
         self._noticed.close()
         await unsubscribe(self._subscription)
         self._subscription = None
-        if self._named and self._nc.is_connected:
-            await _ignoring_absence(send(self._nc, f"$JS.API.CONSUMER.DELETE.{self._named}", b""))
 
     async def take(self) -> list[StoredMessage]:
         """Return what has arrived, and let the server send more."""
@@ -366,8 +351,72 @@ class _Feed:
             self._arrived.set()
 
 
+class _PulledFeed(_Feed):
+    """One of the consumers that exist for a service: reset to a position, and pulled from.
+
+    Two clients that choose the same consumer disturb each other: each notices that messages are
+    missing, and chooses again.
+    """
+
+    def __init__(self, nc: Client, names: Sequence[str]) -> None:
+        super().__init__(nc)
+        self._names = names
+        self._inbox = ""
+        self._next = ""
+        self._requested = 0
+
+    async def open(self, stream: str, filters: Sequence[str], after: int | None) -> None:
+        """Reset a free consumer, and begin to pull."""
+        if after is None:
+            newest = await last_of_each(self._nc, stream, filters)
+            after = max((one.seq for one in newest), default=0)
+        name = await self._free_name(stream)
+        answer = await api_request(
+            self._nc, f"CONSUMER.RESET.{stream}.{name}", {"seq": after + 1}, _CREATE_SECONDS
+        )
+        self._inbox = await self._listen()
+        self._next = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{name}"
+        self._begin(answer)
+        await self._request()
+
+    async def take(self) -> list[StoredMessage]:
+        """Return what has arrived, and ask for more."""
+        if self._requested <= _PULLED // 2 and not self.broken and self._nc.is_connected:
+            await self._request()
+        return await super().take()
+
+    async def _free_name(self, stream: str) -> str:
+        """Return a consumer at which no request is open: each client that uses one keeps one."""
+        for name in random.sample(self._names, len(self._names)):
+            info = await api_request(self._nc, f"CONSUMER.INFO.{stream}.{name}", None)
+            if not info.get("num_waiting"):
+                return name
+        raise BusRefusedError(f"consumers of {stream} in use: {', '.join(self._names)}")
+
+    async def _request(self) -> None:
+        body = {
+            "batch": _PULLED - self._requested,
+            "expires": int(_PULL_SECONDS * _SECOND),
+            "idle_heartbeat": int(HEARTBEAT_SECONDS * _SECOND),
+        }
+        self._requested = _PULLED
+        await send(self._nc, self._next, msgspec.json.encode(body), reply=self._inbox)
+
+    def _receive(self, message: Incoming) -> None:
+        if message.reply.startswith("$JS.ACK."):
+            self._requested -= 1
+        super()._receive(message)
+
+    def _control(self, message: Incoming) -> None:
+        """Take a heartbeat, or the end of a request."""
+        self._heard = time.monotonic()
+        if status_of(message) != _HEARTBEAT:
+            pending = (message.headers or {}).get("Nats-Pending-Messages", "0")
+            self._requested -= int(pending) if pending.isdecimal() else 0
+            self._arrived.set()
+
+
 def _consumer_config(inbox: str, filters: Sequence[str], after: int | None) -> dict[str, Any]:
-    second = 1_000_000_000
     start: dict[str, Any] = {"deliver_policy": "new"}
     if after is not None:
         start = {"deliver_policy": "by_start_sequence", "opt_start_seq": after + 1}
@@ -377,8 +426,8 @@ def _consumer_config(inbox: str, filters: Sequence[str], after: int | None) -> d
         "ack_policy": "none",
         "max_deliver": 1,
         "flow_control": True,
-        "idle_heartbeat": int(HEARTBEAT_SECONDS * second),
-        "inactive_threshold": _INACTIVE_SECONDS * second,
+        "idle_heartbeat": int(HEARTBEAT_SECONDS * _SECOND),
+        "inactive_threshold": _INACTIVE_SECONDS * _SECOND,
         "mem_storage": True,
         "num_replicas": 1,
     }

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from events.names import InvalidNameError, check_token
 from reconciler.cli.connection import HERE, Connection, bus, run_async
 from reconciler.cli.console import coloured, print_table
 from reconciler.cli.errors import UsageError
@@ -13,7 +16,11 @@ _MAX_REPLICAS = 5
 
 
 def init(
-    *, replicas: int | None = None, output: Format = "table", connection: Connection = HERE
+    *,
+    replicas: int | None = None,
+    namespace: tuple[str, ...] = (),
+    output: Format = "table",
+    connection: Connection = HERE,
 ) -> int:
     """Create or upgrade all streams, consumers and buckets on a NATS server.
 
@@ -22,6 +29,7 @@ def init(
     For example:
 
         reconciler init --nats-url nats://nats.example.com:4222 --replicas 3
+        reconciler init --namespace billing --namespace shop
         reconciler init --output json
 
     Parameters
@@ -29,11 +37,23 @@ def init(
     replicas
         Replicas of each stream: 1, or 3 or 5 in a cluster. Default: those of the existing log, or
         1.
+    namespace
+        Namespace of a service account, which gets the consumers to read its outcomes. May be
+        repeated.
     output
         Output format.
     """
     check_replicas(replicas)
-    return run_async(_init(connection, replicas, output))
+    _check_namespaces(namespace)
+    return run_async(_init(connection, replicas, namespace, output))
+
+
+def _check_namespaces(namespaces: Sequence[str]) -> None:
+    for each in namespaces:
+        try:
+            check_token(each, what="namespace")
+        except InvalidNameError as error:
+            raise UsageError(f"--namespace {each}: {error}") from None
 
 
 def check_replicas(replicas: int | None) -> None:
@@ -42,9 +62,11 @@ def check_replicas(replicas: int | None) -> None:
         raise UsageError(f"--replicas {replicas}: must be 1 to {_MAX_REPLICAS}")
 
 
-async def _init(connection: Connection, replicas: int | None, output: Format) -> Exit:
+async def _init(
+    connection: Connection, replicas: int | None, namespaces: Sequence[str], output: Format
+) -> Exit:
     async with bus(connection) as nc:
-        topology = await initialise(nc, replicas=replicas)
+        topology = await initialise(nc, replicas=replicas, namespaces=namespaces)
     if output == "table":
         rows = [(name, coloured(change)) for name, change in topology.changes.items()]
         print_table(("STREAM OR CONSUMER", "CHANGE"), rows)

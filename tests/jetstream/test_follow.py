@@ -7,9 +7,10 @@ from infra.embedded import EmbeddedServer
 from infra.jetstream import follow as follow_module
 from infra.jetstream.append import append
 from infra.jetstream.connection import api_request
-from infra.jetstream.errors import NotFoundOnBusError
-from infra.jetstream.follow import follow
-from infra.jetstream.topology import delete_consumer, ensure_stream
+from infra.jetstream.errors import BusRefusedError, NotFoundOnBusError
+from infra.jetstream.follow import follow, follow_as
+from infra.jetstream.publish import publish
+from infra.jetstream.topology import delete_consumer, ensure_consumer, ensure_stream
 from tests.jetstream.conftest import Connect
 from tests.jetstream.helpers import collect, message, until
 
@@ -126,3 +127,48 @@ async def test_no_such_stream(nc: Client, unique: str) -> None:
     with pytest.raises(NotFoundOnBusError):
         async with follow(nc, unique):
             pass
+
+
+async def _pulled(nc: Client, stream: str, *names: str) -> None:
+    for name in names:
+        config = {
+            "durable_name": name,
+            "filter_subject": f"{stream}.mine",
+            "deliver_policy": "all",
+            "ack_policy": "none",
+        }
+        await ensure_consumer(nc, stream, config)
+
+
+async def test_a_follower_of_given_consumers_goes_on_when_another_takes_its_consumer(
+    nc: Client, stream: str
+) -> None:
+    await _pulled(nc, stream, "one", "two")
+    mine = f"{stream}.mine"
+    for number in range(1_200):  # more than one request is for
+        await publish(nc, mine, str(number).encode())
+    async with follow_as(nc, stream, names=["one", "two"], subject_filter=mine, start_seq=1) as it:
+        found = [each.payload async for batch in it.replay() for each in batch]
+        assert found == [str(number).encode() for number in range(1_200)]
+        for name in ("one", "two"):
+            await api_request(nc, f"CONSUMER.RESET.{stream}.{name}", {"seq": 1})
+        await publish(nc, mine, b"new")
+        assert [each.payload for each in await collect(it, 1)] == [b"new"]
+
+
+async def test_followers_of_given_consumers_use_one_each_and_begin_with_what_is_new(
+    nc: Client, stream: str
+) -> None:
+    await _pulled(nc, stream, "one", "two")
+    names, mine = ["one", "two"], f"{stream}.mine"
+    await publish(nc, mine, b"old")
+    async with (
+        follow_as(nc, stream, names=names, subject_filter=mine) as first,
+        follow_as(nc, stream, names=names, subject_filter=mine) as second,
+    ):
+        with pytest.raises(BusRefusedError, match="in use"):
+            async with follow_as(nc, stream, names=names, subject_filter=mine):
+                pass
+        await publish(nc, mine, b"new")
+        for each in (first, second):
+            assert [message.payload for message in await collect(each, 1)] == [b"new"]

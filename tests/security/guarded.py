@@ -92,7 +92,7 @@ class Guarded:
         """Run every principal on a connection of its own."""
         async with AsyncExitStack() as stack:
             async with connected(self.bus.url, access=self.access("installer")) as nc:
-                await initialise(nc)
+                await initialise(nc, namespaces=NAMESPACES)
             for principal in RUNNING_ROLES:
                 nc = await stack.enter_async_context(
                     connected(self.bus.url, access=self.access(principal))

@@ -81,7 +81,7 @@ async def test_a_role_whose_jwt_expires_goes_on_with_a_fresh_file(
     url = by_jwt.bus.url
     async with AsyncExitStack() as stack:
         async with connected(url, access=by_jwt.access("installer")) as nc:
-            await initialise(nc)
+            await initialise(nc, namespaces=["acme"])
         connections: dict[str, Client] = {}
         for principal in RUNNING_ROLES:
             seconds = SHORT_SECONDS if principal == "worker" else 0
@@ -125,7 +125,7 @@ async def test_a_revoked_nkey_is_replaced_without_a_restart(
     await api.start(tmp_path / "api")
     try:
         async with connected(url, access=Access(nkey=key)) as nc:
-            await initialise(nc)
+            await initialise(nc, namespaces=["acme"])
             async with running(nc, RUNNING_ROLES):
                 config = bus.data_dir / "nats.conf"
                 config.write_text(config.read_text().replace(only(old), only(fresh)))
