@@ -12,7 +12,7 @@ import html
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from functools import lru_cache
 from os.path import commonprefix
@@ -38,12 +38,14 @@ _LEVELS: Final = 4  # of escapes within escapes, such as a URL in JSON in a log 
 _WINDOW: Final = 4  # bytes, because ``memoryview.cast("I")`` reads that many
 _ALIGNMENTS: Final = 3  # of Base64: bytes before the secret, modulo three
 
-_MARKS: Final = (b"%", b"\\", b"&", b"\n")  # each escape has one of them
+_MARKS: Final = (b"%", b"\\", b"&", b"=", b"\n")  # each escape has one of them
 _ESCAPE: Final = re.compile(
     rb"""
-    [%&\\\r\n]  # the first character alone, which a search finds fastest
-    (?: (?<=%)  [0-9A-F]{2}
-      | (?<=&)  (?: \#[0-9]{1,7} | \#X[0-9A-F]{1,6} | [A-Z]\w{1,31} );
+    [%&=\\\r\n]  # the first character alone, which a search finds fastest
+    (?: (?<=%)  (?: [0-9A-F]{2}
+                  | U D[89AB][0-9A-F]{2} %U D[C-F][0-9A-F]{2} | U [0-9A-F]{4} )
+      | (?<=&)  (?: (?: \#[0-9]{1,7} | \#X[0-9A-F]{1,6} | [A-Z]\w{1,31} ); | amp | lt | gt | quot )
+      | (?<==)  (?: [0-9A-F]{2} | \r?\n )
       | (?<=\\) (?: (?-i:u)D[89AB][0-9A-F]{2}\\(?-i:u)D[C-F][0-9A-F]{2} | (?-i:u)[0-9A-F]{4}
                   | (?-i:U)00[0-9A-F]{6} | (?-i:u)\{[0-9A-F]{1,6}\} | (?-i:x)[0-9A-F]{2}
                   | [0-3][0-7]{2} | [\ -/:-@\[-`{-~] | (?-i:[bfnrt]) )
@@ -52,7 +54,7 @@ _ESCAPE: Final = re.compile(
     )""",
     re.VERBOSE | re.IGNORECASE,
 )
-"""The escapes of URLs, HTML, JSON, Python, Git and shells; a line break with its indent."""
+"""The escapes of URLs, HTML, mail, JSON, Python, Git and shells; a line break with its indent."""
 
 _QUOTES: Final = ((b"'", b"''"), (b'"', b'""'), (b"'", b"'\"'\"'"))  # SQL, CSV, shells
 _CONTROLS: Final = {b"n": b"\n", b"r": b"\r", b"t": b"\t", b"b": b"\b", b"f": b"\f"}
@@ -136,13 +138,22 @@ class Secrecy:
                 items = cast("dict[Any, Any]", value).items()
                 return {self._hidden(k, known): self._hidden(each, known) for k, each in items}
             case list() | tuple():
-                return [self._hidden(each, known) for each in cast("list[Any]", value)]
+                items = cast("list[Any]", value)
+                if self._is_in_bytes(items):
+                    return [HIDDEN]
+                return [self._hidden(each, known) for each in items]
             case None | bool():
                 return value
             case _:  # a PIN is often shown as a number
                 text = repr(value)
                 hidden = self.hide(text)
                 return value if hidden == text else hidden
+
+    def _is_in_bytes(self, items: Sequence[Any]) -> bool:
+        """Return whether a list of numbers is bytes with a secret, as JSON shows a buffer."""
+        if len(items) < MIN_CHARACTERS or not all(type(each) is int for each in items):
+            return False
+        return min(items) >= 0 and max(items) <= 0xFF and bool(self._find(bytes(items)))  # noqa: PLR2004
 
     # --- what is searched
 
@@ -249,12 +260,25 @@ def _forms(secret: str) -> Iterable[bytes]:
             decoded = _ESCAPE.sub(_unescaped, decoded)
             texts.add(decoded)
     whole = _encoded(secret)
-    texts |= {whole.hex().encode(), whole.hex().upper().encode()}
+    texts |= set(_lists_of_bytes(whole))
+    if len(secret) >= MIN_CUT_CHARACTERS:  # a short one in capitals may be any word
+        texts |= {_encoded(secret.lower()), _encoded(secret.upper())}
+        texts.add(base64.b32encode(whole)[: 8 * len(whole) // 5])
     for each in {whole, _encoded(json.dumps(secret)[1:-1])}:
         for before in range(_ALIGNMENTS):
             standard = _base64_within(each, before)
             texts |= {standard, standard.translate(bytes.maketrans(b"+/", b"-_"))}
     return (text for text in texts if len(text) >= MIN_CHARACTERS)
+
+
+def _lists_of_bytes(content: bytes) -> Iterator[bytes]:
+    """Yield dumps of bytes, and lists as Go, JSON, Python and C write them."""
+    for separator in ("", " ", ":", "-"):
+        dump = content.hex(separator) if separator else content.hex()
+        yield from (dump.encode(), dump.upper().encode())
+    for separator in (b" ", b",", b", "):
+        yield separator.join(b"%d" % each for each in content)
+        yield separator.join(b"0x%02x" % each for each in content)
 
 
 def _is_secret_line(line: str) -> bool:
@@ -282,8 +306,12 @@ def _unescaped(found: re.Match[bytes]) -> bytes:
 def _unescape(text: bytes) -> bytes:
     """Decode one escape; a line break becomes nothing."""
     kind = text[1:2]
-    if text.startswith(b"%"):
+    if text.endswith(b"\n") and text.startswith(b"="):
+        return b""
+    if text[:1] in (b"%", b"=") and kind not in (b"u", b"U"):
         return bytes.fromhex(text[1:].decode())
+    if text.startswith(b"%"):
+        return _encoded(json.loads(b'"' + re.sub(rb"%[uU]", rb"\\u", text) + b'"'))
     if text.startswith(b"&"):
         return _encoded(html.unescape(text.decode()))
     if not text.startswith(b"\\"):

@@ -125,3 +125,12 @@ async def test_our_own_mark_on_an_object_stays_and_a_forged_one_is_hidden() -> N
         [told] = await observed(seen, known, secrecy=Secrecy(secret))
         assert told.object is not None
         assert (told.object.labels[OWNER_LABEL] == mark) == (secret != TOKEN)
+
+
+def test_a_secret_in_a_list_of_bytes_is_hidden() -> None:
+    secrecy = Secrecy(TOKEN)
+    buffer = {"type": "Buffer", "data": list(f"token {TOKEN}".encode())}
+    assert secrecy.is_in_json(json.dumps({"at": list(TOKEN.encode())}).encode())
+    assert secrecy.hide_in(buffer) == {"type": "Buffer", "data": [HIDDEN]}
+    for harmless in ([1, 2, 3, 4, 5, 6, 7], [300, -1, 0, 0, 0, 0], [True] * 9, list(TOKEN)):
+        assert secrecy.hide_in({"at": harmless}) == {"at": harmless}

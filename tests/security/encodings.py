@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import html
 import json
+import quopri
 import shlex
 from collections.abc import Callable, Mapping
 from typing import Final
@@ -39,6 +40,12 @@ def percent_lower(text: str) -> str:
     )
 
 
+def _percent_u(text: str) -> str:
+    """Encode as JavaScript's ``escape`` does, all but ASCII letters and digits."""
+    units = [text.encode("utf-16-be")[at : at + 2] for at in range(0, 2 * len(text), 2)]
+    return "".join(f"%u{each.hex()}" for each in units)
+
+
 def _percent(content: bytes) -> str:
     return "".join(f"%{byte:02x}" for byte in content)
 
@@ -63,11 +70,32 @@ ESCAPES: Final[Mapping[str, Encoding]] = {
     "SQL": lambda text: text.replace("'", "''"),
     "hexadecimal": lambda text: text.encode().hex(),
     "HEXADECIMAL": lambda text: text.encode().hex().upper(),
+    "quoted-printable": lambda text: quopri.encodestring(text.encode()).decode(),
+    "percent of UTF-16": _percent_u,
+    "a hexadecimal dump": lambda text: text.encode().hex(" "),
+    "hexadecimal with colons": lambda text: text.encode().hex(":").upper(),
+    "C's bytes": lambda text: ", ".join(f"0x{each:02x}" for each in text.encode()),
+    "Go's bytes": lambda text: " ".join(str(each) for each in text.encode()),
+    "JSON of bytes": lambda text: ",".join(str(each) for each in text.encode()),
+    "Python's list of bytes": lambda text: str(list(text.encode()))[1:-1],
 }
 """Encodings that leave nothing of a secret but itself."""
 
 
-ENCODED_ONCE: Final = frozenset({"a shell", "SQL", "hexadecimal", "HEXADECIMAL"})
+ENCODED_ONCE: Final = frozenset(
+    {
+        "a shell",
+        "SQL",
+        "hexadecimal",
+        "HEXADECIMAL",
+        "a hexadecimal dump",
+        "hexadecimal with colons",
+        "C's bytes",
+        "Go's bytes",
+        "JSON of bytes",
+        "Python's list of bytes",
+    }
+)
 """Those that are found around a secret, and not around another encoding of it."""
 
 
@@ -98,4 +126,7 @@ def every_way(secret: str) -> dict[str, str]:
     ways["Base64 in a URL"] = quote(base64_of(b"user:", b"")(secret), safe="")
     ways["HTML in JSON"] = json_of_go(html.escape(f"<b>{secret}</b>"))
     ways["cut at its end"] = secret[: len(secret) * 3 // 4]
+    ways["lower case"] = secret.lower()
+    ways["upper case"] = secret.upper()
+    ways["Base32"] = base64.b32encode(secret.encode()).decode()
     return ways
