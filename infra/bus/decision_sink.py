@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Final
@@ -13,7 +15,8 @@ from nats.aio.client import Client
 from events.envelope import encode_intake, encode_log
 from events.intake import TimerFired
 from events.log import SOURCE, LogEvent, OutcomeRecorded, event_type
-from events.subjects import fired, rejection, schedule
+from events.names import SYSTEM_NAMESPACE
+from events.subjects import fired, namespace_of, rejection, schedule
 from infra.bus.dead_letters import discard, may_hold_a_secret, store_letters
 from infra.bus.streams import INTAKE, TIMERS_KEPT
 from infra.jetstream.connection import api_request
@@ -25,6 +28,8 @@ from infra.jetstream.wire import send
 from reconciler.ports import Answer, DeadLetter, Rejection, TimerRequest
 
 _MESSAGE_ID_HEADER: Final = "Nats-Msg-Id"
+_ERASED_AT_ONCE: Final = 10.0
+_MAX_NAMESPACES: Final = 10_000
 _encoder = msgspec.json.Encoder()
 _logger = structlog.get_logger(__name__)
 
@@ -34,6 +39,7 @@ class JetStreamDecisionSink:
 
     def __init__(self, nc: Client) -> None:
         self._nc = nc
+        self._erasures: dict[str, _Erasures] = {}
 
     async def set_timers(self, timers: Sequence[TimerRequest]) -> None:
         """Schedule timers, pipelined; a sweep wakes what is due later than the stream keeps."""
@@ -78,16 +84,48 @@ class JetStreamDecisionSink:
         await self._erase(letters)
 
     async def _erase(self, letters: Sequence[DeadLetter]) -> None:
-        """Erase what may hold a secret from the intake, where it would stay for a while."""
+        """Erase what may hold a secret from the intake, where it would stay for a while.
+
+        Each takes the server about 20 ms. A flood in another namespace than `system`, where only
+        operators declare, is left to the trimming of the intake.
+        """
+        left: Counter[str] = Counter()
         for each in letters:
-            position = each.delivery.position
+            position, namespace = each.delivery.position, namespace_of(each.delivery.subject)
             if not may_hold_a_secret(each.delivery.subject):
+                continue
+            if namespace != SYSTEM_NAMESPACE and not self._may_erase(namespace):
+                left[namespace] += 1
                 continue
             try:
                 await api_request(self._nc, f"STREAM.MSG.DELETE.{INTAKE}", {"seq": position})
             except BusError as error:  # an earlier try did it; or people have to
                 why = str(error)
                 _logger.warning("erasing a refused message failed", position=position, error=why)
+        for namespace, count in left.items():
+            _logger.warning("refused messages are not erased", namespace=namespace, count=count)
+
+    def _may_erase(self, namespace: str) -> bool:
+        if len(self._erasures) >= _MAX_NAMESPACES:
+            self._erasures.clear()
+        return self._erasures.setdefault(namespace, _Erasures()).take()
+
+
+class _Erasures:
+    """Erasures that a namespace may still cause: some at once, then one each second."""
+
+    def __init__(self) -> None:
+        self._left = _ERASED_AT_ONCE
+        self._at = time.monotonic()
+
+    def take(self) -> bool:
+        now = time.monotonic()
+        self._left = min(_ERASED_AT_ONCE, self._left + now - self._at)
+        self._at = now
+        if self._left < 1:
+            return False
+        self._left -= 1
+        return True
 
 
 def _rejected_outcome(rejected: Rejection) -> OutgoingMessage:
