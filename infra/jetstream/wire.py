@@ -68,6 +68,7 @@ _TOO_LARGE: Final = frozenset({10054, 10097})
 _NOT_FOUND: Final = frozenset({10014, 10037, 10059})
 _JETSTREAM_OFF: Final = frozenset({10039, 10076})
 _AWAY: Final = frozenset({10008, 10009, 10041})
+_TOO_MANY_WAITING: Final = 10167
 
 
 class ApiError(msgspec.Struct, frozen=True):
@@ -91,6 +92,8 @@ def to_bus_error(error: ApiError, what: str) -> BusError:
         return IncompatibleServerError(f"{text}; start the server with JetStream (-js)")
     if error.err_code in _AWAY:
         return BusUnavailableError(f"{text}; in a cluster, start more than half of its servers")
+    if error.err_code == _TOO_MANY_WAITING:  # messages of all clients for one stream
+        return BusUnavailableError(f"{text}; retry later")
     return BusRefusedError(text, code=error.code, err_code=error.err_code)
 
 

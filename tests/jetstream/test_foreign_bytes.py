@@ -7,11 +7,13 @@ from nats.aio.client import Client
 
 from infra.embedded import EmbeddedServer
 from infra.jetstream.connection import connect
+from infra.jetstream.errors import BusUnavailableError
 from infra.jetstream.follow import follow
 from infra.jetstream.publish import publish
 from infra.jetstream.pull import PullReader
 from infra.jetstream.reads import read_subject, stream_state
 from infra.jetstream.topology import ensure_consumer, ensure_stream
+from infra.jetstream.wire import ApiError, to_bus_error
 from tests.jetstream.raw import publish_raw
 
 SUBJECTS = {
@@ -87,3 +89,9 @@ async def test_a_subscription_reads_on_behind_any_header(
         await publish_raw(nats_server.port, unique.encode(), name.encode(), headers=headers)
     found = [(await subscription.next_msg(timeout=60)).data for _ in HEADERS]
     assert found == [*map(str.encode, HEADERS)]
+
+
+def test_a_server_with_too_many_waiting_messages_is_asked_again() -> None:
+    """A flood of one client fills the queue of a stream that all clients share."""
+    error = to_bus_error(ApiError(429, 10167, "too many requests"), "publish")
+    assert isinstance(error, BusUnavailableError)
