@@ -260,7 +260,8 @@ def _forms(secret: str) -> Iterable[bytes]:
             decoded = _ESCAPE.sub(_unescaped, decoded)
             texts.add(decoded)
     whole = _encoded(secret)
-    texts |= set(_lists_of_bytes(whole))
+    lists = set(_lists_of_bytes(whole))
+    texts |= lists | {each.replace(b" ", b"+") for each in lists}
     if len(secret) >= MIN_CUT_CHARACTERS:  # a short one in capitals may be any word
         texts |= {_encoded(secret.lower()), _encoded(secret.upper())}
         texts.add(base64.b32encode(whole)[: 8 * len(whole) // 5])

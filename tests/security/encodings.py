@@ -41,9 +41,9 @@ def percent_lower(text: str) -> str:
 
 
 def _percent_u(text: str) -> str:
-    """Encode as JavaScript's ``escape`` does, all but ASCII letters and digits."""
-    units = [text.encode("utf-16-be")[at : at + 2] for at in range(0, 2 * len(text), 2)]
-    return "".join(f"%u{each.hex()}" for each in units)
+    """Encode every UTF-16 unit as JavaScript's ``escape`` does."""
+    content = text.encode("utf-16-be")
+    return "".join(f"%u{content[at : at + 2].hex()}" for at in range(0, len(content), 2))
 
 
 def _percent(content: bytes) -> str:
