@@ -142,7 +142,7 @@ def service_exchanges(
     ]
     pulled: list[str] = []
     # Who may create a consumer may have the server deliver to any subject of our account, and so
-    # take messages of all other consumers there. `init` makes those of services (ADR 0063).
+    # take messages of all other consumers there. `init` makes those of services (ADR 0064).
     for stream, readable in (
         (LOG, subjects.outcome_filter(mine.tokens)),  # of the log it reads nothing else
         (REJECTIONS, subjects.rejection_filter(mine.tokens)),

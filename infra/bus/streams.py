@@ -147,7 +147,7 @@ def follower_names(namespace: str) -> list[str]:
 
 
 def service_consumers(namespace: str) -> list[tuple[str, Config]]:
-    """Return the consumers of outcomes and rejections of one namespace's services (ADR 0063)."""
+    """Return the consumers of outcomes and rejections of one namespace's services (ADR 0064)."""
     mine = ResourceKey(namespace, "*", "*").tokens
     found: list[tuple[str, Config]] = []
     for stream, readable in (

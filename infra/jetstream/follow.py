@@ -73,7 +73,7 @@ def follow_as(
     """Return a follower for a user who may use only these consumers, which exist already.
 
     It resets one that no other client uses now, and pulls from it. It cannot create one, because
-    who creates a consumer chooses where the server delivers to (ADR 0063). When all are in use,
+    who creates a consumer chooses where the server delivers to (ADR 0064). When all are in use,
     `async with` it raises `BusRefusedError`.
 
     Args:
