@@ -58,7 +58,7 @@ def test_the_pages_commands_print_what_it_says(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (("service",), "--namespace: required for a service"),
+        (("service",), "missing option --namespace, which a service requires"),
         (("worker", "--namespace", "a"), "--namespace: allowed only for a service"),
         (("--namespace", "system"), "namespace 'system': not allowed for a service"),
         (("--namespace", "a.b"), "is not allowed"),
