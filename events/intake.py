@@ -196,7 +196,8 @@ class Observed(_Intake, frozen=True):
     by a monotonic clock, for APIs with a consistency delay. ``exclusive`` and ``losses``: counts of
     the whole listing, for the guards. ``taken_by``: another resource that has this object; empty:
     none; None: unknown. ``absent_uid``: the object that does not exist, if another one may have its
-    name.
+    name. ``known_version``: the version of the resource that the observer had read before it
+    compared the listing with the log; 0: none.
     """
 
     provider_config: str
@@ -210,6 +211,7 @@ class Observed(_Intake, frozen=True):
     age_seconds: float | None = None
     taken_by: str | None = None
     absent_uid: str | None = None
+    known_version: int = 0
 
 
 ErrorClass = Literal["Transient", "Throttled", "Conflict", "NotFound", "Permanent", "Unknown"]

@@ -82,7 +82,8 @@ class ExternalObserved(_Event, frozen=True):
     """An observer read a new state of the object. If it does not exist, ``object`` is null.
 
     ``strays``: number of undeclared objects in an exclusive scope, of ``total``. ``taken_by``:
-    another resource of the log that has this object, empty if none is known.
+    another resource of the log that has this object, empty if none is known. ``known_version``: the
+    version of the resource that the observer had read before it compared its listing with the log.
     """
 
     provider_config: str
@@ -93,6 +94,7 @@ class ExternalObserved(_Event, frozen=True):
     strays: int | None = None
     total: int | None = None
     taken_by: str = ""
+    known_version: int = 0
 
 
 class AbsenceDoubted(_Event, frozen=True):

@@ -234,12 +234,13 @@ def _after(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
             if data.outcome not in MAY_WAIT and state.waits.until is not None:
                 # What it waited to mend is gone, or was mended without us.
                 state = replace(state, waits=replace(state.waits, until=None, is_fight=False))
+            state = replace(state, outcome=data, outcome_version=event.resourceversion)
             if data.outcome not in SETTLED:
-                return replace(state, outcome=data)
+                return state
             if data.outcome == "Converged":
                 state = _without_doubt(state)
             desired = replace(state.desired, settled_generation=data.generation)
-            return replace(state, desired=desired, outcome=data)
+            return replace(state, desired=desired)
 
         # --- what holds it, and what people and references say of that
         case FinalizerAdded() as data:
@@ -416,6 +417,7 @@ def _observed(state: ResourceState, data: ExternalObserved, event: LogEvent) -> 
         strays=data.strays,
         total=data.total,
         taken_by=data.taken_by,
+        known_version=data.known_version,
         was_let_go=known.was_let_go and is_same,
         lost_uid=known.lost_uid,
         is_listing_disproved=known.is_listing_disproved,

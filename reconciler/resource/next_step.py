@@ -545,7 +545,8 @@ def _not_ours(state: ResourceState, context: Context, config: ProviderConfigSpec
     if judged.claim in ("Returned", "Found"):
         return _claimed(found, judged.claim, state)
     if judged.claim is not None:
-        return _guarded(config.deletion_guard, state) or _claimed(found, judged.claim, state)
+        guarded = _guarded(config.deletion_guard, state)
+        return guarded or _until_listed_again(state) or _claimed(found, judged.claim, state)
     if judged.owner == "disputed":
         return _disputed(judged, found)
     left_alone = f"no {context.key.kind} declares the object; Reconciler leaves it unchanged"
@@ -576,6 +577,27 @@ def _never_ours(state: ResourceState) -> Settled | None:
             ),
         )
     return None
+
+
+def _until_listed_again(state: ResourceState) -> Settled | None:
+    """Wait for a listing that shows whether another resource has the undeclared object.
+
+    The listing that showed it may have waited in the intake, while newer ones gave the object to
+    another resource. From this outcome on, listings give it to no other one (`roles/listing.py`).
+    """
+    last = state.outcome
+    if (
+        last is not None
+        and (last.reason, last.generation) == (AWAITING_READ, state.desired.generation)
+        and state.observed.known_version >= state.outcome_version
+    ):
+        return None
+    return Settled(
+        "Degraded",
+        AWAITING_READ,
+        "no manifest declares the object; Reconciler deletes it after the next listing, unless "
+        "another resource owns it by then",
+    )
 
 
 def _guarded(guard: DeletionGuard, state: ResourceState) -> Settled | None:

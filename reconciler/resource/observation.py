@@ -63,6 +63,7 @@ def observe(said: Observed, command: Command, state: ResourceState, context: Con
         None if strays is None else strays.strays,
         None if strays is None else strays.total,
         taken_by,
+        said.known_version,
     )
     return Facts((seen,), shows_object=True)
 

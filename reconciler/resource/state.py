@@ -15,7 +15,7 @@ from events.log import Action, OutcomeRecorded
 from events.manifest import Fields, Policy
 from events.reference import Reference
 
-STATE_SCHEMA = 22
+STATE_SCHEMA = 23
 """Raised whenever the meaning of a stored state changes: what was cached before is then ignored."""
 
 _encoder = msgspec.json.Encoder(order="deterministic")
@@ -99,6 +99,7 @@ class Observation(msgspec.Struct, frozen=True, gc=False):
     strays: int | None = None  # undeclared objects of an exclusive scope, of `total`
     total: int | None = None
     taken_by: str = ""  # another resource that has the object
+    known_version: int = 0  # of the resource, which that look was compared with
     was_let_go: bool = False  # the object was ours, and was let go on purpose
     lost_uid: str | None = None  # of what was ours when it was said to be gone or replaced
     is_listing_disproved: bool = False  # it was there all the same: only a read proves absence
@@ -261,6 +262,7 @@ class ResourceState(msgspec.Struct, frozen=True, gc=False):
     holds: Holds = Holds()
     fights: tuple[FightState, ...] = ()
     outcome: OutcomeRecorded | None = None  # None while something newer is under way
+    outcome_version: int = 0  # of the event that recorded the newest outcome
     because: str = ""  # the event that the next action would rest on
     api: ApiHealth = ApiHealth()  # of a ProviderConfig
 

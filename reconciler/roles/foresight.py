@@ -8,7 +8,7 @@ An action of a composed resource declares and withdraws its parts, here as there
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import count
@@ -25,8 +25,10 @@ from events.intake import (
     Declared,
     IntakeData,
     ListingBegan,
+    Observed,
     Reported,
     SecretSeen,
+    StrayCount,
     TimerFired,
     Withdrawn,
 )
@@ -60,6 +62,7 @@ from reconciler.resource.foresight import (
     part_changes,
     turn_digest,
 )
+from reconciler.resource.observation import AWAITING_READ
 from reconciler.resource.state import APPROVAL, ResourceState
 from reconciler.resource.turn import Command, Context, Turn
 from reconciler.roles.configurations import Configurations
@@ -150,6 +153,7 @@ class Foresight:
         self._positions = count(AFTER_EVERYTHING)
         self._redefined: set[str] = set()
         self._reconfigured: set[str] = set()
+        self._shown_again: set[ResourceKey] = set()
         self._refers: Graph = {}
         self._places: dict[str, str] = {}
         self._contents: dict[str, Fields] = {}  # of sets, by digest
@@ -388,10 +392,33 @@ class Foresight:
             for secret, known in row.secrets.items()
             if not known and row.declared and row.key in self.found
         ]
+        told += self._show_again()
         changed, self._reconfigured = sorted(self._reconfigured), set()
         for name in changed:
             told += await self._reconsidered(name)
         return told
+
+    def _show_again(self) -> Iterator[tuple[ResourceKey, IntakeData]]:
+        """Show undeclared objects to the resources that wait for the next listing, once to each."""
+        for key, mine in self.found.items():
+            seen, last = mine.state.observed, mine.state.outcome
+            if mine.state.desired.is_declared or last is None or last.reason != AWAITING_READ:
+                continue
+            if seen.object is None or key in self._shown_again:
+                continue
+            self._shown_again.add(key)
+            shown = Observed(
+                seen.provider_config,
+                seen.object.name,
+                seen.object,
+                "CompleteListing",
+                next(self._positions),
+                self._now,
+                StrayCount(seen.strays or 0, seen.total or 0),
+                taken_by="",
+                known_version=mine.state.version,
+            )
+            yield key, shown
 
     async def _reconsidered(self, name: str) -> list[tuple[ResourceKey, IntakeData]]:
         """Wake who waits for a configuration that is another one now, and list again."""

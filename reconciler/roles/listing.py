@@ -7,7 +7,7 @@ proves that what it does not show is absent (invariant 6).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -130,12 +130,16 @@ async def observations(
     damage: Collection[LogDamage] = (),
     *,
     secrecy: Secrecy = OF_THIS_PROCESS,
+    known_position: int = 0,
+    deleted_ids: Container[str | None] = (),
 ) -> Findings:
     """Compare a complete listing with what the log knows; ``rows`` are those of all resources.
 
     It takes some seconds of CPU for a hundred thousand objects, in slices. The rows may go on
     meanwhile: what is observed says how old it is, and the resource decides what that proves.
-    Observations contain no secret that ``secrecy`` remembers.
+    Observations contain no secret that ``secrecy`` remembers. ``known_position`` is the position of
+    the log up to which the rows were read before this call. ``deleted_ids`` are those of objects
+    that a resource has deleted of late: no other resource may take one of them.
     """
     began = listing.began
     known = await _by_place(listing, objects, rows)
@@ -147,9 +151,12 @@ async def observations(
     async for some in in_slices(objects.items()):
         for place, each in some:
             mine = known.get(place, ())
+            # The listing may have begun before the deletion, or the API shows the deletion late.
+            is_gone = each.uid in deleted_ids and not any(row.owned for row in mine)
             # Neither what a damaged resource has made since, nor a released object, is a stray.
             is_known = bool(mine) or not (is_unclear or (each.name, each.uid) in released)
-            recorded = hide_and_digest(each, secrecy, mine) if is_known else None
+            is_shown = is_known and not is_gone
+            recorded = hide_and_digest(each, secrecy, mine) if is_shown else None
             if recorded is None:
                 continue
             if not mine:
@@ -157,10 +164,11 @@ async def observations(
                 found.append((key, _observed(listing, each.name, recorded[0], strays)))
                 continue
             ours = log_id if is_ours and is_ours(each) else ""
-            found += [
-                (key, _observed(listing, each.name, recorded[0], strays, taken_by=taken))
-                for key, taken in _interested(listing, recorded, mine, strays, ours=ours)
-            ]
+            for row, taken in _interested(listing, recorded, mine, strays, ours=ours):
+                seen = _observed(listing, each.name, recorded[0], strays, taken_by=taken)
+                # A row that changed meanwhile was not compared with all that came before it.
+                version = row.version if row.position <= known_position else 0
+                found.append((row.key, replace(seen, known_version=version)))
     doubtful: list[StatusRow] = []
     async for some in in_slices(known.items()):
         for place, mine in some:
@@ -228,7 +236,7 @@ def _find_by_name(
     """Find by its name what has no id yet: what is declared, and what is being created."""
     of_name: dict[str, list[str]] = {}
     for place, each in objects.items():
-        if place not in known:
+        if all(map(_is_about_to_claim, known.get(place, ()))):
             of_name.setdefault(each.name, []).append(place)
     for row in rows:
         unknown = sorted(of_name.get(row.external_name, ()))
@@ -280,7 +288,7 @@ def _interested(
     strays: StrayCount | None,
     *,
     ours: str,
-) -> Iterable[tuple[ResourceKey, str]]:
+) -> Iterable[tuple[StatusRow, str]]:
     """Which resources learn something from the object: those that know it otherwise.
 
     ``recorded``: the object, and its digest. Beside each, which other one has it. ``ours``: the
@@ -298,7 +306,7 @@ def _interested(
             continue  # how it goes on with it is the other's
         is_news = _shows_more(seen, shown, row) or row.taken_by != taken or row.doubted
         if is_news or _may_pass_now(row, seen, strays, ours):
-            yield row.key, taken
+            yield row, taken
 
 
 def _shows_more(seen: ExternalObject, shown: str, row: StatusRow) -> bool:
@@ -313,18 +321,27 @@ def _shows_more(seen: ExternalObject, shown: str, row: StatusRow) -> bool:
 def _taken_by(row: StatusRow, rows: Sequence[StatusRow]) -> str:
     """Name another resource that has the object of this external name, if one has.
 
-    Who owns it has it; and who declares it, where this one does not.
+    Who owns it has it; and who declares it, where this one does not. While a resource waits to
+    delete an undeclared object, no other one may take it: each of the two sees the other first.
     """
     if len(rows) == 1:
         return ""
-    others = (each for each in rows if each is not row)
-    if _has(row):
+    others = [each for each in rows if each is not row]
+    if not _has(row):
+        return min((str(each.key) for each in others if _has(each)), default="")
+    if row.owned:
         return min((str(each.key) for each in others if each.owned), default="")
-    return min((str(each.key) for each in others if _has(each)), default="")
+    having = (each for each in others if each.owned or _is_about_to_claim(each))
+    return min((str(each.key) for each in having), default="")
 
 
 def _has(row: StatusRow) -> bool:
     return row.declared or row.owned or row.action_id != ""
+
+
+def _is_about_to_claim(row: StatusRow) -> bool:
+    """Return whether a resource waits for this listing to claim an undeclared object."""
+    return row.reason == AWAITING_READ and not _has(row)
 
 
 def _may_pass_now(

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from events.external import ExternalObject
 from events.intake import ListingBegan, LossCount, Observed
-from events.log import LogEvent, ReconcileAccepted
+from events.log import Action, ActionAbandoned, ActionDecided, LogEvent, ReconcileAccepted
 from events.names import ResourceKey
 from events.provider_config import ProviderConfigSpec, is_config
 from projections.read_models import ReadModels
@@ -49,6 +49,9 @@ JITTER = 0.1
 
 CATCH_UP_SECONDS = 10.0
 """So long a listing waits for what the log says of its objects."""
+
+MAX_DELETIONS = 10_000
+"""Newest deletions to remember, of all APIs, until listings show them a few seconds later."""
 
 _MAX_RETRY_SECONDS = 5.0
 _HALF_MILLISECOND = 0.0005
@@ -101,6 +104,7 @@ class Observer:
         self._feeds: dict[_Place, asyncio.Task[None]] = {}
         self._next: dict[_Place, NextListing] = {}
         self._changed = asyncio.Event()
+        self._deletions: dict[str, str] = {}  # ids of objects, by action
         self.listings = 0
 
     async def run(self) -> None:
@@ -123,7 +127,19 @@ class Observer:
         self._changed.set()
 
     def notice(self, _position: int, event: LogEvent) -> None:
-        """List at once what somebody asked for, by its configuration; a subscriber of the log."""
+        """Subscribe to the log: list at once what a client requested, by its configuration.
+
+        Remember which objects are deleted: the rows of their resources may be removed soon.
+        """
+        match event.data:
+            case ActionDecided(Action(action_id, operation="Delete", uid=str(uid))):
+                self._deletions[action_id] = uid
+                if len(self._deletions) > MAX_DELETIONS:
+                    del self._deletions[next(iter(self._deletions))]
+            case ActionAbandoned(action_id):
+                self._deletions.pop(action_id, None)
+            case _:
+                pass
         if isinstance(event.data, ReconcileAccepted) and is_config(event.key):
             for (config, _kind), listing in self._next.items():
                 if config == event.key.name:
@@ -280,7 +296,15 @@ class Observer:
         rows, damage = self._models.status, self._models.damage.values()
         secrecy = self._providers.secrecy
         findings = await observations(
-            listing, objects, rows, config, self._log_id, damage, secrecy=secrecy
+            listing,
+            objects,
+            rows,
+            config,
+            self._log_id,
+            damage,
+            secrecy=secrecy,
+            known_position=self._models.position,
+            deleted_ids=frozenset(self._deletions.values()),
         )
         seen = findings.observed
         for row in findings.doubtful:

@@ -84,6 +84,21 @@ def second_object(of: Happening[ActionDecided]) -> Iterator[str]:
         yield f"created, although {seen} was released and still exists"
 
 
+@on(ActionDecided)
+def deletion_of_anothers_object(of: Happening[ActionDecided]) -> Iterator[str]:
+    """No resource decides to delete an object that another one owns and keeps (invariant 7)."""
+    action = of.data.action
+    if action.operation != "Delete" or action.uid is None:
+        return
+    for other in of.ledger.resources.values():
+        is_owner = other.owned is not None and other.owned.uid == action.uid
+        flight = other.in_flight
+        if other.key == of.resource.key or not is_owner:
+            continue
+        if flight is None or flight.action.operation != "Delete":
+            yield f"{action.uid}, which {other.key} owns"
+
+
 @on(OwnershipReleased)
 def leftover_label(of: Happening[OwnershipReleased]) -> Iterator[str]:
     """A released object keeps our label only if nothing may be written to it (invariant 7)."""

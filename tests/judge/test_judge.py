@@ -446,6 +446,12 @@ def a_released_object_that_is_deleted_as_a_stray(story: Story) -> None:
     story.record(BAR, OwnershipClaimed("foo", "uid-foo", "ExclusiveScope"))
 
 
+@breaks("deletion_of_anothers_object")
+def a_deletion_of_what_another_resource_owns(story: Story) -> None:
+    story.record(BAR, OwnershipClaimed("foo", "uid-foo", "ExclusiveScope"))
+    story.record(BAR, ActionDecided(action(BAR, 2, "Delete", uid="uid-foo")))
+
+
 @breaks("unexplained_effect")
 def an_effect_that_had_failed_by_the_log(story: Story) -> None:
     story.record(FOO, ActionDecided(action(FOO, 5, "Update")))

@@ -44,13 +44,14 @@ async def told(
     *rows: StatusRow,
     config: ProviderConfigSpec = CONFIG,
     damage: Collection[LogDamage] = (),
+    **more: Any,
 ) -> dict[str, Observed]:
     began = ListingBegan("default", "Note", 5)
     listing = ListingAssembler(began, None, unique_names=False)
     listing.add(shown)
     objects = listing.complete(len(shown))
     by_name = {str(each.key): each for each in rows}
-    found = await observations(listing, objects, by_name, config, "log", damage)
+    found = await observations(listing, objects, by_name, config, "log", damage, **more)
     assert len({key for key, _ in found.observed}) == len(found.observed), "each is told once"
     return {key.name: each for key, each in found.observed}
 
@@ -126,6 +127,50 @@ async def test_what_was_released_with_its_replacement_is_no_stray() -> None:
     kept = row("mine", note("n2"), declared=False, seen_uid="n2", released=(("todo", "n1"),))
     assert await told([note("n1"), note("n2")], kept, config=EXCLUSIVE) == {}
     assert len(await told([note("n2"), note("n3")], kept, config=EXCLUSIVE)) == 1
+
+
+# --- an undeclared object that a resource waits to delete, and another resource of its name
+
+
+def stray(name: str = "stray", **more: Any) -> StatusRow:
+    found = note("n1")
+    seen = {"seen_uid": found.uid, "foreign_identity": identity(found), **more}
+    return row(name, found, declared=False, **{"reason": "AwaitingRead", **seen})
+
+
+async def test_each_of_two_resources_sees_the_other_before_one_of_them_takes_the_object() -> None:
+    waiting, wanted = stray(), row("mine")
+    found = await told([note("n1")], waiting, wanted, config=EXCLUSIVE)
+    assert {name: each.taken_by for name, each in found.items()} == {
+        "stray": "default/Note/mine",
+        "mine": "default/Note/stray",
+    }
+    left = stray(reason="Taken", outcome="Unowned", taken_by="default/Note/mine")
+    wanted = row("mine", note("n1"), seen_uid="n1", taken_by="default/Note/stray")
+    found = await told([note("n1")], left, wanted, config=EXCLUSIVE)
+    assert {name: each.taken_by for name, each in found.items()} == {"mine": ""}
+
+
+async def test_an_undeclared_object_is_shown_again_with_the_version_that_was_read() -> None:
+    waiting = stray(version=7, position=70)
+    for position, version in [(69, 0), (70, 7)]:
+        found = await told([note("n1")], waiting, config=EXCLUSIVE, known_position=position)
+        assert (found["stray"].taken_by, found["stray"].known_version) == ("", version)
+
+
+@pytest.mark.parametrize("seen", [None, note("n1")], ids=["not seen", "seen"])
+async def test_what_another_resource_has_deleted_is_not_shown_to_one_of_its_name(
+    seen: ExternalObject | None,
+) -> None:
+    """Its row may be gone while a listing still shows the object."""
+    of_name = row("mine", seen)
+    if seen is not None:
+        of_name.seen_uid, of_name.taken_by = seen.uid, "default/Note/stray"
+    assert await told([note("n1")], of_name, deleted_ids={"n1"}) == {}
+    assert (await told([note("n1")], of_name)).keys() == {"mine"}
+    ours = row("mine", note("n1"), owned=True, uid="n1")
+    changed = note("n1", text="y")
+    assert (await told([changed], ours, deleted_ids={"n1"}))["mine"].object == changed
 
 
 def test_what_came_twice_counts_once_and_two_of_one_name_count_twice() -> None:

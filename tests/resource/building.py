@@ -212,7 +212,9 @@ class Story:
         age_seconds: float | None = None,
         taken_by: str | None = None,
         absent_uid: str | None = None,
+        known_version: int | None = None,
     ) -> list[ResourceEvent]:
+        """A listing shows the object; its observer had read the log, unless told otherwise."""
         return self.turn(
             Observed(
                 config,
@@ -225,8 +227,13 @@ class Story:
                 age_seconds=age_seconds,
                 taken_by=taken_by,
                 absent_uid=absent_uid,
+                known_version=self.state.version if known_version is None else known_version,
             )
         )
+
+    def see_twice(self, found: ExternalObject, **rest: Any) -> list[ResourceEvent]:
+        """Two listings show an undeclared object: the second tells which resource has it."""
+        return self.see(found, **rest) + self.see(found, **rest)
 
     def report(
         self,

@@ -107,7 +107,7 @@ def test_the_row_of_a_forgotten_resource_shows_the_level_of_its_declaration():
     story.declare(RED, policy={"mode": "Absent", "approve": "Deletions"})
     story.withdraw()
     assert not rebuild(of(story)).status
-    story.see(thing(uid="h1"), strays=(1, 60))
+    story.see_twice(thing(uid="h1"), strays=(1, 60))
     assert (asked(story).operation, story.reason) == ("Delete", "Approval")
     [row] = rebuild(of(story)).status.values()
     assert (row.approve, row.asked_level) == ("Deletions", "Deletions")
@@ -234,7 +234,7 @@ def test_a_replacement_is_approved_as_a_whole(approve_at: ApprovalLevel, has_sec
 def test_an_undeclared_object_of_an_exclusive_scope_waits():
     config = changed(EXCLUSIVE, scope=Scope(mode="Exclusive"), approve="Deletions")
     story = Story(configs={CONFIG: config})
-    story.see(thing(uid="h1"), strays=(1, 60))
+    story.see_twice(thing(uid="h1"), strays=(1, 60))
     assert (story.idle, story.reason, asked(story).operation) == (True, "Approval", "Delete")
     approve(story)
     assert story.action.uid == "h1"

@@ -290,7 +290,7 @@ def test_a_stray_that_the_guard_holds_goes_when_a_person_approves():
     assert (story.outcome, story.reason) == ("Held", "DeletionGuard")
     began_before = story.position
     assert story.see(thing(uid="h1"), strays=(50, 60), as_of=began_before - 1) == []
-    events = story.see(thing(uid="h1"), strays=(50, 60))
+    events = story.see_twice(thing(uid="h1"), strays=(50, 60))
     assert every(OwnershipClaimed, events), "a listing that began since shows that it is a stray"
     assert only(ActionDecided, events).action.uid == "h1"
 
@@ -302,7 +302,7 @@ def test_an_approved_deletion_waits_for_a_listing_that_began_since():
     story.turn(Approved("DeletionGuard"))
     # Recorded, it would count as the listing that the approval waits for: no other would follow.
     assert story.see(thing(uid="h1"), strays=(51, 60), as_of=began_before) == []
-    assert every(OwnershipClaimed, story.see(thing(uid="h1"), strays=(51, 60)))
+    assert every(OwnershipClaimed, story.see_twice(thing(uid="h1"), strays=(51, 60)))
 
 
 def test_what_was_declared_elsewhere_before_the_approval_stays():
@@ -328,7 +328,7 @@ def test_an_approval_does_not_count_for_the_next_object():
     story = Story(configs={CONFIG: EXCLUSIVE})
     story.see(thing(uid="h1"), strays=(50, 60))
     story.turn(Approved("DeletionGuard"))
-    story.see(thing(uid="h1"), strays=(50, 60))
+    story.see_twice(thing(uid="h1"), strays=(50, 60))
     story.succeed()
     story.see(thing(uid="h2"), strays=(50, 60))
     assert (story.outcome, story.reason) == ("Held", "DeletionGuard")

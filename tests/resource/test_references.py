@@ -91,7 +91,7 @@ def test_a_withdrawn_resource_that_claims_a_stray_references_nothing(is_seen: bo
     assert row_of(story).referenced_from
     story.withdraw()
     assert (str(story.key) in rebuild(of(story)).status) is is_seen
-    events = story.see(found, strays=(1, 5))
+    events = story.see_twice(found, strays=(1, 5))
     assert only(OwnershipClaimed, events).reason == "ExclusiveScope"
     assert row_of(story).owned
     assert not row_of(story).refers

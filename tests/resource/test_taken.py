@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from msgspec.structs import replace
 
+from events.intake import Observed, StrayCount, Withdrawn
 from events.log import (
     ActionDecided,
     DriftDetected,
@@ -13,8 +16,10 @@ from events.log import (
 )
 from events.manifest import EXTERNAL_NAME_ANNOTATION
 from events.names import ResourceKey
+from reconciler.provider import Capabilities
 from reconciler.resource.owner_label import OWNER_LABEL, owner
 from tests.resource.building import (
+    BLOCK,
     CONFIG,
     EXCLUSIVE,
     LOG_ID,
@@ -31,6 +36,12 @@ from tests.resource.building import (
 )
 
 ANOTHER = "team/Shape/y"
+UNCONDITIONAL = dataclasses.replace(
+    BLOCK,
+    capabilities=Capabilities(
+        idempotency_keys=True, deterministic_names=True, labels=True, conditional_writes=False
+    ),
+)
 
 
 def test_what_another_resource_declares_is_no_stray():
@@ -46,8 +57,46 @@ def test_once_nobody_has_it_it_is_a_stray_as_any_other():
     story = Story(configs={CONFIG: EXCLUSIVE})
     there = thing(uid="h1")
     story.see(there, strays=(0, 60), taken_by=ANOTHER)
-    events = story.see(there, strays=(1, 60), taken_by="")
+    events = story.see_twice(there, strays=(1, 60), taken_by="")
     assert only(ActionDecided, events).action.operation == "Delete"
+
+
+# --- an overtaken listing: another resource may have the object by the time it is decided
+
+
+def test_a_stray_is_deleted_only_after_a_listing_that_knew_its_resource():
+    """Listings that are published before that one show it as undeclared as often as they like."""
+    story = Story(configs={CONFIG: EXCLUSIVE})
+    there = thing(uid="h1")
+    for _ in range(3):
+        events = story.see(there, strays=(1, 60), taken_by="", known_version=0)
+        assert not every(OwnershipClaimed, events)
+    assert (story.outcome, story.reason) == ("Degraded", "AwaitingRead")
+    before = story.state.outcome_version - 1
+    assert not every(OwnershipClaimed, story.see(there, strays=(1, 60), known_version=before))
+    events = story.see(there, strays=(1, 60), taken_by="")
+    assert only(ActionDecided, events).action.uid == "h1"
+
+
+def test_a_stray_that_another_resource_adopted_meanwhile_is_left_to_it():
+    story = Story(configs={CONFIG: EXCLUSIVE})
+    story.see(thing(uid="h1"), strays=(1, 60), taken_by="", known_version=0)
+    events = story.see(thing(uid="h1"), strays=(0, 60), taken_by=ANOTHER)
+    assert not every(OwnershipClaimed, events)
+    assert (story.outcome, story.reason) == ("Unowned", "Taken")
+
+
+def test_a_wait_from_before_a_withdrawal_proves_nothing_of_what_is_undeclared_since():
+    story = Story(configs={CONFIG: EXCLUSIVE}, kind=UNCONDITIONAL)
+    story.see(thing(uid="h1"), strays=(1, 60), taken_by=ANOTHER)
+    story.see(thing(uid="h1"), strays=(1, 60), taken_by="")
+    story.declare(policy={"adoption": "Adopt"})
+    assert story.reason == "AwaitingRead"
+    seen = Observed(CONFIG, "Foo", thing(uid="h1"), "CompleteListing", story.position)
+    shown = replace(seen, exclusive=StrayCount(1, 60), known_version=story.state.version)
+    events = story.turn(Withdrawn(), shown)
+    assert not every(OwnershipClaimed, events)
+    assert only(ActionDecided, story.see(thing(uid="h1"), strays=(1, 60))).action.uid == "h1"
 
 
 def test_what_was_held_as_a_stray_is_released_to_who_declares_it():

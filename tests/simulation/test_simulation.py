@@ -18,12 +18,6 @@ _MAX_SEEDS_A_MUTATION = 2_000
 _BROKEN = ("TypeError", "AttributeError", "NameError")
 """What a mutation says that does not fit the product any more: it proves nothing."""
 
-_KNOWN_FAILURES = {
-    6123: "a listing that was overtaken leads to the deletion of an object that a resource has "
-    "adopted meanwhile, in an exclusive scope of an API without unique names"
-}
-"""Seeds that break an invariant, and why: remove each with its fix."""
-
 _MIN_HAPPENINGS = 80
 """Different faults and events of 50 seeds: 98 to 110 in the first thousand.
 
@@ -55,7 +49,6 @@ def test_no_seed_breaks_an_invariant(first: int, count: int) -> None:
     failures = [
         f"./run python -m tests.simulation --seed {seed}\n    {violation}"
         for seed, violation in total.failed.items()
-        if seed not in _KNOWN_FAILURES
     ]
     assert not failures, "\n" + "\n".join(failures)
     assert total.seeds == count
