@@ -158,6 +158,15 @@ def is_refused(state: ResourceState) -> bool:
     return failure is not None and failure.error_class == "Permanent"
 
 
+def settle_rejected(state: ResourceState) -> Settled | None:
+    """Return how a resource stands whose newest generation the API has rejected."""
+    if state.desired.refused_generation != state.desired.generation:
+        return None
+    failure = state.waits.failure
+    message = "" if failure is None else failure.message
+    return Settled("Failed", "Permanent", message or "the API rejected this generation")
+
+
 def next_rung(flight: InFlight, context: Context, *, is_wanted: bool = True) -> Rung:
     """Choose between calling again and looking, after an attempt that did not succeed."""
     assert flight.failed is not None

@@ -10,6 +10,7 @@ from events.provider_config import ProviderConfigSpec
 from reconciler.resource.attempt import (
     has_waited,
     new_action,
+    settle_rejected,
     wait_after_conflicts,
     wait_longest,
 )
@@ -49,6 +50,10 @@ def when_due(
     assert known is not None
     if not is_still_due and now < known.at:
         return otherwise
+    # Another client made the object so; the API has rejected what a renewal would write.
+    rejected = settle_rejected(state)
+    if rejected is not None:
+        return rejected
     if is_still_due and not has_waited(state, context):
         return wait_longest(config.retry, context, "StillDue")
     waiting = wait_after_conflicts(state, context, config)

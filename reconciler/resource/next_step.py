@@ -29,6 +29,7 @@ from reconciler.resource.attempt import (
     is_refused,
     new_action,
     pursue,
+    settle_rejected,
     wait_after_conflicts,
 )
 from reconciler.resource.difference import (
@@ -290,8 +291,9 @@ def _keep_present(
         return Settled(
             "Drifted", mode, f"drift not corrected (spec.policy.mode {mode}): {_described(found)}"
         )
-    if state.desired.refused_generation == state.desired.generation:
-        return _refused(state)
+    rejected = settle_rejected(state)
+    if rejected is not None:
+        return rejected
     if api_keeps_its_own(state, context):
         keeps = "the API accepted the write but keeps " + _described(found)
         return Settled("Degraded", "NotAccepted", keeps)
@@ -316,8 +318,9 @@ def _make(spec: Spec, state: ResourceState, context: Context, config: ProviderCo
         return Settled(
             "Drifted", mode, "the object is missing; not recreated (spec.policy.mode CreateOnly)"
         )
-    if state.desired.refused_generation == state.desired.generation:
-        return _refused(state)
+    rejected = settle_rejected(state)
+    if rejected is not None:
+        return rejected
     labels = labels_of(state, context)
     waiting = wait_after_conflicts(state, context, config) or wait_in_fight(state, context, config)
     return waiting or new_action(
@@ -440,12 +443,6 @@ def _keep_away(state: ResourceState, context: Context, config: ProviderConfigSpe
     if seen is not None:
         return _take_over(spec.policy, seen, state, context, config)
     return Settled("Converged", "Absent")
-
-
-def _refused(state: ResourceState) -> Settled:
-    failure = state.waits.failure
-    message = "" if failure is None else failure.message
-    return Settled("Failed", "Permanent", message or "the API rejected this generation")
 
 
 def _described(found: tuple[FieldDifference, ...]) -> str:

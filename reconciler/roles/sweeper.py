@@ -187,7 +187,10 @@ class Sweeper:
         waits |= {
             row.key: row.due_at
             for row in rows
-            if row.due_at is not None and row.due_at < overdue and not row.paused
+            # What the API has rejected waits for a new declaration, though it is due.
+            if row.due_at is not None
+            and row.due_at < overdue
+            and not (row.paused or row.outcome == "Failed")
         }
         # What a configuration permits depends on fields that no row has: these are woken when it
         # changes, and again in case their decider had not read it yet.

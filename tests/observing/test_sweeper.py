@@ -114,6 +114,15 @@ async def test_who_does_not_wait_any_more_is_forgotten() -> None:
     assert (await scene.sweep_for(10))[:2] == [0, 5]
 
 
+@pytest.mark.parametrize(("outcome", "is_woken"), [("Converged", True), ("Failed", False)])
+async def test_what_is_due_is_woken_unless_the_api_has_rejected_it(
+    outcome: str, is_woken: bool
+) -> None:
+    scene = Scene()
+    scene.row.outcome, scene.row.due_at = outcome, BEGIN - timedelta(minutes=1)
+    assert bool(await scene.sweep_for(60)) is is_woken
+
+
 @pytest.mark.parametrize(
     ("reason", "provider", "is_woken"),
     [

@@ -67,6 +67,24 @@ def test_what_is_due_is_written_again_and_timed_anew():
     assert passes.fires(timedelta(hours=17)) == []
 
 
+def test_what_the_api_has_rejected_is_not_written_again_when_it_is_due():
+    """Another client can make the object so; the same write would be rejected for ever."""
+    passes = Passes()
+    story = passes.story
+    outputs = story.seen.outputs
+    story.declare({"color": "Invisible"})
+    story.fail("Permanent", message="color Invisible is unknown")
+    assert story.outcome == "Failed"
+    made = repainted(story.seen, color="Invisible")
+    story.see(msgspec.structs.replace(made, fields={"color": "Invisible"}, outputs=outputs))
+    assert (story.outcome, story.idle) == ("Converged", True)
+    passes.fires(timedelta(hours=17))
+    assert (story.outcome, story.outcome_message) == ("Failed", "color Invisible is unknown")
+    assert (story.idle, passes.fires(timedelta(hours=18))) == (True, [])
+    story.declare({"color": "Blue"})
+    assert story.action.fields["color"] == "Blue"
+
+
 def test_a_wrong_clock_here_writes_nothing_early_and_nothing_twice():
     passes = Passes()
     passes.story.now += timedelta(days=3650)
