@@ -297,17 +297,19 @@ class Decider:
 
         What a dead or paused decider held comes late, and newer declarations of the resource may be
         decided by then. One that led to events is known; one that changed nothing, such as a
-        withdrawal of what was not declared yet, left no trace and must have the last word.
+        withdrawal of what was not declared yet, left no trace and must have the last word. It may
+        also stand between two declarations of this batch.
         """
         now = self._now()
-        late = {
-            key: mine.declarations[-1]
-            for key, mine in work.items()
-            if any(
-                each.position not in self._fresh and not _is_fresh(each, now)
+        late: dict[ResourceKey, IntakeDelivery] = {}
+        for key, mine in work.items():
+            found = [
+                each
                 for each in mine.declarations
-            )
-        }
+                if each.position not in self._fresh and not _is_fresh(each, now)
+            ]
+            if found:
+                late[key] = min(found, key=lambda each: each.position)
         for key, newer in (await self._newer_declarations(late)).items():
             work[key].commands += newer
 

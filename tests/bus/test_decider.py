@@ -76,7 +76,10 @@ class Bus:
     async def newer_declarations(
         self, deliveries: Sequence[IntakeDelivery]
     ) -> Sequence[Sequence[IntakeDelivery]]:
-        return [self.overtook for _ in deliveries]
+        return [
+            [newer for newer in self.overtook if newer.position > each.position]
+            for each in deliveries
+        ]
 
     async def declarations_of(
         self, known: Mapping[ResourceKey, Collection[int]]
@@ -203,6 +206,21 @@ async def test_what_another_decider_took_for_unchanged_meanwhile_has_the_last_wo
     await decider(log, ours).handle([declaration(key, 1, "Red")])
     history = [each.data for each in await history_of(log, key)]
     assert [each.generation for each in history if isinstance(each, SpecWithdrawn)] == [2]
+
+
+async def test_what_left_no_trace_between_two_declarations_of_a_late_batch_is_decided_again(
+    log: JetStreamLog,
+) -> None:
+    """Else a copy of the withdrawal that is sent again would end what was declared after it."""
+    key, ours, others = new_key(), Bus(), Bus()
+    withdrawn = delivery("desired", key, 2, Withdrawn())
+    await decider(log, others).handle([withdrawn])
+    late, again = replace(declaration(key, 1, "Red"), delivered=2), declaration(key, 3, "Red")
+    ours.overtook = [withdrawn, again]
+    await decider(log, ours).handle([late, again])
+    history = [each.data for each in await history_of(log, key)]
+    generations = [each for each in history if isinstance(each, (SpecDeclared, SpecWithdrawn))]
+    assert [type(each) for each in generations] == [SpecDeclared, SpecWithdrawn, SpecDeclared]
 
 
 async def test_what_is_refused_is_refused_by_what_there_is(log: JetStreamLog) -> None:
