@@ -106,6 +106,8 @@ async def test_a_complete_listing_finds_drift_loss_and_strays(told: World):
         for each in await seen(world):
             await writer.add(each)
     assert began > 0
+    await world.until_outcome("team-x", "Degraded", reason="AwaitingRead")
+    await whole(world, await seen(world))
 
     async def is_repaired() -> bool:
         found = {each["name"]: each["color"] for each in await world.human.sees_all()}
@@ -178,6 +180,8 @@ async def test_a_listing_from_before_our_effect_proves_nothing(told: World):
     await world.human.makes("team-x")  # the listing shows it: so we see that it was taken in
     position_of_stray = [*before, *(each for each in await seen(world) if each.name == "team-x")]
 
+    await whole(world, position_of_stray, as_of=as_of)
+    await world.until_outcome("team-x", "Degraded", reason="AwaitingRead")
     await whole(world, position_of_stray, as_of=as_of)
 
     async def stray_is_gone() -> bool:
