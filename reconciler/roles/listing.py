@@ -242,7 +242,10 @@ def _find_by_name(
         unknown = sorted(of_name.get(row.external_name, ()))
         if row.operation == "Create":  # each may be what it makes: its result will tell
             for place in unknown:
-                known.setdefault(place, []).append(row)
+                # What an undeclared resource waits to claim was there before. This row is told
+                # nothing now, so that the two would give way to each other without end.
+                if not any(map(_is_about_to_claim, known.get(place, ()))):
+                    known.setdefault(place, []).append(row)
         else:
             place = unknown[0] if unknown else listing.place_of(row)
             known.setdefault(place, []).append(row)

@@ -151,6 +151,12 @@ async def test_each_of_two_resources_sees_the_other_before_one_of_them_takes_the
     assert {name: each.taken_by for name, each in found.items()} == {"mine": ""}
 
 
+async def test_a_creation_under_way_does_not_hold_what_was_there_before() -> None:
+    making = row("mine", action_id="a", operation="Create")
+    found = await told([note("n1")], stray(), making, config=EXCLUSIVE)
+    assert {name: each.taken_by for name, each in found.items()} == {"stray": ""}
+
+
 async def test_an_undeclared_object_is_shown_again_with_the_version_that_was_read() -> None:
     waiting = stray(version=7, position=70)
     for position, version in [(69, 0), (70, 7)]:
