@@ -383,9 +383,9 @@ def _everything_seen_is_told(patch: Patch) -> None:
 
     def interested(
         _listing: Any, _seen: Any, rows: Sequence[StatusRow], _strays: Any, *, ours: str
-    ) -> list[tuple[ResourceKey, str]]:
+    ) -> list[tuple[StatusRow, str]]:
         del ours
-        return [(row.key, "") for row in rows]
+        return [(row, "") for row in rows]
 
     patch.setattr("reconciler.roles.listing._interested", interested)
 
