@@ -495,8 +495,13 @@ def _base(state: ResourceState, action: Action) -> Applied | None:
     ignored = ignored_paths(spec.policy)
     ours = spec.labels.keys() | {OWNER_LABEL}
     labels = {name: value for name, value in action.labels.items() if name in ours}
+    fields = state.desired.fields
+    is_wanted = state.desired.is_declared and spec.policy.mode in ("Present", "CreateOnly")
+    if action.operation == "Update" and not is_wanted:  # it only takes our label off
+        before = None if state.owned is None else state.owned.applied
+        fields = {} if before is None else before.fields
     return Applied(
-        without_ignored(state.desired.fields, ignored),
+        without_ignored(fields, ignored),
         without_ignored(labels, ignored, f"{LABELS}."),
     )
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from hypothesis import HealthCheck, assume, given, note, settings
+from hypothesis import HealthCheck, assume, example, given, note, settings
 from hypothesis import strategies as st
 
 from events.external import ExternalObject
@@ -129,7 +129,18 @@ def test_any_history_comes_to_rest_and_can_be_replayed(history: list[tuple[Any, 
     world.check()
 
 
+RELEASE_OVERTAKEN = [
+    ("declare", {"color": "Red", "type": "Square"}, {}),
+    ("deliver", 1),
+    ("declare", {"color": "Red"}, {"adoption": "Adopt", "deletion": "Orphan"}),
+    ("withdraw",),
+    ("work", "none", False),
+]
+"""A field that was declared once is still on the object when only its label is taken off."""
+
+
 @quick
+@example(RELEASE_OVERTAKEN, {"color": "Red"})
 @given(st.lists(steps, max_size=40), specs)
 def test_after_any_history_what_is_declared_exists_as_declared(
     history: list[tuple[Any, ...]], fields: Fields
