@@ -25,6 +25,13 @@ START_TIMEOUT_SECONDS: Final = 60.0  # a large store is recovered before the por
 STOP_TIMEOUT_SECONDS: Final = 30.0
 LOG_LIMIT_BYTES: Final = 16 * 1024 * 1024
 LOG_FILES_KEPT: Final = 3
+MAX_BUFFERED_MESSAGES: Final = 4_000
+"""Number of messages that wait to be stored in a stream; the server refuses others (code 10167).
+
+Without a limit, a client that awaits no acknowledgement can put minutes of work before the messages
+of all others. Four atomic batches of the largest size fit.
+"""
+
 _SHARE_OF_MEMORY: Final = 4
 _LEAST_MEMORY_LIMIT: Final = 512 * 1024 * 1024
 _CONTAINERS_LIMIT: Final = Path("/sys/fs/cgroup/memory.max")  # "max" where there is none
@@ -231,7 +238,7 @@ def _configuration(folder: Path, port: int, settings: _Settings) -> str:
         f"max_pending: {max(64 * 1024 * 1024, 4 * settings.max_payload)}",
         f"jetstream {{ store_dir: {json.dumps(str(folder))}"
         + (", sync_interval: always" if settings.sync_always else "")
-        + " }",
+        + f", max_buffered_msgs: {MAX_BUFFERED_MESSAGES} }}",
     ]
     if settings.http_port is not None:
         lines.append(f"http: {json.dumps(f'127.0.0.1:{settings.http_port or -1}')}")

@@ -8,11 +8,14 @@ from pathlib import Path
 import pytest
 
 from infra.embedded import EmbeddedServer, EmbeddedServerError
-from infra.embedded.server import memory_limit
+from infra.embedded.server import MAX_BUFFERED_MESSAGES, memory_limit
 from infra.jetstream.append import append
 from infra.jetstream.connection import connect
-from infra.jetstream.reads import read_subject
+from infra.jetstream.errors import BusUnavailableError
+from infra.jetstream.publish import publish
+from infra.jetstream.reads import read_subject, stream_state
 from infra.jetstream.topology import ensure_stream
+from infra.jetstream.wire import encode, write
 from tests.jetstream.conftest import Connect
 from tests.jetstream.helpers import message, until
 
@@ -35,6 +38,27 @@ async def test_acknowledged_messages_survive_a_kill(
         b"%d" % i for i in range(100)
     ]
     await other.stop()
+
+
+async def test_a_flood_without_acknowledgements_delays_others_by_little(
+    own_server: EmbeddedServer, connected: Connect
+) -> None:
+    flooding, other = await connected(own_server), await connected(own_server)
+    await ensure_stream(other, {"name": "S", "subjects": ["s.>"], "discard": "new"})
+    count = 40 * MAX_BUFFERED_MESSAGES
+    flood = [encode(flooding, "s.flood", b"x", {}) for _ in range(count)]
+    await write(flooding, flood, "flood")
+    await flooding.flush(60)
+
+    async def is_stored() -> bool:
+        try:
+            await publish(other, "s.other", b"y")
+        except BusUnavailableError:  # too many messages wait
+            return False
+        return True
+
+    await until(is_stored)
+    assert (await stream_state(other, "S")).messages < count // 2
 
 
 async def test_a_folder_has_one_server(own_server: EmbeddedServer) -> None:
