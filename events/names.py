@@ -40,9 +40,14 @@ class InvalidNameError(ValueError):
     """A name that cannot be a token of a subject; the message says which and what is allowed."""
 
 
+def is_token(value: str) -> bool:
+    """Return whether ``value`` can be one token of a subject."""
+    return _TOKEN.fullmatch(value) is not None
+
+
 def check_token(value: str, *, what: str) -> str:
     """Return ``value`` if it can be one token of a subject, or raise ``InvalidNameError``."""
-    if _TOKEN.fullmatch(value) is None:
+    if not is_token(value):
         raise InvalidNameError(
             f"{what} {_shown(value)} is not allowed; use 1 to 63 of the characters A-Z a-z 0-9 _ -"
         )

@@ -78,14 +78,19 @@ def _meant(
 ) -> tuple[ResourceKey, str]:
     """Read which resource is meant, and the finalizer behind it."""
     *resource, called = words or ("",)
-    is_kind = resource and registered(resource[0]) in installed_kinds()
-    if len(resource) != (2 if is_kind else 1):
-        raise UsageError(
-            "finalizer: give NAME FINALIZER, KIND NAME FINALIZER, or NAMESPACE/KIND/NAME FINALIZER"
-        )
+    usage = UsageError(
+        "finalizer: give NAME FINALIZER, KIND NAME FINALIZER, or NAMESPACE/KIND/NAME FINALIZER"
+    )
+    first = resource[0] if resource else ""
+    least = 2 if registered(first) in installed_kinds() else 1
+    most = 1 if "/" in first else 2  # the first may be a kind that is defined at run time
+    if not least <= len(resource) <= most:
+        raise usage
     check_finalizer(called)
-    (key,) = chosen_keys(connection, resource, what="finalizer", namespace=namespace)
-    return key, called
+    keys = chosen_keys(connection, resource, what="finalizer", namespace=namespace)
+    if len(keys) != 1:  # two names, and no kind before them
+        raise usage
+    return keys[0], called
 
 
 def _told(result: Result, verb: str) -> Result:

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from nats.aio.client import Client
 
 from events.field_hints import closest
-from events.names import DEFAULT_NAMESPACE, ResourceKey
+from events.names import DEFAULT_NAMESPACE, ResourceKey, is_token
 from infra.bus.streams import LOG
 from infra.jetstream.connection import api_request
 from projections.read_models import ReadModels
 from reconciler.cli.errors import CommandError
 from reconciler.cli.log_replay import current_models, log_of
-from reconciler.cli.naming import Meant, same_kind
+from reconciler.cli.naming import Meant, meant, registered, same_kind
 from reconciler.ports import StoredEvent
 from reconciler.provider.kind import installed_kinds
 
@@ -45,13 +45,39 @@ async def find_resource(nc: Client, wanted: Meant) -> ResourceKey:
     )
 
 
-async def _matching(nc: Client, wanted: Meant) -> list[ResourceKey]:
-    _, namespace, kind, name = wanted
+async def find_in_words(
+    nc: Client, words: Sequence[str], namespace: str | None
+) -> tuple[ResourceKey, Sequence[str]]:
+    """Find the resource at the beginning of ``words``; return it and the words after it.
+
+    ``KIND NAME`` is one too, also of a kind that is defined at run time. Raises ``CommandError``,
+    ``UsageError`` and ``InvalidNameError``.
+    """
+    first, *rest = words
+    if rest and "/" not in first:
+        is_installed = registered(first) in installed_kinds()
+        if is_installed or await _is_kind_and_name(nc, first, rest[0], namespace):
+            first, rest = f"{first}/{rest[0]}", rest[1:]
+    return await find_resource(nc, meant(first, namespace)), rest
+
+
+async def _is_kind_and_name(nc: Client, kind: str, name: str, namespace: str | None) -> bool:
+    if not is_token(kind) or not is_token(name):
+        return False  # a path of a field
+    return any(same_kind(kind, key.kind) for key in await _in_log(nc, namespace, name))
+
+
+async def _in_log(nc: Client, namespace: str | None, name: str) -> set[ResourceKey]:
     await log_of(nc)
     question = {"subjects_filter": f"log.{namespace or '*'}.*.{name}.>"}
     info = await api_request(nc, f"STREAM.INFO.{LOG}", question)
     subjects: dict[str, int] = info["state"].get("subjects") or {}
-    keys = {ResourceKey(*subject.split(".")[1:4]) for subject in subjects}
+    return {ResourceKey(*subject.split(".")[1:4]) for subject in subjects}
+
+
+async def _matching(nc: Client, wanted: Meant) -> list[ResourceKey]:
+    _, namespace, kind, name = wanted
+    keys = await _in_log(nc, namespace, name)
     if not keys:  # the log may have lost all that it had of it
         known = [row.key for row in (await current_models(nc)).status.values()]
         keys = {key for key in known if key.name == name and namespace in (None, key.namespace)}

@@ -16,13 +16,12 @@ from reconciler.cli.console import console, print_table
 from reconciler.cli.errors import CommandError, UsageError
 from reconciler.cli.event_table import TABLES, print_lines
 from reconciler.cli.exits import Exit
-from reconciler.cli.naming import meant, registered
+from reconciler.cli.naming import meant
 from reconciler.cli.options import Namespace, WideOutput
 from reconciler.cli.output import harmless, print_structured
-from reconciler.cli.search import find_resource
+from reconciler.cli.search import find_in_words
 from reconciler.cli.summaries import Line, moment, tell_all
 from reconciler.ports import StoredEvent
-from reconciler.provider.kind import installed_kinds
 from reconciler.resource.difference import shown
 from reconciler.sdk.history import History, Past
 from reconciler.sdk.why import Fight, Parent, Why, lineage
@@ -81,8 +80,7 @@ def why(
     words
         Path of a field of the spec, such as color, env.PORT or labels.team.
     """
-    named, field = _read(resource, words)
-    key, past, above = run_async(_past(connection, named, namespace))
+    key, field, past, above = run_async(_past(connection, resource, words, namespace))
     found = explained(str(key), past.events, field)
     found = msgspec.structs.replace(found, parents=tuple(each for each, _ in above))
     told = _lines(past.events, found.chain)
@@ -102,27 +100,21 @@ def why(
     return Exit.OK
 
 
-def _read(resource: str, words: Sequence[str]) -> tuple[str, str]:
-    """Tell the resource from the field: behind a kind comes a name."""
-    more = list(words)
-    if more and "/" not in resource and registered(resource) in installed_kinds():
-        resource = f"{resource}/{more.pop(0)}"
-    if len(more) > 1:
-        raise UsageError(f"only one field is allowed; remove {', '.join(more)}")
-    return resource, more[0] if more else ""
-
-
 async def _past(
-    connection: Connection, resource: str, namespace: str | None
-) -> tuple[ResourceKey, Past, list[tuple[Parent, Sequence[StoredEvent]]]]:
+    connection: Connection, resource: str, words: Sequence[str], namespace: str | None
+) -> tuple[ResourceKey, str, Past, list[tuple[Parent, Sequence[StoredEvent]]]]:
+    meant(resource, namespace)  # checked before any server is asked
     async with bus(connection) as nc:
-        key, history = await find_resource(nc, meant(resource, namespace)), History(nc)
+        key, more = await find_in_words(nc, (resource, *words), namespace)
+        if len(more) > 1:
+            raise UsageError(f"only one field is allowed; remove {', '.join(more[1:])}")
+        history = History(nc)
 
         async def read(parent: ResourceKey) -> Sequence[StoredEvent]:
             return (await history.get(parent)).events
 
         past = await history.get(key)
-        return key, past, await lineage(past.events, read)
+        return key, "".join(more), past, await lineage(past.events, read)
 
 
 def _lines(history: Sequence[StoredEvent], chain: Sequence[int]) -> list[Line]:

@@ -76,3 +76,61 @@ def test_a_field_that_never_was_and_a_resource_that_never_was(live: Cli) -> None
     ran = live.run("why", "why-nobody")
     assert ran.status == 1
     assert "the log has no resource 'why-nobody'" in ran.err
+
+
+PEBBLE = """
+apiVersion: reconciler/v1
+kind: KindDefinition
+metadata: {name: Pebble, namespace: system}
+spec:
+  apiVersion: pebbles/v1
+  provider: pebbles
+  over: Shape
+  fields:
+    shade: {to: color, normalize: [Title], values: [Red, Blue]}
+    size: {to: type, default: Circle, values: [Circle, Square]}
+---
+apiVersion: reconciler/v1
+kind: ProviderConfig
+metadata: {name: pebbles, namespace: system}
+spec: {provider: pebbles, endpoint: "ENDPOINT", scope: {prefix: pebble-}, resyncSeconds: 1}
+---
+apiVersion: pebbles/v1
+kind: Pebble
+metadata: {name: pebble-one}
+spec: {providerConfigRef: {name: pebbles}, shade: red}
+"""
+
+
+def test_why_a_field_of_a_kind_that_was_defined_at_run_time_has_its_value(live: Cli) -> None:
+    endpoint = live.ok("get", "ProviderConfig", "default", "-o", "json").json["spec"]["endpoint"]
+    live.ok("apply", "-f", "-", "--wait", text=PEBBLE.replace("ENDPOINT", endpoint))
+    for words in (("Pebble/pebble-one",), ("Pebble", "pebble-one"), ("pebble", "pebble-one")):
+        told = live.ok("why", *words, "shade").out
+        assert told.startswith('default/Pebble/pebble-one: shade is "red" because ')
+    assert 'size is "Circle" because' in live.ok("why", "Pebble/pebble-one", "size").out
+    assert 'color is "Red" because' in live.ok("why", "Pebble/pebble-one", "color").out
+    live.ok("finalizer", "add", "Pebble", "pebble-one", "billing/invoice")
+    live.ok("finalizer", "remove", "Pebble", "pebble-one", "billing/invoice")
+    ran = live.run("finalizer", "add", "pebble-one", "pebbles", "billing/invoice")
+    assert ran.status == 2
+    assert "finalizer: give NAME FINALIZER, KIND NAME FINALIZER" in ran.err
+
+
+def test_why_a_field_of_a_composed_kind_has_its_value(live: Cli) -> None:
+    live.ok("apply", "-f", "-", text=COMPOSED)
+    live.ok("wait", "Deployment/why-field", "--for", "Converged", "--timeout", "30s")
+    ran = live.ok("why", "Deployment/why-field", "replicas")
+    assert "replicas is 2 because " in ran.out
+
+
+COMPOSED = """
+apiVersion: composition/v1
+kind: Deployment
+metadata: {name: why-field}
+spec:
+  providerConfigRef: {name: composition}
+  replicas: 2
+  template:
+    spec: {providerConfigRef: {name: nowhere}, image: "web:1"}
+"""
