@@ -50,6 +50,7 @@ from reconciler.resource.observation import (
     AWAITING_READ,
     DELETION_GUARD,
     LOSS_GUARD,
+    labelled,
     namespace_that_has,
     release_of_replaced,
 )
@@ -385,13 +386,18 @@ def _found(
 
 def _taken(state: ResourceState, context: Context) -> Settled:
     """Leave an object to the resource that has it, without a name from another namespace."""
-    hidden = namespace_that_has(state, context)
-    whose = "a resource in another namespace" if hidden else state.observed.taken_by
+    whose = _without_namespace(state.observed.taken_by, state, context)
     return Settled(
         "Conflict",
         "OwnedByAnother",
         f"the object belongs to {whose}; use another external name",
     )
+
+
+def _without_namespace(resource: str, state: ResourceState, context: Context) -> str:
+    """Name the resource that has the object, unless it is in another namespace."""
+    is_elsewhere = namespace_that_has(state, context)
+    return "a resource in another namespace" if is_elsewhere else resource
 
 
 def _take_over(
@@ -534,9 +540,8 @@ def _not_ours(state: ResourceState, context: Context, config: ProviderConfigSpec
     if seen.was_let_go:
         return _orphaned(found, state, context)
     if seen.taken_by:  # that one knows what shall become of it
-        return _never_ours(state) or Settled(
-            "Unowned", "Taken", f"the object belongs to {seen.taken_by}"
-        )
+        whose = _without_namespace(seen.taken_by, state, context)
+        return _never_ours(state) or Settled("Unowned", "Taken", f"the object belongs to {whose}")
     said = evidence(found, state, context, config)
     judged = verdict(said, config.ownership)
     if judged.claim in ("Returned", "Found"):
@@ -546,9 +551,13 @@ def _not_ours(state: ResourceState, context: Context, config: ProviderConfigSpec
         return guarded or _until_listed_again(state) or _claimed(found, judged.claim, state)
     if judged.owner == "disputed":
         return _disputed(judged, found)
-    left_alone = f"no {context.key.kind} declares the object; Reconciler leaves it unchanged"
-    held = _held_in_doubt(found, said, state, context)
-    return held or _never_ours(state) or Settled("Unowned", judged.reason, left_alone)
+    reason, why = judged.reason, f"no {context.key.kind} declares the object"
+    # Two kinds may list one API, as a kind that is defined over another one does.
+    if named := labelled(found, context):
+        whose = _without_namespace(named, state, context)
+        reason, why = "OwnedByAnother", f"the owner label of the object names {whose}"
+    left_alone = Settled("Unowned", reason, f"{why}; Reconciler leaves it unchanged")
+    return _held_in_doubt(found, said, state, context) or _never_ours(state) or left_alone
 
 
 def _orphaned(found: ExternalObject, state: ResourceState, context: Context) -> Settled:

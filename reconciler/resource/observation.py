@@ -135,18 +135,18 @@ def _taken_by(said: Observed, state: ResourceState, context: Context) -> str:
     known = state.observed
     is_gone = said.object is None and not state.desired.is_declared and state.owned is None
     if is_gone and not said.taken_by:  # that one may have been withdrawn meanwhile, and be gone
-        return known.taken_by or _labelled(known.object, context)
+        return known.taken_by or labelled(known.object, context)
     return known.taken_by if said.taken_by is None else said.taken_by
 
 
 def namespace_that_has(state: ResourceState, context: Context) -> str:
     """Return the other namespace whose resource has the object; empty if none is known to."""
-    resource = state.observed.taken_by or _labelled(state.observed.object, context)
+    resource = state.observed.taken_by or labelled(state.observed.object, context)
     namespace = resource.partition("/")[0]
     return "" if namespace == context.key.namespace else namespace
 
 
-def _labelled(seen: ExternalObject | None, context: Context) -> str:
+def labelled(seen: ExternalObject | None, context: Context) -> str:
     """Name the other resource of this log whose owner label an object carries."""
     label = "" if seen is None else seen.labels.get(OWNER_LABEL, "")
     return "" if label == context.owner else resource_of(label, context.log_id)

@@ -110,6 +110,11 @@ def test_why_a_field_of_a_kind_that_was_defined_at_run_time_has_its_value(live: 
         assert told.startswith('default/Pebble/pebble-one: shade is "red" because ')
     assert 'size is "Circle" because' in live.ok("why", "Pebble/pebble-one", "size").out
     assert 'color is "Red" because' in live.ok("why", "Pebble/pebble-one", "color").out
+
+    live.ok("wait", "Shape/pebble-one", "--for", "Unowned")  # the kind beneath lists it, too
+    row = live.ok("get", "Shape", "pebble-one").out.splitlines()[1]
+    assert "OwnedByAnother" in row
+    assert "the owner label of the object names default/Pebble/pebble-one" in row
     live.ok("finalizer", "add", "Pebble", "pebble-one", "billing/invoice")
     live.ok("finalizer", "remove", "Pebble", "pebble-one", "billing/invoice")
     ran = live.run("finalizer", "add", "pebble-one", "pebbles", "billing/invoice")

@@ -219,3 +219,34 @@ def test_what_is_only_observed_of_its_own_namespace_is_compared():
     story.declare({"color": "Purple"}, policy={"mode": "ObserveOnly"})
     story.see(thing(uid="h1"), taken_by=f"{story.key.namespace}/Shape/y")
     assert story.outcome == "Drifted"
+
+
+@pytest.mark.parametrize(
+    ("named", "shown"),
+    [
+        ("default/Badge/Foo", "default/Badge/Foo"),
+        ("team/Badge/Foo", "a resource in another namespace"),
+    ],
+)
+@pytest.mark.parametrize("evidence", ["another resource has it", "its label"])
+def test_an_undeclared_object_is_shown_as_that_of_the_resource_that_has_it(
+    named: str, shown: str, evidence: str
+):
+    """A kind that is defined over another one has its objects in the listings of both."""
+    story = Story(configs={CONFIG: SHARED})
+    if evidence == "its label":
+        label = owner(LOG_ID, ResourceKey.parse(named))
+        events = story.see(thing(uid="h1", labels={OWNER_LABEL: label}))
+    else:
+        events = story.see(thing(uid="h1"), taken_by=named)
+    assert not every(OwnershipClaimed, events)
+    assert story.outcome == "Unowned"
+    assert story.reason == ("OwnedByAnother" if evidence == "its label" else "Taken")
+    assert shown in story.outcome_message
+    assert (named in story.outcome_message) == (named == shown)
+
+
+def test_the_label_of_another_log_names_no_resource_of_this_one():
+    story = Story(configs={CONFIG: SHARED})
+    story.see(thing(uid="h1", labels={OWNER_LABEL: "another.default.Badge.Foo"}))
+    assert (story.outcome, story.reason) == ("Unowned", "NotDeclared")
