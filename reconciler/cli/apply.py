@@ -64,7 +64,8 @@ def apply(
     An invalid document does not stop the others.
 
     Exit status: 0 all accepted (with --wait: all Converged), 1 some refused
-    or failed, 3 some not settled before the timeout.
+    or failed, 3 some not settled before the timeout. With --dry-run=server:
+    that of `reconciler plan`.
 
     For example:
 

@@ -69,7 +69,8 @@ a `reconciler up` that runs in this directory (./reconciler-data/up.json), the
 settings file (see `reconciler config --help`), nats://127.0.0.1:4222.
 
 Exit status: 0 success, 1 refused or failed, 2 wrong usage, 3 timeout.
-`plan` and `diff` exit with 2 if there are changes.
+`plan`, `diff` and --dry-run: 0 no changes, 1 an error (also wrong usage),
+2 changes, as `terraform plan -detailed-exitcode`.
 """
 
 _OPTIONS: Final = (

@@ -52,7 +52,8 @@ def delete(
     it. The log keeps the history.
 
     Exit status: 0 all accepted (with --wait: deleted or released), 1 some
-    refused or failed, 3 some not settled before the timeout.
+    refused or failed, 3 some not settled before the timeout. With --dry-run:
+    that of `reconciler plan`.
 
     For example:
 

@@ -9,6 +9,6 @@ class Exit(IntEnum):
     OK = 0
     FAILED = 1
     USAGE = 2
-    DIFFERENT = 2  # as diff and terraform have it: found, and no error is said
+    DIFFERENT = 2  # no error: as of `terraform plan -detailed-exitcode`; errors are FAILED then
     TIMEOUT = 3
     INTERRUPTED = 130

@@ -79,14 +79,25 @@ def _run(tokens: Sequence[str]) -> int:
     try:
         result = build_app(command, console=_console_for_help(tokens))(tokens)
     except CycloptsError as error:
-        return _report_usage(error, command)
+        return _status_of_error(_report_usage(error, command), tokens)
     except (BrokenPipeError, KeyboardInterrupt):
         raise
     except Exception as error:  # noqa: BLE001 - each is one line, of a defect too
         from reconciler.cli.errors import report  # noqa: PLC0415 - only when something failed
 
-        return report(error, tokens, with_traceback="--debug" in tokens)
+        status = report(error, tokens, with_traceback="--debug" in tokens)
+        return _status_of_error(status, tokens)
     return int(result) if isinstance(result, int) else Exit.OK
+
+
+def _status_of_error(status: int, tokens: Sequence[str]) -> int:
+    """Return the exit status of an error: never that of differences, where a command reports any.
+
+    As of `terraform plan -detailed-exitcode`: 0 no changes, 1 an error, 2 changes.
+    """
+    is_dry_run = any(token.startswith("--dry-run") for token in tokens)
+    reports_differences = tokens[0] in ("plan", "diff") or is_dry_run
+    return Exit.FAILED if reports_differences and status == Exit.DIFFERENT else status
 
 
 def _console_for_help(tokens: Sequence[str]) -> Console | None:

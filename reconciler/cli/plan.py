@@ -64,7 +64,8 @@ def plan(
     supply is "(known after apply)". The plan also shows changes of other
     resources, adoptions, holds by a guard, and refused documents.
 
-    Exit status: 0 no changes, 2 changes, 1 a document is invalid.
+    Exit status: 0 no changes, 2 changes, 1 an error or an invalid document
+    (as `terraform plan -detailed-exitcode`).
 
     For example:
 

@@ -17,7 +17,7 @@ import yaml
 from events.log import ActionDecided, OutcomeName
 from events.manifest import Manifest
 from reconciler.sdk import Client, connect
-from tests.cli.runner import Cli, Up, shape
+from tests.cli.runner import Cli, Inside, Up, shape
 
 _T = TypeVar("_T")
 
@@ -275,3 +275,24 @@ def test_plan_and_files_do_not_go_together(live: Cli) -> None:
         ),
     )
     assert live.run("apply").status == 2
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("plan",),
+        ("plan", "-f", "two.yaml", "--nonsense"),
+        ("plan", "-f", "two.yaml", "-n", "not/a/name"),
+        ("diff", "a/b/c/d"),
+        ("diff", "foo", "--from", "yesterday"),
+        ("apply", "-f", "two.yaml", "--dry-run=server", "--prune"),
+        ("delete", "--dry-run"),
+    ],
+    ids=" ".join,
+)
+def test_an_error_has_another_exit_status_than_changes(
+    inside: Inside, command: tuple[str, ...]
+) -> None:
+    ran = inside.run(*command)
+    assert ran.err.startswith("error: ")
+    assert ran.status == 1
