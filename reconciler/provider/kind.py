@@ -217,7 +217,8 @@ class Kind:
             checked = msgspec.convert(fields, self.schema)
         except msgspec.ValidationError as error:
             raise InvalidManifestError(field_error(error, self.schema, "spec")) from None
-        checked = cast("Fields", msgspec.to_builtins(checked, str_keys=True))
+        # As the log gives them back: a tuple, kept as one, would differ from the list that is read.
+        checked = cast("Fields", msgspec.json.decode(msgspec.json.encode(checked)))
         is_content = self.maps is None and self.composes is None
         return self.normalize(checked) if is_content else checked
 

@@ -104,7 +104,9 @@ spec: {providerConfigRef: {name: pebbles}, shade: red}
 
 def test_why_a_field_of_a_kind_that_was_defined_at_run_time_has_its_value(live: Cli) -> None:
     endpoint = live.ok("get", "ProviderConfig", "default", "-o", "json").json["spec"]["endpoint"]
-    live.ok("apply", "-f", "-", "--wait", text=PEBBLE.replace("ENDPOINT", endpoint))
+    manifests = PEBBLE.replace("ENDPOINT", endpoint)
+    live.ok("apply", "-f", "-", "--wait", text=manifests)
+    assert live.ok("plan", "-f", "-", text=manifests).out.startswith("Plan: 3 unchanged ")
     for words in (("Pebble/pebble-one",), ("Pebble", "pebble-one"), ("pebble", "pebble-one")):
         told = live.ok("why", *words, "shade").out
         assert told.startswith('default/Pebble/pebble-one: shade is "red" because ')

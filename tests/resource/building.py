@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from events.envelope import decode_log, encode_log
 from events.external import ExternalObject
 from events.intake import (
     ActionError,
@@ -182,7 +183,8 @@ class Story:
         self.state = turn.state
         self.log += turn.events
         self.answers = list(turn.answers)
-        assert fold(self.log) == self.state
+        # As another process reads it: lists, where a tuple was declared.
+        assert fold(decode_log(encode_log(each)) for each in self.log) == self.state
         return [event.data for event in turn.events]
 
     def turn(self, *data: IntakeData) -> list[ResourceEvent]:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from events.envelope import decode_log, encode_log
 from events.intake import Declared, IntakeData, TimerFired, Withdrawn
 from events.log import ResourceEvent, SpecDeclared, SpecWithdrawn
 from events.manifest import REASON_ANNOTATION, Fields, Manifest, Metadata
 from events.names import ResourceKey
+from reconciler.provider.kind import KIND_DEFINITION, PROVIDER_CONFIG, Kind
 from reconciler.resource.decide import decide
+from reconciler.resource.evolve import fold
 from reconciler.resource.state import NEW
 from reconciler.resource.turn import Command
 from tests.resource.building import (
@@ -536,3 +539,29 @@ def test_only_declarations_and_withdrawals_are_answered(data: IntakeData):
     story = Story()
     story.turn(data)
     assert (story.answers[0] is None) is isinstance(data, TimerFired)
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        (
+            KIND_DEFINITION,
+            {
+                "apiVersion": "badges/v1",
+                "provider": "badges",
+                "over": "Shape",
+                "fields": {"shade": {"to": "color", "normalize": ["Title"], "values": ["Red"]}},
+            },
+        ),
+        (PROVIDER_CONFIG, {"provider": "x", "endpoint": "http://x", "namespaces": ["billing"]}),
+    ],
+)
+def test_a_list_that_is_declared_again_after_a_restart_is_no_new_generation(
+    kind: Kind, fields: Fields
+):
+    story = Story(kind=kind, configs={}, key=ResourceKey("system", kind.name, "Any"))
+    story.declare(fields, api_version="reconciler/v1")
+    assert story.outcomes() == [("Converged", 1)]
+    story.state = fold(decode_log(encode_log(each)) for each in story.log)
+    assert story.declare(fields, api_version="reconciler/v1") == []
+    assert story.answer.reason == "Unchanged"
