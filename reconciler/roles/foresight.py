@@ -157,6 +157,7 @@ class Foresight:
         self._refers: Graph = {}
         self._places: dict[str, str] = {}
         self._contents: dict[str, Fields] = {}  # of sets, by digest
+        self._listed: set[tuple[str, str]] = set()  # configurations and kinds, for this plan
         self._stuck: set[str] = set()  # actions whose parts are somebody else's
 
     async def load(self) -> None:
@@ -190,8 +191,18 @@ class Foresight:
 
     async def observe(self, config: str, kind: str, objects: Mapping[str, ExternalObject]) -> None:
         """Take in a complete listing, and follow what comes of it to its end."""
+        self._listed.add((config, kind))
         await self._decide(await self._seen(config, kind, objects))
         await self._to_the_end()
+
+    def seen_at(self, mine: ForeseenResource) -> datetime | None:
+        """Return when an object was read last: by a listing for this plan, or as the log has it."""
+        state, place = mine.state, (mine.state.provider_config, mine.key.kind)
+        seen = mine.base.state.observed.object or state.observed.object
+        if seen is None or place not in self._listed:
+            return mine.seen_at
+        scope = self.configurations.by_name[state.provider_config].scope
+        return self._now if scope.has(seen.name, seen.labels) else mine.seen_at
 
     # --- from one turn to the next
 

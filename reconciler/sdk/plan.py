@@ -75,8 +75,8 @@ class PlannedResource(msgspec.Struct, frozen=True, rename="camel"):
     ``version`` is that of the resource which the plan rests on, ``digest`` that of what its
     declaration would append. ``manifest`` is empty for a resource that the plan does not declare.
     ``withdrawn``: its declaration is taken back. ``part_of`` names the composed resource that
-    declares or withdraws it. ``seen_at`` is when the log was last told how the object is; a look
-    that shows nothing new is not in it.
+    declares or withdraws it. ``seen_at`` is when the object was read last: by a listing for this
+    plan, else when the log was last told how it is; a read that shows nothing new is not in it.
     """
 
     resource: str
@@ -210,7 +210,7 @@ def _planned(foresight: Foresight, key: ResourceKey, manifest: Manifest | None) 
         releases=tuple(f"{each.external_name} ({each.reason})" for each in mine.releases),
         outcome="" if outcome is None else outcome.outcome,
         withdrawn=mine.is_withdrawn,
-        seen_at=mine.seen_at,
+        seen_at=foresight.seen_at(mine),
         part_of="" if mine.part_of is None else str(mine.part_of),
     )
 
