@@ -2,6 +2,6 @@
 
 import sys
 
-from reconciler.cli.main import main
+from reconciler.cli.entry import main
 
 sys.exit(main())

@@ -76,7 +76,7 @@ async def _apply(
     wait_seconds: float | None,
     output: Format,
 ) -> Result:
-    async with client_of(connection) as client:
+    async with client_of(connection, sends=not is_dry) as client:
         sets: ManifestSets = client.manifest_sets()
         try:
             change, content = await sets.change(key, parts, prune=prune)

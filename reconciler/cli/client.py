@@ -27,9 +27,14 @@ def who() -> str:
 
 
 @asynccontextmanager
-async def client_of(connection: Connection) -> AsyncGenerator[Client]:
-    """Connect for one command; raises ``BusError`` and ``ConfigurationError``."""
+async def client_of(connection: Connection, *, sends: bool = True) -> AsyncGenerator[Client]:
+    """Connect for one command, which sends something, or only reads.
+
+    Raises ``BusError`` and ``ConfigurationError``.
+    """
     configure_logs(connection.log_level)
+    if sends:
+        connection.name_bus()
     async with connect(
         connection.url,
         source=who(),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from reconciler.cli.app import group_of_commands
-from reconciler.cli.connection import DEFAULT_URL, HERE, Connection
+from reconciler.cli.connection import HERE, Connection
 from reconciler.cli.console import print_table
 from reconciler.cli.options import Output
 from reconciler.cli.output import print_structured
@@ -56,4 +56,4 @@ def _shown(found: Setting | None, name: str) -> Setting:
     key = flag(name).removeprefix("--")
     if found is not None:
         return Setting(key, found.value, found.source)
-    return Setting(key, DEFAULT_URL if name == "nats_url" else "", "default")
+    return Setting(key, "", "not set" if name == "nats_url" else "default")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
 import sys
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import asynccontextmanager, suppress
@@ -17,14 +16,16 @@ from cyclopts import Group, Parameter
 from nats.aio.client import Client
 
 from infra.jetstream.access import Access
-from infra.jetstream.connection import close, connect, require_jetstream
+from infra.jetstream.connection import close, connect, require_jetstream, without_secrets
+from reconciler.cli.interrupts import note_sending, raise_from_now_on
 from reconciler.cli.own_logs import LogLevel, configure_logs
-from reconciler.cli.settings import NAMES, Setting, settings
+from reconciler.cli.settings import NAMES, UP, Setting, settings
+from reconciler.errors import ConfigurationError
 
 DATA_FOLDER: Final = Path("reconciler-data")
 UP_FILE: Final = "up.json"
+UP_LOCK: Final = "up.lock"  # held while it runs
 SECRETS_FOLDER: Final = "secrets"  # in the data folder
-DEFAULT_URL: Final = "nats://127.0.0.1:4222"
 PATIENCE_SECONDS: Final = 3.0
 
 _GROUP = Group("Connection and logs", sort_key=10)
@@ -38,17 +39,6 @@ class UpFile(msgspec.Struct, frozen=True, rename="camel"):
     api_url: str | None
     pid: int
     monitoring_url: str = ""
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether the process that wrote it lives."""
-        try:
-            os.kill(self.pid, 0)
-        except ProcessLookupError:
-            return False
-        except PermissionError:
-            return True
-        return True
 
 
 @Parameter(name="*", group=_GROUP)
@@ -98,8 +88,26 @@ class BusOptions:
     @property
     def url(self) -> str:
         """Find the bus; raises ``ConfigurationError``."""
+        return self._bus().value
+
+    def name_bus(self) -> None:
+        """Name the bus of a command that sends something, unless it is this directory's own."""
+        bus = self._bus()
+        if note_sending() and bus.source != UP:
+            sys.stderr.write(f"bus: {without_secrets(bus.value)} ({bus.source})\n")
+
+    def _bus(self) -> Setting:
         found = self.settings().get("nats_url")
-        return DEFAULT_URL if found is None else found.value
+        if found is None:
+            has_ended = (DATA_FOLDER / UP_FILE).exists()
+            raise ConfigurationError(
+                "no NATS server is selected: "
+                + ("the `reconciler up` of" if has_ended else "no `reconciler up` runs in")
+                + (" this directory has ended" if has_ended else " this directory")
+                + "; start it, or set --nats-url, $RECONCILER_NATS_URL or nats-url in "
+                "reconciler.toml"
+            )
+        return found
 
     @property
     def access(self) -> Access:
@@ -141,14 +149,30 @@ def read_up_file(folder: Path) -> UpFile | None:
     """Read what `up` wrote; None if it does not run, or not in this folder."""
     with suppress(OSError, msgspec.DecodeError):
         found = msgspec.json.decode((folder / UP_FILE).read_bytes(), type=UpFile)
-        return found if found.is_alive else None
+        return found if _is_locked(folder / UP_LOCK) else None
     return None
 
 
+def _is_locked(path: Path) -> bool:
+    """Return whether a process holds the lock: unlike its pid, nobody else has it after its end."""
+    if sys.platform == "win32":
+        return False  # `up` does not run there
+    import fcntl  # noqa: PLC0415 - not there on Windows
+
+    with path.open("rb") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
 @asynccontextmanager
-async def bus(connection: Connection) -> AsyncGenerator[Client]:
-    """Connect for one command; raises ``BusError``."""
+async def bus(connection: Connection, *, sends: bool = False) -> AsyncGenerator[Client]:
+    """Connect for one command, which may send something; raises ``BusError``."""
     configure_logs(connection.log_level)
+    if sends:
+        connection.name_bus()
     nc = await connect(
         connection.url,
         name="reconciler-cli",
@@ -164,6 +188,7 @@ async def bus(connection: Connection) -> AsyncGenerator[Client]:
 
 def run_async(work: Coroutine[Any, Any, _T]) -> _T:
     """Run a command's work on the fastest event loop there is."""
+    raise_from_now_on()
     gc.freeze()  # what is imported by now stays for ever
     gc.enable()
     if sys.platform == "win32":

@@ -233,7 +233,7 @@ async def _find(
     *,
     only_open: bool,
 ) -> tuple[list[DeadLetter], Sequence[Discarded]]:
-    async with client_of(connection) as client:
+    async with client_of(connection, sends=False) as client:
         letters = await client.dead_letters(
             stage=stage, resource=resource, since=since, only_open=only_open
         )
@@ -241,7 +241,7 @@ async def _find(
 
 
 async def _one(connection: Connection, number: int) -> tuple[DeadLetter, int]:
-    async with client_of(connection) as client:
+    async with client_of(connection, sends=False) as client:
         return await read_one(client, number)
 
 

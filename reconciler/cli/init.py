@@ -65,7 +65,7 @@ def check_replicas(replicas: int | None) -> None:
 async def _init(
     connection: Connection, replicas: int | None, namespaces: Sequence[str], output: Format
 ) -> Exit:
-    async with bus(connection) as nc:
+    async with bus(connection, sends=True) as nc:
         topology = await initialise(nc, replicas=replicas, namespaces=namespaces)
     if output == "table":
         rows = [(name, coloured(change)) for name, change in topology.changes.items()]

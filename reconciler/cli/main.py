@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from reconciler.cli.commands import COMPLETE, first_page, names
 from reconciler.cli.exits import Exit
+from reconciler.cli.interrupts import forget_sending, interrupted
 from reconciler.cli.standard_streams import open_what_is_closed, write_no_more
 
 if TYPE_CHECKING:
@@ -29,9 +30,10 @@ STARTED = time.monotonic()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return the exit status."""
     tokens = list(sys.argv[1:] if arguments is None else arguments)
-    open_what_is_closed()
     status: int = Exit.OK
+    forget_sending()
     try:
+        open_what_is_closed()
         if not tokens or tokens[0] in ("--help", "-h"):
             print(first_page())
         else:
@@ -44,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: cannot write the output: {error.strerror}", file=sys.stderr)
         return status or Exit.FAILED
     except KeyboardInterrupt:
-        print("error: interrupted; requests that were sent may still take effect", file=sys.stderr)
+        print(interrupted(), file=sys.stderr)
         return Exit.INTERRUPTED
     finally:
         gc.enable()  # for who calls this in a process of his own

@@ -72,7 +72,7 @@ async def _restore(
     source = Backup(file)
     with progress_bar("checking", source.size) as progress:
         knowledge = inspect(source, progress)
-    async with bus(connection) as nc:
+    async with bus(connection, sends=True) as nc:
         plan = await plan_restoration(nc, source, knowledge, replace)
         if plan.way == "nothing":
             return _unchanged(plan, finish(source.path))

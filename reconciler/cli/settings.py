@@ -1,4 +1,4 @@
-"""Settings of the connection: from flags, else the environment, else a file, else as usual.
+"""Settings of the connection: from flags, else the environment, an `up` here, or a file.
 
 The file is `$RECONCILER_CONFIG`, else `reconciler.toml` in this folder, else
 `~/.config/reconciler/config.toml`. Its keys are named as the flags.
@@ -29,6 +29,8 @@ NAMES: Final = (
 _KEYS: Final = frozenset({"credentials", "nkey"})
 _FILE_VARIABLE: Final = f"{VARIABLE_PREFIX}CONFIG"
 _HERE: Final = Path("reconciler.toml")
+UP: Final = "`reconciler up` in this directory"
+"""The source of a setting that comes from the `up` of this directory."""
 
 
 class Setting(msgspec.Struct, frozen=True):
@@ -62,7 +64,7 @@ def settings(given: Mapping[str, Any], *, running: str = "") -> dict[str, Settin
         },
     )
     if "nats_url" not in found and running:
-        found["nats_url"] = Setting("nats_url", running, "`reconciler up` in this directory")
+        found["nats_url"] = Setting("nats_url", running, UP)
         return found
     path = _file()
     if path is not None:

@@ -19,7 +19,7 @@ import structlog
 from infra.components import Component
 from infra.jetstream.connection import without_secrets
 from reconciler.cli import components
-from reconciler.cli.connection import UP_FILE, UpFile, read_up_file
+from reconciler.cli.connection import UP_FILE, UP_LOCK, UpFile, read_up_file
 from reconciler.cli.errors import StackError, UsageError
 from reconciler.cli.local_configs import LocalApi, example_api
 
@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 DEFAULT_PORT: Final = 4222
 DEFAULT_API_PORT: Final = 8080
 
-_LOCK_FILE: Final = "up.lock"
+_PORTS_FILE: Final = "ports.json"
+_LOCK_SECONDS: Final = 0.5  # a command that asks whether `up` runs holds the lock for a moment
 _ORPHAN_SECONDS: Final = 15.0  # a killed `up` takes its server with it, but not at once
 _POLL_SECONDS: Final = 0.02
 _logger = structlog.get_logger(__name__)
@@ -50,6 +51,13 @@ class StackOptions:
     nats_url: str | None
     with_api: bool
     components: tuple[str, ...] = ()
+
+
+class _Ports(msgspec.Struct):
+    """The ports that were in use instead of the default ones, so that the next start keeps them."""
+
+    nats: int | None = None
+    api: int | None = None
 
 
 @dataclass(slots=True)
@@ -163,39 +171,75 @@ def _locked(data: Path) -> BinaryIO:
     """Take the data folder for this process; the lock ends with the file that is given."""
     try:
         data.mkdir(parents=True, exist_ok=True)
-        lock = (data / _LOCK_FILE).open("ab")
+        lock = (data / UP_LOCK).open("ab")
     except OSError as error:
         raise StackError(f"data directory {data} is not usable: {error.strerror}") from error
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    if not _is_taken(lock):
         lock.close()
         other = read_up_file(data)
         who = "" if other is None else f" (pid {other.pid}, {other.nats_url})"
         raise StackError(
             f"data directory {data} is in use by another `reconciler up`{who}; stop that "
             "process, or use another directory with --data"
-        ) from None
+        )
     (data / UP_FILE).unlink(missing_ok=True)
     return lock
+
+
+def _is_taken(lock: BinaryIO) -> bool:
+    deadline = time.monotonic() + _LOCK_SECONDS
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(_POLL_SECONDS)
+        else:
+            return True
 
 
 async def _start_server(server: EmbeddedServer, options: StackOptions, notes: list[str]) -> str:
     folder = options.data / "nats"
     await _wait_for_orphan(folder / "nats.lock")
-    port = _port(options.port, DEFAULT_PORT)
+    ports = _read_ports(options.data)
+    port = _port(options.port, DEFAULT_PORT, ports.nats)
     url = await server.start(folder, port=port, http_port=0)
-    if options.port is None and port == 0:
-        notes.append(f"port {DEFAULT_PORT} is in use; NATS listens on {server.port}")
+    if options.port is None and server.port != DEFAULT_PORT:
+        notes.append(f"{_why(port, DEFAULT_PORT)}; NATS listens on {server.port}")
+        ports.nats = server.port
+        _write_ports(options.data, ports)
     return url
 
 
 async def _start_api(api: ExampleApi, options: StackOptions, notes: list[str]) -> str:
-    port = _port(options.api_port, DEFAULT_API_PORT)
+    ports = _read_ports(options.data)
+    port = _port(options.api_port, DEFAULT_API_PORT, ports.api)
     url = await api.start(options.data / "example-api", port=port, latency_ms=options.latency_ms)
-    if options.api_port is None and port == 0:
-        notes.append(f"port {DEFAULT_API_PORT} is in use; the example API listens on {api.port}")
+    if options.api_port is None and api.port != DEFAULT_API_PORT:
+        notes.append(f"{_why(port, DEFAULT_API_PORT)}; the example API listens on {api.port}")
+        ports.api = api.port
+        _write_ports(options.data, ports)
     return url
+
+
+def _why(port: int, default: int) -> str:
+    """Return why another port than the default one is used; 0 was any free one."""
+    if port == 0:
+        return f"port {default} is in use"
+    return f"port {default} was in use at an earlier start"
+
+
+def _read_ports(data: Path) -> _Ports:
+    with suppress(OSError, msgspec.DecodeError):
+        return msgspec.json.decode((data / _PORTS_FILE).read_bytes(), type=_Ports)
+    return _Ports()
+
+
+def _write_ports(data: Path, ports: _Ports) -> None:
+    new = data / f"{_PORTS_FILE}.new"
+    new.write_bytes(msgspec.json.encode(ports) + b"\n")
+    new.replace(data / _PORTS_FILE)
 
 
 async def _wait_for_orphan(lock_file: Path) -> None:
@@ -209,13 +253,13 @@ async def _wait_for_orphan(lock_file: Path) -> None:
             await asyncio.sleep(_POLL_SECONDS)
 
 
-def _port(given: int | None, default: int) -> int:
-    """Return the port to use: 0 stands for any free one, when the usual one is taken."""
+def _port(given: int | None, default: int, kept: int | None) -> int:
+    """Return the port to use: that of an earlier start, or the default; 0 is any free one."""
     if given is not None:
         if not 0 <= given < 2**16:
             raise UsageError(f"{given} is not a port; use 0 (any free port) to 65535")
         return given
-    return default if _is_free(default) else 0
+    return next((each for each in (kept, default) if each and _is_free(each)), 0)
 
 
 def _is_free(port: int) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import socket
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -19,9 +21,10 @@ from reconciler.cli.checks.apis import check_api
 from reconciler.cli.checks.bus import check_clock, check_room, check_stage
 from reconciler.cli.checks.finding import Finding, some
 from reconciler.cli.checks.log import check_held, check_ownership, check_watched
-from reconciler.cli.connection import DEFAULT_URL, BusOptions, UpFile, read_up_file
+from reconciler.cli.connection import BusOptions, UpFile, read_up_file
 from reconciler.cli.doctor import look
 from reconciler.cli.row_comparison import differences
+from reconciler.errors import ConfigurationError
 from reconciler.provider.kind import KindRegistry
 from reconciler.roles.configurations import Configurations
 from reconciler.roles.providers import ProviderPool
@@ -221,22 +224,42 @@ def _status(position: int) -> bytes:
 def test_the_bus_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("RECONCILER_NATS_URL", raising=False)
-    assert BusOptions().url == DEFAULT_URL
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    with pytest.raises(
+        ConfigurationError, match="no `reconciler up` runs in this directory; start"
+    ):
+        _ = BusOptions().url
     folder = tmp_path / "reconciler-data"
     folder.mkdir()
-    mine = UpFile("nats://127.0.0.1:5", None, 1)
+    mine = UpFile("nats://127.0.0.1:5", None, os.getpid())
     (folder / "up.json").write_bytes(msgspec.json.encode(mine))
-    assert BusOptions().url == "nats://127.0.0.1:5"
+    with (folder / "up.lock").open("ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert BusOptions().url == "nats://127.0.0.1:5"
+    with pytest.raises(ConfigurationError, match="`reconciler up` of this directory has ended; st"):
+        _ = BusOptions().url
     monkeypatch.setenv("RECONCILER_NATS_URL", "nats://env:4")
     assert BusOptions().url == "nats://env:4"
     assert BusOptions(nats_url="nats://given:4").url == "nats://given:4"
 
 
-def test_what_a_dead_up_left_is_not_believed(tmp_path: Path) -> None:
-    (tmp_path / "up.json").write_bytes(msgspec.json.encode(UpFile("nats://x:1", None, 2**22)))
+def test_what_a_dead_up_left_is_not_believed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process may have its pid by now."""
+    mine = UpFile("nats://x:1", None, os.getpid())
+    (tmp_path / "up.json").write_bytes(msgspec.json.encode(mine))
     assert read_up_file(tmp_path) is None
-    (tmp_path / "up.json").write_text("{")
-    assert read_up_file(tmp_path) is None
+    with (tmp_path / "up.lock").open("ab") as lock:
+        assert read_up_file(tmp_path) is None
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert read_up_file(tmp_path) == mine
+        monkeypatch.setattr("sys.platform", "win32")
+        assert read_up_file(tmp_path) is None, "`up` does not run there"
+        monkeypatch.undo()
+        (tmp_path / "up.json").write_text("{")
+        assert read_up_file(tmp_path) is None
 
 
 def test_some_of_many() -> None:

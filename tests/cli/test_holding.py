@@ -224,7 +224,8 @@ def test_an_interrupted_question_is_told_as_one(idle: Inside, idle_url: str) -> 
     asking.send_signal(signal.SIGINT)
     out, err = asking.communicate(timeout=STOP_SECONDS)
     assert (asking.returncode, out) == (130, "")
-    assert err == "error: interrupted; requests that were sent may still take effect\n"
+    bus = f"bus: {idle_url} (environment RECONCILER_NATS_URL)\n"
+    assert err == f"{bus}error: interrupted; requests that were sent may still take effect\n"
 
 
 async def _asked(url: str, least: int) -> int:

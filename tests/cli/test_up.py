@@ -11,11 +11,12 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.cli.importing import OTHERS, PROVIDERS, Listing, imported
-from tests.cli.runner import STOP_SECONDS, Cli, Inside, Up, idle_bus, up
+from tests.cli.runner import STOP_SECONDS, Cli, Inside, Up, idle_bus, shape, up
 
 BLOB = "apiVersion: blobs/v1\nkind: Blob\nmetadata: {name: a}\nspec: {}\n"
 
@@ -80,15 +81,63 @@ def test_taken_default_ports_are_replaced_and_told(cli: Cli) -> None:
         with suppress(OSError):  # somebody else has it: as good
             taken.bind(("127.0.0.1", 4222))
             taken.listen()
-        process = cli.start("up", "--no-api", "--roles", "none", "--output", "json")
-        assert process.stdout is not None
-        ready = json.loads(process.stdout.readline())
-        process.terminate()
-        process.communicate(timeout=STOP_SECONDS)
+        ready = started_and_stopped(cli)
     port = ready["natsUrl"].rsplit(":", 1)[1]
     assert ready["notes"] == [f"port 4222 is in use; NATS listens on {port}"]
     assert ready["apiUrl"] is None
+
+    again = started_and_stopped(cli)
+    assert again["natsUrl"] == ready["natsUrl"], "clients find it again"
+    assert again["notes"] == [f"port 4222 was in use at an earlier start; NATS listens on {port}"]
+    with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        taken.bind(("127.0.0.1", int(port)))
+        taken.listen()
+        assert started_and_stopped(cli)["natsUrl"] != ready["natsUrl"]
+
+
+def started_and_stopped(cli: Cli) -> dict[str, Any]:
+    """Start `up` on its default ports; return what it reports when it is ready."""
+    process = cli.start("up", "--no-api", "--roles", "none", "--output", "json")
+    assert process.stdout is not None
+    ready: dict[str, Any] = json.loads(process.stdout.readline())
+    process.terminate()
+    process.communicate(timeout=STOP_SECONDS)
     assert process.returncode == 0
+    return ready
+
+
+def test_without_a_bus_of_its_own_a_command_refuses(cli: Cli) -> None:
+    """A `delete` must not reach whatever server listens on the default port."""
+    cli.write("home/.keep", "")
+    home = str(cli.folder / "home")
+    for command in (("get",), ("delete", "Shape", "foo"), ("doctor",), ("run", "decider")):
+        ran = cli.run(*command, HOME=home, XDG_CONFIG_HOME=home)
+        assert ran.status == 1
+        assert ran.err == (
+            "error: no NATS server is selected: no `reconciler up` runs in this directory; start "
+            "it, or set --nats-url, $RECONCILER_NATS_URL or nats-url in reconciler.toml\n"
+        )
+    with up(cli, "--no-api", "--roles", "none") as running:
+        assert cli.run("get").status == 0
+        running.stop(signal.SIGKILL)
+    ran = cli.run("delete", "Shape", "foo", HOME=home, XDG_CONFIG_HOME=home)
+    assert (ran.status, ran.err.count("\n")) == (1, 1)
+    assert "the `reconciler up` of this directory has ended; start it" in ran.err
+
+
+def test_a_command_that_sends_names_the_bus_unless_it_is_its_own(
+    live: Cli, running_up: tuple[Cli, Up], inside: Inside
+) -> None:
+    url = running_up[1].ready["natsUrl"]
+    assert live.run("apply", "-f", "-", text=shape("named-bus")).err == ""
+    inside.url = url
+    told = f"bus: {url} (environment RECONCILER_NATS_URL)\n"
+    assert inside.run("apply", "-f", "-", text=shape("named-bus", "Green")).err == told
+    assert inside.run("deadletters", "list").err == ""
+    assert inside.run("get").err == ""
+    told = f"bus: {url} (flag --nats-url)\n"
+    assert inside.run("delete", "Shape", "named-bus", "--nats-url", url).err == told
 
 
 def test_a_port_that_was_asked_for_is_not_replaced(inside: Cli) -> None:
