@@ -2,7 +2,7 @@
 
     python examples/declare_and_wait.py [name]
 
-The bus is that of RECONCILER_NATS_URL, nats://127.0.0.1:4222 by default.
+The bus is that of the environment variable RECONCILER_NATS_URL.
 """
 
 import asyncio
@@ -11,7 +11,9 @@ import sys
 
 from reconciler.sdk import BusError, ReconcilerError, connect
 
-NATS_URL = os.environ.get("RECONCILER_NATS_URL", "nats://127.0.0.1:4222")
+NATS_URL = os.environ.get("RECONCILER_NATS_URL") or sys.exit(
+    "RECONCILER_NATS_URL: not set; `./run reconciler config view` shows the URL of `./run up`"
+)
 
 
 def manifest(name: str, color: str) -> dict[str, object]:

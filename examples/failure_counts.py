@@ -18,7 +18,9 @@ from eventsourcing.sqlite import SQLiteTrackingRecorder
 
 from reconciler.sdk.history import ResourceLog
 
-NATS_URL = os.environ.get("RECONCILER_NATS_URL", "nats://127.0.0.1:4222")
+NATS_URL = os.environ.get("RECONCILER_NATS_URL") or sys.exit(
+    "RECONCILER_NATS_URL: not set; `./run reconciler config view` shows the URL of `./run up`"
+)
 PATIENCE_SECONDS = 600
 
 

@@ -14,7 +14,9 @@ import msgspec
 
 from reconciler.sdk import BusError, ReconcilerError, connect
 
-NATS_URL = os.environ.get("RECONCILER_NATS_URL", "nats://127.0.0.1:4222")
+NATS_URL = os.environ.get("RECONCILER_NATS_URL") or sys.exit(
+    "RECONCILER_NATS_URL: not set; `./run reconciler config view` shows the URL of `./run up`"
+)
 
 
 async def main(durable: str, how_many: int) -> None:

@@ -16,7 +16,9 @@ import nats
 import nats.errors
 from nats.js.api import ConsumerConfig, DeliverPolicy
 
-NATS_URL = os.environ.get("RECONCILER_NATS_URL", "nats://127.0.0.1:4222")
+NATS_URL = os.environ.get("RECONCILER_NATS_URL") or sys.exit(
+    "RECONCILER_NATS_URL: not set; `./run reconciler config view` shows the URL of `./run up`"
+)
 
 
 async def ignore(_error: Exception) -> None:

@@ -143,6 +143,7 @@ async def test_plain_nats_needs_nothing_of_ours(stack: Stack, name: str) -> None
 )
 def test_wrong_arguments_are_answered_with_the_usage(program: str, arguments: list[str]) -> None:
     without_key = {name: text for name, text in os.environ.items() if name != "RECONCILER_NKEY"}
+    without_key["RECONCILER_NATS_URL"] = "nats://127.0.0.1:1"
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / program), *arguments],
         capture_output=True,
@@ -157,18 +158,18 @@ def test_wrong_arguments_are_answered_with_the_usage(program: str, arguments: li
     assert f"examples/{program}" in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("program", "arguments"),
-    [
-        ("audit_replay.py", []),
-        ("declare_and_wait.py", []),
-        ("failure_counts.py", [":memory:"]),
-        ("follow_outcomes.py", ["name"]),
-        ("plain_nats.py", []),
-        ("plain_service.py", []),
-        ("publish_listing.py", ["default", "Shape"]),
-    ],
-)
+PROGRAMS: list[tuple[str, list[str]]] = [
+    ("audit_replay.py", []),
+    ("declare_and_wait.py", []),
+    ("failure_counts.py", [":memory:"]),
+    ("follow_outcomes.py", ["name"]),
+    ("plain_nats.py", []),
+    ("plain_service.py", []),
+    ("publish_listing.py", ["default", "Shape"]),
+]
+
+
+@pytest.mark.parametrize(("program", "arguments"), PROGRAMS)
 def test_without_a_server_the_last_line_says_what_to_do(
     program: str, arguments: list[str], tmp_path: Path
 ) -> None:
@@ -198,3 +199,18 @@ def test_every_example_is_tried() -> None:
     tried = Path(__file__).read_text() + '"plain_service.py"'  # in tests/security, with its user
     for program in EXAMPLES.glob("*.py"):
         assert f'"{program.name}"' in tried
+
+
+@pytest.mark.parametrize(("program", "arguments"), PROGRAMS)
+def test_without_the_variable_no_server_is_assumed(program: str, arguments: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / program), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        env={name: value for name, value in os.environ.items() if "RECONCILER" not in name},
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("RECONCILER_NATS_URL: not set; ")
+    assert done.stderr.count("\n") == 1

@@ -1,0 +1,26 @@
+"""Install commands of docs and messages name this distribution, with an extra that it has."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+REPOSITORY = Path(__file__).parents[2]
+WITH_EXTRA = re.compile(r"install\s+(?:\"\s*f?\")?'([^'\[\s]+)\[([^\]]+)\]'")
+PLACES = ("README.md", "docs", "examples", "reconciler", "infra", "events", "projections")
+
+
+def test_an_install_command_names_this_distribution() -> None:
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    extras = {*project["optional-dependencies"], "{extra}", "{name}"}  # of messages with a variable
+    files = [REPOSITORY / "README.md"]
+    files += [each for place in PLACES for each in (REPOSITORY / place).rglob("*.[mp][dy]")]
+    found = [
+        (str(path.relative_to(REPOSITORY)), *match)
+        for path in files
+        if "adr" not in path.parts
+        for match in WITH_EXTRA.findall(path.read_text())
+    ]
+    assert len(found) > 10
+    assert [each for each in found if each[1] != project["name"] or each[2] not in extras] == []
