@@ -217,10 +217,13 @@ class Kind:
             checked = msgspec.convert(fields, self.schema)
         except msgspec.ValidationError as error:
             raise InvalidManifestError(field_error(error, self.schema, "spec")) from None
-        # As the log gives them back: a tuple, kept as one, would differ from the list that is read.
-        checked = cast("Fields", msgspec.json.decode(msgspec.json.encode(checked)))
         is_content = self.maps is None and self.composes is None
-        return self.normalize(checked) if is_content else checked
+        try:
+            # As the log gives them back: a tuple would differ from the list that is read.
+            checked = cast("Fields", msgspec.json.decode(msgspec.json.encode(checked)))
+            return self.normalize(checked) if is_content else checked
+        except OverflowError as error:  # of a time near the year 1 or 9999, in another zone
+            raise InvalidManifestError(f"spec: {error}") from None
 
     def object_name(self, namespace: str, name: str) -> str:
         """Return what the object of a resource is called, for the name that was declared."""

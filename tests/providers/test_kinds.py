@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
+import pytest
+
+from events.manifest import Fields, InvalidManifestError
+from infra.providers.certificates.spec import seconds_of
 from infra.providers.shapes import SHAPE
-from reconciler.provider.kind import KindRegistry
+from reconciler.provider.kind import KindRegistry, installed_kinds
 
 
 def test_a_kind_that_was_installed_since_is_told_from_one_that_is_not_installed() -> None:
@@ -26,3 +30,30 @@ def test_a_kind_that_was_installed_since_is_told_from_one_that_is_not_installed(
 def test_the_providers_are_those_of_its_kinds() -> None:
     assert KindRegistry([SHAPE]).providers == {"shapes": ("Shape",)}
     assert KindRegistry([]).providers == {}
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        ("Certificate", {"dnsNames": ["a.test"], "issuer": "x", "duration": "9000000d"}),
+        ("Certificate", {"dnsNames": ["a.test"], "issuer": "x", "duration": "999999999h"}),
+        ("Certificate", {"dnsNames": ["a.test"], "issuer": "x", "renewBefore": "9000000d"}),
+        ("Issuer", {"ownCa": {"commonName": "x", "duration": "9000000d"}}),
+        ("DatabaseRole", {"validUntil": "0001-01-01T00:00:00+14:00"}),
+        ("DatabaseRole", {"validUntil": "9999-12-31T23:59:59-12:00"}),
+        ("Consumer", {"deliverPolicy": "by_start_time", "startTime": "0001-01-01T00:00:00+01:00"}),
+        ("ProviderConfig", {"provider": "x", "endpoint": "http://x", "resyncSeconds": 1e12}),
+        ("Deployment", {"template": {}, "progressDeadlineSeconds": 1e18}),
+    ],
+)
+def test_a_time_that_overflows_is_refused_when_it_is_declared(kind: str, fields: Fields) -> None:
+    with pytest.raises(InvalidManifestError, match="spec: "):
+        installed_kinds()[kind].check_declared(fields)
+
+
+@pytest.mark.parametrize("longest", ["999999999s", "9999999m", "999999h", "99999d"])
+def test_the_longest_spans_end_before_the_year_9999(longest: str) -> None:
+    fields = {"dnsNames": ["a.test"], "issuer": "x", "duration": longest}
+    declared = installed_kinds()["Certificate"].check_declared(fields)
+    ends = datetime(2100, 1, 1, tzinfo=UTC) + timedelta(seconds=seconds_of(declared["duration"]))
+    assert ends.year < 9999

@@ -13,8 +13,14 @@ STORE: Final = ".reconciler-certificates"
 MARKER: Final = ".reconciler-certificate"
 """What says whose a folder with delivered files is."""
 
-Span = Annotated[str, msgspec.Meta(pattern=r"^[1-9][0-9]{0,8}[smhd](?!\n)$")]
-"""A span of time, such as 90s, 30m, 2160h or 90d."""
+Span = Annotated[
+    str,
+    msgspec.Meta(
+        pattern=r"^([1-9][0-9]{0,8}s|[1-9][0-9]{0,6}m|[1-9][0-9]{0,5}h|[1-9][0-9]{0,4}d)(?!\n)$"
+    ),
+]
+"""A span of time, such as 90s, 30m, 2160h or 90d. No unit allows more than 99999d: an end after the
+year 9999 could not be written into a certificate."""
 
 KeyAlgorithm = Literal["ECDSA-P256", "ECDSA-P384", "RSA-2048", "RSA-3072", "RSA-4096"]
 DEFAULT_ALGORITHM: Final[KeyAlgorithm] = "ECDSA-P256"
