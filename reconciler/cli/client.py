@@ -33,14 +33,14 @@ async def client_of(connection: Connection, *, sends: bool = True) -> AsyncGener
     Raises ``BusError`` and ``ConfigurationError``.
     """
     configure_logs(connection.log_level)
-    if sends:
-        connection.name_bus()
     async with connect(
         connection.url,
         source=who(),
         access=connection.access,
         patience_seconds=PATIENCE_SECONDS,
     ) as client:
+        if sends:
+            connection.name_bus()
         yield client
 
 

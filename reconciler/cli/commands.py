@@ -66,7 +66,7 @@ The first three commands:
 
 Commands find the NATS server in this order: --nats-url, $RECONCILER_NATS_URL,
 a `reconciler up` that runs in this directory (./reconciler-data/up.json), the
-settings file (see `reconciler config --help`). Without any of them, they refuse.
+settings file (see `reconciler config --help`). Otherwise, they refuse.
 
 Exit status: 0 success, 1 refused or failed, 2 wrong usage, 3 timeout.
 `plan`, `diff` and --dry-run: 0 no changes, 1 an error (also wrong usage),

@@ -32,6 +32,10 @@ _GROUP = Group("Connection and logs", sort_key=10)
 _T = TypeVar("_T")
 
 
+class NoBusError(ConfigurationError):
+    """Neither a setting nor an `up` in this directory names a bus."""
+
+
 class UpFile(msgspec.Struct, frozen=True, rename="camel"):
     """What a running `reconciler up` writes into its data folder."""
 
@@ -100,7 +104,7 @@ class BusOptions:
         found = self.settings().get("nats_url")
         if found is None:
             has_ended = (DATA_FOLDER / UP_FILE).exists()
-            raise ConfigurationError(
+            raise NoBusError(
                 "no NATS server is selected: "
                 + ("the `reconciler up` of" if has_ended else "no `reconciler up` runs in")
                 + (" this directory has ended" if has_ended else " this directory")
@@ -171,8 +175,6 @@ def _is_locked(path: Path) -> bool:
 async def bus(connection: Connection, *, sends: bool = False) -> AsyncGenerator[Client]:
     """Connect for one command, which may send something; raises ``BusError``."""
     configure_logs(connection.log_level)
-    if sends:
-        connection.name_bus()
     nc = await connect(
         connection.url,
         name="reconciler-cli",
@@ -181,6 +183,8 @@ async def bus(connection: Connection, *, sends: bool = False) -> AsyncGenerator[
     )
     try:
         await require_jetstream(nc)
+        if sends:
+            connection.name_bus()
         yield nc
     finally:
         await close(nc)

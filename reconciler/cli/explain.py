@@ -12,7 +12,7 @@ from rich.text import Text
 
 from events.manifest import DEFAULT_PROVIDER_CONFIG, Policy, ProviderConfigRef
 from infra.jetstream.errors import BusUnavailableError
-from reconciler.cli.connection import HERE, Connection, bus, run_async
+from reconciler.cli.connection import HERE, Connection, NoBusError, bus, run_async
 from reconciler.cli.console import console
 from reconciler.cli.errors import CommandError
 from reconciler.cli.log_replay import log_of
@@ -96,7 +96,7 @@ def explain(kind: str, /, *, output: Output = "table", connection: Connection = 
     if not any(same_kind(kind, each) for each in kinds):
         try:
             kinds = run_async(with_definitions(connection, kinds))
-        except BusUnavailableError as error:
+        except (BusUnavailableError, NoBusError) as error:
             raise CommandError(f"kind {kind!r} is not installed here, and {error}") from None
     name = next((each for each in kinds if same_kind(kind, each)), kind)
     explanation = _part(explanation_of(kinds[name]), path)

@@ -10,7 +10,7 @@ from cyclopts import Parameter
 
 from events.stored_content import COMPOSED_KINDS
 from infra.jetstream.errors import BusUnavailableError
-from reconciler.cli.connection import HERE, Connection, run_async
+from reconciler.cli.connection import HERE, Connection, NoBusError, run_async
 from reconciler.cli.console import print_table
 from reconciler.cli.explain import KindExplanation, explanation_of, with_definitions
 from reconciler.cli.output import print_structured
@@ -58,7 +58,7 @@ def kinds(
     known = installed_kinds()
     try:
         known = run_async(with_definitions(connection, known))
-    except BusUnavailableError as error:
+    except (BusUnavailableError, NoBusError) as error:
         sys.stderr.write(f"kinds from KindDefinitions are not shown: {error}\n")
     found = [
         _known(kind, explanation_of(kind))

@@ -55,7 +55,7 @@ def test_explain_shows_types_defaults_and_what_replaces(
     assert "A change of the labels also replaces" in inside.ok("explain", "Container").out
     refused = inside.run("explain", "Nothing")
     assert refused.status == 1
-    assert refused.err.startswith("error: kind 'Nothing' is not installed here, and cannot reach")
+    assert refused.err.startswith("error: kind 'Nothing' is not installed here, and no NATS server")
 
 
 @pytest.mark.parametrize("kind", installed_kinds().values(), ids=lambda kind: kind.name)
