@@ -55,7 +55,7 @@ async def save_log(
     ``all_declarations``: also those that were decided and are still in the intake, for a log that
     is about to go back in time.
 
-    Raises ``BackupFileError``, ``OSError`` and ``BusError`` classes; there is no file then.
+    Raises ``BackupFileError`` and ``BusError`` classes; there is no file then.
     """
     damage: list[LogDamage] = []
     chains = LogChains(damage.append)

@@ -134,7 +134,7 @@ class BackupWriter:
 def new_backup(path: Path) -> Generator[BackupWriter]:
     """Write a backup that has its name only when it is complete and on the disk.
 
-    Raises ``BackupFileError`` if there is a file of that name or no folder, and ``OSError``.
+    Raises ``BackupFileError`` if there is a file of that name or no folder, or no room.
     """
     if path.exists():
         raise BackupFileError(f"{path} already exists; use another name, or remove it")
@@ -147,8 +147,10 @@ def new_backup(path: Path) -> Generator[BackupWriter]:
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
-    except BaseException:
+    except BaseException as error:
         partial.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.strerror:  # a full disk, for example
+            raise BackupFileError(f"cannot write {path}: {error.strerror}") from error
         raise
     folder = os.open(path.parent, os.O_RDONLY)
     try:

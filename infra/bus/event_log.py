@@ -32,6 +32,7 @@ from infra.jetstream.errors import (
     AppendConflictError,
     BusUnavailableError,
     MessageTooLargeError,
+    NotFoundOnBusError,
 )
 from infra.jetstream.follow import Follower, follow
 from infra.jetstream.outgoing import OutgoingMessage
@@ -412,7 +413,13 @@ def _sound_of_some(messages: Sequence[StoredMessage]) -> list[StoredEvent]:
 
 async def open_log(nc: Client) -> JetStreamLog:
     """Open the log; raises ``NotFoundOnBusError`` if there is none yet."""
-    identity = await find_log(nc)
+    try:
+        identity = await find_log(nc)
+    except NotFoundOnBusError:
+        raise NotFoundOnBusError(
+            "this server has no event log yet; create it with `reconciler init`, or start "
+            "everything with `reconciler up`"
+        ) from None
     return JetStreamLog(nc, identity.log_id, identity.epoch)
 
 

@@ -13,6 +13,7 @@ from events.documents import Problem, Read
 from events.field_hints import closest
 from events.manifest import InvalidManifestError
 from events.names import KIND_DEFINITION_KIND, system_rank
+from reconciler.cli.checks.finding import some
 from reconciler.cli.client import client_of
 from reconciler.cli.connection import HERE, Connection, bus, run_async
 from reconciler.cli.errors import CommandError, UsageError
@@ -202,7 +203,7 @@ async def _apply_plan(
         now = await make_plan(nc, [each.manifest for each in declared if each.manifest])
     if others := list(moved(planned, now)):
         raise CommandError(
-            f"the plan is out of date, so nothing was declared; plan again: {'; '.join(others)}"
+            f"the plan is out of date, so nothing was declared; plan again: {some(others, '; ')}"
         )
     results: list[Result] = []
     async with client_of(connection) as client:

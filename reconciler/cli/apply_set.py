@@ -9,6 +9,7 @@ from events.manifest import InvalidManifestError
 from events.names import InvalidNameError, ResourceKey
 from events.provider_config import DeletionGuard
 from events.stored_content import Part
+from reconciler.cli.checks.finding import some
 from reconciler.cli.client import client_of
 from reconciler.cli.connection import Connection, run_async
 from reconciler.cli.console import console
@@ -41,7 +42,7 @@ def apply_set(
     """Declare all documents as one set, or nothing; raises ``CommandError``."""
     if documents.bad:
         problems = documents.problems()
-        raise CommandError(f"nothing was declared: {'; '.join(problems)}")
+        raise CommandError(f"nothing was declared: {some(problems, '; ')}")
     try:
         key = ResourceKey.checked(namespace, MANIFEST_SET_KIND, name)
     except InvalidNameError as error:

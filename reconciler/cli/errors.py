@@ -17,7 +17,7 @@ from events.names import InvalidNameError
 from infra.components import ComponentError
 from infra.example_api import ExampleApiError
 from infra.jetstream.connection import without_secrets
-from infra.jetstream.errors import BusError
+from infra.jetstream.errors import BusError, NotFoundOnBusError
 from reconciler.cli.exits import Exit
 from reconciler.cli.output import harmless
 from reconciler.cli.settings import NAMES, flag
@@ -25,6 +25,7 @@ from reconciler.errors import ReconcilerError, WaitTimeoutError
 from reconciler.process_secrets import OF_THIS_PROCESS
 
 _COMMAND = re.compile(r"(?<=`)reconciler (?![^`]*--help)[^`]+")
+_MISSING = re.compile(r"(stream|consumer) not found")
 
 
 class CommandError(Exception):
@@ -104,6 +105,8 @@ def _said(error: BaseException) -> str:
     """Return an error's own words; of a file first which one, and no number."""
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return f"{error.filename}: {error.strerror}"
+    if isinstance(error, NotFoundOnBusError) and _MISSING.search(str(error)):
+        return f"{error}; `reconciler init` creates missing streams and consumers"
     return str(error)
 
 

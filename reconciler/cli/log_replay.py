@@ -10,9 +10,7 @@ from nats.aio.client import Client
 
 from events.integrity import LogDamage
 from infra.bus.event_log import JetStreamLog, open_log
-from infra.jetstream.errors import NotFoundOnBusError
 from projections.read_models import ReadModels
-from reconciler.cli.errors import CommandError
 from reconciler.cli.progress import progress_bar
 from reconciler.sdk.log_replay import LogReplay, closing, replayed_to, stored_models
 from reconciler.sdk.moments import Moment, When, moment
@@ -22,14 +20,8 @@ MAX_EVENTS = 300_000
 
 
 async def log_of(nc: Client) -> JetStreamLog:
-    """Open the log; raises `CommandError` where there is none."""
-    try:
-        return await open_log(nc)
-    except NotFoundOnBusError:
-        raise CommandError(
-            "this server has no event log yet; create it with `reconciler init`, or start "
-            "everything with `reconciler up`"
-        ) from None
+    """Open the log; raises ``NotFoundOnBusError`` where there is none."""
+    return await open_log(nc)
 
 
 @asynccontextmanager

@@ -11,6 +11,7 @@ from events.names import DEFAULT_NAMESPACE, ResourceKey, is_token
 from infra.bus.streams import LOG
 from infra.jetstream.connection import api_request
 from projections.read_models import ReadModels
+from reconciler.cli.checks.finding import some
 from reconciler.cli.errors import CommandError
 from reconciler.cli.log_replay import current_models, log_of
 from reconciler.cli.naming import Meant, meant, registered, same_kind
@@ -114,5 +115,5 @@ async def check_namespace(nc: Client, namespace: str | None) -> None:
     known = sorted({row.namespace for row in (await current_models(nc)).status.values()})
     raise CommandError(
         f"namespace {namespace} never had a resource{closest(str(namespace), known)}; the "
-        f"namespaces are: {', '.join(known) or 'none yet'}"
+        f"namespaces are: {some(known) or 'none yet'}"
     )

@@ -157,15 +157,22 @@ def up(cli: Cli, *arguments: str) -> Generator[Up]:
 
 
 @contextmanager
-def idle_bus(folder: Path) -> Generator[str]:
-    """Run a bus on which no role runs, in no `up`; gives its address."""
+def empty_bus(folder: Path) -> Generator[str]:
+    """Run a server without our streams; gives its address."""
     server = EmbeddedServer()
     asyncio.run(server.start(folder))
     try:
-        asyncio.run(_initialise(server.url))
         yield server.url
     finally:
         asyncio.run(server.stop())
+
+
+@contextmanager
+def idle_bus(folder: Path) -> Generator[str]:
+    """Run a bus on which no role runs, in no `up`; gives its address."""
+    with empty_bus(folder) as url:
+        asyncio.run(_initialise(url))
+        yield url
 
 
 async def _initialise(url: str) -> None:

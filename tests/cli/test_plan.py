@@ -208,6 +208,16 @@ def test_41_a_plan_that_is_overtaken_declares_nothing(live: Cli) -> None:
     assert live.run("describe", "moved-b").status == 1
 
 
+def test_a_plan_of_many_that_is_overtaken_names_a_few(live: Cli) -> None:
+    names = [f"many-{number}" for number in range(20)]
+    live.write("many.yaml", "---\n".join(shape(each) for each in names))
+    assert live.run("plan", "-f", "many.yaml", "--out", "many.plan").status == 2
+    live.ok("apply", "-f", "many.yaml")
+    ran = live.run("apply", "--plan", "many.plan")
+    assert (ran.status, ran.err.count("; default/Shape/many-")) == (1, 2)
+    assert ran.err.endswith(" and 17 more\n")
+
+
 def test_41_what_moves_after_the_check_is_refused_alone(
     live: Cli, running_up: tuple[Cli, Up]
 ) -> None:

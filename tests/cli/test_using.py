@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import time
@@ -10,7 +11,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.cli.runner import STOP_SECONDS, Cli, Inside, Up, shape
+from infra.bus.streams import INTAKE
+from infra.jetstream.connection import api_request, close, connect
+from tests.cli.runner import STOP_SECONDS, Cli, Inside, Up, empty_bus, shape
 
 BADGE = "<!-- applied by tests/scenarios/test_definitions.py -->\n```yaml\n"
 
@@ -263,3 +266,28 @@ def test_a_kind_that_is_defined_at_run_time_is_no_slip_of_the_pen(live: Cli) -> 
     assert "use --validate server to send it anyway" in ran.err
     live.ok("delete", "Shapely/like", "--wait")
     live.ok("delete", "KindDefinition", "Shapely", "--wait")
+
+
+def test_a_role_without_streams_says_what_to_do(inside: Inside, tmp_path: Path) -> None:
+    with empty_bus(tmp_path / "bus") as url:
+        inside.url = url
+        for command in ("run decider", "run worker", "run observer", "run projector", "get"):
+            ran = inside.run(*command.split())
+            assert (ran.status, ran.err) == (
+                1,
+                "error: this server has no event log yet; create it with `reconciler init`, or "
+                "start everything with `reconciler up`\n",
+            )
+        assert inside.run("init").status == 0
+        asyncio.run(delete_stream(url, INTAKE))
+        ran = inside.run("run", "decider")
+        *logged, told = ran.err.splitlines()
+        assert (ran.status, [json.loads(line)["level"] for line in logged]) == (1, ["info"])
+        assert told.startswith("error: ")
+        assert told.endswith("; `reconciler init` creates missing streams and consumers")
+
+
+async def delete_stream(url: str, name: str) -> None:
+    nc = await connect(url, name="test")
+    await api_request(nc, f"STREAM.DELETE.{name}", None)
+    await close(nc)

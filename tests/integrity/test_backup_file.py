@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +15,7 @@ from events.log import Action
 from events.names import ResourceKey
 from events.provider_config import ProviderConfigSpec
 from events.subjects import log_filter
-from infra.backup.file import MAGIC
+from infra.backup.file import MAGIC, BackupFileError, new_backup
 from infra.bus.event_log import JetStreamLog, open_log
 from infra.bus.streams import INTAKE, LOG, find_log, make_worker_consumer
 from infra.embedded import EmbeddedServer
@@ -261,3 +263,18 @@ async def _decided(log: JetStreamLog, key: ResourceKey) -> Action:
     await decider(log, Bus(), configurations).handle([declaration(key, 1, "Red")])
     [action] = await actions_of(log, key)
     return action
+
+
+def test_a_backup_on_a_full_disk_is_told_in_one_line_and_leaves_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "full.backup"
+
+    def no_room(_descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("infra.backup.file.os.fsync", no_room)
+    with pytest.raises(BackupFileError) as told, new_backup(path):
+        pass
+    assert str(told.value) == f"cannot write {path}: No space left on device"
+    assert list(tmp_path.iterdir()) == []

@@ -33,8 +33,8 @@ def not_looked_at(check: str, denied: BusDeniedError) -> Finding:
     return Finding(check, "skip", f"not checked: {denied}", remedy)
 
 
-def some(names: Sequence[str]) -> str:
-    """Name the first few of many."""
-    shown = ", ".join(names[:_SHOWN])
+def some(names: Sequence[str], separator: str = ", ") -> str:
+    """Name the first few of many: a message is one line that people read."""
+    shown = separator.join(names[:_SHOWN])
     more = len(names) - _SHOWN
     return f"{shown} and {more} more" if more > 0 else shown
