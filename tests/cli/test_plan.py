@@ -209,12 +209,12 @@ def test_41_a_plan_that_is_overtaken_declares_nothing(live: Cli) -> None:
 
 
 def test_a_plan_of_many_that_is_overtaken_names_a_few(live: Cli) -> None:
-    names = [f"many-{number}" for number in range(20)]
-    live.write("many.yaml", "---\n".join(shape(each) for each in names))
-    assert live.run("plan", "-f", "many.yaml", "--out", "many.plan").status == 2
-    live.ok("apply", "-f", "many.yaml")
-    ran = live.run("apply", "--plan", "many.plan")
-    assert (ran.status, ran.err.count("; default/Shape/many-")) == (1, 2)
+    names = [f"crowd-{number}" for number in range(20)]
+    live.write("crowd.yaml", "---\n".join(shape(each) for each in names))
+    assert live.run("plan", "-f", "crowd.yaml", "--out", "crowd.plan").status == 2
+    live.ok("apply", "-f", "crowd.yaml")
+    ran = live.run("apply", "--plan", "crowd.plan")
+    assert (ran.status, ran.err.count("; default/Shape/crowd-")) == (1, 2)
     assert ran.err.endswith(" and 17 more\n")
 
 

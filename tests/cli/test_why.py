@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-from tests.cli.runner import Cli, shape
+from tests.cli.runner import Cli, shape, until
 
 BADGE = "<!-- applied by tests/scenarios/test_definitions.py -->"
 
@@ -113,15 +114,20 @@ def test_why_a_field_of_a_kind_that_was_defined_at_run_time_has_its_value(live: 
     assert 'size is "Circle" because' in live.ok("why", "Pebble/pebble-one", "size").out
     assert 'color is "Red" because' in live.ok("why", "Pebble/pebble-one", "color").out
 
-    live.ok("wait", "Shape/pebble-one", "--for", "Unowned")  # the kind beneath lists it, too
-    row = live.ok("get", "Shape", "pebble-one").out.splitlines()[1]
-    assert "OwnedByAnother" in row
-    assert "the owner label of the object names default/Pebble/pebble-one" in row
+    unowned = ("get", "-A", "--all", "--outcome", "Unowned")  # the kind beneath lists it, too
+    rows = until(live, unowned, lambda rows: any(map(is_pebble, rows)))
+    [row] = filter(is_pebble, rows)
+    assert row["status"]["reason"] == "OwnedByAnother"
+    assert "names default/Pebble/pebble-one;" in row["status"]["message"]
     live.ok("finalizer", "add", "Pebble", "pebble-one", "billing/invoice")
     live.ok("finalizer", "remove", "Pebble", "pebble-one", "billing/invoice")
     ran = live.run("finalizer", "add", "pebble-one", "pebbles", "billing/invoice")
     assert ran.status == 2
     assert "finalizer: give NAME FINALIZER, KIND NAME FINALIZER" in ran.err
+
+
+def is_pebble(row: dict[str, Any]) -> bool:
+    return row["metadata"]["name"] == "pebble-one"
 
 
 def test_why_a_field_of_a_composed_kind_has_its_value(live: Cli) -> None:
