@@ -75,7 +75,7 @@ def _newest(events: Iterable[LogEvent], version: int) -> SpecDeclared | None:
 def _manifest(key: ResourceKey, declared: SpecDeclared | Spec | None) -> Manifest:
     if declared is not None:
         return manifest_of(key, declared)
-    kind = installed_kinds().get(key.kind)
+    kind = installed_kinds().find(key.kind)
     version = "" if kind is None else kind.api_version
     return Manifest(version, key.kind, Metadata(key.name, key.namespace))
 

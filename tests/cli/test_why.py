@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import httpx
+
 from tests.cli.runner import Cli, shape, until
 
 BADGE = "<!-- applied by tests/scenarios/test_definitions.py -->"
@@ -119,6 +121,13 @@ def test_why_a_field_of_a_kind_that_was_defined_at_run_time_has_its_value(live: 
     [row] = filter(is_pebble, rows)
     assert row["status"]["reason"] == "OwnedByAnother"
     assert "names default/Pebble/pebble-one;" in row["status"]["message"]
+
+    shape_of = {"name": "pebble-two", "type": "Circle", "color": "Red"}
+    httpx.post(f"{endpoint}/shapes", json=shape_of).raise_for_status()
+    undeclared = ("get", "Pebble", "pebble-two")  # of a kind that is not installed here
+    live.ok("wait", "Pebble/pebble-one", "--for", "Converged")
+    rows = until(live, unowned, lambda rows: any(row["kind"] == "Pebble" for row in rows))
+    assert live.ok(*undeclared, "-o", "json").json["status"]["outcome"] == "Unowned", rows
     live.ok("finalizer", "add", "Pebble", "pebble-one", "billing/invoice")
     live.ok("finalizer", "remove", "Pebble", "pebble-one", "billing/invoice")
     ran = live.run("finalizer", "add", "pebble-one", "pebbles", "billing/invoice")
