@@ -47,7 +47,7 @@ def test_the_providers_are_those_of_its_kinds() -> None:
     ],
 )
 def test_a_time_that_overflows_is_refused_when_it_is_declared(kind: str, fields: Fields) -> None:
-    with pytest.raises(InvalidManifestError, match="spec: "):
+    with pytest.raises(InvalidManifestError, match=r"spec[.:]"):
         installed_kinds()[kind].check_declared(fields)
 
 
