@@ -129,7 +129,7 @@ def test_any_history_comes_to_rest_and_can_be_replayed(history: list[tuple[Any, 
     world.check()
 
 
-RELEASE_OVERTAKEN = [
+RELEASE_OVERTAKEN: list[tuple[Any, ...]] = [
     ("declare", {"color": "Red", "type": "Square"}, {}),
     ("deliver", 1),
     ("declare", {"color": "Red"}, {"adoption": "Adopt", "deletion": "Orphan"}),
