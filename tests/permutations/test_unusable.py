@@ -34,7 +34,7 @@ async def test_27_a_refused_declaration_is_told_on_the_outcome_stream_and_change
 
     rejected = await world.until_outcome("foo", "Rejected")
     assert (rejected.generation, rejected.reason) == (1, "Invalid")
-    assert "`colour`" in rejected.message
+    assert "spec.colour: unknown field" in rejected.message
     assert await world.log_position() == position
     recorded = [each for each in await world.facts("foo") if isinstance(each, OutcomeRecorded)]
     assert [each.outcome for each in recorded] == ["Converged"]

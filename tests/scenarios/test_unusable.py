@@ -55,7 +55,7 @@ CASES: dict[str, tuple[str, Callable[[], bytes], str, str]] = {
     "not text": (FOO, lambda: b"\xff\x00\xfe", "intake", "not a CloudEvent"),
     "nothing": (FOO, lambda: b"", "intake", "not a CloudEvent"),
     "unknown type": (FOO, of_another_type, "intake", "is not allowed on a desired subject"),
-    "wrong schema": (FOO, with_unknown_field, "declaration", "`colour`"),
+    "wrong schema": (FOO, with_unknown_field, "declaration", "spec.colour: unknown field"),
     "another resource's subject": (
         FOO,
         of_another_resource,
