@@ -278,7 +278,7 @@ class ApiReported(_Intake, frozen=True):
 
 
 class TimerFired(_Intake, frozen=True):
-    """A timer fired: a hint to decide the resource again. A lost timer delays a decision only."""
+    """A timer fired, so the decider processes the resource. A lost timer only delays that."""
 
     purpose: Literal["Retry", "Due", "Sweep", "ConfigChanged"]
 

@@ -70,7 +70,7 @@ class GenerationSuperseded(_Event, frozen=True):
 
 
 class DeclarationSuperseded(_Event, frozen=True):
-    """A declaration or withdrawal arrived after generation ``by``, which is newer, and was ignored.
+    """The decider ignored a declaration or withdrawal that is older than generation ``by``.
 
     The envelope identifies the message, so that a redelivery is ignored too.
     """
@@ -98,7 +98,7 @@ class ExternalObserved(_Event, frozen=True):
 
 
 class AbsenceDoubted(_Event, frozen=True):
-    """Too many owned objects are missing from a listing, so this one counts as existing.
+    """Too many owned objects are missing from a listing, so this one still counts as existing.
 
     ``missing`` of the ``owned`` objects were not in the listing.
     """
@@ -174,7 +174,7 @@ class FinalizerAdded(_Event, frozen=True):
 
 
 class FinalizerRemoved(_Event, frozen=True):
-    """The holder removed a finalizer, or an operator did by force; the envelope names the actor."""
+    """The holder removed a finalizer, or an operator removed it by force; see the actor."""
 
     finalizer: str
     forced: bool = False

@@ -155,7 +155,7 @@ def _unready(ready: Condition | None) -> str:
     if ready is None or ready.status == "True":
         return ""
     why = ": ".join(each for each in (ready.reason, _one_line(ready.message)) if each)
-    return f", but not ready ({why})"
+    return f", but it is not ready ({why})"
 
 
 def _deleted(outcome: OutcomeRecorded, causes: Sequence[LogEvent], parent: str) -> str:

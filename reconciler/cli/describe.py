@@ -114,7 +114,7 @@ def describe(
 
     Shows spec, status, ownership, the last observation, the action in
     flight, and the newest events (causes and actors with -o wide). It also
-    shows since when each unmet condition has been unmet, and the parts of a
+    shows how long each unmet condition has been unmet, and the parts of a
     composed resource.
 
     For example:
@@ -399,7 +399,9 @@ def _status_pairs(row: StatusRow, settled: int) -> list[tuple[str, str | Text]]:
     if row.throttled_until is not None:
         pairs.append(("throttled until", f"{row.throttled_until:%Y-%m-%dT%H:%M:%SZ}"))
     if row.breaker_until is not None:
-        pairs.append(("breaker until", f"{row.breaker_until:%Y-%m-%dT%H:%M:%SZ}, then one probe"))
+        pairs.append(
+            ("breaker open until", f"{row.breaker_until:%Y-%m-%dT%H:%M:%SZ}, then one probe")
+        )
     if row.retry_at is not None:
         pairs.append(("next attempt", f"{row.retry_at:%Y-%m-%dT%H:%M:%SZ}"))
     return [(name, value) for name, value in pairs if value]

@@ -127,7 +127,7 @@ async def examine(nc: Client, *, full: bool, monitoring_url: str | None = None) 
             findings.append(not_looked_at(name, denied))
         except (BusError, InvalidMessageError) as error:
             findings.append(
-                Finding(name, "fail", f"cannot be checked: {error}", "Fix the checks above first.")
+                Finding(name, "fail", f"cannot be checked: {error}", "Fix the failed checks above.")
             )
     return findings
 

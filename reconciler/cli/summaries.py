@@ -212,9 +212,10 @@ def summary(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
             return f"The decider holds the action: {reason}"
         case ActionNotDone(operation=operation):
             noun = _VERBS[operation][2]
-            return f"The worker's lookup shows no effect of the {noun}, so the decider repeats it"
+            found = f"The worker's lookup shows no effect of the {noun}"
+            return f"{found}, so the decider repeats the {noun}"
         case ActionDoubted(_, operation, attempt, message):
-            call = f"Another call of attempt {attempt} to {_VERBS[operation][0]} the object"
+            call = f"A duplicate call for attempt {attempt} to {_VERBS[operation][0]} the object"
             return f"{call} has an unknown result: {_one_line(message)}"
         case ActionSucceeded():
             return _succeeded(data)
@@ -232,7 +233,8 @@ def summary(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
             if not mark:
                 return "The decider stopped waiting for progress of the object"
             if at is None:
-                return f"The object has made no progress since {moment(since)}, longer than allowed"
+                stopped = f"The object has made no progress since {moment(since)}"
+                return f"{stopped}, which is longer than allowed"
             return f"The object made progress, and more is expected by {moment(at)}"
         case RetryScheduled(at, seconds, reason, action_id):
             if action_id:
@@ -322,7 +324,7 @@ def _with(fields: Mapping[str, Any]) -> str:
 def _observed(data: ExternalObserved) -> str:
     by_listing = data.evidence == "CompleteListing"
     if data.object is None:
-        found = "listed the API" if by_listing else "read the API"
+        found = "listed the objects of the API" if by_listing else "read the API"
         owner = f" (it belonged to {data.taken_by})" if data.taken_by else ""
         return f"The observer {found}: {data.external_name} does not exist{owner}"
     owner = f" (it belongs to {data.taken_by})" if data.taken_by else ""
@@ -408,7 +410,7 @@ def _succeeded(data: ActionSucceeded) -> str:
     if data.attempt > 1:
         told += f" (attempt {data.attempt})"
     if data.refused is not None:
-        told += f", but the API refused the rest: {_one_line(data.refused.message)}"
+        told += f", but the API refused the remaining calls: {_one_line(data.refused.message)}"
     if data.late:
         told += f"; the result arrived late{' and is outdated' if data.outdated else ''}"
     return told + _possibly_twice(data)

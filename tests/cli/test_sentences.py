@@ -78,7 +78,7 @@ TOLD: list[tuple[ResourceEvent, str]] = [
     ),
     (
         ExternalObserved("default", "foo", None, "CompleteListing", 7),
-        "The observer listed the API: foo does not exist",
+        "The observer listed the objects of the API: foo does not exist",
     ),
     (
         ExternalObserved("default", "foo", ExternalObject("foo", {"color": "Red"}), "Read", 7),
@@ -157,15 +157,16 @@ TOLD: list[tuple[ResourceEvent, str]] = [
     (ActionHeld("a@2", "nobody can tell"), "The decider holds the action: nobody can tell"),
     (
         ActionNotDone("a@2", "Create", 3),  # it may have been made, and deleted by somebody since
-        "The worker's lookup shows no effect of the creation, so the decider repeats it",
+        "The worker's lookup shows no effect of the creation, so the decider repeats the creation",
     ),
     (
         ActionNotDone("a@2", "Delete", 3),
-        "The worker's lookup shows no effect of the deletion, so the decider repeats it",
+        "The worker's lookup shows no effect of the deletion, so the decider repeats the deletion",
     ),
     (
         ActionDoubted("a@2", "Delete", 3, "no answer\nin time"),
-        "Another call of attempt 3 to delete the object has an unknown result: no answer in time",
+        "A duplicate call for attempt 3 to delete the object has an unknown result: "
+        "no answer in time",
     ),
     (
         ActionSucceeded("a@2", "Create", 3, found_by="Label", late=True),
@@ -224,7 +225,7 @@ TOLD: list[tuple[ResourceEvent, str]] = [
     ),
     (
         ProgressNoted("a1", AT),
-        "The object has made no progress since 2026-01-02T03:04:05Z, longer than allowed",
+        "The object has made no progress since 2026-01-02T03:04:05Z, which is longer than allowed",
     ),
     (ProgressNoted("", AT), "The decider stopped waiting for progress of the object"),
     (
@@ -322,7 +323,7 @@ TOLD: list[tuple[ResourceEvent, str]] = [
     ),
     (
         ActionSucceeded("a@2", "Create", 1, refused=ActionError("Permanent", "no")),
-        "The worker created the object, but the API refused the rest: no",
+        "The worker created the object, but the API refused the remaining calls: no",
     ),
     (
         ActionFailed("a@2", "Delete", 4, ActionError("Unknown", "no\nanswer"), redelivered=True),

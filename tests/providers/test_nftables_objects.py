@@ -812,7 +812,7 @@ async def test_nft_that_does_not_end_is_killed_and_nobody_knows(services: Servic
     [
         ("yes", "it is longer than 32 MiB"),
         ("yes >&2", "it is longer than 32 MiB"),
-        ("yes | head -c 33000000 | tr '\\ny' '[,'", "takes more than 128 MiB of memory"),
+        ("yes | head -c 33000000 | tr '\\ny' '[,'", "exceeds the limit of 128 MiB of memory"),
     ],
 )
 async def test_output_of_nft_that_is_too_large_is_an_error_that_names_the_limit(

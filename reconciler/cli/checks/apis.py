@@ -73,7 +73,10 @@ async def check_api(
             if kinds[kind].lists:
                 await _list_one(pool, name, kind, config)
     except ConfigurationError as error:
-        remedy = "Run `reconciler doctor` on a worker's machine. If it is ok there, ignore this."
+        remedy = (
+            "Run `reconciler doctor` on a worker's machine. If the check succeeds there, ignore "
+            "this warning."
+        )
         return Finding(check, "warn", str(error), remedy)
     except (ProviderError, TimeoutError) as error:
         text = str(error) or f"no response within {_PATIENCE_SECONDS:.0f} s"

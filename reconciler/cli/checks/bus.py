@@ -110,12 +110,12 @@ async def _check_removed(nc: Client) -> list[Finding]:
     """Report messages that a changed configuration, or another client, has removed."""
     found: list[Finding] = []
     if problem := lost_beginning(await stream_state(nc, LOG)):
-        remedy = "Run `reconciler init` to end the cause, then restore the log from a backup."
+        remedy = "Run `reconciler init` to remove the cause, then restore the log from a backup."
         found.append(Finding("log beginning", "fail", problem, remedy))
     if removed := removed_unread(await stream_state(nc, INTAKE)):
         remedy = (
-            "Declare what was published in the meantime again: it may never have been decided. This"
-            f" finding ends when {KEPT_MESSAGES} more messages have arrived."
+            "Publish the declarations of that time again: the decider may not have processed them. "
+            f"This warning ends after {KEPT_MESSAGES} more messages."
         )
         text = f"{plural(removed, 'message')} of stream {INTAKE} removed by another client"
         found.append(Finding("removed", "warn", text, remedy))
@@ -200,7 +200,7 @@ async def _check_projection(nc: Client) -> Finding:
     if lag <= _LAG_EVENTS:
         return Finding("projection", "ok", text)
     remedy = (
-        "Start a projector: `reconciler run projector`. Until then, reads of the SDK are outdated."
+        "Start a projector: `reconciler run projector`. Until then, the SDK returns outdated data."
     )
     return Finding("projection", "warn", text, remedy)
 

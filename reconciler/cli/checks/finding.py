@@ -26,10 +26,7 @@ class Finding(msgspec.Struct, frozen=True, rename={"verdict": "status", "found":
 
 def not_looked_at(check: str, denied: BusDeniedError) -> Finding:
     """Say that a check was not made, for want of permissions."""
-    remedy = (
-        "Use a user with the permissions of an operator, as `reconciler permissions operator`"
-        " prints them."
-    )
+    remedy = "Connect as a user with the permissions that `reconciler permissions operator` prints."
     return Finding(check, "skip", f"not checked: {denied}", remedy)
 
 

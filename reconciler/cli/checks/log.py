@@ -151,7 +151,7 @@ async def check_dead_letters(nc: Client) -> Finding:
     )
     remedy = (
         "Read them with `reconciler deadletters list`. Remove the cause, and then retry them with "
-        "`reconciler deadletters retry`, or `dismiss` those that need nothing more."
+        "`reconciler deadletters retry`, or `dismiss` those that need no action."
     )
     return Finding("dead letters", "warn", text, remedy)
 
@@ -196,7 +196,7 @@ async def check_rows(nc: Client, replay: LogReplay, *, full: bool) -> Finding:
 async def _all_rows(nc: Client) -> tuple[list[str], str]:
     async with replay_from_start(nc) as replay:
         found = await compare(nc, replay, lambda _done: None)
-    what = found.note or f"all {found.rows} rows equal the log at position {found.checkpoint}"
+    what = found.note or f"all {found.rows} rows match the log at position {found.checkpoint}"
     return [one.row for one in found.differences], what
 
 
@@ -210,7 +210,7 @@ async def _sampled_rows(nc: Client, replay: LogReplay) -> tuple[list[str], str]:
         wrong = [row for row in wrong if row in again]
     return (
         wrong,
-        f"the rows of {len(chosen)} of {len(names)} resources equal the log (--full compares all)",
+        f"the rows of {len(chosen)} of {len(names)} resources match the log (--full compares all)",
     )
 
 
