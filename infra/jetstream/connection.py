@@ -63,6 +63,8 @@ _SECOND_OPINION_SECONDS: Final = 1.0
 _HEARING_SECONDS: Final = 5.0
 _LOOK_PAUSE_SECONDS: Final = 5.0  # between two looks at a silent connection; doubles each time
 _MAX_LOOK_PAUSE_SECONDS: Final = 300.0
+_ELECTION_PAUSE_SECONDS: Final = 1.0
+_NO_RESPONSE: Final = "no response"
 _log = logging.getLogger(__name__)
 
 
@@ -166,7 +168,13 @@ class _Doubt:
             self._pause = _LOOK_PAUSE_SECONDS
         elif self._client.is_connected:  # else it is being repaired
             await self._compare(problem)
-            self._pause = min(2 * self._pause, _MAX_LOOK_PAUSE_SECONDS)
+            # An election ends in seconds, and a server that is cut off answers at no cost.
+            is_silent = problem == _NO_RESPONSE
+            self._pause = (
+                min(2 * self._pause, _MAX_LOOK_PAUSE_SECONDS)
+                if is_silent
+                else _ELECTION_PAUSE_SECONDS
+            )
         self._not_before = time.monotonic() + self._pause
 
     async def _compare(self, problem: str) -> None:
@@ -216,7 +224,7 @@ async def _problem_of(client: Client) -> str:
     try:
         answer = await request(client, "$JS.API.INFO", b"", timeout=_HEARING_SECONDS)
     except BusUnavailableError:
-        return "no response"
+        return _NO_RESPONSE
     except BusError:
         return ""
     return "its server has no leader" if _is_doubtful(answer) else ""
