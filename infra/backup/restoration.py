@@ -141,7 +141,7 @@ async def restore_log(
     """Write the backup to the server, and read it back.
 
     Raises ``BackupFileError``, ``OSError``, ``RestoreRefusedError`` and ``BusError`` classes; doing
-    it again goes on where it ended, whatever step that was.
+    it again continues after the last step, whatever step that was.
     """
     identity = LogIdentity(backup.header.identity.log_id, new_name())
     floor = await _put_aside(nc, backup.path, plan)
@@ -282,7 +282,7 @@ class _Writer:
 async def _continue(
     writer: _Writer, asides: Sequence[Backup], knowledge: Knowledge, identity: LogIdentity
 ) -> tuple[int, int]:
-    """Keep what replaced logs have behind the backup, as far as each resource's chain goes on.
+    """Keep what replaced logs have behind the backup, as far as each resource's chain continues.
 
     Digests tell: an event is kept if it follows the very history that the backup has of its
     resource.

@@ -262,10 +262,10 @@ async def begin_restoration(
 ) -> None:
     """Make the log's stream, or mark the one that is there: nobody else opens it by now.
 
-    ``end_restoration`` takes the mark off. What goes on with an older intake, or is derived from
-    the log, is removed; dead letters and others' observations stay. The intake is made at once,
-    for its room, with its first position; it takes no message before ``ensure_topology``. Only what
-    is there is deleted: on an empty server nobody needs the permission to.
+    ``end_restoration`` takes the mark off. The older intake, and what is derived from the log,
+    are removed; dead letters and foreign observations stay. The intake is created first, to reserve
+    its room, and takes no message before ``ensure_topology``. Only what
+    exists is deleted: an empty server requires no permission to delete.
     """
     for stream in (INTAKE, TIMERS, REJECTIONS, _RETIRED, STATES, ROWS):
         if await _exists(nc, stream):
@@ -329,8 +329,8 @@ async def find_log(nc: Client) -> LogIdentity:
 def lost_beginning(state: StreamState) -> str:
     """Return what is wrong with a log that does not begin with its first event; empty if it does.
 
-    Streams have begun at 1 since they were created, and the server removes nothing, unless somebody
-    changed the configuration of the stream.
+    The first event of a stream is at 1, and the server removes none, unless a client changed the
+    configuration of the stream.
     """
     if state.first_seq <= 1:
         return ""

@@ -143,8 +143,8 @@ class _Doubt:
     """Reconnects a connection whose server is of no use while another connection is answered.
 
     The server may have forgotten the subscriptions of this connection, or be cut off from the other
-    servers of its cluster: then it answers at once that there is no leader. A server that is only
-    slow is left alone, because reconnections add to its load.
+    servers of its cluster: then it responds immediately that there is no leader. A slow server is
+    left alone, because reconnections add to its load.
     """
 
     def __init__(

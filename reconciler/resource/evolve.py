@@ -234,13 +234,13 @@ def _after(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
             if data.outcome not in MAY_WAIT and state.waits.until is not None:
                 # What it waited to mend is gone, or was mended without us.
                 state = replace(state, waits=replace(state.waits, until=None, is_fight=False))
-            state = replace(state, outcome=data, outcome_version=event.resourceversion)
-            if data.outcome not in SETTLED:
-                return state
             if data.outcome == "Converged":
                 state = _without_doubt(state)
-            desired = replace(state.desired, settled_generation=data.generation)
-            return replace(state, desired=desired)
+            desired = state.desired
+            if data.outcome in SETTLED:
+                desired = replace(desired, settled_generation=data.generation)
+            version = event.resourceversion
+            return replace(state, desired=desired, outcome=data, outcome_version=version)
 
         # --- what holds it, and what people and references say of that
         case FinalizerAdded() as data:

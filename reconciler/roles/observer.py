@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from events.external import ExternalObject
 from events.intake import ListingBegan, LossCount, Observed
-from events.log import Action, ActionAbandoned, ActionDecided, LogEvent, ReconcileAccepted
+from events.log import LogEvent, ReconcileAccepted
 from events.names import ResourceKey
 from events.provider_config import ProviderConfigSpec, is_config
 from projections.read_models import ReadModels
@@ -41,6 +41,7 @@ from reconciler.roles.object_reads import ObjectReads
 from reconciler.roles.object_secrets import hide_and_digest
 from reconciler.roles.oversize import build_size_letter, is_too_large, store_size_letters
 from reconciler.roles.providers import ProviderPool
+from reconciler.roles.recent_deletions import RecentDeletions
 from reconciler.roles.slices import in_slices
 from reconciler.secrecy import Secrecy
 
@@ -49,9 +50,6 @@ JITTER = 0.1
 
 CATCH_UP_SECONDS = 10.0
 """So long a listing waits for what the log says of its objects."""
-
-MAX_DELETIONS = 10_000
-"""Newest deletions to remember, of all APIs, until listings show them a few seconds later."""
 
 _MAX_RETRY_SECONDS = 5.0
 _HALF_MILLISECOND = 0.0005
@@ -104,7 +102,7 @@ class Observer:
         self._feeds: dict[_Place, asyncio.Task[None]] = {}
         self._next: dict[_Place, NextListing] = {}
         self._changed = asyncio.Event()
-        self._deletions: dict[str, str] = {}  # ids of objects, by action
+        self._deletions = RecentDeletions(self._clock)
         self.listings = 0
 
     async def run(self) -> None:
@@ -127,19 +125,8 @@ class Observer:
         self._changed.set()
 
     def notice(self, _position: int, event: LogEvent) -> None:
-        """Subscribe to the log: list at once what a client requested, by its configuration.
-
-        Remember which objects are deleted: the rows of their resources may be removed soon.
-        """
-        match event.data:
-            case ActionDecided(Action(action_id, operation="Delete", uid=str(uid))):
-                self._deletions[action_id] = uid
-                if len(self._deletions) > MAX_DELETIONS:
-                    del self._deletions[next(iter(self._deletions))]
-            case ActionAbandoned(action_id):
-                self._deletions.pop(action_id, None)
-            case _:
-                pass
+        """Take an event of the log: a requested listing begins, a deletion is remembered."""
+        self._deletions.notice(event)
         if isinstance(event.data, ReconcileAccepted) and is_config(event.key):
             for (config, _kind), listing in self._next.items():
                 if config == event.key.name:
@@ -304,7 +291,9 @@ class Observer:
             damage,
             secrecy=secrecy,
             known_position=self._models.position,
-            deleted_ids=frozenset(self._deletions.values()),
+            deleted_ids=self._deletions.ids(
+                began.provider_config, began.kind, config.consistency_grace_seconds
+            ),
         )
         seen = findings.observed
         for row in findings.doubtful:

@@ -101,7 +101,7 @@ async def test_a_server_that_falls_silent_stops_progress_for_seconds(
 async def test_roles_leave_a_server_that_is_cut_off(
     routes: Routes, api_url: str, logs: Path
 ) -> None:
-    """It answers at once that there is no leader, so no request is ever without a response."""
+    """It responds immediately that there is no leader, so no request times out."""
     async with told(routes.cluster, ROLES, api_url, logs) as story:
         await story.until_whole()
         index = await _pure_follower(story)
