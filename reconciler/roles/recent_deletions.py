@@ -11,10 +11,7 @@ MAX_DELETIONS: Final = 10_000
 """Newest deletions to remember, of all APIs."""
 
 DELETED_SECONDS: Final = 60.0
-"""Time after a deletion, beside the API's grace, in which a listing may have begun before it.
-
-Not longer: a later object may have the same id, where a name serves as one.
-"""
+"""How long ago a listing may have begun of which only another process knows when."""
 
 
 class _Deletion(NamedTuple):
@@ -46,9 +43,15 @@ class RecentDeletions:
             case _:
                 pass
 
-    def ids(self, provider_config: str, kind: str, grace_seconds: float) -> frozenset[str]:
-        """Return the ids that a listing of one kind at one API may show though they are deleted."""
-        since = self._clock() - grace_seconds - DELETED_SECONDS
+    def ids(
+        self, provider_config: str, kind: str, *, began: float | None, grace_seconds: float
+    ) -> frozenset[str]:
+        """Return the ids that a listing of one kind at one API may show though they are deleted.
+
+        ``began`` is when the listing began, by the clock of this object. What an API shows longer
+        than ``grace_seconds`` after a deletion is there again: another object may get the id.
+        """
+        since = (self._clock() - DELETED_SECONDS if began is None else began) - grace_seconds
         place = (provider_config, kind)
         return frozenset(
             each.uid

@@ -109,7 +109,12 @@ class Example:
         async def is_so() -> bool:
             return await self.hands.value(composed) == wanted
 
-        await self.world.until(is_so, what)
+        await self.world.until(is_so, what, seconds=30.0)  # a listing begins each 0.3 s
+
+    async def until_nobody_else_connects(self) -> None:
+        """Wait until a listing has shown what everybody may do, and it is taken away."""
+        public = f"SELECT count(*) {OF_DATABASE} AND grantee = 0"
+        await self.until(public, 0, "all roles lose the privileges that PostgreSQL grants")
 
     async def do(self, *statements: str) -> None:
         for each in statements:
@@ -140,10 +145,7 @@ async def test_the_pages_example_can_be_used_and_goes_in_the_right_order(example
     await connection.execute("INSERT INTO public.orders VALUES (1)")
     await connection.close()
     await example.do("CREATE ROLE \"orders-stranger\" LOGIN PASSWORD 'stranger'")
-    public = f"SELECT count(*) {OF_DATABASE} AND grantee = 0"
-    await example.until(
-        public, 0, "what everybody may do is taken away, when a listing has shown it"
-    )
+    await example.until_nobody_else_connects()
     assert not await example.logs_in("orders-stranger", "stranger")
     await example.do('DROP ROLE "orders-stranger"')
 
@@ -181,6 +183,7 @@ async def test_the_pages_example_can_be_used_and_goes_in_the_right_order(example
 
 
 async def test_what_hands_do_is_undone_by_the_next_listing(example: Example) -> None:
+    await example.until_nobody_else_connects()  # what is granted again has the uid of the deleted
     await example.do(
         'REVOKE CONNECT ON DATABASE "orders" FROM "orders-app"',
         'GRANT CREATE ON DATABASE "orders" TO "orders-app"',
@@ -293,10 +296,7 @@ async def test_nothing_is_written_while_nothing_differs(example: Example) -> Non
         events = [await world.facts(each.key) for each in example.declared]
         return sum(isinstance(event, ActionDecided) for each in events for event in each)
 
-    public = f"SELECT count(*) {OF_DATABASE} AND grantee = 0"
-    await example.until(
-        public, 0, "what everybody may do is taken away, when a listing has shown it"
-    )
+    await example.until_nobody_else_connects()
     await world.until_settled()
     before = await actions()
     await world.observed_again(3)
