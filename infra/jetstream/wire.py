@@ -311,9 +311,16 @@ class EndingTransport(TcpTransport):
 
     async def wait_closed(self) -> None:
         """Wait until it is closed, or some time: after a TLS handshake that failed it never is."""
-        with contextlib.suppress(TimeoutError):
+        task = asyncio.current_task()
+        try:
             async with asyncio.timeout(_CLOSE_SECONDS):
                 await super().wait_closed()
+        except TimeoutError:
+            pass
+        except asyncio.CancelledError:
+            # All waits await one future, and a wait that is cancelled cancels it for the others.
+            if task is None or task.cancelling():
+                raise
 
 
 class FastClient(Client):

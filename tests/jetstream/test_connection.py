@@ -280,6 +280,19 @@ async def test_a_reconnection_that_fails_late_leaves_nobody_who_reads_the_next_o
         assert sum(f"Client.{each}" in task for task in tasks) == 1, each
 
 
+async def test_a_connection_closes_after_another_wait_for_its_end_was_cancelled(
+    own_server: EmbeddedServer, connected: Connect
+) -> None:
+    nc = await connected(own_server)
+    transport: EndingTransport = nc.__dict__["_transport"]
+    waiting = asyncio.create_task(transport.wait_closed())
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    await nc.close()
+
+
 def test_what_is_sent_on_a_broken_connection_is_sent_on_the_next_or_fails_as_ours(
     tmp_path: Path,
 ) -> None:
