@@ -143,7 +143,10 @@ async def test_a_route_of_caddy_that_is_edited_by_hand_is_healed_and_others_are_
         (await human.patch("/id/shop/match", json=[{"path": ["/shop"]}])).raise_for_status()
 
         async def is_healed() -> bool:
-            route = (await human.get("/id/shop")).json()
+            try:
+                route = (await human.get("/id/shop")).json()
+            except httpx.RemoteProtocolError:
+                return False  # it takes up the correction, and drops this request
             return route["match"] == [{"path": ["/shop/*"]}]
 
         await world.until(is_healed, "the route is healed")
