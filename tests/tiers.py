@@ -267,13 +267,18 @@ def pytest_sessionfinish(session: pytest.Session) -> Generator[None]:
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
+    servers, processes = (f"{_counted[each]:,}" for each in ("servers", "processes"))
     tier = _whole_tier(config)
     if tier is None:
+        if config.option.part:  # a whole tier is the sum of its parts, and so is its budget
+            terminalreporter.line(
+                f"started: {servers} nats-servers, {processes} other processes in this part"
+            )
         return
     budget = BUDGETS[tier]
     terminalreporter.line(
-        f"started: {_counted['servers']} nats-servers (budget {budget.servers}), "
-        f"{_counted['processes']} other processes (budget {budget.processes})"
+        f"started: {servers} nats-servers (budget {budget.servers}), "
+        f"{processes} other processes (budget {budget.processes})"
     )
     for what in _exceeded(config):
         terminalreporter.line(
