@@ -76,6 +76,9 @@ _FRESH_SECONDS = 2.0
 
 _BATCHES_AT_ONCE = 64
 _MAX_DELIVERIES = 5
+_RETURN_SECONDS = 2.0
+"""A process that stops waits no longer for a bus that does not take back what is in hand."""
+
 _EXTEND_SECONDS = 3.0
 """Less than a third of a lease: what waits for its turn must not be delivered again."""
 
@@ -167,6 +170,7 @@ class Decider:
         self._refers: Graph = {}
         self._undecided: dict[ResourceKey, str] = {}
         self._postponed = Postponed(max(1, min(reader.slots // 4, MAX_POSTPONED)))
+        self._batch: Sequence[IntakeDelivery] = ()
         self._queue = FairQueue(Quota.of_slots(reader.slots))
         self._actions = ActionsInFlight(chance.clock, max_actions)
         self._fresh: set[int] = set()
@@ -174,15 +178,25 @@ class Decider:
         self._clock = chance.clock
 
     async def run(self) -> None:
-        """Decide for ever."""
-        while True:
-            self._resume()
-            await self._take_in()
-            await self._extend_leases()
-            batch = self._queue.take()
-            if batch:
-                await self._handle_until_done(batch)
-                self._fresh.difference_update(each.position for each in batch)
+        """Decide for ever; at the end return what is not decided, for another decider."""
+        try:
+            while True:
+                self._resume()
+                await self._take_in()
+                await self._extend_leases()
+                self._batch = self._queue.take()
+                if self._batch:
+                    await self._handle_until_done(self._batch)
+                    self._fresh.difference_update(each.position for each in self._batch)
+                    self._batch = ()
+        finally:
+            await self._return_undecided()
+
+    async def _return_undecided(self) -> None:
+        """Return what is in hand: nobody else would decide it before its lease ends."""
+        with contextlib.suppress(Exception):  # the bus may be away: then the leases end
+            async with asyncio.timeout(_RETURN_SECONDS):
+                await self._reader.retry_later([*self._batch, *self._queue], 0.0)
 
     async def _handle_until_done(self, batch: Sequence[IntakeDelivery]) -> None:
         for _ in range(_TRIES):

@@ -1,5 +1,6 @@
 """A decider on the real log: what it guesses without reading is never written when it is wrong."""
 
+import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -39,6 +40,7 @@ from reconciler.resource import decide
 from reconciler.roles.chance import Chance
 from reconciler.roles.configurations import Configurations
 from reconciler.roles.decider import Decider
+from reconciler.roles.fair_queue import MAX_MESSAGES_A_TURN
 from tests.bus.histories import history_of, new_key
 
 SHARE = 2
@@ -537,3 +539,35 @@ async def test_a_configuration_is_of_a_kind_that_another_decider_has_just_define
     config = Manifest(RECONCILER_API_VERSION, key.kind, Metadata(key.name, key.namespace), spec)
     await behind.handle([delivery("desired", key, 2, Declared(config))])
     assert [answer.reason for answer in bus.answers] == ["Accepted"]
+
+
+class EndingBus(FullBus):
+    """A bus that hands out one batch, and lets no decision end."""
+
+    def __init__(self, batch: Sequence[IntakeDelivery]) -> None:
+        super().__init__()
+        self.batches = [batch]
+        self.deciding = asyncio.Event()
+
+    @property
+    def slots(self) -> int:
+        return 8 * MAX_MESSAGES_A_TURN
+
+    async def next_batch(self, *, wait: bool = True) -> Sequence[IntakeDelivery]:
+        return self.batches.pop() if self.batches else []
+
+    async def was_alone(self, deliveries: Sequence[IntakeDelivery]) -> bool:
+        self.deciding.set()
+        await asyncio.Event().wait()
+        return True
+
+
+async def test_a_decider_that_stops_returns_what_it_has_not_decided(log: JetStreamLog) -> None:
+    bus = EndingBus([declaration(new_key(), at, "Red") for at in range(1, MAX_MESSAGES_A_TURN + 6)])
+    running = asyncio.create_task(decider(log, bus).run())
+    await bus.deciding.wait()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert bus.waits == dict.fromkeys(range(1, MAX_MESSAGES_A_TURN + 6), 0.0)
+    assert not bus.acked
