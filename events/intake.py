@@ -263,12 +263,13 @@ class ApiReported(_Intake, frozen=True):
     ``Throttled``: it accepts no calls for ``retry_after_seconds`` from ``at`` on. ``Failing``:
     ``failures`` consecutive calls failed. ``Probing``: ``reporter`` requests to make the one call
     that decides whether an open breaker closes. ``Responding``: the API responded to that call.
+    ``Stopping``: ``reporter`` stops, and makes no probe that it was granted.
 
     ``as_of`` is the version of the event that last changed the breaker, as the reporter knew it
     when the call began. Reports of calls that began earlier are ignored.
     """
 
-    state: Literal["Throttled", "Failing", "Probing", "Responding"]
+    state: Literal["Throttled", "Failing", "Probing", "Responding", "Stopping"]
     reporter: str
     at: Annotated[datetime, msgspec.Meta(tz=True)]
     as_of: int = 0

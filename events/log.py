@@ -487,7 +487,10 @@ class BreakerOpened(_Event, frozen=True):
 
 
 class BreakerProbed(_Event, frozen=True):
-    """The process ``by`` probes the API of an open breaker, and must finish before ``until``."""
+    """The process ``by`` probes the API of an open breaker, and must finish before ``until``.
+
+    An empty ``by``: the process stopped before it finished, and another one may probe.
+    """
 
     until: datetime
     delay_seconds: float

@@ -245,6 +245,8 @@ def summary(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
         case BreakerOpened(until, _, failures, message):
             opened = f"The circuit breaker blocks calls until {moment(until)}"
             return f"{opened}, after {failures} failures in a row{_because(message)}"
+        case BreakerProbed(by=""):
+            return "The process that probed the API stopped, so another one may probe it"
         case BreakerProbed(by=by):
             return f"{by} probes the API with one call"
         case BreakerClosed():

@@ -44,6 +44,8 @@ def report(said: ApiReported, state: ResourceState, context: Context) -> Facts:
 def _news(said: ApiReported, state: ResourceState, context: Context) -> ResourceEvent | None:
     if not is_config(context.key) or not state.desired.is_declared:
         return None
+    if said.state == "Stopping":  # its own request for the probe may have moved the breaker
+        return _stopping(said, state, context)
     if said.state != "Throttled" and said.as_of != state.api.version:
         return None  # its call began before the breaker moved
     match said.state:
@@ -103,6 +105,14 @@ def _probing(said: ApiReported, state: ResourceState, context: Context) -> Break
         return None
     seconds = PROBE_TIMEOUTS * _config(state).limits.request_timeout_seconds
     return BreakerProbed(context.now + timedelta(seconds=seconds), seconds, said.reporter)
+
+
+def _stopping(said: ApiReported, state: ResourceState, context: Context) -> BreakerProbed | None:
+    """End the probe of a process that stops: nobody else would call before its time is over."""
+    health = state.api
+    if health.probe_by != said.reporter or health.open_until is None:
+        return None
+    return BreakerProbed(context.now, 0.0, "")
 
 
 def _config(state: ResourceState) -> ProviderConfigSpec:

@@ -313,7 +313,8 @@ def _after(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
             )
             return replace(state, api=api)
         case BreakerProbed() as data:
-            api = replace(state.api, version=event.resourceversion, probe_until=data.until)
+            version = event.resourceversion
+            api = replace(state.api, version=version, probe_until=data.until, probe_by=data.by)
             return replace(state, api=api)
         case BreakerClosed():
             known = state.api.throttled_until

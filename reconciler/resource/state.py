@@ -15,7 +15,7 @@ from events.log import Action, OutcomeRecorded
 from events.manifest import Fields, Policy
 from events.reference import Reference
 
-STATE_SCHEMA = 23
+STATE_SCHEMA = 24
 """Raised whenever the meaning of a stored state changes: what was cached before is then ignored."""
 
 _encoder = msgspec.json.Encoder(order="deterministic")
@@ -245,6 +245,7 @@ class ApiHealth(msgspec.Struct, frozen=True, gc=False):
     openings: int = 0  # without a success in between
     failures: int = 0
     message: str = ""
+    probe_by: str = ""
 
 
 class ResourceState(msgspec.Struct, frozen=True, gc=False):

@@ -53,7 +53,7 @@ class GateReport:
     """What a gate wants to be recorded at one of its configurations."""
 
     config: str
-    state: Literal["Throttled", "Failing", "Probing", "Responding"]
+    state: Literal["Throttled", "Failing", "Probing", "Responding", "Stopping"]
     as_of: int = 0
     retry_after_seconds: float = 0.0
     failures: int = 0
@@ -238,7 +238,9 @@ class ApiGate:
     def _closed(self, config: str, wait: float) -> TurnedAwayError:
         wait = max(wait, PROBE_PATIENCE_SECONDS)
         for member in self._broken():
-            why = f"breaker of API {member.name!r} open until {_moment(member.shown_until)}"
+            is_over = member.open_until <= self._clock()
+            until = "its probe succeeds" if is_over else _moment(member.shown_until)
+            why = f"breaker of API {member.name!r} open until {until}"
             return TurnedAwayError(why, retry_after_seconds=wait)
         now = self._clock()
         for member in self.members.values():
@@ -288,6 +290,11 @@ class ApiGate:
         wait = _throttle_of(error)
         if wait:
             self._saw_throttle(error, config, wait)
+
+    def stop(self) -> None:
+        """Report that no probe is made here: neither the one under way nor one granted later."""
+        for member in self._broken():
+            self._report(GateReport(member.name, "Stopping"))
 
     def forget_calls_under_way(self) -> None:
         """Learn nothing from calls that have begun: how they end is this process's own doing."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from contextlib import suppress
 from urllib.parse import urlsplit
 
 import structlog
@@ -48,6 +49,7 @@ STANDSTILL_SECONDS = 3.0
 
 _LOOK_SECONDS = 0.5
 _RETRY_SECONDS = 0.5
+_LAST_REPORTS_SECONDS = 2.0
 _logger = structlog.get_logger(__name__)
 
 
@@ -124,6 +126,14 @@ class ApiGates:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._report_for_ever())
             tasks.create_task(self._notice_standstills())
+
+    async def close(self) -> None:
+        """Report what is not reported yet, and that this process makes no probe any more."""
+        for gate in self._gates.values():
+            gate.stop()
+        with suppress(Exception):  # the bus may be away: then a probe's time ends
+            async with asyncio.timeout(_LAST_REPORTS_SECONDS):
+                await self._intake.publish([self._message(each) for each in self._reports.values()])
 
     async def _notice_standstills(self) -> None:
         """Let calls say nothing of their API that ran out of time while this process was stopped.

@@ -99,6 +99,7 @@ class Running:
 
     async def close(self) -> None:
         """Return back what was taken from the bus, then close the connections to the APIs."""
+        await self.gates.close()
         await self.closers.aclose()
         await self.providers.close()
 

@@ -229,6 +229,16 @@ async def test_a_probe_that_another_process_makes_is_not_made_here(process: Proc
     assert await process.reports() == []
 
 
+async def test_a_process_that_stops_reports_that_it_makes_no_probe(process: Process) -> None:
+    process.opened(seconds=0.0)
+    with pytest.raises(TurnedAwayError, match="until its probe succeeds"):
+        await process.gates.of("first").enter("first")
+    process.log("first", BreakerProbed(_now() + timedelta(seconds=60), 60.0, "another"))
+    process.end()
+    await process.gates.close()
+    assert process.reported[-1].state == "Stopping"
+
+
 async def test_a_throttle_is_honoured_by_all_and_told_once(process: Process) -> None:
     slower = ThrottledError("slower", status=429, retry_after_seconds=60.0)
     for _ in range(10):

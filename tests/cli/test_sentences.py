@@ -242,6 +242,10 @@ TOLD: list[tuple[ResourceEvent, str]] = [
         "row: refused",
     ),
     (BreakerProbed(AT, 20.0, "w1"), "w1 probes the API with one call"),
+    (
+        BreakerProbed(AT, 0.0, ""),
+        "The process that probed the API stopped, so another one may probe it",
+    ),
     (BreakerClosed(), "The API responds again, and the circuit breaker closed"),
     (
         OutcomeRecorded("Converged", 2, "AsDeclared"),

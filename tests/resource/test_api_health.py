@@ -107,6 +107,21 @@ def test_a_probe_whose_worker_dies_is_made_by_another():
     assert only(BreakerProbed, probing(story, "w2")).by == "w2"
 
 
+def test_a_probe_whose_process_stops_is_made_by_another_at_once():
+    story = configured()
+    failing(story)
+    story.wake(1.5)
+    probing(story)
+    assert probing(story, "w2") == []
+    stopping = ApiReported("Stopping", "another", story.now)
+    assert story.turn(stopping) == []
+    assert (
+        only(BreakerProbed, story.turn(msgspec.structs.replace(stopping, reporter="w1"))).by == ""
+    )
+    assert only(BreakerProbed, probing(story, "w2")).by == "w2"
+    assert story.turn(ApiReported("Stopping", "w1", story.now)) == []
+
+
 def test_a_probe_that_fails_doubles_the_time_up_to_the_most():
     story = configured()
     waits = [only(BreakerOpened, failing(story)).delay_seconds]
