@@ -23,8 +23,10 @@ from events.log import (
     OwnershipReleased,
     ReferenceAdded,
     ReferenceRemoved,
+    SecretObserved,
     SpecDeclared,
     SpecWithdrawn,
+    TargetObserved,
 )
 from events.manifest import stricter
 from events.names import ResourceKey
@@ -66,7 +68,17 @@ _MOVES = (  # what references may depend on, of both sides
     OwnershipClaimed,
     OwnershipReleased,
     OutcomeRecorded,
+    # A report that was overtaken before it was decided is corrected by the next sweep.
+    TargetObserved,
+    SecretObserved,
 )
+
+_ENDED_BY_A_MESSAGE = ("Failed", "Waiting", "Disputed")
+"""Outcomes of resources that are not woken when they are due.
+
+A renewal cannot begin before a new declaration, a report of a target or an observation, and the
+turn of that message begins it.
+"""
 
 _logger = structlog.get_logger(__name__)
 
@@ -187,10 +199,9 @@ class Sweeper:
         waits |= {
             row.key: row.due_at
             for row in rows
-            # What the API has rejected waits for a new declaration, though it is due.
             if row.due_at is not None
             and row.due_at < overdue
-            and not (row.paused or row.outcome == "Failed")
+            and not (row.paused or row.outcome in _ENDED_BY_A_MESSAGE)
         }
         # What a configuration permits depends on fields that no row has: these are woken when it
         # changes, and again in case their decider had not read it yet.

@@ -10,11 +10,12 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 import pytest
 
-from events.intake import DefinitionSeen, SecretSeen, TimerFired
+from events.intake import DefinitionSeen, SecretSeen, TargetSeen, TargetState, TimerFired
 from events.kind_definition import DefinitionRef
-from events.log import LogEvent, SecretObserved, SpecDeclared
+from events.log import LogEvent, SecretObserved, SpecDeclared, TargetObserved
 from events.names import ResourceKey
 from events.provider_config import ProviderConfigSpec, config_key
+from events.reference import Reference
 from infra.providers.shapes import SHAPE
 from projections.read_models import NOTHING, ReadModels
 from projections.status import StatusRow
@@ -74,6 +75,10 @@ class Scene:
     def wait(self, until: datetime) -> None:
         self.row.retry_at, self.row.retry_seconds = until, 1.0
 
+    def happens(self, position: int, what: LogEvent) -> None:
+        self.models.apply(position, what)
+        self.sweeper.notice(position, what)
+
     async def sweep_for(self, seconds: float) -> list[float]:
         """Sweep at intervals, and give at how many seconds the resource was woken."""
         woken: list[float] = []
@@ -114,8 +119,12 @@ async def test_who_does_not_wait_any_more_is_forgotten() -> None:
     assert (await scene.sweep_for(10))[:2] == [0, 5]
 
 
-@pytest.mark.parametrize(("outcome", "is_woken"), [("Converged", True), ("Failed", False)])
-async def test_what_is_due_is_woken_unless_the_api_has_rejected_it(
+@pytest.mark.parametrize(
+    ("outcome", "is_woken"),
+    [("Converged", True), ("Held", True)]
+    + [(outcome, False) for outcome in ("Failed", "Waiting", "Disputed")],
+)
+async def test_what_is_due_is_woken_unless_its_outcome_ends_with_a_message(
     outcome: str, is_woken: bool
 ) -> None:
     scene = Scene()
@@ -193,6 +202,9 @@ async def test_what_is_declared_by_an_older_definition_is_told_of_the_newest() -
     assert [each.data for each in scene.intake.published] == [DefinitionSeen(2, "newer", 1, 1)]
 
 
+NAMES_A_SECRET = SpecDeclared(1, "", "default", "any", {}, secrets=("files/db",))
+
+
 class Store:
     """A store of secrets that can be away."""
 
@@ -215,19 +227,39 @@ async def test_who_first_names_a_secret_while_its_store_is_away_is_told_when_it_
     scene = Scene(SecretStores({"files": store}, b"a key"))
     early, late = (ResourceKey("default", "Shape", name) for name in ("early", "late"))
 
-    def happens(position: int, what: LogEvent) -> None:
-        scene.models.apply(position, what)
-        scene.sweeper.notice(position, what)
-
-    declared = SpecDeclared(1, "", "default", "any", {}, secrets=("files/db",))
-    happens(1, event(early, 1, declared))
+    scene.happens(1, event(early, 1, NAMES_A_SECRET))
     await scene.sweeper.sweep()
     [told] = scene.intake.published
     assert isinstance(told.data, SecretSeen)
-    happens(2, event(early, 2, SecretObserved(told.data.secret, told.data.digest)))
+    scene.happens(2, event(early, 2, SecretObserved(told.data.secret, told.data.digest)))
     store.is_away = True
-    happens(3, event(late, 1, declared))
+    scene.happens(3, event(late, 1, NAMES_A_SECRET))
     await scene.sweeper.sweep()
     store.is_away = False
     await scene.sweeper.sweep()
     assert [each.key for each in scene.intake.published] == [early, late]
+
+
+@pytest.mark.parametrize(
+    ("declared", "overtaken", "corrects"),
+    [
+        (NAMES_A_SECRET, SecretObserved("files/db", "an older digest"), SecretSeen),
+        (
+            SpecDeclared(1, "", "default", "any", {}, references=(Reference(str(FOO)),)),
+            TargetObserved(str(FOO), TargetState(declared=True, ready=True)),
+            TargetSeen,
+        ),
+    ],
+)
+async def test_the_next_sweep_corrects_a_report_that_was_recorded_after_it_was_overtaken(
+    declared: SpecDeclared, overtaken: TargetObserved | SecretObserved, corrects: type
+) -> None:
+    scene = Scene(SecretStores({"files": Store()}, b"a key"))
+    bar = ResourceKey("default", "Shape", "bar")
+    scene.happens(1, event(bar, 1, declared))
+    await scene.sweeper.sweep()
+    scene.intake.published.clear()
+    scene.happens(2, event(bar, 2, overtaken))
+    await scene.sweeper.sweep()
+    corrected = [type(each.data) for each in scene.intake.published if each.key == bar]
+    assert corrected == [corrects]

@@ -32,15 +32,12 @@ _FORGOTTEN_RELEASE = (
     "a listing that left out a released object, or that gave it to another resource, makes its "
     "next appearance a stray"
 )
-_LATE_CORRECTION = "a readiness that was overtaken is corrected by the sweep, 30 s later"
 
 _KNOWN_FAILURES = {
     1900: "a resource replaces an object whose place another one takes at the same time",
-    3124: _LATE_CORRECTION,
     4134: "an API without idempotency keys: a creation that was repeated takes effect after the "
     "object was replaced under another name",
     6662: "a hold for absence outlives a listing that was overtaken",
-    8065: _LATE_CORRECTION,
     8088: _FORGED_LABEL,
     8924: _FORGED_LABEL,
     10899: "a deletion that was decided before its object was adopted by another resource",
