@@ -156,6 +156,10 @@ def _is_news(said: Observed, state: ResourceState) -> bool:
     known, shown = state.observed, said.object
     if not same_content(known.object, shown):
         return True
+    if known.asked_at is not None and said.as_of >= known.asked_at:
+        return True
+    if shown is None and state.owned is None:
+        return False  # nothing waits for the object any more
     if state.outcome is not None and state.outcome.reason == AWAITING_READ:
         return True
     if known.doubted is not None and shown is not None:
@@ -167,8 +171,6 @@ def _is_news(said: Observed, state: ResourceState) -> bool:
         return True
     # Our writes conflict, and this is the version that we did not know.
     if state.waits.conflicts and shown and known.object and shown.version != known.object.version:
-        return True
-    if known.asked_at is not None and said.as_of >= known.asked_at:
         return True
     # A person has approved a deletion, and this is the first look since.
     holds = state.holds

@@ -116,6 +116,17 @@ def test_a_label_of_another_resource_is_no_dispute_where_that_one_has_the_object
     assert (story.outcome, story.reason) == ("Unowned", "Taken")
 
 
+@pytest.mark.parametrize("another", ["", ANOTHER])
+def test_the_absence_of_an_undeclared_object_is_recorded_once(another: str):
+    """Both listings were published before the first of them was decided."""
+    story = Story(configs={CONFIG: EXCLUSIVE})
+    story.see(thing(uid="h1"), strays=(1, 60), taken_by=another)
+    assert story.outcome in ("Degraded", "Unowned")
+    gone = Observed(CONFIG, "Foo", None, "CompleteListing", story.position)
+    listings = [replace(gone, exclusive=StrayCount(*count)) for count in ((1, 60), (0, 59))]
+    assert names(story.turn(*listings)) == ["ExternalObserved", "OutcomeRecorded"]
+
+
 @pytest.mark.parametrize("still", [ANOTHER, ""])
 def test_what_another_resource_had_was_not_deleted_by_others(still: str):
     """It may be withdrawn and gone when the listing is compared."""

@@ -37,7 +37,6 @@ _KNOWN_FAILURES = {
     1900: "a resource replaces an object whose place another one takes at the same time",
     4134: "an API without idempotency keys: a creation that was repeated takes effect after the "
     "object was replaced under another name",
-    6662: "a hold for absence outlives a listing that was overtaken",
     8088: _FORGED_LABEL,
     8924: _FORGED_LABEL,
     10899: "a deletion that was decided before its object was adopted by another resource",
