@@ -83,6 +83,7 @@ from reconciler.resource.state import (
 
 MAX_DECLARATIONS = 64  # ids and contents that are remembered, to recognise what is sent again late
 MAX_ENDED_ACTIONS = 16  # that are remembered, of which a call may still arrive or be reported
+MAX_DISOWNED = 16  # uids that are remembered: one of those actions may have created the object
 
 SETTLED: frozenset[OutcomeName] = frozenset(
     {"Converged", "Failed", "Conflict", "Deleted", "Released", "Drifted", "Paused"}
@@ -108,7 +109,8 @@ def evolve(state: ResourceState, event: LogEvent) -> ResourceState:
         raise HistoryGapError(
             f"{event.subject}: event {event.resourceversion} follows event {state.version}"
         )
-    return replace(_after(state, event), version=event.resourceversion)
+    version = event.resourceversion
+    return replace(_with_disowned(state, _after(state, event), version), version=version)
 
 
 def fold(events: Iterable[LogEvent], state: ResourceState = NEW) -> ResourceState:
@@ -440,6 +442,20 @@ def _with_the_replaced(state: ResourceState) -> ResourceState:
     return replace(state, owned=replace(before, shown=None), retiring=None, observed=observed)
 
 
+def _with_disowned(before: ResourceState, after: ResourceState, version: int) -> ResourceState:
+    """Remember the uid of an object that is not ours any more, however that ended."""
+    if before.owned is after.owned and before.retiring is after.retiring:
+        return after
+    ours = {each.uid for each in (after.owned, after.retiring) if each is not None}
+    gone = [each.uid for each in (before.owned, before.retiring) if each is not None]
+    disowned = {uid: version for uid in gone if uid is not None and uid not in ours}
+    if not disowned:
+        return after
+    older = {uid: at for uid, at in after.actions.disowned.items() if uid not in disowned}
+    newest = [*older.items(), *disowned.items()][-MAX_DISOWNED:]
+    return replace(after, actions=replace(after.actions, disowned=dict(newest)))
+
+
 def _is_retiring(state: ResourceState, data: OwnershipReleased) -> bool:
     """Return whether what is let go is what was replaced, and not the object of today."""
     before, owned = state.retiring, state.owned
@@ -691,7 +707,8 @@ def _reported_late(
     if uid is None or uid in ended.made:
         return ended
     is_owned = not data.outdated or (state.owned is not None and state.owned.uid == uid)
-    unowned = ended.unowned if is_owned else (*ended.unowned, uid)
+    is_released = state.released is not None and state.released.uid == uid
+    unowned = ended.unowned if is_owned or is_released else (*ended.unowned, uid)
     return replace(ended, made=(*ended.made, uid), unowned=unowned)
 
 
@@ -913,5 +930,5 @@ def _with_ended(
     """Return the newest actions of which a call may still arrive or be reported, with this one."""
     if flight is None:
         return state.actions.ended
-    ended = Ended(flight.action, flight.base, in_doubt, known_by)
+    ended = Ended(flight.action, flight.base, in_doubt, state.version + 1, known_by)
     return (*state.actions.ended, ended)[-MAX_ENDED_ACTIONS:]

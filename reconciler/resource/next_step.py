@@ -249,6 +249,8 @@ def _known_again(state: ResourceState) -> OwnershipClaimed | None:
         return None
     if found.uid == seen.lost_uid:
         return _claimed(found, "Returned", state)
+    if seen.was_let_go:
+        return None  # a creation that is known later changes nothing of its release
     is_made_by_us = any(is_made_by(each, found) for each in state.actions.ended)
     return _claimed(found, "Found", state) if is_made_by_us else None
 

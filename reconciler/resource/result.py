@@ -165,6 +165,10 @@ def _still_counts(said: Reported, ended: Ended, state: ResourceState) -> bool:
     match action.operation:
         case "Create" if uid in ended.made:
             return False  # a listing has shown it first, and it may be gone by now
+        case "Create" if state.actions.disowned.get(uid or "", 0) > ended.version:
+            # It was ours without its report, and is not since. Where an id is made of the name,
+            # the call may have come after that: a later listing shows whether the object exists.
+            return False
         case "Create":
             return is_idle and (owned is None or (stands_beside and state.retiring is None))
         case "Update":

@@ -137,6 +137,7 @@ class Ended(msgspec.Struct, frozen=True, gc=False):
     action: Action
     base: Applied | None
     in_doubt: bool  # a worker that had it was not heard of
+    version: int  # of the event that ended it
     known_by: str = ""  # the message that said that it was done
     reported_late: bool = False  # another one has said so since
     suspected: bool = False  # a drift has named it
@@ -149,6 +150,7 @@ class Actions(msgspec.Struct, frozen=True, gc=False):
 
     in_flight: InFlight | None = None
     ended: tuple[Ended, ...] = ()  # creations, and what is in doubt; the newest last
+    disowned: dict[str, int] = {}  # by the uid of what was ours: the version that ended that
     effect_position: int = 0  # of the newest result, in the intake: what was seen before is stale
     effect_at: datetime | None = None
     has_created: bool = False  # since it was declared

@@ -17,6 +17,7 @@ from events.log import (
     ActionRetried,
     ActionSucceeded,
     DriftDetected,
+    ExternalObserved,
     LookupDecided,
     OwnershipClaimed,
     OwnershipReleased,
@@ -34,6 +35,7 @@ from tests.resource.building import (
     names,
     only,
     owned_labels,
+    relabelled,
     repainted,
     thing,
 )
@@ -510,3 +512,65 @@ def test_a_creation_that_a_listing_found_first_is_recorded_when_its_report_arriv
     success = only(ActionSucceeded, late)
     assert (success.late, success.outdated) == (True, True)
     assert story.state.owned is None, "it was deleted since"
+
+
+@pytest.mark.parametrize(
+    ("end", "claimed"), [("deleted", ["Found"]), ("gone", ["Returned"]), ("released", [])]
+)
+def test_a_late_report_of_a_creation_does_not_own_what_was_adopted_meanwhile(
+    end: str, claimed: list[str]
+):
+    """Another client had removed the label of the object, so that nothing showed who created it."""
+    story = Story(kind=KEYLESS)
+    deletion = "Orphan" if end == "released" else "Delete"
+    story.declare({"color": "Red"}, policy={"adoption": "Adopt", "deletion": deletion})
+    creation = story.action
+    created = story.written(creation)
+    events = story.fail("Conflict", shown=relabelled(created, {}), redelivered=True)
+    assert only(OwnershipClaimed, events).reason == "Adopted"
+    story.succeed()
+    if end == "gone":
+        story.declare({"color": "Red"}, policy={"mode": "CreateOnly"})
+        story.see(None)
+    else:
+        story.withdraw()
+        story.succeed()
+
+    late = story.report(shown=created, action_id=creation.action_id)
+    success = only(ActionSucceeded, late)
+    assert (success.late, success.outdated) == (True, True)
+    assert story.state.owned is None
+    # Where the name serves as the id, the call may have created the object again.
+    events = story.see(relabelled(created, {}))
+    assert [each.reason for each in every(OwnershipClaimed, events)] == claimed
+
+
+def test_an_id_that_returns_is_owned_by_the_late_report_of_its_creation():
+    """Where the name serves as the id, another object of the resource had the same id before."""
+    story = converged({"color": "Red"}, kind=KEYLESS)
+    before = story.seen
+    story.withdraw()
+    story.succeed()
+    story.declare({"color": "Red"})
+    creation = story.action
+    story.fail("Permanent", redelivered=True)
+    late = story.report(shown=before, action_id=creation.action_id)
+    assert not only(ActionSucceeded, late).outdated
+    assert story.outcome == "Converged"
+
+
+def test_a_released_object_is_not_claimed_for_an_earlier_creation_of_unknown_result():
+    story = begun(BLOCK)
+    creation = story.action
+    created = replace(story.written(creation), written_by=creation.idempotency_key)
+    story.fail("Unknown")
+    story.withdraw()
+    story.turn(ForcedRelease("the API is being moved", orphan=True))
+    story.declare(policy={"deletion": "Orphan"})
+    assert only(ActionSucceeded, story.fail("Conflict", shown=created)).found_by == "Label"
+    story.withdraw()
+    story.succeed()
+    assert story.outcome == "Released"
+    events = story.see(repainted(relabelled(created, {}), color="Blue"))
+    assert every(ExternalObserved, events)
+    assert not every(OwnershipClaimed, events)

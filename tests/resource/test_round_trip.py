@@ -304,8 +304,10 @@ states = st.builds(
         Actions,
         st.none() | flights,
         st.lists(
-            st.builds(Ended, actions, st.none() | applied, st.booleans(), texts), max_size=3
+            st.builds(Ended, actions, st.none() | applied, st.booleans(), numbers, texts),
+            max_size=3,
         ).map(tuple),
+        disowned=st.dictionaries(texts, numbers, max_size=2),
         effect_at=st.none() | moments,
     ),
     waits=st.builds(Waits, numbers, numbers, st.none() | errors, st.none() | moments),

@@ -39,7 +39,6 @@ _KNOWN_FAILURES = {
     "object was replaced under another name",
     8088: _FORGED_LABEL,
     8924: _FORGED_LABEL,
-    10899: "a deletion that was decided before its object was adopted by another resource",
     13685: _FORGOTTEN_RELEASE,
     18105: _FORGED_LABEL,
     20518: _FORGOTTEN_RELEASE,
