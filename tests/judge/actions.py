@@ -13,7 +13,7 @@ from events.log import (
     LookupDecided,
 )
 from tests.judge.history import Call, Effect
-from tests.judge.ledger import Ledger
+from tests.judge.ledger import DecidedAction, Ledger
 from tests.judge.rule import Breach, Happening, on, rule
 
 _LATER_CALL = "/"
@@ -99,7 +99,8 @@ def duplicate_effect(ledger: Ledger, effect: Effect) -> Iterator[str]:
 def duplicate_object(ledger: Ledger) -> Iterator[Breach]:
     """A resource has one object in the API, even after a replacement (invariants 2, 3).
 
-    An object that the log has released on purpose belongs to no resource.
+    An object that the log has released on purpose belongs to no resource. The object of a
+    replacement that has not ended stands beside the old one; `unended_action` judges its end.
 
     An API without unique names and keys cannot be asked for that: there a leak is one that the log
     does not own.
@@ -110,12 +111,17 @@ def duplicate_object(ledger: Ledger) -> Iterator[Breach]:
     owners = Counter(
         decided.key
         for found, decided in ledger.live()
-        if decided is not None and found.uid in ledger.ours
+        if decided is not None and found.uid in ledger.ours and not _is_replacing(ledger, decided)
     )
     for key, count in owners.items():
         resource = ledger.resource(key)
         if count > 1 and resource.retiring is None and key not in ledger.history.damaged:
             yield key, f"{count} objects exist for one resource"
+
+
+def _is_replacing(ledger: Ledger, decided: DecidedAction) -> bool:
+    is_in_flight = decided is ledger.resource(decided.key).in_flight
+    return is_in_flight and decided.action.purpose == "Replace"
 
 
 # --- how it ends

@@ -1058,6 +1058,24 @@ def test_nothing_is_left_of_a_replaced_object() -> None:
     assert rules_broken(story) == {"duplicate_object", "leak"}
 
 
+def test_an_unfinished_replacement_of_a_paused_resource_is_no_second_object() -> None:
+    story = Story()
+    story.create(FOO)
+    circle: Fields = {"type": "Circle"}
+    cause = story.message(FOO, declared(FOO, circle))
+    create = action(FOO, 6, "Create", generation=2, external_name="foo-2", purpose="Replace")
+    changed = replace(SPEC, generation=2, fields=circle)
+    story.record(FOO, changed, ActionDecided(create), cause=cause)
+    story.effect("Create", "foo-2", create.idempotency_key)
+    story.record(FOO, ActionFailed(create.action_id, "Create", 1, UNKNOWN, purpose="Replace"))
+    cause = story.message(FOO, declared(FOO, {**circle, "policy": {"paused": True}}))
+    paused = replace(changed, generation=3, policy=Policy(paused=True))
+    story.record(FOO, paused, OutcomeRecorded("Paused", 3, "PausedByPolicy"), cause=cause)
+    story.exists(thing("foo"), thing("foo-2"))
+    story.history.is_final = True
+    assert rules_broken(story) == set()
+
+
 def test_a_value_that_a_later_call_left_out_is_a_loss() -> None:
     story = replaced()
     story.exists(thing("foo-2", {**RED, "color": "White"}))

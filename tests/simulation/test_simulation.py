@@ -34,7 +34,6 @@ _FORGOTTEN_RELEASE = (
 )
 
 _KNOWN_FAILURES = {
-    1900: "a resource replaces an object whose place another one takes at the same time",
     4134: "an API without idempotency keys: a creation that was repeated takes effect after the "
     "object was replaced under another name",
     8088: _FORGED_LABEL,
