@@ -61,7 +61,7 @@ from events.manifest import ApprovalLevel, Fields
 from events.names import ResourceKey
 from events.reference import Reference
 
-_WITHOUT_LISTING = ("DataLoss", "DefinitionGuard", "Approval", "UnknownResult")
+_WITHOUT_LISTING = ("DataLoss", "DefinitionGuard", "PruneGuard", "Approval", "UnknownResult")
 
 _GOOD_IF_FALSE = ("Degraded", "Paused")
 
@@ -386,6 +386,8 @@ def _declared(row: StatusRow, data: SpecDeclared) -> None:
         row.declared_name = name
     elif not row.owned:
         row.declared_name = ""
+    if (row.outcome, row.reason) == ("Held", "DeletionGuard"):
+        row.doubted = False  # the deletion that was approved is not wanted any more
     row.due_at = None
     row.foreign_identity = ""
     row.generation, row.labels = data.generation, data.labels

@@ -10,7 +10,13 @@ from msgspec.structs import replace
 
 from events.external import ExternalObject
 from events.intake import Observed, StrayCount
-from events.log import ExternalObserved, HoldApproved, LogEvent, SpecDeclared
+from events.log import (
+    ExternalObserved,
+    HoldApproved,
+    LogEvent,
+    OutcomeRecorded,
+    SpecDeclared,
+)
 from events.manifest import Fields, Policy
 from events.names import ResourceKey
 from events.provider_config import ProviderConfigSpec, Scope
@@ -189,6 +195,27 @@ async def test_what_a_person_lets_go_is_shown_again_by_the_next_listing() -> Non
     stage.models.apply(2, event(key, 2, HoldApproved("DeletionGuard")))
     await stage.observer.list_once("default", "Shape")
     assert set(stage.intake.observed) == {key}
+
+
+async def test_no_listing_is_told_for_a_deletion_that_was_approved_and_then_declared() -> None:
+    stage = Stage(Api("x"), _nothing_new)
+    stage.models.apply(1, _seen("x"))
+    key = ResourceKey("default", "Shape", "x")
+    stage.models.apply(2, event(key, 2, OutcomeRecorded("Held", 0, "DeletionGuard")))
+    stage.models.apply(3, event(key, 3, HoldApproved("DeletionGuard")))
+    stage.models.apply(4, _declared("x", "default", 4))
+    stage.models.apply(5, event(key, 5, OutcomeRecorded("Conflict", 1, "AlreadyExists")))
+    await stage.observer.list_once("default", "Shape")
+    assert not stage.intake.observed
+
+
+async def test_an_approved_content_waits_for_no_listing() -> None:
+    stage = Stage(Api("x"), _nothing_new)
+    stage.models.apply(1, _seen("x"))
+    key = ResourceKey("default", "Shape", "x")
+    stage.models.apply(2, event(key, 2, HoldApproved("PruneGuard")))
+    await stage.observer.list_once("default", "Shape")
+    assert not stage.intake.observed
 
 
 async def test_nothing_is_concluded_where_the_end_of_the_log_is_not_known() -> None:
