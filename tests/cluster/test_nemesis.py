@@ -14,6 +14,7 @@ from tests.cluster.servers import NODES, EmbeddedCluster
 from tests.cluster.story import Story, told
 
 COUNT = 2_000
+MAX_GAP_SECONDS = 15.0
 AGAIN = 500
 ROLES: Sequence[Role] = (
     *("decider", "decider"),
@@ -82,4 +83,5 @@ async def test_all_nodes_are_restarted_one_by_one_and_no_role_gives_up(
             await story.until_whole()
         print(f"\nrolling restart: at most {story.longest_gap:.1f} s without a converged resource")
         await story.assert_nothing_lost_or_doubled()
+        assert story.longest_gap < MAX_GAP_SECONDS
         assert story.roles.gave_up == []

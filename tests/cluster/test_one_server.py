@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import shutil
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -51,16 +53,16 @@ async def _declare_without_end(story: Story) -> None:
 
 
 async def _longest_gap(
-    story: Story, fault: Callable[[], None], healed: Callable[[], None]
+    story: Story, fault: Callable[[], Awaitable[None]], heal: Callable[[], Awaitable[None]]
 ) -> float:
     """Return the longest time without a converged resource, from the fault to its end."""
     declaring = asyncio.create_task(_declare_without_end(story))
     await story.until_converged(1, 20)
     began = time.time()
-    fault()
+    await fault()
     await asyncio.sleep(_FAULT_SECONDS)
     ended = time.time()
-    healed()
+    await heal()
     declared = round((ended - began) / _PAUSE_SECONDS)
     await story.until_converged(1, declared)
     declaring.cancel()
@@ -71,6 +73,15 @@ async def _longest_gap(
         f"\nlongest time without a converged resource: {gap:.1f} s, {start:.1f} s after the fault"
     )
     return gap
+
+
+def at_once(act: Callable[[], None]) -> Callable[[], Awaitable[None]]:
+    """Make an act that takes no time one that could be awaited."""
+
+    async def acted() -> None:
+        act()
+
+    return acted
 
 
 async def _pure_follower(story: Story) -> int:
@@ -89,8 +100,31 @@ async def test_a_server_that_falls_silent_stops_progress_for_seconds(
         index = await _pure_follower(story) if which == "follower" else await leader(story.nc, LOG)
         assert index is not None
         server = cluster.nodes[index]
-        gap = await _longest_gap(story, server.pause, server.resume)
+        gap = await _longest_gap(story, at_once(server.pause), at_once(server.resume))
         await story.until_whole()  # the server that comes back needs a leader again
+        await story.assert_nothing_lost_or_doubled()
+        assert gap < MAX_GAP_SECONDS
+        assert story.roles.gave_up == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("which", ["follower", "leader"])
+async def test_a_server_that_loses_its_disk_has_its_copies_again(
+    cluster: EmbeddedCluster, api_url: str, logs: Path, which: str
+) -> None:
+    async with told(cluster, ROLES, api_url, logs) as story:
+        await story.until_whole()
+        index = await _pure_follower(story) if which == "follower" else await leader(story.nc, LOG)
+        assert index is not None
+        server = cluster.nodes[index]
+
+        async def lose_disk() -> None:
+            await server.kill()
+            await asyncio.to_thread(shutil.rmtree, server.data_dir)
+
+        gap = await _longest_gap(story, lose_disk, partial(cluster.start_node, index))
+        await story.until_whole()
         await story.assert_nothing_lost_or_doubled()
         assert gap < MAX_GAP_SECONDS
         assert story.roles.gave_up == []
@@ -105,7 +139,8 @@ async def test_roles_leave_a_server_that_is_cut_off(
     async with told(routes.cluster, ROLES, api_url, logs) as story:
         await story.until_whole()
         index = await _pure_follower(story)
-        gap = await _longest_gap(story, lambda: routes.isolate(index), lambda: routes.rejoin(index))
+        isolate, rejoin = partial(routes.isolate, index), partial(routes.rejoin, index)
+        gap = await _longest_gap(story, at_once(isolate), at_once(rejoin))
         await story.until_whole()  # the server that comes back needs a leader again
         await story.assert_nothing_lost_or_doubled()
         assert gap < MAX_GAP_SECONDS
