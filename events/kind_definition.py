@@ -28,7 +28,7 @@ _Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,62}(?!\n)
 class DefinedField(ManifestStruct, frozen=True):
     """One field of a defined kind.
 
-    ``to`` is the field of the kind beneath, or the place in the API's object; by default of the
+    ``to`` is the field of the kind beneath, or the path in the API's object; by default of the
     same name. Without ``default`` it must be declared, unless it is ``optional``. ``values`` are
     the only ones allowed, after ``normalize`` has made one form of several: in this order. An
     ``Object`` has ``fields``; a ``List`` and a ``Map`` have ``items``, each of which is a field.
@@ -39,7 +39,7 @@ class DefinedField(ManifestStruct, frozen=True):
     to: Annotated[
         Annotated[str, msgspec.Meta(min_length=1, max_length=200)] | None,
         msgspec.Meta(
-            description="Field of the underlying kind, or place in the API's object. Default:"
+            description="Field of the underlying kind, or path in the API's object. Default:"
             " the same name."
         ),
     ] = None
@@ -93,9 +93,9 @@ class DefinedField(ManifestStruct, frozen=True):
 class KindDefinitionSpec(ManifestStruct, frozen=True, kw_only=True):
     """A kind that you define without code.
 
-    Its metadata.name is the name of the kind. Declare one of over, rest and composition. Where a
-    field takes a place, write a path, such as metadata.uid, or = and a CEL expression. In a
-    template, a string that begins with = is a CEL expression.
+    Its metadata.name is the name of the kind. Declare one of over, rest and composition. A path
+    is dotted, such as metadata.uid, or = and a CEL expression. In a template, a string that
+    begins with = is a CEL expression.
     """
 
     api_version: Annotated[
@@ -121,7 +121,7 @@ class KindDefinitionSpec(ManifestStruct, frozen=True, kw_only=True):
     constants: Annotated[
         Fields,
         msgspec.Meta(
-            description="Fields of the underlying kind, or places of the API's object, with "
+            description="Fields of the underlying kind, or paths in the API's object, with "
             "fixed values."
         ),
     ] = {}  # noqa: RUF012 - msgspec copies it

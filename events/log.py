@@ -454,10 +454,10 @@ class DueScheduled(_Event, frozen=True):
 
 
 class ProgressNoted(_Event, frozen=True):
-    """An object that is as declared and not ready yet made progress at ``since``.
+    """The object is as declared but not ready, and made progress at ``since``.
 
-    ``mark`` identifies the progress; empty: no more progress is expected. The next progress is
-    expected before ``at``; None: it did not occur in time.
+    ``mark`` changes with each progress, and is empty if no more progress is expected. The next
+    progress is expected before ``at``, which is null after that time has passed.
     """
 
     mark: str

@@ -122,7 +122,7 @@ def is_within(
     return name.startswith(prefix or "") and wanted.items() <= labels.items()
 
 
-Ownership = Literal["Log", "Prefix", "Label", "Union"]
+Ownership = Literal["Log", "Prefix", "Label", "Strict"]
 """Evidence that can establish ownership in addition to the log (docs/concepts/ownership.md)."""
 
 
@@ -269,14 +269,14 @@ class ProviderConfigSpec(ManifestStruct, frozen=True):
         Ownership,
         msgspec.Meta(
             description="What establishes ownership. Log: only the log. Prefix: the log or the "
-            "name. Label: the log or the owner label. Union: the log, and also the name if "
-            "ownerPrefix is declared."
+            "name. Label: the log or the owner label. Strict: only the log, and contradicting "
+            "evidence makes an object disputed."
         ),
     ] = "Log"
     owner_prefix: Annotated[
         str | None,
         msgspec.Meta(
-            description="Beginning of the names of your objects, for ownership Prefix and Union."
+            description="Beginning of the names of your objects, for ownership Prefix and Strict."
         ),
     ] = None
     resync_seconds: Annotated[

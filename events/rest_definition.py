@@ -1,7 +1,7 @@
 """How a JSON API over HTTP is called: the part ``rest`` of a ``KindDefinition`` (ADR 0049).
 
-A *place* is where something is found: a path such as ``metadata.uid`` or ``items.0.id``, ``.`` for
-the whole, or a CEL expression behind ``=``. A *template* is JSON in which a text behind ``=`` is
+A *path* is the location of a value: ``metadata.uid``, ``items.0.id``, ``.`` for the whole value, or
+a CEL expression after ``=``. A *template* is JSON in which a text behind ``=`` is
 such an expression. What they mean, and their bounds, is in `infra.providers.rest`.
 """
 
@@ -36,7 +36,7 @@ class Call(ManifestStruct, frozen=True):
     """One request, and what its answers mean.
 
     ``path`` and the values of ``query`` may hold ``{name}`` and ``{uid}``, which are URL-encoded.
-    ``shows`` is the place of the object in the answer; without it the answer shows none.
+    ``shows`` is the path of the object in the answer; without it the answer shows none.
     """
 
     path: Annotated[
@@ -60,7 +60,7 @@ class Call(ManifestStruct, frozen=True):
         Any,
         msgspec.Meta(
             description="Template of the JSON body. Default: the document, with name and "
-            "marks at their places."
+            "metadata at their paths."
         ),
     ] = None
     success: Annotated[
@@ -83,7 +83,7 @@ class Call(ManifestStruct, frozen=True):
     shows: Annotated[
         Place,
         msgspec.Meta(
-            description="Place of the object in the response; . is the whole. Without it, "
+            description="Path of the object in the response; . is the whole. Without it, "
             "Reconciler reads the object afterwards."
         ),
     ] = ""
@@ -93,7 +93,7 @@ class Paging(ManifestStruct, frozen=True):
     """How a listing goes on behind its first page.
 
     ``parameter`` of the query holds the token, the number of the page (from ``first`` on) or the
-    offset; ``at`` is the token's place in the answer. ``size`` is the parameter of how many are
+    offset; ``at`` is the token's path in the answer. ``size`` is the parameter of how many are
     wanted, at most ``max_size``.
     """
 
@@ -108,7 +108,7 @@ class Paging(ManifestStruct, frozen=True):
         _Word | None,
         msgspec.Meta(description="Query parameter for the token, the page number or the offset."),
     ] = None
-    at: Annotated[Place, msgspec.Meta(description="Place of the token in the response.")] = ""
+    at: Annotated[Place, msgspec.Meta(description="Path of the token in the response.")] = ""
     size: Annotated[
         _Word | None, msgspec.Meta(description="Query parameter for the page size.")
     ] = None
@@ -119,7 +119,7 @@ class Paging(ManifestStruct, frozen=True):
 
 
 class Listing(ManifestStruct, frozen=True):
-    """The request that lists: ``items`` is the place of the objects in the answer."""
+    """The request that lists: ``items`` is the path of the objects in the answer."""
 
     path: Annotated[
         _Path,
@@ -133,7 +133,7 @@ class Listing(ManifestStruct, frozen=True):
         Statuses, msgspec.Meta(description="Status codes that indicate success. Default: 200.")
     ] = ()
     items: Annotated[
-        Place, msgspec.Meta(description="Place of the objects in the response; . is the whole.")
+        Place, msgspec.Meta(description="Path of the objects in the response; . is the whole.")
     ] = "."
     paging: Annotated[
         Paging | None,
@@ -171,12 +171,12 @@ class Reading(ManifestStruct, frozen=True):
     shows: Annotated[
         Place,
         msgspec.Meta(
-            description="Place of the object in the response. Default: the whole response."
+            description="Path of the object in the response. Default: the whole response."
         ),
     ] = ""
     items: Annotated[
         Place,
-        msgspec.Meta(description="Place of a list that contains the object, instead of shows."),
+        msgspec.Meta(description="Path of a list that contains the object, instead of shows."),
     ] = ""
     confirm: Annotated[
         _Path | None,
@@ -194,7 +194,7 @@ class NamePlace(ManifestStruct, frozen=True):
     ``matches`` is a regular expression of the names that the API can have, of linear time.
     """
 
-    at: Annotated[Place, msgspec.Meta(description="Place of the name in the object.")] = "name"
+    at: Annotated[Place, msgspec.Meta(description="Path of the name in the object.")] = "name"
     prefix: Annotated[str, msgspec.Meta(description="Text that precedes the name in the API.")] = ""
     suffix: Annotated[
         str,
@@ -209,13 +209,13 @@ class NamePlace(ManifestStruct, frozen=True):
     ] = ""
 
 
-class Marks(ManifestStruct, frozen=True):
-    """Where an object keeps whose it is: our labels, its uid and the key of its last action.
+class MetadataField(ManifestStruct, frozen=True):
+    """Where an object stores its metadata: labels, uid and the key of its last action.
 
-    As a ``Map`` of texts, or as one ``Text``, which a template knows as ``mark``.
+    A ``Map`` of strings, or one ``Text``. Templates read it as ``metadata``.
     """
 
-    at: Annotated[Place, msgspec.Meta(description="Place of the marks in the object.")]
+    at: Annotated[Place, msgspec.Meta(description="Path of the metadata in the object.")]
     form: Annotated[
         Literal["Map", "Text"],
         msgspec.Meta(
@@ -258,7 +258,7 @@ class ErrorRule(ManifestStruct, frozen=True):
 class Output(ManifestStruct, frozen=True):
     """A value that objects give to others."""
 
-    at: Annotated[Place, msgspec.Meta(description="Place of the value in the object.")]
+    at: Annotated[Place, msgspec.Meta(description="Path of the value in the object.")]
     type: Annotated[OutputType, msgspec.Meta(description="Type of the value.")] = "String"
     about: Annotated[
         str,
@@ -274,7 +274,7 @@ class ChangeMark(ManifestStruct, frozen=True):
     at: Annotated[
         Place,
         msgspec.Meta(
-            description="Place of the value in the response. Default: the ETag of the response."
+            description="Path of the value in the response. Default: the ETag of the response."
         ),
     ] = ""
 
@@ -283,8 +283,8 @@ class RestSpec(ManifestStruct, frozen=True):
     """How objects look in the API, and which requests read and write them.
 
     ``document`` is a template over ``spec``: what an object should have, in the API's own words;
-    without it each field is at its ``to``. The same places are read back, or ``shown`` says from
-    where. ``unordered`` are lists whose order means nothing, ``immutable`` places that cannot be
+    without it each field is at its ``to``. The same paths are read back, or ``shown`` says from
+    where. ``unordered`` are lists whose order means nothing, ``immutable`` paths that cannot be
     changed. ``where`` says of a listed object whether it is one of this kind. ``condition``: what
     binds a write to the version that was read. ``headers`` go with every request.
     """
@@ -310,21 +310,21 @@ class RestSpec(ManifestStruct, frozen=True):
         Fields | None,
         msgspec.Meta(
             description="Template over spec: the declared object in the API's format. Without"
-            " it, each field is written to its place (to)."
+            " it, each field is written to its path (to)."
         ),
     ] = None
     shown: Annotated[
         dict[_Word, Place],
         msgspec.Meta(
             max_length=MAX_ENTRIES,
-            description="Place where the API shows a place of the document, if it differs.",
+            description="Path at which the API returns a field of the document, if it differs.",
         ),
     ] = {}  # noqa: RUF012
-    unordered: Annotated[_Texts, msgspec.Meta(description="Places of lists without order.")] = ()
+    unordered: Annotated[_Texts, msgspec.Meta(description="Paths of lists without order.")] = ()
     immutable: Annotated[
         _Texts,
         msgspec.Meta(
-            description="Places that the API cannot change. A change of one replaces the object."
+            description="Paths that the API cannot change. A change of one replaces the object."
         ),
     ] = ()
     where: Annotated[
@@ -337,8 +337,8 @@ class RestSpec(ManifestStruct, frozen=True):
     name: Annotated[NamePlace, msgspec.Meta(description="Name of the object in the API.")] = (
         NamePlace()
     )
-    uid: Annotated[Place, msgspec.Meta(description="Place of the API's own id.")] = ""
-    version: Annotated[Place, msgspec.Meta(description="Place of the version.")] = ""
+    uid: Annotated[Place, msgspec.Meta(description="Path of the API's own id.")] = ""
+    version: Annotated[Place, msgspec.Meta(description="Path of the version.")] = ""
     condition: Annotated[
         Literal["Version", "ETag", "Body"] | None,
         msgspec.Meta(
@@ -347,11 +347,11 @@ class RestSpec(ManifestStruct, frozen=True):
             "contains it."
         ),
     ] = None
-    marks: Annotated[
-        Marks | None,
+    metadata: Annotated[
+        MetadataField | None,
         msgspec.Meta(
-            description="Where an object stores its owner: labels, uid and the key of its "
-            "last action."
+            description="Where an object stores its metadata: the labels, including the owner "
+            "label, the uid and the key of its last action."
         ),
     ] = None
     idempotency: Annotated[
@@ -378,7 +378,7 @@ class RestSpec(ManifestStruct, frozen=True):
     ready: Annotated[
         Place,
         msgspec.Meta(
-            description="Place that is true when the object is ready. Default: an object is "
+            description="Path that is true when the object is ready. Default: an object is "
             "always ready."
         ),
     ] = ""

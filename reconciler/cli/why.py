@@ -24,7 +24,7 @@ from reconciler.cli.summaries import Line, moment, tell_all
 from reconciler.ports import StoredEvent
 from reconciler.resource.difference import shown
 from reconciler.sdk.history import History, Past
-from reconciler.sdk.why import Fight, Parent, Why, lineage
+from reconciler.sdk.why import Parent, RepeatedDrift, Why, lineage
 from reconciler.sdk.why import why as explained
 
 _SHOWN_VALUES = 5
@@ -127,8 +127,8 @@ def _print(explanation: Explanation, *, wide: bool) -> None:
     out.print(Text(harmless(explanation.answer), "bold"))
     if why.field:
         _print_values(why)
-    for each in why.fights:
-        out.print(Text(harmless(_fight(each)), "bold yellow"))
+    for each in why.repeated_drifts:
+        out.print(Text(harmless(_repeated(each)), "bold yellow"))
     if explanation.chain:
         out.print()
         print_lines(explanation.chain, wide=wide)
@@ -160,10 +160,10 @@ def _print_values(why: Why) -> None:
     print_table(("STATE", "VALUE", "SINCE", "POSITION", "CAUSE"), rows)
 
 
-def _fight(fight: Fight) -> str:
-    theirs = ", ".join(map(shown, fight.theirs))
-    since, until = moment(fight.since), moment(fight.until)
+def _repeated(drift: RepeatedDrift) -> str:
+    theirs = ", ".join(map(shown, drift.theirs))
+    since, until = moment(drift.since), moment(drift.until)
     return (
-        f"Another client set {fight.path} to {theirs} {fight.times} times from {since} to"
-        f" {until}, and Reconciler set it back to {shown(fight.ours)}."
+        f"Another client set {drift.path} to {theirs} {drift.times} times from {since} to"
+        f" {until}, and Reconciler set it back to {shown(drift.ours)}."
     )

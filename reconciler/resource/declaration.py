@@ -176,7 +176,7 @@ def _check_external_name(taken: Declaration, kind: Kind, context: Context) -> No
     if problem is not None:
         raise InvalidManifestError(f"name {taken.external_name!r}: {problem}")
     config = context.configs.get(taken.provider_config)
-    if config is None or config.ownership not in ("Prefix", "Union"):
+    if config is None or config.ownership not in ("Prefix", "Strict"):
         return
     prefix = config.owner_prefix or ""
     if not taken.external_name.startswith(prefix):
@@ -222,7 +222,7 @@ def _redefined(context: Context, state: ResourceState, event: SpecDeclared) -> s
     spec = state.desired.spec
     if context.key.kind != KIND_DEFINITION_KIND or spec is None:
         return None
-    for name in ("over", "provider", "namePrefix", "rest.name", "rest.uid", "rest.marks"):
+    for name in ("over", "provider", "namePrefix", "rest.name", "rest.uid", "rest.metadata"):
         before, after = (value_at(name, fields, {}) for fields in (spec.fields, event.fields))
         if before != after:
             return (

@@ -18,8 +18,8 @@ from reconciler.resource.difference import open_differences
 from reconciler.resource.state import FightState, ResourceState
 from reconciler.resource.turn import Context, Settled
 
-FIGHT: Final = "Fight"
-"""Reason of the outcome while a repair waits because of a fight."""
+FIGHT: Final = "RepeatedDrift"
+"""Reason of the outcome while a repair waits, because another client overwrote it repeatedly."""
 
 FIGHT_DRIFTS: Final = 3
 FIGHT_WINDOW: Final = timedelta(hours=1)

@@ -83,7 +83,7 @@ def verdict(said: Evidence, believed: Ownership) -> Verdict:
         return Verdict("owned", "Found", claim="Found")
     if said.label == "another's" and (said.exclusive or _says_ours(said, believed)):
         return Verdict("disputed", "OwnedByAnother")
-    if believed == "Union":
+    if believed == "Strict":
         return _all_but_the_log(said)
     if believed == "Label" and said.label == "ours":
         return _unless_referenced(said, "Label")
@@ -103,7 +103,7 @@ def verdict(said: Evidence, believed: Ownership) -> Verdict:
 def _owned_by_the_log(said: Evidence, believed: Ownership) -> Verdict:
     if said.label == "another's":
         return Verdict("disputed", "OwnedByAnother")
-    if believed == "Union" and said.name is False:
+    if believed == "Strict" and said.name is False:
         return Verdict(
             "disputed",
             "PrefixMissing",
@@ -113,11 +113,11 @@ def _owned_by_the_log(said: Evidence, believed: Ownership) -> Verdict:
 
 
 def _says_ours(said: Evidence, believed: Ownership) -> bool:
-    return believed in ("Prefix", "Union") and bool(said.name)
+    return believed in ("Prefix", "Strict") and bool(said.name)
 
 
 def _all_but_the_log(said: Evidence) -> Verdict:
-    """Under ``Union`` one voice for us against the log's is a dispute, whoever's it is."""
+    """Under ``Strict`` one voice for us against the log's is a dispute, whoever's it is."""
     ours = [
         witness
         for witness, says in (

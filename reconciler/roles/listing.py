@@ -374,7 +374,7 @@ async def _stray_count(
 
 def _claimed_by(config: ProviderConfigSpec, log_id: str) -> Callable[[ExternalObject], bool] | None:
     """Return the test by which an object that nobody declared counts as ours."""
-    if config.ownership == "Union":
+    if config.ownership == "Strict":
         return None
     if config.scope.mode == "Exclusive":
         return lambda _each: True

@@ -47,8 +47,8 @@ class Value(msgspec.Struct, frozen=True, rename="camel"):
     actor: str
 
 
-class Fight(msgspec.Struct, frozen=True, rename="camel"):
-    """A field that we and somebody else keep overwriting."""
+class RepeatedDrift(msgspec.Struct, frozen=True, rename="camel"):
+    """A field that Reconciler and another client keep overwriting."""
 
     path: str
     times: int
@@ -78,7 +78,7 @@ class Why(msgspec.Struct, frozen=True, rename="camel"):
 
     resource: str
     chain: tuple[int, ...]
-    fights: tuple[Fight, ...]
+    repeated_drifts: tuple[RepeatedDrift, ...]
     field: str = ""
     wanted: tuple[Value, ...] = ()
     applied: tuple[Value, ...] = ()
@@ -90,7 +90,7 @@ def why(resource: str, history: Sequence[StoredEvent], field: str = "") -> Why:
     """Explain the newest outcome, or what became of a field, newest value last."""
     values = _values(history, field) if field else ((), (), ())
     drifts = [each for each in history if isinstance(each.event.data, DriftDetected)]
-    fights = tuple(each for each in _fights(drifts) if field in ("", each.path))
+    repeated = tuple(each for each in _repeated_drifts(drifts) if field in ("", each.path))
     newest = [each[-1].version for each in values if each]
     if not field:
         newest = [
@@ -99,7 +99,7 @@ def why(resource: str, history: Sequence[StoredEvent], field: str = "") -> Why:
             if isinstance(each.event.data, OutcomeRecorded)
         ] or [len(history)]
     version = max(newest, default=0)
-    return Why(resource, tuple(chain(history, version)), fights, field, *values)
+    return Why(resource, tuple(chain(history, version)), repeated, field, *values)
 
 
 # --- causes
@@ -250,10 +250,10 @@ def _value(value: object, stored: StoredEvent) -> Value:
     return Value(value, event.resourceversion, stored.position, event.time, name, event.actor)
 
 
-# --- fights
+# --- repeated drift
 
 
-def _fights(drifts: Sequence[StoredEvent]) -> Iterable[Fight]:
+def _repeated_drifts(drifts: Sequence[StoredEvent]) -> Iterable[RepeatedDrift]:
     """Find the fields that somebody else has overwritten again and again, of late."""
     if not drifts:
         return
@@ -279,4 +279,4 @@ def _fights(drifts: Sequence[StoredEvent]) -> Iterable[Fight]:
             if each.observed not in theirs:
                 theirs.append(each.observed)
         ours = of_path[-1][1].desired
-        yield Fight(path, count, of_path[0][0], of_path[-1][0], ours, tuple(theirs))
+        yield RepeatedDrift(path, count, of_path[0][0], of_path[-1][0], ours, tuple(theirs))

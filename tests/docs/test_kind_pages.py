@@ -43,7 +43,7 @@ PARTS_OF_A_DEFINITION = (
     rest_definition.Listing,
     rest_definition.Paging,
     rest_definition.NamePlace,
-    rest_definition.Marks,
+    rest_definition.MetadataField,
     rest_definition.Idempotency,
     rest_definition.ErrorRule,
     rest_definition.Output,

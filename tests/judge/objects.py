@@ -52,7 +52,7 @@ def unfounded_claim(of: Happening[OwnershipClaimed]) -> Iterator[str]:
         case "ExclusiveScope":
             is_allowed = any(each.scope.mode == "Exclusive" for each in settings)
         case "Label" | "Prefix" as reason:
-            is_allowed = any(each.ownership in (reason, "Union") for each in settings)
+            is_allowed = any(each.ownership in (reason, "Strict") for each in settings)
         case "Returned":
             is_allowed = uid in ledger.ours
         case "Found":

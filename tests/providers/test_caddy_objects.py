@@ -115,7 +115,7 @@ async def updated(routes: Provider, thing: ExternalObject, **fields: Any) -> Ext
         ({"backends": [], "tls": {"certificateFile": "/a", "keyFile": "/b"}}, "requires hosts"),
         ({"backends": [], "tls": {"certificateFile": "a", "keyFile": "/b"}}, "certificateFile"),
         ({"backends": [], "healthCheck": {"path": "/", "interval": 1}}, "unknown field"),
-        ({"backends": [], "flaws": ["order"]}, "spec.flaws: unknown field"),
+        ({"backends": [], "differences": ["order"]}, "spec.differences: unknown field"),
     ],
 )
 def test_what_cannot_be_a_route_is_refused_with_a_reason(fields: Fields, why: str) -> None:
@@ -152,7 +152,7 @@ async def test_the_more_precise_is_asked_first_whatever_was_there_before(
     await made(routes, "path", hosts=["a.example.org"], paths=["/a"])
     await made(routes, "elsewhere", hosts=["b.example.net"])
     assert await hands.names() == [None, "deep", "path", "host", "wild", "elsewhere", "everything"]
-    assert (await seen(routes, "elsewhere")).fields["flaws"] == []
+    assert (await seen(routes, "elsewhere")).fields["differences"] == []
 
 
 async def test_a_route_that_is_moved_by_hand_is_seen_and_moved_back(
@@ -163,10 +163,10 @@ async def test_a_route_that_is_moved_by_hand_is_seen_and_moved_back(
     deep, host = await hands.sees(f"{SERVERS}/http/routes")
     await hands.does("PATCH", f"{SERVERS}/http/routes", [host, deep])
     found = await seen(routes, "deep")
-    assert found.fields["flaws"] == ["order"]
+    assert found.fields["differences"] == ["order"]
     assert found in await listing(routes, Scope())
     mended = await updated(routes, found, hosts=["a.example.org"], paths=["/a"])
-    assert (mended.fields["flaws"], mended.uid) == ([], found.uid)
+    assert (mended.fields["differences"], mended.uid) == ([], found.uid)
     assert await hands.names() == ["deep", "host"]
 
 
@@ -223,11 +223,11 @@ async def test_an_edit_by_hand_is_seen_whatever_it_is_and_undone(
     edits: list[tuple[dict[str, Any], str]] = [
         ({"handle": [{**proxy, "upstreams": [{"dial": "127.0.0.1:1"}]}]}, "backends"),
         ({"match": [{"host": ["b.example.org"], "path": ["/a", "/a/*"]}]}, "hosts"),
-        ({"match": [{**clean["match"][0], "method": ["GET"]}]}, "flaws"),
-        ({"match": [{**clean["match"][0], "path": ["/a*"]}]}, "flaws"),
-        ({"terminal": False}, "flaws"),
-        ({"handle": [{"handler": "headers"}, proxy]}, "flaws"),
-        ({"handle": [{**proxy, "flush_interval": -1}]}, "flaws"),
+        ({"match": [{**clean["match"][0], "method": ["GET"]}]}, "differences"),
+        ({"match": [{**clean["match"][0], "path": ["/a*"]}]}, "differences"),
+        ({"terminal": False}, "differences"),
+        ({"handle": [{"handler": "headers"}, proxy]}, "differences"),
+        ({"handle": [{**proxy, "flush_interval": -1}]}, "differences"),
         ({"handle": [{"handler": "static_response"}]}, "backends"),
     ]
     for edit, field in edits:
@@ -270,7 +270,7 @@ async def test_routes_of_others_are_listed_as_theirs_and_what_is_no_route_is_not
     assert await hands.sees(f"{SERVERS}/http/routes") == before
     adopted = await updated(routes, found["theirs"])
     assert adopted.uid == found["theirs"].uid
-    assert adopted.fields["flaws"] == []
+    assert adopted.fields["differences"] == []
 
 
 class Counter:
@@ -447,14 +447,16 @@ async def test_a_certificate_comes_and_goes_with_its_route(
     assert entry is not None
     stored(tmp_path, authority.issue_cert("a.example.org"))
     renewed = await seen(routes, "ours")
-    assert renewed.fields["flaws"] == ["certificate"]
+    assert renewed.fields["differences"] == ["certificate"]
     assert renewed.outputs == ours.outputs
     mended = await updated(routes, renewed, hosts=["a.example.org"], tls=tls)
-    assert mended.fields["flaws"] == []
+    assert mended.fields["differences"] == []
     assert mended.outputs["certificate"] != ours.outputs["certificate"]
     await hands.does("DELETE", "/id/ours:certificate")
-    assert (await seen(routes, "ours")).fields["flaws"] == ["certificate"]
-    assert (await updated(routes, await seen(routes, "ours"), **_tls(tls))).fields["flaws"] == []
+    assert (await seen(routes, "ours")).fields["differences"] == ["certificate"]
+    assert (await updated(routes, await seen(routes, "ours"), **_tls(tls))).fields[
+        "differences"
+    ] == []
     await routes.delete(upon(action("Delete", "ours", {}), mended))
     assert await hands.find("ours:certificate") is None
 
@@ -478,7 +480,7 @@ async def test_files_that_cannot_be_used_take_nothing_away_and_hinder_no_other_c
     ):
         put(tls["keyFile"], content)
         found = await seen(routes, "ours")
-        assert (found.fields["flaws"], found.outputs["certificate"]) == (
+        assert (found.fields["differences"], found.outputs["certificate"]) == (
             [],
             ours.outputs["certificate"],
         )
@@ -507,7 +509,7 @@ async def test_a_certificate_is_loaded_where_there_was_no_place_for_any(
             if content is not None:
                 await hands.does("PUT", "/config/apps/tls", content)
             ours = await made(routes, f"ours-{number}", **_tls(tls))
-            assert ours.fields["flaws"] == []
+            assert ours.fields["differences"] == []
             await routes.delete(upon(action("Delete", ours.name, {}), ours))
     finally:
         await hands.does("PATCH", "/config/apps/tls", before)
@@ -541,7 +543,9 @@ async def test_of_a_thousand_routes_each_is_listed_and_one_is_changed(
     began = time.monotonic()
     listed = await listing(routes, Scope(), page_size=300)
     assert len(listed) == MANY + 1
-    assert not [each for each in listed if each.fields["flaws"] or "shadowedBy" in each.outputs]
+    assert not [
+        each for each in listed if each.fields["differences"] or "shadowedBy" in each.outputs
+    ]
     changed = await updated(routes, one, hosts=["other.example.org"])
     assert changed.fields["hosts"] == ["other.example.org"]
     assert time.monotonic() - began < 5, "tenths of a second, on a machine with nothing else to do"

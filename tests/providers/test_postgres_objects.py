@@ -590,9 +590,9 @@ async def test_privileges_on_all_tables_are_exact_and_uneven_ones_are_seen(
             sql.SQL("GRANT UPDATE ON ALL TABLES IN SCHEMA public TO {}").format(grantee)
         )
         changed = await shown(grants, place)
-        assert drift(GRANT, changed, wanted) == ["grantable", "privileges", "uneven"]
+        assert drift(GRANT, changed, wanted) == ["grantable", "partial", "privileges"]
         assert changed.fields["privileges"] == ["UPDATE"]
-        assert changed.fields["uneven"] == ["DELETE", "INSERT", "SELECT"]
+        assert changed.fields["partial"] == ["DELETE", "INSERT", "SELECT"]
         grant = await updated(grants, GRANT, changed, fields)
         assert drift(GRANT, grant, wanted) == []
         assert grant.uid == changed.uid

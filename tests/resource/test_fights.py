@@ -51,7 +51,7 @@ def test_42_the_third_time_the_repair_waits_and_says_why():
     fight(story)
     overwrite(story)
     assert story.idle
-    assert (story.outcome, story.reason) == ("Degraded", "Fight")
+    assert (story.outcome, story.reason) == ("Degraded", "RepeatedDrift")
     assert story.state.outcome is not None
     assert "overwrote color 3 times since" in story.state.outcome.message
     assert "ignoreFields" in story.state.outcome.message
@@ -113,7 +113,7 @@ def test_what_they_take_back_themselves_needs_no_repair():
     story.see(replace(before, version="again"))
     assert story.outcome == "Converged"
     overwrite(story)
-    assert (story.reason, story.idle) == ("Fight", True), "the next one waits again"
+    assert (story.reason, story.idle) == ("RepeatedDrift", True), "the next one waits again"
 
 
 def test_who_deletes_it_again_and_again_is_met_more_slowly():
@@ -122,7 +122,7 @@ def test_who_deletes_it_again_and_again_is_met_more_slowly():
         story.see(None)
         story.succeed()
     story.see(None)
-    assert (story.outcome, story.reason, story.idle) == ("Degraded", "Fight", True)
+    assert (story.outcome, story.reason, story.idle) == ("Degraded", "RepeatedDrift", True)
     assert story.state.outcome is not None
     assert "another client deleted the object 3 times" in story.state.outcome.message
     story.wake(RESYNC)

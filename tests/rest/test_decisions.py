@@ -140,7 +140,7 @@ def test_readiness_is_found_where_the_object_is_read_and_kept_in_the_log():
     ("place", "changes"),
     [
         ("rest.name", {"name": {"suffix": ".example.com."}}),
-        ("rest.marks", {"marks": {"at": "account", "form": "Text"}}),
+        ("rest.metadata", {"metadata": {"at": "account", "form": "Text"}}),
         ("rest.uid", {"uid": "id"}),
     ],
 )

@@ -42,8 +42,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "spec: set exactly one of over (an installed kind), rest (how to call an HTTP API)",
     ),
     (
-        {"rest__uid": None, "rest__marks": None},
-        "spec.rest.uid: required without marks, to distinguish objects with the same name",
+        {"rest__uid": None, "rest__metadata": None},
+        "spec.rest.uid: required without metadata, to distinguish objects with the same name",
     ),
     (
         {"rest__list": None},
@@ -51,7 +51,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"rest__version": None},
-        "spec.rest.version: required with condition Version; set it to the place of the version",
+        "spec.rest.version: required with condition Version; set it to the path of the version",
     ),
     (
         {"rest__read__path": "/shapes/{nam}"},
@@ -77,15 +77,15 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "spec.rest.read.body: not allowed with the method GET; set another method",
     ),
     (
-        {"rest__create__body": {"name": "= nam", "labels": "= labels"}},
-        "spec.rest.create.body.name: unknown variable 'nam'; use key, labels, mark, name",
+        {"rest__create__body": {"name": "= nam", "labels": "= metadata"}},
+        "spec.rest.create.body.name: unknown variable 'nam'; use key, metadata, name",
     ),
     (
         {"rest__create__body": {"name": "= name"}},
-        "spec.rest.create.body: must write labels, because marks are set",
+        "spec.rest.create.body: must write metadata, because spec.rest.metadata is set",
     ),
     (
-        {"rest__create__body": {"name": "= name +", "labels": "= labels"}},
+        {"rest__create__body": {"name": "= name +", "labels": "= metadata"}},
         "spec.rest.create.body.name: 'name +' is not a CEL expression: at 1:7: Syntax error",
     ),
     (
@@ -98,23 +98,23 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"rest__name__at": "= object.name"},
-        "spec.rest.create.body: required, because the places of the name and the marks are",
+        "spec.rest.create.body: required, because the paths of the name and the metadata are",
     ),
     (
         {"rest__shown": {"colour": "= object.color"}},
-        "spec.rest.shown.colour: the document has no place 'colour'; use one of color, type",
+        "spec.rest.shown.colour: the document has no field 'colour'; use one of color, type",
     ),
     (
         {"rest__immutable": ["size"]},
-        "spec.rest.immutable: the document has no place 'size'; use one of color, type",
+        "spec.rest.immutable: the document has no field 'size'; use one of color, type",
     ),
     (
         {"rest__unordered": ["size"]},
-        "spec.rest.unordered: the document has no place 'size'; use one of color, type",
+        "spec.rest.unordered: the document has no field 'size'; use one of color, type",
     ),
     (
-        {"rest__marks": {"at": "color"}},
-        "spec.rest.marks.at: the document also writes that place; use another place",
+        {"rest__metadata": {"at": "color"}},
+        "spec.rest.metadata.at: the document also writes this path; use another path",
     ),
     (
         {"rest__uid": "a..b"},
@@ -127,7 +127,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (
         {"rest__list__paging": {"by": "Token", "parameter": "next"}},
         (
-            "spec.rest.list.paging.at: required; set it to the place of the next page's token in "
+            "spec.rest.list.paging.at: required; set it to the path of the next page's token in "
             "the response"
         ),
     ),
@@ -166,7 +166,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"rest__document": {"a": "= spc.type"}},
         "spec.rest.document.a: unknown variable 'spc'; use spec",
     ),
-    ({"rest__document": {}}, "spec.rest.document: has 0 places, but must have 1 to 128"),
+    ({"rest__document": {}}, "spec.rest.document: has 0 fields, but must have 1 to 128"),
     (
         {"fields__type__to": "a", "fields__color__to": "a.b"},
         "spec.fields.color: spec.fields.type already writes 'a.b'; remove one of them",
@@ -230,7 +230,7 @@ def test_a_definition_that_cannot_work_says_what_where_and_what_to_do(
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"rest__uid": None}, "spec.rest.uid: required without marks"),
+        ({"rest__uid": None}, "spec.rest.uid: required without metadata"),
         (
             {"rest__create__shows": None},
             "spec.rest.create.shows: required, because the API creates the id",

@@ -38,7 +38,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "Log": {"ownership": "Log"},
     "Prefix": {"ownership": "Prefix", "owner_prefix": "our-"},
     "Label": {"ownership": "Label"},
-    "Union": {"ownership": "Union", "owner_prefix": "our-"},
+    "Strict": {"ownership": "Strict", "owner_prefix": "our-"},
     "Exclusive": {"exclusive": True},
 }
 
@@ -47,12 +47,12 @@ NEVER_DECLARED: dict[str, dict[str, str]] = {
     "Log": {"bar": "Unowned", "our-bar": "Unowned", "labelled": "Disputed"},
     "Prefix": {"bar": "Unowned", "our-bar": "Deleted", "labelled": "Disputed"},
     "Label": {"bar": "Unowned", "our-bar": "Unowned", "labelled": "Deleted"},
-    "Union": {"bar": "Unowned", "our-bar": "Disputed", "labelled": "Disputed"},
+    "Strict": {"bar": "Unowned", "our-bar": "Disputed", "labelled": "Disputed"},
     "Exclusive": {"bar": "Deleted", "our-bar": "Deleted", "labelled": "Disputed"},
 }
 
 
-ON_A_SERVER = "Union"
+ON_A_SERVER = "Strict"
 
 
 async def test_11_a_strategy_does_what_the_table_of_verdicts_says(bare_world: World):

@@ -243,18 +243,18 @@ def as_object(
 ) -> ExternalObject:
     """Return a route as an object.
 
-    Whatever of it has no field, or is not as declared for a reason of its own, is a flaw.
+    ``differences`` names what differs from the declaration and has no field.
     """
     marks = marks_of(route)
-    fields, flaws = _fields(route), list[str]()
+    fields, differences = _fields(route), list[str]()
     fields |= {"server": server_name, "tls": None if marks is None else marks.tls}
     fields = normalize(fields)
     if standing.is_misplaced:
-        flaws.append(MISPLACED)
+        differences.append(MISPLACED)
     if not certificate.is_current:
-        flaws.append(CERTIFICATE)
+        differences.append(CERTIFICATE)
     if _route(name, str(route.get("group", "")), fields) != dict(route):
-        flaws.append(OTHER_SETTINGS)
+        differences.append(OTHER_SETTINGS)
     outputs: Fields = {"urls": _urls(fields, server), "listen": server.listen}
     if certificate.fingerprint is not None:
         outputs["certificate"] = certificate.fingerprint
@@ -264,7 +264,7 @@ def as_object(
         outputs["shadowedBy"] = standing.shadowed_by
     return ExternalObject(
         name=name,
-        fields={**fields, "flaws": flaws},
+        fields={**fields, "differences": differences},
         uid=uid_of(name, marks),
         version=hashlib.blake2b(_encoder.encode(route), digest_size=12).hexdigest(),
         labels={} if marks is None else marks.labels,

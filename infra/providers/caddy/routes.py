@@ -191,7 +191,7 @@ class RoutesProvider:
             files = await self._files_or_kept(look, fields, uid)
             route = written(action, uid)
             servers = look.servers
-            if not is_repeated or look.route != route or look.shown.fields["flaws"]:
+            if not is_repeated or look.route != route or look.shown.fields["differences"]:
                 routes = await self._write(name, look, route)
                 servers = _with(servers, fields, routes)
             with _begun(f"route {name!r} was written, but a later step failed"):

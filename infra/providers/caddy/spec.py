@@ -202,7 +202,7 @@ def uses(fields: Fields) -> Sequence[HostUse]:
 def normalize(fields: Fields) -> Fields:
     """Return a route's fields their canonical form, with the defaults.
 
-    ``flaws`` is what is seen to be wrong and has no field: nobody declares it, a write mends it.
+    ``differences`` names each difference without a field: nobody declares it, a write mends it.
     """
     tls: Fields | None = fields.get("tls")
     hosts: list[str] = fields.get("hosts") or []
@@ -219,7 +219,7 @@ def normalize(fields: Fields) -> Fields:
         "balancing": balancing,
         "retrySeconds": round(float(fields.get("retrySeconds", DEFAULT_RETRY_SECONDS)), 3),
         "healthCheck": _canonical_check(fields.get("healthCheck")),
-        "flaws": sorted(fields.get("flaws") or []),
+        "differences": sorted(fields.get("differences") or []),
     }
 
 

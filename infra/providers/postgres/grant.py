@@ -169,7 +169,7 @@ def normalize(fields: Fields) -> Fields:
     """Return a grant's fields their canonical form: sets in order, and nothing held by halves."""
     given = {name: value for name, value in fields.items() if value is not None}
     return {
-        "uneven": [],
+        "partial": [],
         **given,
         "privileges": sorted(set(fields.get("privileges") or [])),
         "grantable": sorted(set(fields.get("grantable") or [])),

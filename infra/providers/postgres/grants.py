@@ -312,7 +312,8 @@ class GrantsProvider:
                 "all of them"
             )
         wanted = normalize(action.fields)
-        if any(made.fields[name] != wanted[name] for name in ("privileges", "grantable", "uneven")):
+        compared = ("privileges", "grantable", "partial")
+        if any(made.fields[name] != wanted[name] for name in compared):
             raise _granted_by_others(made)
         return made
 
@@ -355,7 +356,7 @@ def _as_object(database: _Database, rows: Sequence[_Row]) -> ExternalObject:
         {
             "privileges": [row.privilege for row in rows if row.held == row.objects],
             "grantable": [row.privilege for row in rows if row.grantable == row.objects],
-            "uneven": _uneven(rows),
+            "partial": _partial(rows),
         }
     )
     return ExternalObject(
@@ -367,7 +368,7 @@ def _as_object(database: _Database, rows: Sequence[_Row]) -> ExternalObject:
     )
 
 
-def _uneven(rows: Iterable[_Row]) -> list[str]:
+def _partial(rows: Iterable[_Row]) -> list[str]:
     """Return what is granted on some of the objects only, or may be passed on of some only."""
     return [
         row.privilege for row in rows if row.held < row.objects or 0 < row.grantable < row.objects
@@ -382,9 +383,9 @@ def _digest(rows: Sequence[_Row]) -> str:
 
 def _statements(place: GrantPlace, fields: Fields, seen: Fields | None) -> list[sql.Composed]:
     wanted, grantable = set(fields["privileges"]), set(fields["grantable"])
-    there = set[str]() if seen is None else {*seen["privileges"], *seen["uneven"]}
-    passed_on = set[str]() if seen is None else {*seen["grantable"], *seen["uneven"]}
-    whole = set[str]() if seen is None else set(seen["privileges"]) - set(seen["uneven"])
+    there = set[str]() if seen is None else {*seen["privileges"], *seen["partial"]}
+    passed_on = set[str]() if seen is None else {*seen["grantable"], *seen["partial"]}
+    whole = set[str]() if seen is None else set(seen["privileges"]) - set(seen["partial"])
     has_grantable = set[str]() if seen is None else set(seen["grantable"])
     changes: list[tuple[LiteralString, set[str], LiteralString]] = [
         ("REVOKE", there - wanted, ""),

@@ -41,7 +41,7 @@ class Document:
         slots = [*_slots(tree, ())]
         if not 0 < len(slots) <= MAX_SLOTS:
             raise InvalidManifestError(
-                f"spec.rest.document: has {len(slots)} places, but must have 1 to {MAX_SLOTS}"
+                f"spec.rest.document: has {len(slots)} fields, but must have 1 to {MAX_SLOTS}"
             )
         self.slots: tuple[_Steps, ...] = tuple(slots)
         names = {".".join(each): each for each in slots}
@@ -165,6 +165,6 @@ def _known(path: str, known: Any, where: str) -> bool:
     if path not in known:
         places = ", ".join(sorted(known))
         raise InvalidManifestError(
-            f"{where}: the document has no place {path!r}; use one of {places}"
+            f"{where}: the document has no field {path!r}; use one of {places}"
         )
     return True

@@ -1,4 +1,4 @@
-"""Marks: what an object keeps of whose it is, where its API has a place for it."""
+"""Metadata that an object stores for Reconciler: its labels, uid and the key of its last action."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Final, cast
 
 import msgspec
 
-from events.rest_definition import Marks
+from events.rest_definition import MetadataField
 from infra.providers.answers import UNDECODABLE
 from infra.providers.rest.expressions import ExpressionError
 from infra.providers.rest.places import MISSING, Finder
@@ -18,7 +18,7 @@ UID_LABEL: Final = "reconciler/uid"
 
 
 class Found(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The marks of one object; they are also the text that is kept where there is no map."""
+    """The metadata of one object, and its JSON form in an API that stores one string."""
 
     labels: dict[str, str] = {}
     key: str | None = None
@@ -31,19 +31,19 @@ _NONE: Final = Found()
 
 
 class Marking:
-    """Reads and writes marks, as a map of texts or as one text."""
+    """Reads and writes the metadata of objects, as a map of strings or as one string."""
 
-    def __init__(self, marks: Marks, where: str) -> None:
+    def __init__(self, marks: MetadataField, where: str) -> None:
         self._at = Finder(marks.at, where, "object")
         self.is_map = marks.form == "Map"
 
     @property
     def steps(self) -> tuple[str, ...] | None:
-        """The path of the place; None if an expression finds it."""
+        """The steps of the path; None for an expression."""
         return self._at.steps
 
     def found(self, shown: Any) -> Found:
-        """Return the marks of an object; somebody else's has none."""
+        """Return the metadata of an object, empty for an object of another client."""
         try:
             value = self._at.find(shown)
         except ExpressionError:
@@ -59,13 +59,11 @@ class Marking:
         key, uid = labels.pop(KEY_LABEL, None), labels.pop(UID_LABEL, None)
         return Found(labels, key, uid)
 
-    def labels(self, labels: Mapping[str, str], key: str, uid: str | None) -> dict[str, str]:
-        """Return all marks as labels."""
+    def value(self, labels: Mapping[str, str], key: str, uid: str | None) -> dict[str, str] | str:
+        """Return the metadata of an object in the form that its API stores."""
+        if not self.is_map:
+            return _encoder.encode(Found(dict(labels), key, uid)).decode()
         return {**labels, KEY_LABEL: key} | ({} if uid is None else {UID_LABEL: uid})
-
-    def text(self, labels: Mapping[str, str], key: str, uid: str | None) -> str:
-        """Return all marks as one text."""
-        return _encoder.encode(Found(dict(labels), key, uid)).decode()
 
 
 def made_uid(idempotency_key: str) -> str:

@@ -34,7 +34,8 @@ from infra.providers.rest.places import (
 )
 from reconciler.provider import Capabilities
 
-BODY_VARIABLES: Final = ("name", "uid", "version", "key", "object", "labels", "mark")
+_METADATA: Final = re.compile(r"(?<![\w.])metadata\b")
+BODY_VARIABLES: Final = ("name", "uid", "version", "key", "object", "metadata")
 MAX_NAME_CHARACTERS: Final = 253
 
 OUTPUT_TYPES: Final[Mapping[OutputType, Any]] = {
@@ -128,7 +129,7 @@ class Protocol:
         self.version_at = (
             Finder(rest.version, f"{where}.version", "object") if rest.version else None
         )
-        self.marking = Marking(rest.marks, f"{where}.marks.at") if rest.marks else None
+        self.marking = Marking(rest.metadata, f"{where}.metadata.at") if rest.metadata else None
         self.items_at = Finder(
             rest.list.items if rest.list else WHOLE, f"{where}.list.items", "answer"
         )
@@ -169,7 +170,7 @@ class Protocol:
         return Capabilities(
             idempotency_keys=rest.idempotency is not None,
             deterministic_names=not self.ids_are_made,
-            labels=rest.marks is not None,
+            labels=rest.metadata is not None,
             conditional_writes=rest.condition in ("Version", "Body"),
             watch=rest.changes is not None,
             listing=self.list is not None,
@@ -299,8 +300,8 @@ def _check(protocol: Protocol) -> None:
     rest, where = protocol.rest, "spec.rest"
     if protocol.uid_at is None and protocol.marking is None:
         raise InvalidManifestError(
-            f"{where}.uid: required without marks, to distinguish objects with the same name; "
-            "set uid to the place of the id, or set marks"
+            f"{where}.uid: required without metadata, to distinguish objects with the same name; "
+            "set uid to the path of the id, or set metadata"
         )
     if "uid" in protocol.create.placeholders:
         raise InvalidManifestError(
@@ -320,11 +321,11 @@ def _check(protocol: Protocol) -> None:
         raise InvalidManifestError(f"{where}.read: set shows or items, not both")
     if rest.condition in ("Version", "Body") and protocol.version_at is None:
         raise InvalidManifestError(
-            f"{where}.version: required with condition {rest.condition}; set it to the place of "
+            f"{where}.version: required with condition {rest.condition}; set it to the path of "
             "the version"
         )
     if rest.name.matches and not protocol.name_at.text:
-        raise InvalidManifestError(f"{where}.name.at: required; set it to the place of the name")
+        raise InvalidManifestError(f"{where}.name.at: required; set it to the path of the name")
     _check_paging(rest, where)
     _check_writes(protocol, where)
     if READY in rest.outputs and rest.ready:
@@ -341,12 +342,12 @@ def _check(protocol: Protocol) -> None:
 def _check_made_ids(protocol: Protocol, where: str) -> None:
     if protocol.uid_at is None:
         raise InvalidManifestError(
-            f"{where}.uid: required, because read uses {{uid}}; set it to the place of the id"
+            f"{where}.uid: required, because read uses {{uid}}; set it to the path of the id"
         )
     if "create" not in protocol.shown_at:
         raise InvalidManifestError(
             f"{where}.create.shows: required, because the API creates the id; set it to the "
-            "place of the object in the response"
+            "path of the object in the response"
         )
     if protocol.list is None:
         raise InvalidManifestError(
@@ -366,7 +367,7 @@ def _check_paging(rest: RestSpec, where: str) -> None:
         )
     if paging.by == "Token" and not paging.at:
         raise InvalidManifestError(
-            f"{where}.list.paging.at: required; set it to the place of the next page's token "
+            f"{where}.list.paging.at: required; set it to the path of the next page's token "
             "in the response"
         )
     if paging.by == "Token":
@@ -382,12 +383,10 @@ def _check_writes(protocol: Protocol, where: str) -> None:
             _check_default_body(protocol, f"{where}.{name}.body")
             continue
         texts = " ".join(_expressions(call.body))
-        if protocol.marking is not None:
-            word = "labels" if protocol.marking.is_map else "mark"
-            if re.search(rf"\b{word}\b", texts) is None:
-                raise InvalidManifestError(
-                    f"{where}.{name}.body: must write {word}, because marks are set"
-                )
+        if protocol.marking is not None and _METADATA.search(texts) is None:
+            raise InvalidManifestError(
+                f"{where}.{name}.body: must write metadata, because spec.rest.metadata is set"
+            )
         if rest.condition == "Body" and name == "update" and "version" not in texts:
             raise InvalidManifestError(
                 f"{where}.{name}.body: must write version, because condition is Body"
@@ -396,25 +395,25 @@ def _check_writes(protocol: Protocol, where: str) -> None:
         top = protocol.marking.steps[:1] if protocol.marking.steps else ()
         if tuple(top) and ".".join(protocol.marking.steps or ()) in protocol.document.shows:
             raise InvalidManifestError(
-                f"{where}.marks.at: the document also writes that place; use another place"
+                f"{where}.metadata.at: the document also writes this path; use another path"
             )
 
 
 def _check_default_body(protocol: Protocol, where: str) -> None:
-    """Refuse a body that is left out where the places in it are expressions."""
+    """Refuse a body that is left out where the paths in it are expressions."""
     finders = [protocol.name_at.steps]
     if protocol.marking is not None:
         finders.append(protocol.marking.steps)
     if not all(finders):
         raise InvalidManifestError(
-            f"{where}: required, because the places of the name and the marks are expressions "
+            f"{where}: required, because the paths of the name and the metadata are expressions "
             "or the whole object; write both in the body"
         )
     if protocol.rest.condition == "Body" and not (
         protocol.version_at is not None and protocol.version_at.steps
     ):
         raise InvalidManifestError(
-            f"{where}: required with condition Body, because the place of the version is an "
+            f"{where}: required with condition Body, because the path of the version is an "
             "expression; write the version in the body"
         )
 

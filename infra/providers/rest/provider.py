@@ -359,8 +359,7 @@ class RestProvider:
             "version": version,
             "key": None,
             "object": {},
-            "labels": {},
-            "mark": "",
+            "metadata": "",
         }
         if action is None:
             return variables
@@ -370,8 +369,7 @@ class RestProvider:
         if marking is not None:
             own = None if self._protocol.uid_at is not None else uid
             about = (action.labels, action.idempotency_key, own)
-            variables["labels"] = marking.labels(*about)
-            variables["mark"] = marking.text(*about)
+            variables["metadata"] = marking.value(*about)
         return variables
 
     def _body(self, request: Request, variables: Mapping[str, Any]) -> bytes | None:
@@ -385,14 +383,14 @@ class RestProvider:
             ) from None
 
     def _whole(self, variables: Mapping[str, Any]) -> bytes:
-        """Return the object itself as the body: the document, its name and its marks."""
+        """Return the object itself as the body: the document, its name and its metadata."""
         protocol = self._protocol
         body: Fields = msgspec.to_builtins(variables["object"])
         if protocol.name_at.steps:
             put_at(body, protocol.name_at.steps, variables["name"])
         marking = protocol.marking
         if marking is not None and marking.steps:
-            put_at(body, marking.steps, variables["labels" if marking.is_map else "mark"])
+            put_at(body, marking.steps, variables["metadata"])
         at, version = protocol.version_at, variables["version"]
         if protocol.rest.condition == "Body" and at is not None and at.steps and version:
             put_at(body, at.steps, version)
@@ -524,5 +522,5 @@ def _at(finder: Finder, answer: Answer, content: Any) -> Any:
 
 def _as_list(answer: Answer, items: Any) -> list[Any]:
     if not isinstance(items, list):
-        raise unusable(answer, "it has no list of objects at the place that the definition names")
+        raise unusable(answer, "it has no list of objects at the path that the definition names")
     return cast("list[Any]", items)
