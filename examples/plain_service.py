@@ -1,10 +1,10 @@
-"""A service with an nkey of its own and the permissions of one namespace, with nats-py alone.
+"""A service that declares a Shape and follows its outcome, with nats-py and without the SDK.
 
     python examples/plain_service.py [name]
 
-RECONCILER_NKEY names the file with the seed; the service's user is called as its namespace, which
-is that of NAMESPACE, "default" by default. See docs/security.md for what it may do, and why its
-inbox and its consumer have these names.
+RECONCILER_NKEY names the file with the seed of the service. NAMESPACE is its namespace, "default"
+by default; the user of the service has the same name. docs/security.md lists the permissions of a
+service and explains the names of its inbox and its consumer.
 """
 
 # pyright: reportUnknownMemberType=false
@@ -26,11 +26,11 @@ OUTCOMES = f"log.{NAMESPACE}.*.*.outcome.*"
 
 
 async def ignore(_error: Exception) -> None:
-    """What ends the program is raised, and need not be logged, too."""
+    """Log nothing: each error that ends the program is also raised."""
 
 
 async def main(name: str) -> None:
-    # A service that stays would try for longer than this one: the default is two minutes.
+    # A long-running service would keep the default, which retries for two minutes.
     nc = await nats.connect(
         NATS_URL,
         nkeys_seed=os.environ["RECONCILER_NKEY"],
@@ -38,8 +38,8 @@ async def main(name: str) -> None:
         max_reconnect_attempts=1,
         error_cb=ignore,
     )
-    # The namespace's own consumer, which `reconciler init --namespace` made. It remembers what was
-    # dealt with. This program wants only what comes from now on, so it resets the consumer.
+    # `reconciler init --namespace` created this consumer, which stores the position of the service.
+    # The program needs only new outcomes, so it resets the consumer to the end of the log.
     newest = await nc.request(f"$JS.API.DIRECT.GET.LOG_1.{OUTCOMES}")
     position = int((newest.headers or {}).get("Nats-Sequence", 0))
     reset = await nc.request(
@@ -56,7 +56,7 @@ async def main(name: str) -> None:
     inbox = nc.new_inbox()
     answers = await nc.subscribe(inbox)
     await nc.request(
-        f"rec.desired={NAMESPACE}.{NAMESPACE}.Shape.{name}",  # in the name of this user
+        f"rec.desired={NAMESPACE}.{NAMESPACE}.Shape.{name}",  # USER.NAMESPACE.KIND.NAME
         json.dumps(manifest).encode(),
         headers={"Nats-Msg-Id": uuid.uuid4().hex, "Reconciler-Reply-To": inbox},
     )
@@ -64,16 +64,16 @@ async def main(name: str) -> None:
     print(f"answer: {answer['reason']}, generation {answer['generation']}")
 
     outcome: dict[str, object] = {"outcome": answer["reason"]}
-    came = nc.new_inbox()  # not a request: what comes has the outcome's subject, not the inbox's
-    outcomes = await nc.subscribe(came)
+    delivery = nc.new_inbox()  # messages arrive here with the subject of the outcome
+    outcomes = await nc.subscribe(delivery)
     while outcome["outcome"] not in ("Converged", "Unchanged", "Invalid"):
         await nc.publish(
             f"$JS.API.CONSUMER.MSG.NEXT.LOG_1.{NAMESPACE}",
             json.dumps({"batch": 1, "expires": 30_000_000_000}).encode(),
-            reply=came,
+            reply=delivery,
         )
         message = await outcomes.next_msg(timeout=35)
-        if message.reply:  # where it is acknowledged; an end of the request has none
+        if message.reply:  # the subject for the acknowledgement; a status message has none
             await nc.publish(message.reply, b"+ACK")
             event = json.loads(message.data)
             if event["subject"] == f"{NAMESPACE}/Shape/{name}":

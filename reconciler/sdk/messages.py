@@ -101,8 +101,8 @@ def checked_answers(
     if silent:
         raise WaitTimeoutError(
             f"no reply within {timeout_seconds:g} s for {len(silent)} of {len(messages)} "
-            f"messages (first: {silent[0]}). Whether they were stored is unknown, and they may "
-            "still be decided; sending them again is safe. Check that a decider is running and "
+            f"messages (first: {silent[0]}). The bus may have stored them, and a decider may "
+            "still process them; sending them again is safe. Check that a decider is running and "
             "that the server's disk is not full"
         )
     return [one for one in told if one is not None]
