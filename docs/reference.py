@@ -8,8 +8,9 @@ from __future__ import annotations
 import inspect
 import io
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, cast, get_args
 
@@ -19,7 +20,7 @@ from events.intake import INTAKE_TYPES
 from events.log import ResourceEvent
 from events.schema import json_schema
 from events.stored_content import COMPOSED_KINDS
-from reconciler.cli.commands import COMMANDS
+from reconciler.cli.commands import COMMANDS, WITH_COMMANDS
 from reconciler.cli.explain import FieldExplanation, explanation_of
 from reconciler.cli.main import main as run_command
 from reconciler.provider.kind import installed_kinds
@@ -146,16 +147,26 @@ def _commands() -> str:
     ]
     for name, _, _ in COMMANDS:
         lines += [f"## {name}", f"```text\n{_help(name)}\n```"]
+        for verb in _verbs(name):
+            lines += [f"### {name} {verb}", f"```text\n{_help(name, verb)}\n```"]
     return "\n\n".join(lines) + "\n"
 
 
-def _help(command: str) -> str:
+def _verbs(command: str) -> list[str]:
+    """Return the names of the commands of a command; most have none."""
+    if command not in WITH_COMMANDS:
+        return []
+    group: Iterable[str] = vars(import_module(f"reconciler.cli.{command}"))[command]
+    return sorted(name for name in group if not name.startswith("-"))
+
+
+def _help(*command: str) -> str:
     columns, caller = os.environ.get("COLUMNS"), os.environ.pop("RECONCILER_COMMAND", None)
     os.environ["COLUMNS"] = _HELP_COLUMNS
     out = io.StringIO()
     try:
         with redirect_stdout(out):
-            run_command([command, "--help"])
+            run_command([*command, "--help"])
     finally:
         os.environ.pop("COLUMNS")
         os.environ.update(

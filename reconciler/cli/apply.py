@@ -82,7 +82,7 @@ def apply(
     ----------
     plan
         Apply a plan from `reconciler plan --out` instead of files. If the result would differ from
-        the plan, nothing is declared.
+        the plan, `apply` declares nothing.
     namespace
         Namespace of documents without one. A ProviderConfig is always in namespace system.
     set_name
@@ -90,13 +90,14 @@ def apply(
     prune
         With --set: withdraw the resources of the set that the files no longer contain.
     yes
-        With --set: withdraw even more than 10 resources, or more than 30 percent of the set.
+        With --set: allow the withdrawal of more than 10 resources, or of more than 30 percent of
+        the set.
     dry_run
         Declare nothing. client (the default): check the documents against the kinds installed here.
         server: show the plan, as `reconciler plan` does.
     validate
-        Where to check the documents first. client: here, before anything is sent. server: only in
-        the decider, which may have newer kinds.
+        Where to check the documents first. client: here, before `apply` sends anything. server:
+        only in the decider, which may have newer kinds.
     wait
         Wait until each resource has a settled outcome: Converged, Failed, Held, ...
     timeout

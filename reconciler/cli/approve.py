@@ -51,8 +51,8 @@ def approve(
 
     The hold is the reason of the outcome Held, as `get` shows it. An
     approval ends one occurrence of a hold. For the hold Approval, it is for
-    one plan. If the plan changes first, the approval is refused. The log
-    keeps the approval with your name and reason.
+    one plan. If the plan changes first, the decider refuses the approval.
+    The log keeps the approval with your name and reason.
 
     For example:
 
@@ -70,7 +70,7 @@ def approve(
     names
         NAME, KIND/NAME or NAMESPACE/KIND/NAME.
     hold
-        The hold to approve. A resource with a different hold is refused.
+        The hold to approve. The decider refuses the approval of any other hold.
     plan
         For the hold Approval: the plan to approve, as `get` shows it. Default: the plan that waits
         now.

@@ -55,8 +55,8 @@ WITH_COMMANDS: Final = frozenset({"config", "deadletters", "secrets"})
 """Commands that have commands of their own."""
 
 HELP: Final = """\
-Keeps external systems in the state you declare, and records every declaration,
-decision, API call and result in one event log.
+Reconciler keeps external systems in the state you declare, and records every
+declaration, decision, API call and result in one event log.
 
 The first three commands:
 
@@ -66,10 +66,11 @@ The first three commands:
 
 Commands find the NATS server in this order: --nats-url, $RECONCILER_NATS_URL,
 a `reconciler up` that runs in this directory (./reconciler-data/up.json), the
-settings file (see `reconciler config --help`). Otherwise, they refuse.
+settings file (see `reconciler config --help`). If none of
+these names a server, a command ends with an error.
 
 Exit status: 0 success, 1 refused or failed, 2 wrong usage, 3 timeout.
-`plan`, `diff` and --dry-run: 0 no changes, 1 an error (also wrong usage),
+`plan`, `diff` and --dry-run: 0 no changes, 1 an error (including wrong usage),
 2 changes, as `terraform plan -detailed-exitcode`.
 """
 

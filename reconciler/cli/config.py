@@ -31,7 +31,7 @@ For example:
 
 @config.command
 def view(*, output: Output = "table", connection: Connection = HERE) -> int:
-    """Show each setting with its value and its source. No server is called.
+    """Show each setting with its value and its source, without a server.
 
     For example:
 

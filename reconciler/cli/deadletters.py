@@ -43,8 +43,8 @@ deadletters = group_of_commands(
     """List, retry and dismiss messages that Reconciler could not process.
 
 A dead letter is a message that Reconciler could not process, stored for
-90 days with the reason. All other messages continue. A dead letter never
-changes, and `show` lists what was done about it.
+90 days with the reason. A dead letter never changes. `show` lists
+each retry and dismissal.
 
 For example:
 
@@ -69,8 +69,8 @@ def list_letters(
 ) -> int:
     """List dead letters, newest last, and count their reasons.
 
-    The last line counts the messages that were discarded because their
-    namespace had used its share of the dead letters.
+    The last line counts the messages that Reconciler discarded because
+    their namespace had used its quota of dead letters.
 
     For example:
 
@@ -86,7 +86,7 @@ def list_letters(
     handled
         Also list those that were retried or dismissed.
     limit
-        Maximum number of dead letters; the newest are shown.
+        Show at most this number of dead letters, the newest ones.
     """
     if limit is not None and limit < 1:
         raise UsageError(f"--limit {limit}: must be at least 1")
@@ -139,10 +139,10 @@ def retry(
 ) -> int:
     """Publish the messages of dead letters again. Remove the cause first.
 
-    Each message goes to its original subject with a new message id. A retry
-    is refused if the message would become a dead letter again, or would
-    replace a newer declaration. A declaration that was accepted before
-    changes nothing.
+    Each message goes to its original subject with a new message id. The
+    command refuses a retry if the message would become a dead letter again,
+    or would replace a newer declaration. To retry a declaration that was
+    accepted before has no effect.
 
     Exit status: 1 if a retry was refused.
 
@@ -161,11 +161,11 @@ def retry(
         Retry all open dead letters.
     count
         Required with --all, --stage or --resource: the number of dead letters that you expect. With
-        any other number, nothing is done.
+        any other number, the command changes nothing.
     file
         File with a corrected payload, for one dead letter.
     force
-        Also retry what was retried before, or would replace a newer declaration.
+        Also retry dead letters that were retried before, or that would replace a newer declaration.
     timeout
         Maximum time to wait for the decider's response to a declaration.
     """
@@ -212,7 +212,7 @@ def dismiss(
         Dismiss all open dead letters.
     count
         Required with --all, --stage or --resource: the number of dead letters that you expect. With
-        any other number, nothing is done.
+        any other number, the command changes nothing.
     note
         The reason, stored with the dead letter.
     """

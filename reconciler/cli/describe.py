@@ -112,7 +112,7 @@ def describe(
 ) -> int:
     """Show everything about one resource.
 
-    Shows spec, status, ownership, the last observation, the action in
+    The output contains spec, status, ownership, the last observation, the action in
     flight, and the newest events (causes and actors with -o wide). It also
     shows how long each unmet condition has been unmet, and the parts of a
     composed resource.
@@ -133,7 +133,7 @@ def describe(
         The name, after a kind.
     at
         Show a past state: at a log position (1234), a time (2026-01-31T12:00:05Z; UTC without a
-        zone) or a time span ago (30m, 2h, 7d).
+        zone) or a time span before now (30m, 2h, 7d).
     events
         Number of newest events to show.
     live

@@ -95,8 +95,8 @@ def diff(
 ) -> int:
     """Show what changed in one resource between two points in time.
 
-    Compares the declaration, the observed object, the status and the
-    ownership. With -f, it shows instead what files would change, as
+    The command compares the declaration, the observed object, the status and
+    the ownership. With -f, it shows instead what the files would change, as
     `reconciler plan` does.
 
     Exit status: 0 no difference, 2 differences, 1 an error.
@@ -117,7 +117,7 @@ def diff(
         The name, after a kind.
     from_
         Start: a log position (1234), a time (2026-01-31T12:00:05Z; UTC without a zone) or
-        a time span ago (30m, 2h, 7d).
+        a time span before now (30m, 2h, 7d).
     to
         End, in the same forms. Default: now.
     from_generation

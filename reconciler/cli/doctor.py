@@ -51,11 +51,10 @@ def doctor(
 ) -> int:
     """Check the whole system, and show how to fix each problem.
 
-    Checks the server, clocks, streams, backlogs, external APIs, the log,
-    actions without a result, ownership, holds, dead letters and the stored
-    rows. Changes nothing.
-
-    A check without permission is skipped. Exit status: 1 if a check fails.
+    The command checks the server, clocks, streams, backlogs, external APIs,
+    the log, actions without a result, ownership, holds, dead letters and the
+    stored rows. It changes nothing, and skips the checks for which you have
+    no permission. Exit status: 1 if a check fails.
 
     For example:
 

@@ -65,7 +65,7 @@ def events(
     Each line has the time, the resource and a sentence about the event. With
     -o wide, it also has the event's name, cause and actor. A TIME is a log
     position (1234), a time (2026-01-31T12:00:05Z; UTC without a zone) or a
-    time span ago (30m, 2h, 7d).
+    time span before now (30m, 2h, 7d).
 
     For example:
 
@@ -88,7 +88,7 @@ def events(
     until
         Only events until then.
     limit
-        Maximum number of events; the newest are shown.
+        Show at most this number of events, the newest ones.
     follow
         Continue with new events until Ctrl-C. JSON is then one object per line.
     """

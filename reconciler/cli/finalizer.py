@@ -33,8 +33,8 @@ def finalizer(
 ) -> int:
     """Add a finalizer to a resource, or remove it.
 
-    While a withdrawn resource has a finalizer, its object is neither deleted
-    nor released. Only the service that added a finalizer can remove it
+    While a withdrawn resource has a finalizer, Reconciler neither deletes nor
+    releases its object. Only the service that added a finalizer can remove it
     without --force. `reconciler describe` shows the finalizers.
 
     For example:

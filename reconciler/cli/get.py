@@ -108,7 +108,7 @@ def get(
         Also list objects in the APIs that no manifest declares, and internal resources.
     at
         Show a past status: at a log position (1234), a time (2026-01-31T12:00:05Z; UTC without a
-        zone) or a time span ago (30m, 2h, 7d).
+        zone) or a time span before now (30m, 2h, 7d).
     watch
         Then show each resource again when it changes, until Ctrl-C.
     output

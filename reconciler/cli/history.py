@@ -55,11 +55,11 @@ def history(
         The name, after a kind.
     since
         Only events since then: a log position (1234), a time (2026-01-31T12:00:05Z; UTC without a
-        zone) or a time span ago (30m, 2h, 7d).
+        zone) or a time span before now (30m, 2h, 7d).
     until
         Only events until then, in the same forms.
     limit
-        Maximum number of events; the newest are shown.
+        Show at most this number of events, the newest ones.
     raw
         Print the events as stored, as JSON or YAML.
     """

@@ -38,8 +38,8 @@ def init(
         Replicas of each stream: 1, or 3 or 5 in a cluster. Default: those of the existing log, or
         1.
     namespace
-        Namespace of a service account, which gets the consumers to read its outcomes. May be
-        repeated.
+        Namespace of a service account. `init` creates the consumers with which the service reads
+        its outcomes. May be repeated.
     output
         Output format.
     """

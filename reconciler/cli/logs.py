@@ -35,7 +35,7 @@ def logs(
 ) -> int:
     """Show the logs of an external object, such as the output of a container.
 
-    Calls the API from this machine, with the credentials of its
+    The command calls the API from this machine, with the credentials of its
     ProviderConfig.
 
     For example:
@@ -55,7 +55,7 @@ def logs(
     follow
         Continue with new lines, until the object ends or Ctrl-C.
     tail
-        Maximum number of existing lines; the newest are shown.
+        Show at most this number of existing lines, the newest ones.
     """
     if tail is not None and tail < 0:
         raise UsageError(f"--tail {tail}: must be at least 0")

@@ -41,8 +41,9 @@ def pause(
 ) -> int:
     """Stop all actions on resources until `reconciler resume`.
 
-    Declares the resources again with `paused: true` in their policy.
-    Observations are still recorded. An action in flight finishes.
+    The command declares the resources again with `paused: true` in their
+    policy. Reconciler still records observations. An action in flight
+    finishes.
 
     For example:
 

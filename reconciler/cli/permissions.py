@@ -27,9 +27,9 @@ def permissions(
     """Print the minimal NATS permissions of each principal.
 
     Without PRINCIPAL, it prints all principals except restore, with a
-    service for each --namespace. Users authenticate with nkeys (`nk -gen user`). A
-    missing key is marked, and no NATS server starts until you fill it in.
-    The command needs no server.
+    service for each --namespace. Users authenticate with nkeys (`nk -gen
+    user`). The output has a placeholder for each missing key, and no NATS
+    server starts until you replace it. The command needs no server.
 
     For example:
 

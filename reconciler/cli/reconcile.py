@@ -32,8 +32,8 @@ def reconcile(
 ) -> int:
     """Reconcile resources immediately, without waiting for a back-off.
 
-    Each object is read from its API. For a ProviderConfig, the whole API is
-    listed. The history records your request.
+    The observer reads each object from its API. For a ProviderConfig, it
+    lists the whole API. The history records your request.
 
     Exit status: 0 all accepted (with --wait: all Converged), 1 some refused
     or failed, 3 some not settled before the timeout.

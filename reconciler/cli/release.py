@@ -41,7 +41,7 @@ def release(
     names
         NAME, KIND/NAME or NAMESPACE/KIND/NAME.
     orphan
-        Keep the object in the API, stop managing it, and give up a deletion in flight.
+        Keep the object in the API, stop managing it, and abandon a deletion in flight.
     timeout
         Maximum time to wait for the decider's replies: 500ms, 30s, 2m, 1h.
     """

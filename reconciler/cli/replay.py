@@ -43,8 +43,8 @@ def replay(
 ) -> int:
     """Rebuild all read models from the log, and check the log.
 
-    Checks the version and digest of every event. Calls no API and writes
-    nothing, and the roles may run. With --verify, it also compares the
+    The command checks the version and digest of every event. It calls no API
+    and writes nothing, and the roles may run. With --verify, it also compares the
     result with the stored rows, byte for byte, at their log position.
 
     Exit status: 1 if the log is damaged or rows differ.

@@ -39,8 +39,8 @@ def restore(
     prove.
 
     The command calls no external API. Start only the decider afterwards, and
-    read "Restore a backup" in docs/how-to/back-up-and-restore.md before you
-    start the other roles.
+    read "Back up and restore the log" in docs/how-to/back-up-and-restore.md
+    before you start the other roles.
 
     For example:
 

@@ -24,7 +24,7 @@ def resume(
 ) -> int:
     """Resume paused resources, and correct what has drifted.
 
-    Declares the resources again without `paused: true` in their policy.
+    The command declares the resources again without `paused: true` in their policy.
 
     For example:
 

@@ -28,6 +28,9 @@ Owner = Annotated[
     str, Parameter(name=("--namespace", "-n"), help="Namespace that the secret belongs to.")
 ]
 Reader = Annotated[str, Parameter(name="--to", help="Namespace that may read the secret.")]
+FormerReader = Annotated[
+    str, Parameter(name="--to", help="Namespace that may no longer read the secret.")
+]
 Directory = Annotated[
     Path | None,
     Parameter(
@@ -77,7 +80,7 @@ def set_secret(
     """Store a secret, or replace its value.
 
     The value comes from a file or from standard input. On a terminal, the
-    command asks for it and does not show what you type. Reconciler writes a
+    command prompts for it and does not show your input. Reconciler writes a
     replaced value to the objects that use it within seconds.
 
     For example:
@@ -170,7 +173,7 @@ def revoke(
     name: str,
     /,
     *,
-    to: Reader,
+    to: FormerReader,
     namespace: Owner = DEFAULT_NAMESPACE,
     directory: Directory = None,
     output: Output = "table",

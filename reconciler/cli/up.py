@@ -106,13 +106,13 @@ def up(
     Parameters
     ----------
     data
-        Directory for all stored data. It is created if it is missing.
+        Directory for all stored data. `up` creates it if it is missing.
     port
-        Port of the NATS server. Default: 4222, or a free port if 4222 is in use, which later starts
-        keep. 0: a free port.
+        Port of the NATS server. Default: 4222, or a free port if 4222 is in use. Later starts use
+        the same port. 0: a free port.
     api_port
-        Port of the example API. Default: 8080, or a free port if 8080 is in use, which later starts
-        keep. 0: a free port.
+        Port of the example API. Default: 8080, or a free port if 8080 is in use. Later starts use
+        the same port. 0: a free port.
     latency_ms
         Minimum duration of each request to the example API, in milliseconds.
     replicas

@@ -29,7 +29,7 @@ def webhook(
     """Receive the webhooks of a Git host, to detect pushes immediately.
 
     A push makes Reconciler read the GitSources of that repository. Without a
-    webhook, each source is polled at its own interval. GitHub, Gitea and
+    webhook, the observer polls each source at its own interval. GitHub, Gitea and
     Forgejo sign a request with the secret, and GitLab sends the secret. The
     server uses plain HTTP: put a proxy with TLS in front of it.
 

@@ -1,4 +1,4 @@
-"""Moments as people write them: a log position, a time, or a span ago."""
+"""Moments as people write them: a log position, a time, or a time span before now."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from reconciler.sdk.moments import When, as_utc
 
 FORMS: Final = (
     "use a log position (1234), a time (2026-01-31, 2026-01-31T12:00:05Z, "
-    "2026-01-31T12:00+01:00; UTC without a zone), or a time span ago (30m, 2h, 7d)"
+    "2026-01-31T12:00+01:00; UTC without a zone), or a time span before now (30m, 2h, 7d)"
 )
 _SHOWN: Final = 80
 _POSITION: Final = re.compile(r"[0-9]{1,18}")

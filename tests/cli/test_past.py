@@ -222,7 +222,7 @@ def test_the_table_says_at_which_position_and_time_it_holds(past: Past) -> None:
         ("2026-02-30", 2, "is not a point in time"),
         ("12:00", 2, "is not a point in time"),
         ("yesterday", 2, "use a log position (1234), a time (2026-01-31, "),
-        ("2 h", 2, "or a time span ago (30m, 2h, 7d)"),
+        ("2 h", 2, "or a time span before now (30m, 2h, 7d)"),
         ("", 2, "is not a point in time"),
         ("9" * 5000, 2, "is not a point in time"),
         ("٣", 2, "is not a point in time"),
