@@ -96,8 +96,8 @@ class Policy(ManifestStruct, frozen=True):
     deletion: Annotated[
         Deletion,
         msgspec.Meta(
-            description="What happens to the object when the resource is withdrawn. Delete: it is "
-            "deleted. Orphan: it is released."
+            description="Treatment of the object when the resource is withdrawn. Delete: "
+            "Reconciler deletes it. Orphan: Reconciler releases it."
         ),
     ] = "Delete"
     mode: Annotated[
@@ -110,8 +110,8 @@ class Policy(ManifestStruct, frozen=True):
     adoption: Annotated[
         Adoption,
         msgspec.Meta(
-            description="What happens if an object of this name exists already. Adopt: take "
-            "ownership of it. Refuse: report a Conflict."
+            description="Treatment of an existing object of this name. Adopt: take ownership of "
+            "it. Refuse: report a Conflict."
         ),
     ] = "Refuse"
     ignore_fields: Annotated[
@@ -128,8 +128,8 @@ class Policy(ManifestStruct, frozen=True):
     owner_label: Annotated[
         Literal["Restore", "Report"],
         msgspec.Meta(
-            description="What happens if another client removes the owner label. Restore: write it "
-            "again. Report: report Disputed."
+            description="Reaction to the removal of the owner label by another client. Restore: "
+            "write it again. Report: report Disputed."
         ),
     ] = "Restore"
     approve: Annotated[

@@ -92,8 +92,8 @@ class Scope(ManifestStruct, frozen=True):
     mode: Annotated[
         Literal["Shared", "Exclusive"],
         msgspec.Meta(
-            description="Shared: undeclared objects are left alone. Exclusive: they are "
-            "deleted, within the deletion guard."
+            description="Shared: Reconciler leaves undeclared objects alone. Exclusive: it "
+            "deletes them, within the deletion guard."
         ),
     ] = "Shared"
     prefix: Annotated[
@@ -268,9 +268,9 @@ class ProviderConfigSpec(ManifestStruct, frozen=True):
     ownership: Annotated[
         Ownership,
         msgspec.Meta(
-            description="What establishes ownership. Log: only the log. Prefix: the log or the "
-            "name. Label: the log or the owner label. Strict: only the log, and contradicting "
-            "evidence makes an object disputed."
+            description="Evidence that establishes ownership. Log: only the log. Prefix: the log "
+            "or the name. Label: the log or the owner label. Strict: only the log, and "
+            "contradicting evidence makes an object disputed."
         ),
     ] = "Log"
     owner_prefix: Annotated[
@@ -301,8 +301,8 @@ class ProviderConfigSpec(ManifestStruct, frozen=True):
     allow: Annotated[
         Allow,
         msgspec.Meta(
-            description="What resources may use of the host, as lists of patterns. * matches within"
-            " a segment of a path, ** anything. Default: nothing."
+            description="Parts of the host that resources may use, as lists of patterns. * matches "
+            "within a segment of a path, ** anything. Default: nothing."
         ),
     ] = NOTHING
     limits: Annotated[Limits, msgspec.Meta(description="Limits for calls.")] = Limits()
@@ -324,7 +324,7 @@ class ProviderConfigSpec(ManifestStruct, frozen=True):
         LossGuard,
         msgspec.Meta(
             description="If a listing lacks at least minCount of your objects, and more than "
-            "maxPercent of them, it is not trusted: the resources are Held."
+            "maxPercent percent of them, Reconciler ignores it, and the resources are Held."
         ),
     ] = LossGuard()
     consistency_grace_seconds: Annotated[

@@ -65,9 +65,9 @@ class ReferenceSpec(ManifestStruct, frozen=True):
     on_withdrawal: Annotated[
         Literal["Keep", "Release", "Ignore"],
         msgspec.Meta(
-            description="What happens to the object when its resource is withdrawn. Keep: it "
-            "is kept until this reference is withdrawn too. Release: it is "
-            "released without being deleted. Ignore: it is deleted."
+            description="Treatment of the object when its resource is withdrawn. Keep: "
+            "Reconciler keeps it until this reference is withdrawn too. Release: "
+            "Reconciler releases it without deleting it. Ignore: Reconciler deletes it."
         ),
     ] = "Keep"
 

@@ -342,9 +342,9 @@ class RestSpec(ManifestStruct, frozen=True):
     condition: Annotated[
         Literal["Version", "ETag", "Body"] | None,
         msgspec.Meta(
-            description="How a write is bound to the version that was read. Version: it is "
-            "sent in If-Match. ETag: that of the read before. Body: the body "
-            "contains it."
+            description="Form of the condition on the version that was read. Version: "
+            "If-Match contains the version. ETag: If-Match contains the ETag of the "
+            "preceding read. Body: the body contains the version."
         ),
     ] = None
     metadata: Annotated[

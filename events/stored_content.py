@@ -58,7 +58,7 @@ class ComposedContentSpec(ManifestStruct, frozen=True):
     parent: Annotated[str, msgspec.Meta(description="Composed resource, as NAMESPACE/KIND/NAME.")]
     portions: Annotated[
         tuple[str, ...],
-        msgspec.Meta(description="Digests of the chunks that a large content consists of."),
+        msgspec.Meta(description="Digests of the chunks of large content."),
     ] = ()
     children: Annotated[
         dict[str, str], msgspec.Meta(description="Digest of the manifest of each part.")

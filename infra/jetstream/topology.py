@@ -96,7 +96,7 @@ async def ensure_consumer(
     try:
         await _put_consumer(nc, stream, name, {**found, **wanted}, "update")
     except BusRefusedError as error:
-        what, remedy = f"consumer {name} of stream {stream}", "Delete it, and run this again"
+        what, remedy = f"consumer {name} of stream {stream}", "Delete it, and run the command again"
         raise _incompatible(what, wrong, error, remedy) from error
     return "updated"
 

@@ -101,15 +101,15 @@ class FileFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     owner: Annotated[
         _Account | None,
         msgspec.Meta(
-            description="User name or number. Default: the worker's account for a new file; "
-            "later changes are kept."
+            description="User name or number. Default: the worker's account for a new file. "
+            "Reconciler keeps later changes."
         ),
     ] = None
     group: Annotated[
         _Account | None,
         msgspec.Meta(
-            description="Group name or number. Default: the worker's group for a new file; "
-            "later changes are kept."
+            description="Group name or number. Default: the worker's group for a new file. "
+            "Reconciler keeps later changes."
         ),
     ] = None
 
@@ -422,7 +422,7 @@ def _fill(file: int, data: bytes | None, folder: int, segment: str) -> None:
     # What is there stays; its version is compared before it is replaced.
     source = opened_file(folder, segment)
     if source is None:
-        raise TransientError(f"{segment!r} was deleted again")
+        raise TransientError(f"{segment!r} was deleted in the meantime")
     try:
         for chunk in _chunks(source):
             _write_all(file, chunk)

@@ -138,7 +138,7 @@ class RecordsProvider:
             return Effect(object=_shown(response, action.external_name).as_object())
         if response.status_code != HTTPStatus.PRECONDITION_FAILED:
             raise refusal(response)
-        vanished = TransientError(f"{action.external_name!r} was deleted again")
+        vanished = TransientError(f"{action.external_name!r} was deleted in the meantime")
         return await self._own_or_refused(action, problem_text(response), absent=vanished)
 
     async def update(self, action: Action) -> Effect:

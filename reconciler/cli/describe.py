@@ -296,16 +296,16 @@ def _source(data: ResourceEvent) -> str:
         case ExternalObserved():
             return "a read by an observer"
         case ActionSucceeded(operation="Delete"):
-            return "the result of Reconciler's Delete"
+            return "the result of the Delete action"
         case ActionSucceeded(object=None):
-            return f"the parameters of Reconciler's {data.operation}: the API returned no object"
+            return f"the parameters of the {data.operation} action: the API returned no object"
         case ActionSucceeded():
-            return f"the API's response to Reconciler's {data.operation}"
+            return f"the API's response to the {data.operation} action"
         case (
             ActionFailed(error=ActionError(error_class="NotFound"))
             | ActionFailed(error=ActionError(error_class="Conflict"), object=ExternalObject())
         ):
-            return f"the API's refusal of Reconciler's {data.operation}"
+            return f"the API's error response to the {data.operation} action"
         case _:
             return ""
 

@@ -42,7 +42,8 @@ class _Common(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     policy: Annotated[
         Policy,
         msgspec.Meta(
-            description="What Reconciler may do to the object. Explain KIND.policy for its fields."
+            description="Rules for the treatment of the object. `reconciler explain KIND.policy` "
+            "shows its fields."
         ),
     ] = Policy()
 

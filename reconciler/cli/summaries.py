@@ -74,7 +74,7 @@ _CLAIMS: Mapping[str, str] = {
     "Label": "it has the owner label of this resource",
     "Prefix": "its name has the owner prefix",
     "ExclusiveScope": "it is in an exclusive scope",
-    "Returned": "it is the object that an earlier listing did not contain",
+    "Returned": "it has the uid of an owned object that an earlier listing did not contain",
     "Found": "it has the owner label of this resource, and a creation had an unknown result",
 }
 _MARKS: Mapping[str, str] = {

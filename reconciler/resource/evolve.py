@@ -91,7 +91,9 @@ SETTLED: frozenset[OutcomeName] = frozenset(
 """Outcomes after which a generation is not superseded by the next, but followed by it."""
 
 LABEL_KEPT = ActionError("Permanent", "the API accepted the write but kept the label")
-NOT_DONE = ActionError("Transient", "a read shows that the call had no effect; it is repeated")
+NOT_DONE = ActionError(
+    "Transient", "a read shows that the call had no effect; the worker repeats it"
+)
 
 _NO_WAITS = Waits()
 

@@ -316,8 +316,8 @@ def _question(found: ExternalObject | None, context: Context) -> str:
             "whether the call took effect is unknown: the API stores neither idempotency keys "
             "nor owner labels. Check the API. If the call did not take effect, repeat it: "
             f"{approve}. If it did, withdraw the resource, and then end the action without "
-            f"another call: {approval_command(context.key, abandon=True)}. A resource that stays "
-            "declared is created again"
+            f"another call: {approval_command(context.key, abandon=True)}. If the "
+            "resource stays declared, Reconciler creates an object again"
         )
     if not context.capabilities.labels:
         return (

@@ -35,7 +35,7 @@ _COMES_AGAIN: Mapping[str, str] = {
         "the scope"
     ),
     "listing": (
-        "a single part of a listing cannot be used; its observer publishes the next listing"
+        "a single part of a listing cannot be retried; its observer publishes the next listing"
     ),
 }
 ANSWERED = ("desired", "finalizer", "approval")

@@ -73,12 +73,12 @@ DELETED = ActionSucceeded("a", "Delete", 1)
                 ActionSucceeded("a", "Delete", 1),
             ],
             None,
-            "the result of Reconciler's Delete",
+            "the result of the Delete action",
         ),
         (
             [DECLARED, decided("Create"), failed(ActionError("Conflict", "taken"), ANOTHER)],
             ANOTHER,
-            "the API's refusal of Reconciler's Create",
+            "the API's error response to the Create action",
         ),
         (
             [NOTHING, DECLARED, decided("Create"), failed(ActionError("Transient", "no"))],

@@ -282,7 +282,7 @@ class RoutesProvider:
     async def _shown(self, action: Action, servers: _Servers | None = None) -> ExternalObject:
         look = await self._look(action.external_name, servers)
         if look.shown is None:
-            raise TransientError(f"route {action.external_name!r} was deleted again")
+            raise TransientError(f"route {action.external_name!r} was deleted in the meantime")
         return look.shown
 
     async def _continued(self, action: Action, files: Files | None) -> Effect:

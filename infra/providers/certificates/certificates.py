@@ -344,7 +344,7 @@ class CertificatesProvider:
     def _pending_key(self, name: str, pending: Pending) -> PrivateKey:
         key = read_key(self._store.file(name, pending.key_file))
         if key is None:
-            raise TransientError(f"the key of certificate {name!r} was deleted again")
+            raise TransientError(f"the key of certificate {name!r} was deleted in the meantime")
         return key
 
     def _sign(self, action: Action, uid: str, issuer: IssuerRecord, pending: Pending) -> None:

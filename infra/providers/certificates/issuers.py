@@ -209,7 +209,7 @@ class IssuersProvider:
         if (own := action.fields.get("ownCa")) is not None:
             key = read_key(self._store.file(name, record.key_file))
             if key is None:
-                raise TransientError(f"the key of issuer {name!r} was deleted again")
+                raise TransientError(f"the key of issuer {name!r} was deleted in the meantime")
             written = self._certified(action, written, own, record, key)
         else:
             account = self._registered(name, written, record)

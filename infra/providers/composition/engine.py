@@ -87,8 +87,8 @@ def _check(spec: KindDefinitionSpec) -> None:
     for name, field in spec.fields.items():
         if field.to is not None:
             raise InvalidManifestError(
-                f"spec.fields.{name}.to: not allowed with spec.composition; omit it, the parts "
-                "place the value"
+                f"spec.fields.{name}.to: not allowed with spec.composition; omit it, and "
+                "write the value in the parts"
             )
 
 

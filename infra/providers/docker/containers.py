@@ -339,7 +339,7 @@ class ContainersProvider:
     async def _by_id(self, id_: str) -> Inspection:
         found = await self._find(id_)
         if found is None:
-            raise TransientError(f"container {id_} was deleted again")
+            raise TransientError(f"container {id_} was deleted in the meantime")
         return found
 
     def _object(self, inspected: Inspection) -> ExternalObject:

@@ -157,7 +157,7 @@ class ContainerFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, r
 
     image: Annotated[
         Annotated[str, msgspec.Meta(min_length=1, max_length=512)],
-        _about("Image, as the Engine names it. It must exist on the Engine: nothing is pulled."),
+        _about("Image, as the Engine names it. It must exist there: Reconciler pulls no images."),
     ]
     command: Annotated[
         _Words | None, _about("Command with its arguments. Default: the image's.")

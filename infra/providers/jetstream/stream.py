@@ -101,8 +101,8 @@ class StreamFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rena
     discard: Annotated[
         Literal["old", "new"],
         msgspec.Meta(
-            description="What happens at a limit. old: the oldest messages are deleted. new: "
-            "new messages are refused."
+            description="Policy at a limit. old: the server deletes the oldest messages. new: "
+            "the server refuses new messages."
         ),
     ] = "old"
     duplicate_window_seconds: Annotated[

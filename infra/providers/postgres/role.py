@@ -96,8 +96,8 @@ class DatabaseRoleFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True
         list[Name],
         msgspec.Meta(
             max_length=1_000,
-            description="Roles that this role is a member of, without order. All other "
-            "memberships are revoked.",
+            description="Roles that this role is a member of, without order. Reconciler "
+            "revokes all other memberships.",
         ),
     ] = []
 

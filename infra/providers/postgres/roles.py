@@ -157,7 +157,7 @@ class DatabaseRolesProvider:
                 raise
             row = await self._read(name)
             if row is None:
-                raise TransientError(f"role {name!r} was deleted again") from None
+                raise TransientError(f"role {name!r} was deleted in the meantime") from None
         shown = await self._shown(row)
         if shown.written_by == action.idempotency_key:
             return Effect(shown, replayed=True)

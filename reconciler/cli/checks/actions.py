@@ -86,8 +86,8 @@ def _finding(found: _Look) -> Finding:
             "fail",
             f"{len(found.lost)} without a worker and without a result: {some(sorted(found.lost))}",
             "Stop the workers, delete the consumer of their ProviderConfig NAME "
-            f"(`nats consumer rm {LOG} {worker_consumer('NAME')}`), and start the workers. Every "
-            "action is then delivered again, and those with a result are skipped.",
+            f"(`nats consumer rm {LOG} {worker_consumer('NAME')}`), and start the workers. The "
+            "server then delivers every action again, and the workers skip those with a result.",
         )
     if found.overdue:
         return Finding(

@@ -57,7 +57,7 @@ def check_disputed(rows: Iterable[StatusRow]) -> Finding:
         return Finding("disputed", "ok", "none")
     remedy = (
         "Find the evidence that contradicts the log, such as a foreign owner label: `reconciler"
-        " describe RESOURCE`. Until then, nothing is written or deleted."
+        " describe RESOURCE`. Until then, Reconciler changes no object."
     )
     return Finding("disputed", "warn", f"{len(disputed)}: {some(disputed)}", remedy)
 
@@ -125,8 +125,8 @@ def check_watched(rows: Iterable[StatusRow]) -> Finding:
     if not lost:
         return Finding("no ProviderConfig", "ok", "none")
     remedy = (
-        "Declare the ProviderConfig again. Until then, these resources are not observed, created,"
-        " updated or deleted."
+        "Declare the ProviderConfig again. Until then, Reconciler neither reads nor changes the "
+        "objects of these resources."
     )
     return Finding("no ProviderConfig", "warn", f"{len(lost)}: {some(lost)}", remedy)
 
