@@ -95,7 +95,7 @@ def _events() -> str:
         "Every message is a CloudEvent in JSON. `reconciler schema` prints the JSON Schema, and "
         "`reconciler schema asyncapi` prints the subjects, as AsyncAPI 3.0.",
         "## Events of the log",
-        "The decider appends these to `LOG_1`. Nothing else is ever written there.",
+        "The decider appends these events to `LOG_1`. The stream contains no other messages.",
     ]
     for struct in get_args(ResourceEvent):
         lines += _event(struct, f"reconciler.resource.{struct.__name__}")

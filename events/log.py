@@ -98,7 +98,7 @@ class ExternalObserved(_Event, frozen=True):
 
 
 class AbsenceDoubted(_Event, frozen=True):
-    """Too many owned objects are missing from a listing, so this one still counts as existing.
+    """Too many owned objects are missing from a listing, so this object still counts as existing.
 
     ``missing`` of the ``owned`` objects were not in the listing.
     """

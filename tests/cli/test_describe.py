@@ -61,7 +61,7 @@ DELETED = ActionSucceeded("a", "Delete", 1)
         (
             [NOTHING, DECLARED, decided("Create"), MADE],
             FOO,
-            "the API's response to Reconciler's Create",
+            "the API's response to the Create action",
         ),
         ([DECLARED, decided("Create"), MADE, THERE], FOO, "a read by an observer"),
         (
@@ -110,7 +110,7 @@ def test_an_object_that_was_made_after_a_listing_is_not_called_missing(
     observed = live.ok("describe", "Shape", "known", "-o", "json").json["observed"]
     made = httpx.get(f"{running_up[1].ready['apiUrl']}/shapes/known").json()
     assert observed["object"]["uid"] == made["uid"]
-    assert observed["source"] == "the API's response to Reconciler's Create"
+    assert observed["source"] == "the API's response to the Create action"
     assert observed["actor"].startswith("reconciler@")
     assert observed["position"] > 0
     assert "generation       1 declared, 1 settled" in told

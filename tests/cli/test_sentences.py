@@ -269,8 +269,8 @@ TOLD: list[tuple[ResourceEvent, str]] = [
     ),
     (
         OwnershipClaimed("foo", None, "Returned"),
-        "Reconciler took ownership of foo: it is the object that an earlier listing did not "
-        "contain",
+        "Reconciler took ownership of foo: it has the uid of an owned object that an earlier "
+        "listing did not contain",
     ),
     (
         OwnershipReleased("foo", None, "Gone"),
