@@ -99,7 +99,10 @@ def _events() -> str:
     ]
     for struct in get_args(ResourceEvent):
         lines += _event(struct, f"reconciler.resource.{struct.__name__}")
-    lines += ["## Messages of the intake", "Services, observers and workers publish these."]
+    lines += [
+        "## Messages of the intake",
+        "Services, observers and workers publish these messages.",
+    ]
     for name, struct in INTAKE_TYPES.items():
         lines += _event(struct, name)
     return "\n\n".join(lines) + "\n"

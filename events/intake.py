@@ -151,7 +151,7 @@ class TargetSeen(_Intake, frozen=True):
 
 
 class SecretSeen(_Intake, frozen=True):
-    """A role reports the digest of a referenced secret (``store/name``), empty if it is missing.
+    """A role reports the digest of the secret ``store/name``, or "" if the secret does not exist.
 
     ``known_version`` is the version of the resource that the reporter had read, 0 if it is unknown.
     """
@@ -279,7 +279,7 @@ class ApiReported(_Intake, frozen=True):
 
 
 class TimerFired(_Intake, frozen=True):
-    """A timer fired, so the decider processes the resource. A lost timer only delays that."""
+    """A timer fired, so the decider processes the resource. A lost timer only delays this."""
 
     purpose: Literal["Retry", "Due", "Sweep", "ConfigChanged"]
 

@@ -344,7 +344,7 @@ FoundBy = Literal["Label", "Key", "Content", "Absence"]
 
 
 class ActionSucceeded(_Event, frozen=True):
-    """The action had its effect.
+    """The action took effect.
 
     ``found_by``: a read of the object shows the effect: by the owner label, the key, the content,
     or its absence. ``late``: the result arrived after the action had failed or was abandoned.
