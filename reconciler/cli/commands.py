@@ -22,7 +22,7 @@ COMMANDS: Final[tuple[tuple[str, str, str], ...]] = (
     ("rollback", USE, "Declare an older generation again."),
     ("reconcile", USE, "Reconcile resources immediately, without a back-off."),
     ("pause", USE, "Stop all actions on resources until `resume`."),
-    ("resume", USE, "Resume paused resources, and correct what has drifted."),
+    ("resume", USE, "Resume paused resources, and correct drift."),
     ("approve", USE, "Approve the actions of held resources."),
     ("reject", USE, "Reject plans that wait for approval."),
     ("finalizer", USE, "Add a finalizer to a resource, or remove it."),

@@ -22,7 +22,7 @@ def resume(
     output: Output = "table",
     connection: Connection = HERE,
 ) -> int:
-    """Resume paused resources, and correct what has drifted.
+    """Resume paused resources, and correct drift.
 
     The command declares the resources again without `paused: true` in their policy.
 
