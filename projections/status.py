@@ -65,6 +65,9 @@ _WITHOUT_LISTING = ("DataLoss", "DefinitionGuard", "PruneGuard", "Approval", "Un
 
 _GOOD_IF_FALSE = ("Degraded", "Paused")
 
+MAX_RELEASED = 16
+"""Released objects of one resource to remember."""
+
 LOG_DAMAGED = "LogDamaged"
 """Reason of a resource that is held because its history is not what was written."""
 
@@ -121,7 +124,9 @@ class StatusRow(msgspec.Struct, gc=False, rename="camel", omit_defaults=True):
     retiring_uid: str | None = None
     retiring_digest: str = ""
     retiring_outputs: Fields = {}
-    released: tuple[tuple[str, str | None], ...] = ()  # names and uids of those that were kept
+
+    # Names and uids of objects that were released on purpose, until they are known to be gone.
+    released: tuple[tuple[str, str | None], ...] = ()
 
     # The action under way. ``asked_digest`` is of what it asks for, which is believed of an API
     # that shows nothing after a write; ``asked_name`` is what a create will call the object.
@@ -271,11 +276,13 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
             _owned(row, event, data.reason)
             row.provider_config, row.external_name = data.provider_config, data.external_name
             row.uid = data.uid
+            _forget_release(row, (data.external_name, data.uid))
             row.listing_disproved = data.reason == "Returned"
         case OwnershipReleased() as data:
             place = (data.external_name, data.uid)
+            if data.reason == "Orphaned":
+                row.released = (*row.released, place)[-MAX_RELEASED:]
             if row.retiring and place == (row.retiring, row.retiring_uid):
-                row.released = (*row.released, place)
                 _retired(row)
                 return
             _disowned(row)
@@ -498,6 +505,10 @@ def _failed(row: StatusRow, data: ActionFailed) -> None:
 
 def _observed(row: StatusRow, data: ExternalObserved) -> None:
     found, name = data.object, data.external_name
+    is_replaced = found is not None and found.uid != row.seen_uid
+    # Only a read proves an absence: what a listing leaves out may be listed again (invariant 6).
+    if is_replaced or (found is None and data.evidence == "Read"):
+        _forget_release(row, (row.external_name, row.seen_uid))
     if row.declared_name and not row.owned:
         is_same = found is not None and found.uid == row.seen_uid
         if not is_same:  # what was released is gone: what has its second name is another object
@@ -537,6 +548,10 @@ def _with_the_replaced(row: StatusRow) -> None:
     row.owned, row.external_name, row.uid = True, row.retiring, row.retiring_uid
     row.observed_digest, row.outputs = row.retiring_digest, row.retiring_outputs
     _retired(row)
+
+
+def _forget_release(row: StatusRow, place: tuple[str, str | None]) -> None:
+    row.released = tuple(each for each in row.released if each != place)
 
 
 def _retired(row: StatusRow) -> None:

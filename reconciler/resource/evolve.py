@@ -170,6 +170,7 @@ def _after(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
             observed = replace(
                 state.observed,
                 was_let_go=False,
+                released_uid=None,
                 lost_uid=None,
                 is_listing_disproved=data.reason == "Returned",
             )
@@ -183,6 +184,8 @@ def _after(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
             on_purpose = data.reason == "Orphaned"
             lost_uid = None if on_purpose else data.uid
             observed = replace(state.observed, was_let_go=on_purpose, lost_uid=lost_uid)
+            if on_purpose:
+                observed = replace(observed, released_uid=data.uid)
             state = replace(state, owned=None, observed=observed, due=None, because=event.id)
             return state if on_purpose else _with_the_replaced(state)
 
@@ -353,7 +356,8 @@ def _declared(state: ResourceState, data: SpecDeclared, event: LogEvent) -> Reso
         pass  # a replacement may have another name
     elif observed.object is None or (observed.provider_config, observed.object.name) != place:
         # What we saw was in another place; of what another had, nothing is left.
-        observed = replace(observed, object=None, taken_by="")
+        released_uid = None if is_moved else observed.released_uid
+        observed = replace(observed, object=None, taken_by="", released_uid=released_uid)
     older = tuple(each for each in desired.contents if each != spec.digest)
     # Declared after a withdrawal, a new life begins; its row may have been forgotten meanwhile.
     is_new = not desired.is_declared
@@ -414,6 +418,9 @@ def _observed(state: ResourceState, data: ExternalObserved, event: LogEvent) -> 
     if state.released is not None and not is_same and spec is not None:
         # Another object under the second name of what was released is in no place of the resource.
         shown = shown if data.external_name == spec.external_name else None
+    # A listing may leave out what was released, and the next one may show it (invariant 6).
+    is_released = shown is not None and shown.uid is not None and shown.uid == known.released_uid
+    is_proven_gone = shown is None and data.evidence == "Read"
     seen = Observation(
         object=shown,
         provider_config=data.provider_config,
@@ -423,7 +430,8 @@ def _observed(state: ResourceState, data: ExternalObserved, event: LogEvent) -> 
         total=data.total,
         taken_by=data.taken_by,
         known_version=data.known_version,
-        was_let_go=known.was_let_go and is_same,
+        was_let_go=(known.was_let_go and is_same) or is_released,
+        released_uid=None if is_proven_gone else known.released_uid,
         lost_uid=known.lost_uid,
         is_listing_disproved=known.is_listing_disproved,
     )

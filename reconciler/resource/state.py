@@ -101,6 +101,7 @@ class Observation(msgspec.Struct, frozen=True, gc=False):
     taken_by: str = ""  # another resource that has the object
     known_version: int = 0  # of the resource, which that look was compared with
     was_let_go: bool = False  # the object was ours, and was let go on purpose
+    released_uid: str | None = None  # of the newest such object, until a read shows its absence
     lost_uid: str | None = None  # of what was ours when it was said to be gone or replaced
     is_listing_disproved: bool = False  # it was there all the same: only a read proves absence
     doubted: LossCount | None = None  # the listing that the loss guard did not believe

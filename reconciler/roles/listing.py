@@ -154,7 +154,8 @@ async def observations(
             # The listing may have begun before the deletion, or the API shows the deletion late.
             is_gone = each.uid in deleted_ids and not any(row.owned for row in mine)
             # Neither what a damaged resource has made since, nor a released object, is a stray.
-            is_known = bool(mine) or not (is_unclear or (each.name, each.uid) in released)
+            released_by = released.get((each.name, each.uid), "")
+            is_known = bool(mine) or not (is_unclear or released_by)
             is_shown = is_known and not is_gone
             recorded = hide_and_digest(each, secrecy, mine) if is_shown else None
             if recorded is None:
@@ -164,7 +165,10 @@ async def observations(
                 found.append((key, _observed(listing, each.name, recorded[0], strays)))
                 continue
             ours = log_id if is_ours and is_ours(each) else ""
-            for row, taken in _interested(listing, recorded, mine, strays, ours=ours):
+            interested = _interested(
+                listing, recorded, mine, strays, ours=ours, released_by=released_by
+            )
+            for row, taken in interested:
                 seen = _observed(listing, each.name, recorded[0], strays, taken_by=taken)
                 # A row that changed meanwhile was not compared with all that came before it.
                 version = row.version if row.position <= known_position else 0
@@ -178,8 +182,10 @@ async def observations(
                 is_there = listing.place_of(row) == place
                 if not is_there or not row.observed_digest or row.action_id:
                     continue
-                # Under a second name it would not be known again, if the listing was wrong.
-                if began.labels or row.listing_disproved or row.declared_name:
+                # Under a second name it would not be known again, if the listing was wrong; and
+                # what was released would be a stray, once its row is forgotten.
+                is_released = not row.owned and (row.external_name, row.seen_uid) in released
+                if began.labels or row.listing_disproved or row.declared_name or is_released:
                     doubtful.append(row)
                 else:
                     taken = _taken_by(row, mine)
@@ -216,14 +222,14 @@ async def _by_place(
 
 async def _released(
     listing: ListingAssembler, rows: Mapping[str, StatusRow]
-) -> set[tuple[str, str | None]]:
-    """Return the replaced objects that were released with their replacements (ADR 0026)."""
-    began, found = listing.began, set[tuple[str, str | None]]()
+) -> dict[tuple[str, str | None], str]:
+    """Return the objects that were released on purpose, with the resources that released them."""
+    began, found = listing.began, dict[tuple[str, str | None], str]()
     async for some in in_slices(list(rows.values())):
         for row in some:
             is_here = (row.provider_config, row.kind) == (began.provider_config, began.kind)
             if row.released and is_here:
-                found.update(row.released)
+                found.update(dict.fromkeys(row.released, str(row.key)))
     return found
 
 
@@ -291,11 +297,13 @@ def _interested(
     strays: StrayCount | None,
     *,
     ours: str,
+    released_by: str,
 ) -> Iterable[tuple[StatusRow, str]]:
     """Which resources learn something from the object: those that know it otherwise.
 
     ``recorded``: the object, and its digest. Beside each, which other one has it. ``ours``: the
-    log, if an object that nobody declared counts as its.
+    log, if an object that nobody declared counts as its. ``released_by``: the resource that has
+    released the object, empty if none has.
     """
     seen, shown = recorded
     for row in rows:
@@ -304,9 +312,11 @@ def _interested(
         is_other = bool(row.uid or row.seen_uid) or listing.unique_names
         if is_other and listing.place_of(row) != listing.place(seen.name, seen.uid):
             continue  # it was replaced, and goes
-        taken = _taken_by(row, rows)
+        taken = _taken_by(row, rows, released_by)
         if taken and taken == row.taken_by and not _has(row):
             continue  # how it goes on with it is the other's
+        if not taken and _is_about_to_claim(row) and len([*filter(_is_about_to_claim, rows)]) > 1:
+            continue  # the others give way first: this listing tells them
         is_news = _shows_more(seen, shown, row) or row.taken_by != taken or row.doubted
         if is_news or _may_pass_now(row, seen, strays, ours):
             yield row, taken
@@ -321,17 +331,20 @@ def _shows_more(seen: ExternalObject, shown: str, row: StatusRow) -> bool:
     return row.observed_digest != shown
 
 
-def _taken_by(row: StatusRow, rows: Sequence[StatusRow]) -> str:
+def _taken_by(row: StatusRow, rows: Sequence[StatusRow], released_by: str = "") -> str:
     """Name another resource that has the object of this external name, if one has.
 
     Who owns it has it; and who declares it, where this one does not. While a resource waits to
     delete an undeclared object, no other one may take it: each of the two sees the other first.
+    Only a declaration takes what another resource has released.
     """
-    if len(rows) == 1:
-        return ""
     others = [each for each in rows if each is not row]
     if not _has(row):
-        return min((str(each.key) for each in others if _has(each)), default="")
+        having = [each for each in others if _has(each)]
+        if released_by and not having:
+            return "" if released_by == str(row.key) else released_by
+        having = having or [each for each in others if _is_about_to_claim_before(each, row)]
+        return min((str(each.key) for each in having), default="")
     if row.owned:
         return min((str(each.key) for each in others if each.owned), default="")
     having = (each for each in others if each.owned or _is_about_to_claim(each))
@@ -345,6 +358,12 @@ def _has(row: StatusRow) -> bool:
 def _is_about_to_claim(row: StatusRow) -> bool:
     """Return whether a resource waits for this listing to claim an undeclared object."""
     return row.reason == AWAITING_READ and not _has(row)
+
+
+def _is_about_to_claim_before(row: StatusRow, other: StatusRow) -> bool:
+    """Return whether a resource waits to claim an object, and another one must give way to it."""
+    is_first = not _is_about_to_claim(other) or str(row.key) < str(other.key)
+    return is_first and _is_about_to_claim(row)
 
 
 def _may_pass_now(

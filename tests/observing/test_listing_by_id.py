@@ -12,7 +12,12 @@ from events.intake import ListingBegan, Observed
 from events.integrity import LogDamage
 from events.provider_config import ProviderConfigSpec, Scope
 from projections.status import StatusRow
-from reconciler.roles.listing import ListingAssembler, ListingRefusedError, observations
+from reconciler.roles.listing import (
+    Findings,
+    ListingAssembler,
+    ListingRefusedError,
+    observations,
+)
 
 CONFIG = ProviderConfigSpec("notes", "http://notes")
 EXCLUSIVE = ProviderConfigSpec("notes", "http://notes", scope=Scope(mode="Exclusive"))
@@ -39,19 +44,23 @@ def row(
     )
 
 
-async def told(
+async def _findings(
     shown: list[ExternalObject],
     *rows: StatusRow,
     config: ProviderConfigSpec = CONFIG,
     damage: Collection[LogDamage] = (),
     **more: Any,
-) -> dict[str, Observed]:
+) -> Findings:
     began = ListingBegan("default", "Note", 5)
     listing = ListingAssembler(began, None, unique_names=False)
     listing.add(shown)
     objects = listing.complete(len(shown))
     by_name = {str(each.key): each for each in rows}
-    found = await observations(listing, objects, by_name, config, "log", damage, **more)
+    return await observations(listing, objects, by_name, config, "log", damage, **more)
+
+
+async def told(shown: list[ExternalObject], *rows: StatusRow, **more: Any) -> dict[str, Observed]:
+    found = await _findings(shown, *rows, **more)
     assert len({key for key, _ in found.observed}) == len(found.observed), "each is told once"
     return {key.name: each for key, each in found.observed}
 
@@ -129,6 +138,24 @@ async def test_what_was_released_with_its_replacement_is_no_stray() -> None:
     assert len(await told([note("n2"), note("n3")], kept, config=EXCLUSIVE)) == 1
 
 
+async def test_a_released_object_that_is_not_listed_is_read_before_it_is_forgotten() -> None:
+    released = row("mine", note("n1"), declared=False, seen_uid="n1", released=(("todo", "n1"),))
+    found = await _findings([], released)
+    assert (found.observed, found.doubtful) == ([], [released])
+    again = row("mine", note("n2"), owned=True, uid="n2", released=(("todo", "n1"),))
+    found = await _findings([], again)
+    assert (len(found.observed), found.doubtful) == (1, []), "another object, of a new declaration"
+
+
+async def test_what_one_resource_has_released_no_other_one_takes_for_a_stray() -> None:
+    released = row("mine", note("n1"), declared=False, seen_uid="n1", released=(("todo", "n1"),))
+    found = await told([note("n1")], released, stray(), config=EXCLUSIVE)
+    assert {name: each.taken_by for name, each in found.items()} == {"stray": "default/Note/mine"}
+    wanted = row("wanted", note("n1"), seen_uid="n1", taken_by="default/Note/other")
+    found = await told([note("n1")], released, wanted, config=EXCLUSIVE)
+    assert found["wanted"].taken_by == "", "a declaration may adopt it"
+
+
 # --- an undeclared object that a resource waits to delete, and another resource of its name
 
 
@@ -149,6 +176,16 @@ async def test_each_of_two_resources_sees_the_other_before_one_of_them_takes_the
     wanted = row("mine", note("n1"), seen_uid="n1", taken_by="default/Note/stray")
     found = await told([note("n1")], left, wanted, config=EXCLUSIVE)
     assert {name: each.taken_by for name, each in found.items()} == {"mine": ""}
+
+
+async def test_of_two_resources_that_wait_to_delete_an_object_one_gives_way() -> None:
+    """Until it has, the first waits: a listing that did not show it may be on its way to each."""
+    first, second = stray("first"), stray("second")
+    found = await told([note("n1")], second, first, config=EXCLUSIVE)
+    assert {name: each.taken_by for name, each in found.items()} == {"second": "default/Note/first"}
+    left = stray("second", reason="Taken", outcome="Unowned", taken_by="default/Note/first")
+    found = await told([note("n1")], left, first, config=EXCLUSIVE)
+    assert {name: each.taken_by for name, each in found.items()} == {"first": ""}
 
 
 async def test_a_creation_under_way_does_not_hold_what_was_there_before() -> None:

@@ -279,6 +279,35 @@ def test_a_row_names_the_place_of_a_late_object_and_not_of_the_newer_declaration
     assert (row.provider_config, row.external_name, row.declared_name) == ("other", "Bar", "")
 
 
+def test_the_row_of_a_released_object_stays_until_a_read_shows_that_it_is_missing():
+    """A listing may leave it out, and the next one would show it as a stray."""
+    story = converged(policy={"deletion": "Orphan"})
+    story.withdraw()
+    story.succeed()
+    kept = story.seen
+    story.see(None)
+    assert row_of(story).released == ((kept.name, kept.uid),)
+    story.see(kept)
+    story.see(None, evidence="Read")
+    assert str(story.key) not in rebuild(of(story)).status
+
+
+def test_a_released_object_that_is_adopted_is_not_released_any_more():
+    story = converged(policy={"deletion": "Orphan"})
+    story.withdraw()
+    story.succeed()
+    story.declare(policy={"adoption": "Adopt"})
+    assert (row_of(story).owned, row_of(story).released) == (True, ())
+
+
+def test_a_released_object_that_another_one_has_replaced_is_forgotten():
+    story = converged(policy={"deletion": "Orphan"})
+    story.withdraw()
+    story.succeed()
+    story.see(thing(uid="h9"))
+    assert row_of(story).released == ()
+
+
 def test_nothing_applied_is_nothing_to_write():
     assert ReadModels().take_changes() is None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -215,6 +215,7 @@ class Story:
         taken_by: str | None = None,
         absent_uid: str | None = None,
         known_version: int | None = None,
+        evidence: Literal["CompleteListing", "Read"] = "CompleteListing",
     ) -> list[ResourceEvent]:
         """A listing shows the object; its observer had read the log, unless told otherwise."""
         return self.turn(
@@ -222,7 +223,7 @@ class Story:
                 config,
                 name or self.key.name,
                 found,
-                "CompleteListing",
+                evidence,
                 self.position if as_of is None else as_of,
                 began_at,
                 None if strays is None else StrayCount(*strays),

@@ -12,6 +12,8 @@ from reconciler.resource.attempt import MAX_CONFLICTS
 from reconciler.resource.owner_label import OWNER_LABEL
 from tests.resource.building import (
     BLOCK,
+    CONFIG,
+    EXCLUSIVE,
     Story,
     converged,
     every,
@@ -99,6 +101,29 @@ def test_an_orphan_is_released_and_stays():
     assert story.outcomes()[-1] == ("Released", 2)
     assert story.wake(3600) == []
     assert names(story.see(repainted(story.seen, color="Green"))) == ["ExternalObserved"]
+
+
+def test_an_orphan_that_a_listing_has_left_out_is_no_stray_when_it_is_listed_again():
+    story = orphan()
+    story.configs[CONFIG] = EXCLUSIVE
+    story.withdraw()
+    story.succeed()
+    kept = story.seen
+    story.see(None)
+    assert story.outcome == "Deleted"
+    assert not every(OwnershipClaimed, story.see_twice(kept, strays=(1, 60)))
+    assert story.outcome == "Released"
+
+
+def test_an_orphan_that_a_read_has_shown_to_be_missing_is_forgotten():
+    """Where an object's name serves as its id, a later object is another client's."""
+    story = orphan()
+    story.configs[CONFIG] = EXCLUSIVE
+    story.withdraw()
+    story.succeed()
+    kept = story.seen
+    story.see(None, evidence="Read")
+    assert only(OwnershipClaimed, story.see_twice(kept, strays=(1, 60))).uid == kept.uid
 
 
 def test_an_orphan_that_was_only_adopted_is_released_too():

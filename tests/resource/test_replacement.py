@@ -288,7 +288,8 @@ def test_a_replaced_object_that_is_released_with_its_replacement_is_no_stray():
     story.declare(CIRCLE, policy={"mode": "ObserveOnly"})
     story.withdraw()
     check_rows(story)
-    assert rows(story)[0].released == ((old.name, old.uid),)
+    new = story.seen
+    assert rows(story)[0].released == ((old.name, old.uid), (new.name, new.uid))
 
 
 def _loses(fields: Fields | None, shown: ExternalObject) -> str:

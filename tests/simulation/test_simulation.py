@@ -28,19 +28,13 @@ _FORGED_LABEL = (
     "a human puts our label on another object while the result of a creation is unknown, at an API "
     "without idempotency keys: the lookup finds that object"
 )
-_FORGOTTEN_RELEASE = (
-    "a listing that left out a released object, or that gave it to another resource, makes its "
-    "next appearance a stray"
-)
 
 _KNOWN_FAILURES = {
     4134: "an API without idempotency keys: a creation that was repeated takes effect after the "
     "object was replaced under another name",
     8088: _FORGED_LABEL,
     8924: _FORGED_LABEL,
-    13685: _FORGOTTEN_RELEASE,
     18105: _FORGED_LABEL,
-    20518: _FORGOTTEN_RELEASE,
 }
 """Seeds of the first 21,000 that break an invariant, and why: remove each with its fix."""
 
