@@ -241,7 +241,8 @@ class Reported(_Intake, frozen=True):
     could be read. ``is_lookup``: the worker only read the API; without an error and without an
     object, no object exists. ``redelivered``: another worker had or has this attempt, and may have
     made the call. ``replayed``: the API returned a stored response for the key of the action.
-    ``absent``: a deletion found no object, so which client deleted it is unknown.
+    ``absent``: a deletion found no object, so which client deleted it is unknown. ``labeled_uids``:
+    several objects of the name have the owner label, and ``object`` is the first of them.
     """
 
     action_id: str
@@ -255,6 +256,7 @@ class Reported(_Intake, frozen=True):
     is_lookup: bool = False
     redelivered: bool = False
     absent: bool = False
+    labeled_uids: tuple[str, ...] = ()
 
 
 class ApiReported(_Intake, frozen=True):

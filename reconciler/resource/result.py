@@ -199,6 +199,8 @@ def _after_lookup(
         said.object,
         purpose=action.purpose,
     )
+    if said.labeled_uids:
+        return ActionHeld(said.action_id, _question_of_several(said, context), said.object)
     finding = find(action, said.object, context)
     if _is_what_is_replaced(action, said.object, state):
         finding = "Unclear"  # of two of one name it was the old one
@@ -306,6 +308,21 @@ def _held_unless_claimed(
         if isinstance(step, OwnershipClaimed):
             return failed
     return ActionHeld(failed.action_id, _question(found, context), found)
+
+
+def _question_of_several(said: Reported, context: Context) -> str:
+    """Describe which objects a creation may have made, where each carries its owner label.
+
+    Each of them claims to be ours. If the wrong one were taken, the other would leak.
+    """
+    uids = ", ".join(said.labeled_uids)
+    label = f"{OWNER_LABEL}={context.owner}"
+    return (
+        f"several objects have the label {label} (uids {uids}), and at most one of them is the "
+        "result of this action: another client has copied the label. Check the objects. Leave the "
+        f"label on the one that this action created, and remove the label {OWNER_LABEL} from the "
+        f"others. Then repeat the action: {approval_command(context.key)}"
+    )
 
 
 def _question(found: ExternalObject | None, context: Context) -> str:

@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from events.external import ExternalObject
 from events.log import Action
 from events.provider_config import ProviderConfigSpec, Scope
-from reconciler.provider import Capabilities, Provider
+from reconciler.provider import Capabilities, Effect, Provider
 from reconciler.resource.owner_label import OWNER_LABEL
+
+MAX_LABELED_UIDS: Final = 8
+"""Uids to report of objects that carry one owner label: a person has to look at each."""
+
+
+class LookupResult(Effect, frozen=True):
+    """The object that an action is about, as it is now.
+
+    ``labeled_uids``: those of all objects that the label shows as the result of a creation, if
+    there are several, since another client can copy a label.
+    """
+
+    labeled_uids: tuple[str, ...] = ()
 
 
 async def look_up(
@@ -14,42 +29,44 @@ async def look_up(
     action: Action,
     config: ProviderConfigSpec | None,
     capabilities: Capabilities | None,
-) -> ExternalObject | None:
+) -> LookupResult:
     """Return the object that an action is about, as it is now; raises as ``Provider.read``.
 
     Of what was created where names are not unique nobody knows the id, and the first of its name
     may be anybody's: the one that carries our mark is searched for (ADR 0031).
     """
     if capabilities is None or capabilities.deterministic_names:
-        return await provider.read(action.external_name, action.uid)
+        return LookupResult(await provider.read(action.external_name, action.uid))
     if action.operation != "Create" or config is None:
-        return await provider.read(action.external_name, action.uid)
+        return LookupResult(await provider.read(action.external_name, action.uid))
     page_size, ours = config.limits.page_size, action.labels.get(OWNER_LABEL)
     if capabilities.listing:
         return await _search(provider, action, config.scope, page_size)
-    found: ExternalObject | None = None
     if ours is not None:  # a read would show another object of the name, with a label of its own
         scope = Scope(prefix=action.external_name, labels={OWNER_LABEL: ours})
-        found = await _search(provider, action, scope, page_size)
-    return found or await provider.read(action.external_name)
+        result = await _search(provider, action, scope, page_size)
+        if result.object is not None:
+            return result
+    return LookupResult(await provider.read(action.external_name))
 
 
-async def _search(
-    provider: Provider, action: Action, scope: Scope, page_size: int
-) -> ExternalObject | None:
-    """Return the object that a creation has made, or another one of its name."""
+async def _search(provider: Provider, action: Action, scope: Scope, page_size: int) -> LookupResult:
+    """Return the object that a creation has made, or another one of its name.
+
+    Its key proves that. The label does where no second object has it.
+    """
+    ours, labeled = action.labels.get(OWNER_LABEL), list[ExternalObject]()
     another: ExternalObject | None = None
     async for page in provider.pages(scope, page_size=page_size):
         for each in page:
             if each.name != action.external_name:
                 continue
-            if _is_marked(each, action):
-                return each
+            if each.written_by == action.idempotency_key:
+                return LookupResult(each)
+            if ours is not None and each.labels.get(OWNER_LABEL) == ours:
+                labeled.append(each)
             another = another or each
-    return another
-
-
-def _is_marked(found: ExternalObject, action: Action) -> bool:
-    ours = action.labels.get(OWNER_LABEL)
-    by_label = ours is not None and found.labels.get(OWNER_LABEL) == ours
-    return by_label or found.written_by == action.idempotency_key
+    if len(labeled) > 1:
+        uids = [each.uid or "" for each in labeled[:MAX_LABELED_UIDS]]
+        return LookupResult(labeled[0], labeled_uids=tuple(uids))
+    return LookupResult(labeled[0] if labeled else another)

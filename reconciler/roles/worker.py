@@ -56,7 +56,7 @@ from reconciler.roles.call_slots import CallSlots
 from reconciler.roles.cancellation import is_being_cancelled
 from reconciler.roles.chance import REAL, Chance
 from reconciler.roles.configurations import Configurations
-from reconciler.roles.lookup import look_up
+from reconciler.roles.lookup import LookupResult, look_up
 from reconciler.roles.object_secrets import hide_secrets
 from reconciler.roles.oversize import is_too_large
 from reconciler.roles.providers import ProviderPool
@@ -201,6 +201,7 @@ class Worker:
             is_lookup=is_lookup,
             redelivered=self._may_be_another_workers(delivery),
             absent=effect is not None and effect.absent,
+            labeled_uids=effect.labeled_uids if isinstance(effect, LookupResult) else (),
         )
         self._report(delivery, reported)
         if not gate.inside or len(self._results) >= _RESULTS_AT_ONCE:
@@ -227,7 +228,7 @@ class Worker:
                     return None, await _execute(provider, action)
                 spec = self._configurations.by_name.get(config)
                 capabilities = self._providers.capabilities(kind)
-                return None, Effect(await look_up(provider, action, spec, capabilities))
+                return None, await look_up(provider, action, spec, capabilities)
         except (ProviderError, ConfigurationError) as error:
             return error, None
         except asyncio.CancelledError:

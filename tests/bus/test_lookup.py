@@ -12,7 +12,7 @@ from events.log import Action
 from events.provider_config import ProviderConfigSpec, Scope
 from reconciler.provider import Capabilities, Effect
 from reconciler.resource.owner_label import OWNER_LABEL
-from reconciler.roles.lookup import look_up
+from reconciler.roles.lookup import LookupResult, look_up
 
 OURS = {OWNER_LABEL: "log.default.Note.todo"}
 ACTION = Action(
@@ -73,37 +73,52 @@ def can(*, names: bool = False, listing: bool = True) -> Capabilities:
 @pytest.mark.parametrize("ours", [note("n3", labels=OURS), note("n3", written_by="key")])
 async def test_of_several_of_a_name_the_one_with_our_mark_is_meant(ours: ExternalObject) -> None:
     notes = Notes(note("n1"), note("n2", "other", labels=OURS), ours)
-    assert await look_up(notes, ACTION, CONFIG, can()) == ours
+    assert await look_up(notes, ACTION, CONFIG, can()) == LookupResult(ours)
+
+
+@pytest.mark.parametrize("listing", [True, False])
+async def test_several_of_a_name_with_our_label_are_all_named(listing: bool) -> None:
+    """Somebody has copied the label, and nothing else tells which one the creation made."""
+    notes = Notes(note("n1"), note("n2", labels=OURS), note("n3", labels=OURS))
+    found = await look_up(notes, ACTION, CONFIG, can(listing=listing))
+    assert found == LookupResult(note("n2", labels=OURS), labeled_uids=("n2", "n3"))
+
+
+async def test_the_key_tells_which_of_several_with_our_label_is_meant() -> None:
+    ours = note("n3", labels=OURS, written_by="key")
+    found = await look_up(Notes(note("n2", labels=OURS), ours), ACTION, CONFIG, can())
+    assert found == LookupResult(ours)
 
 
 async def test_without_a_mark_the_first_of_the_name_is_shown() -> None:
     notes = Notes(note("n1", "other"), note("n2"), note("n3"))
-    assert await look_up(notes, ACTION, CONFIG, can()) == note("n2")
-    assert await look_up(Notes(note("n1", "other")), ACTION, CONFIG, can()) is None
+    assert await look_up(notes, ACTION, CONFIG, can()) == LookupResult(note("n2"))
+    assert await look_up(Notes(note("n1", "other")), ACTION, CONFIG, can()) == LookupResult(None)
 
 
 async def test_where_names_are_unique_the_object_is_read() -> None:
     notes = Notes(note("n1"))
-    assert await look_up(notes, ACTION, CONFIG, can(names=True)) == note("n1")
+    assert await look_up(notes, ACTION, CONFIG, can(names=True)) == LookupResult(note("n1"))
     assert notes.read_by == [("todo", None)]
 
 
 async def test_an_api_that_cannot_list_is_searched_for_our_label() -> None:
     copied = note("n1", labels={OWNER_LABEL: "log.default.Note.other"})
     notes = Notes(copied, note("n3", labels=OURS))
-    assert await look_up(notes, ACTION, CONFIG, can(listing=False)) == note("n3", labels=OURS)
+    found = await look_up(notes, ACTION, CONFIG, can(listing=False))
+    assert found == LookupResult(note("n3", labels=OURS))
     assert notes.searched == [Scope(prefix="todo", labels=OURS)]
     assert not notes.read_by
 
 
 async def test_an_api_that_cannot_list_shows_an_object_whose_label_was_taken_off() -> None:
     notes = Notes(note("n1"))
-    assert await look_up(notes, ACTION, CONFIG, can(listing=False)) == note("n1")
+    assert await look_up(notes, ACTION, CONFIG, can(listing=False)) == LookupResult(note("n1"))
     assert notes.read_by == [("todo", None)]
 
 
 async def test_an_api_that_cannot_list_and_has_no_labels_is_read() -> None:
     notes = Notes(note("n1"))
     unlabeled = replace(ACTION, labels={})
-    assert await look_up(notes, unlabeled, CONFIG, can(listing=False)) == note("n1")
+    assert await look_up(notes, unlabeled, CONFIG, can(listing=False)) == LookupResult(note("n1"))
     assert not notes.searched

@@ -222,12 +222,14 @@ class SimulatedTruth:
         has_names = self._api.traits.names
         if found is None or (OWNER_LABEL in found.labels and has_names):
             return True
-        ours = owner(LOG_ID, key)
-        return not has_names and any(
-            (each.name, each.labels.get(OWNER_LABEL)) == (key.name, ours)
-            and each.uid in self.ledger.made
+        mark = (key.name, owner(LOG_ID, key))
+        labeled = [
+            each.uid
             for each in self._api.objects.values()
-        )
+            if (each.name, each.labels.get(OWNER_LABEL)) == mark
+        ]
+        # Of two with one label, one has a copy, and no read tells which.
+        return not has_names and len(labeled) == 1 and labeled[0] in self.ledger.made
 
     # --- of specs
 

@@ -265,12 +265,15 @@ class Story:
             )
         )
 
-    def look(self, shown: ExternalObject | None) -> list[ResourceEvent]:
+    def look(
+        self, shown: ExternalObject | None, labeled_uids: tuple[str, ...] = ()
+    ) -> list[ResourceEvent]:
         """A worker has looked what came of the action in flight."""
         flight = self.flight
         assert flight.is_lookup
         told = Reported(flight.action.action_id, flight.attempt, self.now, self.now, "w1")
-        return self.turn(msgspec.structs.replace(told, object=shown, is_lookup=True))
+        found = {"object": shown, "labeled_uids": labeled_uids}
+        return self.turn(msgspec.structs.replace(told, is_lookup=True, **found))
 
     def succeed(self, **changed: Any) -> list[ResourceEvent]:
         """Report that the action in flight was done; ``changed`` are fields the API keeps so."""

@@ -26,6 +26,7 @@ from events.manifest import Fields
 from events.provider_config import ProviderConfigSpec
 from reconciler.provider import Capabilities
 from reconciler.provider.kind import Kind
+from reconciler.resource.owner_label import OWNER_LABEL
 from tests.resource.building import (
     BLOCK,
     CONFIG,
@@ -215,6 +216,27 @@ def test_a_person_who_says_that_it_was_not_done_has_it_called_again():
     assert names(events)[:2] == ["ActionNotDone", "ActionRetried"]
     story.succeed()
     assert story.outcome == "Converged"
+
+
+@pytest.mark.parametrize("policy", [{}, {"adoption": "Adopt"}])
+def test_of_two_objects_with_our_label_a_person_tells_which_one_was_created(
+    policy: dict[str, str],
+):
+    """Another client has copied the label: the other object would leak, or never was ours."""
+    story = Story(kind=NAMELESS)
+    story.declare(policy=policy)
+    unknown(story)
+    copied, ours = (thing(uid=uid, labels=owned_labels()) for uid in ("h1", "u2"))
+    for _ in range(2):
+        held = only(ActionHeld, story.look(copied, labeled_uids=("h1", "u2")))
+        assert "h1, u2" in held.reason
+        assert f"remove the label {OWNER_LABEL} from the others" in held.reason
+        assert story.state.owned is None
+        story.turn(Approved("UnknownResult", reason="I looked"))
+        assert story.flight.is_lookup, "nothing is created before the label is looked for again"
+    assert only(ActionSucceeded, story.look(ours)).found_by == "Label"
+    assert story.state.owned is not None
+    assert story.state.owned.uid == "u2"
 
 
 def test_what_a_person_has_labelled_is_found_and_not_made_a_second_time():

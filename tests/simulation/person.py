@@ -15,7 +15,7 @@ def answer_holds(world: World) -> int:
     """Answer every action that is held because nothing tells what came of it; gives how many."""
     held = [key for key, state in world.checks.turns.states.items() if _waits_for_a_person(state)]
     for key in held:
-        _mark_what_is_ours(world, key)
+        _label_what_is_ours(world, key)
         world.publisher.publish(key, Approved(UNKNOWN_RESULT, reason="I looked"), source=PERSON)
     return len(held)
 
@@ -27,9 +27,18 @@ def _waits_for_a_person(state: ResourceState) -> bool:
     return outcome is not None and (outcome.outcome, outcome.reason) == ("Held", UNKNOWN_RESULT)
 
 
-def _mark_what_is_ours(world: World, key: ResourceKey) -> None:
-    """Put our label on what one of our calls has made; a person can know, from the API's side."""
+def _label_what_is_ours(world: World, key: ResourceKey) -> None:
+    """Put our label on what one of our calls has made, and take copies of it off other objects.
+
+    A person can know, from the API's side.
+    """
+    label = owner(LOG_ID, key)
     for place, found in list(world.api.objects.items()):
-        if found.name == key.name and found.uid in world.checks.ledger.made:
+        if found.name != key.name:
+            continue
+        if found.uid in world.checks.ledger.made:
             world.tell(f"PERSON {key}: {found.uid} is ours")
-            world.api.human_labels(place, {OWNER_LABEL: owner(LOG_ID, key)})
+            world.api.human_labels(place, {OWNER_LABEL: label})
+        elif found.labels.get(OWNER_LABEL) == label:
+            world.tell(f"PERSON {key}: {found.uid} has a copy of the label")
+            world.api.human_strips_labels(place)
