@@ -135,12 +135,15 @@ class OwnershipClaimed(_Event, frozen=True):
 
     ``Returned``: the object, by its uid, that an earlier listing had not contained. ``Found``: the
     object carries the owner label of the resource, and an earlier creation had an unknown result.
+    ``object``: it exists beside the object that the resource owns, and is deleted like one that was
+    replaced.
     """
 
     external_name: str
     uid: str | None
     reason: Literal["Adopted", "Label", "Prefix", "ExclusiveScope", "Returned", "Found"]
     provider_config: str = ""
+    object: ExternalObject | None = None
 
 
 class OwnershipReleased(_Event, frozen=True):

@@ -68,6 +68,9 @@ _GOOD_IF_FALSE = ("Degraded", "Paused")
 MAX_RELEASED = 16
 """Released objects of one resource to remember."""
 
+MAX_UNCERTAIN_NAMES = 4
+"""Names of possible late creations of one resource to remember: each replacement has another."""
+
 LOG_DAMAGED = "LogDamaged"
 """Reason of a resource that is held because its history is not what was written."""
 
@@ -127,6 +130,9 @@ class StatusRow(msgspec.Struct, gc=False, rename="camel", omit_defaults=True):
 
     # Names and uids of objects that were released on purpose, until they are known to be gone.
     released: tuple[tuple[str, str | None], ...] = ()
+
+    # Names of objects that creations of unknown result may have created, or may create yet.
+    uncertain_names: tuple[str, ...] = ()
 
     # The action under way. ``asked_digest`` is of what it asks for, which is believed of an API
     # that shows nothing after a write; ``asked_name`` is what a create will call the object.
@@ -272,6 +278,9 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
             row.doubted = True
         case DriftDetected():
             row.drifts += 1
+        case OwnershipClaimed(object=ExternalObject() as second) as data:
+            row.retiring, row.retiring_uid = data.external_name, data.uid
+            row.retiring_digest, row.retiring_outputs = digest(second), second.outputs
         case OwnershipClaimed() as data:
             _owned(row, event, data.reason)
             row.provider_config, row.external_name = data.provider_config, data.external_name
@@ -329,11 +338,17 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
             _begun(row, action, attempt)
         case ActionHeld():
             row.retry_at = None
-        case ActionNotDone() | ActionDoubted():
-            pass  # it is called again, or what it did is seen later
+        case ActionNotDone():
+            pass  # it is called again
+        case ActionDoubted(operation="Create"):
+            names = (row.asked_name, row.declared_name, row.external_name)
+            _remember_uncertain(row, *names)
+        case ActionDoubted():
+            pass  # what it did is seen later
         case ActionFailed() as data:
             _failed(row, data)
         case ActionAbandoned():
+            _remember_uncertain(row, row.asked_name)
             _ended(row)
             row.retry_at = None
         case RetryScheduled(at, seconds):
@@ -446,6 +461,8 @@ def _owned(row: StatusRow, event: LogEvent, reason: str) -> None:
 
 
 def _succeeded(row: StatusRow, event: LogEvent, data: ActionSucceeded) -> None:
+    if data.operation == "Create" and (data.redelivered or data.late):
+        _remember_uncertain(row, data.external_name if data.late else row.asked_name)
     if data.outdated:
         return
     asked = row.asked_digest
@@ -488,6 +505,10 @@ def _succeeded(row: StatusRow, event: LogEvent, data: ActionSucceeded) -> None:
 
 
 def _failed(row: StatusRow, data: ActionFailed) -> None:
+    error = data.error
+    may_be_done = error.error_class in ("Transient", "Unknown") and error.attempted
+    if data.redelivered or (may_be_done and not error.nothing_done):
+        _remember_uncertain(row, row.asked_name)
     if data.error.error_class in ("Transient", "Throttled", "Unknown"):
         return
     stands_beside = data.purpose == "Replace" and data.operation == "Create" and row.owned
@@ -548,6 +569,11 @@ def _with_the_replaced(row: StatusRow) -> None:
     row.owned, row.external_name, row.uid = True, row.retiring, row.retiring_uid
     row.observed_digest, row.outputs = row.retiring_digest, row.retiring_outputs
     _retired(row)
+
+
+def _remember_uncertain(row: StatusRow, *names: str) -> None:
+    new = dict.fromkeys(each for each in names if each and each not in row.uncertain_names)
+    row.uncertain_names = (*row.uncertain_names, *new)[-MAX_UNCERTAIN_NAMES:]
 
 
 def _forget_release(row: StatusRow, place: tuple[str, str | None]) -> None:

@@ -167,6 +167,12 @@ def _after(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
             fights = with_drift(state.fights, data, event.time)
             return replace(state, actions=actions, fights=fights, outcome=None, because=event.id)
         case OwnershipClaimed() as data:
+            ended = tuple(_with_claim(each, data, state) for each in state.actions.ended)
+            actions = replace(state.actions, ended=ended)
+            owned = Owned(data.provider_config, data.external_name, data.uid)
+            if data.object is not None:
+                retiring = replace(owned, shown=data.object)
+                return replace(state, retiring=retiring, actions=actions, because=event.id)
             observed = replace(
                 state.observed,
                 was_let_go=False,
@@ -174,9 +180,6 @@ def _after(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
                 lost_uid=None,
                 is_listing_disproved=data.reason == "Returned",
             )
-            owned = Owned(data.provider_config, data.external_name, data.uid)
-            ended = tuple(_with_claim(each, data, state) for each in state.actions.ended)
-            actions = replace(state.actions, ended=ended)
             return replace(state, owned=owned, observed=observed, actions=actions, because=event.id)
         case OwnershipReleased() as data:
             if _is_retiring(state, data):
@@ -489,8 +492,12 @@ def _with_claim(ended: Ended, data: OwnershipClaimed, state: ResourceState) -> E
 
     The creation's own report may still come, and is recorded then.
     """
-    found = state.observed.object
-    if found is None or data.uid is None or found.uid != data.uid or not is_made_by(ended, found):
+    found, place = data.object or state.observed.object, (data.provider_config, data.external_name)
+    if found is None or data.uid is None or found.uid != data.uid:
+        return ended
+    is_of_place = (ended.action.provider_config, ended.action.external_name) == place
+    is_beside = data.object is not None and ended.action.operation == "Create" and is_of_place
+    if not (is_beside or is_made_by(ended, found)):
         return ended
     unowned = tuple(uid for uid in ended.unowned if uid != data.uid)
     made = ended.made if data.uid in ended.made else (*ended.made, data.uid)

@@ -14,6 +14,7 @@ from events.log import (
     ExternalObserved,
     FieldDifference,
     Operation,
+    OwnershipClaimed,
     OwnershipReleased,
     ResourceEvent,
 )
@@ -44,6 +45,9 @@ LOSS_GUARD = "LossGuard"
 
 def observe(said: Observed, command: Command, state: ResourceState, context: Context) -> Facts:
     """Record what is new in an observation, unless something is known better."""
+    if _is_second_object(said, state, context):
+        is_stale = _is_stale(said, command, state, context)
+        return NOTHING_NEW if is_stale else Facts((_second_object(said),))
     if not _is_about_us(said, state, context) or _is_stale(said, command, state, context):
         return NOTHING_NEW
     taken_by = _taken_by(said, state, context)
@@ -81,6 +85,36 @@ def _is_about_us(said: Observed, state: ResourceState, context: Context) -> bool
     if state.desired.is_declared and spec is not None:
         return place == (spec.provider_config, spec.external_name)
     return True
+
+
+def _is_second_object(said: Observed, state: ResourceState, context: Context) -> bool:
+    """Return whether a late call of a creation has created an object beside ours.
+
+    It has our label and the name of a creation: a label alone may be a copy (invariant 7).
+    """
+    owned, found = state.owned, said.object
+    if owned is None or found is None or found.labels.get(OWNER_LABEL) != context.owner:
+        return False
+    is_known = found.uid is not None and found.uid == state.observed.released_uid
+    place = ("Create", said.provider_config, said.external_name)
+    ended = (each.action for each in state.actions.ended)
+    return (
+        state.actions.uncertain_create
+        and context.capabilities.deterministic_names
+        and said.external_name != owned.external_name
+        and any(
+            (each.operation, each.provider_config, each.external_name) == place for each in ended
+        )
+        and state.retiring is None  # its name may be that of what was replaced before
+        and not is_known
+    )
+
+
+def _second_object(said: Observed) -> OwnershipClaimed:
+    uid = None if said.object is None else said.object.uid
+    return OwnershipClaimed(
+        said.external_name, uid, "Found", said.provider_config, object=said.object
+    )
 
 
 def _is_of_another_id(said: Observed, state: ResourceState) -> bool:

@@ -21,7 +21,7 @@ from events.provider_config import ProviderConfigSpec, is_within
 from projections.status import StatusRow
 from reconciler.process_secrets import OF_THIS_PROCESS
 from reconciler.resource.observation import AWAITING_READ
-from reconciler.resource.owner_label import OWNER_LABEL, is_of_log, owner
+from reconciler.resource.owner_label import OWNER_LABEL, is_of_log, owner, resource_of
 from reconciler.roles.object_secrets import hide_and_digest
 from reconciler.roles.slices import in_slices
 from reconciler.secrecy import Secrecy
@@ -151,10 +151,17 @@ async def observations(
     async for some in in_slices(objects.items()):
         for place, each in some:
             mine = known.get(place, ())
+            released_by = released.get((each.name, each.uid), "")
+            owner_of_first = _owner_of_first(listing, each, mine, rows, log_id)
+            if owner_of_first is not None and not released_by and each.uid not in deleted_ids:
+                recorded = hide_and_digest(each, secrecy, [owner_of_first])
+                if recorded is not None:
+                    seen = _observed(listing, each.name, recorded[0], strays)
+                    found.append((owner_of_first.key, seen))
+                continue
             # The listing may have begun before the deletion, or the API shows the deletion late.
             is_gone = each.uid in deleted_ids and not any(row.owned for row in mine)
             # Neither what a damaged resource has made since, nor a released object, is a stray.
-            released_by = released.get((each.name, each.uid), "")
             is_known = bool(mine) or not (is_unclear or released_by)
             is_shown = is_known and not is_gone
             recorded = hide_and_digest(each, secrecy, mine) if is_shown else None
@@ -173,6 +180,20 @@ async def observations(
                 # A row that changed meanwhile was not compared with all that came before it.
                 version = row.version if row.position <= known_position else 0
                 found.append((row.key, replace(seen, known_version=version)))
+    missing, doubtful = await _missing(listing, objects, known, released, strays, losses)
+    return Findings(found + missing, doubtful, losses)
+
+
+async def _missing(
+    listing: ListingAssembler,
+    objects: Mapping[str, ExternalObject],
+    known: Mapping[str, Sequence[StatusRow]],
+    released: Container[tuple[str, str | None]],
+    strays: StrayCount | None,
+    losses: LossCount,
+) -> tuple[list[tuple[ResourceKey, Observed]], list[StatusRow]]:
+    """Return the absences that the listing proves, and the rows whose object has to be read."""
+    began, found = listing.began, list[tuple[ResourceKey, Observed]]()
     doubtful: list[StatusRow] = []
     async for some in in_slices(known.items()):
         for place, mine in some:
@@ -192,7 +213,7 @@ async def observations(
                     name = row.external_name
                     gone = _observed(listing, name, None, strays, losses, taken_by=taken)
                     found.append((row.key, replace(gone, absent_uid=row.uid or row.seen_uid)))
-    return Findings(found, doubtful, losses)
+    return found, doubtful
 
 
 async def _by_place(
@@ -231,6 +252,27 @@ async def _released(
             if row.released and is_here:
                 found.update(dict.fromkeys(row.released, str(row.key)))
     return found
+
+
+def _owner_of_first(
+    listing: ListingAssembler,
+    seen: ExternalObject,
+    mine: Sequence[StatusRow],
+    rows: Mapping[str, StatusRow],
+    log_id: str,
+) -> StatusRow | None:
+    """Return the resource that owns another object and may have created this one by a late call.
+
+    The object then has a name that the resource has used before, for an object that was replaced.
+    """
+    label, began = seen.labels.get(OWNER_LABEL), listing.began
+    if not (label and listing.unique_names) or any(row.owned or row.retiring for row in mine):
+        return None
+    row = rows.get(resource_of(label, log_id))
+    if row is None or not row.owned or row.retiring or row.action_id:
+        return None
+    is_here = (row.provider_config, row.kind) == (began.provider_config, began.kind)
+    return row if is_here and seen.name in row.uncertain_names else None
 
 
 def _find_by_name(
@@ -312,7 +354,7 @@ def _interested(
         is_other = bool(row.uid or row.seen_uid) or listing.unique_names
         if is_other and listing.place_of(row) != listing.place(seen.name, seen.uid):
             continue  # it was replaced, and goes
-        taken = _taken_by(row, rows, released_by)
+        taken = _taken_by(row, rows) or _left_to(row, rows, released_by)
         if taken and taken == row.taken_by and not _has(row):
             continue  # how it goes on with it is the other's
         if not taken and _is_about_to_claim(row) and len([*filter(_is_about_to_claim, rows)]) > 1:
@@ -331,20 +373,15 @@ def _shows_more(seen: ExternalObject, shown: str, row: StatusRow) -> bool:
     return row.observed_digest != shown
 
 
-def _taken_by(row: StatusRow, rows: Sequence[StatusRow], released_by: str = "") -> str:
+def _taken_by(row: StatusRow, rows: Sequence[StatusRow]) -> str:
     """Name another resource that has the object of this external name, if one has.
 
     Who owns it has it; and who declares it, where this one does not. While a resource waits to
     delete an undeclared object, no other one may take it: each of the two sees the other first.
-    Only a declaration takes what another resource has released.
     """
     others = [each for each in rows if each is not row]
     if not _has(row):
-        having = [each for each in others if _has(each)]
-        if released_by and not having:
-            return "" if released_by == str(row.key) else released_by
-        having = having or [each for each in others if _is_about_to_claim_before(each, row)]
-        return min((str(each.key) for each in having), default="")
+        return min((str(each.key) for each in others if _has(each)), default="")
     if row.owned:
         return min((str(each.key) for each in others if each.owned), default="")
     having = (each for each in others if each.owned or _is_about_to_claim(each))
@@ -360,10 +397,18 @@ def _is_about_to_claim(row: StatusRow) -> bool:
     return row.reason == AWAITING_READ and not _has(row)
 
 
-def _is_about_to_claim_before(row: StatusRow, other: StatusRow) -> bool:
-    """Return whether a resource waits to claim an object, and another one must give way to it."""
-    is_first = not _is_about_to_claim(other) or str(row.key) < str(other.key)
-    return is_first and _is_about_to_claim(row)
+def _left_to(row: StatusRow, rows: Sequence[StatusRow], released_by: str) -> str:
+    """Name the resource to which an undeclared one leaves an object that none has.
+
+    Only a declaration takes what another resource has released. Of several that wait to claim an
+    undeclared object, the first by name does.
+    """
+    if _has(row):
+        return ""
+    if released_by:
+        return "" if released_by == str(row.key) else released_by
+    waiting = sorted(str(each.key) for each in rows if _is_about_to_claim(each))
+    return "" if waiting[:1] in ([], [str(row.key)]) else waiting[0]
 
 
 def _may_pass_now(

@@ -298,6 +298,8 @@ def _of_resource(resource: Resource, event: e.LogEvent) -> None:  # noqa: C901, 
             resource.doubted = LossCount(missing, owned)
         case e.DriftDetected():
             resource.outcome = None
+        case e.OwnershipClaimed(external_name, uid, object=ExternalObject() as second):
+            resource.retiring = Owned(external_name, uid, {}, second)
         case e.OwnershipClaimed(external_name, uid):
             resource.owned, resource.released = Owned(external_name, uid, {}), None
         case e.OwnershipReleased() as data:

@@ -57,10 +57,22 @@ def unfounded_claim(of: Happening[OwnershipClaimed]) -> Iterator[str]:
             is_allowed = uid in ledger.ours
         case "Found":
             is_known = ledger.history.objects is not None and ledger.history.log_id is not None
-            is_ours = uid in ledger.made or is_labeled(ledger, of.resource, of.resource.observed)
-            is_allowed = is_ours or not is_known
+            second = of.data.object
+            is_marked = is_labeled(ledger, of.resource, second or of.resource.observed)
+            if second is not None:  # a label alone may be a copy, on any object
+                is_marked = is_marked and _has_created(ledger, of.resource, second.name)
+            is_allowed = uid in ledger.made or is_marked or not is_known
     if uid is not None and not is_allowed:
         yield f"{uid} was claimed as {of.data.reason}"
+
+
+def _has_created(ledger: Ledger, resource: Resource, name: str) -> bool:
+    """Return whether the resource ever decided to create an object of a name."""
+    return any(
+        (each.key, each.action.operation, each.action.external_name)
+        == (resource.key, "Create", name)
+        for each in ledger.actions.values()
+    )
 
 
 @on(ActionSucceeded, needs=("effects", "objects"))

@@ -543,6 +543,13 @@ def a_find_that_we_did_not_make(story: Story) -> None:
     story.record(FOO, OwnershipClaimed("foo", "human-1", "Found"))
 
 
+@breaks("unfounded_claim")
+def a_find_beside_the_object_under_a_name_that_we_never_used(story: Story) -> None:
+    story.history.log_id = "log1"
+    copy = thing("zoo", uid="human-1", labels={OWNER_LABEL: f"log1.{FOO.tokens}"})
+    story.record(FOO, OwnershipClaimed("zoo", "human-1", "Found", object=copy))
+
+
 @breaks("foreign_success")
 def a_creation_of_what_another_client_made(story: Story) -> None:
     story.record(FOO, ActionDecided(action(FOO, 5, "Create")))

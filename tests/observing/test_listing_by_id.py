@@ -12,6 +12,7 @@ from events.intake import ListingBegan, Observed
 from events.integrity import LogDamage
 from events.provider_config import ProviderConfigSpec, Scope
 from projections.status import StatusRow
+from reconciler.resource.owner_label import OWNER_LABEL
 from reconciler.roles.listing import (
     Findings,
     ListingAssembler,
@@ -49,10 +50,11 @@ async def _findings(
     *rows: StatusRow,
     config: ProviderConfigSpec = CONFIG,
     damage: Collection[LogDamage] = (),
+    unique_names: bool = False,
     **more: Any,
 ) -> Findings:
     began = ListingBegan("default", "Note", 5)
-    listing = ListingAssembler(began, None, unique_names=False)
+    listing = ListingAssembler(began, None, unique_names=unique_names)
     listing.add(shown)
     objects = listing.complete(len(shown))
     by_name = {str(each.key): each for each in rows}
@@ -154,6 +156,54 @@ async def test_what_one_resource_has_released_no_other_one_takes_for_a_stray() -
     wanted = row("wanted", note("n1"), seen_uid="n1", taken_by="default/Note/other")
     found = await told([note("n1")], released, wanted, config=EXCLUSIVE)
     assert found["wanted"].taken_by == "", "a declaration may adopt it"
+
+
+# --- an object that a late call has created under a name that its resource has left
+
+LATE = ExternalObject("todo", {"text": "x"}, "n2", labels={OWNER_LABEL: "log.default.Note.mine"})
+
+
+def moved(**more: Any) -> StatusRow:
+    """How a resource stands whose object was replaced under a second name."""
+    known: dict[str, Any] = {"owned": True, "uid": "n1"}
+    known |= {"declared_name": "todo", "uncertain_names": ("todo",), **more}
+    replaced = row("mine", note("n1", title="todo-2"), **known)
+    replaced.external_name = "todo-2"
+    return replaced
+
+
+async def told_of_late(*rows: StatusRow, **more: Any) -> set[str]:
+    shown = [note("n1", title="todo-2"), LATE]
+    return set(await told(shown, *rows, unique_names=True, **more))
+
+
+async def test_a_late_object_is_told_to_the_resource_whose_label_it_has() -> None:
+    assert await told_of_late(moved()) == {"mine"}
+    seen = {"seen_uid": "n2", "foreign_identity": identity(LATE)}
+    stranger = row("todo", LATE, declared=False, **seen)
+    assert await told_of_late(moved(), stranger) == {"mine"}, "also if it was seen before"
+
+
+@pytest.mark.parametrize(
+    ("more", "config"),
+    [
+        ({"uncertain_names": ("todo-3",)}, CONFIG),
+        ({"retiring": "todo-1", "retiring_uid": "n0"}, CONFIG),
+        ({"released": (("todo", "n2"),)}, EXCLUSIVE),
+        ({"action_id": "a", "operation": "Update"}, CONFIG),
+    ],
+    ids=["another name", "another one is to be deleted", "it was released", "an action runs"],
+)
+async def test_an_object_that_may_be_a_copy_of_the_label_is_not_told(
+    more: dict[str, Any], config: ProviderConfigSpec
+) -> None:
+    assert "mine" not in await told_of_late(moved(**more), config=config)
+
+
+async def test_a_late_object_that_another_resource_owns_or_that_was_deleted_is_not_told() -> None:
+    owner = row("other", LATE, owned=True, uid="n2")
+    assert "mine" not in await told_of_late(moved(), owner)
+    assert "mine" not in await told_of_late(moved(), deleted_ids={"n2"})
 
 
 # --- an undeclared object that a resource waits to delete, and another resource of its name

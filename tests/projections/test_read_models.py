@@ -308,6 +308,24 @@ def test_a_released_object_that_another_one_has_replaced_is_forgotten():
     assert row_of(story).released == ()
 
 
+@pytest.mark.parametrize("is_settled", [True, False])
+def test_a_row_names_what_a_creation_of_unknown_result_may_create_yet(is_settled: bool):
+    story = Story()
+    story.declare()
+    assert row_of(story).uncertain_names == ()
+    if is_settled:
+        story.succeed()
+    else:
+        story.fail("Unknown")
+        story.wake(60)
+        story.succeed()
+    assert row_of(story).uncertain_names == (() if is_settled else ("Foo",))
+
+
+def test_a_row_names_what_an_abandoned_creation_may_create_yet():
+    assert row_of(abandoned()).uncertain_names == ("Foo",)
+
+
 def test_nothing_applied_is_nothing_to_write():
     assert ReadModels().take_changes() is None
 

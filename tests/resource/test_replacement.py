@@ -9,14 +9,24 @@ import pytest
 
 from events.external import ExternalObject
 from events.intake import Approved
-from events.log import ActionDecided, OwnershipReleased
+from events.log import ActionDecided, OwnershipClaimed, OwnershipReleased
 from events.manifest import Fields
 from projections.ownership import OwnershipRow, ownership_of
 from projections.status import StatusRow, fold_status
 from reconciler.provider import Capabilities
 from reconciler.provider.kind import READY, Kind, Readiness
 from reconciler.resource.owner_label import OWNER_LABEL
-from tests.resource.building import BLOCK, FOO, Story, every, repainted, thing
+from tests.resource.building import (
+    BLOCK,
+    FOO,
+    Story,
+    every,
+    only,
+    owned_labels,
+    relabelled,
+    repainted,
+    thing,
+)
 
 CIRCLE, SQUARE = {"type": "Circle", "color": "Red"}, {"type": "Square", "color": "Red"}
 
@@ -27,6 +37,12 @@ def _ready(_fields: Fields, shown: ExternalObject) -> Readiness:
 
 IN_PLACE = replace(BLOCK, immutable=frozenset({"type"}), ready=_ready)
 BESIDE = replace(IN_PLACE, has_second_name=True)
+KEYLESS = replace(
+    BESIDE,
+    capabilities=Capabilities(
+        idempotency_keys=False, deterministic_names=True, labels=True, conditional_writes=True
+    ),
+)
 BY_ID = replace(
     IN_PLACE,
     capabilities=Capabilities(
@@ -290,6 +306,78 @@ def test_a_replaced_object_that_is_released_with_its_replacement_is_no_stray():
     check_rows(story)
     new = story.seen
     assert rows(story)[0].released == ((old.name, old.uid), (new.name, new.uid))
+
+
+# --- a call of an earlier creation that takes effect after the replacement
+
+
+SECOND = thing(SQUARE, uid="late", labels=owned_labels())
+
+
+def replaced_in_doubt(*, is_starting: bool = False) -> Story:
+    """Replace an object whose creation had an unknown result: its first call may still arrive."""
+    story = Story(kind=KEYLESS)
+    story.declare(SQUARE)
+    story.fail("Unknown")
+    story.wake(60)
+    story.succeed()
+    story.declare(CIRCLE)
+    if is_starting:
+        succeed_starting(story)
+    else:
+        story.succeed()
+        story.succeed()
+    check_rows(story)
+    assert story.idle
+    return story
+
+
+def test_an_object_that_a_late_call_creates_beside_the_replacement_is_deleted():
+    story = replaced_in_doubt()
+    kept = story.state.owned
+    claimed = only(OwnershipClaimed, story.see(SECOND))
+    assert (claimed.uid, claimed.reason, claimed.object) == ("late", "Found", SECOND)
+    check_rows(story)
+    assert story.state.owned == kept
+    assert (story.action.operation, story.action.uid) == ("Delete", "late")
+    story.succeed()
+    check_rows(story)
+    assert (story.state.owned, story.state.retiring) == (kept, None)
+    assert story.outcome == "Converged"
+    story.withdraw()
+    story.succeed()
+    assert not every(OwnershipClaimed, story.see(relabelled(SECOND, {}))), "its uid is known"
+
+
+@pytest.mark.parametrize("label", [None, "another.default.Block.Foo"])
+def test_an_object_beside_the_replacement_without_our_label_is_another_clients(label: str | None):
+    labels = {} if label is None else {OWNER_LABEL: label}
+    assert replaced_in_doubt().see(relabelled(SECOND, labels)) == []
+
+
+def test_a_late_object_waits_until_the_object_that_was_replaced_before_is_deleted():
+    assert replaced_in_doubt(is_starting=True).see(SECOND) == []
+
+
+def test_a_copied_label_beside_a_replacement_makes_nothing_ours_if_no_creation_is_in_doubt():
+    story = made()
+    story.declare(CIRCLE)
+    story.succeed()
+    story.succeed()
+    assert story.see(SECOND) == []
+
+
+def test_a_late_object_is_all_that_is_left_when_the_replacement_is_missing():
+    story = replaced_in_doubt()
+    assert story.state.owned is not None
+    name = story.state.owned.external_name
+    story.see(msgspec.structs.replace(story.seen, outputs={"starting": True}), name=name)
+    story.see(SECOND)
+    assert story.idle, "nothing is deleted before the replacement is ready"
+    story.see(None, name=name)
+    check_rows(story)
+    assert story.state.owned is not None
+    assert (story.state.owned.uid, story.seen) == ("late", SECOND)
 
 
 def _loses(fields: Fields | None, shown: ExternalObject) -> str:

@@ -210,6 +210,7 @@ BUILDERS: dict[type[ResourceEvent], st.SearchStrategy[Any]] = {
         maybe_texts,
         st.sampled_from(["Adopted", "Label", "Prefix", "ExclusiveScope", "Found"]),
         texts,
+        maybe_objects,
     ),
     OwnershipReleased: st.builds(
         OwnershipReleased,
