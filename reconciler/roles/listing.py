@@ -153,7 +153,7 @@ async def observations(
             mine = known.get(place, ())
             released_by = released.get((each.name, each.uid), "")
             owner_of_first = _owner_of_first(listing, each, mine, rows, log_id)
-            if owner_of_first is not None and not released_by and each.uid not in deleted_ids:
+            if owner_of_first is not None and not released_by:
                 recorded = hide_and_digest(each, secrecy, [owner_of_first])
                 if recorded is not None:
                     seen = _observed(listing, each.name, recorded[0], strays)

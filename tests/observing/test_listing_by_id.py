@@ -200,10 +200,9 @@ async def test_an_object_that_may_be_a_copy_of_the_label_is_not_told(
     assert "mine" not in await told_of_late(moved(**more), config=config)
 
 
-async def test_a_late_object_that_another_resource_owns_or_that_was_deleted_is_not_told() -> None:
+async def test_a_late_object_that_another_resource_owns_is_not_told() -> None:
     owner = row("other", LATE, owned=True, uid="n2")
     assert "mine" not in await told_of_late(moved(), owner)
-    assert "mine" not in await told_of_late(moved(), deleted_ids={"n2"})
 
 
 # --- an undeclared object that a resource waits to delete, and another resource of its name
