@@ -382,9 +382,8 @@ def _everything_seen_is_told(patch: Patch) -> None:
     """An observer that does not compare with what the log knows."""
 
     def interested(
-        _listing: Any, _seen: Any, rows: Sequence[StatusRow], _strays: Any, *, ours: str
+        _listing: Any, _seen: Any, rows: Sequence[StatusRow], _strays: Any, **_more: Any
     ) -> list[tuple[StatusRow, str]]:
-        del ours
         return [(row, "") for row in rows]
 
     patch.setattr("reconciler.roles.listing._interested", interested)
