@@ -141,9 +141,21 @@ def pursue(
             retry, state.waits.failures, context, flight.failed.error_class, at_least, flight
         )
     if is_over(flight.retry_at, flight.retry_seconds, context.now):
-        again = ActionRetried if rung == "Repeat" else LookupDecided
-        return again(action, flight.attempt + 1)
+        if rung == "Repeat":
+            return ActionRetried(action, flight.attempt + 1)
+        return LookupDecided(action, flight.attempt + 1, _known_uids(action, state, context))
     return _under_way(flight, state)
+
+
+def _known_uids(action: Action, state: ResourceState, context: Context) -> tuple[str, ...]:
+    """Return the uids of objects of the name of a creation that it cannot have created.
+
+    Each may still carry our owner label, so a lookup would take it for the result.
+    """
+    if action.operation != "Create" or context.capabilities.deterministic_names:
+        return ()
+    uids = [each.uid for each in (state.owned, state.retiring) if each is not None]
+    return tuple(uid for uid in (*uids, state.observed.released_uid) if uid is not None)
 
 
 def is_paused(state: ResourceState) -> bool:

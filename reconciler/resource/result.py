@@ -199,16 +199,17 @@ def _after_lookup(
         said.object,
         purpose=action.purpose,
     )
-    if said.labeled_uids:
-        return ActionHeld(said.action_id, _question_of_several(said, context), said.object)
     finding = find(action, said.object, context)
-    if _is_what_is_replaced(action, said.object, state):
+    if said.labeled_uids or _is_what_is_replaced(action, said.object, state):
         finding = "Unclear"  # of two of one name it was the old one
     match finding:
         case "NotDone":
             return ActionNotDone(said.action_id, action.operation, said.attempt)
         case "Unclear":
             if not context.capabilities.idempotency_keys:
+                if said.labeled_uids:
+                    question = _question_of_several(said, context)
+                    return ActionHeld(said.action_id, question, said.object)
                 held = _held_unless_claimed(failed, flight, state, context)
                 if flight.is_certain and isinstance(held, ActionHeld):
                     return ActionNotDone(said.action_id, action.operation, said.attempt)

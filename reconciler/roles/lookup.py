@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Final
 
 from events.external import ExternalObject
@@ -29,11 +30,14 @@ async def look_up(
     action: Action,
     config: ProviderConfigSpec | None,
     capabilities: Capabilities | None,
+    *,
+    known_uids: Collection[str] = (),
 ) -> LookupResult:
     """Return the object that an action is about, as it is now; raises as ``Provider.read``.
 
     Of what was created where names are not unique nobody knows the id, and the first of its name
-    may be anybody's: the one that carries our mark is searched for (ADR 0031).
+    may be anybody's: the one that carries our mark is searched for (ADR 0031). ``known_uids``:
+    objects that existed before.
     """
     if capabilities is None or capabilities.deterministic_names:
         return LookupResult(await provider.read(action.external_name, action.uid))
@@ -41,16 +45,18 @@ async def look_up(
         return LookupResult(await provider.read(action.external_name, action.uid))
     page_size, ours = config.limits.page_size, action.labels.get(OWNER_LABEL)
     if capabilities.listing:
-        return await _search(provider, action, config.scope, page_size)
+        return await _search(provider, action, config.scope, page_size, known_uids)
     if ours is not None:  # a read would show another object of the name, with a label of its own
         scope = Scope(prefix=action.external_name, labels={OWNER_LABEL: ours})
-        result = await _search(provider, action, scope, page_size)
+        result = await _search(provider, action, scope, page_size, known_uids)
         if result.object is not None:
             return result
     return LookupResult(await provider.read(action.external_name))
 
 
-async def _search(provider: Provider, action: Action, scope: Scope, page_size: int) -> LookupResult:
+async def _search(
+    provider: Provider, action: Action, scope: Scope, page_size: int, known_uids: Collection[str]
+) -> LookupResult:
     """Return the object that a creation has made, or another one of its name.
 
     Its key proves that. The label does where no second object has it.
@@ -59,7 +65,7 @@ async def _search(provider: Provider, action: Action, scope: Scope, page_size: i
     another: ExternalObject | None = None
     async for page in provider.pages(scope, page_size=page_size):
         for each in page:
-            if each.name != action.external_name:
+            if each.name != action.external_name or each.uid in known_uids:
                 continue
             if each.written_by == action.idempotency_key:
                 return LookupResult(each)

@@ -184,7 +184,7 @@ class Worker:
                         return
                     started = self._now()
                     reach(Failpoint.WORKER_BEFORE_CALL, action.operation)
-                    error, effect = await self._call_through(gate, delivery, action, look=is_lookup)
+                    error, effect = await self._call_through(gate, delivery, action)
                     if not isinstance(error, NotCalledError):
                         reach(Failpoint.WORKER_CALLED, action.operation)
         finally:
@@ -210,9 +210,10 @@ class Worker:
             asyncio.get_running_loop().call_later(_GATHER_SECONDS, self._result_came.set)
 
     async def _call_through(
-        self, gate: ApiGate, delivery: ActionDelivery, action: Action, *, look: bool
+        self, gate: ApiGate, delivery: ActionDelivery, action: Action
     ) -> tuple[ProviderError | ConfigurationError | None, Effect | None]:
-        config = action.provider_config
+        config, lookup = action.provider_config, delivery.event.data
+        look = isinstance(lookup, LookupDecided)
         if not look and self._must_not_be_repeated(delivery, action):
             return UnknownResultError(
                 "another worker stopped during this call; a read will show the result"
@@ -228,7 +229,10 @@ class Worker:
                     return None, await _execute(provider, action)
                 spec = self._configurations.by_name.get(config)
                 capabilities = self._providers.capabilities(kind)
-                return None, await look_up(provider, action, spec, capabilities)
+                known_uids = lookup.known_uids
+                return None, await look_up(
+                    provider, action, spec, capabilities, known_uids=known_uids
+                )
         except (ProviderError, ConfigurationError) as error:
             return error, None
         except asyncio.CancelledError:

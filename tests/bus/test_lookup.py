@@ -90,6 +90,13 @@ async def test_the_key_tells_which_of_several_with_our_label_is_meant() -> None:
     assert found == LookupResult(ours)
 
 
+@pytest.mark.parametrize("listing", [True, False])
+async def test_an_object_that_existed_before_the_creation_is_passed_over(listing: bool) -> None:
+    notes = Notes(note("n1", labels=OURS), note("n2", labels=OURS))
+    found = await look_up(notes, ACTION, CONFIG, can(listing=listing), known_uids=("n1",))
+    assert found == LookupResult(note("n2", labels=OURS))
+
+
 async def test_without_a_mark_the_first_of_the_name_is_shown() -> None:
     notes = Notes(note("n1", "other"), note("n2"), note("n3"))
     assert await look_up(notes, ACTION, CONFIG, can()) == LookupResult(note("n2"))

@@ -248,7 +248,7 @@ BUILDERS: dict[type[ResourceEvent], st.SearchStrategy[Any]] = {
     SpecResolved: st.builds(SpecResolved, numbers, fields, texts),
     ActionDecided: st.builds(ActionDecided, actions),
     ActionRetried: st.builds(ActionRetried, actions, numbers),
-    LookupDecided: st.builds(LookupDecided, actions, numbers),
+    LookupDecided: st.builds(LookupDecided, actions, numbers, names),
     ActionHeld: st.builds(ActionHeld, texts, texts),
     ActionNotDone: st.builds(ActionNotDone, texts, literal(Operation), numbers),
     ActionDoubted: st.builds(ActionDoubted, texts, literal(Operation), numbers, texts),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from datetime import timedelta
 
 import pytest
@@ -63,6 +64,10 @@ def kind_that_can(
         ),
         connect=BLOCK.connect,
     )
+
+
+def replaced_by_id(kind: Kind) -> Kind:
+    return dataclasses.replace(kind, immutable=frozenset({"type"}))
 
 
 KEYLESS = kind_that_can()
@@ -237,6 +242,31 @@ def test_of_two_objects_with_our_label_a_person_tells_which_one_was_created(
     assert only(ActionSucceeded, story.look(ours)).found_by == "Label"
     assert story.state.owned is not None
     assert story.state.owned.uid == "u2"
+
+
+def test_of_two_objects_with_our_label_the_key_tells_which_one_was_created():
+    story = begun(kind_that_can(keys=True, unique_names=False))
+    action = story.action
+    unknown(story, 3)
+    copied = thing(uid="h1", labels=owned_labels())
+    failed = only(ActionFailed, story.look(copied, labeled_uids=("h1", "u2")))
+    assert failed.error.error_class == "Unknown"
+    assert only(ActionRetried, story.wake(3600)).action == action
+
+
+def test_a_lookup_passes_over_the_objects_that_existed_before_the_creation():
+    story = Story(kind=replaced_by_id(NAMELESS))
+    story.declare({"type": "Square"})
+    story.succeed()
+    replaced = story.seen.uid
+    story.declare({"type": "Circle"})
+    assert story.action.operation == "Create"
+    looked = only(LookupDecided, unknown(story))
+    assert looked.known_uids == (replaced,)
+
+
+def test_a_lookup_where_names_are_unique_needs_no_uids():
+    assert only(LookupDecided, unknown(begun(), 3)).known_uids == ()
 
 
 def test_what_a_person_has_labelled_is_found_and_not_made_a_second_time():
