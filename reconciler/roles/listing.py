@@ -354,7 +354,8 @@ def _interested(
         is_other = bool(row.uid or row.seen_uid) or listing.unique_names
         if is_other and listing.place_of(row) != listing.place(seen.name, seen.uid):
             continue  # it was replaced, and goes
-        taken = _taken_by(row, rows) or _left_to(row, rows, released_by)
+        is_alone = len(rows) == 1 and not released_by  # as nearly all are
+        taken = "" if is_alone else _taken_by(row, rows) or _left_to(row, rows, released_by)
         if taken and taken == row.taken_by and not _has(row):
             continue  # how it goes on with it is the other's
         if not taken and _is_about_to_claim(row) and len([*filter(_is_about_to_claim, rows)]) > 1:
