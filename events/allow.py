@@ -84,7 +84,8 @@ class Allow(ManifestStruct, frozen=True):
     privileges: Annotated[
         _Patterns,
         _about(
-            "Privileges of database roles that reach beyond the databases: createRole, replication."
+            "Privileges that reach beyond the databases: createRole and replication of database "
+            "roles, and extension:NAME of databases."
         ),
     ] = ()
     renderers: Annotated[

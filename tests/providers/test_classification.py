@@ -6,6 +6,7 @@ the row to the very request that the column names.
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -22,7 +23,8 @@ from reconciler.provider.http_faults import Harm, Proxy, answer
 from tests.providers.cases import Case
 from tests.providers.connect import Connect, upon
 
-PAGE = (Path(__file__).parents[2] / "docs/how-to/add-a-kind.md").read_text()
+REPOSITORY = Path(__file__).parents[2]
+PAGE = (REPOSITORY / "docs/how-to/add-a-kind.md").read_text()
 TABLE = PAGE.split("<!-- tried by tests/providers/test_classification.py -->\n")[1].split("\n\n")[0]
 ROWS = [
     (row[0], row[1], row[2])
@@ -203,3 +205,16 @@ async def test_a_success_about_another_object_is_not_believed(
     proxy.plan.append(lie.replace(b" 200 ", b" 201 ", 1))
     create = action("Create", f"{thing.name}-3", case.fields)
     await fails(harmed.create(create), cell_of(failure, 1))
+
+
+def test_waiting_for_what_a_tenant_names_is_a_refusal() -> None:
+    """Otherwise such errors in a row open the breaker of the API for all tenants."""
+    without = [
+        f"{path.relative_to(REPOSITORY)}:{call.lineno}"
+        for path in sorted((REPOSITORY / "infra/providers").rglob("*.py"))
+        for call in ast.walk(ast.parse(path.read_text()))
+        if isinstance(call, ast.Call)
+        and ast.unparse(call.func) == "NothingDoneError"
+        and not any(each.arg == "status" for each in call.keywords)
+    ]
+    assert without == []

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import UTC, datetime, timedelta
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from events.allow import Allow
 from events.external import ExternalObject
 from events.manifest import Fields, InvalidManifestError
 from events.provider_config import ProviderConfigSpec, Scope
@@ -28,6 +31,7 @@ from infra.providers.postgres.marks import Mark, mark_in, with_mark
 from infra.providers.postgres.names import UNFINISHED_PREFIX, unfinished_name
 from infra.providers.postgres.passwords import is_password_of
 from infra.providers.postgres.role import DATABASE_ROLE
+from infra.providers.postgres.server import _LOCK  # pyright: ignore[reportPrivateUsage]
 from infra.providers.postgres.server import place_of as server_of
 from infra.secrets import open_stores
 from reconciler.call_permit import CALL_PERMIT
@@ -559,6 +563,102 @@ async def test_a_membership_that_would_make_a_superuser_is_refused(
     assert await roles.read(unique) is None
 
 
+@pytest.mark.parametrize(
+    ("above", "why"),
+    [
+        ("SUPERUSER", "is a member of '{}', which is a superuser"),
+        ("IN ROLE pg_read_server_files", "is a member of 'pg_read_server_files', which is equiv"),
+        ("CREATEROLE", "is a member of '{}', which has the privilege createRole"),
+        ("REPLICATION", "is a member of '{}', which has the privilege replication"),
+    ],
+)
+async def test_a_membership_that_leads_beyond_the_databases_is_refused(
+    roles: Provider, hands: Hands, unique: str, above: str, why: str
+) -> None:
+    """A tenant's role would become a superuser by SET ROLE, or read the files of the machine."""
+    top, middle = f"{unique}_top", f"{unique}_middle"
+    await run(hands, "CREATE ROLE {} " + above, top)
+    await run(hands, "CREATE ROLE {} IN ROLE {}", middle, top)
+    with pytest.raises(TransientError, match=why.format(top)):
+        await made(roles, DATABASE_ROLE, unique, {"memberOf": [middle]})
+    assert await roles.read(unique) is None
+
+    await run(hands, "CREATE ROLE {} LOGIN IN ROLE {}", unique, middle)  # adopted, it is no better
+    role = await shown(roles, unique)
+    with pytest.raises(TransientError, match=why.format(top)):
+        await updated(roles, DATABASE_ROLE, role, {"login": True, "memberOf": [middle]})
+    assert (await updated(roles, DATABASE_ROLE, role, {})).fields["memberOf"] == []
+
+
+async def test_a_membership_in_a_role_with_an_allowed_privilege_is_granted(
+    postgres_server: Postgres, secrets: Secrets, hands: Hands, unique: str
+) -> None:
+    await run(hands, "CREATE ROLE {} CREATEROLE", f"{unique}_top")
+    allow = Allow(privileges=("createRole",))
+    config = ProviderConfigSpec("postgres", postgres_server.endpoint, allow=allow)
+    assert DATABASE_ROLE.connect is not None
+    roles = DATABASE_ROLE.connect(config, secrets)
+    role = await made(roles, DATABASE_ROLE, unique, {"memberOf": [f"{unique}_top"]})
+    assert role.fields["memberOf"] == [f"{unique}_top"]
+    await roles.close()
+
+
+# --- tenants of one server
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        *("default_transaction_read_only=on", "local_preload_libraries=nothing"),
+        *("lock_timeout=1", "statement_timeout=1", "search_path=nothing"),
+    ],
+)
+async def test_the_owner_of_a_database_ends_no_listing(
+    databases: Provider, grants: Provider, hands: Hands, unique: str, setting: str
+) -> None:
+    name, (variable, value) = unique.lower(), setting.split("=")
+    await run(hands, "CREATE ROLE {} LOGIN", unique)
+    await made(databases, DATABASE, name, {"owner": unique, "extensions": ["hstore"]})
+    await run(hands, f"ALTER DATABASE {{}} SET {variable} = '{value}'", name)
+    assert [each.name for each in await listing(databases, Scope(prefix=name))] == [name]
+    assert await listing(grants, Scope(prefix=f"public@{name}"))
+    await made(grants, GRANT, f"{unique}@{name}/public", {"privileges": ["USAGE"]})
+
+
+async def test_a_role_that_takes_our_lock_stops_no_write(
+    roles: Provider, hands: Hands, unique: str
+) -> None:
+    """Every role may take an advisory lock in a database that it may connect to."""
+    await run(hands, f"SELECT pg_advisory_lock({_LOCK})")
+    try:
+        async with asyncio.timeout(5):
+            await made(roles, DATABASE_ROLE, unique, {})
+    finally:
+        await run(hands, f"SELECT pg_advisory_unlock({_LOCK})")
+
+
+async def test_what_a_tenant_waits_for_says_nothing_of_the_server(
+    databases: Provider, roles: Provider, grants: Provider, hands: Hands, unique: str
+) -> None:
+    """Such errors in a row must not open the breaker of the server for other tenants."""
+    name = unique.lower()
+    await made(databases, DATABASE, name, {})
+    await run(hands, "CREATE ROLE {}", unique)
+    attempts = [
+        made(roles, DATABASE_ROLE, f"{unique}1", {"memberOf": ["nobody-there"]}),
+        made(roles, DATABASE_ROLE, f"{unique}2", {"memberOf": ["postgres"]}),
+        made(databases, DATABASE, f"{name}1", {"owner": "nobody-there"}),
+        made(grants, GRANT, f"{unique}@{name}1", {"privileges": ["CONNECT"]}),
+        made(grants, GRANT, f"{unique}@{name}/no-schema", {"privileges": ["USAGE"]}),
+        made(grants, GRANT, f"{unique}@{name}/public/tables", {"privileges": ["SELECT"]}),
+        made(grants, GRANT, f"nobody-there@{name}", {"privileges": ["CONNECT"]}),
+    ]
+    for attempt in attempts:
+        with pytest.raises(TransientError) as caught:
+            await attempt
+        assert caught.value.status == HTTPStatus.CONFLICT, caught.value
+
+
 # --- grants
 
 
@@ -771,15 +871,20 @@ async def test_a_server_that_was_restarted_is_found_again(short: Path, connect: 
     await server.stop()
 
 
-async def test_a_statement_that_takes_too_long_is_ended(
+async def test_a_write_that_waits_for_a_lock_ends_in_time(
     postgres_server: Postgres, databases: Provider, connect: Connect, hands: Hands, unique: str
 ) -> None:
-    thing = await made(databases, DATABASE, unique.lower(), {})
-    impatient = connect(DATABASE, postgres_server.endpoint, timeout_seconds=0.3)
-    await hands.run(sql.SQL("SELECT pg_advisory_lock({})").format(0x7265636F))
-    with pytest.raises(TransientError, match=r"timeout|no response"):
-        await updated(impatient, DATABASE, thing, {"connectionLimit": 3})
-    await hands.run(sql.SQL("SELECT pg_advisory_unlock_all()"))
+    """The session of one tenant must not use the connections that all tenants need."""
+    name = unique.lower()
+    thing = await made(databases, DATABASE, name, {})
+    impatient = connect(DATABASE, postgres_server.endpoint, timeout_seconds=2.0)
+    await hands.run(sql.SQL("BEGIN"))
+    await run(hands, "COMMENT ON DATABASE {} IS 'mine'", name)
+    async with asyncio.timeout(1.5):
+        with pytest.raises(TransientError, match="lock timeout") as caught:
+            await updated(impatient, DATABASE, thing, {"connectionLimit": 3})
+    assert caught.value.status == HTTPStatus.CONFLICT
+    await hands.run(sql.SQL("ROLLBACK"))
 
 
 @pytest.mark.parametrize(
@@ -813,6 +918,27 @@ def test_errors_are_classified_by_their_state(
 ) -> None:
     assert classified(error, may_be_done=False).error_class == a_read
     assert classified(error, may_be_done=True).error_class == a_write
+
+
+@pytest.mark.parametrize(
+    ("error", "is_about_the_server"),
+    [
+        (psycopg.errors.ObjectInUse(), False),
+        (psycopg.errors.DependentObjectsStillExist(), False),
+        (psycopg.errors.LockNotAvailable(), False),
+        (psycopg.errors.InsufficientPrivilege(), False),
+        (psycopg.errors.DiskFull(), True),
+        (psycopg.errors.AdminShutdown(), True),
+        (psycopg.errors.QueryCanceled(), True),
+        (psycopg.errors.InternalError_(), True),
+        (psycopg.errors.InternalError_("tuple concurrently updated"), False),
+    ],
+    ids=lambda each: f"{type(each).__name__} {each}" if isinstance(each, Exception) else str(each),
+)
+def test_only_an_error_about_the_server_says_that_it_is_down(
+    error: psycopg.Error, is_about_the_server: bool
+) -> None:
+    assert (classified(error, may_be_done=False).status is None) is is_about_the_server
 
 
 def test_the_kinds_load_without_psycopg_and_their_providers_say_what_to_install() -> None:

@@ -22,6 +22,7 @@ from infra.providers.docker.volume import VOLUME
 from infra.providers.file import FILE
 from infra.providers.git.source import GIT_SOURCE
 from infra.providers.nftables.service import SERVICE
+from infra.providers.postgres.database import DATABASE
 from infra.providers.postgres.role import DATABASE_ROLE
 from reconciler.cli.components import COMPOSITION, OFFERS, composition_api
 from reconciler.provider.host_access import (
@@ -163,6 +164,12 @@ ATTACKS: list[tuple[Kind, Fields, str]] = [
     ),
     (DATABASE_ROLE, {"createRole": True}, "spec.createRole: privileges createRole"),
     (DATABASE_ROLE, {"replication": True}, "spec.replication: privileges replication"),
+    (
+        DATABASE,
+        {"extensions": ["hstore", "dblink"]},  # connects to the machine itself, for every role
+        "spec.extensions: privileges extension:dblink",
+    ),
+    (DATABASE, {"extensions": ["plpython3u"]}, "spec.extensions: privileges extension:plpython3u"),
 ]
 
 
@@ -197,6 +204,7 @@ def test_nothing_of_the_host_is_used_unless_it_is_allowed(kind: Kind, fields: Fi
         (GIT_SOURCE, {"url": "https://git.test/x"}),
         (GIT_SOURCE, {"url": "ssh://git@10.0.0.7/x"}),
         (DATABASE_ROLE, {"login": True, "createDatabase": True}),
+        (DATABASE, {"extensions": ["hstore", "pg_trgm", "uuid-ossp"]}),
     ],
 )
 def test_what_stays_in_its_api_needs_no_leave(kind: Kind, fields: Fields):
@@ -278,10 +286,20 @@ def test_no_kind_is_overlooked():
     kinds = [kind for kind in installed_kinds().values() if kind.is_external]
     using = {kind.name for kind in kinds if kind.uses is not uses_nothing}
     assert using == {
-        *("Container", "DatabaseRole", "File", "GitSource", "Issuer", "Route", "Service", "Volume")
+        *(
+            "Container",
+            "Database",
+            "DatabaseRole",
+            "File",
+            "GitSource",
+            "Issuer",
+            "Route",
+            "Service",
+            "Volume",
+        )
     }
     assert {kind.name for kind in kinds} - using == {
-        *("Bucket", "Consumer", "Database", "Grant", "Record", "Shape", "Stream"),  # of their API
+        *("Bucket", "Consumer", "Grant", "Record", "Shape", "Stream"),  # of their API
         *("Attachment", "Certificate", "Disk"),  # beneath the root of their configuration
         *("Deployment", "ManifestSet"),  # their parts are judged
     }

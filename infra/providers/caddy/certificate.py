@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import ssl
+from http import HTTPStatus
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -64,7 +65,8 @@ def checked_pair(tls: Fields, *, unless: Files | None = None) -> Files:
     except (OSError, ValueError, TypeError) as error:
         why = getattr(error, "reason", None) or type(error).__name__
         raise NothingDoneError(
-            f"{certificate} and {key} are invalid ({why}); store a certificate and its key there"
+            f"{certificate} and {key} are invalid ({why}); store a certificate and its key there",
+            status=HTTPStatus.CONFLICT,
         ) from None
     return found
 
@@ -92,7 +94,11 @@ def _read(path: str) -> str:
         if len(content) <= MAX_FILE_BYTES:
             return content.decode("ascii")
     except OSError as error:
-        raise NothingDoneError(f"cannot read {path}: {error.strerror}") from None
+        raise NothingDoneError(
+            f"cannot read {path}: {error.strerror}", status=HTTPStatus.CONFLICT
+        ) from None
     except UnicodeDecodeError:
         pass
-    raise NothingDoneError(f"{path} is not a PEM file of at most {MAX_FILE_BYTES} bytes")
+    raise NothingDoneError(
+        f"{path} is not a PEM file of at most {MAX_FILE_BYTES} bytes", status=HTTPStatus.CONFLICT
+    )

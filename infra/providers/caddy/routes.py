@@ -293,7 +293,8 @@ class RoutesProvider:
             raise NothingDoneError(
                 f"the id {name!r} is, or was until now, the id of another object in Caddy's "
                 "configuration; give the route another name (annotation "
-                "reconciler/external-name)"
+                "reconciler/external-name)",
+                status=HTTPStatus.CONFLICT,
             )
         if look.shown.written_by != action.idempotency_key:
             raise ConflictError(f"route {name!r} already exists", obstacle=look.shown)
@@ -420,7 +421,8 @@ class RoutesProvider:
                 return
             raise NothingDoneError(
                 f"another client uses the id {certificate_id(action.external_name)!r}; remove "
-                "that object"
+                "that object",
+                status=HTTPStatus.CONFLICT,
             )
         if files is None:
             if part is not None:
@@ -486,16 +488,19 @@ def _usable(servers: _Servers, fields: Fields) -> CaddyServer:
     if server is None:
         there = ", ".join(sorted(servers)) or "none"
         raise NothingDoneError(
-            f"Caddy has no server {name!r} (its servers: {there}); set spec.server"
+            f"Caddy has no server {name!r} (its servers: {there}); set spec.server",
+            status=HTTPStatus.CONFLICT,
         )
     if not server.asks_nobody_for_certificates:
         raise NothingDoneError(
             f"Caddy would order certificates for the hosts of server {name!r} itself; set "
-            "automatic_https.disable_certificates there"
+            "automatic_https.disable_certificates there",
+            status=HTTPStatus.CONFLICT,
         )
     if fields["tls"] is not None and not server.has_tls:
         raise NothingDoneError(
-            f"server {name!r} does not use TLS; set its tls_connection_policies to [{{}}]"
+            f"server {name!r} does not use TLS; set its tls_connection_policies to [{{}}]",
+            status=HTTPStatus.CONFLICT,
         )
     return server
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime
+from http import HTTPStatus
 from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
@@ -46,7 +47,13 @@ from infra.providers.jetstream.streams import (
     ready,
 )
 from infra.providers.jetstream.subjects import check_filters
-from reconciler.errors import ConflictError, NotFoundError, PermanentError, TransientError
+from reconciler.errors import (
+    ConflictError,
+    NotFoundError,
+    NothingDoneError,
+    PermanentError,
+    TransientError,
+)
 from reconciler.provider import Effect
 from reconciler.provider.kind import Kind
 from reconciler.provider.secrets import Secrets
@@ -278,7 +285,9 @@ class ConsumersProvider:
         stream = await self._api.stream(place.stream)
         read_at = time.monotonic()
         if stream is None:
-            raise TransientError(f"stream {place.stream!r} does not exist (yet)")
+            raise NothingDoneError(
+                f"stream {place.stream!r} does not exist (yet)", status=HTTPStatus.CONFLICT
+            )
         try:
             made = await self._put(place, "create", _config_of(place, action), read_at)
         except ConflictError as conflict:
@@ -286,7 +295,8 @@ class ConsumersProvider:
             if found is not None and not found.is_durable:
                 raise TransientError(
                     f"{action.external_name!r} is an ephemeral consumer, which the server deletes "
-                    "after its client stops; use another name"
+                    "after its client stops; use another name",
+                    status=HTTPStatus.CONFLICT,
                 ) from None
             obstacle = None if found is None else found.as_object()
             if obstacle is not None and obstacle.written_by == action.idempotency_key:

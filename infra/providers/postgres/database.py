@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, cast
 
 import msgspec
@@ -12,6 +13,7 @@ from events.provider_config import ProviderConfigSpec
 from infra.providers.postgres.names import MAX_NAME_BYTES, database_problem
 from infra.providers.postgres.psycopg_needed import psycopg_needed
 from reconciler.provider import Capabilities, Provider
+from reconciler.provider.host_access import HostUse
 from reconciler.provider.kind import Kind
 from reconciler.provider.secrets import Secrets
 
@@ -24,6 +26,17 @@ ENCODINGS = (
     *("KOI8R", "KOI8U"),
 )
 """What a database can have, as the server shows it; it takes other names for the same, too."""
+
+TRUSTED_EXTENSIONS = frozenset(
+    {
+        *("bool_plperl", "btree_gin", "btree_gist", "citext", "cube", "dict_int"),
+        *("fuzzystrmatch", "hstore", "hstore_plperl", "intarray", "isn", "jsonb_plperl", "lo"),
+        *("ltree", "pg_trgm", "pgcrypto", "plperl", "plpgsql", "pltcl", "seg", "tablefunc", "tcn"),
+        *("tsm_system_rows", "tsm_system_time", "unaccent", "uuid-ossp"),
+    }
+)
+"""What PostgreSQL itself trusts the owner of a database with. Others can reach the server's machine
+or its network, such as ``dblink``, ``file_fdw`` and languages that are not trusted."""
 
 ALWAYS_THERE = "plpgsql"
 """The extension that every database has; it is not compared."""
@@ -143,6 +156,15 @@ def loses(fields: Fields | None, thing: ExternalObject) -> str:
     return f"the data of these extensions of database {thing.name}: {', '.join(sorted(dropped))}"
 
 
+def uses(fields: Fields) -> Sequence[HostUse]:
+    """Return the extensions that lead beyond the database (ADR 0060)."""
+    return [
+        HostUse("spec.extensions", "privileges", f"extension:{name}", "omit it")
+        for name in fields.get("extensions") or ()
+        if name not in TRUSTED_EXTENSIONS
+    ]
+
+
 def _connect(config: ProviderConfigSpec, secrets: Secrets) -> Provider:
     with psycopg_needed():
         from infra.providers.postgres.databases import DatabasesProvider  # noqa: PLC0415
@@ -162,6 +184,7 @@ DATABASE = Kind(
     comparable=comparable,
     name_problem=database_problem,
     outputs=DatabaseOutputs,
+    uses=uses,
     immutable=frozenset({"encoding", "locale"}),
     loses=loses,
 )

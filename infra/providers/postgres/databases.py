@@ -21,7 +21,7 @@ from events.manifest import Fields
 from events.provider_config import ProviderConfigSpec, Scope
 from infra.providers.conflicts import check_uid
 from infra.providers.postgres.database import ALWAYS_THERE, normalize
-from infra.providers.postgres.errors import IN_USE, NO_DATABASE, state_of
+from infra.providers.postgres.errors import IN_USE, NO_DATABASE, REFUSED, state_of
 from infra.providers.postgres.limits import MAX_COMMENT_CHARACTERS
 from infra.providers.postgres.marks import Mark, mark_in, with_mark
 from infra.providers.postgres.names import (
@@ -161,7 +161,9 @@ class DatabasesProvider:
         async with self._server.transaction() as session:
             (now,) = await session.read(_Row, _select(_named(name))) or (None,)
             if now is None or (now.uid, now.version) != (row.uid, row.version):
-                raise TransientError(f"database {name!r} was changed since it was read")
+                raise TransientError(
+                    f"database {name!r} was changed since it was read", status=REFUSED
+                )
             await session.run(
                 *_alter_statements(name, now, action.fields),
                 _comment_statement(name, with_mark(now.comment, mark)),
@@ -271,7 +273,7 @@ class DatabasesProvider:
             missing = await session.run(query)
         for row in missing:
             if row["what"] == "role":
-                raise NothingDoneError(f"role {row['name']!r} does not exist (yet)")
+                raise NothingDoneError(f"role {row['name']!r} does not exist (yet)", status=REFUSED)
             # A package comes by hands, so its creation waits for theirs: for a new declaration.
             raise PermanentError(_not_available(row["name"]))
 
@@ -298,7 +300,9 @@ class DatabasesProvider:
             for each in rows:
                 if each.name == name:
                     raise _there_already(await self._shown(each)) from None
-            raise TransientError(f"{name!r} was deleted in the meantime") from None
+            raise TransientError(
+                f"{name!r} was deleted in the meantime", status=REFUSED
+            ) from None
         except ProviderError as error:
             raise await self._in_use(error, unfinished) from None
         return await self._shown(row)
@@ -326,7 +330,7 @@ class DatabasesProvider:
             known = names(await session.run(available.format(added)), "name")
         for extension in added:
             if extension not in known:  # an update ends with the next declaration: it can wait
-                raise TransientError(_not_available(extension))
+                raise TransientError(_not_available(extension), status=REFUSED)
         async with self._server.transaction(shown.name) as session:
             await session.run(*_extension_statements(added, dropped))
 
@@ -361,7 +365,8 @@ class DatabasesProvider:
         ]
         return TransientError(
             f"{error.message}; in use by {', '.join(sessions) or 'sessions that have ended'}. "
-            "Reconciler does not terminate sessions"
+            "Reconciler does not terminate sessions",
+            status=REFUSED,
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from http import HTTPStatus
 from typing import Final
 
 import psycopg
@@ -36,6 +37,13 @@ would be a circle is none of them: somebody's hand may have closed it."""
 _NOT_ANSWERED: Final = ("57P", "58", "XX")
 """Classes that end a session or a disk: what was done by then is not told."""
 
+_IN_TROUBLE: Final = ("08", "28", "53", "57", *_NOT_ANSWERED)
+"""Classes of a server that serves nobody; all others are about what was asked for."""
+
+REFUSED: Final = HTTPStatus.CONFLICT
+"""Status of an error that says nothing of the server's health: a tenant can cause it at will, and
+must not open the breaker of the server for the others."""
+
 
 def state_of(error: BaseException | None) -> str:
     """Return the SQLSTATE of an error; empty if the server sent none."""
@@ -53,9 +61,12 @@ def classified(error: psycopg.Error, *, may_be_done: bool) -> ProviderError:
         return UnknownResultError(text) if may_be_done else TransientError(text)
     if state == "53300":
         return ThrottledError(text, retry_after_seconds=_RETRY_SECONDS)
+    is_in_trouble = state.startswith(_IN_TROUBLE) and "concurrently" not in text
+    status = None if is_in_trouble else REFUSED
     if state in _BY_STATE:
-        return _BY_STATE[state](text)
-    return PermanentError(text) if state.startswith(_FOR_GOOD) else TransientError(text)
+        return _BY_STATE[state](text, status=status)
+    failed = PermanentError if state.startswith(_FOR_GOOD) else TransientError
+    return failed(text, status=status)
 
 
 def not_connected(error: psycopg.Error) -> ProviderError:

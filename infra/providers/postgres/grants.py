@@ -19,6 +19,7 @@ from events.log import Action
 from events.manifest import Fields
 from events.provider_config import ProviderConfigSpec, Scope
 from infra.providers.conflicts import check_uid
+from infra.providers.postgres.errors import REFUSED
 from infra.providers.postgres.grant import (
     PRIVILEGES,
     GrantPlace,
@@ -142,7 +143,9 @@ class GrantsProvider:
         place = self._checked(action)
         found = await self._database(place)
         if found is None:
-            raise NothingDoneError(f"database {place.database!r} does not exist (yet)")
+            raise NothingDoneError(
+                f"database {place.database!r} does not exist (yet)", status=REFUSED
+            )
         async with self._server.transaction(_connected_to(place)) as session:
             shown = await self._find(session, place, found)
             if shown is not None:
@@ -309,7 +312,8 @@ class GrantsProvider:
         if made is None:
             raise TransientError(
                 f"{place.name!r}: no object to grant privileges on exists (yet), or the role owns "
-                "all of them"
+                "all of them",
+                status=REFUSED,
             )
         wanted = normalize(action.fields)
         compared = ("privileges", "grantable", "partial")
@@ -326,10 +330,11 @@ async def _check_what_is_needed(session: Session, place: GrantPlace) -> None:
     ).format(grantee=place.grantee, schema=place.schema)
     (found,) = await session.run(query)
     if not found["has_role"]:
-        raise TransientError(f"role {place.grantee!r} does not exist (yet)")
+        raise TransientError(f"role {place.grantee!r} does not exist (yet)", status=REFUSED)
     if not found["has_schema"]:
         raise TransientError(
-            f"schema {place.schema!r} does not exist in database {place.database!r} (yet)"
+            f"schema {place.schema!r} does not exist in database {place.database!r} (yet)",
+            status=REFUSED,
         )
 
 
@@ -426,5 +431,6 @@ def _granted_by_others(shown: ExternalObject) -> ProviderError:
     found = "; ".join(held) or "no privileges"
     return TransientError(
         f"{shown.name!r} differs from the declaration ({found}), because a role other than the "
-        "owner granted privileges; revoke them as that role"
+        "owner granted privileges; revoke them as that role",
+        status=REFUSED,
     )

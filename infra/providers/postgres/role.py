@@ -19,7 +19,7 @@ from reconciler.provider.host_access import HostUse
 from reconciler.provider.kind import Kind
 from reconciler.provider.secrets import Secrets
 
-AS_GOOD_AS_SUPERUSERS = frozenset(
+GOOD_AS_SUPERUSER = frozenset(
     {"pg_execute_server_program", "pg_read_server_files", "pg_write_server_files"}
 )
 """Roles whose members can make themselves superusers, by way of the server's files."""
@@ -109,7 +109,7 @@ class DatabaseRoleFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True
         if self.password is not None and self.generated_password is not None:
             raise ValueError("password and generatedPassword: set only one of them")
         for role in self.member_of:
-            if role in AS_GOOD_AS_SUPERUSERS:
+            if role in GOOD_AS_SUPERUSER:
                 raise ValueError(
                     f"memberOf: {role} is not allowed, because it is equivalent to superuser"
                 )

@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import secrets as random
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Final, NamedTuple, cast
+from typing import Final, NamedTuple
 
 import msgspec
 from psycopg import sql
 
+from events.allow import Allow
 from events.external import ExternalObject
 from events.log import Action
 from events.manifest import Fields
@@ -21,12 +22,12 @@ from events.names import DEFAULT_NAMESPACE
 from events.provider_config import ProviderConfigSpec, Scope
 from events.secret import SecretRef
 from infra.providers.conflicts import check_uid
-from infra.providers.postgres.errors import DUPLICATE, state_of
+from infra.providers.postgres.errors import DUPLICATE, REFUSED, state_of
 from infra.providers.postgres.limits import MAX_COMMENT_CHARACTERS
 from infra.providers.postgres.marks import Mark, mark_in, with_mark
 from infra.providers.postgres.names import role_problem
 from infra.providers.postgres.passwords import is_password_of
-from infra.providers.postgres.role import normalize
+from infra.providers.postgres.role import GOOD_AS_SUPERUSER, normalize
 from infra.providers.postgres.server import PostgresServer, Session
 from reconciler.errors import ConflictError, NotFoundError, PermanentError, TransientError
 from reconciler.provider import Effect
@@ -57,6 +58,19 @@ _SELECT = sql.SQL(
             FROM pg_auth_members g JOIN pg_roles p ON p.oid = g.roleid WHERE g.member = a.oid
         ) m
     WHERE {condition}
+    """
+)
+
+_ABOVE: Final = sql.SQL(
+    """
+    WITH RECURSIVE above AS (
+        SELECT rolname AS parent, oid FROM pg_roles WHERE rolname = ANY({})
+        UNION SELECT a.parent, g.roleid FROM above a JOIN pg_auth_members g ON g.member = a.oid
+    )
+    SELECT a.parent::text AS parent, r.rolname::text AS name, r.rolsuper AS superuser,
+        r.rolcreaterole AS create_role, r.rolreplication AS replication,
+        r.rolname = ANY({}) AS is_good_as_superuser
+    FROM above a JOIN pg_roles r ON r.oid = a.oid ORDER BY a.parent, r.rolname
     """
 )
 
@@ -120,6 +134,31 @@ class _Row(msgspec.Struct, frozen=True):
         return ""
 
 
+class _Above(msgspec.Struct, frozen=True):
+    """A role that the members of ``parent`` can become: itself, or one that it is a member of."""
+
+    parent: str
+    name: str
+    superuser: bool
+    create_role: bool
+    replication: bool
+    is_good_as_superuser: bool
+
+    def power_beyond(self, allow: Allow) -> str:
+        """Describe what its members could do and are not allowed to; empty if there is nothing."""
+        if self.superuser:
+            return "is a superuser, and Reconciler does not grant membership in a superuser role"
+        if self.is_good_as_superuser:
+            return "is equivalent to a superuser"
+        for name, has_it in (("createRole", self.create_role), ("replication", self.replication)):
+            if has_it and not allow.permits("privileges", name):
+                return (
+                    f"has the privilege {name}, which spec.allow.privileges of the ProviderConfig "
+                    "does not allow"
+                )
+        return ""
+
+
 class _Password(NamedTuple):
     """A role's password as it shall be; without a verifier it stays as it is."""
 
@@ -135,6 +174,7 @@ class DatabaseRolesProvider:
     def __init__(self, config: ProviderConfigSpec, secrets: Secrets) -> None:
         self._server = PostgresServer(config, secrets)
         self._secrets = secrets
+        self._allow = config.allow
         self._sees_verifiers: bool | None = None
         self._known: dict[tuple[str, str], bool] = {}
 
@@ -157,7 +197,9 @@ class DatabaseRolesProvider:
                 raise
             row = await self._read(name)
             if row is None:
-                raise TransientError(f"role {name!r} was deleted in the meantime") from None
+                raise TransientError(
+                    f"role {name!r} was deleted in the meantime", status=REFUSED
+                ) from None
         shown = await self._shown(row)
         if shown.written_by == action.idempotency_key:
             return Effect(shown, replayed=True)
@@ -177,7 +219,9 @@ class DatabaseRolesProvider:
                 return Effect(shown, replayed=True)
             if action.version not in (None, row.version):
                 raise ConflictError(f"role {name!r} was changed since it was read", obstacle=shown)
-            added = set(action.fields["memberOf"]) - set(shown.fields["memberOf"])
+            # What a role has that was not ours before was never checked.
+            checked = set[str]() if row.mark is None else set(shown.fields["memberOf"])
+            added = set(action.fields["memberOf"]) - checked
             await self._check_parents(session, sorted(added))
             password = await self._wanted_password(session, action, row)
             await session.run(*_alter_statements(action, row, shown.fields, password))
@@ -321,20 +365,23 @@ class DatabaseRolesProvider:
     # --- writing
 
     async def _check_parents(self, session: Session, parents: Sequence[str]) -> None:
-        """Raise for a membership that cannot be, or would make a superuser of the role."""
+        """Raise for a membership that cannot be, or that reaches beyond what is allowed.
+
+        A member can become each role that its own roles are members of.
+        """
         if not parents:
             return
-        query = sql.SQL("SELECT rolname, rolsuper FROM pg_roles WHERE rolname = ANY({})")
-        rows = await session.run(query.format(list(parents)))
-        found = {cast("str", row["rolname"]): bool(row["rolsuper"]) for row in rows}
+        rows = await session.read(_Above, _ABOVE.format(list(parents), sorted(GOOD_AS_SUPERUSER)))
         for parent in parents:
-            if parent not in found:
-                raise TransientError(f"role {parent!r} does not exist (yet)")
-            if found[parent]:  # perhaps by somebody's hand, and not for long
-                raise TransientError(
-                    f"spec.memberOf: role {parent!r} is a superuser, and Reconciler does not "
-                    "grant membership in a superuser role"
-                )
+            above = [each for each in rows if each.parent == parent]
+            if not above:
+                raise TransientError(f"role {parent!r} does not exist (yet)", status=REFUSED)
+            for each in above:  # perhaps by another client's change, and not for long
+                if power := each.power_beyond(self._allow):
+                    through = "" if each.name == parent else f" is a member of {each.name!r}, which"
+                    raise TransientError(
+                        f"spec.memberOf: role {parent!r}{through} {power}", status=REFUSED
+                    )
 
     async def _wanted_password(
         self, session: Session, action: Action, row: _Row | None

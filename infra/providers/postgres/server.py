@@ -38,7 +38,14 @@ _REQUIRE_AUTH_SINCE: Final = 160_000
 _NO_FILE: Final = "/dev/null/none"
 _LOCK: Final = 0x7265636F
 """Of the advisory lock under which all of our writes are made: two at once on one row of the
-catalogue would fail."""
+catalog would fail, and be tried again. Every role may take this lock, so a write does not need it.
+"""
+
+_LOCK_TRIES: Final = 10
+_LOCK_WAIT_SECONDS: Final = 0.1
+
+_LOCKS_SHARE: Final = 4
+"""Of the time of a call, a quarter may pass until other sessions release a lock."""
 
 _ENDPOINT = re.compile(
     r"postgresql://(?:(?P<user>[^@:/?#]+)@)?"
@@ -152,10 +159,14 @@ class PostgresServer:
 
     @asynccontextmanager
     async def transaction(self, database: str | None = None) -> AsyncGenerator[Session]:
-        """Lend a connection within a transaction, one of ours at a time; committed at the end."""
+        """Lend a connection in a transaction, mostly one of ours at a time; commit at the end."""
         async with self.session(database) as session:
-            lock = sql.SQL("SELECT pg_advisory_xact_lock({})").format(_LOCK)
-            await session.run(sql.SQL("BEGIN"), lock)
+            await session.run(sql.SQL("BEGIN"))
+            lock = sql.SQL("SELECT pg_try_advisory_xact_lock({}) AS is_ours").format(_LOCK)
+            for _ in range(_LOCK_TRIES):
+                if (await session.run(lock))[0]["is_ours"]:
+                    break
+                await asyncio.sleep(_LOCK_WAIT_SECONDS)
             began = time.monotonic()
             yield session
             await session.run(sql.SQL("COMMIT"), read_at=began, may_be_done=True)
@@ -200,8 +211,11 @@ class PostgresServer:
             "connect_timeout": max(2, round(self.timeout_seconds)),
             "target_session_attrs": "read-write",  # what a replica does not show may be there
             "gssencmode": "disable",
-            # No schema of users is searched: their functions would run with our rights.
+            # No schema of users is searched: their functions would run with our rights. The owner
+            # of a database sets the defaults of its connections, which must not end ours.
             "options": f"-c search_path=pg_catalog -c statement_timeout={milliseconds}"
+            f" -c lock_timeout={max(1, milliseconds // _LOCKS_SHARE)}"
+            " -c default_transaction_read_only=off -c local_preload_libraries="
             " -c datestyle=ISO -c intervalstyle=postgres",
             **self._tls,
         }
