@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import shlex
 import socket
+import subprocess
+import tempfile
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,7 +16,13 @@ from events.allow import Allow
 from events.names import ResourceKey
 from infra.providers.git.checks import check_credential, checked_parts, documents_in
 from infra.providers.git.problems import GitError
-from infra.providers.git.repository import Remote, fetched, find_commit, ssh_command
+from infra.providers.git.repository import (
+    Remote,
+    _ssh,  # pyright: ignore[reportPrivateUsage]
+    fetched,
+    find_commit,
+    ssh_command,
+)
 from infra.providers.git.signatures import check_signature
 from infra.providers.shapes import SHAPE
 from reconciler.provider.kind import KindRegistry
@@ -239,6 +247,25 @@ def test_ssh_connects_to_the_address_that_was_judged(monkeypatch: pytest.MonkeyP
     told = shlex.split(ssh_command(Remote("ssh://git@git.test:2222/x")))
     assert "HostName=192.0.2.7" in told
     assert "HostKeyAlias=[git.test]:2222" in told
+
+
+@pytest.mark.parametrize("credential", ["", "a-token", "-----BEGIN OPENSSH PRIVATE KEY-----"])
+def test_ssh_uses_no_key_and_no_configuration_of_the_roles_account(credential: str):
+    """A tenant would read what only the account may read, or have its ProxyCommand run."""
+    with tempfile.TemporaryFile() as key:
+        options = _ssh(Remote("ssh://git@192.0.2.7/x", credential), key)
+    shown = subprocess.run(
+        [*shlex.split(options["ssh_command"]), "-G", "192.0.2.7"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.splitlines()
+    has_key = "key_filename" in options
+    assert has_key is credential.startswith("-----BEGIN")
+    assert "identityagent none" in shown
+    assert "identitiesonly yes" in shown
+    assert ("pubkeyauthentication true" in shown) is has_key
+    assert shlex.split(options["ssh_command"])[1:3] == ["-F", "none"]
 
 
 @pytest.mark.parametrize("text", [PASSWORD, f"a: git:{PASSWORD}", PASSWORD.replace(" ", "%20")])

@@ -52,6 +52,7 @@ _TAGS: Final = b"refs/tags/"
 _PEELED: Final = b"^{}"
 _KEY_MARK: Final = "PRIVATE KEY-----"
 _MAX_WORDS: Final = 200
+_NOTHING_OF_THE_ACCOUNT: Final = "-F none -o IdentityAgent=none -o IdentitiesOnly=yes"
 _NO_NAMES: Final = frozenset({"", ".", "..", ".git"})
 
 
@@ -256,7 +257,9 @@ def _in_memory() -> BinaryIO:
 def ssh_command(remote: Remote) -> str:
     """Return the command that connects to a server's address, and still checks its name's key.
 
-    ssh resolves no name again. Raises ``GitError``: the name leads nowhere, or to the host.
+    ssh resolves no name again. It uses no configuration, keys or agent of the roles' account: they
+    would open to every tenant what only the account may read. Raises ``GitError``: the name leads
+    nowhere, or to the host.
     """
     host, port = url_host(remote.url, PORTS["ssh"])
     try:
@@ -265,19 +268,19 @@ def ssh_command(remote: Remote) -> str:
         raise GitError("Unreachable", f"{remote.url}: {error}") from None
     alias = host if port == PORTS["ssh"] else f"[{host}]:{port}"
     patience = max(1, int(remote.timeout_seconds))
-    options = f"-o BatchMode=yes -o ConnectTimeout={patience}"
+    options = f"{_NOTHING_OF_THE_ACCOUNT} -o BatchMode=yes -o ConnectTimeout={patience}"
     return f"ssh {options} -o HostName={shlex.quote(address)} -o HostKeyAlias={shlex.quote(alias)}"
 
 
 def _ssh(remote: Remote, key: BinaryIO) -> dict[str, Any]:
     command = ssh_command(remote)
     if _KEY_MARK not in remote.credential:
-        return {"ssh_command": command}
+        return {"ssh_command": f"{command} -o PubkeyAuthentication=no"}
     key.write((remote.credential.strip() + "\n").encode())
     key.flush()
     is_named = sys.platform != "linux"
     file = key.name if is_named else f"/proc/{os.getpid()}/fd/{key.fileno()}"
-    return {"ssh_command": f"{command} -o IdentitiesOnly=yes", "key_filename": file}
+    return {"ssh_command": command, "key_filename": file}
 
 
 def _tag(refs: Mapping[bytes, bytes], name: str) -> Found:
