@@ -263,7 +263,8 @@ def _forms(secret: str) -> Iterable[bytes]:
     lists = set(_lists_of_bytes(whole))
     texts |= lists | {each.replace(b" ", b"+") for each in lists}
     if len(secret) >= MIN_CUT_CHARACTERS:  # a short one in capitals may be any word
-        texts |= {_encoded(secret.lower()), _encoded(secret.upper())}
+        changed = (secret.lower(), secret.upper(), secret.swapcase(), secret[::-1])
+        texts |= {_encoded(each) for each in changed}
         texts.add(base64.b32encode(whole)[: 8 * len(whole) // 5])
     for each in {whole, _encoded(json.dumps(secret)[1:-1])}:
         for before in range(_ALIGNMENTS):

@@ -128,5 +128,7 @@ def every_way(secret: str) -> dict[str, str]:
     ways["cut at its end"] = secret[: len(secret) * 3 // 4]
     ways["lower case"] = secret.lower()
     ways["upper case"] = secret.upper()
+    ways["swapped case"] = secret.swapcase()
+    ways["reversed"] = secret[::-1]
     ways["Base32"] = base64.b32encode(secret.encode()).decode()
     return ways
