@@ -18,7 +18,14 @@ from nats.aio.client import Client
 from events.integrity import DIGEST_HEADER, LogChains, LogDamage, Recorded
 from events.subjects import what_is_stored
 from infra.backup.file import BackupWriter, Header, Saved, new_backup
-from infra.bus.streams import INTAKE, LOG, PARTITIONS, LogIdentity, decider_consumers
+from infra.bus.streams import (
+    INTAKE,
+    LOG,
+    PARTITIONS,
+    LogIdentity,
+    decider_consumers,
+    service_namespaces,
+)
 from infra.jetstream.connection import api_request
 from infra.jetstream.errors import NotFoundOnBusError
 from infra.jetstream.follow import follow
@@ -62,7 +69,8 @@ async def save_log(
     with new_backup(path) as writer:
         floors = {} if all_declarations else await _acknowledged(nc)
         config = (await stream_state(nc, LOG)).config
-        writer.begin(Header(identity, datetime.now(UTC), config))
+        services = await service_namespaces(nc)
+        writer.begin(Header(identity, datetime.now(UTC), config, services))
         await _save_declarations(nc, writer, floors)
         last = (await stream_state(nc, LOG)).last_seq
         async for messages in _events(nc, last):

@@ -62,11 +62,15 @@ class Saved(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Header(msgspec.Struct, frozen=True, rename="camel"):
-    """Whose log it is, when it was saved, and how its stream was configured."""
+    """Whose log it is, when it was saved, and how its stream was configured.
+
+    ``services``: the namespaces whose services have consumers of the log.
+    """
 
     identity: LogIdentity
     made_at: datetime
     config: dict[str, Any]
+    services: list[str] = []
 
 
 class Footer(msgspec.Struct, frozen=True, rename="camel"):

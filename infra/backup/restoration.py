@@ -161,7 +161,8 @@ async def restore_log(
     continued, lost = await _continue(writer, asides, knowledge, identity)
     await writer.flush()
     await _read_back(nc, knowledge)
-    await ensure_topology(nc, replicas=replicas, restored=identity)
+    services = {name for each in (backup, *asides) for name in each.header.services}
+    await ensure_topology(nc, replicas=replicas, restored=identity, namespaces=sorted(services))
     declared = await _declare_again(nc, [backup, *asides], knowledge)
     reach(Failpoint.RESTORE_STEP)
     await end_restoration(nc, identity)

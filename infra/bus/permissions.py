@@ -309,6 +309,7 @@ def _backup() -> Iterator[str]:
     yield from _gets(LOG, INTAKE)
     yield f"{_API}.STREAM.INFO.{INTAKE}"
     yield f"{_API}.CONSUMER.INFO.{INTAKE}.*"  # how far the deciders are
+    yield f"{_API}.CONSUMER.NAMES.{LOG}"  # which namespaces have services
 
 
 def _restore() -> Iterator[str]:

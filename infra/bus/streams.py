@@ -166,6 +166,12 @@ def service_consumers(namespace: str) -> list[tuple[str, Config]]:
     return found
 
 
+async def service_namespaces(nc: Client) -> list[str]:
+    """Return the namespaces whose services have consumers."""
+    mine = (name for name in await consumer_names(nc, LOG) if name.startswith("="))
+    return sorted({name[1:].partition("=")[0] for name in mine})
+
+
 def durable_outcomes(name: str, readable: str) -> Config:
     """Return a consumer that remembers which outcomes were dealt with."""
     return {
@@ -242,17 +248,21 @@ async def ensure_topology(
     for namespace in namespaces:
         for stream, consumer in service_consumers(namespace):
             name = f"{stream}/{consumer['durable_name']}"
-            changes[name] = await _ensure_service_consumer(nc, stream, consumer)
+            changes[name] = await _ensure_service_consumer(
+                nc, stream, consumer, begins_now=restored is None
+            )
             reach(Failpoint.INIT_STEP)
     return Topology(identity.log_id, changes)
 
 
-async def _ensure_service_consumer(nc: Client, stream: str, consumer: Config) -> str:
-    """Make a service's consumer; a new one begins with what comes from now on."""
+async def _ensure_service_consumer(
+    nc: Client, stream: str, consumer: Config, *, begins_now: bool
+) -> str:
+    """Make a service's consumer; a new one begins with what comes from now on, or at the start."""
     name = consumer["durable_name"]
     end = (await stream_state(nc, stream)).last_seq
     change = await ensure_consumer(nc, stream, consumer)
-    if change == "created":
+    if change == "created" and begins_now:
         await api_request(nc, f"CONSUMER.RESET.{stream}.{name}", {"seq": end + 1})
     return change
 

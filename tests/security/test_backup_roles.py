@@ -10,6 +10,8 @@ import pytest
 
 from infra.bus.permission_files import User, server_configuration
 from infra.embedded import EmbeddedServer
+from infra.jetstream.access import Access
+from reconciler.sdk import connect
 from tests.cli.runner import Inside, Ran
 from tests.security.guarded import Guarded, shape
 from tests.security.keys import Pair
@@ -20,6 +22,7 @@ USERS = (
     User("backup", "backup"),
     User("installer", "installer"),
     User("operator", "operator"),
+    User("acme", "service", namespace="acme"),
 )
 
 
@@ -35,7 +38,7 @@ def empty(tmp_path: Path) -> Iterator[EmbeddedServer]:
     for user in USERS:
         pair = Pair.of_user()
         pair.write(tmp_path / f"{user.name}.nk")
-        keyed.append(User(user.name, user.principal, pair.public))
+        keyed.append(User(user.name, user.principal, pair.public, user.namespace))
     server = EmbeddedServer()
     configuration = server_configuration(keyed)
     asyncio.run(server.start(tmp_path / "empty", extra_config=configuration))
@@ -82,6 +85,28 @@ def test_a_backup_is_restored_to_an_empty_server_and_nothing_is_denied(
     told = run_as("operator", "history", f"acme/Shape/{name}", "-o", "json").json
     assert " is Converged" in told[-1]["what"]
     assert run_as("backup", "backup", f"{saved}.again").status == 0
+    assert violations(empty) == []
+
+
+def test_a_restored_service_reads_its_outcomes_from_the_beginning(
+    saved: str, run_as: Run, empty: EmbeddedServer, tmp_path: Path, name: str
+) -> None:
+    """Its consumers are gone with the log, and it cannot create any."""
+    assert run_as("restore", "restore", saved).status == 0
+
+    async def first_outcome() -> str:
+        access = Access(nkey=tmp_path / "acme.nk")
+        async with (
+            connect(empty.url, source="acme", access=access) as client,
+            client.outcomes("acme", durable="acme") as outcomes,
+            asyncio.timeout(10),
+        ):
+            async for outcome in outcomes:
+                if outcome.key.name == name:
+                    return outcome.outcome
+        raise AssertionError("no outcome")
+
+    assert asyncio.run(first_outcome()) == "Converged"
     assert violations(empty) == []
 
 
