@@ -7,10 +7,10 @@ import pytest
 
 from events.composition import COMPOSED_SET_KIND, PART_OF_LABEL
 from events.intake import FinalizerReleased, FinalizerRequested, ReconcileRequested, Withdrawn
-from events.log import ActionDecided, ProgressNoted, SpecDeclared, SpecWithdrawn
+from events.log import ActionDecided, BreakerOpened, ProgressNoted, SpecDeclared, SpecWithdrawn
 from events.manifest import Manifest, Metadata
 from events.names import ResourceKey
-from events.provider_config import Retry
+from events.provider_config import Retry, config_key
 from tests.composites.conftest import WARM, colors, until_ready
 from tests.composites.palette import CONFIG, KIND, palette
 from tests.scenarios.harness import World, api_config, every, manifest, shape
@@ -103,6 +103,18 @@ async def test_what_somebody_else_declares_is_left_alone(world: World):
     told = await world.until_outcome(WARM, "Degraded")
     assert "default/Shape/warm-red is already declared separately" in told.message
     assert await colors(world) == {"warm-red": "Green"}
+
+
+async def test_a_tenant_whose_parts_are_taken_does_not_open_the_breaker_for_others(world: World):
+    await world.declare("taken-red", color="Green")
+    await world.until_outcome("taken-red", "Converged")
+    mine = [palette(f"mine{number}", "Red", prefix="taken") for number in range(8)]
+    await world.declare_all(mine)
+    for each in mine:
+        await world.until_outcome(each.key, "Degraded")
+    await world.declare_all([palette("warm", "Red")])
+    await until_ready(world, WARM)
+    assert not every(BreakerOpened, await world.facts(config_key(CONFIG)))
 
 
 async def test_what_a_withdrawn_one_waits_for_is_named(world: World):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from http import HTTPStatus
 from typing import Final
 
 from events.composition import PART_OF_LABEL, taken_by
@@ -61,7 +62,7 @@ class Children:
             generations[str(each.key)] = found.generation
             part_of = each.metadata.labels[PART_OF_LABEL]
             if found.is_declared and (taken := taken_by(str(each.key), found.labels, part_of)):
-                raise TransientError(taken)
+                raise TransientError(taken, status=HTTPStatus.CONFLICT)
         return generations
 
     async def declare(
@@ -131,7 +132,10 @@ class Children:
             if clock() > deadline:
                 rows = await self._standing.rows(names)
                 staying = [_staying(name, rows.get(name)) for name in names]
-                raise TransientError(f"waits for the deletion of {', '.join(_some(staying))}")
+                raise TransientError(
+                    f"waits for the deletion of {', '.join(_some(staying))}",
+                    status=HTTPStatus.CONFLICT,
+                )
             await asyncio.sleep(_LEAVING_LOOK_SECONDS)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from http import HTTPStatus
 
 import msgspec
 
@@ -18,7 +19,7 @@ from events.stored_content import (
 )
 from infra.providers.composition.children import Ask
 from infra.providers.composition.standing import Standing
-from reconciler.errors import TransientError
+from reconciler.errors import NothingDoneError
 from reconciler.ports import IntakeMessageOut
 
 
@@ -61,7 +62,9 @@ class Contents:
             messages.append(IntakeMessageOut("desired", manifest.key, Declared(manifest), identity))
         for answer in await self._ask(messages) if messages else ():
             if not answer.accepted:
-                raise TransientError(f"storing its content failed: {answer.message}")
+                raise NothingDoneError(
+                    f"storing its content failed: {answer.message}", status=HTTPStatus.CONFLICT
+                )
 
     async def forget(self, parent: str, namespace: str, kept: Collection[str]) -> None:
         """Withdraw the contents of a set that are not these."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -26,10 +27,21 @@ from infra.providers.git.checks import Check, checked_parts
 from infra.providers.git.problems import GitError
 from infra.providers.git.reader_process import Document, Reply, Request, read_source
 from reconciler.composites.git_source import PROBLEM, REVISION, SOURCE, told_revision
-from reconciler.errors import ConfigurationError, PermanentError, ProviderError
+from reconciler.errors import (
+    ConfigurationError,
+    NothingDoneError,
+    PermanentError,
+    ProviderError,
+)
 from reconciler.provider.secrets import Secrets
 
 _AT_ONCE: Final = 4
+_OF_A_NAMESPACE: Final = 2
+"""Looks for one namespace at the same time: servers that hang must leave room for others."""
+
+_TURN_SECONDS: Final = 30.0
+"""A listing shows what is known of a source whose turn has not come by then."""
+
 _MAX_SECONDS: Final = 60
 _MADE_FROM: Final = ("url", "path", "render", "signers")
 
@@ -98,6 +110,7 @@ class Heads:
         self._allow = allow
         self._known: dict[str, Head] = {}
         self._slots = asyncio.Semaphore(_AT_ONCE)
+        self._slots_of: dict[str, asyncio.Semaphore] = {}
 
     def shown(self, spec: ComposedSetSpec) -> Fields:
         """Return what is known, without a look."""
@@ -108,12 +121,15 @@ class Heads:
 
     async def looked_at(self, spec: ComposedSetSpec, *, fresh: bool) -> Fields:
         """Look at a repository if it is time, or now; return what is shown of it."""
-        async with self._slots:
-            now = asyncio.get_running_loop().time()
+        known = self._known.get(spec.parent)
+        if not fresh and known is not None and known.stored is None and not _is_due(known, spec):
+            return known.outputs(spec)
+        async with self._turn(_namespace(spec), None if fresh else _TURN_SECONDS) as is_ours:
+            if not is_ours:
+                return self.shown(spec)
             head = self._known.get(spec.parent)
-            least = 0.0 if fresh else _interval(spec.fields[SOURCE])
-            if head is None or not head.holds(spec) or now - head.looked_at >= least:
-                head = await self._look(spec, head, now)
+            if fresh or head is None or _is_due(head, spec):
+                head = await self._look(spec, head, asyncio.get_running_loop().time())
             if head.content == spec.fields.get(CONTENT):
                 head = replace(head, stored=None)
             elif head.stored is not None:
@@ -121,10 +137,24 @@ class Heads:
             self._known[spec.parent] = head
             return head.outputs(spec)
 
+    @asynccontextmanager
+    async def _turn(self, namespace: str, seconds: float | None) -> AsyncGenerator[bool]:
+        """Wait for a slot of a namespace and one of all; gives False if none came in time."""
+        slots = self._slots_of.setdefault(namespace, asyncio.Semaphore(_OF_A_NAMESPACE))
+        async with AsyncExitStack() as stack:
+            is_ours = True
+            try:
+                async with asyncio.timeout(seconds):
+                    await stack.enter_async_context(slots)
+                    await stack.enter_async_context(self._slots)
+            except TimeoutError:
+                is_ours = False
+            yield is_ours
+
     async def _stored(self, spec: ComposedSetSpec, head: Head, content: StoredContent) -> Head:
         try:
             await self._contents.store(_namespace(spec), content)
-        except PermanentError as error:
+        except (PermanentError, NothingDoneError) as error:
             told = GitError("BadCommit", f"{told_revision(head.revision)}: {error}")
             return replace(head, content="", stored=None, problem=told)
         return head
@@ -143,11 +173,15 @@ class Heads:
     def forget_others(self, parents: Collection[str]) -> None:
         """Forget the sources that are no more."""
         self._known = {parent: head for parent, head in self._known.items() if parent in parents}
+        namespaces = {ResourceKey.parse(parent).namespace for parent in parents}
+        self._slots_of = {name: each for name, each in self._slots_of.items() if name in namespaces}
 
     async def _has_moved(self, parent: str, head: Head, now: float) -> bool:
-        async with self._slots:
+        namespace = ResourceKey.parse(parent).namespace
+        async with self._turn(namespace, _TURN_SECONDS) as is_ours:
+            if not is_ours:
+                return False
             try:
-                namespace = ResourceKey.parse(parent).namespace
                 is_same = head.problem is None and await self._is_at(head, namespace)
             except GitError as error:
                 told = stable_message(error.message)
@@ -254,6 +288,11 @@ class Heads:
         except (ConfigurationError, ProviderError) as error:
             raise GitError("Unreachable", f"spec.credentials: {error}") from None
         return credential.strip()
+
+
+def _is_due(head: Head, spec: ComposedSetSpec) -> bool:
+    now = asyncio.get_running_loop().time()
+    return not head.holds(spec) or now - head.looked_at >= _interval(spec.fields[SOURCE])
 
 
 def _of_set(spec: ComposedSetSpec, now: float) -> Head:

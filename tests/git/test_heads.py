@@ -1,0 +1,115 @@
+"""Looks at the repositories of several tenants: who is slow or full costs the others nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from events.allow import NOTHING
+from events.composition import ComposedSetSpec
+from events.documents import Read, Source
+from events.manifest import Manifest, Metadata
+from events.stored_content import StoredContent
+from infra.providers.git import heads
+from infra.providers.git.checks import Check
+from infra.providers.git.heads import Heads
+from infra.providers.git.reader_process import Document, Reply, Request
+from reconciler.composites.git_source import PROBLEM, SOURCE
+from reconciler.errors import NothingDoneError
+from reconciler.provider.secrets import Secrets
+
+COMMIT = "c0ffee" + "0" * 34
+
+
+class Contents:
+    """Contents of no bus; ``is_full``: the quota of the namespace is used up."""
+
+    is_full = False
+
+    async def store(self, namespace: str, content: StoredContent) -> None:
+        del namespace, content
+        if self.is_full:
+            raise NothingDoneError("storing its content failed: QuotaExceeded", status=409)
+
+    async def load(self, namespace: str, digest: str) -> list[Any] | None:
+        del namespace, digest
+        return []
+
+
+def source_of(namespace: str, number: int = 0) -> ComposedSetSpec:
+    fields = {SOURCE: {"url": f"https://git.test/{number}", "intervalSeconds": 60.0}}
+    return ComposedSetSpec(f"{namespace}/GitSource/s{number}", "uid", "key", fields=fields)
+
+
+@pytest.fixture
+def contents() -> Contents:
+    return Contents()
+
+
+@pytest.fixture
+def looks(contents: Contents) -> Heads:
+    def accept(_manifest: Manifest) -> None:
+        return
+
+    async def check() -> Check:
+        return accept
+
+    given: Any = contents
+    return Heads(given, Secrets(), check, timeout_seconds=1.0, allow=NOTHING)
+
+
+@pytest.fixture(autouse=True)
+def reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answer at once, except for the tenant whose servers hang."""
+
+    async def read(request: Request) -> Reply:
+        if request.namespace == "hostile":
+            await asyncio.sleep(3600)
+        manifest = Manifest("shapes/v1", "Shape", Metadata("a", request.namespace), {})
+        found = Read(Source("a.yaml", 1, 1), manifest, manifest.key)
+        place = (found.source.file, found.source.number, found.source.line)
+        return Reply("main", COMMIT, {"commit": COMMIT}, [Document(*place, manifest)])
+
+    monkeypatch.setattr(heads, "read_source", read)
+
+
+@pytest.fixture
+async def hanging(looks: Heads):
+    """Many sources of one tenant, whose servers never respond."""
+    specs = [source_of("hostile", number) for number in range(20)]
+    tasks = [asyncio.create_task(looks.looked_at(each, fresh=False)) for each in specs]
+    await asyncio.sleep(0)
+    yield tasks
+    for each in tasks:
+        each.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@pytest.mark.usefixtures("hanging")
+async def test_servers_that_hang_leave_room_for_the_sources_of_others(looks: Heads) -> None:
+    async with asyncio.timeout(5):
+        shown = await looks.looked_at(source_of("billing"), fresh=False)
+    assert shown["head"]["revision"]["commit"] == COMMIT
+
+
+async def test_a_listing_shows_what_is_known_of_a_source_whose_turn_does_not_come(
+    looks: Heads, hanging: list[asyncio.Task[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heads, "_TURN_SECONDS", 0.05)
+    async with asyncio.timeout(5):
+        assert await looks.looked_at(source_of("hostile", 99), fresh=False) == {}
+    assert not any(each.done() for each in hanging)
+
+
+async def test_a_content_that_cannot_be_stored_ends_no_listing(
+    looks: Heads, contents: Contents
+) -> None:
+    contents.is_full = True
+    shown = await looks.looked_at(source_of("billing"), fresh=False)
+    assert "QuotaExceeded" in shown[PROBLEM]["message"]
+    contents.is_full = False
+    shown = await looks.looked_at(source_of("billing"), fresh=True)
+    assert PROBLEM not in shown
+    assert "content" in shown["head"]
