@@ -14,10 +14,17 @@ from urllib.parse import urlsplit
 from events.allow import Allow, Category
 from events.manifest import Fields
 
-_METADATA: Final = frozenset({"100.100.100.200", "192.0.0.192", "fd00:ec2::254"})
+_METADATA: Final = frozenset(
+    {"100.100.100.200", "168.63.129.16", "192.0.0.192", "fd00:ec2::254", "fd20:ce::254"}
+)
 """Where clouds give credentials to a machine, besides link-local addresses."""
 
-_WITH_IPV4_AT_THE_END: Final = (ipaddress.ip_network("64:ff9b::/96"), ipaddress.ip_network("::/96"))
+_WITH_IPV4_AT_THE_END: Final = (
+    ipaddress.ip_network("::/96"),
+    ipaddress.ip_network("::ffff:0:0:0/96"),
+    ipaddress.ip_network("64:ff9b::/96"),
+    ipaddress.ip_network("64:ff9b:1::/48"),
+)
 _NOWHERE: Final = (
     ipaddress.ip_network("0.0.0.0/8"),
     ipaddress.ip_network("255.255.255.255/32"),

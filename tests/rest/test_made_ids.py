@@ -138,14 +138,24 @@ async def test_pages_of_one_object_are_refused_where_no_overlap_can_be_seen():
         await provider.close()
 
 
-async def test_a_link_that_leads_elsewhere_is_not_followed():
+@pytest.mark.parametrize(
+    ("link", "told"),
+    [
+        (
+            "http://elsewhere.example/other?size=2&offset=2",
+            "the next page is at another path, '/other'",
+        ),
+        ("http://[/notes?size=2", "its header Link is invalid: Invalid IPv6 URL"),
+    ],
+)
+async def test_a_link_that_leads_elsewhere_is_not_followed(link: str, told: str):
     api = NotesApi()
     for number in range(3):
         api.add({"title": f"note-{number}", "text": "x"})
-    api.next_page = "http://elsewhere.example/other?size=2&offset=2"
+    api.next_page = link
     async with api.serving() as url:
         provider = await connected(memo("Link"), url)
-        with pytest.raises(TransientError, match="the next page is at another path, '/other'"):
+        with pytest.raises(TransientError, match=told):
             await listing(provider, Scope(), page_size=2)
         await provider.close()
 

@@ -143,7 +143,10 @@ def _next_query(answer: Answer) -> str | None:
     header = answer.headers.get("Link", "")
     for link, parameters in _LINK.findall(header):
         if _NEXT.search(parameters):
-            own, there = urlsplit(answer.url), urlsplit(urljoin(answer.url, link))
+            try:
+                own, there = urlsplit(answer.url), urlsplit(urljoin(answer.url, link))
+            except ValueError as error:
+                raise unusable(answer, f"its header Link is invalid: {error}") from None
             if there.path != own.path or not there.query:
                 raise unusable(answer, f"the next page is at another path, {there.path[:200]!r}")
             return there.query
