@@ -56,6 +56,7 @@ _ESCAPE: Final = re.compile(
 )
 """The escapes of URLs, HTML, mail, JSON, Python, Git and shells; a line break with its indent."""
 
+_MAX_ESCAPE_BYTES: Final = len(r"\u0026")  # of one byte; longer ones stand for more
 _QUOTES: Final = ((b"'", b"''"), (b'"', b'""'), (b"'", b"'\"'\"'"))  # SQL, CSV, shells
 _CONTROLS: Final = {b"n": b"\n", b"r": b"\r", b"t": b"\t", b"b": b"\b", b"f": b"\f"}
 _CODE_POINTS: Final = 0x110000
@@ -93,6 +94,7 @@ class Secrecy:
         self._windows: dict[int, tuple[_Place, ...]] = {}
         self._forms: dict[bytes, tuple[bytes, ...]] = {}  # by the bytes that are needed of them
         self._starts = (0,)  # where windows begin; a form of six bytes needs them twice as dense
+        self._longest = 0
         self.add(secret or "")
 
     def __repr__(self) -> str:
@@ -109,6 +111,11 @@ class Secrecy:
             self._index(secret)
         if len(self._read_at) > self._max:
             self._drop_old()
+
+    @property
+    def reach_bytes(self) -> int:
+        """How much of a text must follow a position, to find a secret that begins there."""
+        return self._longest * _MAX_ESCAPE_BYTES
 
     def is_in(self, text: str) -> bool:
         """Return whether a text contains a secret."""
@@ -160,6 +167,7 @@ class Secrecy:
     def _index(self, secret: str) -> None:
         for form in _forms(secret):
             needed = min(len(form), max(MIN_CUT_CHARACTERS, (len(form) + 1) // 2))
+            self._longest = max(self._longest, needed)
             self._forms[form[:needed]] = (*self._forms.get(form[:needed], ()), form)
             if needed < _WINDOW + _WINDOW - 1:
                 self._starts = (0, 2)

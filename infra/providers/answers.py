@@ -26,8 +26,8 @@ from reconciler.errors import (
 from reconciler.secrecy import Secrecy
 
 MAX_DETAIL_CHARACTERS = 500
-MAX_SEARCHED_BYTES = 16_384
-"""Of a refusal's body, before its beginning is quoted."""
+MIN_SEARCHED_BYTES = 16_384
+"""Of a refusal's body, before its beginning is quoted; more where a secret is that long."""
 
 
 class _Named(Protocol):
@@ -144,10 +144,11 @@ def problem_text(response: Answer) -> str:
     except UNDECODABLE:
         problem = _Problem()
     text = problem.detail or problem.title
+    searched = MIN_SEARCHED_BYTES + response.secrecy.reach_bytes
     if not text:
-        text = response.content[:MAX_SEARCHED_BYTES].decode(errors="replace").strip()
+        text = response.content[:searched].decode(errors="replace").strip()
     # Before it is cut: the beginning of a secret would not be found.
-    text = response.secrecy.hide(text[:MAX_SEARCHED_BYTES])
+    text = response.secrecy.hide(text[:searched])
     return " ".join(text[:MAX_DETAIL_CHARACTERS].split()) or "no explanation"
 
 

@@ -141,3 +141,12 @@ def test_a_secret_is_hidden_before_a_refusal_is_cut(of_problem: bool) -> None:
         body = msgspec.json.encode({"detail": text}) if of_problem else text.encode()
         quoted = problem_text(Answer("PUT", "https://api.example", 400, {}, body, Secrecy(token)))
         assert quoted == ("x" * (MAX_DETAIL_CHARACTERS - visible) + HIDDEN)[:MAX_DETAIL_CHARACTERS]
+
+
+@pytest.mark.parametrize("form", ["{}", '{{"detail": "{}"}}'])
+def test_a_secret_that_is_longer_than_what_is_searched_at_least_is_hidden(form: str) -> None:
+    """The beginning of a keystore in Base64, which an API repeats, is still the secret."""
+    secret = "".join(f"{number:x}Zq" for number in range(20_000))
+    answer = answered(422, form.format(secret).encode())
+    shown = problem_text(msgspec.structs.replace(answer, secrecy=Secrecy(secret)))
+    assert shown == HIDDEN
