@@ -16,7 +16,7 @@ import msgspec
 
 from events.external import ExternalObject
 from events.manifest import Fields, InvalidManifestError, Manifest, ManifestStruct, Metadata
-from events.names import InvalidNameError, ResourceKey
+from events.names import SYSTEM_NAMESPACE, InvalidNameError, ResourceKey
 
 COMPOSED_SET_KIND: Final = "ComposedSet"
 
@@ -73,8 +73,12 @@ class ComposedSetSpec(ManifestStruct, frozen=True):
         children, manifests = self.fields.get(CHILDREN, {}), self.fields.get(MANIFESTS, {})
         if not (isinstance(children, dict) and isinstance(manifests, dict)):
             raise ValueError("fields: children and manifests must be maps")  # noqa: TRY004 - msgspec's
+        own = ResourceKey.parse(self.parent).namespace
         for name in (*names, *cast("dict[str, object]", children)):
-            ResourceKey.parse(name)  # raises InvalidNameError, a ValueError
+            key = ResourceKey.parse(name)  # raises InvalidNameError, a ValueError
+            # How its parts stand is shown: what others declare must not be among them.
+            if own not in (SYSTEM_NAMESPACE, key.namespace):
+                raise ValueError(f"{name}: must be in the namespace of its set, {own!r}")
 
     @property
     def set_key(self) -> ResourceKey:

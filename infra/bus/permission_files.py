@@ -127,7 +127,10 @@ def claims(users: Sequence[User]) -> dict[str, Any]:
                 "name": user.name,
                 "account": user.account,
                 "nats": {
-                    "pub": {"allow": list(user.permissions.publish)},
+                    "pub": {
+                        "allow": list(user.permissions.publish),
+                        **({"deny": denied} if (denied := [*user.permissions.denied]) else {}),
+                    },
                     "sub": {"allow": list(user.permissions.subscribe)},
                 },
             }
@@ -159,19 +162,18 @@ def _users(users: Iterable[User]) -> list[str]:
             f"      # {user.name}, {user.principal}: {PURPOSES[user.principal]}",
             f"      {{ nkey: {json.dumps(user.key or f'{PLACEHOLDER}-{user.name}')}, "
             "permissions: {",
-            *_allowed("publish", permissions.publish),
+            *_allowed("publish", permissions.publish, permissions.denied),
             *_allowed("subscribe", permissions.subscribe),
             "      } }",
         ]
     return [*lines, "    ]"]
 
 
-def _allowed(verb: str, subjects: Sequence[str]) -> list[str]:
-    return [
-        f"        {verb}: {{ allow: [",
-        *(f"          {json.dumps(subject)}" for subject in subjects),
-        "        ] }",
-    ]
+def _allowed(verb: str, allowed: Sequence[str], denied: Sequence[str] = ()) -> list[str]:
+    lines = [f"        {verb}: {{ allow: [", *(f"          {json.dumps(each)}" for each in allowed)]
+    if denied:
+        lines += ["        ], deny: [", *(f"          {json.dumps(each)}" for each in denied)]
+    return [*lines, "        ] }"]
 
 
 def _export(account: str, each: Exchange) -> str:

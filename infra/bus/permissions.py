@@ -16,6 +16,7 @@ import msgspec
 from events import subjects
 from events.names import SYSTEM_NAMESPACE, ResourceKey, check_token
 from events.provider_config import config_key
+from events.stored_content import COMPOSED_KINDS
 from infra.bus.streams import (
     DEADLETTERS,
     INTAKE,
@@ -77,10 +78,11 @@ PURPOSES: Final[dict[Principal, str]] = {
 
 
 class Permissions(msgspec.Struct, frozen=True):
-    """What a user may publish, and subscribe to."""
+    """What a user may publish, and subscribe to; ``denied`` are exceptions from ``publish``."""
 
     publish: tuple[str, ...]
     subscribe: tuple[str, ...]
+    denied: tuple[str, ...] = ()
 
 
 class Exchange(msgspec.Struct, frozen=True):
@@ -118,7 +120,15 @@ def service_permissions(
     """Return what a service of one namespace may do, in an account that imports the same."""
     exchanges = service_exchanges(namespace, inboxes, finalizers=finalizers)
     published = tuple(each.subject for each in exchanges if each.form == "service")
-    return Permissions((WHO_AM_I, *published), _own_inboxes(inboxes))
+    return Permissions((WHO_AM_I, *published), _own_inboxes(inboxes), _internal(namespace, inboxes))
+
+
+def _internal(namespace: str, inboxes: Sequence[str]) -> tuple[str, ...]:
+    """Return the declarations that only Reconciler itself makes, with what it knows of parts."""
+    return tuple(
+        subjects.intake("desired", ResourceKey(namespace, kind, "*"), inboxes[0])
+        for kind in sorted(COMPOSED_KINDS)
+    )
 
 
 def service_exchanges(

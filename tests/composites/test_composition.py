@@ -8,9 +8,10 @@ import pytest
 from events.composition import COMPOSED_SET_KIND, PART_OF_LABEL
 from events.intake import FinalizerReleased, FinalizerRequested, ReconcileRequested, Withdrawn
 from events.log import ActionDecided, BreakerOpened, ProgressNoted, SpecDeclared, SpecWithdrawn
-from events.manifest import Manifest, Metadata
+from events.manifest import Fields, InvalidManifestError, Manifest, Metadata
 from events.names import ResourceKey
 from events.provider_config import Retry, config_key
+from reconciler.provider.kind import COMPOSED_SET
 from tests.composites.conftest import WARM, colors, until_ready
 from tests.composites.palette import CONFIG, KIND, palette
 from tests.scenarios.harness import World, api_config, every, manifest, shape
@@ -115,6 +116,22 @@ async def test_a_tenant_whose_parts_are_taken_does_not_open_the_breaker_for_othe
     await world.declare_all([palette("warm", "Red")])
     await until_ready(world, WARM)
     assert not every(BreakerOpened, await world.facts(config_key(CONFIG)))
+
+
+@pytest.mark.parametrize("field", ["generations", "refused", "leaving", "children"])
+def test_a_set_names_no_resources_of_other_namespaces(field: str):
+    """It shows the outputs of its parts, so a forged one would show those of other tenants."""
+
+    def spec(parent: str, part: str) -> Fields:
+        named: Fields = {"generations": {part: 1}, "refused": {part: "why"}, "leaving": [part]}
+        shown: Fields = {"fields": {"children": {part: "digest"}}}
+        given = shown if field == "children" else {field: named[field]}
+        return {"parent": parent, "uid": "u", "key": "k", **given}
+
+    COMPOSED_SET.check_declared(spec("acme/Palette/warm", "acme/Shape/red"))
+    COMPOSED_SET.check_declared(spec("system/Palette/warm", "other/Shape/red"))
+    with pytest.raises(InvalidManifestError, match="must be in the namespace of its set, 'acme'"):
+        COMPOSED_SET.check_declared(spec("acme/Palette/warm", "other/Shape/red"))
 
 
 async def test_what_a_withdrawn_one_waits_for_is_named(world: World):

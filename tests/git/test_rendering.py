@@ -49,6 +49,9 @@ def test_only_what_the_operator_has_named_runs(tmp_path: Path, monkeypatch: pyte
         rendered(sh("true"), "mine", {"../../stolen": b""}, "")
     with pytest.raises(GitError, match="the commit has no directory 'nowhere'"):
         rendered(sh("true"), "mine", FILES, "nowhere")
+    for outside in ("../..", "/etc", "deploy/../../.."):  # as only a forged set could name it
+        with pytest.raises(GitError, match="the commit has no directory"):
+            rendered(sh("true"), "mine", FILES, outside)
     assert renderers_of_process() == {}
     file = tmp_path / "renderers.yaml"
     monkeypatch.setenv("RECONCILER_RENDERERS", str(file))

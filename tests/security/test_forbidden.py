@@ -12,6 +12,7 @@ from nats.aio.client import Client
 
 from events.envelope import encode_intake
 from events.intake import Reported
+from events.stored_content import COMPOSED_KINDS
 from events.subjects import REPLY_HEADER
 from infra.bus.streams import DEADLETTERS, INTAKE, LOG, REJECTIONS
 from infra.jetstream.access import Access
@@ -312,6 +313,16 @@ async def test_the_sdk_says_what_a_service_may_not_read(guarded: Guarded, name: 
         with pytest.raises(BusDeniedError):
             async with client.outcomes():
                 pass
+
+
+@pytest.mark.parametrize("kind", sorted(COMPOSED_KINDS))
+async def test_a_service_cannot_declare_what_only_reconciler_does(
+    guarded: Guarded, name: str, kind: str
+) -> None:
+    """A set says which resources are its parts, and shows the outputs of these."""
+    async with guarded.bus_as("acme") as nc:
+        with pytest.raises(BusDeniedError):
+            await publish(nc, f"rec.desired=acme.acme.{kind}.Deployment-{name}", b"{}")
 
 
 async def test_forged_results_of_an_admitted_worker_name_no_action(

@@ -75,7 +75,8 @@ def rendered(
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(content)
         place = root / path
-        if not place.is_dir():
+        # A path of the source is checked when it is declared; one of its set was not.
+        if not place.resolve().is_relative_to(root.resolve()) or not place.is_dir():
             raise GitError("BadCommit", f"the commit has no directory {path!r}")
         return {name: _run(name, command, place, Path(folder))}
 
