@@ -222,6 +222,17 @@ async def test_a_secret_that_is_missing_ends_no_listing(
     assert role.fields["password"] == {"secret": reference.digest}, "nothing says otherwise"
 
 
+async def test_a_secret_that_cannot_be_read_ends_no_listing(
+    roles: Provider, secrets: Secrets, tmp_path: Path, unique: str
+) -> None:
+    """Such as one whose mode an operator has changed: the roles of other tenants are listed too."""
+    reference = await secrets.keep(SecretRef("app"), PASSWORD, "default")
+    await made(roles, DATABASE_ROLE, unique, {"password": {"$secret": "app"}})
+    (tmp_path / "secrets/default/app").chmod(0o644)
+    (role,) = await listing(roles, Scope(prefix=unique))
+    assert role.fields["password"] == {"secret": reference.digest}
+
+
 @pytest.mark.parametrize(
     ("verifier", "password", "is_it"),
     [

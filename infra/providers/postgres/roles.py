@@ -29,7 +29,14 @@ from infra.providers.postgres.names import role_problem
 from infra.providers.postgres.passwords import is_password_of
 from infra.providers.postgres.role import GOOD_AS_SUPERUSER, normalize
 from infra.providers.postgres.server import PostgresServer, Session
-from reconciler.errors import ConflictError, NotFoundError, PermanentError, TransientError
+from reconciler.errors import (
+    ConfigurationError,
+    ConflictError,
+    NotFoundError,
+    PermanentError,
+    ProviderError,
+    TransientError,
+)
 from reconciler.provider import Effect
 from reconciler.provider.secrets import Secrets
 
@@ -347,7 +354,13 @@ class DatabaseRolesProvider:
 
         Where the server does not show what it keeps, that is the one which was last written.
         """
-        found = await self._secrets.find(reference, namespace)
+        try:
+            found = await self._secrets.find(reference, namespace)
+        except (
+            ConfigurationError,
+            ProviderError,
+        ):  # who uses the secret is told; others are listed
+            return reference.digest
         if found is None:  # nothing to compare with: of a generated one that is a difference
             return "" if row.mark is not None and row.mark.is_generated else reference.digest
         if not self._sees_verifiers:
