@@ -11,6 +11,7 @@ from events.log import ActionDecided, BreakerOpened, ProgressNoted, SpecDeclared
 from events.manifest import Fields, InvalidManifestError, Manifest, Metadata
 from events.names import ResourceKey
 from events.provider_config import Retry, config_key
+from infra.providers.composition.standing import Declaration, set_of
 from reconciler.provider.kind import COMPOSED_SET
 from tests.composites.conftest import WARM, colors, until_ready
 from tests.composites.palette import CONFIG, KIND, palette
@@ -116,6 +117,15 @@ async def test_a_tenant_whose_parts_are_taken_does_not_open_the_breaker_for_othe
     await world.declare_all([palette("warm", "Red")])
     await until_ready(world, WARM)
     assert not every(BreakerOpened, await world.facts(config_key(CONFIG)))
+
+
+def test_a_set_that_is_invalid_is_nobodys_and_ends_no_listing():
+    """Such as a forged one, or one of another release, that the log has already."""
+    key = ResourceKey("default", COMPOSED_SET_KIND, f"{KIND}-warm")
+    fields: Fields = {"parent": str(WARM), "uid": "u", "key": "k"}
+    assert set_of(key, Declaration(1, fields=fields)).spec is not None
+    assert set_of(key, Declaration(1, fields={**fields, "leaving": ["a/Shape/c"]})).spec is None
+    assert set_of(key, Declaration(1, fields={"parent": 5})).spec is None
 
 
 @pytest.mark.parametrize("field", ["generations", "refused", "leaving", "children"])

@@ -18,7 +18,7 @@ from events.stored_content import (
     parts_of,
 )
 from infra.providers.composition.children import Ask
-from infra.providers.composition.standing import Standing
+from infra.providers.composition.standing import Standing, converted
 from reconciler.errors import NothingDoneError
 from reconciler.ports import IntakeMessageOut
 
@@ -91,7 +91,7 @@ class Contents:
         names = {f"{namespace}/{COMPOSED_CONTENT_KIND}/{each}": each for each in digests}
         found = await self._standing.declarations(list(names))
         return {
-            names[name]: msgspec.convert(each.fields, ComposedContentSpec)
+            names[name]: spec
             for name, each in found.items()
-            if each.fields is not None
+            if (spec := converted(each.fields, ComposedContentSpec)) is not None
         }

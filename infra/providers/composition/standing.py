@@ -6,7 +6,7 @@ Rows come a little later than the log; where one is older than it must be, the l
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol, TypeVar
 
 import msgspec
 from nats.aio.client import Client
@@ -119,6 +119,7 @@ class Row(msgspec.Struct, frozen=True, rename="camel"):
         return Child(self.outcome, reason=why.reason, message=why.message, outputs=self.outputs)
 
 
+_S = TypeVar("_S")
 _row_decoder = msgspec.json.Decoder(Row)
 
 
@@ -179,19 +180,20 @@ class Standing:
     async def find_set(self, key: ResourceKey) -> ComposedSet:
         """Return one set, as the leader's log has it."""
         found = await self.declarations([str(key)])
-        return _set(key, found[str(key)])
+        return set_of(key, found[str(key)])
 
     async def sets(self) -> list[ComposedSet]:
         """Return every set that is declared."""
         found = await self._all_declared(f"log.*.{COMPOSED_SET_KIND}.*.fact")
-        return [_set(key, each) for key, each in found.items()]
+        return [set_of(key, each) for key, each in found.items()]
 
     async def contents(self, namespace: str) -> dict[str, tuple[int, ComposedContentSpec]]:
         """Return every stored content of a namespace, with its generation, by digest."""
         found = await self._all_declared(f"log.{namespace}.{COMPOSED_CONTENT_KIND}.*.fact")
         return {
-            key.name: (each.generation, msgspec.convert(each.fields, ComposedContentSpec))
+            key.name: (each.generation, spec)
             for key, each in found.items()
+            if (spec := converted(each.fields, ComposedContentSpec)) is not None
         }
 
     async def definitions(self) -> dict[str, tuple[int, Fields]]:
@@ -238,9 +240,17 @@ def _declaration(events: Sequence[LogEvent]) -> Declaration:
     return Declaration(withdrawn, outcome=outcome)
 
 
-def _set(key: ResourceKey, found: Declaration) -> ComposedSet:
-    fields = found.fields if found.is_declared else found.withdrawn
-    spec = None if fields is None else msgspec.convert(fields, ComposedSetSpec)
+def converted(fields: Fields | None, spec: type[_S]) -> _S | None:
+    """Return the spec with these fields; None for one that is invalid: it must end no listing."""
+    try:
+        return None if fields is None else msgspec.convert(fields, spec)
+    except msgspec.ValidationError:
+        return None
+
+
+def set_of(key: ResourceKey, found: Declaration) -> ComposedSet:
+    """Return the set that a declaration is; without a spec if it is nobody's."""
+    spec = converted(found.fields if found.is_declared else found.withdrawn, ComposedSetSpec)
     if spec is not None and spec.set_key != key:  # written by hand, and nobody's
         spec = None
     if found.is_declared:
