@@ -300,9 +300,7 @@ class DatabasesProvider:
             for each in rows:
                 if each.name == name:
                     raise _there_already(await self._shown(each)) from None
-            raise TransientError(
-                f"{name!r} was deleted in the meantime", status=REFUSED
-            ) from None
+            raise TransientError(f"{name!r} was deleted in the meantime", status=REFUSED) from None
         except ProviderError as error:
             raise await self._in_use(error, unfinished) from None
         return await self._shown(row)
