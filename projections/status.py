@@ -9,6 +9,7 @@ import msgspec
 from msgspec.structs import replace
 
 from events.external import ExternalObject, digest, identity
+from events.hold import Hold
 from events.intake import OnWithdrawal, TargetState
 from events.integrity import LogDamage
 from events.log import (
@@ -61,7 +62,8 @@ from events.manifest import ApprovalLevel, Fields
 from events.names import ResourceKey
 from events.reference import Reference
 
-_WITHOUT_LISTING = ("DataLoss", "DefinitionGuard", "PruneGuard", "Approval", "UnknownResult")
+_OF_A_PLAN = (Hold.APPROVAL, "NotApproved")
+_NEED_LISTING = frozenset(each for each in Hold if each.needs_listing)
 
 _GOOD_IF_FALSE = ("Degraded", "Paused")
 
@@ -248,7 +250,7 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
             row.generation = row.observed_generation = data.generation
             row.reason = data.reason
             row.message = data.message
-            if data.outcome != "Held":
+            if data.reason not in _OF_A_PLAN:
                 row.asked_plan, row.asked_level = "", "Never"
             if data.outcome not in MAY_WAIT:
                 _stop_waiting(row)
@@ -316,8 +318,7 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
         case ApprovalRefused():
             pass  # the outcome tells it
         case HoldApproved() as data:
-            # What is held without an action waits for the next listing.
-            row.doubted = not row.action_id and data.hold not in _WITHOUT_LISTING
+            row.doubted = not row.action_id and data.hold in _NEED_LISTING
             row.asked_plan, row.asked_level = "", "Never"
         case ReconcileAccepted(reads):
             row.doubted = reads and not row.action_id

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, Literal, NamedTuple, get_args
 
+from events.hold import Hold
 from events.intake import ApprovalDecision
 from events.names import ResourceKey
 from projections.status import StatusRow
@@ -19,7 +20,7 @@ from reconciler.cli.output import Format
 from reconciler.cli.results import Result, checked_reason, confirm, exit_status, print_results
 from reconciler.cli.selection import chosen_keys
 
-Hold = Literal[
+HoldName = Literal[
     "Approval",
     "DeletionGuard",
     "LossGuard",
@@ -36,7 +37,7 @@ def approve(
     kind: str | None = None,
     /,
     *names: str,
-    hold: Hold | None = None,
+    hold: HoldName | None = None,
     plan: str = "",
     all: bool = False,  # noqa: A002 - the option's name
     config: str | None = None,
@@ -88,15 +89,15 @@ def approve(
     if config is not None and not all:
         raise UsageError("--config: allowed only with --all; remove it, or remove the names")
     if hold is None and not plan:
-        raise UsageError(f"missing option --hold; use one of {', '.join(get_args(Hold))}")
-    if abandon and hold != "UnknownResult":
+        raise UsageError(f"missing option --hold; use one of {', '.join(get_args(HoldName))}")
+    if abandon and hold != Hold.UNKNOWN_RESULT:
         raise UsageError(f"--abandon: allowed only with --hold UnknownResult, not with {hold}")
-    if plan and hold not in (None, "Approval"):
+    if plan and hold not in (None, Hold.APPROVAL):
         raise UsageError(f"--plan: allowed only with --hold Approval, not with {hold}")
     checked_reason(reason)
     words = names if kind is None else (kind, *names)
     keys = chosen_keys(connection, words, what="approve", namespace=namespace) if words else []
-    if hold in (None, "Approval"):
+    if hold in (None, Hold.APPROVAL):
         meant = Meant(keys, namespace, config, checked_plan(plan, keys))
         return decide_plans(
             connection, meant, approve=True, reason=reason, timeout=timeout, output=output
@@ -122,7 +123,7 @@ def approve(
 def _confirmation(hold: str, *, abandon: bool) -> str:
     if abandon:
         return "approved: the action is abandoned"
-    if hold in ("DeletionGuard", "LossGuard"):
+    if Hold(hold).needs_listing:
         return "approved: takes effect with the next listing"
     return "approved"
 
@@ -177,7 +178,7 @@ def decide_plans(
 async def _plans(connection: Connection, meant: Meant) -> list[tuple[ResourceKey, str]]:
     """Return the plan of each resource that is meant: one that was named stands as it is."""
     if not meant.keys:
-        waiting = await _held(connection, "Approval", meant.namespace, meant.config)
+        waiting = await _held(connection, Hold.APPROVAL, meant.namespace, meant.config)
         return [(row.key, row.asked_plan) for row in waiting]
     async with bus(connection) as nc:
         rows = (await current_models(nc)).status

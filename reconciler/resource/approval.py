@@ -11,15 +11,14 @@ from typing import Final
 
 import msgspec
 
+from events.hold import Hold
 from events.intake import Approved
 from events.log import Action, ActionDecided, ApprovalRefused, ApprovalRequested, HoldApproved
 from events.manifest import ApprovalLevel, stricter
 from events.names import ResourceKey
 from reconciler.resource.difference import changes, shown
 from reconciler.resource.state import (
-    APPROVAL,
     NOT_APPROVED,
-    UNKNOWN_RESULT,
     ApprovalState,
     ResourceState,
 )
@@ -35,7 +34,8 @@ _encoder = msgspec.json.Encoder(order="deterministic")
 
 def approval_command(key: ResourceKey, *, abandon: bool = False) -> str:
     """Return the command that approves the repetition, or the end, of an action in doubt."""
-    return f"`reconciler approve {key} --hold {UNKNOWN_RESULT}{' --abandon' if abandon else ''}`"
+    ending = " --abandon" if abandon else ""
+    return f"`reconciler approve {key} --hold {Hold.UNKNOWN_RESULT}{ending}`"
 
 
 def unless_approved(step: Step, state: ResourceState, context: Context) -> Step:
@@ -50,13 +50,13 @@ def unless_approved(step: Step, state: ResourceState, context: Context) -> Step:
         return step
     if known.decision == "Reject":
         return Settled("Held", NOT_APPROVED, f"{described(asked)}; rejected {_by(known)}")
-    return Settled("Held", APPROVAL, f"{described(asked)}; approve or reject it")
+    return Settled("Held", Hold.APPROVAL, f"{described(asked)}; approve or reject it")
 
 
 def decide_about(said: Approved, command: Command, state: ResourceState) -> Facts:
     """ApprovalLevel or reject the plan that waits, and no other."""
     asked, outcome = state.holds.approval, state.outcome
-    is_asked = outcome is not None and outcome.reason in (APPROVAL, NOT_APPROVED)
+    is_asked = outcome is not None and outcome.reason in (Hold.APPROVAL, NOT_APPROVED)
     if asked is None or not is_asked:
         return refused(state, command, "NotHeld", "no action of the resource waits for approval")
     if said.decision == "Abandon":
@@ -74,7 +74,8 @@ def decide_about(said: Approved, command: Command, state: ResourceState) -> Fact
         return accepted(state, command, reason="Unchanged")
     if said.decision == "Reject":
         return accepted(state, command, ApprovalRefused(asked.plan, said.reason))
-    return accepted(state, command, HoldApproved(APPROVAL, "Proceed", said.reason, asked.plan))
+    approved = HoldApproved(Hold.APPROVAL.value, "Proceed", said.reason, asked.plan)
+    return accepted(state, command, approved)
 
 
 def _needs_approval(action: Action, state: ResourceState, context: Context) -> bool:

@@ -13,6 +13,7 @@ from typing import Literal
 from msgspec.structs import replace
 
 from events.external import ExternalObject
+from events.hold import Hold
 from events.log import (
     Action,
     ActionAbandoned,
@@ -32,7 +33,7 @@ from reconciler.resource.backoff import delay, is_over
 from reconciler.resource.difference import Wanted, differences
 from reconciler.resource.evolve import NOT_DONE, is_surely_not_done
 from reconciler.resource.owner_label import OWNER_LABEL
-from reconciler.resource.state import UNKNOWN_RESULT, InFlight, ResourceState
+from reconciler.resource.state import InFlight, ResourceState
 from reconciler.resource.turn import PAUSED, Context, Settled, Step
 
 MAX_CONFLICTS = 3  # in a row that are answered at once; then each waits like a failure
@@ -114,7 +115,7 @@ def pursue(
     if flight.abandoned:
         return _given_up(flight, "an operator abandoned the action")
     if flight.held:
-        return Settled("Held", UNKNOWN_RESULT, flight.held, action.action_id)
+        return Settled("Held", Hold.UNKNOWN_RESULT, flight.held, action.action_id)
     if flight.failed is None:
         return _under_way(flight, state)
     # A creation that is not wanted any more would leak: it is pursued to its end.

@@ -8,6 +8,7 @@ from typing import assert_never
 from msgspec.structs import replace
 
 from events.external import ExternalObject
+from events.hold import Hold
 from events.intake import ActionError, LossCount
 from events.log import (
     MAY_WAIT,
@@ -59,10 +60,8 @@ from reconciler.resource.difference import LABELS, ignored_paths, united, withou
 from reconciler.resource.fights import FIGHT, with_drift
 from reconciler.resource.owner_label import OWNER_LABEL
 from reconciler.resource.state import (
-    APPROVAL,
     NEW,
     NOT_APPROVED,
-    UNKNOWN_RESULT,
     Actions,
     ApiHealth,
     Applied,
@@ -238,7 +237,7 @@ def _after(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
         case ProgressNoted(mark, since, at):
             return replace(state, progress=KnownProgress(mark, since, at) if mark else None)
         case OutcomeRecorded() as data:
-            is_past = data.reason not in (APPROVAL, NOT_APPROVED)
+            is_past = data.reason not in (Hold.APPROVAL, NOT_APPROVED)
             if is_past and state.actions.in_flight is None:
                 state = _with_approval(state, None)
             if data.outcome not in MAY_WAIT and state.waits.until is not None:
@@ -584,11 +583,11 @@ def _asked(state: ResourceState, data: ReconcileAccepted, event: LogEvent) -> Re
 
 
 def _approved(state: ResourceState, data: HoldApproved, event: LogEvent) -> ResourceState:
-    if data.hold == APPROVAL:
+    if data.hold == Hold.APPROVAL:
         approved = ApprovalState(data.plan, "Proceed", event.actor, data.reason)
         return _remembered(replace(_with_approval(state, approved), because=event.id), event)
     flight = state.actions.in_flight
-    if flight is None and data.hold == UNKNOWN_RESULT:
+    if flight is None and data.hold == Hold.UNKNOWN_RESULT:
         # Who approves has looked: a creation in doubt is ours only if it gets our label.
         ended = tuple(
             replace(each, in_doubt=False) if each.action.operation == "Create" else each

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from events.hold import Hold
 from events.intake import (
     Approved,
     DefinitionSeen,
@@ -30,25 +31,9 @@ from events.log import (
 from events.names import InvalidNameError, check_finalizer
 from events.subjects import USER_SIGN
 from reconciler.resource import approval
-from reconciler.resource.observation import (
-    DATA_LOSS,
-    DEFINITION_GUARD,
-    DELETION_GUARD,
-    LOSS_GUARD,
-    PRUNE_GUARD,
-)
-from reconciler.resource.state import APPROVAL, UNKNOWN_RESULT, ResourceState
+from reconciler.resource.state import ResourceState
 from reconciler.resource.turn import NOTHING_NEW, Command, Context, Facts, accepted, refused
 
-APPROVABLE = (
-    APPROVAL,
-    DELETION_GUARD,
-    LOSS_GUARD,
-    UNKNOWN_RESULT,
-    DATA_LOSS,
-    DEFINITION_GUARD,
-    PRUNE_GUARD,
-)
 MAX_FINALIZERS = 32
 
 
@@ -135,22 +120,25 @@ def request_look(
 
 def approve(said: Approved, command: Command, state: ResourceState) -> Facts:
     """Lift the hold that an approval names, or decide about the plan that waits."""
-    if said.hold == APPROVAL:
+    if said.hold == Hold.APPROVAL:
         return approval.decide_about(said, command, state)
     outcome = state.outcome
     hold = outcome.reason if outcome is not None and outcome.outcome == "Held" else ""
     if outcome is not None and outcome.generation != state.desired.generation:
         hold = ""  # something newer is declared, which nobody has looked at
-    if hold != said.hold or hold not in APPROVABLE:
+    if hold != said.hold or hold not in list(Hold):
         otherwise = f"the resource is not held by {said.hold!r}{_but(state)}"
         return refused(state, command, "NotHeld", otherwise)
-    if said.decision == "Abandon" and hold != UNKNOWN_RESULT:
+    if said.decision == "Abandon" and hold != Hold.UNKNOWN_RESULT:
         return refused(
-            state, command, "Invalid", f"decision Abandon: allowed only for hold {UNKNOWN_RESULT}"
+            state,
+            command,
+            "Invalid",
+            f"decision Abandon: allowed only for hold {Hold.UNKNOWN_RESULT}",
         )
     if said.decision == "Reject":
         return refused(
-            state, command, "Invalid", f"decision Reject: allowed only for hold {APPROVAL}"
+            state, command, "Invalid", f"decision Reject: allowed only for hold {Hold.APPROVAL}"
         )
     if state.holds.approved == hold:
         return accepted(state, command, reason="Unchanged")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from events.external import ExternalObject
+from events.hold import Hold
 from events.intake import LossCount
 from events.log import (
     ActionDecided,
@@ -48,8 +49,6 @@ from reconciler.resource.fights import wait_in_fight, waiting_in_fight
 from reconciler.resource.inputs import compose, reliance, resolve
 from reconciler.resource.observation import (
     AWAITING_READ,
-    DELETION_GUARD,
-    LOSS_GUARD,
     labelled,
     namespace_that_has,
     release_of_replaced,
@@ -72,7 +71,7 @@ from reconciler.resource.replacement import (
     replacement,
     retirement,
 )
-from reconciler.resource.state import UNKNOWN_RESULT, ResourceState, Spec
+from reconciler.resource.state import ResourceState, Spec
 from reconciler.resource.turn import NOTHING_TO_SAY, PAUSED, Context, Settled, Step
 
 
@@ -259,15 +258,15 @@ def _doubted(losses: LossCount, state: ResourceState) -> Settled:
     """Too many of our objects are missing at once: nothing is done before people are asked."""
     config = state.provider_config
     what = f"{losses.missing} of {losses.owned} owned objects in {config!r} are missing"
-    if state.holds.approved == LOSS_GUARD:
+    if state.holds.approved == Hold.LOSS_GUARD:
         return Settled(
             "Held",
-            LOSS_GUARD,
+            Hold.LOSS_GUARD,
             f"{what}; the loss is approved and takes effect with the next listing",
         )
     return Settled(
         "Held",
-        LOSS_GUARD,
+        Hold.LOSS_GUARD,
         f"{what} from one listing; check that the ProviderConfig points to the right API, or "
         "approve the loss to recreate them",
     )
@@ -614,15 +613,15 @@ def _guarded(guard: DeletionGuard, state: ResourceState) -> Settled | None:
     if strays > 0 and guard.allows(strays, total):
         return None
     what = f"{strays} of {total} objects in the scope are undeclared and would be deleted"
-    if state.holds.approved == DELETION_GUARD:
+    if state.holds.approved == Hold.DELETION_GUARD:
         # Somebody may have declared it since it was seen: only a later listing shows that.
         if state.observed.position >= state.holds.approved_position:
             return None
         later = f"{what}; the deletion is approved and happens after the next listing"
-        return Settled("Held", DELETION_GUARD, later)
+        return Settled("Held", Hold.DELETION_GUARD, later)
     return Settled(
         "Held",
-        DELETION_GUARD,
+        Hold.DELETION_GUARD,
         f"{what}, more than deletionGuard allows ({guard.max_count} objects, "
         f"{guard.max_percent} %); approve the deletion, or declare the object",
     )
@@ -654,7 +653,7 @@ def _held_in_doubt(
         remedy = f"give it the label {OWNER_LABEL}={context.owner}"
     return Settled(
         "Held",
-        UNKNOWN_RESULT,
+        Hold.UNKNOWN_RESULT,
         f"{found.name!r} (uid {found.uid}) may have been created by this resource (a call with an "
         f"unknown result) or by another client. If this resource created it, {remedy}. If not, "
         "approve: "

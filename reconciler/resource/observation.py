@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 
 from events.external import ExternalObject, same_content
+from events.hold import Hold
 from events.intake import Observed
 from events.log import (
     AbsenceDoubted,
@@ -25,22 +26,8 @@ from reconciler.resource.turn import NOTHING_NEW, Command, Context, Facts
 
 _RIGHT_CLOCK = timedelta(seconds=60)  # an observer's clock may lag so much, and is still believed
 
-DELETION_GUARD = "DeletionGuard"
-"""Reason of the outcome of what the guard holds, and what an approval names."""
-
-DATA_LOSS = "DataLoss"
-DEFINITION_GUARD = "DefinitionGuard"
-"""Reason of the outcome of a resource whose next action would lose data, and what an approval
-names."""
-
-PRUNE_GUARD = "PruneGuard"
-"""Reason of the outcome of a composed resource whose next content would withdraw too much."""
-
 AWAITING_READ = "AwaitingRead"
 """Reason of the outcome of a resource that waits for a look at an object before it writes to it."""
-
-LOSS_GUARD = "LossGuard"
-"""Reason of the outcome of a resource whose loss is not believed, and what an approval names."""
 
 
 def observe(said: Observed, command: Command, state: ResourceState, context: Context) -> Facts:
@@ -135,7 +122,7 @@ def _is_stale(said: Observed, command: Command, state: ResourceState, context: C
     if actions.in_flight is not None:
         return True
     # An approved deletion waits for a newer look: rows stop asking for one once any is recorded.
-    if holds.approved == DELETION_GUARD and said.as_of < holds.approved_position:
+    if holds.approved == Hold.DELETION_GUARD and said.as_of < holds.approved_position:
         return True
     if said.object is None and said.evidence == "CompleteListing" and known.is_listing_disproved:
         return True
@@ -208,7 +195,7 @@ def _is_news(said: Observed, state: ResourceState) -> bool:
         return True
     # A person has approved a deletion, and this is the first look since.
     holds = state.holds
-    return holds.approved == DELETION_GUARD and said.as_of >= holds.approved_position
+    return holds.approved == Hold.DELETION_GUARD and said.as_of >= holds.approved_position
 
 
 def _doubted(said: Observed, state: ResourceState, context: Context) -> AbsenceDoubted | None:
@@ -218,7 +205,7 @@ def _doubted(said: Observed, state: ResourceState, context: Context) -> AbsenceD
         return None
     guard = config.loss_guard
     is_little = losses.missing * 100 <= losses.owned * guard.max_percent
-    if losses.missing < guard.min_count or is_little or state.holds.approved == LOSS_GUARD:
+    if losses.missing < guard.min_count or is_little or state.holds.approved == Hold.LOSS_GUARD:
         return None
     return AbsenceDoubted(said.provider_config, said.external_name, losses.missing, losses.owned)
 

@@ -23,7 +23,7 @@ def outcome_to_record(state: ResourceState, settled: Settled) -> OutcomeRecorded
     outcome = OutcomeRecorded(
         outcome=settled.outcome,
         generation=state.desired.generation,
-        reason=settled.reason,
+        reason=str(settled.reason),  # a `Hold` is one, too
         message=settled.message,
         conditions=conditions(state, settled),
         action_id=settled.action_id,
@@ -39,7 +39,7 @@ def conditions(state: ResourceState, settled: Settled) -> tuple[Condition, ...]:
     calls fail. ``Paused``: the declaration asks for no action.
     """
     generation = state.desired.generation
-    name, reason, message = settled.outcome, settled.reason, settled.message
+    name, reason, message = settled.outcome, str(settled.reason), settled.message
     ready = settled.ready or Readiness(name == "Converged", reason, message)
     shown = [
         Condition("Converged", _truth(name in _CONVERGED), reason, message, generation),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 
 from events.external import ExternalObject
+from events.hold import Hold
 from events.log import event_id
 from events.manifest import Fields
 from events.provider_config import ProviderConfigSpec
@@ -15,7 +16,6 @@ from reconciler.resource.attempt import (
     wait_after_conflicts,
 )
 from reconciler.resource.difference import labels_of
-from reconciler.resource.observation import DATA_LOSS, DEFINITION_GUARD, PRUNE_GUARD
 from reconciler.resource.state import ResourceState, Spec
 from reconciler.resource.turn import Context, Settled, Step
 
@@ -62,13 +62,13 @@ def held_for_its_data(
 ) -> Settled | None:
     """Hold what would lose data, unless a person has approved it; ``fields``: None to delete."""
     seen, kind = state.observed.object, context.kind
-    if seen is None or kind is None or state.holds.approved == DATA_LOSS:
+    if seen is None or kind is None or state.holds.approved == Hold.DATA_LOSS:
         return None
     lost = kind.loses(fields, seen)
     return (
         Settled(
             "Held",
-            DATA_LOSS,
+            Hold.DATA_LOSS,
             f"the action would lose {lost}; approve the loss, or change the declaration",
         )
         if lost
@@ -79,14 +79,18 @@ def held_for_its_data(
 def held_for_its_definition(state: ResourceState, config: ProviderConfigSpec) -> Settled | None:
     """Hold a replacement that only a changed definition asks for, if it asks for too many."""
     definition = state.desired.definition
-    if definition is None or not definition.affected or state.holds.approved == DEFINITION_GUARD:
+    if (
+        definition is None
+        or not definition.affected
+        or state.holds.approved == Hold.DEFINITION_GUARD
+    ):
         return None
     guard = config.deletion_guard
     if guard.allows(definition.affected, definition.total):
         return None
     return Settled(
         "Held",
-        DEFINITION_GUARD,
+        Hold.DEFINITION_GUARD,
         f"the changed definition of its kind affects {definition.affected} of "
         f"{definition.total} resources and would replace this object, more than deletionGuard "
         f"allows ({guard.max_count} objects, {guard.max_percent} %); approve the replacement, "
@@ -99,7 +103,7 @@ def held_for_its_parts(
 ) -> Settled | None:
     """Hold a content that would withdraw too many of the resources that an object is made of."""
     seen, kind = state.observed.object, context.kind
-    if seen is None or kind is None or state.holds.approved == PRUNE_GUARD:
+    if seen is None or kind is None or state.holds.approved == Hold.PRUNE_GUARD:
         return None
     removed, total, by = kind.removes(state.desired.fields, seen)
     guard = config.deletion_guard
@@ -107,7 +111,7 @@ def held_for_its_parts(
         return None
     return Settled(
         "Held",
-        PRUNE_GUARD,
+        Hold.PRUNE_GUARD,
         f"{by}{': ' if by else ''}{removed} of its {total} resources would be withdrawn, more "
         f"than deletionGuard allows ({guard.max_count} resources, {guard.max_percent} %); "
         "approve the withdrawal, or add their manifests again",

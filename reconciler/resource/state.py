@@ -201,19 +201,11 @@ class Finalizer(msgspec.Struct, frozen=True, gc=False):
     holder: str
 
 
-APPROVAL: Final = "Approval"
-"""Reason of the outcome of an action that waits for approval, and what an approval names."""
-
 NOT_APPROVED: Final = "NotApproved"
 """Reason of the outcome after somebody has rejected it; that can be thought over."""
 
 PLAN_OUTDATED: Final = "PlanOutdated"
 """Why a declaration is refused of which something else would come than was planned."""
-
-
-UNKNOWN_RESULT: Final = "UnknownResult"
-"""Reason of the outcome of a resource while only a person can tell what a call has done, and what
-an approval names."""
 
 
 class ApprovalState(msgspec.Struct, frozen=True, gc=False):

@@ -18,6 +18,7 @@ import msgspec
 
 from events.composition import taken_by
 from events.external import ExternalObject
+from events.hold import Hold
 from events.intake import (
     ActionError,
     Answer,
@@ -63,7 +64,7 @@ from reconciler.resource.foresight import (
     turn_digest,
 )
 from reconciler.resource.observation import AWAITING_READ
-from reconciler.resource.state import APPROVAL, ResourceState
+from reconciler.resource.state import ResourceState
 from reconciler.resource.turn import Command, Context, Turn
 from reconciler.roles.configurations import Configurations
 from reconciler.roles.definitions import Definitions
@@ -326,10 +327,10 @@ class Foresight:
         for key, mine in list(self.found.items()):
             flight, outcome = mine.state.actions.in_flight, mine.state.outcome
             asked = mine.state.holds.approval
-            waits = flight is None and outcome is not None and outcome.reason == APPROVAL
+            waits = flight is None and outcome is not None and outcome.reason == Hold.APPROVAL
             if waits and asked is not None:
                 mine.is_approved = True
-                results[key] = [Approved(APPROVAL, plan=asked.plan)]
+                results[key] = [Approved(Hold.APPROVAL, plan=asked.plan)]
                 continue
             if flight is None or flight.held or flight.action.action_id in self._stuck:
                 continue

@@ -14,6 +14,7 @@ from datetime import datetime
 from msgspec.structs import replace
 
 from events.external import ExternalObject, identity
+from events.hold import Hold
 from events.intake import ListingBegan, LossCount, Observed, StrayCount
 from events.integrity import LogDamage
 from events.names import ResourceKey, name_for_external
@@ -416,7 +417,7 @@ def _may_pass_now(
     row: StatusRow, seen: ExternalObject, strays: StrayCount | None, ours: str
 ) -> bool:
     """An undeclared object is shown again when the configuration or the numbers are others."""
-    if row.outcome == "Held" and row.reason == "DeletionGuard":
+    if row.outcome == "Held" and row.reason == Hold.DELETION_GUARD:
         return strays is None or (strays.strays, strays.total) != (row.strays, row.total)
     if not ours or row.outcome != "Unowned" or row.taken_by:
         return False

@@ -13,6 +13,7 @@ from typing import Literal
 
 import structlog
 
+from events.hold import Hold
 from events.intake import TimerFired
 from events.log import (
     ActionSucceeded,
@@ -294,7 +295,7 @@ def has_its_configuration_now(
         case "Held", "WrongProvider":
             kind = kinds.find(row.kind)
             return config is None or (kind is not None and kind.provider == config.provider)
-        case "Held", "Approval" | "NotApproved":
+        case "Held", Hold.APPROVAL | "NotApproved":
             level = row.approve if config is None else stricter(config.approve, row.approve)
             return stricter(level, row.asked_level) != level
         case _:

@@ -18,6 +18,7 @@ from weakref import WeakSet
 from nats.aio.client import Client as Connection
 
 from events.dead_letter import Discarded, LetterHandled
+from events.hold import Hold
 from events.intake import Answer, ApprovalDecision, Observed
 from events.integrity import LogDamagedError
 from events.log import OutcomeName
@@ -37,7 +38,6 @@ from projections.read_models import (
 from projections.status import StatusRow
 from reconciler.errors import DeclarationRefusedError, WaitTimeoutError
 from reconciler.ports import IntakeMessageOut, StoredEvent
-from reconciler.resource.state import APPROVAL
 from reconciler.sdk.dead_letters import (
     ANSWERED,
     DeadLetter,
@@ -260,7 +260,7 @@ class Client:
         """
         decision: ApprovalDecision = "Proceed" if approve else "Reject"
         messages = [
-            approval(resource, APPROVAL, decision, reason, plan) for resource, plan in plans
+            approval(resource, Hold.APPROVAL, decision, reason, plan) for resource, plan in plans
         ]
         return await self._ask(messages, timeout_seconds)
 

@@ -9,11 +9,11 @@ from typing import Any, get_args
 import httpx
 import pytest
 
+from events.hold import Hold
 from infra.bus.streams import INTAKE
 from infra.jetstream.connection import connect as connect_to_bus
 from infra.jetstream.reads import stream_state
-from reconciler.cli.approve import Hold
-from reconciler.resource.holds import APPROVABLE
+from reconciler.cli.approve import HoldName
 from reconciler.sdk import connect
 from tests.cli.runner import PATIENCE_SECONDS, STOP_SECONDS, Cli, Inside, Up, shape, until
 
@@ -44,7 +44,7 @@ def held_by_billing(url: str, name: str) -> None:
 
 
 def test_whatever_can_be_approved_can_be_named_to_the_command():
-    assert set(get_args(Hold)) == set(APPROVABLE)
+    assert set(get_args(HoldName)) == set(Hold)
 
 
 @pytest.fixture

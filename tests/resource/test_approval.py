@@ -261,3 +261,15 @@ def test_the_row_says_what_waits_until_it_does_no_more():
     for later, event in enumerate(story.log[told:], position + 1):
         fold_status(row, later, event)
     assert (row.asked_plan, row.asked_level) == ("", "Never")
+
+
+def test_the_row_names_no_plan_while_another_hold_is_in_the_way():
+    story = made("Always")
+    story.declare(BLUE)
+    story.configs = {}
+    story.wake()
+    assert (story.outcome, story.reason) == ("Held", "ProviderConfigMissing")
+    row = StatusRow(FOO.namespace, FOO.kind, FOO.name)
+    for position, event in enumerate(story.log, 1):
+        fold_status(row, position, event)
+    assert (row.reason, row.asked_plan, row.asked_level) == ("ProviderConfigMissing", "", "Never")

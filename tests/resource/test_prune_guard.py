@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from events.hold import Hold
 from events.log import SpecResolved
 from events.names import ResourceKey
 from reconciler.resource.evolve import evolve
-from reconciler.resource.observation import PRUNE_GUARD
 from reconciler.resource.state import NEW
 from tests.bus.histories import event
 
@@ -15,6 +15,6 @@ SHOP = ResourceKey("default", "GitSource", "shop")
 
 
 def test_another_content_takes_an_approval_back():
-    approved = replace(NEW, holds=replace(NEW.holds, approved=PRUNE_GUARD))
+    approved = replace(NEW, holds=replace(NEW.holds, approved=Hold.PRUNE_GUARD))
     newer = evolve(approved, event(SHOP, 1, SpecResolved(1, {"content": "0" * 32})))
     assert newer.holds.approved == ""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from events.hold import Hold
 from events.intake import Approved
 from events.names import ResourceKey
 from reconciler.resource.owner_label import OWNER_LABEL, owner
-from reconciler.resource.state import UNKNOWN_RESULT, ResourceState
+from reconciler.resource.state import ResourceState
 from tests.judge.from_simulation import PERSON
 from tests.memory_bus.log import LOG_ID
 from tests.simulation.world import World
@@ -16,7 +17,9 @@ def answer_holds(world: World) -> int:
     held = [key for key, state in world.checks.turns.states.items() if _waits_for_a_person(state)]
     for key in held:
         _label_what_is_ours(world, key)
-        world.publisher.publish(key, Approved(UNKNOWN_RESULT, reason="I looked"), source=PERSON)
+        world.publisher.publish(
+            key, Approved(Hold.UNKNOWN_RESULT, reason="I looked"), source=PERSON
+        )
     return len(held)
 
 
@@ -24,7 +27,10 @@ def _waits_for_a_person(state: ResourceState) -> bool:
     flight, outcome = state.actions.in_flight, state.outcome
     if flight is not None:
         return bool(flight.held)
-    return outcome is not None and (outcome.outcome, outcome.reason) == ("Held", UNKNOWN_RESULT)
+    return outcome is not None and (outcome.outcome, outcome.reason) == (
+        "Held",
+        Hold.UNKNOWN_RESULT,
+    )
 
 
 def _label_what_is_ours(world: World, key: ResourceKey) -> None:

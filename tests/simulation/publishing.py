@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from events.envelope import encode_intake, encode_listing_part
+from events.hold import Hold
 from events.intake import (
     Approved,
     Declared,
@@ -38,7 +39,7 @@ from events.subjects import Intake
 from events.subjects import intake as intake_subject
 from events.subjects import listing as listing_subject
 from infra.jetstream.errors import StreamFullError
-from reconciler.resource.state import APPROVAL, ResourceState
+from reconciler.resource.state import ResourceState
 from tests.judge.from_simulation import PERSON
 from tests.memory_bus.clock import Clock
 from tests.memory_bus.intake import IntakeStream
@@ -56,7 +57,7 @@ CONFIG_KEY = ResourceKey(SYSTEM_NAMESPACE, PROVIDER_CONFIG_KIND, "default")
 _NEVER = 1_000
 _LATE_SECONDS = 6.0
 DEFINITION_KEY = ResourceKey(SYSTEM_NAMESPACE, KIND_DEFINITION_KIND, "Shape")
-_APPROVED = ("DeletionGuard", "LossGuard", "DefinitionGuard", APPROVAL)
+_APPROVED = (Hold.DELETION_GUARD, Hold.LOSS_GUARD, Hold.DEFINITION_GUARD, Hold.APPROVAL)
 _WHAT: dict[type[IntakeData], Intake] = {
     Declared: "desired",
     Withdrawn: "desired",
