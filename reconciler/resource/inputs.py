@@ -76,7 +76,9 @@ def compose(spec: Spec, state: ResourceState, context: Context) -> Step | None:
         for each in manifests_of(content):  # all or nothing
             part = f"{each.key}: "
             context.check_part(each)
-    except (InvalidManifestError, InvalidNameError, UnknownKindError) as error:
+    except UnknownKindError as error:
+        return Settled("Held", "UnknownKind", f"{part}{error}")
+    except (InvalidManifestError, InvalidNameError) as error:
         return Settled("Failed", "InvalidInput", f"{part}{error}")
     return SpecResolved(desired.generation, content, digest)
 

@@ -88,7 +88,8 @@ _logger = structlog.get_logger(__name__)
 class _Woken:
     """A resource that was woken when a wait was over, and when it is again if nothing comes.
 
-    ``wait``: until when it was, or the version of the configuration that it waits for.
+    ``wait``: until when it was, the version of the configuration that it waits for, or the number
+    of known kinds.
     """
 
     wait: datetime | int
@@ -211,6 +212,9 @@ class Sweeper:
             for row in rows
             if (row.outcome, row.reason) == ("Held", NOT_PERMITTED)
         }
+        # The decider may load the kind later than this process. A composed resource may lack the
+        # kind of a part, which the row does not name.
+        waits |= {row.key: len(self._kinds) for row in rows if self._has_its_kind_now(row)}
         now, before = self._now(), self._woken
         self._woken = {}
         waking: list[ResourceKey] = []
@@ -224,6 +228,17 @@ class Sweeper:
                 waking.append(key)
             self._woken[key] = woken
         return waking
+
+    def _has_its_kind_now(self, row: StatusRow) -> bool:
+        """Return whether the kind or provider that a resource is held for may be known by now."""
+        match row.outcome, row.reason:
+            case "Held", "UnknownKind":
+                return row.kind in self._kinds
+            case "Held", "UnknownProvider":
+                config = self._configurations.by_name.get(row.name)
+                return config is not None and config.provider in self._kinds.providers
+            case _:
+                return False
 
     def notice(self, _position: int, event: LogEvent) -> None:
         """Sweep soon after an event that references may depend on; a subscriber of the log."""

@@ -11,7 +11,7 @@ import pytest
 
 from events.composition import CHILDREN, Child, manifests_of
 from events.external import ExternalObject
-from events.intake import DefinitionSeen
+from events.intake import Declared, DefinitionSeen, TimerFired
 from events.log import ActionDecided, SpecDeclared, SpecResolved
 from events.manifest import Fields, InvalidManifestError
 from infra.providers.composition.kind import CompositionFactory
@@ -19,11 +19,12 @@ from infra.providers.rest.expressions import Expression
 from reconciler.cli.explain import explanation_of
 from reconciler.provider.defined_kind import defined
 from reconciler.provider.kind import KIND_DEFINITION, Kind, KindRegistry
+from reconciler.resource.decide import decide
 from reconciler.resource.evolve import evolve
 from reconciler.resource.state import NEW
 from tests.composites.palette import PALETTE
 from tests.composites.trio import DEFINITION, KEY, SPEC, content, kind_from, shape, spec, with_part
-from tests.resource.building import BLOCK, Story, every, names, only
+from tests.resource.building import BLOCK, Story, every, manifest, names, only
 
 READY = Child("Converged", ready=True)
 
@@ -526,6 +527,19 @@ def test_an_older_definition_takes_nothing_back():
     told.kind = replace(kind_from(), provider=BLOCK.provider)
     assert every(SpecResolved, seen_again(told)) == []
     assert every(ActionDecided, seen_again(told)) == []
+
+
+def test_a_part_of_an_unknown_kind_holds_the_object_until_the_kind_is_installed():
+    told = Story(kind=replace(kind_from(), provider=BLOCK.provider), key=KEY)
+    without = msgspec.structs.replace(told.context, check_part=KindRegistry([]).check)
+    declared = told.command(Declared(manifest({}, key=KEY, api_version="trios/v1")))
+    held = decide(told.state, [declared], without)
+    outcome = held.state.outcome
+    assert outcome is not None
+    assert (outcome.outcome, outcome.reason) == ("Held", "UnknownKind")
+    assert outcome.message.startswith("default/Shape/t-middle: kind 'Shape' is unknown")
+    woken = decide(held.state, [told.command(TimerFired("Sweep"))], told.context)
+    assert only(ActionDecided, [each.data for each in woken.events]).action.operation == "Create"
 
 
 def test_an_expression_that_fails_later_keeps_the_last_good_state():

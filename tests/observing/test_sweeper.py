@@ -173,6 +173,41 @@ async def test_what_is_not_permitted_is_woken_when_its_configuration_changes() -
     assert (await scene.sweep_for(10))[:2] == [0, 5]
 
 
+@pytest.mark.parametrize("outcome_of", ["declared", "withdrawn"])
+async def test_what_is_held_for_its_kind_is_woken_when_that_is_installed(outcome_of: str) -> None:
+    scene = Scene()
+    row = scene.row = StatusRow("default", "Widget", "foo")
+    row.outcome, row.reason, row.declared = "Held", "UnknownKind", outcome_of == "declared"
+    scene.models.status[str(row.key)] = row
+    scene.models.take_up(NOTHING)
+    assert await scene.sweep_for(60) == [], "it is not installed"
+    scene.kinds.define(replace(SHAPE, name="Widget"))
+    assert (await scene.sweep_for(60))[:3] == [0, 5, 15]  # its decider may be started later
+    assert {each.key for each in scene.intake.published} == {row.key}
+
+
+async def test_what_is_held_for_a_kind_of_its_parts_is_woken_when_a_kind_is_defined() -> None:
+    scene = Scene()
+    scene.row.reason = "UnknownKind"  # of a kind that is known, as of a composition
+    await scene.sweep_for(600)
+    scene.kinds.define(replace(SHAPE, name="Widget"))
+    assert (await scene.sweep_for(10))[:2] == [0, 5]
+
+
+@pytest.mark.parametrize(("provider", "is_woken"), [("shapes", True), ("widgets", False)])
+async def test_a_configuration_is_woken_when_its_provider_is_installed(
+    provider: str, is_woken: bool
+) -> None:
+    scene = Scene()
+    row = scene.row = StatusRow("system", "ProviderConfig", "billing")
+    row.outcome, row.reason, row.declared = "Held", "UnknownProvider", True
+    scene.models.status[str(row.key)] = row
+    scene.models.take_up(NOTHING)
+    config = ProviderConfigSpec(provider=provider, endpoint="http://localhost")
+    scene.configurations.by_name["billing"] = config
+    assert bool(await scene.sweep_for(10)) is is_woken
+
+
 class LookedUp(dict[str, StatusRow]):
     """Rows of a fleet that nobody may go through: what a sweep costs must not grow with it."""
 
