@@ -18,6 +18,9 @@ import msgspec
 from events.envelope import MAX_MESSAGE_BYTES
 from events.names import InvalidNameError, ResourceKey
 
+Stage = Literal["intake", "declaration", "request", "decision", "action", "observation", "listing"]
+"""Where a message could not be used, as ``DeadLetterRecord`` explains."""
+
 KEPT_BYTES = MAX_MESSAGE_BYTES
 """A payload up to here is kept whole: all that could ever be decided can be retried."""
 
@@ -39,9 +42,10 @@ class DeadLetterRecord(msgspec.Struct, frozen=True, rename="camel"):
     """A message that could not be used.
 
     ``stage`` is where: ``intake`` (it could not be read), ``declaration`` (it was refused),
-    ``decision`` (it could not be decided), ``action`` (a decided action that no worker could read),
-    ``observation`` (an object that is too long to be observed), ``listing`` (another observer's
-    listing proves nothing). ``quota`` (too many messages of its namespace waited) is only counted,
+    ``request`` (an approval, a release or a finalizer was refused), ``decision`` (it could not be
+    decided), ``action`` (a decided action that no worker could read), ``observation`` (an object
+    that is too long to be observed), ``listing`` (another observer's listing proves nothing).
+    ``quota`` (too many messages of its namespace waited) is only counted,
     see ``Discarded``. ``position`` is its place in the stream that ``subject`` belongs to. A
     payload that is not text is in base64.
     """

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple, cast, get_args
 
 import msgspec
 
-from events.dead_letter import DeadLetterRecord
+from events.dead_letter import DeadLetterRecord, Stage
 from events.intake import INTAKE_TYPES, LISTING_TYPE, Answer, ListingPart
 from events.log import LogEvent, OutcomeName
 from events.manifest import Manifest, Policy, ProviderConfigRef
@@ -267,7 +267,7 @@ _PARAMETERS: Final[dict[str, Schema]] = {
     "class": {"enum": ["fact"], "description": "Class of the event."},
     "outcome": {"enum": list(get_args(OutcomeName)), "description": "Outcome of the generation."},
     "size": {"description": "Upper limit of the message's size in bytes, a power of two."},
-    "stage": {"enum": ["intake", "declaration"], "description": "Stage that rejected the message."},
+    "stage": {"enum": list(get_args(Stage)), "description": "Stage that rejected the message."},
 }
 
 

@@ -14,6 +14,7 @@ from typing import Final, Literal, NamedTuple, Protocol
 
 import msgspec
 
+from events.dead_letter import Stage
 from events.intake import Answer, IntakeData, ListingPart
 from events.integrity import LogDamage
 from events.log import LogEvent
@@ -274,7 +275,7 @@ class DeadLetter(NamedTuple):
     never given up.
     """
 
-    stage: str
+    stage: Stage | Literal["quota"]
     reason: str
     delivery: IntakeDelivery
     told_once: str = ""

@@ -14,6 +14,7 @@ from typing import Final, Literal, get_args
 import msgspec
 
 from events import subjects
+from events.dead_letter import Stage
 from events.names import SYSTEM_NAMESPACE, ResourceKey, check_token
 from events.provider_config import config_key
 from events.stored_content import COMPOSED_KINDS
@@ -204,7 +205,7 @@ def _takes(stream: str, consumer: str) -> Iterator[str]:
     yield f"$JS.ACK.{stream}.{consumer}.>"
 
 
-def _dead_letters(*stages: str) -> Iterator[str]:
+def _dead_letters(*stages: Stage) -> Iterator[str]:
     """Write dead letters of some stages, each once where the same would come for ever.
 
     There is a share of the room for each namespace; what is beyond it is counted.
@@ -250,7 +251,7 @@ def _decider() -> Iterator[str]:
     yield subjects.cached_state(_EVERY)
     yield subjects.rejection(_EVERY)
     yield subjects.schedule(_EVERY, "*")
-    yield from _dead_letters("intake", "declaration", "decision")
+    yield from _dead_letters("intake", "declaration", "request", "decision")
     yield f"{INBOX}.>"  # answers: to whoever asked
 
 

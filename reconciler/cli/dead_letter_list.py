@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from events.dead_letter import OTHERS, Discarded
+from events.dead_letter import OTHERS, Discarded, Stage
 from events.names import ResourceKey
 from events.subjects import NO_NAMESPACE
 from reconciler.cli.checks.finding import some
@@ -21,15 +21,13 @@ from reconciler.cli.output import Format, plural, print_structured
 from reconciler.sdk.client import Client
 from reconciler.sdk.dead_letters import DeadLetter, Retried, matching
 
-Stage = Literal[
-    "intake", "declaration", "decision", "action", "observation", "listing", "unreadable"
-]
+ShownStage = Literal[Stage, "unreadable"]
 
 _SHOWN_REASONS = 10
 _REASON_WIDTH = 120
 _VARYING = re.compile(r"'[^']*'|`[^`]*`|\"[^\"]*\"|\b[\w/-]*\d[\w.:/@-]*")
 _NAMES = {NO_NAMESPACE: "without a namespace", OTHERS: "other namespaces"}
-_INTAKE_STAGES = frozenset({"intake", "declaration", "decision"})
+_INTAKE_STAGES = frozenset({"intake", "declaration", "request", "decision"})
 
 
 class Listed(msgspec.Struct, frozen=True, rename="camel"):
@@ -61,7 +59,7 @@ class Chosen(msgspec.Struct, frozen=True):
     """Which letters somebody means: by number, or all that match, with how many that are."""
 
     numbers: Sequence[int]
-    stage: Stage | None
+    stage: ShownStage | None
     resource: str | None
     all_letters: bool
     count: int | None
@@ -189,7 +187,7 @@ def discarded_text(counts: Sequence[Discarded]) -> str:
 
 def print_discarded(
     counts: Sequence[Discarded],
-    stage: Stage | None,
+    stage: ShownStage | None,
     key: ResourceKey | None,
     since: datetime | None,
 ) -> None:

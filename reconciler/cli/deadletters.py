@@ -18,7 +18,7 @@ from reconciler.cli.connection import HERE, Connection, run_async
 from reconciler.cli.dead_letter_list import (
     Chosen,
     Outcome,
-    Stage,
+    ShownStage,
     listed,
     outcome_of,
     print_discarded,
@@ -35,7 +35,7 @@ from reconciler.cli.standard_streams import even_if_nobody_reads
 from reconciler.sdk.client import Client
 from reconciler.sdk.dead_letters import DeadLetter, LetterRefusedError
 
-ByStage = Annotated[Stage | None, Parameter(help="Only dead letters of this stage.")]
+ByStage = Annotated[ShownStage | None, Parameter(help="Only dead letters of this stage.")]
 ByResource = Annotated[str | None, Parameter(help="Only dead letters of this NAMESPACE/KIND/NAME.")]
 
 deadletters = group_of_commands(
@@ -227,7 +227,7 @@ def dismiss(
 
 async def _find(
     connection: Connection,
-    stage: Stage | None,
+    stage: ShownStage | None,
     resource: ResourceKey | None,
     since: datetime | None,
     *,

@@ -720,7 +720,8 @@ class _News:
             if not answer.accepted:
                 self.rejections.append(Rejection(each.key, answer, command.actor, now))
             if answer.reason in _UNUSABLE:
-                self.letters.append(DeadLetter("declaration", answer.message, delivery))
+                stage = "declaration" if isinstance(command.data, _DECLARES) else "request"
+                self.letters.append(DeadLetter(stage, answer.message, delivery))
             elif each.place is not None and delivery is each.work.deliveries[-1]:
                 # Handled once more, it is a duplicate, and what follows from it is decided. Until
                 # then it is not acknowledged: after a crash another decider continues.

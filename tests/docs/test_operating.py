@@ -14,6 +14,7 @@ import msgspec
 import pytest
 import yaml
 
+from events.dead_letter import Stage
 from events.hold import Hold
 from events.log import OutcomeName
 from events.manifest import Manifest, Policy, take_apart
@@ -69,6 +70,11 @@ def test_every_field_of_the_manifests_is_explained() -> None:
 def test_every_outcome_is_explained() -> None:
     page = (DOCS / "concepts/outcomes.md").read_text()
     assert [name for name in get_args(OutcomeName) if f"\n| `{name}` |" not in page] == []
+
+
+def test_every_stage_of_dead_letters_is_explained() -> None:
+    page = (DOCS / "how-to/operate.md").read_text()
+    assert [name for name in get_args(Stage) if f"\n| `{name}` |" not in page] == []
 
 
 def reasons_of_held() -> set[str]:

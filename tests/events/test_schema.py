@@ -54,6 +54,7 @@ from events.log import (
 from events.manifest import Manifest, Metadata
 from events.names import ResourceKey
 from events.schema import asyncapi, json_schema
+from infra.bus.permissions import PRINCIPALS, principal_permissions
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 KEY = ResourceKey("default", "Shape", "foo")
@@ -188,6 +189,18 @@ def test_asyncapi_shows_every_subject_of_the_code() -> None:
         "action": subjects.log(key, "action.{providerConfig}"),
         "deadletter": subjects.deadletter("{stage}", "{namespace}", "{size}"),
     }
+
+
+def test_asyncapi_lists_every_stage_that_a_role_may_write_dead_letters_of() -> None:
+    written = {
+        subject.split(".")[1]
+        for each in PRINCIPALS
+        if each != "service"
+        for subject in principal_permissions(each, [each]).publish
+        if subject.startswith("deadletter.") and subject != subjects.HANDLED
+    }
+    channel = asyncapi()["channels"]["deadletter"]
+    assert set(channel["parameters"]["stage"]["enum"]) == written
 
 
 def test_asyncapi_declares_each_parameter_and_direction() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from events.envelope import encode_intake
-from events.intake import Declared
+from events.intake import Declared, FinalizerRequested, ForcedRelease
 from events.manifest import Manifest, Metadata
 from events.names import ResourceKey
 from events.subjects import intake
@@ -50,6 +50,14 @@ def of_another_resource() -> bytes:
     return declared(manifest("bar"))
 
 
+def with_an_invalid_finalizer() -> bytes:
+    return encode_intake("m-1", ACTOR, FinalizerRequested("not a name"), time=now())
+
+
+def of_a_release_without_a_reason() -> bytes:
+    return encode_intake("m-1", ACTOR, ForcedRelease(" "), time=now())
+
+
 CASES: dict[str, tuple[str, Callable[[], bytes], str, str]] = {
     "not JSON": (FOO, lambda: b"colour it red, please", "intake", "not a CloudEvent"),
     "not text": (FOO, lambda: b"\xff\x00\xfe", "intake", "not a CloudEvent"),
@@ -67,6 +75,18 @@ CASES: dict[str, tuple[str, Callable[[], bytes], str, str]] = {
         of_unknown_kind,
         "declaration",
         "'Blob' is not registered",
+    ),
+    "an invalid finalizer": (
+        intake("finalizer", shape("foo")),
+        with_an_invalid_finalizer,
+        "request",
+        "finalizer 'not a name' is not allowed",
+    ),
+    "a release without a reason": (
+        intake("approval", shape("foo")),
+        of_a_release_without_a_reason,
+        "request",
+        "a forced release requires a reason",
     ),
     "2 MiB": (FOO, of_two_mebibytes, "intake", "bytes, more than the limit"),
     "nested too deep": (FOO, nested_deep, "intake", "nested too deep"),
