@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import os
 import re
 import ssl
 import time
@@ -42,6 +43,7 @@ from infra.jetstream.wire import (
 
 _SCHEMES: Final = ("nats", "tls", "ws", "wss")
 OLDEST_SERVER: Final = (2, 14)  # streams without a duplicate window (ADR 0059)
+_DEFAULT_PORT: Final = 4222
 API_TIMEOUT_SECONDS: Final = 10.0
 _RECONNECT_WAIT_SECONDS: Final = 0.25
 _CONNECT_SECONDS: Final = 5
@@ -65,6 +67,7 @@ _LOOK_PAUSE_SECONDS: Final = 5.0  # between two looks at a silent connection; do
 _MAX_LOOK_PAUSE_SECONDS: Final = 300.0
 _ELECTION_PAUSE_SECONDS: Final = 1.0
 _NO_RESPONSE: Final = "no response"
+_TOO_MANY_CONNECTIONS: Final = "maximum connections exceeded"
 _log = logging.getLogger(__name__)
 
 
@@ -88,6 +91,7 @@ class _Events:
         self._identity = identity
         self._shown = ""
         self.last = ""
+        self._failures: dict[str, tuple[int, str]] = {}  # by server: the attempt, and why
         self.connected = False
         self._refusals = 0
         self.refused = asyncio.Event()
@@ -97,6 +101,7 @@ class _Events:
         if self.refused.is_set():
             return  # what follows is only the end of that connection
         self.last = self._words(error)
+        self._note_failure(error)
         is_refused = _is_about_our_key(str(error))
         self._refusals += is_refused
         if not self.connected and (
@@ -123,6 +128,34 @@ class _Events:
                 "in the URL"
             )
         return f"TLS: {text}" if isinstance(error, ssl.SSLError) else text
+
+    def _note_failure(self, error: Exception) -> None:
+        """Remember why an attempt failed: its first error, not what follows when it is closed."""
+        if self.connected or self.client is None:
+            return
+        server, attempt = self.client.last_server, self.client.attempts
+        if self._failures.get(server, (0, ""))[0] != attempt:
+            number = error.errno if isinstance(error, OSError) else None
+            why = self.last if number is None else os.strerror(number)
+            why = "no response" if isinstance(error, TimeoutError) else why
+            self._failures[server] = (attempt, why)
+
+    def describe(self, url: str, patience_seconds: float) -> str:
+        """Return which servers cannot be reached, why, and what to do."""
+        urls = server_urls(url)
+        found = {server: why for server, (_, why) in self._failures.items()}
+        whys = " ".join(found.values())
+        remedy = f"check that the server{'s are' if len(urls) > 1 else ' is'} running"
+        if _TOO_MANY_CONNECTIONS in whys:
+            remedy = "close other clients, or raise max_connections of the server"
+        if len(urls) > 1:
+            each = ", ".join(
+                f"{server} ({found.get(server, 'no response')})" for server in map(_address, urls)
+            )
+            return f"cannot reach any server of the cluster: {each}; {remedy}"
+        no_response = f"no response in {patience_seconds:g} s"
+        why = self.last if _TOO_MANY_CONNECTIONS not in whys else whys
+        return f"cannot reach {without_secrets(url)}: {why or no_response}; {remedy}"
 
     async def disconnected(self) -> None:
         if self.client is not None and self.client.is_closed:
@@ -284,7 +317,11 @@ async def connect(
             reconnected_cb=events.reconnected,
             max_reconnect_attempts=-1,
             reconnect_time_wait=_RECONNECT_WAIT_SECONDS,  # type: ignore[arg-type] # a float works
-            connect_timeout=_CONNECT_SECONDS if len(urls) == 1 else _SECONDS_WITH_SEVERAL,
+            connect_timeout=(  # each is tried while there is time
+                _CONNECT_SECONDS
+                if len(urls) == 1
+                else min(_SECONDS_WITH_SEVERAL, patience_seconds / len(urls))  # type: ignore[arg-type]
+            ),
             ping_interval=_PING_SECONDS if len(urls) == 1 else _SECONDS_WITH_SEVERAL,
             pending_size=PENDING_BYTES,
             inbox_prefix=identity.inbox_prefix,
@@ -301,12 +338,13 @@ async def connect(
         if connecting.done():
             connecting.result()
             events.connected = True
+            if len(urls) > 1:
+                client.options["connect_timeout"] = _SECONDS_WITH_SEVERAL
             client.when_doubtful = _Doubt(client, name, another).note
             return client
     except (OSError, ValueError, nats.errors.Error) as error:
-        raise BusUnavailableError(
-            f"cannot reach {without_secrets(url)}: {error}; check that the server is running"
-        ) from error
+        events.last = events.last or str(error)
+        raise BusUnavailableError(events.describe(url, patience_seconds)) from error
     finally:
         refused.cancel()
         if not connecting.done():
@@ -317,10 +355,7 @@ async def connect(
                 await client.close()
     if events.refused.is_set():
         raise BusAccessError(f"cannot use {without_secrets(url)}: {events.last}")
-    why = events.last or f"no response in {patience_seconds:g} s"
-    raise BusUnavailableError(
-        f"cannot reach {without_secrets(url)}: {why}; check that the server is running"
-    )
+    raise BusUnavailableError(events.describe(url, patience_seconds))
 
 
 def server_urls(url: str) -> list[str]:
@@ -340,6 +375,12 @@ def server_urls(url: str) -> list[str]:
                 "nats://host:4222 or tls://host:4222"
             )
     return found
+
+
+def _address(url: str) -> str:
+    """Return host and port of a server, as `FastClient.last_server` names it."""
+    parts = urlsplit(url)
+    return f"{parts.hostname}:{parts.port or _DEFAULT_PORT}"
 
 
 def other_servers(urls: Sequence[str], client: Client) -> str:

@@ -345,6 +345,8 @@ class FastClient(Client):
         self.when_lost: set[Callable[[], None]] = set()
         self.when_back: set[Callable[[], None]] = set()
         self.when_doubtful: Callable[[], None] | None = None
+        self.last_server = ""  # host and port of the last attempt to connect
+        self.attempts = 0
         self.excess = ""  # what ended the connection, if its server has sent too much
         self.identity = identity
         self.denials = Denials(identity.inbox_prefix if identity else "_INBOX")
@@ -432,11 +434,29 @@ class FastClient(Client):
         await super()._select_next_server()
 
     async def _connect_to_server(self, s: Srv) -> None:
+        self.last_server = f"{s.uri.hostname}:{s.uri.port}"
+        self.attempts += 1
         self._forget_last_attempt()
         await super()._connect_to_server(s)
         if type(self._transport) is TcpTransport:  # nats-py takes no transport of ours
             connected, self._transport = self._transport, EndingTransport()
             vars(self._transport).update(vars(connected))
+
+    async def _process_connect_init(self) -> None:
+        """Log in; where the server ends the connection, raise what it has said before that."""
+        try:
+            await super()._process_connect_init()
+        except OSError as error:
+            if (said := self._last_words()) is not None:
+                raise nats.errors.Error(f"nats: {said}") from error
+            raise
+
+    def _last_words(self) -> str | None:
+        """Return the error of a server that has ended the connection, which nobody has read."""
+        reader = cast("asyncio.StreamReader | None", vars(self._transport).get("_io_reader"))
+        received = b"" if reader is None else bytes(vars(reader).get("_buffer", b""))
+        found = ERR_RE.match(received)
+        return None if found is None else (found.group(1) or b"").decode(errors="replace")
 
     def _forget_last_attempt(self) -> None:
         """End what an attempt that failed late has left: its tasks would use the next connection.

@@ -35,6 +35,51 @@ async def test_nobody_there() -> None:
         await connect("nats://127.0.0.1:1", name="test", patience_seconds=0.3)
 
 
+@pytest.fixture
+async def silent() -> AsyncIterator[str]:
+    """A server that takes connections and says nothing, as one that was stopped does."""
+
+    async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(say_nothing, "127.0.0.1", 0) as listening:
+        yield f"nats://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+
+
+async def test_each_server_gets_its_share_of_the_time_before_the_first_connection(
+    own_server: EmbeddedServer, silent: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def keep_order(_servers: object) -> None: ...
+
+    monkeypatch.setattr("nats.aio.client.shuffle", keep_order)
+    nc = await connect(f"{silent},{silent},{own_server.url}", name="test", patience_seconds=1.5)
+    await nc.close()
+
+
+async def test_of_several_servers_each_is_named_with_what_is_wrong(silent: str) -> None:
+    with pytest.raises(BusUnavailableError) as caught:
+        await connect(f"{silent},nats://127.0.0.1:1", name="test", patience_seconds=1.0)
+    text = str(caught.value)
+    assert text.startswith("cannot reach any server of the cluster: ")
+    assert f"{silent.removeprefix('nats://')} (no response)" in text
+    assert "127.0.0.1:1 (Connection refused)" in text
+    assert text.endswith("; check that the servers are running")
+
+
+async def test_a_server_that_takes_no_more_connections_says_so(tmp_path: Path) -> None:
+    server = EmbeddedServer()
+    await server.start(tmp_path, extra_config="max_connections: 1")
+    nc = await connect(server.url, name="first")
+    for url in (server.url, f"{server.url},nats://127.0.0.1:1"):
+        with pytest.raises(BusUnavailableError, match="maximum connections exceeded") as caught:
+            await connect(url, name="test", patience_seconds=1.0)
+        assert "raise max_connections of the server" in str(caught.value)
+        assert "check that" not in str(caught.value)
+    await nc.close()
+    await server.stop()
+
+
 async def test_the_first_connection_waits_for_the_server(tmp_path: Path) -> None:
     server = EmbeddedServer()
     await server.start(tmp_path)
