@@ -432,6 +432,12 @@ async def require_jetstream(nc: Client) -> ServerVersion:
                 f"JetStream is disabled on the server at {_where(nc)}; start it with -js, or "
                 'with "jetstream {}" in its configuration'
             ) from error
+        if is_clustered(nc) and not isinstance(error.__cause__, nats.errors.NoRespondersError):
+            raise BusUnavailableError(
+                f"JetStream does not respond at {_where(nc)} ({error}). After a server of a "
+                "cluster fails, an election takes about 10 seconds; then retry. If it still does "
+                "not respond, check that more than half of the servers run and reach each other"
+            ) from error
         raise
     return version
 

@@ -11,6 +11,7 @@ from cyclopts import Parameter
 from nats.aio.client import Client
 
 from events.envelope import InvalidMessageError
+from infra.jetstream.connection import is_clustered, server_urls
 from infra.jetstream.errors import BusDeniedError, BusError, BusUnavailableError
 from reconciler.cli.checks.actions import check_actions
 from reconciler.cli.checks.apis import check_apis
@@ -38,6 +39,10 @@ from reconciler.cli.output import print_structured
 from reconciler.cli.progress import progress_bar
 from reconciler.cli.standard_streams import even_if_nobody_reads
 
+NO_RESPONSE_OF_CLUSTER: Final = (
+    "A server of the cluster is down or does not respond: see the check replicas. After it fails, "
+    "an election takes about 10 seconds; then run `reconciler doctor` again."
+)
 _LOOKS: Final = 3
 _PAUSE_SECONDS: Final = 1.0
 
@@ -71,7 +76,7 @@ def doctor(
     monitoring_url
         Monitoring URL of the NATS server. It shows the server's health, sync interval and disk use.
     """
-    findings = run_async(_doctor(connection, full, monitoring_url))
+    findings = run_async(diagnose(connection, full=full, monitoring_url=monitoring_url))
     with even_if_nobody_reads():
         if output == "table":
             _print(findings)
@@ -80,19 +85,38 @@ def doctor(
     return Exit.FAILED if any(one.verdict == "fail" for one in findings) else Exit.OK
 
 
-async def _doctor(connection: Connection, full: bool, monitoring_url: str | None) -> list[Finding]:
+async def diagnose(
+    connection: Connection, *, full: bool, monitoring_url: str | None = None
+) -> list[Finding]:
+    """Make every check; raises ``BusUnavailableError`` if nothing is known but that."""
+    has_several = len(server_urls(connection.url)) > 1
+    examine_all = partial(examine_bus, connection, full=full, monitoring_url=monitoring_url)
     try:
-        async with bus(connection) as nc:
-            await log_of(nc)
-            return await examine(nc, full=full, monitoring_url=monitoring_url)
+        try:
+            return await examine_all()
+        except BusUnavailableError:
+            if not has_several:
+                raise
+            return await examine_all()  # an election may be over
     except BusUnavailableError as error:
         known = await _examine_around(monitoring_url)  # a server that is silent may say why there
-        if not known:
+        if not (known or has_several):
             raise
         remedy = (
             "Start the NATS server, or correct --nats-url. The server's log may show the cause."
         )
+        if has_several:
+            remedy = NO_RESPONSE_OF_CLUSTER
         return [*known, Finding("bus", "fail", str(error), remedy)]
+
+
+async def examine_bus(
+    connection: Connection, *, full: bool, monitoring_url: str | None
+) -> list[Finding]:
+    """Connect, and make every check; raises ``BusUnavailableError``."""
+    async with bus(connection) as nc:
+        await log_of(nc)
+        return await examine(nc, full=full, monitoring_url=monitoring_url)
 
 
 async def _examine_around(monitoring_url: str | None) -> list[Finding]:
@@ -121,25 +145,35 @@ async def examine(nc: Client, *, full: bool, monitoring_url: str | None = None) 
     ):
         looks = 1 if name == "log" else _LOOKS  # it is long, and looks again where it must
         try:
-            findings += await look(partial(check, nc), looks)
+            findings += await look(partial(check, nc), looks, elects=is_clustered(nc))
         except BusDeniedError as denied:
             findings.append(not_looked_at(name, denied))
         except (BusError, InvalidMessageError) as error:
-            findings.append(
-                Finding(name, "fail", f"cannot be checked: {error}", "Fix the failed checks above.")
-            )
+            remedy = "Fix the failed checks above."
+            if isinstance(error, BusUnavailableError) and is_clustered(nc):
+                remedy = NO_RESPONSE_OF_CLUSTER
+            findings.append(Finding(name, "fail", f"cannot be checked: {error}", remedy))
     return findings
 
 
-async def look(check: Callable[[], Awaitable[list[Finding]]], looks: int) -> list[Finding]:
+async def look(
+    check: Callable[[], Awaitable[list[Finding]]], looks: int, *, elects: bool = False
+) -> list[Finding]:
     """Make a check, and make it again before something is found wrong.
 
     Between two requests of a role there is a moment in which nobody asks for work, and on a busy
-    machine it is a long one.
+    machine it is a long one. ``elects``: whether a cluster may be electing leaders, when requests
+    get no response for some seconds.
     """
+    is_silent = not elects
     for _ in range(looks - 1):
-        findings = await check()
-        if all(one.verdict in ("ok", "skip") for one in findings):
+        try:
+            findings = await check()
+        except BusUnavailableError:
+            if is_silent:
+                raise
+            is_silent, findings = True, list[Finding]()
+        if findings and all(one.verdict in ("ok", "skip") for one in findings):
             return findings
         await asyncio.sleep(_PAUSE_SECONDS)
     return await check()

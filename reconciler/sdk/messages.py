@@ -102,8 +102,8 @@ def checked_answers(
         raise WaitTimeoutError(
             f"no reply within {timeout_seconds:g} s for {len(silent)} of {len(messages)} "
             f"messages (first: {silent[0]}). The bus may have stored them, and a decider may "
-            "still process them; sending them again is safe. Check that a decider is running and "
-            "that the server's disk is not full"
+            "still process them; sending them again is safe. `reconciler doctor` shows whether a "
+            "decider runs, the servers respond, and their disks have room"
         )
     return [one for one in told if one is not None]
 

@@ -13,16 +13,21 @@ import msgspec
 import pytest
 
 from events.provider_config import ProviderConfigSpec
+from infra.bus.copies import Copies
+from infra.jetstream.errors import BusUnavailableError
+from infra.jetstream.reads import StreamState
 from infra.providers.records import RECORD
 from infra.providers.shapes import SHAPE
 from projections.status import StatusRow
 from reconciler.cli.api_standing import left_alone
 from reconciler.cli.checks.apis import check_api
 from reconciler.cli.checks.bus import check_clock, check_room, check_stage
+from reconciler.cli.checks.cluster import judge_copies
 from reconciler.cli.checks.finding import Finding, some
 from reconciler.cli.checks.log import check_held, check_ownership, check_watched
-from reconciler.cli.connection import BusOptions, UpFile, read_up_file
-from reconciler.cli.doctor import look
+from reconciler.cli.checks.room import judge_room
+from reconciler.cli.connection import BusOptions, Connection, UpFile, read_up_file
+from reconciler.cli.doctor import diagnose, look
 from reconciler.cli.row_comparison import differences
 from reconciler.errors import ConfigurationError
 from reconciler.provider.kind import KindRegistry
@@ -53,6 +58,47 @@ def test_a_server_that_is_slow_to_answer_has_no_wrong_clock() -> None:
     assert check_clock(NOON, NOON_SECONDS - 8, NOON_SECONDS - 3).verdict == "warn"
 
 
+async def test_a_server_that_does_not_answer_for_a_moment_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """While a cluster elects new leaders, for about ten seconds."""
+    monkeypatch.setattr("reconciler.cli.doctor._PAUSE_SECONDS", 0.01)
+    silent = [True, False]
+
+    async def check() -> list[Finding]:
+        if silent.pop(0):
+            raise BusUnavailableError("no response")
+        return [Finding("streams", "ok", "as required")]
+
+    assert [one.verdict for one in await look(check, looks=3, elects=True)] == ["ok"]
+    for elects in (True, False):
+        silent = [True, True]
+        with pytest.raises(BusUnavailableError):
+            await look(check, looks=3, elects=elects)
+
+
+@pytest.mark.parametrize(("failures", "verdict"), [(1, "ok"), (2, "fail")])
+async def test_a_cluster_is_asked_twice_before_it_is_called_silent(
+    failures: int, verdict: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[Connection] = []
+
+    async def examine_bus(connection: Connection, **_: object) -> list[Finding]:
+        calls.append(connection)
+        if len(calls) <= failures:
+            raise BusUnavailableError("request to $JS.API.STREAM.INFO.LOG_1: no response")
+        return [Finding("streams", "ok", "as required")]
+
+    monkeypatch.setattr("reconciler.cli.doctor.examine_bus", examine_bus)
+    found = await diagnose(Connection(nats_url="a:4222,b:4222"), full=False)
+    assert [one.verdict for one in found] == [verdict]
+    if verdict == "fail":
+        assert "an election takes about 10 seconds" in found[0].remedy
+    calls.clear()
+    with pytest.raises(BusUnavailableError):
+        await diagnose(Connection(nats_url="a:4222"), full=False)
+
+
 async def test_what_is_wrong_for_a_moment_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between two requests of a decider nobody asks for work, for longer on a busy machine."""
     monkeypatch.setattr("reconciler.cli.doctor._PAUSE_SECONDS", 0.01)
@@ -68,8 +114,31 @@ async def test_what_is_wrong_for_a_moment_is_not_told(monkeypatch: pytest.Monkey
 
 def test_room() -> None:
     assert check_room({"storage": 5, "limits": {"max_storage": -1}}).verdict == "ok"
-    full = check_room({"storage": 95, "limits": {"max_storage": 100}})
-    assert (full.verdict, "95 %" in full.found) == ("warn", True)
+    nearly = check_room({"storage": 95, "limits": {"max_storage": 100}})
+    assert (nearly.verdict, "95 %" in nearly.found) == ("warn", True)
+    full = check_room({"storage": 266, "limits": {"max_storage": 100}})
+    assert (full.verdict, "266 %" in full.found) == ("fail", True)
+
+
+@pytest.mark.parametrize(
+    ("limits", "used", "verdict"),
+    [
+        ({"max_bytes": -1, "max_msgs": -1}, (9, 10**9), "ok"),
+        ({"max_bytes": 10**6, "max_msgs": -1}, (1, 950_000), "warn"),
+        ({"max_bytes": 10**6, "max_msgs": -1}, (1, 999_000), "fail"),
+        ({"max_bytes": -1, "max_msgs": 100}, (80, 10**9), "ok"),
+        ({"max_bytes": -1, "max_msgs": 100}, (95, 10**9), "warn"),
+        ({"max_bytes": -1, "max_msgs": 100}, (100, 10**9), "fail"),
+    ],
+)
+def test_a_stream_is_full_by_its_bytes_or_by_its_messages(
+    limits: dict[str, int], used: tuple[int, int], verdict: str
+) -> None:
+    messages, size = used
+    state = StreamState(1, messages, messages, size, limits, "")
+    found = judge_room({"LOG_1": state, "INTAKE": msgspec.structs.replace(state, config={})})
+    assert found.verdict == verdict
+    assert ("LOG_1" in found.found, bool(found.remedy)) == (verdict != "ok",) * 2
 
 
 @pytest.mark.parametrize(
@@ -88,6 +157,35 @@ def test_stages(consumer: dict[str, int], verdict: str) -> None:
     found = check_stage("intake", "decider", [consumer])
     assert found.verdict == verdict
     assert bool(found.remedy) == (verdict != "ok")
+
+
+def test_without_a_configuration_there_is_nothing_that_a_worker_could_pull() -> None:
+    found = check_stage("actions", "worker", [])
+    assert (found.verdict, found.remedy) == ("ok", "")
+
+
+@pytest.mark.parametrize("pending", [0, 1])
+def test_while_a_server_of_the_cluster_is_away_that_comes_first(pending: int) -> None:
+    """The role may run, and reconnect just now."""
+    replicas = [{"name": "b", "current": True}, {"name": "c", "current": False}]
+    consumer = {"num_pending": pending, "num_waiting": 0, "cluster": {"replicas": replicas}}
+    found = check_stage("intake", "decider", [consumer])
+    assert found.verdict == ("fail" if pending else "warn")
+    assert "server c of the cluster is down or does not respond" in found.found
+    assert found.remedy.startswith("Fix the check replicas first.")
+
+
+def test_a_replica_that_is_behind_may_be_of_a_server_that_hangs() -> None:
+    behind = Copies("LOG_1", 3, "a", ("c (not up to date)",))
+    found = judge_copies([behind])
+    assert (found.verdict, "LOG_1 on c (not up to date)" in found.found) == ("warn", True)
+    assert "restart those that do not respond" in found.remedy
+
+
+def test_a_stream_without_a_leader_may_have_one_soon() -> None:
+    found = judge_copies([Copies("LOG_1", 3, "", ())])
+    assert (found.verdict, found.found) == ("fail", "no leader: LOG_1")
+    assert found.remedy.startswith("Wait 10 seconds for an election, and run `reconciler doctor`")
 
 
 def test_an_api_that_is_left_alone_is_told_and_not_asked() -> None:

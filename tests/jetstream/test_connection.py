@@ -24,7 +24,15 @@ from infra.jetstream.errors import (
 from infra.jetstream.parser import Incoming
 from infra.jetstream.publish import publish
 from infra.jetstream.topology import ensure_stream
-from infra.jetstream.wire import EndingTransport, bus_errors, request, subscribe, write
+from infra.jetstream.wire import (
+    ApiError,
+    EndingTransport,
+    bus_errors,
+    request,
+    subscribe,
+    to_bus_error,
+    write,
+)
 from tests.faults.tcp_proxy import proxied
 from tests.jetstream.conftest import Connect
 from tests.jetstream.helpers import until
@@ -168,6 +176,26 @@ async def test_an_old_server(nc: Client, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(Client, "connected_server_version", old)
     with pytest.raises(IncompatibleServerError, match=r"2\.11\.4.*2\.14"):
         await require_jetstream(nc)
+
+
+async def test_a_cluster_that_gives_no_answer_may_be_electing(
+    nc: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def no_response(*_: object) -> None:
+        raise BusUnavailableError("request to $JS.API.INFO: no response before the timeout")
+
+    monkeypatch.setattr(connection, "api_request", no_response)
+    monkeypatch.setattr(connection, "is_clustered", bool)
+    with pytest.raises(BusUnavailableError, match=r"takes about 10 seconds.*more than half") as got:
+        await require_jetstream(nc)
+    assert str(got.value).startswith("JetStream does not respond at 127.0.0.1:")
+
+
+def test_without_a_leader_an_election_comes_before_servers_that_are_down() -> None:
+    error = to_bus_error(ApiError(503, 10008, "JetStream system temporarily unavailable"), "INFO")
+    assert isinstance(error, BusUnavailableError)
+    assert "retry in 10 seconds" in str(error)
+    assert "more than half of its servers run and reach each other" in str(error)
 
 
 @pytest.fixture

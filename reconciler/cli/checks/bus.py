@@ -62,6 +62,8 @@ def check_room(account: dict[str, Any]) -> Finding:
         return Finding("storage", "ok", f"{text}, no limit for this account")
     percent = 100 * used // limit
     verdict: Verdict = "warn" if percent >= _FULL_PERCENT else "ok"
+    if percent >= 100:  # noqa: PLR2004 - the whole limit
+        verdict = "fail"
     remedy = (
         ""
         if verdict == "ok"
@@ -181,14 +183,33 @@ def check_stage(stage: str, role: str, consumers: Sequence[dict[str, Any]]) -> F
     if paused := [one["name"] for one in consumers if one.get("paused")]:
         remedy = "Run `reconciler init`, which resumes them."
         return Finding(stage, "fail", f"{text}; paused: {some(paused)}", remedy)
+    if not consumers:
+        return Finding(stage, "ok", f"no consumer, so no {role} has to pull messages")
     if not waiting:
         verdict: Verdict = "fail" if pending or leased else "warn"
         remedy = f"Start one: `reconciler run {role}` or `reconciler up`."
-        return Finding(stage, verdict, f"{text}; no {role} pulls messages", remedy)
+        found = f"{text}; no {role} pulls messages"
+        if away := sorted({name for one in consumers for name in _servers_away(one)}):
+            found += f"; server {', '.join(away)} of the cluster is down or does not respond"
+            remedy = (
+                f"Fix the check replicas first. A {role} that runs reconnects within 30 seconds. "
+                f"If none runs, start one: `reconciler run {role}`."
+            )
+        return Finding(stage, verdict, found, remedy)
     if pending > _BACKLOG:
         remedy = f"Start another {role}, unless the number of pending messages falls."
         return Finding(stage, "warn", text, remedy)
     return Finding(stage, "ok", text)
+
+
+def _servers_away(consumer: dict[str, Any]) -> list[str]:
+    """Return the servers whose replica of a consumer is offline or not up to date."""
+    cluster: dict[str, Any] = consumer.get("cluster") or {}
+    return [
+        each["name"]
+        for each in cluster.get("replicas") or ()
+        if each.get("offline") or not each.get("current")
+    ]
 
 
 async def _check_projection(nc: Client) -> Finding:

@@ -20,11 +20,18 @@ def judge_copies(found: Sequence[Copies]) -> Finding:
     wanted = min((each.wanted for each in found), default=1)
     leaderless = [each.stream for each in found if not each.leader]
     if leaderless:
-        remedy = "Start the servers that are down. More than half of them must run."
+        remedy = (
+            "Wait 10 seconds for an election, and run `reconciler doctor` again. If the leader is "
+            "still missing, start the servers that are down: more than half must run and reach "
+            "each other."
+        )
         return Finding("replicas", "fail", f"no leader: {some(leaderless)}", remedy)
     behind = [f"{each.stream} on {', '.join(each.behind)}" for each in found if each.behind]
     if behind:
-        remedy = "Start the servers that are down. One more failure may stop the bus or lose data."
+        remedy = (
+            "Start the servers that are down, and restart those that do not respond. One more "
+            "failure may stop the bus or lose data."
+        )
         return Finding(
             "replicas", "warn", f"replicas are missing or outdated: {some(behind)}", remedy
         )

@@ -9,7 +9,7 @@ from pathlib import Path
 from nats.aio.client import Client
 
 from infra.bus.streams import DEADLETTERS, INTAKE, LOG, ROWS
-from infra.jetstream.reads import stream_state
+from infra.jetstream.reads import StreamState, stream_state
 from reconciler.cli.checks.finding import Finding, Verdict, some
 from reconciler.cli.connection import DATA_FOLDER, read_up_file
 
@@ -22,25 +22,29 @@ _TOO_LITTLE_BYTES = 64 * 1024**2
 
 async def check_room_of_streams(nc: Client) -> list[Finding]:
     """Check how much of its limit each stream uses that refuses what does not fit."""
-    limited: dict[str, tuple[int, int]] = {}
-    for name in _KEPT:
-        state = await stream_state(nc, name)
-        limit = int(state.config.get("max_bytes", -1))
-        if limit > 0:
-            limited[name] = (state.bytes, limit)
-    return [judge_room(limited)]
+    return [judge_room({name: await stream_state(nc, name) for name in _KEPT})]
 
 
-def judge_room(limited: Mapping[str, tuple[int, int]]) -> Finding:
-    """Return which streams are full or nearly full, by the bytes that each has and may have."""
-    full = [name for name, (used, most) in limited.items() if most - used < _LONG_MESSAGE_BYTES]
-    nearly = [name for name, (used, most) in limited.items() if used * 100 >= most * _FULL_PERCENT]
+def judge_room(streams: Mapping[str, StreamState]) -> Finding:
+    """Return which streams are full or nearly full, by their bytes and by their messages."""
+    full: list[str] = []
+    nearly: list[str] = []
+    for name, state in streams.items():
+        for used, limit, least in (
+            (state.bytes, int(state.config.get("max_bytes", -1)), _LONG_MESSAGE_BYTES),
+            (state.messages, int(state.config.get("max_msgs", -1)), 1),
+        ):
+            if limit > 0 and limit - used < least:
+                full.append(name)
+            elif limit > 0 and used * 100 >= limit * _FULL_PERCENT:
+                nearly.append(name)
     if not full and not nearly:
         return Finding("stream limits", "ok", "no stream is nearly full")
     verdict: Verdict = "fail" if full else "warn"
     remedy = (
-        "Raise the limit: `nats stream edit STREAM --max-bytes=BYTES`. A full stream refuses new "
-        "messages, and keeps the stored ones."
+        "Raise the limit: `nats stream edit STREAM --max-bytes=BYTES`. `reconciler init` removes a "
+        "limit of messages (max_msgs). A full stream refuses new messages, and keeps the stored "
+        "ones."
     )
     return Finding("stream limits", verdict, f"full or nearly full: {some(full or nearly)}", remedy)
 
