@@ -163,6 +163,7 @@ class StatusRow(msgspec.Struct, gc=False, rename="camel", omit_defaults=True):
 
     # Of a ``ProviderConfig``: how its API answers.
     throttled_until: datetime | None = None
+    throttled_seconds: float = 0.0
     breaker_until: datetime | None = None
 
     @property
@@ -359,8 +360,8 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
             row.due_at = at
         case ProgressNoted() as data:
             row.due_at = data.at
-        case ApiThrottled(until):
-            row.throttled_until = until
+        case ApiThrottled(until, seconds):
+            row.throttled_until, row.throttled_seconds = until, seconds
         case BreakerOpened(until):
             row.breaker_until = until
         case BreakerProbed():

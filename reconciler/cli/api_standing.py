@@ -6,12 +6,13 @@ from datetime import datetime
 
 from projections.status import StatusRow
 from reconciler.cli.checks.finding import Finding
+from reconciler.resource.backoff import is_over
 
 
 def throttled(row: StatusRow, now: datetime) -> str:
     """Say until when an API wants no call; nothing if that is over, or never was."""
     until = row.throttled_until
-    if until is None or until <= now:
+    if until is None or is_over(until, row.throttled_seconds, now):
         return ""
     return f"the API allows no call before {until:%Y-%m-%dT%H:%M:%SZ}"
 

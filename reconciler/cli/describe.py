@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, Final, TypeVar, cast
 
 import msgspec
@@ -29,6 +29,7 @@ from events.manifest import Fields
 from events.names import InvalidNameError, ResourceKey
 from projections.ownership import OwnershipRow
 from projections.status import StatusRow
+from reconciler.cli.api_standing import throttled
 from reconciler.cli.connection import HERE, Connection, bus, run_async
 from reconciler.cli.console import coloured, console, print_table
 from reconciler.cli.errors import CommandError, UsageError
@@ -346,7 +347,8 @@ def _print(description: Description, *, wide: bool) -> None:
     if status is None:
         out.print("  The resource no longer exists. Its history remains.")
     else:
-        pairs = _status_pairs(status, description.settled_generation)
+        now = datetime.now(UTC) if description.as_of is None else description.as_of.time
+        pairs = _status_pairs(status, description.settled_generation, now)
         _section("Status", [*pairs, *_part_pairs(description.part_of)])
         _print_conditions(status)
     _print_parts(description.parts)
@@ -372,7 +374,7 @@ def _plain_spec(spec: SpecDeclared) -> dict[str, Any]:
     return plain
 
 
-def _status_pairs(row: StatusRow, settled: int) -> list[tuple[str, str | Text]]:
+def _status_pairs(row: StatusRow, settled: int, now: datetime) -> list[tuple[str, str | Text]]:
     reason = f"{row.reason}: {row.message}" if row.message else row.reason
     pairs: list[tuple[str, str | Text]] = [
         ("outcome", coloured(row.outcome or "Pending")),
@@ -396,7 +398,7 @@ def _status_pairs(row: StatusRow, settled: int) -> list[tuple[str, str | Text]]:
         pairs.append(("secrets", ", ".join(row.secrets)))
     if row.action_id:
         pairs.append(("action", f"{row.operation}, attempt {row.attempt} ({row.action_id})"))
-    if row.throttled_until is not None:
+    if row.throttled_until is not None and throttled(row, now):
         pairs.append(("throttled until", f"{row.throttled_until:%Y-%m-%dT%H:%M:%SZ}"))
     if row.breaker_until is not None:
         pairs.append(

@@ -42,6 +42,7 @@ _MOVES_ALWAYS = frozenset(
         "labels",
         "seen_at",
         "retry_seconds",
+        "throttled_seconds",
         "unmet_since",
     }
 )

@@ -22,7 +22,7 @@ from events.log import (
     ResourceEvent,
 )
 from events.provider_config import ProviderConfigSpec, Retry, is_config
-from reconciler.resource.backoff import delay
+from reconciler.resource.backoff import delay, is_over
 from reconciler.resource.state import ApiHealth, ResourceState
 from reconciler.resource.turn import NOTHING_NEW, Context, Facts, Settled
 
@@ -78,7 +78,8 @@ def _throttled(said: ApiReported, state: ResourceState, context: Context) -> Api
     wait = min(max(said.retry_after_seconds, 0.0), MAX_THROTTLED_SECONDS)
     until = _whole_second(min(said.at, context.now) + timedelta(seconds=wait))
     known = state.api.throttled_until
-    if until <= context.now or (known is not None and until <= known):
+    is_known = _lasts(known, state.api.throttled_seconds, context)
+    if until <= context.now or (is_known and known is not None and until <= known):
         return None
     seconds = round((until - context.now).total_seconds(), 3)
     return ApiThrottled(until, seconds, said.message[:_MAX_MESSAGE_CHARACTERS])
@@ -86,7 +87,7 @@ def _throttled(said: ApiReported, state: ResourceState, context: Context) -> Api
 
 def _failing(said: ApiReported, state: ResourceState, context: Context) -> BreakerOpened | None:
     health = state.api
-    if health.open_until is not None and context.now < health.open_until:
+    if _lasts(health.open_until, health.open_seconds, context):
         return None
     breaker = _config(state).breaker
     back_off = Retry(breaker.initial_seconds, breaker.max_seconds)
@@ -99,9 +100,9 @@ def _failing(said: ApiReported, state: ResourceState, context: Context) -> Break
 
 def _probing(said: ApiReported, state: ResourceState, context: Context) -> BreakerProbed | None:
     health = state.api
-    if health.open_until is None or context.now < health.open_until:
+    if health.open_until is None or _lasts(health.open_until, health.open_seconds, context):
         return None
-    if health.probe_until is not None and context.now < health.probe_until:
+    if _lasts(health.probe_until, health.probe_seconds, context):
         return None
     seconds = PROBE_TIMEOUTS * _config(state).limits.request_timeout_seconds
     return BreakerProbed(context.now + timedelta(seconds=seconds), seconds, said.reporter)
@@ -113,6 +114,11 @@ def _stopping(said: ApiReported, state: ResourceState, context: Context) -> Brea
     if health.probe_by != said.reporter or health.open_until is None:
         return None
     return BreakerProbed(context.now, 0.0, "")
+
+
+def _lasts(until: datetime | None, seconds: float, context: Context) -> bool:
+    """Return whether a recorded time is still to come, and not that of a clock that ran ahead."""
+    return until is not None and not is_over(until, seconds, context.now)
 
 
 def _config(state: ResourceState) -> ProviderConfigSpec:

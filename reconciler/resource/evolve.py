@@ -310,24 +310,38 @@ def _after(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
 
         # --- how the API of a ProviderConfig answers
         case ApiThrottled() as data:
-            return replace(state, api=replace(state.api, throttled_until=data.until))
+            api = replace(
+                state.api, throttled_until=data.until, throttled_seconds=data.delay_seconds
+            )
+            return replace(state, api=api)
         case BreakerOpened() as data:
             api = ApiHealth(
                 version=event.resourceversion,
                 throttled_until=state.api.throttled_until,
+                throttled_seconds=state.api.throttled_seconds,
                 open_until=data.until,
+                open_seconds=data.delay_seconds,
                 openings=state.api.openings + 1,
                 failures=data.failures,
                 message=data.message,
             )
             return replace(state, api=api)
         case BreakerProbed() as data:
-            version = event.resourceversion
-            api = replace(state.api, version=version, probe_until=data.until, probe_by=data.by)
+            api = replace(
+                state.api,
+                version=event.resourceversion,
+                probe_until=data.until,
+                probe_seconds=data.delay_seconds,
+                probe_by=data.by,
+            )
             return replace(state, api=api)
         case BreakerClosed():
-            known = state.api.throttled_until
-            return replace(state, api=ApiHealth(event.resourceversion, throttled_until=known))
+            api = ApiHealth(
+                event.resourceversion,
+                throttled_until=state.api.throttled_until,
+                throttled_seconds=state.api.throttled_seconds,
+            )
+            return replace(state, api=api)
         case _:
             assert_never(event.data)
 

@@ -235,8 +235,11 @@ class ApiHealth(msgspec.Struct, frozen=True, gc=False):
 
     version: int = 0  # of the event that last moved the breaker
     throttled_until: datetime | None = None
+    throttled_seconds: float = 0.0  # as long as it was when it was recorded; so are the others
     open_until: datetime | None = None  # past: the breaker waits for its probe
+    open_seconds: float = 0.0
     probe_until: datetime | None = None  # somebody makes it
+    probe_seconds: float = 0.0
     openings: int = 0  # without a success in between
     failures: int = 0
     message: str = ""

@@ -194,9 +194,11 @@ def test_an_api_that_is_left_alone_is_told_and_not_asked() -> None:
     billing = partial(StatusRow, "system", "ProviderConfig", "billing")
     assert left_alone(None, noon) is None
     assert left_alone(billing(throttled_until=over), noon) is None
-    throttled = left_alone(billing(throttled_until=later), noon)
+    throttled = left_alone(billing(throttled_until=later, throttled_seconds=9.0), noon)
     assert throttled is not None
     assert (throttled.verdict, "before 2026-01-02T12:00:09Z" in throttled.found) == ("warn", True)
+    ahead = billing(throttled_until=noon + timedelta(hours=1), throttled_seconds=30.0)
+    assert left_alone(ahead, noon) is None, "a clock was set back since"
     for until in (over, later):  # an open breaker is open until its probe is answered
         broken = left_alone(billing(breaker_until=until, message="open because"), noon)
         assert broken is not None

@@ -152,6 +152,25 @@ def test_a_throttle_that_is_heard_of_late_is_over_or_shorter():
     assert only(ApiThrottled, throttled(story, 7, late=5)).delay_seconds == 2.0
 
 
+def test_a_throttle_by_a_clock_that_ran_ahead_hides_no_later_one():
+    story = configured()
+    story.now += timedelta(hours=1)
+    throttled(story, 30)
+    story.now -= timedelta(hours=1)
+    assert only(ApiThrottled, throttled(story, 30)).until == story.now + timedelta(seconds=30)
+
+
+def test_a_breaker_that_was_opened_by_a_clock_that_ran_ahead_is_probed():
+    story = configured()
+    story.now += timedelta(hours=1)
+    failing(story)
+    story.wake(1.5)
+    probing(story)
+    story.now -= timedelta(hours=1)
+    assert only(BreakerProbed, probing(story, "w2")).by == "w2"
+    assert only(BreakerOpened, failing(story)).delay_seconds == 3.0
+
+
 def test_an_absurd_throttle_and_a_clock_that_is_ahead_are_bounded():
     story = configured()
     assert only(ApiThrottled, throttled(story, 1e9, late=-1e6)).delay_seconds == (

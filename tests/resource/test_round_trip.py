@@ -319,7 +319,7 @@ states = st.builds(
     ),
     outcome=st.none() | BUILDERS[OutcomeRecorded],
     because=texts,
-    api=st.builds(ApiHealth, numbers, *[st.none() | moments] * 3, numbers, numbers, texts),
+    api=st.builds(ApiHealth, numbers, *[st.none() | moments, seconds] * 3, numbers, numbers, texts),
 )
 
 
