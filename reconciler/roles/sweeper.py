@@ -93,7 +93,7 @@ class _Woken:
     """
 
     wait: datetime | int
-    again_at: datetime
+    again_at: float  # by the steady clock
     pause_seconds: float
 
 
@@ -116,11 +116,12 @@ class Sweeper:
         self._kinds = kinds
         self._models = models
         self._now = chance.now
+        self._clock = chance.clock
         self._new_id = chance.new_id
         self._soon = asyncio.Event()
         self._index = ReferenceIndex()
         self._known_digests: dict[NamedSecret, str] = {}
-        self._look_at_all_from = self._now()
+        self._look_at_all_from = self._clock()
         self._woken: dict[ResourceKey, _Woken] = {}
         self._redefined = {kind.name for kind in kinds.values() if kind.definition is not None}
 
@@ -164,19 +165,19 @@ class Sweeper:
             try:
                 await self._intake.publish([*waking, *telling])
             except BaseException:
-                self._look_at_all_from = self._now()
+                self._look_at_all_from = self._clock()
                 raise
             reach(Failpoint.SWEEPER_WOKE)
         return len(waking)
 
     def _concerned(self) -> Concerned:
         """Return who may have to be told of others: what moved, and now and then all."""
-        if self._now() >= self._look_at_all_from:
+        if self._clock() >= self._look_at_all_from:
             held, every_row = self._models.damage, self._models.status
             linked = (name for name in self._models.linked if name not in held)
             self._index.build((name, every_row[name]) for name in linked)
             self._known_digests.clear()
-            self._look_at_all_from = self._now() + timedelta(seconds=SECONDS_BETWEEN_ALL)
+            self._look_at_all_from = self._clock() + SECONDS_BETWEEN_ALL
         return self._index.take_moved()
 
     async def _secret_messages(self, concerned: Concerned) -> list[IntakeMessageOut]:
@@ -215,16 +216,16 @@ class Sweeper:
         # The decider may load the kind later than this process. A composed resource may lack the
         # kind of a part, which the row does not name.
         waits |= {row.key: len(self._kinds) for row in rows if self._has_its_kind_now(row)}
-        now, before = self._now(), self._woken
+        clock, before = self._clock(), self._woken
         self._woken = {}
         waking: list[ResourceKey] = []
         for key, wait in waits.items():
             woken = before.get(key)
-            if woken is None or woken.wait != wait or woken.again_at <= now:
+            if woken is None or woken.wait != wait or woken.again_at <= clock:
                 pause = SWEEP_SECONDS
                 if woken is not None and woken.wait == wait:
                     pause = min(2 * woken.pause_seconds, MAX_SECONDS_BETWEEN)
-                woken = _Woken(wait, now + timedelta(seconds=pause), pause)
+                woken = _Woken(wait, clock + pause, pause)
                 waking.append(key)
             self._woken[key] = woken
         return waking

@@ -54,7 +54,7 @@ class Scene:
     """A sweeper, one resource that waits, and a clock."""
 
     def __init__(self, stores: SecretStores = SecretStores()) -> None:  # noqa: B008 - it is frozen
-        self.now = BEGIN
+        self.now, self.seconds = BEGIN, 0.0
         self.intake = Intake()
         self.configurations = Configurations()
         self.kinds = KindRegistry([SHAPE])
@@ -69,7 +69,7 @@ class Scene:
             kinds=self.kinds,
             models=models,
             stores=stores,
-            chance=Chance(now=lambda: self.now),
+            chance=Chance(now=lambda: self.now, clock=lambda: self.seconds),
         )
 
     def wait(self, until: datetime) -> None:
@@ -88,6 +88,7 @@ class Scene:
             if len(self.intake.published) > before:
                 woken.append(number * SWEEP_SECONDS)
             self.now += timedelta(seconds=SWEEP_SECONDS)
+            self.seconds += SWEEP_SECONDS
         return woken
 
 
@@ -107,6 +108,30 @@ async def test_a_new_wait_is_woken_at_once_when_it_is_over() -> None:
     await scene.sweep_for(600)
     scene.wait(scene.now - timedelta(minutes=1))
     assert (await scene.sweep_for(10))[:2] == [0, 5]
+
+
+@pytest.mark.parametrize("hours", [-1, 1])
+async def test_a_clock_that_is_set_moves_no_pause_between_two_wakings(hours: int) -> None:
+    scene = Scene()
+    scene.wait(BEGIN - timedelta(hours=2))
+    assert await scene.sweep_for(10) == [0, 5]
+    scene.now += timedelta(hours=hours)
+    assert (await scene.sweep_for(60))[:2] == [5, 25]
+
+
+@pytest.mark.parametrize("hours", [-1, 1])
+async def test_a_clock_that_is_set_moves_no_look_at_all_references(hours: int) -> None:
+    scene = Scene(SecretStores({"files": Store()}, b"a key"))
+    scene.row.secrets, scene.row.declared = {"files/db": ""}, True
+    scene.models.take_up(NOTHING)  # nobody has noticed it: its event was lost on the way
+    first = await scene.sweep_for(SWEEP_SECONDS)
+    scene.intake.published.clear()
+    scene.now += timedelta(hours=hours)
+    told = await scene.sweep_for(2 * SECONDS_BETWEEN_ALL)
+    assert (first, told) == (
+        [0],
+        [SECONDS_BETWEEN_ALL - SWEEP_SECONDS, 2 * SECONDS_BETWEEN_ALL - SWEEP_SECONDS],
+    )
 
 
 async def test_who_does_not_wait_any_more_is_forgotten() -> None:
