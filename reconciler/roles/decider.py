@@ -649,7 +649,7 @@ class Decider:
 
         ``always``: the positions of those that get one in any case.
         """
-        now, left = self._now(), list[IntakeDelivery]()
+        now, left = self._clock(), list[IntakeDelivery]()
         self._postponed.expire(now)
         for each in deliveries:
             wait = _HELD_SECONDS * 2 ** min(each.delivered - 1, _MAX_DOUBLINGS)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
 
 from events.subjects import namespace_of
 from reconciler.ports import IntakeDelivery
@@ -25,11 +24,11 @@ _SHARES = 2
 class _Partition:
     """The slots that are taken: position to namespace, and when it counts as gone."""
 
-    slots: dict[int, tuple[str, datetime]] = field(default_factory=dict[int, tuple[str, datetime]])
+    slots: dict[int, tuple[str, float]] = field(default_factory=dict[int, tuple[str, float]])
     by_namespace: Counter[str] = field(default_factory=Counter[str])
 
     def free(self, position: int) -> None:
-        namespace, _ = self.slots.pop(position, ("", None))
+        namespace, _ = self.slots.pop(position, ("", 0.0))
         self.by_namespace[namespace] -= 1
         if self.by_namespace[namespace] <= 0:
             del self.by_namespace[namespace]
@@ -39,7 +38,7 @@ class Postponed:
     """Counts the slots of each namespace, as far as this process has postponed them.
 
     After a restart it counts from nothing, and what was postponed before comes back within its
-    wait: only for so long can a namespace have more than its share.
+    wait: only for so long can a namespace have more than its share. Times are by the steady clock.
     """
 
     def __init__(self, share: int) -> None:
@@ -59,14 +58,14 @@ class Postponed:
                 if not mine.slots:
                     del self._partitions[partition_of(each)]
 
-    def expire(self, now: datetime) -> None:
+    def expire(self, now: float) -> None:
         """Free the slots of what never came back."""
         for mine in self._partitions.values():
             for position in [at for at, (_, until) in mine.slots.items() if until < now]:
                 mine.free(position)
 
     def take(
-        self, delivery: IntakeDelivery, now: datetime, seconds: float, *, always: bool = False
+        self, delivery: IntakeDelivery, now: float, seconds: float, *, always: bool = False
     ) -> bool:
         """Take a slot for so long; False if the namespace has its share, or all have theirs."""
         namespace = namespace_of(delivery.subject)
@@ -74,7 +73,7 @@ class Postponed:
         is_full = len(mine.slots) >= _SHARES * self._share
         if not always and (is_full or mine.by_namespace[namespace] >= self._share):
             return False
-        until = now + timedelta(seconds=seconds + _LATE_SECONDS)
+        until = now + seconds + _LATE_SECONDS
         mine.slots[delivery.position] = (namespace, until)
         mine.by_namespace[namespace] += 1
         return True

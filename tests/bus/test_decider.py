@@ -1,6 +1,7 @@
 """A decider on the real log: what it guesses without reading is never written when it is wrong."""
 
 import asyncio
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -111,6 +112,7 @@ def decider(
     bus: Bus,
     configurations: Configurations | None = None,
     now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    clock: Callable[[], float] = time.monotonic,
 ) -> Decider:
     return Decider(
         reader=bus,
@@ -118,7 +120,7 @@ def decider(
         sink=bus,
         kinds=installed_kinds(),
         configurations=Configurations() if configurations is None else configurations,
-        chance=Chance(now=now),
+        chance=Chance(now=now, clock=clock),
     )
 
 
@@ -426,10 +428,11 @@ async def test_what_a_former_decider_postponed_takes_its_share_again_as_it_comes
 
 
 async def test_what_a_slot_is_not_returned_from_is_free_again(log: JetStreamLog) -> None:
-    bus, clock = FullBus(), [datetime.now(UTC)]
-    ours = decider(log, bus, now=lambda: clock[0])
+    bus, wall, steady = FullBus(), [datetime.now(UTC)], [0.0]
+    ours = decider(log, bus, now=lambda: wall[0], clock=lambda: steady[0])
     await ours.handle([rubbish(1), rubbish(2), rubbish(3)])
-    clock[0] += timedelta(minutes=5)
+    wall[0] -= timedelta(hours=1)  # it was set back
+    steady[0] += 300.0
     await ours.handle([rubbish(4)])
     assert (sorted(bus.waits), bus.acked) == ([1, 2, 4], [3])
 
