@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from events.intake import Answer
 from events.names import ResourceKey
 from reconciler.cli.connection import PATIENCE_SECONDS, Connection
+from reconciler.cli.own_clock import warn_of_own_clock
 from reconciler.cli.own_logs import configure_logs
 from reconciler.cli.results import Result, result_of
 from reconciler.errors import DeclarationRefusedError
@@ -39,6 +40,7 @@ async def client_of(connection: Connection, *, sends: bool = True) -> AsyncGener
         access=connection.access,
         patience_seconds=PATIENCE_SECONDS,
     ) as client:
+        await warn_of_own_clock(client.read_clock)
         if sends:
             connection.name_bus()
         yield client

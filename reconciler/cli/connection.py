@@ -8,8 +8,9 @@ import sys
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 from cyclopts import Group, Parameter
@@ -18,9 +19,13 @@ from nats.aio.client import Client
 from infra.jetstream.access import Access
 from infra.jetstream.connection import close, connect, require_jetstream, without_secrets
 from reconciler.cli.interrupts import note_sending, raise_from_now_on
+from reconciler.cli.own_clock import warn_of_own_clock
 from reconciler.cli.own_logs import LogLevel, configure_logs
 from reconciler.cli.settings import NAMES, UP, Setting, settings
 from reconciler.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from infra.bus.bus_clock import BusClock
 
 DATA_FOLDER: Final = Path("reconciler-data")
 UP_FILE: Final = "up.json"
@@ -183,11 +188,18 @@ async def bus(connection: Connection, *, sends: bool = False) -> AsyncGenerator[
     )
     try:
         await require_jetstream(nc)
+        await warn_of_own_clock(partial(_read_clock, nc))
         if sends:
             connection.name_bus()
         yield nc
     finally:
         await close(nc)
+
+
+async def _read_clock(nc: Client) -> BusClock:
+    from infra.bus.bus_clock import read_clock  # noqa: PLC0415 - most commands go without
+
+    return await read_clock(nc)
 
 
 def run_async(work: Coroutine[Any, Any, _T]) -> _T:

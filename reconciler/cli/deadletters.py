@@ -31,6 +31,7 @@ from reconciler.cli.errors import UsageError
 from reconciler.cli.exits import Exit
 from reconciler.cli.options import Duration, Output
 from reconciler.cli.output import Format, print_structured
+from reconciler.cli.own_clock import note_own_clock
 from reconciler.cli.standard_streams import even_if_nobody_reads
 from reconciler.sdk.client import Client
 from reconciler.sdk.dead_letters import DeadLetter, LetterRefusedError
@@ -91,6 +92,8 @@ def list_letters(
     if limit is not None and limit < 1:
         raise UsageError(f"--limit {limit}: must be at least 1")
     key = None if resource is None else ResourceKey.parse(resource)
+    if since is not None:
+        note_own_clock()
     begin = None if since is None else datetime.now(UTC) - timedelta(seconds=since)
     letters, discarded = run_async(_find(connection, stage, key, begin, only_open=not handled))
     shown = letters if limit is None else letters[max(0, len(letters) - limit) :]

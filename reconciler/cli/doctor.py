@@ -16,6 +16,7 @@ from infra.jetstream.errors import BusDeniedError, BusError, BusUnavailableError
 from reconciler.cli.checks.actions import check_actions
 from reconciler.cli.checks.apis import check_apis
 from reconciler.cli.checks.bus import check_server, check_stages, check_streams, check_sync
+from reconciler.cli.checks.clocks import check_role_clocks
 from reconciler.cli.checks.cluster import check_copies
 from reconciler.cli.checks.finding import Finding, not_looked_at
 from reconciler.cli.checks.log import (
@@ -136,6 +137,7 @@ async def examine(nc: Client, *, full: bool, monitoring_url: str | None = None) 
         findings += await check_monitoring(monitoring_url)
     for name, check in (
         ("server", check_server),
+        ("role clocks", check_role_clocks),
         ("streams", check_streams),
         ("replicas", check_copies),
         ("stream limits", check_room_of_streams),

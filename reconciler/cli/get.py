@@ -18,11 +18,13 @@ from projections.read_models import ReadModels
 from projections.status import StatusRow
 from reconciler.cli.connection import HERE, Connection, bus, run_async
 from reconciler.cli.errors import UsageError
+from reconciler.cli.event_table import TABLES
 from reconciler.cli.exits import Exit
 from reconciler.cli.log_replay import Stood, current_models, models_as_of
 from reconciler.cli.naming import known_outcome
 from reconciler.cli.options import AllNamespaces, Namespace
 from reconciler.cli.output import as_yaml, plural, print_json_line, print_structured
+from reconciler.cli.own_clock import note_own_clock
 from reconciler.cli.resource_table import PENDING, ResourceTable
 from reconciler.cli.row_changes import row_changes
 from reconciler.cli.search import check_namespace
@@ -118,6 +120,8 @@ def get(
     selected = selection(words, namespace=namespace, everywhere=all_namespaces, labels=labels)
     outcome = None if outcome is None else known_outcome(outcome, PENDING)
     wanted = Wanted(selected, outcome, everything, output)
+    if output in TABLES and at is None:  # they show ages
+        note_own_clock()
     if not watch:
         return run_async(_get(connection, wanted, at))
     if at is not None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from reconciler.cli.commands import COMPLETE, first_page, names
 from reconciler.cli.exits import Exit
 from reconciler.cli.interrupts import forget_sending, interrupted
+from reconciler.cli.own_clock import forget_own_clock
 from reconciler.cli.standard_streams import open_what_is_closed, write_no_more
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     tokens = list(sys.argv[1:] if arguments is None else arguments)
     status: int = Exit.OK
     forget_sending()
+    forget_own_clock()
     try:
         open_what_is_closed()
         if not tokens or tokens[0] in ("--help", "-h"):

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final
 from cyclopts import Parameter
 
 from reconciler.cli.errors import UsageError
+from reconciler.cli.own_clock import note_own_clock
 from reconciler.sdk.moments import When, as_utc
 
 FORMS: Final = (
@@ -29,6 +30,7 @@ def parse_when(text: str, now: datetime) -> When:
         return int(text)
     try:
         if _SPAN.fullmatch(text):
+            note_own_clock()
             return now - timedelta(seconds=sum(_seconds(part) for part in _PART.finditer(text)))
         return as_utc(datetime.fromisoformat(text.upper()))
     except (ValueError, OverflowError):

@@ -24,6 +24,7 @@ from events.integrity import LogDamagedError
 from events.log import OutcomeName
 from events.manifest import Manifest
 from events.names import ResourceKey, check_token
+from infra.bus.bus_clock import BusClock, read_clock
 from infra.bus.client_bus import JetStreamClientBus
 from projections.ownership import OwnershipRow, ownership_of
 from projections.read_models import (
@@ -515,6 +516,10 @@ class Client:
     async def discarded(self) -> Sequence[Discarded]:
         """Read how many messages got no dead letter, beyond the share of their namespace."""
         return await self._bus.discarded()
+
+    async def read_clock(self) -> BusClock:
+        """Return how far the bus's clock is ahead of this machine's; raises ``BusError``."""
+        return await read_clock(self._nc)
 
     async def retry_dead_letter(
         self,

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 import msgspec
 from nats.aio.client import Client
 
+from infra.bus.bus_clock import read_clock
 from infra.bus.log_moments import (
     MILLISECOND,
     ends_of_log,
@@ -61,12 +62,17 @@ async def moment(nc: Client, when: When | None) -> Moment:
     if not position:
         raise await _before_the_log(nc, asked, first)
     event = (await _event(nc, position)).event
-    if position == newest and asked > datetime.now(UTC):
+    if position == newest and await _is_to_come(nc, asked):
         raise NoSuchMomentError(
             f"{shown(asked)} is in the future; the newest event of the log is from "
             f"{shown(event.time)} (position {newest})"
         )
     return Moment(position, event.time, newest, asked)
+
+
+async def _is_to_come(nc: Client, time: datetime) -> bool:
+    """Return whether a time is in the future, by the bus's clock: this machine's may be behind."""
+    return time > datetime.now(UTC) and time > (await read_clock(nc)).now()
 
 
 async def _before_the_log(nc: Client, asked: datetime, first: int) -> NoSuchMomentError:
@@ -140,6 +146,6 @@ async def _before(nc: Client, since: When) -> int:
     if isinstance(since, int):
         return (await moment(nc, since)).position - 1
     since = as_utc(since)
-    if since > datetime.now(UTC):
+    if await _is_to_come(nc, since):
         raise NoSuchMomentError(f"{shown(since)} is in the future; use an earlier time")
     return await last_before(nc, to_the_millisecond(since))

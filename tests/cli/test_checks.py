@@ -21,7 +21,8 @@ from infra.providers.shapes import SHAPE
 from projections.status import StatusRow
 from reconciler.cli.api_standing import left_alone
 from reconciler.cli.checks.apis import check_api
-from reconciler.cli.checks.bus import check_clock, check_room, check_stage
+from reconciler.cli.checks.bus import check_room, check_stage
+from reconciler.cli.checks.clocks import check_clock
 from reconciler.cli.checks.cluster import judge_copies
 from reconciler.cli.checks.finding import Finding, some
 from reconciler.cli.checks.log import check_held, check_ownership, check_watched

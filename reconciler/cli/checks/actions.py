@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from collections.abc import Iterable, Sequence
+from datetime import timedelta
 from typing import Any, NamedTuple
 
 from nats.aio.client import Client
 
 from events.names import ResourceKey
-from events.subjects import log, parse_log, schedule
+from events.subjects import log, log_filter, parse_log, schedule
+from infra.bus.bus_clock import WRONG, read_clock
 from infra.bus.streams import (
     INTAKE,
     LOG,
@@ -23,7 +24,9 @@ from infra.jetstream.connection import api_request
 from infra.jetstream.errors import NotFoundOnBusError
 from infra.jetstream.reads import StoredMessage, last_for_subjects
 from projections.status import StatusRow
+from reconciler.cli.checks.clocks import ahead_of_bus
 from reconciler.cli.checks.finding import Finding, some
+from reconciler.resource.backoff import is_over
 from reconciler.sdk.history import History
 from reconciler.sdk.log_replay import LogReplay
 
@@ -121,12 +124,7 @@ async def _look(nc: Client, replay: LogReplay) -> _Look:
 
 async def _not_handed_out(nc: Client, called: list[StatusRow]) -> list[StatusRow]:
     """Give the rows of whose actions no worker can have all, as each API's consumer counts them."""
-    places = [log(row.key, "action.*") for row in called]
-    newest: dict[ResourceKey, StoredMessage] = {}
-    for message in await last_for_subjects(nc, LOG, places):
-        key = parse_log(message.subject)
-        if key not in newest or newest[key].seq < message.seq:
-            newest[key] = message
+    newest = await _newest(nc, [log(row.key, "action.*") for row in called])
     by_consumer: dict[str, list[_Decided]] = defaultdict(list)
     suspects: list[StatusRow] = []
     for row in called:
@@ -138,6 +136,16 @@ async def _not_handed_out(nc: Client, called: list[StatusRow]) -> list[StatusRow
     for consumer, decided in by_consumer.items():
         suspects += await _not_handed_out_by(nc, consumer, decided)
     return suspects
+
+
+async def _newest(nc: Client, filters: Sequence[str]) -> dict[ResourceKey, StoredMessage]:
+    """Return the newest message of the log of each resource that has one under the filters."""
+    newest: dict[ResourceKey, StoredMessage] = {}
+    for message in await last_for_subjects(nc, LOG, filters):
+        key = parse_log(message.subject)
+        if key not in newest or newest[key].seq < message.seq:
+            newest[key] = message
+    return newest
 
 
 def _consumer_of(subject: str) -> str:
@@ -212,14 +220,31 @@ async def _is_called(nc: Client, name: str) -> bool:
 
 
 async def _not_timed(nc: Client, waiting: list[StatusRow]) -> tuple[frozenset[str], frozenset[str]]:
-    """Name the resources that should have been woken, and those that no timer will wake."""
-    now = datetime.now(UTC)
-    due: Mapping[str, datetime] = {
-        str(row.key): row.retry_at for row in waiting if row.retry_at is not None
-    }
-    overdue = frozenset(name for name, at in due.items() if at < now - OVERDUE)
-    later = [ResourceKey.parse(name) for name, at in due.items() if at > now]
-    subjects = {schedule(key, "retry"): str(key) for key in later}
-    found = await last_for_subjects(nc, TIMERS, list(subjects)) if subjects else []
-    timed = {subjects[message.subject] for message in found}
-    return overdue, frozenset(set(subjects.values()) - timed)
+    """Name the resources that should have been woken, and those that no timer will wake.
+
+    The deciders' times are taken for those of the bus, by how wrong the clock of each was when it
+    wrote the newest event of the resource.
+    """
+    now = (await read_clock(nc)).now()
+    newest = await _newest(nc, [log_filter(row.key) for row in waiting])
+    overdue: set[str] = set()
+    untimed: dict[str, str] = {}
+    for row in waiting:
+        ahead = _ahead_of_bus(newest.get(row.key))
+        assert row.retry_at is not None
+        at = row.retry_at - ahead
+        if is_over(at, row.retry_seconds, now - OVERDUE):
+            overdue.add(str(row.key))
+        elif at > now and abs(ahead) < WRONG:  # a wrong clock sets a timer of another time
+            untimed[schedule(row.key, "retry")] = str(row.key)
+    for message in await last_for_subjects(nc, TIMERS, list(untimed)) if untimed else ():
+        untimed.pop(message.subject, None)
+    return frozenset(overdue), frozenset(untimed.values())
+
+
+def _ahead_of_bus(message: StoredMessage | None) -> timedelta:
+    """Return by how much the clock was ahead of the bus's that wrote an event."""
+    try:
+        return timedelta(0) if message is None else ahead_of_bus(message)
+    except (ValueError, RecursionError):  # damage, which has a check of its own
+        return timedelta(0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +23,11 @@ from infra.jetstream.connection import api_request, require_jetstream
 from infra.jetstream.errors import NotFoundOnBusError
 from infra.jetstream.reads import stream_state
 from projections.read_models import CHECKPOINT, decode_checkpoint
+from reconciler.cli.checks.clocks import check_clock
 from reconciler.cli.checks.finding import Finding, Verdict, some
 from reconciler.cli.connection import DATA_FOLDER, read_up_file
 from reconciler.cli.output import plural
 
-_SKEW_WARN_SECONDS = 1.0
-_SKEW_FAIL_SECONDS = 30.0
 _FULL_PERCENT = 90
 _BACKLOG = 5_000
 _LAG_EVENTS = 2_000
@@ -70,30 +68,6 @@ def check_room(account: dict[str, Any]) -> Finding:
         else "Give the account more JetStream storage. A full stream refuses declarations."
     )
     return Finding("storage", verdict, f"{text}, {percent} % of the limit", remedy)
-
-
-def check_clock(server_time: str, asked: float, answered: float) -> Finding:
-    """Compare the server's clock with ours; how long it took to ask is no difference."""
-    if not server_time:
-        return Finding(
-            "clock",
-            "warn",
-            "the server does not report its time",
-            "Compare the clocks of this machine and of the server.",
-        )
-    seconds, _, fraction = server_time.rstrip("Z").partition(".")
-    whole = datetime.fromisoformat(seconds).replace(tzinfo=UTC).timestamp()
-    skew = whole + int((fraction or "0").ljust(9, "0")) / _NANOSECONDS - (asked + answered) / 2
-    size = abs(skew) - (answered - asked) / 2  # its time is of any moment in between
-    verdict: Verdict = "ok"
-    if size > _SKEW_WARN_SECONDS:
-        verdict = "fail" if size > _SKEW_FAIL_SECONDS else "warn"
-    remedy = (
-        "" if verdict == "ok" else "Synchronize the clocks (NTP). Timers use the server's clock."
-    )
-    return Finding(
-        "clock", verdict, f"the server's clock differs by {round(skew, 3) + 0.0:+.3f} s", remedy
-    )
 
 
 async def check_streams(nc: Client) -> list[Finding]:

@@ -1,0 +1,113 @@
+"""Checks of clocks: those of this machine, and of the machines where the roles run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+import msgspec
+from nats.aio.client import Client
+
+from events.log import SOURCE
+from events.subjects import parse_stored_intake
+from infra.bus.bus_clock import WRONG, clock_of, read_clock
+from infra.bus.streams import INTAKE, LOG
+from infra.jetstream.reads import StoredMessage, read_subject, stream_state
+from reconciler.cli.checks.finding import Finding, Verdict, some
+
+_WARN_SECONDS = 1.0
+_NEWEST = 50  # messages of each stream
+_RECENT = timedelta(minutes=10)
+_ROLES: Final = {
+    "result": "worker",
+    "observed": "observer",
+    "reference": "observer",
+    "timer": "observer",
+}
+
+
+class _Written(msgspec.Struct):
+    time: datetime
+    source: str = ""
+
+
+_decoder = msgspec.json.Decoder(_Written)
+
+
+def check_clock(server_time: str, asked: float, answered: float) -> Finding:
+    """Compare the server's clock with ours; how long it took to ask is no difference."""
+    if not server_time:
+        return Finding(
+            "clock",
+            "warn",
+            "the server does not report its time",
+            "Compare the clocks of this machine and of the server.",
+        )
+    clock = clock_of(server_time, asked, answered)
+    verdict: Verdict = "ok"
+    if clock.difference.total_seconds() > _WARN_SECONDS:
+        verdict = "fail" if clock.difference > WRONG else "warn"
+    remedy = (
+        "" if verdict == "ok" else "Synchronize the clocks (NTP). Timers use the server's clock."
+    )
+    ahead = round(clock.ahead.total_seconds(), 3) + 0.0
+    return Finding("clock", verdict, f"the server's clock differs by {ahead:+.3f} s", remedy)
+
+
+async def check_role_clocks(nc: Client) -> list[Finding]:
+    """Compare the times in what the roles have written lately with those of the bus."""
+    oldest = (await read_clock(nc)).now() - _RECENT
+    wrong: dict[str, timedelta] = {}
+    found: set[str] = set()
+    for stream in (LOG, INTAKE):
+        last = (await stream_state(nc, stream)).last_seq
+        messages = await read_subject(nc, stream, ">", start_seq=max(1, last - _NEWEST + 1))
+        for role, ahead in _differences(stream, messages, oldest):
+            found.add(role)
+            if abs(ahead) > max(WRONG, abs(wrong.get(role, WRONG))):
+                wrong[role] = ahead
+    if not wrong:
+        who = f"those of {len(found)} processes agree with the bus's clock"
+        minutes = _RECENT.total_seconds() / 60
+        nothing = f"no role has written anything in the last {minutes:.0f} minutes"
+        return [Finding("role clocks", "ok", who if found else nothing)]
+    told = [f"{role} ({_shown(ahead)})" for role, ahead in wrong.items()]
+    remedy = (
+        "Synchronize the clocks of these machines (NTP). Until then, times of the log are wrong, "
+        "and retries wait for the sweeper of an observer."
+    )
+    return [Finding("role clocks", "fail", f"differ from the bus's clock: {some(told)}", remedy)]
+
+
+def ahead_of_bus(message: StoredMessage) -> timedelta:
+    """Return by how much the clock was ahead of the bus's that wrote a message.
+
+    Raises ``ValueError`` for what is no CloudEvent with a time.
+    """
+    return _decoder.decode(message.payload).time.astimezone(UTC) - message.time
+
+
+def _differences(
+    stream: str, messages: list[StoredMessage], oldest: datetime
+) -> Iterator[tuple[str, timedelta]]:
+    """Return by how much the clock of each role was ahead of the bus's when it wrote."""
+    for message in messages:
+        if message.time < oldest:
+            continue
+        try:
+            ahead = ahead_of_bus(message)
+            if stream == LOG:
+                yield "a decider", ahead
+                continue
+            role = _ROLES.get(parse_stored_intake(message.subject)[0])
+            source = _decoder.decode(message.payload).source
+        except (ValueError, RecursionError):
+            continue  # damage, or a message that becomes a dead letter
+        if role is not None and source != SOURCE:  # a timer was written when it was set
+            yield f"{role} {source}", ahead
+
+
+def _shown(ahead: timedelta) -> str:
+    seconds = ahead.total_seconds()
+    return f"{abs(seconds):.0f} s {'ahead' if seconds > 0 else 'behind'}"

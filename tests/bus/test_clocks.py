@@ -1,0 +1,103 @@
+"""Whose clock is wrong: what `doctor` finds is judged by the clock of the bus."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from msgspec.structs import replace
+from nats.aio.client import Client
+
+from events.envelope import encode_intake
+from events.intake import IntakeData, Observed, TimerFired
+from events.log import SOURCE, RetryScheduled, SpecDeclared
+from events.names import ResourceKey
+from events.subjects import Intake, intake
+from infra.bus.bus_clock import read_clock
+from infra.bus.event_log import JetStreamLog
+from infra.jetstream.publish import publish
+from reconciler.cli.checks.actions import check_actions
+from reconciler.cli.checks.clocks import check_role_clocks
+from reconciler.cli.checks.finding import Finding
+from reconciler.cli.log_replay import replay_for_checks
+from reconciler.ports import ResourceAppend
+from tests.bus.histories import event, new_key
+
+HOUR = timedelta(hours=1)
+DECLARED = SpecDeclared(1, "shapes/v1", "default", "foo", {})
+
+
+@pytest.fixture
+def module_bus_url(fresh_bus_url: str) -> str:
+    """A log for each test: its events have times of their own."""
+    return fresh_bus_url
+
+
+async def decided_to_wait(log: JetStreamLog, ahead: timedelta, seconds: float) -> ResourceKey:
+    """Append what a decider writes whose clock is wrong by so much."""
+    key, now = new_key(), datetime.now(UTC) + ahead
+    retry = RetryScheduled(now + timedelta(seconds=seconds), seconds, "Transient")
+    events = [event(key, 1, DECLARED), event(key, 2, retry)]
+    await log.append([ResourceAppend(key, [replace(each, time=now) for each in events], 0)])
+    return key
+
+
+async def lost_actions(nc: Client) -> Finding:
+    async with replay_for_checks(nc, full=True) as replay:
+        await replay.go_on()
+        return await check_actions(nc, replay)
+
+
+async def test_a_decider_whose_clock_is_behind_has_lost_no_action(
+    bus: Client, log: JetStreamLog
+) -> None:
+    await decided_to_wait(log, -HOUR, 600.0)
+    assert (await lost_actions(bus)).verdict == "ok"
+
+
+@pytest.mark.parametrize("ahead", [HOUR, timedelta(0), -HOUR])
+async def test_an_action_that_is_overdue_is_found_whatever_the_clock_of_its_decider(
+    bus: Client, log: JetStreamLog, ahead: timedelta, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("reconciler.cli.checks.actions.OVERDUE", timedelta(0))
+    key = await decided_to_wait(log, ahead, 0.1)
+    await asyncio.sleep(0.2)
+    found = await lost_actions(bus)
+    assert (found.verdict, found.found) == ("fail", f"1 with an overdue retry: {key}")
+
+
+async def test_the_clock_of_the_bus_is_read_off_an_answer(bus: Client) -> None:
+    clock = await read_clock(bus)
+    assert clock.difference < timedelta(seconds=1)
+    assert abs(clock.now() - datetime.now(UTC)) < timedelta(seconds=1)
+
+
+async def publish_as(
+    nc: Client, source: str, what: Intake, data: IntakeData, ahead: timedelta
+) -> None:
+    key = new_key()
+    payload = encode_intake("m1", source, data, time=datetime.now(UTC) + ahead)
+    await publish(nc, intake(what, key), payload)
+
+
+@pytest.mark.parametrize(
+    ("ahead", "told"), [(HOUR, "3600 s ahead"), (-HOUR, "3600 s behind"), (timedelta(0), "")]
+)
+async def test_a_clock_that_is_wrong_is_told_with_its_role(
+    bus: Client, log: JetStreamLog, ahead: timedelta, told: str
+) -> None:
+    seen = Observed("default", "foo", None, "CompleteListing", 1, datetime.now(UTC))
+    await publish_as(bus, "reconciler@b:2", "observed", seen, timedelta(0))
+    await publish_as(bus, SOURCE, "timer", TimerFired("Retry"), -HOUR)  # set an hour ago
+    assert [each.verdict for each in await check_role_clocks(bus)] == ["ok"]
+    await decided_to_wait(log, ahead, 600.0)
+    await publish_as(bus, "reconciler@a:1", "observed", seen, ahead)
+    [found] = await check_role_clocks(bus)
+    if not told:
+        assert (found.verdict, found.remedy) == ("ok", "")
+        return
+    assert found.verdict == "fail"
+    assert found.found == (
+        f"differ from the bus's clock: a decider ({told}), observer reconciler@a:1 ({told})"
+    )
