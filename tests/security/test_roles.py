@@ -13,6 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from events.dead_letter import Stage
 from events.names import ResourceKey
 from events.subjects import intake
 from infra.bus.dead_letters import discard, read_discarded, store_letters
@@ -130,10 +131,16 @@ async def test_a_role_starts_again_beside_a_log_with_a_history(
 
 
 @pytest.mark.parametrize(
-    ("role", "stage"), [("decider", "intake"), ("worker", "action"), ("observer", "observation")]
+    ("role", "stage"),
+    [
+        ("decider", "intake"),
+        ("decider", "request"),
+        ("worker", "action"),
+        ("observer", "observation"),
+    ],
 )
 async def test_a_role_stores_dead_letters_and_counts_what_gets_none(
-    guarded: Guarded, name: str, role: str, stage: str
+    guarded: Guarded, name: str, role: str, stage: Stage
 ) -> None:
     subject = intake("observed", ResourceKey("acme", "Shape", name))
     delivery = IntakeDelivery(1, subject, b"", "", None, 1, None)
