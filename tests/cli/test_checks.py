@@ -119,6 +119,12 @@ def test_room() -> None:
     assert (nearly.verdict, "95 %" in nearly.found) == ("warn", True)
     full = check_room({"storage": 266, "limits": {"max_storage": 100}})
     assert (full.verdict, "266 %" in full.found) == ("fail", True)
+    tiers = {
+        "R1": {"storage": 5, "limits": {"max_storage": 100}},
+        "R3": {"storage": 120, "limits": {"max_storage": 100}},
+    }
+    of_a_cluster = check_room({"storage": 365, "limits": {"max_storage": 0}, "tiers": tiers})
+    assert (of_a_cluster.verdict, "120 %" in of_a_cluster.found) == ("fail", True)
 
 
 @pytest.mark.parametrize(

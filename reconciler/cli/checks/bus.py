@@ -29,6 +29,7 @@ from reconciler.cli.connection import DATA_FOLDER, read_up_file
 from reconciler.cli.output import plural
 
 _FULL_PERCENT = 90
+_WHOLE_PERCENT = 100
 _BACKLOG = 5_000
 _LAG_EVENTS = 2_000
 _SILENT_SECONDS = 60
@@ -52,16 +53,23 @@ async def check_server(nc: Client) -> list[Finding]:
 
 
 def check_room(account: dict[str, Any]) -> Finding:
-    """Check how much of the account's storage is used."""
-    used = int(account.get("storage", 0))
-    limit = int(account.get("limits", {}).get("max_storage", -1))
-    text = f"{used / 1e6:.1f} MB stored"
-    if limit <= 0:
+    """Check how much of the account's storage is used; it may have a limit for each replica count.
+
+    The fullest limit counts.
+    """
+    tiers: dict[str, dict[str, Any]] = account.get("tiers") or {}
+    text = f"{int(account.get('storage', 0)) / 1e6:.1f} MB stored"
+    percents = [
+        100 * int(each.get("storage", 0)) // limit
+        for each in (account, *tiers.values())
+        if (limit := int(each.get("limits", {}).get("max_storage", -1))) > 0
+    ]
+    if not percents:
         return Finding("storage", "ok", f"{text}, no limit for this account")
-    percent = 100 * used // limit
-    verdict: Verdict = "warn" if percent >= _FULL_PERCENT else "ok"
-    if percent >= 100:  # noqa: PLR2004 - the whole limit
-        verdict = "fail"
+    percent = max(percents)
+    verdict: Verdict = "ok"
+    if percent >= _FULL_PERCENT:
+        verdict = "fail" if percent >= _WHOLE_PERCENT else "warn"
     remedy = (
         ""
         if verdict == "ok"
