@@ -34,6 +34,7 @@ from infra.bus.streams import (
     LOG,
     LogIdentity,
     begin_restoration,
+    check_format,
     decider_consumers,
     end_restoration,
     ensure_topology,
@@ -44,7 +45,7 @@ from infra.bus.streams import (
 )
 from infra.jetstream.append import append
 from infra.jetstream.connection import api_request
-from infra.jetstream.errors import NotFoundOnBusError
+from infra.jetstream.errors import IncompatibleStreamError, NotFoundOnBusError
 from infra.jetstream.follow import follow
 from infra.jetstream.outgoing import MESSAGE_ID, OutgoingMessage
 from infra.jetstream.reads import StoredMessage, stream_state
@@ -101,8 +102,9 @@ async def plan_restoration(
     nc: Client, backup: Backup, knowledge: Knowledge, replace: str | None
 ) -> Plan:
     """Look at what the server has; raises ``RestoreRefusedError`` if that is in the way."""
-    await _check_nobody_works(nc)
+    _check_format(backup)
     found = await existing_log(nc)
+    await _check_nobody_works(nc)
     if found is None:
         return Plan("new")
     state = await stream_state(nc, LOG)
@@ -194,6 +196,13 @@ def _unfinished(path: Path) -> list[Path]:
     prefix = f"{path.name}{_UNFINISHED}"
     found = [each for each in path.absolute().parent.iterdir() if each.name.startswith(prefix)]
     return sorted(each for each in found if not each.name.endswith(PARTIAL))
+
+
+def _check_format(backup: Backup) -> None:
+    try:
+        check_format(backup.header.config.get("metadata") or {})
+    except IncompatibleStreamError as error:
+        raise RestoreRefusedError(f"{backup.path}: {error}") from None
 
 
 # --- what the server has

@@ -302,6 +302,7 @@ def _operator() -> Iterator[str]:
 
 def _installer() -> Iterator[str]:
     yield f"{_API}.INFO"
+    yield f"{_API}.STREAM.NAMES"
     for stream in ALL_STREAMS:
         yield from (f"{_API}.STREAM.{what}.{stream}" for what in ("INFO", "CREATE", "UPDATE"))
     yield from (f"{_API}.STREAM.{what}.OUTCOMES" for what in ("INFO", "UPDATE"))  # format 2 had it

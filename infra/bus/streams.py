@@ -99,6 +99,15 @@ LOG_FORMAT: Final = 3
 """What this release writes: events, streams, rows. Raised with each change that the release before
 cannot read, or would undo (ADR 0020); that one then refuses to start."""
 
+OLDEST_FORMAT: Final = 2
+"""The oldest format that this release reads; raised when the code for an older one is removed."""
+
+_REVISIONS: Final[Mapping[int, str]] = {0: "16875afe to 05ae88b7", 1: "53197204 to 15bde999"}
+"""The revisions of this project that wrote each older format: none of them was released."""
+
+_FIRST_LOG: Final = "SHAPES"
+"""The log's stream in format 0, which has no metadata with a number."""
+
 _SECOND: Final = 1_000_000_000
 _HOUR: Final = 3_600 * _SECOND
 _DAY: Final = 24 * _HOUR
@@ -236,6 +245,7 @@ async def ensure_topology(
     else:
         identity, first_position = restored, 0
         metadata = {**_metadata(identity), RESTORING_METADATA: "yes"}
+    await _check_subjects(nc)
     changes: dict[str, str] = {}
     for config in await _streams(nc, metadata, first_position):
         changes[config["name"]] = await ensure_stream(nc, {**config, "num_replicas": replicas})
@@ -326,7 +336,7 @@ async def _found(nc: Client, question: str) -> Config:
 
 async def find_log(nc: Client) -> LogIdentity:
     """Return which log this is; raises ``NotFoundOnBusError`` before the first ``init``."""
-    metadata = _usable((await stream_state(nc, LOG)).config.get("metadata", {}))
+    metadata = _usable((await _log_state(nc)).config.get("metadata", {}))
     found = metadata.get(LOG_ID_METADATA)
     if not found:
         raise NotFoundOnBusError(
@@ -350,10 +360,39 @@ def lost_beginning(state: StreamState) -> str:
     )
 
 
+async def _log_state(nc: Client) -> StreamState:
+    """Read the log's state; raises ``IncompatibleStreamError`` for a log of format 0."""
+    try:
+        return await stream_state(nc, LOG)
+    except NotFoundOnBusError:
+        if _FIRST_LOG in await _names_with(nc, "log.>"):
+            raise _too_old(_FIRST_LOG, 0) from None
+        raise
+
+
+async def _check_subjects(nc: Client) -> None:
+    """Raise ``IncompatibleStreamError`` for a foreign stream with subjects of ours.
+
+    The server would refuse the second stream of several, after the first was created.
+    """
+    for stream, wanted in SUBJECTS.items():
+        for subject in wanted:
+            if others := [name for name in await _names_with(nc, subject) if name != stream]:
+                raise IncompatibleStreamError(
+                    f"stream {others[0]} of another client uses subjects in {subject!r}, which "
+                    f"stream {stream} of Reconciler requires; use another NATS account, or change "
+                    f"the subjects of stream {others[0]}. Nothing was created"
+                )
+
+
+async def _names_with(nc: Client, subject: str) -> list[str]:
+    """Return the names of the streams whose subjects overlap with a subject."""
+    return list((await api_request(nc, "STREAM.NAMES", {"subject": subject})).get("streams") or ())
+
+
 async def has_log(nc: Client) -> bool:
     """Return whether there is an event log, as far as everybody may ask."""
-    answer = await api_request(nc, "STREAM.NAMES", {"subject": "log.>"})
-    return LOG in (answer.get("streams") or ())
+    return LOG in await _names_with(nc, "log.>")
 
 
 async def find_log_id(nc: Client) -> str:
@@ -373,7 +412,7 @@ async def _existing_log(nc: Client) -> tuple[LogIdentity, int]:
     from 1 again, or what it brings would look older than what the log knows.
     """
     try:
-        state = await stream_state(nc, LOG)
+        state = await _log_state(nc)
     except NotFoundOnBusError:
         return LogIdentity(new_name()), 0
     metadata = _usable(state.config.get("metadata", {}))
@@ -392,19 +431,35 @@ def _metadata(identity: LogIdentity) -> dict[str, str]:
 
 
 def _usable(metadata: Mapping[str, str]) -> Mapping[str, str]:
-    """Raise ``IncompatibleStreamError`` for a log that is too new, or only half restored."""
-    found = metadata.get(FORMAT_METADATA, "1")  # logs that do not name it are of the first
-    if not found.isdecimal() or int(found) > LOG_FORMAT:
-        raise IncompatibleStreamError(
-            f"stream {LOG} was written by a newer release (format {found}, this release reads "
-            f"{LOG_FORMAT}); upgrade"
-        )
+    """Raise ``IncompatibleStreamError`` for a log of another format, or only half restored."""
+    check_format(metadata)
     if is_being_restored(metadata):
         raise IncompatibleStreamError(
             f"stream {LOG} is being restored, or its restore was interrupted; run `reconciler "
             "restore` with the same file again"
         )
     return metadata
+
+
+def check_format(metadata: Mapping[str, str]) -> None:
+    """Raise ``IncompatibleStreamError`` for a log that is too new or too old for this release."""
+    first = "1" if LOG_ID_METADATA in metadata else str(LOG_FORMAT)  # no stream of `init`
+    found = metadata.get(FORMAT_METADATA, first)
+    if not found.isdecimal() or int(found) > LOG_FORMAT:
+        raise IncompatibleStreamError(
+            f"stream {LOG} was written by a newer release (format {found}, this release reads "
+            f"{LOG_FORMAT}); upgrade"
+        )
+    if int(found) < OLDEST_FORMAT:
+        raise _too_old(LOG, int(found))
+
+
+def _too_old(stream: str, found: int) -> IncompatibleStreamError:
+    return IncompatibleStreamError(
+        f"stream {stream} has the older format {found}, and this release reads formats "
+        f"{OLDEST_FORMAT} to {LOG_FORMAT}; use the revision that wrote it, which is one of "
+        f"{_REVISIONS[found]}"
+    )
 
 
 def is_own(metadata: Mapping[str, str]) -> bool:
@@ -420,9 +475,10 @@ def is_being_restored(metadata: Mapping[str, str]) -> bool:
 async def existing_log(nc: Client) -> LogIdentity | None:
     """Return which log there is, also one that is only half restored; None if there is none."""
     try:
-        metadata = (await stream_state(nc, LOG)).config.get("metadata", {})
+        metadata = (await _log_state(nc)).config.get("metadata", {})
     except NotFoundOnBusError:
         return None
+    check_format(metadata)
     return LogIdentity(
         str(metadata.get(LOG_ID_METADATA, "")), str(metadata.get(EPOCH_METADATA, ""))
     )

@@ -11,10 +11,12 @@ from infra.bus.streams import (
     LOG,
     LOG_FORMAT,
     LOG_ID_METADATA,
+    OLDEST_FORMAT,
     OWN_METADATA,
     REJECTIONS,
     decider_consumers,
     ensure_topology,
+    existing_log,
     find_log_id,
     make_worker_consumer,
     topology_differences,
@@ -211,18 +213,48 @@ async def test_a_log_of_a_newer_release_is_refused_and_left_as_it_is(fresh_bus_u
         await nc.close()
 
 
-async def test_a_log_that_names_no_format_is_of_the_first_and_is_told_its_own(
-    fresh_bus_url: str,
+@pytest.mark.parametrize("older", [{}, {FORMAT_METADATA: "1"}])
+async def test_a_log_of_an_older_format_is_refused_and_left_as_it_is(
+    fresh_bus_url: str, older: dict[str, str]
 ) -> None:
     nc = await connect(fresh_bus_url, name="test")
     try:
         first = await ensure_topology(nc)
+        await written_by(nc, {LOG_ID_METADATA: first.log_id, **older})
+        before = await api_request(nc, f"STREAM.INFO.{LOG}", None)
+        old = rf"older format 1, .* formats {OLDEST_FORMAT} to {LOG_FORMAT}; use the revision"
+        for use in (find_log_id, open_log, ensure_topology, topology_differences, existing_log):
+            with pytest.raises(IncompatibleStreamError, match=old):
+                await use(nc)
+        after = await api_request(nc, f"STREAM.INFO.{LOG}", None)
+        assert after["config"] == before["config"]
+    finally:
+        await nc.close()
+
+
+async def test_a_log_of_a_format_that_is_still_read_is_upgraded(fresh_bus_url: str) -> None:
+    nc = await connect(fresh_bus_url, name="test")
+    try:
+        first = await ensure_topology(nc)
         found = (await stream_state(nc, LOG)).config["metadata"]
-        await written_by(nc, {LOG_ID_METADATA: first.log_id})
-        assert FORMAT_METADATA not in (await stream_state(nc, LOG)).config["metadata"]
+        await written_by(nc, {FORMAT_METADATA: str(OLDEST_FORMAT)})
         assert await find_log_id(nc) == first.log_id
         assert (await ensure_topology(nc)).changes[LOG] == "updated"
         assert (await stream_state(nc, LOG)).config["metadata"] == found
+    finally:
+        await nc.close()
+
+
+@pytest.mark.parametrize("subject", ["state.mine", "log.>", "$KV.reconciler.>"])
+async def test_a_foreign_stream_with_our_subjects_is_named_before_anything_is_created(
+    fresh_bus_url: str, subject: str
+) -> None:
+    nc = await connect(fresh_bus_url, name="test")
+    try:
+        await api_request(nc, "STREAM.CREATE.MINE", {"name": "MINE", "subjects": [subject]})
+        with pytest.raises(IncompatibleStreamError, match="stream MINE of another client uses"):
+            await ensure_topology(nc)
+        assert (await api_request(nc, "STREAM.NAMES", None))["streams"] == ["MINE"]
     finally:
         await nc.close()
 
