@@ -23,12 +23,13 @@ from infra.bus.retries import patiently
 from infra.bus.rows import JetStreamRows
 from infra.bus.streams import Topology, ensure_topology
 from infra.jetstream.access import ANYBODY, Access
-from infra.jetstream.connection import close, connect, require_jetstream
+from infra.jetstream.connection import close, connect, is_clustered, require_jetstream
+from infra.jetstream.errors import BusUnavailableError, StreamReplacedError
 from infra.secrets import open_stores
 from reconciler.failpoints import arm_from_environment
 from reconciler.provider.kind import KindRegistry, installed_kinds
 from reconciler.provider.secrets import SecretStores
-from reconciler.roles.lost_events import find_lost
+from reconciler.roles.lost_events import LogTooShortError, find_lost
 from reconciler.roles.process import ROLES, Ports, Role, Running, load, running_parts
 
 __all__ = ["ROLES", "Role", "Running", "connected", "initialise", "process_name", "running"]
@@ -113,7 +114,10 @@ async def _load(
 ) -> Running:
     log = await open_log(nc)
     rows = JetStreamRows(nc)
-    await check_intake_positions(nc)
+    try:
+        await check_intake_positions(nc)
+    except StreamReplacedError as error:
+        raise _doubtful(nc, error) from error
     ports = Ports(
         watch=await watch_log(nc),
         name=process_name(),
@@ -128,4 +132,12 @@ async def _load(
         lost_events=lambda models: find_lost(log, rows, models),
         secrets=stores,
     )
-    return await load(ports, roles, kinds)
+    try:
+        return await load(ports, roles, kinds)
+    except LogTooShortError as error:
+        raise _doubtful(nc, error) from error
+
+
+def _doubtful(nc: Client, error: Exception) -> Exception:
+    """Return an error to retry in a cluster, where a leader that was cut off may know less."""
+    return BusUnavailableError(str(error)) if is_clustered(nc) else error

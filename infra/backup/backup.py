@@ -69,8 +69,9 @@ async def save_log(
     with new_backup(path) as writer:
         floors = {} if all_declarations else await _acknowledged(nc)
         config = (await stream_state(nc, LOG)).config
-        services = await service_namespaces(nc)
-        writer.begin(Header(identity, datetime.now(UTC), config, services))
+        services, intake = await service_namespaces(nc), await intake_position(nc)
+        header = Header(identity, datetime.now(UTC), config, services, intake)
+        writer.begin(header)
         await _save_declarations(nc, writer, floors)
         last = (await stream_state(nc, LOG)).last_seq
         async for messages in _events(nc, last):
@@ -113,10 +114,16 @@ async def _acknowledged(nc: Client) -> dict[int, int]:
     return floors
 
 
-async def _save_declarations(nc: Client, writer: BackupWriter, floors: dict[int, int]) -> None:
+async def intake_position(nc: Client) -> int:
+    """Return the intake's last position, 0 without an intake."""
     try:
-        await stream_state(nc, INTAKE)
+        return (await stream_state(nc, INTAKE)).last_seq
     except NotFoundOnBusError:
+        return 0
+
+
+async def _save_declarations(nc: Client, writer: BackupWriter, floors: dict[int, int]) -> None:
+    if not await intake_position(nc):
         return
     for partition in range(PARTITIONS):
         first = floors.get(partition, 0) + 1

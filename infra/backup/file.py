@@ -62,7 +62,7 @@ class Saved(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Header(msgspec.Struct, frozen=True, rename="camel"):
-    """Whose log it is, when it was saved, and how its stream was configured.
+    """Whose log it is, when it was saved, how its stream was configured, and the intake's end.
 
     ``services``: the namespaces whose services have consumers of the log.
     """
@@ -71,6 +71,7 @@ class Header(msgspec.Struct, frozen=True, rename="camel"):
     made_at: datetime
     config: dict[str, Any]
     services: list[str] = []
+    intake_position: int = 0
 
 
 class Footer(msgspec.Struct, frozen=True, rename="camel"):

@@ -20,12 +20,14 @@ class Knowledge:
     """What a log knows after some of its events: chains, and the newest cause of each resource.
 
     A cause is a position of the intake: a declaration behind it is one that the log does not have.
+    ``times``: when the server stored the newest event of each resource, in nanoseconds.
     """
 
     def __init__(self) -> None:
         self.damage: list[LogDamage] = []
         self.chains = LogChains(self.damage.append)
         self.causes: dict[str, int] = {}
+        self.times: dict[str, int] = {}
         self.events = 0
         self._content = blake2b(digest_size=16)
 
@@ -45,12 +47,24 @@ class Knowledge:
         self._content.update(content_of(saved))
         event = self.chains.take(recorded(saved))
         if event is not None:
-            self.note_cause(event)
+            self._note_cause(event, saved.time_ns)
 
-    def note_cause(self, event: LogEvent) -> None:
+    def _note_cause(self, event: LogEvent, time_ns: int) -> None:
         """Remember what the log has of the intake."""
         known = self.causes.get(event.subject, 0)
         self.causes[event.subject] = max(known, event.causeposition)
+        self.times[event.subject] = time_ns
+
+    def has_decided(self, declaration: Saved, *, is_behind: bool) -> bool:
+        """Tell whether the log has a declaration.
+
+        ``is_behind``: the intake ended before the log's causes. It has lost its end, or was
+        recreated, and uses positions again. The time tells what came after the newest event.
+        """
+        resource = "/".join(declaration.subject.split(".")[3:6])
+        if declaration.position > self.causes.get(resource, 0):
+            return False
+        return not is_behind or declaration.time_ns <= self.times[resource]
 
 
 def content_of(saved: Saved) -> bytes:

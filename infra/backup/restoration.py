@@ -25,10 +25,11 @@ from nats.aio.client import Client
 from events.envelope import InvalidMessageError, decode_log
 from events.integrity import LogDamage, next_digest
 from events.subjects import REPLY_HEADER
-from infra.backup.backup import recorded, save_log
+from infra.backup.backup import intake_position, recorded, save_log
 from infra.backup.file import PARTIAL, Backup, Saved
 from infra.backup.inspection import Knowledge, content_of
 from infra.bus.intake import store_all
+from infra.bus.removals import find_intake_problem
 from infra.bus.streams import (
     INTAKE,
     LOG,
@@ -114,8 +115,9 @@ async def plan_restoration(
         present = await _common(nc, backup, state.last_seq)
         if present == state.last_seq:
             is_finished = not is_being_restored(state.config.get("metadata", {}))
-            is_whole = present == knowledge.events and is_finished
-            return Plan("nothing" if is_whole else "continue", present, found)
+            if present == knowledge.events and is_finished:
+                return Plan("continue" if await _must_continue(nc) else "nothing", present, found)
+            return Plan("continue", present, found)
     is_repeated = is_being_restored(state.config.get("metadata", {})) and _unfinished(backup.path)
     if replace == found.log_id or is_repeated:
         return Plan("replace", 0, found)
@@ -208,6 +210,11 @@ def _check_format(backup: Backup) -> None:
 # --- what the server has
 
 
+async def _must_continue(nc: Client) -> bool:
+    """Tell whether a log that is whole needs a new intake."""
+    return await intake_position(nc) > 0 and await find_intake_problem(nc) != ""
+
+
 async def _check_nobody_works(nc: Client) -> None:
     consumers = await worker_consumers(nc)
     for name in decider_consumers():
@@ -238,10 +245,7 @@ async def _put_aside(nc: Client, path: Path, plan: Plan) -> int:
     """Save what is about to be removed, log and intake; return the intake's last position."""
     if plan.found is None:
         return 0
-    try:
-        floor = (await stream_state(nc, INTAKE)).last_seq
-    except NotFoundOnBusError:
-        floor = 0
+    floor = await intake_position(nc)
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%f")
     aside = path.with_name(f"{path.name}{_UNFINISHED}{stamp}")
     await save_log(nc, aside, plan.found, lambda _done: None, all_declarations=True)
@@ -355,8 +359,13 @@ async def _declare_again(nc: Client, sources: Sequence[Backup], knowledge: Knowl
     for source in sources:
         if source.header.identity.log_id != log_id:
             continue
+        is_behind = 0 < source.header.intake_position < knowledge.newest_cause
         for messages in source.declarations():
-            unknown = [_declaration(one) for one in messages if _is_unknown(one, knowledge.causes)]
+            unknown = [
+                _declaration(one)
+                for one in messages
+                if not knowledge.has_decided(one, is_behind=is_behind)
+            ]
             # A file of an interrupted restoration has those again that it had already stored.
             fresh = {_name(one): one for one in unknown if _name(one) not in known}
             if not fresh:
@@ -371,11 +380,6 @@ async def _declare_again(nc: Client, sources: Sequence[Backup], knowledge: Knowl
 
 def _name(declaration: OutgoingMessage) -> tuple[str, str]:
     return declaration.subject, (declaration.headers or {})[MESSAGE_ID]
-
-
-def _is_unknown(saved: Saved, causes: dict[str, int]) -> bool:
-    resource = "/".join(saved.subject.split(".")[3:6])
-    return saved.position > causes.get(resource, 0)
 
 
 def _declaration(saved: Saved) -> OutgoingMessage:

@@ -30,6 +30,7 @@ from infra.bus.streams import LOG, STATES, find_log
 from infra.jetstream.connection import is_clustered
 from infra.jetstream.errors import (
     AppendConflictError,
+    BusDeniedError,
     BusUnavailableError,
     MessageTooLargeError,
     NotFoundOnBusError,
@@ -41,6 +42,7 @@ from infra.jetstream.reads import (
     StoredMessage,
     SubjectStart,
     last_for_subjects,
+    last_from_leader,
     read_starts,
     stream_state,
 )
@@ -347,6 +349,12 @@ class JetStreamLog:
         """Count the positions that hold no event: a log never removes anything."""
         state = await stream_state(self._nc, LOG)
         return state.last_seq - state.messages
+
+    async def state_position(self) -> int:
+        """Return the position of the newest cached state; 0 for none, or without permission."""
+        with contextlib.suppress(NotFoundOnBusError, BusDeniedError):
+            return _position(await last_from_leader(self._nc, STATES, "state.>"))
+        return 0
 
     async def last_position(self) -> int:
         """Return the position of the newest event."""

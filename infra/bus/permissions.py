@@ -224,6 +224,7 @@ def _of_everybody() -> Iterator[str]:
     yield f"{_API}.STREAM.NAMES"
     yield from _follows(LOG, ROWS)
     yield from _gets(LOG, ROWS)
+    yield f"{_API}.STREAM.MSG.GET.{STATES}"  # whether the log has lost its end
 
 
 def _calls_apis() -> Iterator[str]:
@@ -246,7 +247,7 @@ def _decider() -> Iterator[str]:
     yield f"{_API}.CONSUMER.UNPIN.{INTAKE}.*"
     yield f"{_API}.STREAM.PURGE.{INTAKE}"  # what all deciders are done with
     yield f"{_API}.STREAM.MSG.DELETE.{INTAKE}"  # what may hold a secret
-    yield from _gets(STATES)
+    yield f"{_API}.DIRECT.GET.{STATES}"
     yield subjects.log_filter(_EVERY)
     yield subjects.cached_state(_EVERY)
     yield subjects.rejection(_EVERY)
@@ -318,7 +319,8 @@ def _backup() -> Iterator[str]:
     yield f"{_API}.INFO"
     yield f"{_API}.STREAM.NAMES"
     yield from _follows(LOG)
-    yield from _gets(LOG, INTAKE)
+    yield from _gets(LOG, INTAKE, ROWS)
+    yield f"{_API}.STREAM.MSG.GET.{STATES}"  # whether the log has lost its end
     yield f"{_API}.STREAM.INFO.{INTAKE}"
     yield f"{_API}.CONSUMER.INFO.{INTAKE}.*"  # how far the deciders are
     yield f"{_API}.CONSUMER.NAMES.{LOG}"  # which namespaces have services
@@ -329,6 +331,8 @@ def _restore() -> Iterator[str]:
     yield from _installer()
     yield from _follows(LOG)
     yield from _gets(LOG)
+    yield f"{_API}.DIRECT.GET.{ROWS}"  # these two show whether the log has lost its end
+    yield f"{_API}.STREAM.MSG.GET.{STATES}"
     yield subjects.log_filter(_EVERY)
     yield "rec.*.*.*.*"  # what was declared and not decided, in the name of whoever had declared it
 

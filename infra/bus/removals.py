@@ -14,8 +14,13 @@ from infra.jetstream.errors import NotFoundOnBusError, StreamReplacedError
 from infra.jetstream.reads import StoredMessage, read_subject, stream_state
 
 LOG_GONE: Final = (
-    "this process stops, because it has read a different log; restore the log from a backup, "
-    "or create an empty one with `reconciler init`"
+    "this process stops, because it has read a different log; keep all streams, and restore the "
+    "log from a backup with `reconciler restore`"
+)
+INTAKE_REMEDY: Final = (
+    "Delete nothing. Stop all roles, and run `reconciler backup NAME.backup`, then `reconciler "
+    "restore NAME.backup`, which saves the stream to a file, creates it behind the log's positions "
+    "and publishes its declarations again"
 )
 
 _LOOKED_AT: Final = 100
@@ -39,22 +44,28 @@ def telling_what_to_do() -> Generator[None]:
 async def check_intake_positions(nc: Client) -> None:
     """Check that the intake counts on from what the log knows of it: it is the logical clock.
 
-    Raises ``StreamReplacedError`` if somebody has made the intake anew, and it counts from 1: all
-    that comes in would look older than what was decided long ago, and be ignored.
+    Raises ``StreamReplacedError`` if the intake has lost its end, or another client recreated it:
+    all that comes in would look older than what was decided long ago, and be ignored.
     """
+    if problem := await find_intake_problem(nc):
+        raise StreamReplacedError(f"{problem}. {INTAKE_REMEDY}")
+
+
+async def find_intake_problem(nc: Client) -> str:
+    """Describe an intake that ends before the positions that the log refers to; empty if none."""
     newest = (await stream_state(nc, LOG)).last_seq
     if not newest:
-        return
+        return ""
     first = max(1, newest + 1 - _LOOKED_AT)
     messages = await read_subject(nc, LOG, "log.>", start_seq=first)
     known = max(map(_cause_position, messages), default=0)
     last = (await stream_state(nc, INTAKE)).last_seq
-    if last < known:
-        raise StreamReplacedError(
-            f"stream {INTAKE} is at position {last}, but the log refers to its position "
-            f"{known}, so another client recreated the stream. Delete it (`nats stream rm "
-            f"{INTAKE}`), then run `reconciler init`, which creates it with the right position"
-        )
+    if last >= known:
+        return ""
+    return (
+        f"stream {INTAKE} is at position {last}, but the log refers to its position {known}, so "
+        "the stream has lost messages, or another client recreated it"
+    )
 
 
 def _cause_position(message: StoredMessage) -> int:

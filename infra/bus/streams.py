@@ -21,6 +21,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Final
 
@@ -31,7 +32,11 @@ from events import subjects
 from events.names import ResourceKey
 from events.subjects import DISCARDED
 from infra.jetstream.connection import api_request
-from infra.jetstream.errors import IncompatibleStreamError, NotFoundOnBusError
+from infra.jetstream.errors import (
+    BusDeniedError,
+    IncompatibleStreamError,
+    NotFoundOnBusError,
+)
 from infra.jetstream.reads import StreamState, stream_state
 from infra.jetstream.topology import (
     consumer_names,
@@ -336,9 +341,14 @@ async def _found(nc: Client, question: str) -> Config:
 
 async def find_log(nc: Client) -> LogIdentity:
     """Return which log this is; raises ``NotFoundOnBusError`` before the first ``init``."""
-    metadata = _usable((await _log_state(nc)).config.get("metadata", {}))
+    try:
+        metadata = _usable((await _log_state(nc)).config.get("metadata", {}))
+    except NotFoundOnBusError:
+        await _check_no_lost_log(nc)
+        raise
     found = metadata.get(LOG_ID_METADATA)
     if not found:
+        await _check_no_lost_log(nc)
         raise NotFoundOnBusError(
             f"stream {LOG} has no metadata {LOG_ID_METADATA}, so `reconciler init` did not "
             "create it"
@@ -368,6 +378,19 @@ async def _log_state(nc: Client) -> StreamState:
         if _FIRST_LOG in await _names_with(nc, "log.>"):
             raise _too_old(_FIRST_LOG, 0) from None
         raise
+
+
+async def _check_no_lost_log(nc: Client) -> None:
+    """Raise ``IncompatibleStreamError`` if messages of a log exist that does not."""
+    for stream in (ROWS, INTAKE):
+        with suppress(NotFoundOnBusError, BusDeniedError):
+            if (state := await stream_state(nc, stream)).last_seq:
+                raise IncompatibleStreamError(
+                    f"stream {LOG} was deleted or recreated, but stream {stream} contains messages "
+                    f"of its log (up to position {state.last_seq}). Keep all streams, and restore "
+                    "the log from a backup with `reconciler restore`. To start with an empty log "
+                    "instead, use another NATS account or an empty data directory"
+                )
 
 
 async def _check_subjects(nc: Client) -> None:
@@ -414,8 +437,11 @@ async def _existing_log(nc: Client) -> tuple[LogIdentity, int]:
     try:
         state = await _log_state(nc)
     except NotFoundOnBusError:
+        await _check_no_lost_log(nc)
         return LogIdentity(new_name()), 0
     metadata = _usable(state.config.get("metadata", {}))
+    if LOG_ID_METADATA not in metadata:
+        await _check_no_lost_log(nc)
     identity = LogIdentity(
         str(metadata.get(LOG_ID_METADATA) or new_name()), str(metadata.get(EPOCH_METADATA, ""))
     )

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from infra.backup.backup import SavedLog, save_log
+from infra.bus.rows import JetStreamRows
 from infra.bus.streams import find_log
+from infra.jetstream.errors import BusDeniedError
 from reconciler.cli.connection import HERE, Connection, bus, run_async
 from reconciler.cli.console import console
 from reconciler.cli.exits import Exit
@@ -14,6 +19,7 @@ from reconciler.cli.options import Output
 from reconciler.cli.output import plural, print_structured
 from reconciler.cli.progress import progress_bar
 from reconciler.cli.standard_streams import even_if_nobody_reads
+from reconciler.roles.lost_events import find_short_end
 
 _SHOWN = 20
 _MEGABYTE = 1e6
@@ -49,10 +55,13 @@ def backup(file: Path, /, *, output: Output = "table", connection: Connection = 
 
 async def _backup(connection: Connection, file: Path) -> SavedLog:
     async with bus(connection) as nc:
-        last = await (await log_of(nc)).last_position()
-        identity = await find_log(nc)
-        with progress_bar("saving", last) as progress:
-            return await save_log(nc, file, identity, progress)
+        log = await log_of(nc)
+        with progress_bar("saving", await log.last_position()) as progress:
+            saved = await save_log(nc, file, await find_log(nc), progress)
+        with suppress(BusDeniedError):  # permissions that an earlier release printed
+            if (short := await find_short_end(log, JetStreamRows(nc))) is not None:
+                return replace(saved, damage=[*saved.damage, short])
+        return saved
 
 
 def _print(saved: SavedLog) -> None:

@@ -12,7 +12,7 @@ from events.integrity import LogDamage
 from infra.bus.event_log import JetStreamLog, open_log
 from projections.read_models import ReadModels
 from reconciler.cli.progress import progress_bar
-from reconciler.sdk.log_replay import LogReplay, closing, replayed_to, stored_models
+from reconciler.sdk.log_replay import LogReplay, closing, losses, replayed_to, stored_models
 from reconciler.sdk.moments import Moment, When, moment
 
 MAX_EVENTS = 300_000
@@ -26,8 +26,14 @@ async def log_of(nc: Client) -> JetStreamLog:
 
 @asynccontextmanager
 async def replay_from_start(nc: Client) -> AsyncGenerator[LogReplay]:
-    """Replay all of the log; nothing is read yet."""
-    async with closing(LogReplay(await log_of(nc))) as replay:
+    """Replay all of the log; nothing is read yet.
+
+    Damage includes what the log has lost, as the stored rows remember it.
+    """
+    log = await log_of(nc)
+    replay = LogReplay(log)
+    replay.damage = await losses(nc, log)
+    async with closing(replay):
         yield replay
 
 

@@ -6,16 +6,27 @@ import sys
 import time
 
 import msgspec
+from msgspec.structs import replace
+from nats.aio.client import Client
 
-from projections.read_models import FleetSummary, ReadModels
+from infra.bus.rows import JetStreamRows
+from projections.read_models import (
+    CHECKPOINT,
+    FleetSummary,
+    ReadModels,
+    decode_checkpoint,
+    encode_checkpoint,
+)
 from reconciler.cli.connection import HERE, Connection, bus, run_async
 from reconciler.cli.console import coloured, console, print_table
+from reconciler.cli.errors import CommandError
 from reconciler.cli.exits import Exit
 from reconciler.cli.log_replay import log_of, replay_from_start
 from reconciler.cli.options import Output
 from reconciler.cli.output import plural, print_structured
 from reconciler.cli.progress import progress_bar
 from reconciler.cli.row_comparison import Comparison, compare
+from reconciler.ports import RowsConflictError
 from reconciler.sdk.log_replay import Integrity
 
 _SHOWN = 20
@@ -32,22 +43,25 @@ class Replayed(msgspec.Struct, frozen=True, rename="camel"):
     fleet: FleetSummary
     integrity: Integrity
     verified: Comparison | None = None
+    marked: bool = False
 
 
 def replay(
     *,
     verify: bool = False,
+    repair: bool = False,
     dump: bool = False,
     output: Output = "table",
     connection: Connection = HERE,
 ) -> int:
     """Rebuild all read models from the log, and check the log.
 
-    The command checks the version and digest of every event. It calls no API
-    and writes nothing, and the roles may run. With --verify, it also compares the
-    result with the stored rows, byte for byte, at their log position.
+    The command checks the version and digest of every event, and that the log
+    is as long as other streams show. It calls no API, and the roles may run.
+    With --verify, it also compares the result with the stored rows, byte for
+    byte, at their log position. It writes nothing without --repair.
 
-    Exit status: 1 if the log is damaged or rows differ.
+    Exit status: 1 if the log is damaged or rows differ that were not marked.
 
     For example:
 
@@ -59,10 +73,13 @@ def replay(
     ----------
     verify
         Compare the result with the stored rows.
+    repair
+        Verify. If rows differ and the log is correct, mark the rows as incomplete, so that the next
+        projector and observer that start rebuild them. Deletes nothing.
     dump
         Print only the rebuilt rows, one JSON object per line.
     """
-    replayed, models = run_async(_replay(connection, verify))
+    replayed, models = run_async(_replay(connection, verify or repair, repair))
     verified = replayed.verified
     if dump:
         _dump(models)
@@ -70,12 +87,14 @@ def replay(
         _print(replayed)
     else:
         print_structured(replayed, output)
-    differs = verified is not None and verified.differences
+    differs = verified is not None and verified.differences and not replayed.marked
     return Exit.FAILED if differs or replayed.integrity.damage else Exit.OK
 
 
-async def _replay(connection: Connection, verify: bool) -> tuple[Replayed, ReadModels]:
-    async with bus(connection) as nc:
+async def _replay(
+    connection: Connection, verify: bool, repair: bool
+) -> tuple[Replayed, ReadModels]:
+    async with bus(connection, sends=repair) as nc:
         last = await (await log_of(nc)).last_position()
         began = time.perf_counter()
         async with replay_from_start(nc) as replay:
@@ -83,6 +102,7 @@ async def _replay(connection: Connection, verify: bool) -> tuple[Replayed, ReadM
                 verified = await compare(nc, replay, progress) if verify else None
                 await replay.go_on(last, progress)
             integrity = replay.integrity
+            repaired = repair and await _repair(nc, verified, integrity)
             seconds = max(time.perf_counter() - began, _NO_TIME)
     models = replay.models
     rate = replay.events / seconds
@@ -94,8 +114,23 @@ async def _replay(connection: Connection, verify: bool) -> tuple[Replayed, ReadM
         models.fleet(),
         integrity,
         verified,
+        repaired,
     )
     return replayed, models
+
+
+async def _repair(nc: Client, verified: Comparison | None, integrity: Integrity) -> bool:
+    """Mark differing rows as incomplete; their position stays, which shows the log's length."""
+    if verified is None or not verified.differences or integrity.damage:
+        return False
+    store = JetStreamRows(nc)
+    payload, revision = await store.checkpoint()
+    partly = replace(decode_checkpoint(payload), is_whole=False)
+    try:
+        await store.save({CHECKPOINT: encode_checkpoint(partly)}, revision)
+    except RowsConflictError:
+        raise CommandError("a projector is writing the rows; stop it, then retry") from None
+    return True
 
 
 def _dump(models: ReadModels) -> None:
@@ -113,7 +148,8 @@ def _print(replayed: Replayed) -> None:
     if replayed.verified is None:
         print_fleet(replayed.fleet)
         return
-    _print_comparison(replayed.verified)
+    is_damaged = bool(replayed.integrity.damage)
+    _print_comparison(replayed.verified, is_damaged=is_damaged, is_marked=replayed.marked)
 
 
 def print_integrity(found: Integrity) -> None:
@@ -132,8 +168,8 @@ def print_integrity(found: Integrity) -> None:
     if len(found.damage) > _SHOWN:
         out.print("... (--output json lists all)")
     out.print(
-        'Restore the log with `reconciler restore`: see "When the log is damaged" in '
-        "docs/how-to/back-up-and-restore.md."
+        "Keep all streams: they may contain what the log has lost. Restore the log with "
+        '`reconciler restore`: see "When the log is damaged" in docs/how-to/back-up-and-restore.md.'
     )
 
 
@@ -147,7 +183,7 @@ def print_fleet(fleet: FleetSummary) -> None:
     console().print(f"{fleet.owned} owned, {fleet.in_flight} with an action in progress")
 
 
-def _print_comparison(found: Comparison) -> None:
+def _print_comparison(found: Comparison, *, is_damaged: bool, is_marked: bool) -> None:
     out = console()
     if found.note:
         out.print(f"rows were not compared: {found.note}", style="yellow")
@@ -163,7 +199,10 @@ def _print_comparison(found: Comparison) -> None:
             out.print(f"{one.problem}: {one.row}\n  log:    {one.rebuilt}\n  stored: {one.live}")
         if len(found.differences) > _SHOWN:
             out.print("... (--output json lists all)")
-        out.print(
-            "The log is correct, and the rows are not. Stop the projector, run "
-            "`nats stream purge KV_reconciler`, and start the projector again."
-        )
+        if is_marked:
+            out.print("The rows are marked. Restart the projectors and observers to rebuild them.")
+        elif not is_damaged:
+            out.print(
+                "The log is correct, and the rows are not. Run `reconciler replay --repair`, and "
+                "restart the projectors and observers, which then rebuild the rows from the log."
+            )

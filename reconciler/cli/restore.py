@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
+import msgspec
+from nats.aio.client import Client
+
+from events.integrity import LogDamage
 from infra.backup.file import Backup
 from infra.backup.inspection import inspect
-from infra.backup.restoration import Plan, RestoredLog, finish, plan_restoration, restore_log
+from infra.backup.restoration import (
+    Plan,
+    RestoredLog,
+    RestoreRefusedError,
+    finish,
+    plan_restoration,
+    restore_log,
+)
+from infra.bus.event_log import JetStreamLog
+from infra.bus.rows import JetStreamRows
+from infra.jetstream.errors import BusDeniedError, NotFoundOnBusError
 from reconciler.cli.connection import HERE, Connection, bus, run_async
 from reconciler.cli.console import console
 from reconciler.cli.exits import Exit
@@ -15,6 +30,7 @@ from reconciler.cli.options import Output
 from reconciler.cli.output import plural, print_structured
 from reconciler.cli.progress import progress_bar
 from reconciler.cli.standard_streams import even_if_nobody_reads
+from reconciler.roles.lost_events import find_short_end
 
 _SHOWN = 20
 
@@ -74,10 +90,31 @@ async def _restore(
         knowledge = inspect(source, progress)
     async with bus(connection, sends=True) as nc:
         plan = await plan_restoration(nc, source, knowledge, replace)
+        if plan.found is not None and plan.present == knowledge.events:
+            plan = await _without_lost_end(nc, plan, plan.found.log_id, replace)
         if plan.way == "nothing":
             return _unchanged(plan, finish(source.path))
         with progress_bar("restoring", knowledge.events) as progress:
             return await restore_log(nc, source, knowledge, plan, progress, replicas=replicas)
+
+
+async def _without_lost_end(nc: Client, plan: Plan, log_id: str, replace: str | None) -> Plan:
+    """Return a plan for a backup with no event that the server lacks, if the log lacks none.
+
+    If it has lost some, what shows that is removed only on request.
+    """
+    short: LogDamage | None = None
+    with suppress(NotFoundOnBusError, BusDeniedError):  # an interrupted one has removed the rows
+        short = await find_short_end(JetStreamLog(nc, log_id), JetStreamRows(nc))
+    if short is None:
+        return plan
+    if replace == log_id:
+        return msgspec.structs.replace(plan, way="continue")
+    raise RestoreRefusedError(
+        f"the log has lost its end: expected {short.expected}, found {short.found}. This backup "
+        "has no event that the log lacks; restore a backup with the lost events. If there is none, "
+        f"use --replace {log_id}, which gives them up"
+    )
 
 
 def _unchanged(plan: Plan, replaced: list[str]) -> RestoredLog:

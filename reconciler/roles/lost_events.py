@@ -14,6 +14,7 @@ from projections.read_models import (
     decode_checkpoint,
     decode_damage,
 )
+from reconciler.errors import ReconcilerError
 from reconciler.ports import RowStore
 from reconciler.roles.projector import load_models
 
@@ -37,6 +38,10 @@ class LogWithGaps(LogEnds, Protocol):
         """Count them: a log never removes anything."""
         ...
 
+    async def state_position(self) -> int:
+        """Return the position of the newest cached state, 0 for none."""
+        ...
+
 
 class NamedRows(RowStore, Protocol):
     """Rows that can be read one by one."""
@@ -50,21 +55,56 @@ class NamedRows(RowStore, Protocol):
         ...
 
 
+class LogTooShortError(ReconcilerError):
+    """The log has lost its end, and the stored rows do not contain which resources that concerns.
+
+    Reconciler would act on an older state: it would recreate objects that were withdrawn, for
+    example.
+    """
+
+    def __init__(self, damage: LogDamage) -> None:
+        super().__init__(
+            f"the log has lost its end: expected {damage.expected}, found {damage.found}. Keep all "
+            "streams, stop all roles, and restore the log from a backup with `reconciler restore`"
+        )
+
+
+async def find_short_end(log: LogWithGaps, rows: NamedRows) -> LogDamage | None:
+    """Return the damage of a log that ends before what stored rows or cached states contain."""
+    checkpoint = (await rows.get([CHECKPOINT])).get(CHECKPOINT)
+    of_rows = decode_checkpoint(checkpoint).position if checkpoint is not None else 0
+    of_states = await log.state_position()
+    last = await log.last_position()  # read last: the log only grows
+    position = max(of_rows, of_states)
+    if position <= last:
+        return None
+    source = "the stored rows" if position == of_rows else "the cached states"
+    expected = f"a log that ends at position {position} or later, according to {source}"
+    return LogDamage("Lost", position, 0, expected, f"one that ends at position {last}")
+
+
 async def find_lost(log: LogWithGaps, rows: NamedRows, models: ReadModels) -> list[LogDamage]:
     """Find the resources whose newest events the log has lost, by what the stored rows remember.
 
-    ``models``: what the process has read of the rows, empty if it needs none.
+    ``models``: what the process has read of the rows, empty if it needs none. Raises
+    ``LogTooShortError`` if the rows do not contain these resources.
     """
-    checkpoint = (await rows.get([CHECKPOINT])).get(CHECKPOINT)
-    last = await log.last_position()
-    is_short = checkpoint is not None and decode_checkpoint(checkpoint).position > last
-    if is_short or await log.missing_events():
+    short = await find_short_end(log, rows)
+    if short is not None or await log.missing_events():
         known = models if models.position else await load_models(rows)
         await mark_lost(log, known)
         found = known.damage.values()
     else:
-        found = [decode_damage(row) for row in (await rows.matching(f"{DAMAGE}.>")).values()]
+        found = await stored_losses(rows)
+    if short is not None and short.position > max((one.position for one in found), default=0):
+        raise LogTooShortError(short)
     return [each for each in found if each.problem == "Lost" and each.resource]
+
+
+async def stored_losses(rows: NamedRows) -> list[LogDamage]:
+    """Return the lost events that the stored rows contain."""
+    stored = (await rows.matching(f"{DAMAGE}.>")).values()
+    return [one for one in map(decode_damage, stored) if one.problem == "Lost"]
 
 
 async def mark_lost(log: LogEnds, models: ReadModels) -> None:

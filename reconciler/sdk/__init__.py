@@ -118,7 +118,8 @@ async def client_on(nc: Connection, *, source: str) -> AsyncGenerator[Client]:
     _check_source(source)
     if not await has_log(nc):
         raise ConfigurationError(
-            "this server has no streams of Reconciler; run `reconciler init` first"
+            "this server has no event log; run `reconciler init` on a new server, or restore a "
+            "lost log from a backup"
         )
     bus = JetStreamClientBus(nc, source)
     await bus.open()

@@ -22,7 +22,7 @@ from projections.read_models import (
     status_name,
 )
 from reconciler.ports import StoredEvent
-from reconciler.roles.lost_events import mark_lost
+from reconciler.roles.lost_events import find_short_end, mark_lost, stored_losses
 
 Progress = Callable[[int], object]
 """Called with the last position read."""
@@ -141,13 +141,24 @@ async def closing(replay: LogReplay) -> AsyncGenerator[LogReplay]:
 
 async def stored_models(nc: Client, log: JetStreamLog) -> ReadModels:
     """Return the read models as a projector has stored them, and what the log has lost since."""
+    short = await find_short_end(log, JetStreamRows(nc))
     try:
         models = restore(await JetStreamRows(nc).load())
     except OutdatedRowsError:
         models = ReadModels()
-    if models.position > await log.last_position() or await log.missing_events():
+    if short is not None or await log.missing_events():
         await mark_lost(log, models)
+    if short is not None:
+        models.mark_damage(short)
     return models
+
+
+async def losses(nc: Client, log: JetStreamLog) -> list[LogDamage]:
+    """Return what the log has lost, as the stored rows and the cached states contain it."""
+    rows = JetStreamRows(nc)
+    if await find_short_end(log, rows) is None:
+        return await stored_losses(rows)
+    return LogReplay(log, await stored_models(nc, log)).damage
 
 
 async def _stored_position(nc: Client) -> int:

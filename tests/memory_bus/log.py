@@ -125,6 +125,11 @@ class LogStream:
         if self.recorded is not None:
             self.recorded.keep(states)
 
+    @property
+    def state_position(self) -> int:
+        """The position of the newest state, 0 for none."""
+        return max((position for position, _payload in self._states.values()), default=0)
+
     def erase_states(self) -> None:
         """Lose all states."""
         self._states.clear()
@@ -208,6 +213,9 @@ class MemoryLog:
         recorded = self._stream.recorded
         missing = 0 if recorded is None else recorded.missing
         return await self._network.ask("position", lambda: missing)
+
+    async def state_position(self) -> int:
+        return self._stream.state_position
 
     async def last_position(self) -> int:
         return await self._network.ask("position", lambda: self._stream.last_position)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 
+import msgspec
 from nats.aio.client import Client
 
 from events.names import ResourceKey
@@ -69,7 +70,10 @@ async def check_actions(nc: Client, replay: LogReplay) -> Finding:
         if not (found.lost or found.overdue or found.untimed):
             break
     assert found is not None
-    return _finding(found)
+    finding = _finding(found)
+    if replay.damage and finding.remedy:  # what looks lost may only be missing in the log
+        return msgspec.structs.replace(finding, remedy="Repair the log first: see the check `log`.")
+    return finding
 
 
 def _both(one: _Look, other: _Look) -> _Look:

@@ -10,6 +10,7 @@ from typing import Any
 from nats.aio.client import Client
 
 from infra.bus.intake_trim import KEPT_MESSAGES, removed_unread
+from infra.bus.removals import INTAKE_REMEDY, find_intake_problem
 from infra.bus.rows import JetStreamRows
 from infra.bus.streams import (
     INTAKE,
@@ -96,6 +97,8 @@ async def _check_removed(nc: Client) -> list[Finding]:
     if problem := lost_beginning(await stream_state(nc, LOG)):
         remedy = "Run `reconciler init` to remove the cause, then restore the log from a backup."
         found.append(Finding("log beginning", "fail", problem, remedy))
+    if problem := await find_intake_problem(nc):
+        found.append(Finding("intake positions", "fail", problem, f"{INTAKE_REMEDY}."))
     if removed := removed_unread(await stream_state(nc, INTAKE)):
         remedy = (
             "Publish the declarations of that time again: the decider may not have processed them. "

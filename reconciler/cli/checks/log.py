@@ -42,9 +42,10 @@ def check_damage(replay: LogReplay) -> Finding:
         part = f" since position {replay.since} (--full reads all)" if replay.since else ""
         return Finding("log", "ok", f"{replay.events} events read, none missing or changed{part}")
     remedy = (
-        "Run the newest release that has written to this log, or restore the log from a backup. "
-        "Until then, the damaged resources are held, and all others continue. See "
-        '"When the log is damaged" in docs/how-to/back-up-and-restore.md.'
+        "Keep all streams: they may contain what the log has lost. Run the newest release that has "
+        "written to this log, or restore the log from a backup. Until then, the damaged resources "
+        'are held, and all others continue. See "When the log is damaged" in '
+        "docs/how-to/back-up-and-restore.md."
     )
     found = f"damaged in {plural(len(places), 'place')}: {some(places)}"
     return Finding("log", "fail", found, remedy)

@@ -1,0 +1,44 @@
+"""No remedy names a command that removes what shows how long the log was (ADR 0010)."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+WITNESSES = ("LOG_1", "INTAKE", "STATES", "KV_reconciler", "reconciler")
+REMOVES = re.compile(r"nats\s+(?:stream|s|kv)\s+(?:rm|del|delete|purge|rmm)\s+[\"'{]*([\w$={}]+)")
+
+
+def removed(text: str) -> list[str]:
+    """Return the streams that a text tells to remove, or to remove messages from."""
+    joined = re.sub(r"\"\s*\n\s*f?\"", "", text)  # a message that is written over several lines
+    return [
+        name
+        for name in REMOVES.findall(joined)
+        if name in WITNESSES or name in ("LOG}", "INTAKE}", "STATES}", "ROWS}")
+    ]
+
+
+def files() -> list[Path]:
+    folders = ("reconciler", "infra", "events", "projections", "docs", "examples", "benchmarks")
+    found = [path for name in folders for path in (ROOT / name).rglob("*")]
+    return [path for path in (*found, ROOT / "README.md") if path.suffix in (".py", ".md")]
+
+
+def test_the_words_that_are_looked_for_are_found() -> None:
+    assert removed("run `nats stream purge KV_reconciler`") == ["KV_reconciler"]
+    assert removed('"Delete it (`nats stream rm "\n    f"{INTAKE}`)"') == ["INTAKE}"]
+    assert removed("nats kv del reconciler checkpoint") == ["reconciler"]
+    assert removed("nats stream purge DEADLETTERS --subject x") == []
+
+
+@pytest.mark.parametrize("folder", ["reconciler", "infra", "events", "projections", "docs", "rest"])
+def test_no_text_tells_to_remove_a_witness(folder: str) -> None:
+    known = ("reconciler", "infra", "events", "projections", "docs")
+    for path in files():
+        first = path.relative_to(ROOT).parts[0]
+        if first == folder or (folder == "rest" and first not in known):
+            assert removed(path.read_text()) == [], path

@@ -1,0 +1,221 @@
+"""A log or an intake that is shorter than other streams show: told, refused, and restored."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import pytest
+from nats.aio.client import Client
+
+from infra.bus.event_log import JetStreamLog
+from infra.bus.removals import find_intake_problem
+from infra.bus.rows import JetStreamRows
+from infra.bus.streams import INTAKE, LOG, ROWS, ROWS_PREFIX, STATES
+from infra.jetstream.connection import api_request
+from infra.jetstream.errors import IncompatibleStreamError, StreamReplacedError
+from infra.jetstream.publish import publish
+from infra.jetstream.reads import stream_state
+from infra.jetstream.topology import delete_stream
+from projections.read_models import CHECKPOINT, Checkpoint, encode_checkpoint, status_name
+from reconciler.ports import ResourceAppend
+from reconciler.roles.lost_events import LogTooShortError
+from reconciler.wiring import initialise, running
+from tests.bus.histories import events, new_key
+from tests.integrity.operator import Operator, blocks_of
+from tests.scenarios.harness import World, api_config, shape
+
+
+async def _remember(nc: Client, log: JetStreamLog, witness: str) -> None:
+    """Leave what only a longer log can have led to."""
+    if witness == "the cached states":
+        await log.save_states({new_key(): (9, b"{}")})
+    else:
+        checkpoint = encode_checkpoint(Checkpoint(schema=1, position=9))
+        await JetStreamRows(nc).save({CHECKPOINT: checkpoint}, 0)
+
+
+@pytest.mark.parametrize("witness", ["the cached states", "the stored rows"])
+async def test_a_log_shorter_than_states_or_unreadable_rows_show_is_used_by_nobody(
+    log: JetStreamLog, bus: Client, fresh_bus_url: str, operator: Operator, witness: str
+) -> None:
+    key = new_key()
+    await log.append([ResourceAppend(key, events(key, 1, 3), 0)])
+    await operator.succeeds(fresh_bus_url, "backup", "sound")
+    await _remember(bus, log, witness)
+    told = f"expected a log that ends at position 9 or later, according to {witness}, found one"
+
+    with pytest.raises(LogTooShortError, match=told):
+        async with running(bus, ["decider"]):
+            pass
+    for command in (("replay",), ("replay", "--verify"), ("backup", "short")):
+        ran = await operator.runs(fresh_bus_url, *command)
+        assert (ran.status, told in ran.out.replace("\n", " ")) == (1, True), command
+    finding = await operator.finds(fresh_bus_url, "log")
+    assert finding["status"] == "fail"
+    assert told in finding["details"]
+    refused = await operator.runs(fresh_bus_url, "restore", "sound")
+    assert refused.status == 1
+    assert f"use --replace {log.log_id}" in refused.err
+    assert told in refused.err
+    assert (await stream_state(bus, STATES if "states" in witness else ROWS)).messages
+
+    await operator.succeeds(fresh_bus_url, "restore", "sound", "--replace", log.log_id)
+    async with running(bus, ["decider"]):
+        pass
+    assert (await operator.finds(fresh_bus_url, "log"))["status"] == "ok"
+
+
+async def test_no_remedy_for_a_cut_log_removes_what_shows_the_cut(
+    bare_world: World, operator: Operator
+) -> None:
+    world, url = bare_world, bare_world.server.url
+    await world.start_reconciler()
+    await world.configure(api_config(world.human.url))
+    await world.declare("foo")
+    await world.until_outcome("foo", "Converged")
+    await world.until_settled()
+    await world.stop_reconciler()
+    await world.server.stop()
+    (block,) = blocks_of(world.server.data_dir, LOG)
+    content = block.read_bytes()
+    block.write_bytes(content[: content.index(b'"id":"default/Shape/foo@3"')])
+    block.with_name("index.db").unlink()
+    await world.start_nats()
+
+    for _ in range(2):  # before a role has marked the loss, and after
+        for command in ("replay", "replay --verify", "replay --repair", "doctor"):
+            ran = await operator.runs(url, *command.split())
+            said = " ".join((ran.out + ran.err).split())
+            assert ran.status == 1, command
+            assert "Keep all streams" in said
+            assert "restore" in said
+            for word in ("purge", "stream rm", "consumer rm", "The log is correct", "--repair"):
+                assert word not in said, (command, said)
+        await world.start_reconciler()
+        await world.until(_is_held(operator, url), "foo is held")
+        await world.stop_reconciler()
+
+
+def _is_held(operator: Operator, url: str) -> Callable[[], Awaitable[bool]]:
+    async def is_held() -> bool:
+        (row,) = (await operator.succeeds(url, "get", "Shape", "-o", "json")).json
+        return (row["status"]["outcome"], row["status"]["reason"]) == ("Held", "LogDamaged")
+
+    return is_held
+
+
+async def _recreate_intake(world: World) -> None:
+    config = (await api_request(world.nc, f"STREAM.INFO.{INTAKE}", None))["config"]
+    await delete_stream(world.nc, INTAKE)
+    await api_request(world.nc, f"STREAM.CREATE.{INTAKE}", config)
+
+
+async def _cut_intake(world: World) -> None:
+    await world.server.stop()
+    (block,) = blocks_of(world.server.data_dir, INTAKE)
+    content = block.read_bytes()
+    block.write_bytes(content[: len(content) // 2])
+    block.with_name("index.db").unlink()
+    await world.start_nats()
+
+    async def is_connected() -> bool:
+        return world.nc.is_connected
+
+    await world.until(is_connected, "connected again")
+
+
+@pytest.mark.parametrize("damage", [_recreate_intake, _cut_intake])
+async def test_roles_and_doctor_refuse_a_shorter_intake_and_its_declarations_are_kept(
+    bare_world: World, operator: Operator, damage: Callable[[World], Awaitable[None]]
+) -> None:
+    world, url = bare_world, bare_world.server.url
+    await world.start_reconciler()
+    await world.configure(api_config(world.human.url))
+    for name in ("foo", "bar"):
+        for color in ("Red", "Green"):
+            await world.declare(name, color=color)
+        await world.until_outcome(name, "Converged", generation=2)
+    await world.until_settled()
+    await world.stop_reconciler()
+    await damage(world)
+    await world.declare("foo", color="Blue")  # at a position that the log knows already
+    await world.declare("baz")
+    assert await find_intake_problem(world.nc)
+
+    with pytest.raises(StreamReplacedError, match="Delete nothing"):
+        await world.start_reconciler()
+    finding = await operator.finds(url, "intake positions")
+    assert finding["status"] == "fail"
+    assert "Delete nothing. Stop all roles" in finding["remedy"]
+    await operator.succeeds(url, "backup", "now")
+    restored = (await operator.succeeds(url, "restore", "now", "-o", "json")).json
+    assert (restored["declarations"], restored["lost"]) == (2, 0)
+    await world.start_reconciler()
+    await world.until_outcome("foo", "Converged", generation=3)
+    await world.until_outcome("baz", "Converged")
+    assert (await world.human.sees("foo"))["color"] == "Blue"
+    assert (await world.human.sees("bar"))["color"] == "Green"
+    again = await operator.succeeds(url, "doctor", "-o", "json")
+    assert "intake positions" not in {one["check"] for one in again.json}
+
+
+async def test_a_deleted_log_is_not_replaced_by_an_empty_one(
+    bare_world: World, operator: Operator
+) -> None:
+    world, url = bare_world, bare_world.server.url
+    await world.start_reconciler()
+    await world.configure(api_config(world.human.url))
+    await world.declare("foo")
+    await world.until_outcome("foo", "Converged")
+    await world.until_settled()
+    await operator.succeeds(url, "backup", "sound")
+    await world.stop_reconciler()
+    await delete_stream(world.nc, LOG)
+
+    for command in ("get", "doctor", "replay", "init", "backup new"):
+        refused = await operator.runs(url, *command.split())
+        assert refused.status == 1, command
+        assert f"stream {LOG} was deleted or recreated, but stream {ROWS} contains" in refused.err
+    with pytest.raises(IncompatibleStreamError, match="Keep all streams"):
+        await world.start_reconciler()
+    await api_request(world.nc, f"STREAM.CREATE.{LOG}", {"name": LOG, "subjects": ["log.>"]})
+    with pytest.raises(IncompatibleStreamError, match="Keep all streams"):
+        await initialise(world.nc)
+    await delete_stream(world.nc, LOG)
+
+    await operator.succeeds(url, "restore", "sound")
+    await world.start_reconciler()
+    await world.observed_again()
+    await world.until_outcome("foo", "Converged")
+    assert await world.human.effects("foo") == ["POST"]
+
+
+async def test_rows_that_differ_are_rebuilt_and_nothing_is_deleted(
+    bare_world: World, operator: Operator
+) -> None:
+    world, url = bare_world, bare_world.server.url
+    await world.start_reconciler()
+    await world.configure(api_config(world.human.url))
+    await world.declare("foo")
+    await world.until_outcome("foo", "Converged")
+    await world.until_settled()
+    await world.stop_reconciler()
+    await publish(world.nc, ROWS_PREFIX + status_name(shape("foo")), b"{}")
+
+    verified = await operator.runs(url, "replay", "--verify")
+    assert verified.status == 1
+    assert "The log is correct, and the rows are not. Run `reconciler replay --repair" in (
+        " ".join(verified.out.split())
+    )
+    position = (await JetStreamRows(world.nc).get([CHECKPOINT]))[CHECKPOINT]
+    repaired = await operator.succeeds(url, "replay", "--repair")
+    assert "The rows are marked" in repaired.out
+    marked = (await JetStreamRows(world.nc).get([CHECKPOINT]))[CHECKPOINT]
+    assert marked.replace(b"false", b"true") == position, "it still shows how long the log is"
+    assert (await operator.succeeds(url, "get", "Shape", "foo", "-o", "json")).json
+    await world.start_reconciler()
+    await world.until_settled()
+    await world.stop_reconciler()
+    verified = await operator.succeeds(url, "replay", "--verify")
+    assert "stored rows" in verified.out
+    assert "incomplete" not in verified.out
