@@ -107,6 +107,11 @@ class EventLog(Protocol):
         """A random name that this log got when it was restored last, empty if it never was."""
         ...
 
+    @property
+    def restored_as_of(self) -> str:
+        """The time of the backup that this log was restored from, empty if it never was."""
+        ...
+
     async def load(
         self,
         keys: Sequence[ResourceKey],

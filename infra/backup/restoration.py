@@ -147,7 +147,8 @@ async def restore_log(
     Raises ``BackupFileError``, ``OSError``, ``RestoreRefusedError`` and ``BusError`` classes; doing
     it again continues after the last step, whatever step that was.
     """
-    identity = LogIdentity(backup.header.identity.log_id, new_name())
+    as_of = f"{backup.header.made_at:%Y-%m-%dT%H:%M:%SZ}"
+    identity = LogIdentity(backup.header.identity.log_id, new_name(), as_of)
     floor = await _put_aside(nc, backup.path, plan)
     reach(Failpoint.RESTORE_STEP)
     asides = [Backup(path) for path in _unfinished(backup.path)]

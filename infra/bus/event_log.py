@@ -26,7 +26,7 @@ from events.names import ResourceKey
 from events.subjects import cached_state, log_filter, log_filter_of
 from infra.bus.removals import telling_what_to_do
 from infra.bus.retries import patiently
-from infra.bus.streams import LOG, STATES, find_log
+from infra.bus.streams import LOG, STATES, LogIdentity, find_log
 from infra.jetstream.connection import is_clustered
 from infra.jetstream.errors import (
     AppendConflictError,
@@ -83,21 +83,25 @@ class _Heads(NamedTuple):
 class JetStreamLog:
     """Implements ``reconciler.ports.EventLog``; make it with ``open_log``."""
 
-    def __init__(self, nc: Client, log_id: str, epoch: str = "") -> None:
+    def __init__(self, nc: Client, identity: LogIdentity) -> None:
         self._nc = nc
-        self._log_id = log_id
-        self._epoch = epoch
+        self._identity = identity
         self._sequences = Sequences(nc, LOG, sequence_of=log_filter_of, digested=True)
 
     @property
     def log_id(self) -> str:
         """The log's own random name."""
-        return self._log_id
+        return self._identity.log_id
 
     @property
     def epoch(self) -> str:
         """The random name of the log's last restoration, empty if there was none."""
-        return self._epoch
+        return self._identity.epoch
+
+    @property
+    def restored_as_of(self) -> str:
+        """The time of the backup that the log was restored from, empty if it never was."""
+        return self._identity.restored_as_of
 
     # --- writing
 
@@ -428,7 +432,7 @@ async def open_log(nc: Client) -> JetStreamLog:
             "this server has no event log yet; create it with `reconciler init`, or start "
             "everything with `reconciler up`"
         ) from None
-    return JetStreamLog(nc, identity.log_id, identity.epoch)
+    return JetStreamLog(nc, identity)
 
 
 def _entry(sequence: str, event: LogEvent) -> Entry:

@@ -97,6 +97,7 @@ OWN_METADATA: Final = "reconciler-own"
 
 LOG_ID_METADATA: Final = "reconciler-log-id"
 EPOCH_METADATA: Final = "reconciler-log-epoch"
+RESTORED_METADATA: Final = "reconciler-log-restored-as-of"
 RESTORING_METADATA: Final = "reconciler-log-restoring"
 FORMAT_METADATA: Final = "reconciler-log-format"
 
@@ -138,10 +139,14 @@ _OWN: Final = {OWN_METADATA: "yes"}
 
 
 class LogIdentity(msgspec.Struct, frozen=True, rename="camel"):
-    """Who a log is: its own name, and that of its last restoration, empty if there was none."""
+    """Who a log is: its own name, and that of its last restoration, empty if there was none.
+
+    ``restored_as_of``: the time of the backup that the restoration used.
+    """
 
     log_id: str
     epoch: str = ""
+    restored_as_of: str = ""
 
 
 class Topology(msgspec.Struct, frozen=True):
@@ -353,7 +358,7 @@ async def find_log(nc: Client) -> LogIdentity:
             f"stream {LOG} has no metadata {LOG_ID_METADATA}, so `reconciler init` did not "
             "create it"
         )
-    return LogIdentity(str(found), str(metadata.get(EPOCH_METADATA, "")))
+    return _identity(metadata)
 
 
 def lost_beginning(state: StreamState) -> str:
@@ -442,9 +447,7 @@ async def _existing_log(nc: Client) -> tuple[LogIdentity, int]:
     metadata = _usable(state.config.get("metadata", {}))
     if LOG_ID_METADATA not in metadata:
         await _check_no_lost_log(nc)
-    identity = LogIdentity(
-        str(metadata.get(LOG_ID_METADATA) or new_name()), str(metadata.get(EPOCH_METADATA, ""))
-    )
+    identity = _identity({LOG_ID_METADATA: new_name(), **metadata})
     return identity, 0 if state.last_seq == 0 else time.time_ns() // 1_000
 
 
@@ -453,7 +456,13 @@ def _metadata(identity: LogIdentity) -> dict[str, str]:
     if not identity.epoch:
         return name
     # Named though it is over: what an update does not name stays as it is.
-    return {**name, EPOCH_METADATA: identity.epoch, RESTORING_METADATA: "no"}
+    as_of = {RESTORED_METADATA: identity.restored_as_of} if identity.restored_as_of else {}
+    return {**name, **as_of, EPOCH_METADATA: identity.epoch, RESTORING_METADATA: "no"}
+
+
+def _identity(metadata: Mapping[str, str]) -> LogIdentity:
+    fields = (LOG_ID_METADATA, EPOCH_METADATA, RESTORED_METADATA)
+    return LogIdentity(*(str(metadata.get(field, "")) for field in fields))
 
 
 def _usable(metadata: Mapping[str, str]) -> Mapping[str, str]:
@@ -505,9 +514,7 @@ async def existing_log(nc: Client) -> LogIdentity | None:
     except NotFoundOnBusError:
         return None
     check_format(metadata)
-    return LogIdentity(
-        str(metadata.get(LOG_ID_METADATA, "")), str(metadata.get(EPOCH_METADATA, ""))
-    )
+    return _identity(metadata)
 
 
 async def _streams(nc: Client, metadata: Mapping[str, str], first_position: int) -> list[Config]:

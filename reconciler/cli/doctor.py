@@ -26,6 +26,7 @@ from reconciler.cli.checks.log import (
     check_disputed,
     check_held,
     check_ownership,
+    check_restoration,
     check_rows,
     check_watched,
 )
@@ -188,6 +189,7 @@ async def _check_log(nc: Client, *, full: bool) -> list[Finding]:
         rows = replay.models.status.values()
         return [
             check_damage(replay),
+            *await check_restoration(nc, rows),
             await _if_allowed("actions", check_actions(nc, replay)),
             *check_ownership(rows),
             check_held(rows),

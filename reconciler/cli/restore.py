@@ -21,6 +21,7 @@ from infra.backup.restoration import (
 )
 from infra.bus.event_log import JetStreamLog
 from infra.bus.rows import JetStreamRows
+from infra.bus.streams import LogIdentity
 from infra.jetstream.errors import BusDeniedError, NotFoundOnBusError
 from reconciler.cli.connection import HERE, Connection, bus, run_async
 from reconciler.cli.console import console
@@ -105,7 +106,7 @@ async def _without_lost_end(nc: Client, plan: Plan, log_id: str, replace: str | 
     """
     short: LogDamage | None = None
     with suppress(NotFoundOnBusError, BusDeniedError):  # an interrupted one has removed the rows
-        short = await find_short_end(JetStreamLog(nc, log_id), JetStreamRows(nc))
+        short = await find_short_end(JetStreamLog(nc, LogIdentity(log_id)), JetStreamRows(nc))
     if short is None:
         return plan
     if replace == log_id:

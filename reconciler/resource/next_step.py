@@ -60,6 +60,7 @@ from reconciler.resource.ownership import (
     Verdict,
     evidence,
     keepers,
+    restoration,
     verdict,
 )
 from reconciler.resource.permission import host_access_not_permitted, use_not_permitted
@@ -111,7 +112,7 @@ def next_step(  # noqa: C901, PLR0911, PLR0912 - the ladder: one guard a step
     if is_paused(state):
         return _found(state, context, config) or PAUSED
     if state.observed.doubted is not None and state.owned is not None:
-        return _doubted(state.observed.doubted, state)
+        return _doubted(state.observed.doubted, state, context)
     is_waiting = state.waits.until is not None and not has_waited(state, context)
     if is_waiting and state.waits.is_fight:
         fight = waiting_in_fight(state, context)
@@ -254,7 +255,7 @@ def _known_again(state: ResourceState) -> OwnershipClaimed | None:
     return _claimed(found, "Found", state) if is_made_by_us else None
 
 
-def _doubted(losses: LossCount, state: ResourceState) -> Settled:
+def _doubted(losses: LossCount, state: ResourceState, context: Context) -> Settled:
     """Too many of our objects are missing at once: nothing is done before people are asked."""
     config = state.provider_config
     what = f"{losses.missing} of {losses.owned} owned objects in {config!r} are missing"
@@ -264,10 +265,12 @@ def _doubted(losses: LossCount, state: ResourceState) -> Settled:
             Hold.LOSS_GUARD,
             f"{what}; the loss is approved and takes effect with the next listing",
         )
+    restored = restoration(context)
+    hint = f"; {restored}: withdraw again what was withdrawn after it" if restored else ""
     return Settled(
         "Held",
-        Hold.LOSS_GUARD,
-        f"{what} from one listing; check that the ProviderConfig points to the right API, or "
+        LOSS_GUARD,
+        f"{what} from one listing{hint}; check that the ProviderConfig points to the right API, or "
         "approve the loss to recreate them",
     )
 
@@ -371,7 +374,7 @@ def _whose(
         return _found(state, context, config)
     judged = verdict(evidence(seen, state, context, config), config.ownership)
     # Writing our label over another's would be a fight, if its owner does the same.
-    return _disputed(judged, seen) if judged.owner == "disputed" else None
+    return _disputed(judged, seen, context) if judged.owner == "disputed" else None
 
 
 def _found(
@@ -429,6 +432,11 @@ def _take_over(
         whose = (
             "was released earlier" if state.observed.was_let_go else "is not owned by this resource"
         )
+        if restored := _created_after_backup(seen, context):
+            whose = (
+                "has the owner label of this resource, but the log never recorded ownership; "
+                f"{restored}"
+            )
         return Settled(
             "Conflict",
             "AlreadyExists",
@@ -548,10 +556,10 @@ def _not_ours(state: ResourceState, context: Context, config: ProviderConfigSpec
     if judged.claim in ("Returned", "Found"):
         return _claimed(found, judged.claim, state)
     if judged.claim is not None:
-        guarded = _guarded(config.deletion_guard, state)
+        guarded = _guarded(config.deletion_guard, state, context)
         return guarded or _until_listed_again(state) or _claimed(found, judged.claim, state)
     if judged.owner == "disputed":
-        return _disputed(judged, found)
+        return _disputed(judged, found, context)
     reason, why = judged.reason, f"no {context.key.kind} declares the object"
     # Two kinds may list one API, as a kind that is defined over another one does.
     if named := labelled(found, context):
@@ -607,7 +615,7 @@ def _until_listed_again(state: ResourceState) -> Settled | None:
     )
 
 
-def _guarded(guard: DeletionGuard, state: ResourceState) -> Settled | None:
+def _guarded(guard: DeletionGuard, state: ResourceState, context: Context) -> Settled | None:
     """Hold the object if too many would go with it, and nobody has approved that."""
     strays, total = state.observed.strays or 0, state.observed.total or 0
     if strays > 0 and guard.allows(strays, total):
@@ -619,11 +627,13 @@ def _guarded(guard: DeletionGuard, state: ResourceState) -> Settled | None:
             return None
         later = f"{what}; the deletion is approved and happens after the next listing"
         return Settled("Held", Hold.DELETION_GUARD, later)
+    restored = restoration(context)
+    hint = f"; {restored}: declare again what was declared after it" if restored else ""
     return Settled(
         "Held",
         Hold.DELETION_GUARD,
         f"{what}, more than deletionGuard allows ({guard.max_count} objects, "
-        f"{guard.max_percent} %); approve the deletion, or declare the object",
+        f"{guard.max_percent} %){hint}; approve the deletion, or declare the object",
     )
 
 
@@ -661,7 +671,7 @@ def _held_in_doubt(
     )
 
 
-def _disputed(judged: Verdict, found: ExternalObject) -> Settled:
+def _disputed(judged: Verdict, found: ExternalObject, context: Context) -> Settled:
     """Report that the witnesses disagree, and that the object is left alone."""
     message = judged.message
     if judged.reason == "OwnedByAnother":
@@ -669,7 +679,20 @@ def _disputed(judged: Verdict, found: ExternalObject) -> Settled:
             f"the owner label of the object is {found.labels[OWNER_LABEL]!r}; Reconciler leaves it "
             "unchanged"
         )
+    elif restored := _created_after_backup(found, context):
+        message += (
+            f"; {restored}. To manage it, declare it with spec.policy.adoption: Adopt; to release "
+            f"it, remove its label {OWNER_LABEL}; or delete it in the API"
+        )
     return Settled("Disputed", judged.reason, message)
+
+
+def _created_after_backup(found: ExternalObject, context: Context) -> str:
+    """Explain by a restoration why the log lacks an object with our label; empty if it cannot."""
+    restored = restoration(context)
+    if not restored or found.labels.get(OWNER_LABEL) != context.owner:
+        return ""
+    return f"{restored}, and the object may have been created after it"
 
 
 def _remove(state: ResourceState, context: Context, config: ProviderConfigSpec) -> Step:
@@ -681,7 +704,7 @@ def _remove(state: ResourceState, context: Context, config: ProviderConfigSpec) 
     if seen.object is not None:
         judged = verdict(evidence(seen.object, state, context, config), config.ownership)
         if judged.owner == "disputed":
-            return _disputed(judged, seen.object)
+            return _disputed(judged, seen.object, context)
     waiting = _waiting_for_finalizers(state)
     if waiting is not None:
         return waiting

@@ -58,6 +58,7 @@ class Context(msgspec.Struct, frozen=True):
     begins: bool = True  # False: what is said is recorded, and what follows is decided later
     bus_time: datetime | None = None  # by the bus's clock, when the message came
     epoch: str = ""  # names the log's last restoration
+    restored_as_of: str = ""  # the time of the backup that it used
     providers: Mapping[str, tuple[str, ...]] | None = None  # with their kinds, where that is known
     # What to do about a missing kind or provider: for the words of a refusal, which is no event.
     # Who refers to whom, as far as a declaration's own references lead: for circles.

@@ -556,6 +556,7 @@ class Decider:
             jitter=self._jitter(),
             log_id=self._log.log_id,
             epoch=self._log.epoch,
+            restored_as_of=self._log.restored_as_of,
             kind=self._kinds.find(key.kind),
             configs=self._configurations.by_name,
             providers=self._kinds.providers,

@@ -500,6 +500,7 @@ class Foresight:
             jitter=0.0,
             log_id=self._log.log_id,
             epoch=self._log.epoch,
+            restored_as_of=self._log.restored_as_of,
             kind=None if kind is None else foreseeing(kind),
             configs=self.configurations.by_name,
             providers=self.kinds.providers,

@@ -18,7 +18,7 @@ from events.log import ActionDecided, ActionSucceeded, SpecDeclared
 from infra.bus.decision_sink import JetStreamDecisionSink
 from infra.bus.event_log import JetStreamLog, open_log
 from infra.bus.intake import JetStreamIntakeReader
-from infra.bus.streams import INTAKE, find_log_id
+from infra.bus.streams import INTAKE, find_log
 from infra.embedded import EmbeddedServer
 from infra.jetstream.pull import PullReader
 from infra.jetstream.topology import ensure_consumer
@@ -74,7 +74,7 @@ async def second_decider(world: World) -> AsyncGenerator[CountingLog]:
     """Another decider that decides every message, too, until the context ends."""
     async with connected(world.server.url) as nc:
         await ensure_consumer(nc, INTAKE, {"durable_name": "second", "ack_policy": "explicit"})
-        log = CountingLog(nc, await find_log_id(nc))
+        log = CountingLog(nc, await find_log(nc))
         configurations = Configurations()
         await configurations.load(log)
         second = Decider(

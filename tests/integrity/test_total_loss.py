@@ -39,17 +39,21 @@ async def test_ownership_comes_back_with_no_call_and_the_next_listing_repairs_th
     await world.configure(api_config(world.human.url))
     for name in ("kept", "edited", "withdrawn"):
         await world.declare(name)
-    await _settle(world, "kept", "edited", "withdrawn")
+    await world.declare("released", policy={"deletion": "Orphan"})
+    await _settle(world, "kept", "edited", "withdrawn", "released")
     url = world.server.url
     saved = (await operator.succeeds(url, "backup", "monday", "-o", "json")).json
     before = (await operator.succeeds(url, "replay", "-o", "json")).json["fleet"]
     identity = await find_log(world.nc)
 
-    # What the backup does not know: one more is declared, one withdrawn, one changed by hand.
+    # What the backup does not know: one more is declared, one withdrawn, one released, one changed.
     await world.declare("later")
     await _settle(world, "later")
     await world.withdraw("withdrawn")
     await world.until_outcome("withdrawn", "Deleted")
+    await world.withdraw("released")
+    await world.until_outcome("released", "Released")
+    assert (await world.human.sees("released"))["labels"] == {}
     await world.stop_reconciler()
     await world.human.changes("edited", color="Blue")
     lost = [each.idempotency_key for each in await _keys(world, "withdrawn")]
@@ -70,22 +74,35 @@ async def test_ownership_comes_back_with_no_call_and_the_next_listing_repairs_th
     await world.observed_again()
     await _settle(world, "kept", "edited", "withdrawn")
     assert (await world.human.sees("edited"))["color"] == "Red"
+    await _settle(world, "released")
+    assert (await world.human.sees("released"))["labels"] == world.owner_of("released")
     # As far as this log knows, it was never withdrawn: so it is there again, made once.
     assert (await world.human.effects("withdrawn")) == ["POST", "DELETE", "POST"]
     fresh = [each.idempotency_key for each in await _keys(world, "withdrawn")]
     assert not set(fresh[1:]) & set(lost), "the keys of the lost future are not used again"
 
     # What was made after the backup is shown, and left alone.
-    await world.until_outcome("later", "Disputed", reason="LabelNotInLog")
+    disputed = await world.until_outcome("later", "Disputed", reason="LabelNotInLog")
+    _expect_guidance(await operator.finds(url, "restored"), again, disputed.message)
     assert (await world.human.sees("later"))["labels"][OWNER_LABEL] == world.owner_of("later")[
         OWNER_LABEL
     ]
     await world.declare("later", color="Green")
-    await world.until_outcome("later", "Conflict", reason="AlreadyExists")
+    conflict = await world.until_outcome("later", "Conflict", reason="AlreadyExists")
+    _expect_guidance(await operator.finds(url, "restored"), again, conflict.message)
     await world.declare("later", color="Green", policy={"adoption": "Adopt"})
     await world.until_outcome("later", "Converged")
     assert (await world.human.effects("later")) == ["POST", "PUT"], "nothing was made twice"
     assert (await world.human.sees("later"))["color"] == "Green"
+
+
+def _expect_guidance(finding: dict[str, str], restored: LogIdentity, message: str) -> None:
+    assert f"the log was restored from a backup of {restored.restored_as_of}" in message
+    origin = f"from a backup of {restored.restored_as_of} (epoch {restored.epoch})"
+    affected = "1 resource may be affected: default/Shape/later"
+    assert finding["status"] == "warn"
+    assert finding["details"].startswith(f"{origin}; {affected}")
+    assert "spec.policy.adoption: Adopt" in finding["remedy"]
 
 
 async def test_an_action_with_the_id_of_a_lost_one_has_another_key(

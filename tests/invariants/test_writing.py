@@ -18,7 +18,7 @@ from events.names import ResourceKey
 from events.provider_config import ProviderConfigSpec
 from events.subjects import Intake
 from infra.bus.event_log import JetStreamLog
-from infra.bus.streams import TIMERS
+from infra.bus.streams import TIMERS, LogIdentity
 from infra.jetstream.connection import api_request
 from reconciler.ports import (
     Answer,
@@ -183,7 +183,7 @@ class Replica:
     """A decider with a memory of its own, as in a process of its own."""
 
     def __init__(self, world: World) -> None:
-        self.log = CountingLog(world.nc, world.log.log_id)
+        self.log = CountingLog(world.nc, LogIdentity(world.log.log_id))
         self.inbox = Inbox()
         configurations = Configurations()
         configurations.by_name["default"] = ProviderConfigSpec("shapes", "http://nowhere")

@@ -214,6 +214,10 @@ class MemoryLog:
         missing = 0 if recorded is None else recorded.missing
         return await self._network.ask("position", lambda: missing)
 
+    @property
+    def restored_as_of(self) -> str:
+        return ""
+
     async def state_position(self) -> int:
         return self._stream.state_position
 

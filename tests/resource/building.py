@@ -150,6 +150,7 @@ class Story:
         self.kind = kind
         self.configs = dict({CONFIG: SHARED} if configs is None else configs)
         self.jitter = jitter
+        self.restored_as_of = ""
         self.providers: Mapping[str, tuple[str, ...]] | None = None
         self.now = START
         self.position = 0
@@ -171,6 +172,8 @@ class Story:
             self.kind,
             self.configs,
             providers=self.providers,
+            epoch="e1" if self.restored_as_of else "",
+            restored_as_of=self.restored_as_of,
         )
 
     def command(self, data: IntakeData, *, message_id: str = "", actor: str = "tests") -> Command:

@@ -30,9 +30,11 @@ from events.log import (
 )
 from events.names import ResourceKey
 from reconciler.provider.kind import REFERENCE
+from reconciler.resource.owner_label import OWNER_LABEL
 from tests.resource.building import (
     CONFIG,
     EXCLUSIVE,
+    FOO_OWNER,
     Story,
     converged,
     every,
@@ -338,3 +340,31 @@ def test_nothing_is_approved_that_is_not_held():
     story = converged()
     story.turn(Approved("DeletionGuard"))
     assert story.answer.reason == "NotHeld"
+
+
+def test_what_a_restoration_may_explain_names_it_and_the_ways_out():
+    restored = "the log was restored from a backup of 2026-11-25T03:00:00Z"
+    lost = converged()
+    lost.restored_as_of = "2026-11-25T03:00:00Z"
+    missing(lost, 12, 14)
+    assert (
+        f"; {restored}: withdraw again what was withdrawn after it; check" in lost.outcome_message
+    )
+    stray = Story(configs={CONFIG: EXCLUSIVE})
+    stray.restored_as_of = "2026-11-25T03:00:00Z"
+    stray.see(thing(uid="h1"), strays=(50, 60))
+    assert (
+        f"; {restored}: declare again what was declared after it; approve" in stray.outcome_message
+    )
+    ghost = Story()
+    ghost.restored_as_of = "2026-11-25T03:00:00Z"
+    ghost.see(thing(uid="h1", labels={OWNER_LABEL: FOO_OWNER}))
+    assert (ghost.outcome, ghost.reason) == ("Disputed", "LabelNotInLog")
+    assert (
+        f"; {restored}, and the object may have been created after it. To" in ghost.outcome_message
+    )
+    assert "declare it with spec.policy.adoption: Adopt" in ghost.outcome_message
+    ghost.declare()
+    assert (ghost.outcome, ghost.reason) == ("Conflict", "AlreadyExists")
+    assert f"but the log never recorded ownership; {restored}" in ghost.outcome_message
+    assert "set spec.policy.adoption: Adopt" in ghost.outcome_message

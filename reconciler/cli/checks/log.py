@@ -13,6 +13,7 @@ from events.names import ResourceKey
 from events.provider_config import is_config
 from infra.bus.dead_letters import read_discarded, read_letters
 from infra.bus.rows import JetStreamRows
+from infra.bus.streams import find_log
 from projections.read_models import (
     CHECKPOINT,
     decode_checkpoint,
@@ -32,6 +33,15 @@ from reconciler.sdk.log_replay import LogReplay
 SAMPLE = 50
 _MAX_LETTERS = 20_000
 _DISCARDED_SHOWN = timedelta(days=7)
+_AFTER_RESTORATION = frozenset(
+    {
+        ("Disputed", "LabelNotInLog"),
+        ("Disputed", "OwnershipNotInLog"),
+        ("Conflict", "AlreadyExists"),
+        ("Held", "DeletionGuard"),
+        ("Held", "LossGuard"),
+    }
+)
 _WELL_WITHOUT_OWNING = ("Converged", "Unowned", "Drifted", "Paused")
 
 
@@ -51,14 +61,35 @@ def check_damage(replay: LogReplay) -> Finding:
     return Finding("log", "fail", found, remedy)
 
 
+async def check_restoration(nc: Client, rows: Iterable[StatusRow]) -> list[Finding]:
+    """Name the last restoration, and the resources that wait because of what the log lacks."""
+    identity = await find_log(nc)
+    if not identity.epoch:
+        return []
+    as_of = f" of {identity.restored_as_of}" if identity.restored_as_of else ""
+    found = f"from a backup{as_of} (epoch {identity.epoch})"
+    waiting = [_how(row) for row in rows if (row.outcome, row.reason) in _AFTER_RESTORATION]
+    if not waiting:
+        return [Finding("restored", "ok", found)]
+    remedy = (
+        "The log may lack what happened after the backup. If you created the objects after it, "
+        "declare them with spec.policy.adoption: Adopt. If you withdrew resources after it, "
+        'withdraw them again before you approve anything. See "What a restore cannot bring back" '
+        "in docs/how-to/back-up-and-restore.md."
+    )
+    text = f"{found}; {plural(len(waiting), 'resource')} may be affected: {some(waiting)}"
+    return [Finding("restored", "warn", text, remedy)]
+
+
 def check_disputed(rows: Iterable[StatusRow]) -> Finding:
     """Return whose owner is disputed: those are never deleted."""
     disputed = [_how(row) for row in rows if row.outcome == "Disputed"]
     if not disputed:
         return Finding("disputed", "ok", "none")
     remedy = (
-        "Find the evidence that contradicts the log, such as a foreign owner label: `reconciler"
-        " describe RESOURCE`. Until then, Reconciler changes no object."
+        "Read the message of each with `reconciler describe RESOURCE`. It names the evidence that "
+        "contradicts the log, such as an owner label, and what to do. Until then, Reconciler "
+        "changes no object."
     )
     return Finding("disputed", "warn", f"{len(disputed)}: {some(disputed)}", remedy)
 
