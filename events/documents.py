@@ -6,6 +6,7 @@ number and its line there.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -177,4 +178,8 @@ def _plain(value: Any) -> Any:
         return {str(key): _plain(one) for key, one in cast("dict[Any, Any]", value).items()}
     if isinstance(value, list):
         return [_plain(one) for one in cast("list[Any]", value)]
+    if isinstance(value, float) and not math.isfinite(value):
+        raise InvalidManifestError(
+            "a manifest must not contain .inf or .nan: JSON has no such number"
+        )
     return value.isoformat() if isinstance(value, date) else value

@@ -21,6 +21,9 @@ LEAST_SECONDS = 0.01
 MAX_SECONDS = 366 * 86_400
 """Longer ones are more than some timers can count."""
 
+MAX_OBJECTS = 1_000_000_000
+"""No API has more; a guard with this number never holds a resource."""
+
 _Seconds = Annotated[float, msgspec.Meta(ge=LEAST_SECONDS, le=MAX_SECONDS)]
 _Count = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
 NamespacePattern = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_*-]{1,63}(?!\n)$")]
@@ -134,7 +137,8 @@ class LossGuard(ManifestStruct, frozen=True):
     """
 
     min_count: Annotated[
-        int, msgspec.Meta(ge=1, description="Minimum number of missing objects.")
+        int,
+        msgspec.Meta(ge=1, le=MAX_OBJECTS, description="Minimum number of missing objects."),
     ] = 10
     max_percent: Annotated[
         int,
@@ -150,7 +154,9 @@ class DeletionGuard(ManifestStruct, frozen=True):
     ``max_percent`` counts in scopes of ten objects and more.
     """
 
-    max_count: Annotated[int, msgspec.Meta(ge=0, description="Maximum number of objects.")] = 10
+    max_count: Annotated[
+        int, msgspec.Meta(ge=0, le=MAX_OBJECTS, description="Maximum number of objects.")
+    ] = 10
     max_percent: Annotated[
         int,
         msgspec.Meta(

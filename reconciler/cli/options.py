@@ -39,6 +39,9 @@ Reason = Annotated[
 # --- durations as people write them: 30s, 2m, 1h, or bare seconds
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_SHOWN = 80
+MAX_DURATION_HOURS = 87_600
+"""Ten years: a sum of a date and a longer duration may overflow."""
 _FORM = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)?")
 
 
@@ -47,7 +50,10 @@ def parse_duration(text: str) -> float:
     match = _FORM.fullmatch(text.strip())
     if match is None:
         raise UsageError(f"{text!r} is not a duration; use a value such as 500ms, 30s, 2m or 1h")
-    return float(match[1]) * _UNITS[match[2] or "s"]
+    seconds = float(match[1]) * _UNITS[match[2] or "s"]
+    if seconds > MAX_DURATION_HOURS * 3_600:
+        raise UsageError(f"{text[:_SHOWN]!r}: must be at most {MAX_DURATION_HOURS}h")
+    return seconds
 
 
 def _convert(_type: Any, tokens: Any) -> float:

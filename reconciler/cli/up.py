@@ -39,6 +39,7 @@ from reconciler.cli.stack import Stack, StackError, StackOptions, started, write
 from reconciler.wiring import ROLES, Role, connected, initialise, running, secrets_folder
 
 _PATIENCE_SECONDS = 15.0
+_MAX_LATENCY_MS = 3_600_000
 _DYING_SECONDS = 1.0
 
 
@@ -135,7 +136,10 @@ def up(
     """
     configure_logs(logs.log_level)
     if resync is not None and not LEAST_SECONDS <= resync <= MAX_SECONDS:
-        raise UsageError(f"--resync {resync:g}: must be at least {LEAST_SECONDS} seconds")
+        limits = f"{LEAST_SECONDS} to {MAX_SECONDS}"
+        raise UsageError(f"--resync {resync:g}: must be {limits} seconds")
+    if not 0 <= latency_ms <= _MAX_LATENCY_MS:
+        raise UsageError(f"--latency-ms {latency_ms:g}: must be 0 to {_MAX_LATENCY_MS}")
     plan = Plan(
         StackOptions(
             data, port, api_port, latency_ms, bus.nats_url, not no_api, parse_components(with_)

@@ -41,6 +41,13 @@ def test_what_is_no_duration(text: str) -> None:
         parse_duration(text)
 
 
+@pytest.mark.parametrize("text", ["87601h", "9" * 400 + "s"])
+def test_a_duration_that_no_date_can_be_moved_by_is_refused(text: str) -> None:
+    assert parse_duration("87600h") == 315_360_000
+    with pytest.raises(UsageError, match="must be at most 87600h"):
+        parse_duration(text)
+
+
 def test_a_table_in_a_pipe_is_fit_for_awk(capsys: pytest.CaptureFixture[str]) -> None:
     print_table(("NAME", "MESSAGE"), [("a", coloured("Failed")), ("longer", "x" * 300)])
     lines = capsys.readouterr().out.splitlines()

@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from events.documents import Problem, read_documents
 from events.manifest import Fields, InvalidManifestError
 from infra.providers.certificates.spec import seconds_of
 from infra.providers.shapes import SHAPE
@@ -32,6 +33,10 @@ def test_the_providers_are_those_of_its_kinds() -> None:
     assert KindRegistry([]).providers == {}
 
 
+PROVIDER = {"provider": "x", "endpoint": "http://x"}
+RESTARTS = {"restart": "on-failure"}
+
+
 @pytest.mark.parametrize(
     ("kind", "fields"),
     [
@@ -44,9 +49,25 @@ def test_the_providers_are_those_of_its_kinds() -> None:
         ("Consumer", {"deliverPolicy": "by_start_time", "startTime": "0001-01-01T00:00:00+01:00"}),
         ("ProviderConfig", {"provider": "x", "endpoint": "http://x", "resyncSeconds": 1e12}),
         ("Deployment", {"template": {}, "progressDeadlineSeconds": 1e18}),
+        ("ProviderConfig", {**PROVIDER, "deletionGuard": {"maxCount": 2**70}}),
+        ("ProviderConfig", {**PROVIDER, "lossGuard": {"minCount": 2**70}}),
+        ("Container", {"image": "x", "memoryBytes": 2**63}),
+        ("Container", {"image": "x", **RESTARTS, "maxRestarts": 2**31}),
+        (
+            "Container",
+            {"image": "x", "mounts": [{"type": "tmpfs", "target": "/t", "sizeBytes": 2**63}]},
+        ),
+        ("Container", {"image": "x", "healthCheck": {"command": ["x"], "retries": 2**31}}),
+        ("Stream", {"subjects": ["a.>"], "maxAgeSeconds": 1e-9}),
+        ("Stream", {"subjects": ["a.>"], "duplicateWindowSeconds": 1e-9}),
+        ("Bucket", {"ttlSeconds": 1e-9}),
+        ("Consumer", {"stream": "x", "ackWaitSeconds": 1e-9}),
+        ("Consumer", {"stream": "x", "maxDeliver": 3, "backoffSeconds": [1e-9]}),
     ],
 )
-def test_a_time_that_overflows_is_refused_when_it_is_declared(kind: str, fields: Fields) -> None:
+def test_a_number_that_cannot_be_used_is_refused_when_it_is_declared(
+    kind: str, fields: Fields
+) -> None:
     with pytest.raises(InvalidManifestError, match=r"spec[.:]"):
         installed_kinds()[kind].check_declared(fields)
 
@@ -57,3 +78,33 @@ def test_the_longest_spans_end_before_the_year_9999(longest: str) -> None:
     declared = installed_kinds()["Certificate"].check_declared(fields)
     ends = datetime(2100, 1, 1, tzinfo=UTC) + timedelta(seconds=seconds_of(declared["duration"]))
     assert ends.year < 9999
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        ("ProviderConfig", {**PROVIDER, "deletionGuard": {"maxCount": 1_000_000_000}}),
+        (
+            "Container",
+            {"image": "x", "memoryBytes": 2**63 - 1, **RESTARTS, "maxRestarts": 2**31 - 1},
+        ),
+        ("Stream", {"subjects": ["a.>"], "maxAgeSeconds": 0.001}),
+        ("Stream", {"subjects": ["a.>"], "maxAgeSeconds": 0}),
+        ("Bucket", {"ttlSeconds": 0.001}),
+        ("Consumer", {"stream": "x", "ackWaitSeconds": 0.001}),
+    ],
+)
+def test_the_greatest_and_the_least_numbers_are_accepted(kind: str, fields: Fields) -> None:
+    assert installed_kinds()[kind].check_declared(fields)
+
+
+@pytest.mark.parametrize("number", [".inf", "-.inf", ".nan"])
+def test_a_number_that_json_does_not_have_is_refused(number: str) -> None:
+    """It would be stored as null."""
+    text = (
+        "apiVersion: files/v1\nkind: File\nmetadata: {name: f}\n"
+        f"spec: {{content: x, values: {{a: {number}}}}}\n"
+    )
+    (problem,) = read_documents("f.yaml", text, "default")
+    assert isinstance(problem, Problem)
+    assert problem.message.startswith("a manifest must not contain .inf or .nan")

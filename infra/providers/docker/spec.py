@@ -20,6 +20,9 @@ MIN_MEMORY_BYTES: Final = 6 * 1024 * 1024
 """Less is refused by the Engine."""
 
 NANOSECONDS: Final = 1_000_000_000
+MAX_INTEGER: Final = 2**63 - 1
+MAX_COUNT: Final = 2**31 - 1
+"""The greatest integers that the Engine reads."""
 DURATIONS: Final = {
     "intervalSeconds": "Interval",
     "timeoutSeconds": "Timeout",
@@ -75,7 +78,8 @@ class Mount(_Part, frozen=True):
     ] = None
     read_only: Annotated[bool, _about("Whether the mount is read-only.")] = False
     size_bytes: Annotated[
-        Annotated[int, msgspec.Meta(ge=1)] | None, _about("Maximum size of a tmpfs, in bytes.")
+        Annotated[int, msgspec.Meta(ge=1, le=MAX_INTEGER)] | None,
+        _about("Maximum size of a tmpfs, in bytes."),
     ] = None
 
     def __post_init__(self) -> None:
@@ -144,7 +148,7 @@ class HealthCheck(_Part, frozen=True):
         _Seconds | None, _about("Seconds after the start in which failures do not count.")
     ] = None
     retries: Annotated[
-        Annotated[int, msgspec.Meta(ge=1)] | None,
+        Annotated[int, msgspec.Meta(ge=1, le=MAX_COUNT)] | None,
         _about("Number of consecutive failures that make the container unhealthy."),
     ] = None
 
@@ -184,7 +188,7 @@ class ContainerFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, r
         list[Network], _about("Networks of the container: exactly these. Default: bridge.")
     ] = []
     memory_bytes: Annotated[
-        Annotated[int, msgspec.Meta(ge=MIN_MEMORY_BYTES)] | None,
+        Annotated[int, msgspec.Meta(ge=MIN_MEMORY_BYTES, le=MAX_INTEGER)] | None,
         _about(
             "Memory limit, in bytes. The container may use the same amount of swap in addition. "
             "Default: no limit."
@@ -202,7 +206,7 @@ class ContainerFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, r
         _about("Restart policy of the Engine for a container that exits."),
     ] = DEFAULT_RESTART
     max_restarts: Annotated[
-        Annotated[int, msgspec.Meta(ge=0)],
+        Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)],
         _about("Maximum number of restarts with on-failure; 0 means no limit."),
     ] = 0
     stop_seconds: Annotated[

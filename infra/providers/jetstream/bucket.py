@@ -27,6 +27,7 @@ from infra.providers.jetstream.streams import (
     limit,
     ready,
     tightened,
+    to_milliseconds,
 )
 from infra.providers.jetstream.subjects import BUCKET_PREFIX, reserved_of_stream
 from reconciler.provider.kind import Kind
@@ -79,7 +80,7 @@ def normalize(fields: Fields) -> Fields:
         "replicas": 1,
         "compression": "none",
         **fields,
-        "ttlSeconds": round(fields.get("ttlSeconds", 0.0), 3),
+        "ttlSeconds": to_milliseconds("ttlSeconds", fields.get("ttlSeconds", 0.0)),
         "maxBytes": limit(fields.get("maxBytes")),
         "maxValueBytes": limit(fields.get("maxValueBytes")),
     }

@@ -45,6 +45,7 @@ from infra.providers.jetstream.streams import (
     StreamOutputs,
     has_data,
     ready,
+    to_milliseconds,
 )
 from infra.providers.jetstream.subjects import check_filters
 from reconciler.errors import (
@@ -431,9 +432,13 @@ def normalize(fields: Fields) -> Fields:
         "filterSubjects": sorted(set(fields.get("filterSubjects", []))),
         "startTime": _in_utc(fields.get("startTime")),
         "maxDeliver": fields.get("maxDeliver") or UNLIMITED,
-        "backoffSeconds": [round(each, 3) for each in fields.get("backoffSeconds", [])],
+        "backoffSeconds": [
+            to_milliseconds("backoffSeconds", each) for each in fields.get("backoffSeconds", [])
+        ],
     }
-    ack_wait = round(fields.get("ackWaitSeconds") or DEFAULT_ACK_WAIT_SECONDS, 3)
+    ack_wait = to_milliseconds(
+        "ackWaitSeconds", fields.get("ackWaitSeconds") or DEFAULT_ACK_WAIT_SECONDS
+    )
     # What the server makes of them: the first pause of a back-off is the wait, and who
     # acknowledges nothing has neither.
     result["ackWaitSeconds"] = (*result["backoffSeconds"], ack_wait)[0]

@@ -27,6 +27,7 @@ from infra.providers.jetstream.streams import (
     limit,
     ready,
     tightened,
+    to_milliseconds,
 )
 from infra.providers.jetstream.subjects import BUCKET_PREFIX, check_subjects
 from reconciler.provider.kind import Kind
@@ -130,7 +131,8 @@ class StreamFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rena
 
 def normalize(fields: Fields) -> Fields:
     """Return a stream's fields their canonical form, with the server's defaults."""
-    max_age = round(fields.get("maxAgeSeconds", 0.0), 3)
+    window = fields.get("duplicateWindowSeconds")
+    max_age = to_milliseconds("maxAgeSeconds", fields.get("maxAgeSeconds", 0.0))
     retention = fields.get("retention", "limits")
     return {
         "description": "",
@@ -148,7 +150,9 @@ def normalize(fields: Fields) -> Fields:
         "maxMessages": limit(fields.get("maxMessages")),
         "maxMessagesPerSubject": limit(fields.get("maxMessagesPerSubject")),
         "maxMessageBytes": limit(fields.get("maxMessageBytes")),
-        "duplicateWindowSeconds": duplicate_window(fields.get("duplicateWindowSeconds"), max_age),
+        "duplicateWindowSeconds": duplicate_window(
+            to_milliseconds("duplicateWindowSeconds", window) if window else window, max_age
+        ),
     }
 
 

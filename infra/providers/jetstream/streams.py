@@ -16,7 +16,7 @@ import msgspec
 
 from events.external import ExternalObject
 from events.log import Action
-from events.manifest import Fields
+from events.manifest import Fields, InvalidManifestError
 from events.provider_config import ProviderConfigSpec, Scope
 from infra.jetstream.parser import Incoming
 from infra.providers.conflicts import check_uid
@@ -54,6 +54,17 @@ CAPABILITIES = Capabilities(
     conditional_writes=False,
     watch=True,
 )
+
+
+def to_milliseconds(field: str, value: float) -> float:
+    """Round a duration as the server's objects have it; 0 means no limit, and is not reached so.
+
+    Raises ``InvalidManifestError`` for a duration of less than a millisecond.
+    """
+    rounded = round(value, 3)
+    if value and not rounded:
+        raise InvalidManifestError(f"spec.{field}: {value:g}: must be at least 0.001 seconds, or 0")
+    return rounded
 
 
 class StreamOutputs(msgspec.Struct, frozen=True, rename="camel"):
