@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import shlex
 import sys
@@ -24,6 +25,7 @@ from reconciler.cli.settings import NAMES, flag
 from reconciler.errors import ReconcilerError, WaitTimeoutError
 from reconciler.process_secrets import OF_THIS_PROCESS
 
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _COMMAND = re.compile(r"(?<=`)reconciler (?![^`]*--help)[^`]+")
 _MISSING = re.compile(r"(stream|consumer) not found")
 
@@ -105,6 +107,8 @@ def _said(error: BaseException) -> str:
     """Return an error's own words; of a file first which one, and no number."""
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return f"{error.filename}: {error.strerror}"
+    if isinstance(error, OSError) and error.errno in FULL:  # of standard output, for example
+        return f"cannot write: {error.strerror}; free disk space, or write to another disk"
     if isinstance(error, NotFoundOnBusError) and _MISSING.search(str(error)):
         return f"{error}; `reconciler init` creates missing streams and consumers"
     return str(error)

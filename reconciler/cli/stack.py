@@ -7,8 +7,8 @@ import fcntl
 import os
 import socket
 import time
-from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, Generator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final, Never
@@ -20,7 +20,7 @@ from infra.components import Component
 from infra.jetstream.connection import without_secrets
 from reconciler.cli import components
 from reconciler.cli.connection import UP_FILE, UP_LOCK, UpFile, read_up_file
-from reconciler.cli.errors import StackError, UsageError
+from reconciler.cli.errors import FULL, StackError, UsageError
 from reconciler.cli.local_configs import LocalApi, example_api
 
 if TYPE_CHECKING:
@@ -128,27 +128,28 @@ async def started(options: StackOptions) -> AsyncGenerator[Stack]:
     """Start the servers, and stop them in order at the end: components, the API, then NATS."""
     async with AsyncExitStack() as closing:
         closing.enter_context(_locked(options.data))
-        stack = Stack(options.data, options.nats_url or "")
-        if not options.nats_url:
-            from infra.embedded.server import EmbeddedServer  # noqa: PLC0415 - who starts one pays
+        with _room_in(options.data):
+            stack = Stack(options.data, options.nats_url or "")
+            if not options.nats_url:
+                from infra.embedded.server import EmbeddedServer  # noqa: PLC0415 - it is slow
 
-            stack.server = EmbeddedServer()
-            closing.push_async_callback(stack.server.stop)
-            stack.nats_url = await _start_server(stack.server, options, stack.notes)
-        if options.with_api:
-            from infra.example_api import ExampleApi  # noqa: PLC0415 - as above
+                stack.server = EmbeddedServer()
+                closing.push_async_callback(stack.server.stop)
+                stack.nats_url = await _start_server(stack.server, options, stack.notes)
+            if options.with_api:
+                from infra.example_api import ExampleApi  # noqa: PLC0415 - as above
 
-            stack.api = ExampleApi()
-            closing.push_async_callback(stack.api.stop)
-            stack.api_url = await _start_api(stack.api, options, stack.notes)
-        stack.is_composing = components.COMPOSITION in options.components
-        for name in options.components:
-            if name == components.COMPOSITION:
-                continue
-            component = components.made(name)
-            closing.push_async_callback(component.stop)
-            await component.start(options.data / name)
-            stack.components[name] = component
+                stack.api = ExampleApi()
+                closing.push_async_callback(stack.api.stop)
+                stack.api_url = await _start_api(stack.api, options, stack.notes)
+            stack.is_composing = components.COMPOSITION in options.components
+            for name in options.components:
+                if name == components.COMPOSITION:
+                    continue
+                component = components.made(name)
+                closing.push_async_callback(component.stop)
+                await component.start(options.data / name)
+                stack.components[name] = component
         yield stack
 
 
@@ -158,13 +159,28 @@ def _full_disk_watch(server: EmbeddedServer) -> FullDiskWatch:
     return FullDiskWatch(server)
 
 
+@contextmanager
+def _room_in(data: Path) -> Generator[None]:
+    """Name the data directory in the error of a full disk."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        raise StackError(
+            f"data directory {data}: {error.strerror}; free disk space, or use another directory "
+            "with --data"
+        ) from error
+
+
 def write_up_file(stack: Stack) -> None:
     """Tell other commands that run in the same folder where the bus is."""
     monitoring_url = stack.server.monitoring_url if stack.server is not None else ""
     content = UpFile(stack.shown_url, stack.api_url, os.getpid(), monitoring_url)
     new = stack.data / f"{UP_FILE}.new"
-    new.write_bytes(msgspec.json.encode(content) + b"\n")
-    new.replace(stack.data / UP_FILE)
+    with _room_in(stack.data):
+        new.write_bytes(msgspec.json.encode(content) + b"\n")
+        new.replace(stack.data / UP_FILE)
 
 
 def _locked(data: Path) -> BinaryIO:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -245,6 +246,21 @@ def test_what_cannot_work_is_told(
     assert refused.status == status
     assert said in refused.err
     assert refused.err.count("\n") == 1
+
+
+def test_a_full_disk_of_the_data_directory_is_told(
+    inside: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_room(*_arguments: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("infra.embedded.server._spawn", no_room)
+    refused = inside.run("up", "--port", "0", "--no-api")
+    assert refused.status == 1
+    assert refused.err == (
+        "error: data directory reconciler-data: No space left on device; free disk space, or use "
+        "another directory with --data\n"
+    )
 
 
 def _child_named(parent: int, name: str) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import subprocess
 import time
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 
 from infra.bus.streams import INTAKE
 from infra.jetstream.connection import api_request, close, connect
-from tests.cli.runner import STOP_SECONDS, Cli, Inside, Up, empty_bus, shape
+from tests.cli.runner import COMMAND, STOP_SECONDS, Cli, Inside, Up, empty_bus, shape
 
 BADGE = "<!-- applied by tests/scenarios/test_definitions.py -->\n```yaml\n"
 
@@ -291,3 +292,71 @@ async def delete_stream(url: str, name: str) -> None:
     nc = await connect(url, name="test")
     await api_request(nc, f"STREAM.DELETE.{name}", None)
     await close(nc)
+
+
+WITHOUT_LOG = (
+    "get Shape foo -o json",
+    "apply -f foo.yaml --wait",
+    "apply -f foo.yaml --dry-run=server",
+    "plan -f foo.yaml",
+    "diff -f foo.yaml",
+    "diff foo --from 1h",
+    "wait Shape/foo",
+    "describe Shape/foo",
+    "delete Shape foo",
+    "delete Shape foo --dry-run",
+    "rollback Shape/foo",
+    "reconcile Shape/foo",
+    "pause Shape/foo",
+    "resume Shape/foo",
+    "approve Shape foo --hold LossGuard",
+    "approve --all --hold LossGuard",
+    "reject Shape/foo --reason x",
+    "finalizer add Shape foo a/b",
+    "finalizer remove Shape foo a/b",
+    "release Shape foo --reason x",
+    "watch --since-start",
+    "why foo",
+    "history foo",
+    "events --follow",
+    "logs Container/x",
+    "replay --verify",
+    "replay --repair",
+    "deadletters list",
+    "deadletters show 1",
+    "deadletters retry 1",
+    "doctor --full",
+    "backup b",
+)
+
+
+def test_each_command_on_an_empty_server_says_what_to_do(inside: Inside, tmp_path: Path) -> None:
+    inside.write("foo.yaml", shape("foo"))
+    with empty_bus(tmp_path / "bus") as url:
+        inside.url = url
+        for command in WITHOUT_LOG:
+            ran = inside.run(*command.split())
+            said = [line for line in ran.err.splitlines() if not line.startswith("bus: ")]
+            assert (ran.status, ran.out, len(said)) == (1, "", 1), (command, ran)
+            assert said[0].startswith("error: this server has no event log"), command
+            assert "`reconciler init`" in said[0], command
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has /dev/full")
+@pytest.mark.parametrize("command", ["kinds", "doctor", "schema", "get --help"])
+def test_an_output_on_a_full_disk_is_told_in_plain_words(idle: Inside, command: str) -> None:
+    with Path("/dev/full").open("w") as full:
+        ran = subprocess.run(
+            [*COMMAND, *command.split()],
+            cwd=idle.folder,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=idle.environment(),
+            timeout=100,
+            check=False,
+        )
+    assert ran.returncode == 1
+    assert ran.stderr == (
+        "error: cannot write: No space left on device; free disk space, or write to another disk\n"
+    )
