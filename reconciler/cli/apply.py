@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from events.documents import Problem, Read
+from events.excerpt import some
 from events.field_hints import closest
 from events.manifest import InvalidManifestError
 from events.names import KIND_DEFINITION_KIND, system_rank
-from reconciler.cli.checks.finding import some
 from reconciler.cli.client import client_of
 from reconciler.cli.connection import HERE, Connection, bus, run_async
 from reconciler.cli.errors import CommandError, UsageError

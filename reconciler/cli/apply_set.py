@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from events.excerpt import some
 from events.manifest import InvalidManifestError
 from events.names import InvalidNameError, ResourceKey
 from events.provider_config import DeletionGuard
 from events.stored_content import Part
-from reconciler.cli.checks.finding import some
 from reconciler.cli.client import client_of
 from reconciler.cli.connection import Connection, run_async
 from reconciler.cli.console import console

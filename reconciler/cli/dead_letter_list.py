@@ -12,9 +12,9 @@ from typing import Literal
 import msgspec
 
 from events.dead_letter import OTHERS, Discarded, Stage
+from events.excerpt import some
 from events.names import ResourceKey
 from events.subjects import NO_NAMESPACE
-from reconciler.cli.checks.finding import some
 from reconciler.cli.console import coloured, console, print_table
 from reconciler.cli.errors import CommandError, UsageError
 from reconciler.cli.output import Format, plural, print_structured

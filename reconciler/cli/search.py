@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from nats.aio.client import Client
 
+from events.excerpt import some
 from events.field_hints import closest
 from events.names import DEFAULT_NAMESPACE, ResourceKey, is_token
 from infra.bus.streams import LOG
 from infra.jetstream.connection import api_request
 from projections.read_models import ReadModels
-from reconciler.cli.checks.finding import some
 from reconciler.cli.errors import CommandError
 from reconciler.cli.log_replay import current_models, log_of
 from reconciler.cli.naming import Meant, meant, registered, same_kind

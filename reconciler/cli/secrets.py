@@ -10,6 +10,7 @@ from typing import Annotated
 import msgspec
 from cyclopts import Parameter
 
+from events.excerpt import some
 from events.names import DEFAULT_NAMESPACE, check_token
 from events.secret import SECRET_NAME
 from infra.secrets import FileSecrets
@@ -233,8 +234,7 @@ def remove(
     readers = store.grants.readers(key)
     if readers and not yes:
         raise CommandError(
-            f"secret {key} is granted to {', '.join(readers)}; add --yes to remove it with its "
-            "grants"
+            f"secret {key} is granted to {some(readers)}; add --yes to remove it with its grants"
         )
     store.discard(key)
     return _told(store, key, "removed", output)

@@ -11,6 +11,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from events.excerpt import some
 from events.log import DriftDetected, RetryScheduled
 from events.provider_config import ProviderConfigSpec
 from reconciler.resource.backoff import delay
@@ -64,7 +65,7 @@ def waiting_in_fight(state: ResourceState, context: Context) -> Settled | None:
     fought = _fought(state, context)
     if not fought:
         return None
-    told = "; ".join(_told(each) for each in fought)
+    told = some([_told(each) for each in fought], "; ")
     return Settled("Degraded", FIGHT, f"{told}; each repair waits longer than the one before")
 
 

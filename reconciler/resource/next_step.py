@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from events.excerpt import some
 from events.external import ExternalObject
 from events.hold import Hold
 from events.intake import LossCount
@@ -269,7 +270,7 @@ def _doubted(losses: LossCount, state: ResourceState, context: Context) -> Settl
     hint = f"; {restored}: withdraw again what was withdrawn after it" if restored else ""
     return Settled(
         "Held",
-        LOSS_GUARD,
+        Hold.LOSS_GUARD,
         f"{what} from one listing{hint}; check that the ProviderConfig points to the right API, or "
         "approve the loss to recreate them",
     )
@@ -461,8 +462,8 @@ def _keep_away(state: ResourceState, context: Context, config: ProviderConfigSpe
 
 
 def _described(found: tuple[FieldDifference, ...]) -> str:
-    return ", ".join(
-        f"{each.path}: {shown(each.observed)} (declared {shown(each.desired)})" for each in found
+    return some(
+        [f"{each.path}: {shown(each.observed)} (declared {shown(each.desired)})" for each in found]
     )
 
 
@@ -478,7 +479,7 @@ def _let_go(state: ResourceState, context: Context, config: ProviderConfigSpec) 
         return Settled(
             "Held",
             "Referenced",
-            f"kept because it is referenced by {', '.join(kept_for)}",
+            f"kept because it is referenced by {some(kept_for)}",
         )
     waiting = _waiting_for_finalizers(state)
     if waiting is not None:
@@ -537,7 +538,7 @@ def _unlabel(
 def _waiting_for_finalizers(state: ResourceState) -> Settled | None:
     if not state.holds.finalizers:
         return None
-    holders = ", ".join(f"{each.name} (held by {each.holder})" for each in state.holds.finalizers)
+    holders = some([f"{each.name} (held by {each.holder})" for each in state.holds.finalizers])
     return Settled("Held", "Finalizers", f"waits for the removal of these finalizers: {holders}")
 
 

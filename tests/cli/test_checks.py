@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from events.excerpt import some
 from events.provider_config import ProviderConfigSpec
 from infra.bus.copies import Copies
 from infra.jetstream.errors import BusUnavailableError
@@ -24,7 +25,7 @@ from reconciler.cli.checks.apis import check_api
 from reconciler.cli.checks.bus import check_room, check_stage
 from reconciler.cli.checks.clocks import check_clock
 from reconciler.cli.checks.cluster import judge_copies
-from reconciler.cli.checks.finding import Finding, some
+from reconciler.cli.checks.finding import Finding
 from reconciler.cli.checks.log import check_held, check_ownership, check_watched
 from reconciler.cli.checks.room import judge_room
 from reconciler.cli.connection import BusOptions, Connection, UpFile, read_up_file

@@ -368,3 +368,19 @@ def test_what_a_restoration_may_explain_names_it_and_the_ways_out():
     assert (ghost.outcome, ghost.reason) == ("Conflict", "AlreadyExists")
     assert f"but the log never recorded ownership; {restored}" in ghost.outcome_message
     assert "set spec.policy.adoption: Adopt" in ghost.outcome_message
+
+
+def test_many_references_and_finalizers_make_a_short_message():
+    story = converged()
+    for number in range(50):
+        story.turn(Referenced(f"default/ShapeRef/ref-{number:02}", "Keep"))
+    story.withdraw()
+    assert story.outcome_message == (
+        "kept because it is referenced by default/ShapeRef/ref-00, default/ShapeRef/ref-01, "
+        "default/ShapeRef/ref-02 and 47 more"
+    )
+    story = converged()
+    for number in range(20):
+        story.give([story.command(FinalizerRequested(f"billing/f-{number}"), actor="billing")])
+    story.withdraw()
+    assert story.outcome_message.endswith(" and 17 more")

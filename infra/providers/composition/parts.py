@@ -14,6 +14,7 @@ import msgspec
 
 from events.composition import Child
 from events.composition_definition import PartDefinition, PartState
+from events.excerpt import some
 from events.field_hints import field_error
 from events.manifest import Fields, InvalidManifestError, Manifest
 from infra.providers.rest.expressions import Expression, ExpressionError, count_values
@@ -105,7 +106,7 @@ class PartTemplate:
             if part not in names:
                 raise InvalidManifestError(
                     f"{self._where}: {expression.text!r}: must reference a part as "
-                    f"children.NAME or children['NAME']; the parts are {', '.join(names)}"
+                    f"children.NAME or children['NAME']; the parts are {some(list(names))}"
                 )
             yield part
 
@@ -122,7 +123,7 @@ class PartTemplate:
             missing = sorted(each for each in followed if not _is_ready(children[each]))
             if not missing:
                 raise InvalidManifestError(f"{self._where}: {error}") from None
-            waiting = f"waits for {', '.join(missing)}: {error}"
+            waiting = f"waits for {some(missing)}: {error}"
             return Component(self.name, _nothing, waiting=waiting)
 
     def _component(self, variables: Mapping[str, Any], budget: Budget) -> Component:

@@ -13,6 +13,7 @@ from typing import Final
 
 import msgspec
 
+from events.excerpt import some
 from events.external import ExternalObject
 from events.log import Action
 from events.provider_config import ProviderConfigSpec, Scope
@@ -151,7 +152,7 @@ class VolumesProvider:
         listed = await self._api.ask("/volumes", _volumes_decoder, query)
         if listed.warnings:
             raise TransientError(
-                f"the listing of volumes is incomplete: {'; '.join(listed.warnings)}"
+                f"the listing of volumes is incomplete: {some(listed.warnings, '; ')}"
             )
         objects = [each.as_object() for each in listed.volumes or ()]
         wanted = [each for each in objects if scope.has(each.name, each.labels)]

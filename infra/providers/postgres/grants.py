@@ -14,6 +14,7 @@ from typing import Final, LiteralString
 import msgspec
 from psycopg import sql
 
+from events.excerpt import some
 from events.external import ExternalObject
 from events.log import Action
 from events.manifest import Fields
@@ -427,8 +428,8 @@ def _statement(
 
 
 def _granted_by_others(shown: ExternalObject) -> ProviderError:
-    held = (f"{name}: {', '.join(each)}" for name, each in shown.fields.items() if each)
-    found = "; ".join(held) or "no privileges"
+    held = [f"{name}: {', '.join(each)}" for name, each in shown.fields.items() if each]
+    found = some(held, "; ") or "no privileges"
     return TransientError(
         f"{shown.name!r} differs from the declaration ({found}), because a role other than the "
         "owner granted privileges; revoke them as that role",

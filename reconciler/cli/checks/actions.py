@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import msgspec
 from nats.aio.client import Client
 
+from events.excerpt import some
 from events.names import ResourceKey
 from events.subjects import log, log_filter, parse_log, schedule
 from infra.bus.bus_clock import WRONG, read_clock
@@ -26,7 +27,7 @@ from infra.jetstream.errors import NotFoundOnBusError
 from infra.jetstream.reads import StoredMessage, last_for_subjects
 from projections.status import StatusRow
 from reconciler.cli.checks.clocks import ahead_of_bus
-from reconciler.cli.checks.finding import Finding, some
+from reconciler.cli.checks.finding import Finding
 from reconciler.resource.backoff import is_over
 from reconciler.sdk.history import History
 from reconciler.sdk.log_replay import LogReplay

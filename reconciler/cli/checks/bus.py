@@ -9,6 +9,7 @@ from typing import Any
 
 from nats.aio.client import Client
 
+from events.excerpt import some
 from infra.bus.intake_trim import KEPT_MESSAGES, removed_unread
 from infra.bus.removals import INTAKE_REMEDY, find_intake_problem
 from infra.bus.rows import JetStreamRows
@@ -25,7 +26,7 @@ from infra.jetstream.errors import NotFoundOnBusError
 from infra.jetstream.reads import stream_state
 from projections.read_models import CHECKPOINT, decode_checkpoint
 from reconciler.cli.checks.clocks import check_clock
-from reconciler.cli.checks.finding import Finding, Verdict, some
+from reconciler.cli.checks.finding import Finding, Verdict
 from reconciler.cli.connection import DATA_FOLDER, read_up_file
 from reconciler.cli.output import plural
 

@@ -9,13 +9,14 @@ from typing import Final
 import msgspec
 from nats.aio.client import Client
 
+from events.excerpt import some
 from events.log import SOURCE
 from events.subjects import parse_stored_intake
 from infra.bus.bus_clock import WRONG, clock_of, read_clock
 from infra.bus.streams import INTAKE, LOG
 from infra.jetstream.errors import BusDeniedError
 from infra.jetstream.reads import StoredMessage, read_subject, stream_state
-from reconciler.cli.checks.finding import Finding, Verdict, some
+from reconciler.cli.checks.finding import Finding, Verdict
 
 _WARN_SECONDS = 1.0
 _NEWEST = 50  # messages of each stream

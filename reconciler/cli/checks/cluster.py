@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from nats.aio.client import Client
 
+from events.excerpt import some
 from infra.bus.copies import Copies, copies
-from reconciler.cli.checks.finding import Finding, some
+from reconciler.cli.checks.finding import Finding
 
 
 async def check_copies(nc: Client) -> list[Finding]:

@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 
 from nats.aio.client import Client
 
+from events.excerpt import some
 from events.names import ResourceKey
 from events.provider_config import is_config
 from infra.bus.dead_letters import read_discarded, read_letters
@@ -20,7 +21,7 @@ from projections.read_models import (
     status_name,
 )
 from projections.status import StatusRow
-from reconciler.cli.checks.finding import Finding, some
+from reconciler.cli.checks.finding import Finding
 from reconciler.cli.dead_letter_list import discarded_text
 from reconciler.cli.log_replay import replay_from_start
 from reconciler.cli.output import plural

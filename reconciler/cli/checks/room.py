@@ -8,9 +8,10 @@ from pathlib import Path
 
 from nats.aio.client import Client
 
+from events.excerpt import some
 from infra.bus.streams import DEADLETTERS, INTAKE, LOG, ROWS
 from infra.jetstream.reads import StreamState, stream_state
-from reconciler.cli.checks.finding import Finding, Verdict, some
+from reconciler.cli.checks.finding import Finding, Verdict
 from reconciler.cli.connection import DATA_FOLDER, read_up_file
 
 _KEPT = (LOG, INTAKE, DEADLETTERS, ROWS)
