@@ -113,8 +113,8 @@ class Findings:
     """What a complete listing shows that the log does not know.
 
     ``observed`` is to be published. ``doubtful`` are the rows whose object was not listed but may
-    be there: a filter by labels shows only what still carries them, so each needs a read of its
-    own. The counts are for the guards.
+    be there: a filter by labels shows only what still carries them, and what has an id of its own
+    would be made a second time. Each needs a read. The counts are for the guards.
     """
 
     observed: list[tuple[ResourceKey, Observed]]
@@ -204,10 +204,9 @@ async def _missing(
                 is_there = listing.place_of(row) == place
                 if not is_there or not row.observed_digest or row.action_id:
                     continue
-                # Under a second name it would not be known again, if the listing was wrong; and
-                # what was released would be a stray, once its row is forgotten.
+                # What was released would be a stray, once its row is forgotten.
                 is_released = not row.owned and (row.external_name, row.seen_uid) in released
-                if began.labels or row.listing_disproved or row.declared_name or is_released:
+                if began.labels or is_released or _would_be_made_twice(row, listing):
                     doubtful.append(row)
                 else:
                     taken = _taken_by(row, mine)
@@ -215,6 +214,16 @@ async def _missing(
                     gone = _observed(listing, name, None, strays, losses, taken_by=taken)
                     found.append((row.key, replace(gone, absent_uid=row.uid or row.seen_uid)))
     return found, doubtful
+
+
+def _would_be_made_twice(row: StatusRow, listing: ListingAssembler) -> bool:
+    """Return whether no conflict of a new creation would show that the listing was wrong.
+
+    That is so under a second name, and where the API makes the ids: a listing that lags behind
+    would lead to one more object each time. Nor is a listing believed that was wrong once.
+    """
+    has_own_id = row.owned and not listing.unique_names
+    return has_own_id or row.listing_disproved or bool(row.declared_name)
 
 
 async def _by_place(

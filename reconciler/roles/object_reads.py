@@ -33,6 +33,11 @@ READS_AT_ONCE = 16
 _logger = structlog.get_logger(__name__)
 
 
+def is_news(shown: str, row: StatusRow) -> bool:
+    """Return whether a read shows a resource something new; ``shown``: the object's digest."""
+    return shown != row.observed_digest or row.doubted or row.reason == AWAITING_READ
+
+
 class ObjectReads:
     """Reads single objects, and tells the intake what the log does not know."""
 
@@ -151,8 +156,7 @@ class ObjectReads:
             if recorded is None:
                 return 0
             seen, shown = recorded
-        is_news = shown != row.observed_digest or row.doubted or row.reason == AWAITING_READ
-        if not is_news or is_too_large(seen):
+        if not is_news(shown, row) or is_too_large(seen):
             return 0
         observed = Observed(
             name,

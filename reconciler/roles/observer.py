@@ -31,13 +31,14 @@ from reconciler.roles.chance import REAL, Chance
 from reconciler.roles.change_feed import ChangeFeed, is_followed
 from reconciler.roles.configurations import Configurations
 from reconciler.roles.listing import (
+    Findings,
     ListingAssembler,
     ListingRefusedError,
     check_scope,
     observations,
 )
 from reconciler.roles.next_listing import NextListing
-from reconciler.roles.object_reads import ObjectReads
+from reconciler.roles.object_reads import READS_AT_ONCE, ObjectReads, is_news
 from reconciler.roles.object_secrets import hide_and_digest
 from reconciler.roles.oversize import build_size_letter, is_too_large, store_size_letters
 from reconciler.roles.providers import ProviderPool
@@ -306,9 +307,7 @@ class Observer:
             deleted_ids=self._deleted_ids(listing, config),
         )
         seen = findings.observed
-        for row in findings.doubtful:
-            with self._gates.of(began.provider_config).calls(began.provider_config):
-                seen += await _read_one(provider, row, listing, findings.losses, secrecy)
+        seen += await self._read_unlisted(findings, listing, provider, config)
         found = [(key, observed) for key, observed in seen if not is_too_large(observed.object)]
         if len(found) < len(seen):
             letters = [build_size_letter(*each) for each in seen if is_too_large(each[1].object)]
@@ -328,6 +327,25 @@ class Observer:
         )
         reach(Failpoint.OBSERVER_PUBLISHED)
         return len(found)
+
+    async def _read_unlisted(
+        self,
+        findings: Findings,
+        listing: ListingAssembler,
+        provider: Provider,
+        config: ProviderConfigSpec,
+    ) -> list[tuple[ResourceKey, Observed]]:
+        """Read what the listing does not contain, and does not prove to be absent."""
+        name, secrecy = listing.began.provider_config, self._providers.secrecy
+        slots = asyncio.Semaphore(min(config.limits.concurrency, READS_AT_ONCE))
+
+        async def one(row: StatusRow) -> list[tuple[ResourceKey, Observed]]:
+            async with slots:
+                with self._gates.of(name).calls(name):
+                    return await _read_one(provider, row, listing, findings.losses, secrecy)
+
+        found = await asyncio.gather(*(one(row) for row in findings.doubtful))
+        return [each for some in found for each in some]
 
     def _age(self, listing: ListingAssembler) -> float | None:
         if listing.began_by is None:
@@ -362,7 +380,7 @@ async def _read_one(
         _logger.warning("reading an object failed", resource=str(row.key), error=str(error))
         return []
     recorded = None if seen is None else hide_and_digest(seen, secrecy, [row])
-    if seen is not None and recorded is None:
+    if seen is not None and (recorded is None or not is_news(recorded[1], row)):
         return []
     observed = Observed(
         row.provider_config,

@@ -45,7 +45,7 @@ def row(
     )
 
 
-async def _findings(
+async def findings(
     shown: list[ExternalObject],
     *rows: StatusRow,
     config: ProviderConfigSpec = CONFIG,
@@ -62,7 +62,7 @@ async def _findings(
 
 
 async def told(shown: list[ExternalObject], *rows: StatusRow, **more: Any) -> dict[str, Observed]:
-    found = await _findings(shown, *rows, **more)
+    found = await findings(shown, *rows, **more)
     assert len({key for key, _ in found.observed}) == len(found.observed), "each is told once"
     return {key.name: each for key, each in found.observed}
 
@@ -74,9 +74,16 @@ async def test_what_is_ours_is_found_by_its_id_among_others_of_its_name() -> Non
     assert [each.object and each.object.uid for each in found.values()] == ["n2"]
 
 
-async def test_ours_is_gone_though_another_has_its_name() -> None:
+async def test_ours_is_read_by_its_id_though_another_has_its_name() -> None:
     ours = row("mine", note("n1"), owned=True, uid="n1")
-    found = await told([note("n2")], ours)
+    found = await findings([note("n2")], ours)
+    assert found.doubtful == [ours]
+    assert [each.object for _, each in found.observed] == [note("n2")]
+
+
+async def test_what_is_not_ours_is_gone_though_another_has_its_name() -> None:
+    seen = row("mine", note("n1"), declared=False, seen_uid="n1")
+    found = await told([note("n2")], seen)
     assert (found["mine"].object, found["mine"].absent_uid) == (None, "n1")
 
 
@@ -142,10 +149,10 @@ async def test_what_was_released_with_its_replacement_is_no_stray() -> None:
 
 async def test_a_released_object_that_is_not_listed_is_read_before_it_is_forgotten() -> None:
     released = row("mine", note("n1"), declared=False, seen_uid="n1", released=(("todo", "n1"),))
-    found = await _findings([], released)
+    found = await findings([], released)
     assert (found.observed, found.doubtful) == ([], [released])
     again = row("mine", note("n2"), owned=True, uid="n2", released=(("todo", "n1"),))
-    found = await _findings([], again)
+    found = await findings([], again)
     assert (len(found.observed), found.doubtful) == (1, []), "another object, of a new declaration"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 import pytest
@@ -22,7 +23,7 @@ from events.names import ResourceKey
 from events.provider_config import ProviderConfigSpec, Scope
 from projections.read_models import ReadModels
 from reconciler.ports import IntakeMessageOut
-from reconciler.provider import Effect, Provider
+from reconciler.provider import Capabilities, Effect, Provider
 from reconciler.provider.kind import Kind, KindRegistry
 from reconciler.provider.secrets import Secrets
 from reconciler.roles.api_gates import ApiGates
@@ -46,6 +47,8 @@ class Api:
         self.uid: str | None = None
         self.listings = 0
         self.meanwhile: Callable[[], object] = lambda: None
+        self.by_id: dict[str, ExternalObject] = {}
+        self.reads: list[str | None] = []
 
     def __call__(self, config: ProviderConfigSpec, secrets: Secrets) -> Provider:
         assert (config.provider, secrets.credential) == ("test", None)
@@ -57,7 +60,9 @@ class Api:
     update = delete = create
 
     async def read(self, external_name: str, uid: str | None = None) -> ExternalObject | None:
-        raise AssertionError(external_name)
+        assert uid is not None, external_name
+        self.reads.append(uid)
+        return self.by_id.get(uid)
 
     async def pages(
         self, scope: Scope, *, page_size: int
@@ -98,14 +103,18 @@ class Intake:
 class Stage:
     """An observer of one API, and all that it knows."""
 
-    def __init__(self, api: Api, catch_up: Callable[[float], Awaitable[None]]) -> None:
+    def __init__(
+        self,
+        api: Api,
+        catch_up: Callable[[float], Awaitable[None]],
+        capabilities: Capabilities | None = None,
+    ) -> None:
         self.api = api
         self.configurations = Configurations()
         self.configurations.by_name["default"] = EXCLUSIVE
         self.intake, self.models = Intake(), ReadModels()
-        kinds = KindRegistry(
-            [Kind("Shape", "test/v1", ProviderConfigSpec, provider="test", connect=api)]
-        )
+        kind = Kind("Shape", "test/v1", ProviderConfigSpec, provider="test", connect=api)
+        kinds = KindRegistry([dataclasses.replace(kind, capabilities=capabilities)])
         self.observer = Observer(
             intake=self.intake,
             configurations=self.configurations,

@@ -1,0 +1,106 @@
+"""A listing that lags behind: where the API makes the ids, it must not lead to a second object."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from msgspec.structs import replace
+
+from events.external import ExternalObject
+from events.intake import LossCount
+from events.log import Action, ActionDecided, ActionSucceeded, LogEvent, SpecDeclared
+from events.manifest import Policy
+from events.names import ResourceKey
+from reconciler.errors import TransientError
+from reconciler.provider import Capabilities
+from tests.bus.histories import event
+from tests.observing.test_listing_meanwhile import EXCLUSIVE, Api, Stage
+
+BY_ID = Capabilities(
+    idempotency_keys=True, deterministic_names=False, labels=True, conditional_writes=True
+)
+COUNT = 40
+
+
+def key(number: int) -> ResourceKey:
+    return ResourceKey("team", "Shape", f"r{number}")
+
+
+def note(number: int) -> ExternalObject:
+    return ExternalObject("todo", {}, f"n{number}", "v1")
+
+
+async def nothing_new(_seconds: float) -> None: ...
+
+
+def created(number: int) -> list[LogEvent]:
+    action = Action(f"a{number}", "k", "Create", 1, "default", "todo", ())
+    steps = [
+        SpecDeclared(1, "test/v1", "default", "todo", {}, policy=Policy()),
+        ActionDecided(action),
+        ActionSucceeded(action.action_id, "Create", 1, note(number)),
+    ]
+    return [event(key(number), version, each) for version, each in enumerate(steps, 1)]
+
+
+@pytest.fixture
+def stage() -> Stage:
+    """An API that lists none of the objects that resources have created there."""
+    stage = Stage(Api(), nothing_new, BY_ID)
+    position = 0
+    for number in range(COUNT):
+        for each in created(number):
+            position += 1
+            stage.models.apply(position, each)
+        stage.api.by_id[f"n{number}"] = note(number)
+    return stage
+
+
+async def test_what_a_listing_lacks_is_read_by_its_id_before_it_counts_as_gone(stage: Stage):
+    del stage.api.by_id["n3"], stage.api.by_id["n5"]
+    await stage.observer.list_once("default", "Shape")
+    assert sorted(filter(None, stage.api.reads)) == sorted(f"n{each}" for each in range(COUNT))
+    assert stage.intake.observed.keys() == {key(3), key(5)}
+    for number in (3, 5):
+        gone = stage.intake.observed[key(number)]
+        assert (gone.object, gone.evidence, gone.absent_uid) == (None, "Read", f"n{number}")
+        assert gone.losses == LossCount(COUNT, COUNT), "the guard judges the listing"
+
+
+async def test_what_a_read_shows_to_have_changed_is_told(stage: Stage):
+    stage.api.by_id["n7"] = replace(note(7), fields={"color": "Red"})
+    await stage.observer.list_once("default", "Shape")
+    assert stage.intake.observed.keys() == {key(7)}
+    seen = stage.intake.observed[key(7)].object
+    assert seen == stage.api.by_id["n7"]
+
+
+async def test_what_cannot_be_read_is_not_gone(stage: Stage, monkeypatch: pytest.MonkeyPatch):
+    async def read(_self: Api, _name: str, _uid: str | None = None) -> ExternalObject | None:
+        raise TransientError("try again later")
+
+    monkeypatch.setattr(Api, "read", read)
+    await stage.observer.list_once("default", "Shape")
+    assert not stage.intake.observed
+
+
+async def test_what_a_listing_lacks_is_read_concurrently(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+):
+    limits = replace(EXCLUSIVE.limits, concurrency=4)
+    stage.configurations.by_name["default"] = replace(EXCLUSIVE, limits=limits)
+    reading, most = 0, 0
+
+    async def read(_self: Api, _name: str, _uid: str | None = None) -> ExternalObject | None:
+        nonlocal reading, most
+        reading += 1
+        most = max(most, reading)
+        await asyncio.sleep(0)
+        reading -= 1
+        return None
+
+    monkeypatch.setattr(Api, "read", read)
+    await stage.observer.list_once("default", "Shape")
+    assert most == limits.concurrency
+    assert len(stage.intake.observed) == COUNT
