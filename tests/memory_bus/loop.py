@@ -322,4 +322,6 @@ def _drop(coroutine: Any) -> None:
             coroutine.close()
         except (RuntimeError, BaseExceptionGroup):
             continue
+        except ValueError:  # it resets a variable of its task's context, and has ended by that
+            return
         return

@@ -271,6 +271,12 @@ class Api:
                 seen[change.name] = change.before
         return seen
 
+    def unlisted(self) -> set[str]:
+        """Give the places of objects that are too new to be listed."""
+        since = self._time() - self.traits.lag_seconds
+        newest = (each for each in self.changes if each.at > since)
+        return {each.name for each in newest if each.before is None}
+
     def was_absent_within(self, name: str, uid: str | None, begin: float, end: float) -> bool:
         """Tell whether there was no such object at some moment of an interval.
 

@@ -190,7 +190,15 @@ def _of_real_apis(seed: int, traits: p.ApiTraits) -> p.ApiTraits:
         listing=random.random() < 0.85 or traits.exclusive,
         two_calls=random.random() < 0.25 and can_be_marked,
         approve=_approve(random, traits, lifetime),
+        lag_seconds=_lag(seed, traits),
     )
+
+
+def _lag(seed: int, traits: p.ApiTraits) -> float:
+    """Where a second object has an id of its own, no conflict shows that a listing lags behind."""
+    if traits.names or not traits.idempotency_keys:
+        return 0.0
+    return Random(f"plan/{seed}/lag").choice((0.0, 2.0, 4.0, 7.0))
 
 
 def _approve(random: Random, traits: p.ApiTraits, lifetime: int) -> ApprovalLevel:

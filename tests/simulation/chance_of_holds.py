@@ -116,15 +116,13 @@ def _listing(
 def possible(traits: p.ApiTraits, steps: Sequence[p.Step]) -> list[p.Step]:
     """Leave out what the API gives no means against."""
     kept: list[p.Step] = list(steps)
-    if not traits.names:
-        kept = [step for step in kept if not _doubles(step)]
     if not traits.names and not traits.idempotency_keys:
-        kept = [step for step in kept if not _comes_late(step)]
+        kept = [step for step in kept if not (_doubles(step) or _comes_late(step))]
     return kept
 
 
 def _doubles(step: p.Step) -> bool:
-    """Where names are not unique, who believes that nothing is there makes a second one."""
+    """A look for what an unknown call has made believes that it made nothing: it is repeated."""
     lies = isinstance(step, p.ListingFails) and step.how == "leaves out"
     return lies or (isinstance(step, p.Listing) and step.how == "short")
 

@@ -276,7 +276,8 @@ Step = (
 class ApiTraits(msgspec.Struct, frozen=True, omit_defaults=True):
     """What the API can do, and how its scope is shared.
 
-    ``grace_seconds``: listings show the past, up to so long ago. ``names``: a name that was given
+    ``grace_seconds``: listings show the past, up to so long ago. ``lag_seconds``: they show an
+    object only so long after it was made, and no grace is declared for that. ``names``: a name that was given
     is unique; without, every creation makes another object, with an id of its own.
     ``loss_guard``: how many missing objects are doubted, 0 for never.
     ``keeps_refusals``: the first answer to a key is kept, a refusal too, and nothing in it says so.
@@ -297,6 +298,7 @@ class ApiTraits(msgspec.Struct, frozen=True, omit_defaults=True):
     labels: bool = True
     conditional_writes: bool = True
     grace_seconds: float = 0.0
+    lag_seconds: float = 0.0
     exclusive: bool = False
     ownership: Literal["Log", "Label"] = "Log"
     replaces: Literal["", "in place", "beside"] = ""

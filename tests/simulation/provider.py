@@ -174,6 +174,8 @@ class SimulatedProvider:
 
     def _page(self, after: str) -> list[tuple[str, ExternalObject]]:
         seen = self._api.listed(self._random() * self._api.traits.grace_seconds * 0.9)
+        for place in self._api.unlisted() & seen.keys():
+            self._lies.hide(seen.pop(place))
         return [(place, without_values(seen[place])) for place in sorted(seen) if place > after]
 
     async def close(self) -> None: ...
@@ -260,8 +262,12 @@ class Lies:
         if number or not page:
             return list(page)
         hidden = page[fault.index % len(page)]
-        self.left_out.append((self._time(), hidden.name))
+        self.hide(hidden)
         return [each for each in page if each is not hidden]
+
+    def hide(self, hidden: ExternalObject) -> None:
+        """Remember an object that a listing does not show."""
+        self.left_out.append((self._time(), hidden.name))
 
 
 def _effect(kept: Kept, *, replayed: bool) -> Effect:
