@@ -137,6 +137,8 @@ class OwnershipClaimed(_Event, frozen=True):
     object carries the owner label of the resource, and an earlier creation had an unknown result.
     ``object``: it exists beside the object that the resource owns, and is deleted like one that was
     replaced.
+    ``grace_seconds``: the return shows that the API lists writes late, so observations count only
+    that long after a write of this resource; 0: unchanged.
     """
 
     external_name: str
@@ -144,19 +146,22 @@ class OwnershipClaimed(_Event, frozen=True):
     reason: Literal["Adopted", "Label", "Prefix", "ExclusiveScope", "Returned", "Found"]
     provider_config: str = ""
     object: ExternalObject | None = None
+    grace_seconds: float = 0.0
 
 
 class OwnershipReleased(_Event, frozen=True):
     """The resource no longer owns its object.
 
     ``Orphaned``: it was released and still exists. ``Gone``: it does not exist. ``Replaced``:
-    another object has its name.
+    another object has its name. ``seconds_since_write``: how long after the last write of the
+    resource the read began that did not show the object; 0: unknown.
     """
 
     external_name: str
     uid: str | None
     reason: Literal["Orphaned", "Gone", "Replaced"]
     provider_config: str = ""
+    seconds_since_write: float = 0.0
 
 
 class ReconcileAccepted(_Event, frozen=True):

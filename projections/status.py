@@ -120,6 +120,7 @@ class StatusRow(msgspec.Struct, gc=False, rename="camel", omit_defaults=True):
     outputs: Fields = {}
     drifts: int = 0
     listing_disproved: bool = False  # a complete listing left it out: only a read proves absence
+    grace_seconds: float = 0.0  # that the API needs, as the return of an object has shown
     doubted: bool = False  # the next listing or read decides, whatever it shows
     strays: int | None = None  # the numbers by which a guard judged last
     total: int | None = None
@@ -290,6 +291,7 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
             row.uid = data.uid
             _forget_release(row, (data.external_name, data.uid))
             row.listing_disproved = data.reason == "Returned"
+            row.grace_seconds = data.grace_seconds or row.grace_seconds
         case OwnershipReleased() as data:
             place = (data.external_name, data.uid)
             if data.reason == "Orphaned":
@@ -405,6 +407,7 @@ def _declared(row: StatusRow, data: SpecDeclared) -> None:
     if not is_known and not row.owned:
         _seen(row, None)
         row.provider_config, row.external_name, row.seen_uid = data.provider_config, name, None
+        row.grace_seconds = 0.0
     row.taken_by = row.taken_by if row.observed_digest else ""
     if row.external_name != name:  # a replacement has another name
         row.declared_name = name

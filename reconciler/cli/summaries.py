@@ -162,8 +162,9 @@ def summary(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
             )
         case DriftDetected():
             return drifted(data)
-        case OwnershipClaimed(name, _, reason):
-            return f"Reconciler took ownership of {name}: {_CLAIMS[reason]}"
+        case OwnershipClaimed(name, _, reason, grace_seconds=grace):
+            late = f"; observations now count {grace:g} s after a write" if grace else ""
+            return f"Reconciler took ownership of {name}: {_CLAIMS[reason]}{late}"
         case OwnershipReleased(name, _, reason):
             return _released(name, reason)
         case FinalizerAdded(finalizer, holder):

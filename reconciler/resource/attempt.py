@@ -132,7 +132,7 @@ def pursue(
         return _given_up(flight, forbidden.message)
     rung = next_rung(flight, context, is_wanted=is_wanted and forbidden is None)
     # A lookup has to wait until it sees what the attempt did.
-    grace = context.grace_seconds(action.provider_config) if rung == "Lookup" else 0.0
+    grace = context.grace_seconds(action.provider_config, state) if rung == "Lookup" else 0.0
     # What was timed as a call may be too early for a lookup.
     is_too_early = flight.retry_seconds < grace - _ROUNDED_SECONDS
     if flight.retry_at is None or is_too_early:

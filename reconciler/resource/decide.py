@@ -78,7 +78,7 @@ def decide(state: ResourceState, commands: Sequence[Command], context: Context) 
         )
         history.record(facts.events, command)
         if facts.shows_object:
-            history.record(observation.loss_and_drift(history.state, context), command)
+            history.record(observation.loss_and_drift(command, history.state, context), command)
         answers.append(facts.answer)
         if facts.may_be_repeat:
             repeats.append(command)

@@ -178,6 +178,7 @@ def _after(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
                 released_uid=None,
                 lost_uid=None,
                 is_listing_disproved=data.reason == "Returned",
+                grace_seconds=data.grace_seconds or state.observed.grace_seconds,
             )
             return replace(state, owned=owned, observed=observed, actions=actions, because=event.id)
         case OwnershipReleased() as data:
@@ -185,7 +186,12 @@ def _after(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
                 return replace(state, retiring=None)
             on_purpose = data.reason == "Orphaned"
             lost_uid = None if on_purpose else data.uid
-            observed = replace(state.observed, was_let_go=on_purpose, lost_uid=lost_uid)
+            observed = replace(
+                state.observed,
+                was_let_go=on_purpose,
+                lost_uid=lost_uid,
+                lost_after_seconds=data.seconds_since_write,
+            )
             if on_purpose:
                 observed = replace(observed, released_uid=data.uid)
             state = replace(state, owned=None, observed=observed, due=None, because=event.id)
@@ -372,8 +378,11 @@ def _declared(state: ResourceState, data: SpecDeclared, event: LogEvent) -> Reso
         pass  # a replacement may have another name
     elif observed.object is None or (observed.provider_config, observed.object.name) != place:
         # What we saw was in another place; of what another had, nothing is left.
-        released_uid = None if is_moved else observed.released_uid
-        observed = replace(observed, object=None, taken_by="", released_uid=released_uid)
+        observed = replace(observed, object=None, taken_by="")
+    if is_moved:
+        observed = replace(observed, grace_seconds=0.0)  # another API may show effects sooner
+            if on_purpose:
+                observed = replace(observed, released_uid=data.uid)
     older = tuple(each for each in desired.contents if each != spec.digest)
     # Declared after a withdrawal, a new life begins; its row may have been forgotten meanwhile.
     is_new = not desired.is_declared
@@ -449,6 +458,8 @@ def _observed(state: ResourceState, data: ExternalObserved, event: LogEvent) -> 
         was_let_go=(known.was_let_go and is_same) or is_released,
         released_uid=None if is_proven_gone else known.released_uid,
         lost_uid=known.lost_uid,
+        lost_after_seconds=known.lost_after_seconds,
+        grace_seconds=known.grace_seconds,
         is_listing_disproved=known.is_listing_disproved,
     )
     return replace(

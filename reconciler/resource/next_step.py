@@ -52,6 +52,7 @@ from reconciler.resource.observation import (
     AWAITING_READ,
     labelled,
     namespace_that_has,
+    raised_grace,
     release_of_replaced,
 )
 from reconciler.resource.owner_label import OWNER_LABEL
@@ -107,7 +108,7 @@ def next_step(  # noqa: C901, PLR0911, PLR0912 - the ladder: one guard a step
     if config.provider != kind.provider:
         return _wrong_provider(state.provider_config, config, kind, state)
     # The second comes with the look that shows it, unless a crash has left half of that turn.
-    known = _known_again(state) or release_of_replaced(state)
+    known = _known_again(state, context) or release_of_replaced(state)
     if known is not None:
         return known
     if is_paused(state):
@@ -239,7 +240,7 @@ def _wrong_provider(
     )
 
 
-def _known_again(state: ResourceState) -> OwnershipClaimed | None:
+def _known_again(state: ResourceState, context: Context) -> OwnershipClaimed | None:
     """Claim an object that the log knows: this is no action, so it is recorded under any policy.
 
     Either a listing missed an object of ours, or a call of ours created one that no event owns.
@@ -249,11 +250,11 @@ def _known_again(state: ResourceState) -> OwnershipClaimed | None:
     if state.owned is not None or found is None or found.uid is None or seen.taken_by:
         return None
     if found.uid == seen.lost_uid:
-        return _claimed(found, "Returned", state)
+        return _claimed(found, "Returned", state, context)
     if seen.was_let_go:
         return None  # a creation that is known later changes nothing of its release
     is_made_by_us = any(is_made_by(each, found) for each in state.actions.ended)
-    return _claimed(found, "Found", state) if is_made_by_us else None
+    return _claimed(found, "Found", state, context) if is_made_by_us else None
 
 
 def _doubted(losses: LossCount, state: ResourceState, context: Context) -> Settled:
@@ -386,7 +387,7 @@ def _found(
     if state.owned is not None or found is None or state.observed.taken_by:
         return None
     judged = verdict(evidence(found, state, context, config), config.ownership)
-    return _claimed(found, "Found", state) if judged.claim == "Found" else None
+    return _claimed(found, "Found", state, context) if judged.claim == "Found" else None
 
 
 def _taken(state: ResourceState, context: Context) -> Settled:
@@ -425,7 +426,7 @@ def _take_over(
             "Degraded", AWAITING_READ, "Reconciler adopts the object after the next read"
         )
     if judged.claim is not None:
-        return _claimed(seen, judged.claim, state)
+        return _claimed(seen, judged.claim, state, context)
     if policy.adoption != "Adopt":
         held = _held_in_doubt(seen, said, state, context)
         if held is not None:
@@ -555,10 +556,12 @@ def _not_ours(state: ResourceState, context: Context, config: ProviderConfigSpec
     said = evidence(found, state, context, config)
     judged = verdict(said, config.ownership)
     if judged.claim in ("Returned", "Found"):
-        return _claimed(found, judged.claim, state)
+        return _claimed(found, judged.claim, state, context)
     if judged.claim is not None:
         guarded = _guarded(config.deletion_guard, state, context)
-        return guarded or _until_listed_again(state) or _claimed(found, judged.claim, state)
+        return (
+            guarded or _until_listed_again(state) or _claimed(found, judged.claim, state, context)
+        )
     if judged.owner == "disputed":
         return _disputed(judged, found, context)
     reason, why = judged.reason, f"no {context.key.kind} declares the object"
@@ -641,9 +644,13 @@ def _guarded(guard: DeletionGuard, state: ResourceState, context: Context) -> Se
 # --- whichever it is
 
 
-def _claimed(found: ExternalObject, reason: ClaimReason, state: ResourceState) -> OwnershipClaimed:
-    """Make an object that is there ours."""
-    return OwnershipClaimed(found.name, found.uid, reason, state.observed.provider_config)
+def _claimed(
+    found: ExternalObject, reason: ClaimReason, state: ResourceState, context: Context
+) -> OwnershipClaimed:
+    """Make an object that is there ours; its return may prove that the API shows it late."""
+    grace = raised_grace(state, context) if reason == "Returned" else 0.0
+    place = state.observed.provider_config
+    return OwnershipClaimed(found.name, found.uid, reason, place, grace_seconds=grace)
 
 
 def _held_in_doubt(

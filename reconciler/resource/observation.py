@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 
@@ -25,6 +26,10 @@ from reconciler.resource.state import Owned, ResourceState
 from reconciler.resource.turn import NOTHING_NEW, Command, Context, Facts
 
 _RIGHT_CLOCK = timedelta(seconds=60)  # an observer's clock may lag so much, and is still believed
+
+MAX_LAG_SECONDS = 60.0
+"""A look that lacks an object so long after its last write lags no more, but is wrong: a grace that
+is longer would keep a resource from being observed after each write."""
 
 AWAITING_READ = "AwaitingRead"
 """Reason of the outcome of a resource that waits for a look at an object before it writes to it."""
@@ -132,7 +137,7 @@ def _is_stale(said: Observed, command: Command, state: ResourceState, context: C
         return True
     if said.provider_config not in context.configs:
         return actions.effect_at is not None  # how late it shows our effects is not known
-    grace = context.grace_seconds(said.provider_config)
+    grace = context.grace_seconds(said.provider_config, state)
     if grace and actions.effect_at is not None:
         began_at = _began_at(said, command)
         return began_at is None or began_at < actions.effect_at + timedelta(seconds=grace)
@@ -210,14 +215,17 @@ def _doubted(said: Observed, state: ResourceState, context: Context) -> AbsenceD
     return AbsenceDoubted(said.provider_config, said.external_name, losses.missing, losses.owned)
 
 
-def loss_and_drift(state: ResourceState, context: Context) -> tuple[ResourceEvent, ...]:
+def loss_and_drift(
+    command: Command, state: ResourceState, context: Context
+) -> tuple[ResourceEvent, ...]:
     """Return, after a new look at the object, whether it is still ours and as we left it."""
     owned, seen, desired = state.owned, state.observed.object, state.desired
     if owned is None:
         return ()
     place = (owned.external_name, owned.uid)
     if seen is None:
-        gone = OwnershipReleased(*place, "Gone", owned.provider_config)
+        since_write = _seconds_since_write(command, state, context)
+        gone = OwnershipReleased(*place, "Gone", owned.provider_config, since_write)
         if not desired.is_declared:
             return (gone,)
         deleted = _in_doubt(state, owned, "Delete", lambda _action: True)
@@ -233,6 +241,31 @@ def loss_and_drift(state: ResourceState, context: Context) -> tuple[ResourceEven
         return ()
     written = _in_doubt(state, owned, "Update", _explains(found, state, context))
     return (DriftDetected(desired.generation, differences=found, perhaps_by=written),)
+
+
+def _seconds_since_write(command: Command, state: ResourceState, context: Context) -> float:
+    """Return how long after our newest effect a look began that does not show its object.
+
+    Both are told by one clock: the bus's if a grace is counted by it, else that of the decider.
+    """
+    written_at, shown_at = state.actions.effect_at, context.now
+    if context.grace_seconds(state.provider_config, state):
+        data = command.data
+        is_look = isinstance(data, Observed)
+        shown_at = _began_at(data, command) if is_look else command.stored_at
+    if written_at is None or shown_at is None:
+        return 0.0
+    return max(0.0, round((shown_at - written_at).total_seconds(), 3))
+
+
+def raised_grace(state: ResourceState, context: Context) -> float:
+    """Return the grace that the return of an object asks for; 0 if it proves no lag.
+
+    Twice as long as the look that did not show it had waited: the API may take longer than that.
+    """
+    lag = state.observed.lost_after_seconds
+    known = context.grace_seconds(state.provider_config, state)
+    return float(math.ceil(2 * lag)) if known < 2 * lag and lag <= MAX_LAG_SECONDS else 0.0
 
 
 def release_of_replaced(state: ResourceState) -> OwnershipReleased | None:

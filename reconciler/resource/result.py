@@ -40,14 +40,16 @@ def report(said: Reported, command: Command, state: ResourceState, context: Cont
         shown = None if said.object is None else said.object.uid
         # A write may have met an object that took the place of ours after we had read it.
         met_another = None not in (action.uid, shown) and action.uid != shown
-        return Facts((_dated(done, action, command, context),), shows_object=met_another)
+        return Facts((_dated(done, action, command, state, context),), shows_object=met_another)
     if said.attempt != flight.attempt or flight.failed is not None or flight.held:
         return Facts(tuple(_doubts(said, (flight,))))
     if said.error is None:
         ended = _after_lookup(said, flight, state, context)
     else:
         ended = _after_failure(said, said.error, flight, state, context)
-    return Facts((_dated(ended, action, command, context),), shows_object=_shows_object(ended))
+    return Facts(
+        (_dated(ended, action, command, state, context),), shows_object=_shows_object(ended)
+    )
 
 
 def _shows_object(ended: ResourceEvent) -> bool:
@@ -77,11 +79,11 @@ def _success(
 
 
 def _dated(
-    event: ResourceEvent, action: Action, command: Command, context: Context
+    event: ResourceEvent, action: Action, command: Command, state: ResourceState, context: Context
 ) -> ResourceEvent:
     """Add when the report came, where a grace is counted from then."""
     is_end = isinstance(event, (ActionSucceeded, ActionFailed))
-    if not is_end or not context.grace_seconds(action.provider_config):
+    if not is_end or not context.grace_seconds(action.provider_config, state):
         return event
     return replace(event, reported_at=command.stored_at)
 
@@ -102,7 +104,7 @@ def _late_successes(
         if ended.action.action_id == said.action_id and _is_news(said, ended, command):
             outdated = not _still_counts(said, ended, state)
             done = replace(_success(said, ended.action), late=True, outdated=outdated)
-            yield _dated(_with_place(done, ended.action), ended.action, command, context)
+            yield _dated(_with_place(done, ended.action), ended.action, command, state, context)
 
 
 def _with_place(done: ActionSucceeded, action: Action) -> ActionSucceeded:

@@ -103,6 +103,8 @@ class Observation(msgspec.Struct, frozen=True, gc=False):
     was_let_go: bool = False  # the object was ours, and was let go on purpose
     released_uid: str | None = None  # of the newest such object, until a read shows its absence
     lost_uid: str | None = None  # of what was ours when it was said to be gone or replaced
+    lost_after_seconds: float = 0.0  # after its last write, where it was gone
+    grace_seconds: float = 0.0  # that the API needs, as a return has shown
     is_listing_disproved: bool = False  # it was there all the same: only a read proves absence
     doubted: LossCount | None = None  # the listing that the loss guard did not believe
     asked_at: int | None = None  # in the intake, where somebody asked for a look that is to come

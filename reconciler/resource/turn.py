@@ -82,13 +82,17 @@ class Context(msgspec.Struct, frozen=True):
         known = None if self.kind is None else self.kind.capabilities
         return _ANYTHING if known is None else known
 
-    def grace_seconds(self, config_name: str) -> float:
-        """How long an API may take to show an effect: as declared, or as its provider says."""
+    def grace_seconds(self, config_name: str, state: ResourceState) -> float:
+        """How long an API may take to show an effect of a resource.
+
+        As declared, as its provider says, or as the resource has seen.
+        """
         config = self.configs.get(config_name)
         capabilities = None if self.kind is None else self.kind.capabilities
         return max(
             0.0 if config is None else config.consistency_grace_seconds,
             0.0 if capabilities is None else capabilities.consistency_grace_seconds,
+            state.observed.grace_seconds,
         )
 
 

@@ -20,6 +20,8 @@ from events.log import (
     ResourceEvent,
     SpecDeclared,
 )
+from projections.status import StatusRow
+from reconciler.cli import describe
 from reconciler.cli.describe import KnownObject, known_object
 from reconciler.ports import StoredEvent
 from tests.cli.runner import Cli, Up, shape
@@ -94,6 +96,12 @@ def test_what_is_known_of_the_object_names_who_knows_it(
     assert known is not None
     assert known.object == found
     assert known.source.startswith(source)
+
+
+def test_a_raised_grace_is_shown_with_its_reason() -> None:
+    pairs = vars(describe)["_status_pairs"](StatusRow("d", "Shape", "foo", grace_seconds=10.0), 1)
+    late = "10 s after a write, because the API showed its object late"
+    assert ("grace", late) in pairs
 
 
 def test_of_another_place_nothing_is_known() -> None:

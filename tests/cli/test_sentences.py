@@ -273,6 +273,11 @@ TOLD: list[tuple[ResourceEvent, str]] = [
         "listing did not contain",
     ),
     (
+        OwnershipClaimed("foo", "u1", "Returned", grace_seconds=10.0),
+        "Reconciler took ownership of foo: it is the object that an earlier listing did not "
+        "contain; observations now count 10 s after a write",
+    ),
+    (
         OwnershipReleased("foo", None, "Gone"),
         "Reconciler no longer owns foo: the object no longer exists",
     ),

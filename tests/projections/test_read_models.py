@@ -42,6 +42,7 @@ from tests.resource.building import (
     repainted,
     thing,
 )
+from tests.resource.test_observations import returned_after
 
 
 def store_changes(rows: dict[str, bytes], models: ReadModels) -> None:
@@ -194,6 +195,12 @@ def test_what_is_made_anew_is_not_ready_by_what_was_said_of_the_one_before():
     before = rebuild(of(story)[:known]).status[str(story.key)]
     assert before.outcome == "Converged"
     assert before.not_ready == Condition("Ready", "Unknown", "Created", "", 1)
+
+
+def test_a_row_shows_the_grace_that_the_return_of_an_object_has_raised():
+    story = returned_after(5)
+    status = decode_status(dict(rebuild(of(story)).rows())[status_name(story.key)])
+    assert status.grace_seconds == story.state.observed.grace_seconds == 10
 
 
 def test_a_deletion_that_waits_is_waited_for_no_more_when_somebody_else_has_done_it():

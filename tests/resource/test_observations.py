@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from events.intake import Observed
-from events.log import OwnershipReleased
+from events.log import OwnershipClaimed, OwnershipReleased
 from reconciler.provider import Capabilities
 from reconciler.resource.evolve import fold
 from tests.resource.building import (
@@ -116,6 +116,78 @@ def test_while_the_grace_is_not_known_an_observation_proves_nothing():
     story = converged()
     story.configs.clear()
     assert "ExternalObserved" not in names(story.see(None, began_at=story.now))
+
+
+def returned_after(seconds: float) -> Story:
+    """A listing lacks an object so long after its creation; then it exists all the same."""
+    story = converged()
+    known = story.seen
+    story.now += timedelta(seconds=seconds)
+    story.see(None)
+    story.now += timedelta(seconds=1)
+    story.fail("Conflict", shown=known)
+    assert story.outcome == "Converged"
+    return story
+
+
+def test_an_object_that_returns_soon_after_it_was_gone_proves_lag_and_raises_the_grace():
+    story = returned_after(5)
+    claimed = only(OwnershipClaimed, [each.data for each in story.log])
+    assert (claimed.reason, claimed.grace_seconds) == ("Returned", 10)
+    assert story.state.observed.grace_seconds == 10
+    story.declare({"color": "Blue"})
+    story.succeed()
+    began = story.now + timedelta(seconds=9)
+    assert story.see(repainted(story.seen, color="Red"), began_at=began) == []
+    began = story.now + timedelta(seconds=10)
+    assert "DriftDetected" in names(story.see(repainted(story.seen, color="Red"), began_at=began))
+
+
+def test_a_raised_grace_lasts_for_the_next_object_and_is_raised_again():
+    story = returned_after(5)
+    story.now += timedelta(hours=2)
+    gone = Observed(CONFIG, "Foo", None, "Read", story.position, story.now)
+    assert "ActionDecided" in names(story.turn(gone))
+    story.succeed()
+    known, made_at = story.seen, story.now
+    assert story.see(None, began_at=made_at + timedelta(seconds=9)) == []
+    story.now = made_at + timedelta(seconds=12)
+    assert "ActionDecided" in names(story.see(None, began_at=story.now))
+    story.fail("Conflict", shown=known)
+    assert story.state.observed.grace_seconds == 24
+
+
+@pytest.mark.parametrize("seconds", [0, 61, 3600])
+def test_an_object_that_returns_long_after_its_creation_proves_no_lag(seconds: float):
+    story = returned_after(seconds)
+    claimed = only(OwnershipClaimed, [each.data for each in story.log])
+    assert (claimed.reason, claimed.grace_seconds) == ("Returned", 0)
+    assert not story.see(None), "but its absence is not believed of a listing"
+
+
+def test_what_one_api_shows_late_says_nothing_of_another():
+    story = returned_after(5)
+    story.configs["other"] = SHARED
+    story.withdraw()
+    story.succeed()
+    story.declare(config="other")
+    assert story.state.observed.grace_seconds == 0
+
+
+def test_a_raised_grace_does_not_lower_a_declared_one():
+    slow = msgspec.structs.replace(SHARED, consistency_grace_seconds=30.0)
+    story = Story(configs={CONFIG: slow})
+    story.declare()
+    story.stored_at = story.now
+    story.succeed()
+    known = story.seen
+    story.stored_at += timedelta(seconds=40)
+    story.see(None, age_seconds=2.0)
+    story.fail("Conflict", shown=known)
+    assert story.state.observed.grace_seconds == 76
+    story.configs[CONFIG] = msgspec.structs.replace(SHARED, consistency_grace_seconds=90.0)
+    story.stored_at += timedelta(seconds=85)
+    assert story.see(repainted(known), age_seconds=0.0) == []
 
 
 def test_what_is_seen_in_another_place_is_not_about_us():

@@ -277,8 +277,8 @@ class ApiTraits(msgspec.Struct, frozen=True, omit_defaults=True):
     """What the API can do, and how its scope is shared.
 
     ``grace_seconds``: listings show the past, up to so long ago. ``lag_seconds``: they show an
-    object only so long after it was made, and no grace is declared for that. ``names``: a name that was given
-    is unique; without, every creation makes another object, with an id of its own.
+    object only so long after it was made, and no grace is declared for that. ``names``: a name that
+    was given is unique; without, every creation makes another object, with an id of its own.
     ``loss_guard``: how many missing objects are doubted, 0 for never.
     ``keeps_refusals``: the first answer to a key is kept, a refusal too, and nothing in it says so.
     ``replaces``: a size cannot be changed; another object
