@@ -378,11 +378,11 @@ def _declared(state: ResourceState, data: SpecDeclared, event: LogEvent) -> Reso
         pass  # a replacement may have another name
     elif observed.object is None or (observed.provider_config, observed.object.name) != place:
         # What we saw was in another place; of what another had, nothing is left.
-        observed = replace(observed, object=None, taken_by="")
+        released_uid = None if is_moved else observed.released_uid
+        observed = replace(observed, object=None, taken_by="", released_uid=released_uid)
     if is_moved:
-        observed = replace(observed, grace_seconds=0.0)  # another API may show effects sooner
-            if on_purpose:
-                observed = replace(observed, released_uid=data.uid)
+        # Another API may show effects sooner, and says nothing of what this one has.
+        observed = replace(observed, grace_seconds=0.0, absent_at=0)
     older = tuple(each for each in desired.contents if each != spec.digest)
     # Declared after a withdrawal, a new life begins; its row may have been forgotten meanwhile.
     is_new = not desired.is_declared
@@ -451,6 +451,7 @@ def _observed(state: ResourceState, data: ExternalObserved, event: LogEvent) -> 
         provider_config=data.provider_config,
         position=data.as_of,
         message=event.causeposition,
+        absent_at=data.as_of if shown is None else 0,
         strays=data.strays,
         total=data.total,
         taken_by=data.taken_by,
@@ -678,7 +679,7 @@ def _succeeded(state: ResourceState, data: ActionSucceeded, event: LogEvent) -> 
         waits=_NO_WAITS,
         observed=replace(state.observed, lost_uid=None),
     )
-    state = _with_result(state, flight, data)
+    state = _with_result(state, flight, data, event)
     return state if data.refused is None else _refused_rest(state, flight, data.refused)
 
 
@@ -724,7 +725,7 @@ def _succeeded_late(state: ResourceState, data: ActionSucceeded, event: LogEvent
         return _with_applied(state, applied)
     if actions.in_flight is None:
         state = replace(state, waits=_NO_WAITS)
-    state = replace(_with_result(state, ended, data), because=event.id)
+    state = replace(_with_result(state, ended, data, event), because=event.id)
     # What came after an update is ours as well.
     return _with_applied(state, applied) if data.operation == "Update" else state
 
@@ -767,7 +768,7 @@ def _with_effect(
 
 
 def _with_result(
-    state: ResourceState, ended: InFlight | Ended | None, data: ActionSucceeded
+    state: ResourceState, ended: InFlight | Ended | None, data: ActionSucceeded, event: LogEvent
 ) -> ResourceState:
     """Add what an action that was done has left behind."""
     if data.operation == "Delete" and data.purpose == "Retire":
@@ -781,7 +782,12 @@ def _with_result(
             state,
             owned=None,
             due=None,
-            observed=replace(state.observed, object=None, is_listing_disproved=False),
+            observed=replace(
+                state.observed,
+                object=None,
+                absent_at=event.causeposition,
+                is_listing_disproved=False,
+            ),
             actions=replace(state.actions, has_created=False),
         )
         return _with_the_replaced(state)

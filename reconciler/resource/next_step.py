@@ -50,6 +50,8 @@ from reconciler.resource.fights import wait_in_fight, waiting_in_fight
 from reconciler.resource.inputs import compose, reliance, resolve
 from reconciler.resource.observation import (
     AWAITING_READ,
+    LOOKING,
+    awaits_first_look,
     labelled,
     namespace_that_has,
     raised_grace,
@@ -76,6 +78,10 @@ from reconciler.resource.replacement import (
 )
 from reconciler.resource.state import ResourceState, Spec
 from reconciler.resource.turn import NOTHING_TO_SAY, PAUSED, Context, Settled, Step
+
+_FIRST_LOOK = Settled(
+    "Waiting", LOOKING, "waits for the first complete listing that begins after the declaration"
+)
 
 
 def next_step(  # noqa: C901, PLR0911, PLR0912 - the ladder: one guard a step
@@ -318,8 +324,14 @@ def _keep_present(
 def _make(spec: Spec, state: ResourceState, context: Context, config: ProviderConfigSpec) -> Step:
     mode = spec.policy.mode
     if mode == "ObserveOnly":
-        return Settled(
-            "Drifted", mode, "the object does not exist; not created (spec.policy.mode ObserveOnly)"
+        return (
+            _FIRST_LOOK
+            if awaits_first_look(state)
+            else Settled(
+                "Drifted",
+                mode,
+                "the object does not exist; not created (spec.policy.mode ObserveOnly)",
+            )
         )
     if mode == "CreateOnly" and state.actions.has_created:
         return Settled(
@@ -459,7 +471,7 @@ def _keep_away(state: ResourceState, context: Context, config: ProviderConfigSpe
         return _remove(state, context, config)
     if seen is not None:
         return _take_over(spec.policy, seen, state, context, config)
-    return Settled("Converged", "Absent")
+    return _FIRST_LOOK if awaits_first_look(state) else Settled("Converged", "Absent")
 
 
 def _described(found: tuple[FieldDifference, ...]) -> str:

@@ -34,6 +34,9 @@ is longer would keep a resource from being observed after each write."""
 AWAITING_READ = "AwaitingRead"
 """Reason of the outcome of a resource that waits for a look at an object before it writes to it."""
 
+LOOKING = "Looking"
+"""Reason of the outcome of a resource that nothing is created for, before its first look."""
+
 
 def observe(said: Observed, command: Command, state: ResourceState, context: Context) -> Facts:
     """Record what is new in an observation, unless something is known better."""
@@ -178,8 +181,23 @@ def labelled(seen: ExternalObject | None, context: Context) -> str:
     return "" if label == context.owner else resource_of(label, context.log_id)
 
 
+def awaits_first_look(state: ResourceState) -> bool:
+    """Return whether nothing proves that the object of a resource does not exist (invariant 6).
+
+    It is asked for where absence leads to no creation, which would meet the object. One look that
+    began after the declaration is recorded; what changes afterwards is told as ever.
+    """
+    desired, known = state.desired, state.observed
+    if not desired.is_declared or desired.spec is None or state.owned is not None:
+        return False
+    is_passive = desired.spec.policy.mode in ("Absent", "ObserveOnly")
+    return is_passive and known.object is None and known.absent_at < desired.position
+
+
 def _is_news(said: Observed, state: ResourceState) -> bool:
     known, shown = state.observed, said.object
+    if awaits_first_look(state) and said.as_of >= state.desired.position:
+        return True
     if not same_content(known.object, shown):
         return True
     if known.asked_at is not None and said.as_of >= known.asked_at:

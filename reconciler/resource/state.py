@@ -96,6 +96,7 @@ class Observation(msgspec.Struct, frozen=True, gc=False):
     provider_config: str = ""
     position: int = 0  # of the intake, when the newest look began
     message: int = 0  # where that look is in the intake: decides between two of one position
+    absent_at: int = 0  # of the intake, when the newest proof began that there is no object
     strays: int | None = None  # undeclared objects of an exclusive scope, of `total`
     total: int | None = None
     taken_by: str = ""  # another resource that has the object

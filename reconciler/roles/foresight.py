@@ -63,7 +63,7 @@ from reconciler.resource.foresight import (
     part_changes,
     turn_digest,
 )
-from reconciler.resource.observation import AWAITING_READ
+from reconciler.resource.observation import AWAITING_READ, LOOKING
 from reconciler.resource.state import ResourceState
 from reconciler.resource.turn import Command, Context, Turn
 from reconciler.roles.configurations import Configurations
@@ -411,9 +411,16 @@ class Foresight:
         return told
 
     def _show_again(self) -> Iterator[tuple[ResourceKey, IntakeData]]:
-        """Show undeclared objects to the resources that wait for the next listing, once to each."""
+        """Show what the log knows to the resources that wait for the next listing, once to each."""
         for key, mine in self.found.items():
-            seen, last = mine.state.observed, mine.state.outcome
+            seen, last, spec = mine.state.observed, mine.state.outcome, mine.state.desired.spec
+            if spec is not None and last is not None and last.reason == LOOKING:
+                if key not in self._shown_again:
+                    self._shown_again.add(key)
+                    as_of, evidence = next(self._positions), "CompleteListing"
+                    place = (spec.provider_config, spec.external_name)
+                    yield key, Observed(*place, None, evidence, as_of, self._now)
+                continue
             if mine.state.desired.is_declared or last is None or last.reason != AWAITING_READ:
                 continue
             if seen.object is None or key in self._shown_again:

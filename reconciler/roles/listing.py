@@ -21,7 +21,7 @@ from events.names import ResourceKey, name_for_external
 from events.provider_config import ProviderConfigSpec, is_within
 from projections.status import StatusRow
 from reconciler.process_secrets import OF_THIS_PROCESS
-from reconciler.resource.observation import AWAITING_READ
+from reconciler.resource.observation import AWAITING_READ, LOOKING
 from reconciler.resource.owner_label import OWNER_LABEL, is_of_log, owner, resource_of
 from reconciler.roles.object_secrets import hide_and_digest
 from reconciler.roles.slices import in_slices
@@ -198,15 +198,18 @@ async def _missing(
     doubtful: list[StatusRow] = []
     async for some in in_slices(known.items()):
         for place, mine in some:
-            if place in objects or not place.startswith(began.prefix or ""):
+            if place in objects:
                 continue
+            is_outside = not place.startswith(began.prefix or "")
             for row in mine:
-                is_there = listing.place_of(row) == place
-                if not is_there or not row.observed_digest or row.action_id:
+                is_first = row.reason == LOOKING
+                is_asked = is_first or (row.observed_digest and not is_outside)
+                if listing.place_of(row) != place or not is_asked or row.action_id:
                     continue
                 # What was released would be a stray, once its row is forgotten.
                 is_released = not row.owned and (row.external_name, row.seen_uid) in released
-                if began.labels or is_released or _would_be_made_twice(row, listing):
+                is_unproven = is_outside or is_released or bool(began.labels)
+                if is_unproven or _would_be_made_twice(row, listing):
                     doubtful.append(row)
                 else:
                     taken = _taken_by(row, mine)

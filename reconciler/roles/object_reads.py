@@ -19,7 +19,7 @@ from projections.status import StatusRow
 from reconciler.errors import ConfigurationError, ProviderError
 from reconciler.failpoints import Failpoint, reach
 from reconciler.ports import IntakeMessageOut, IntakeWriter
-from reconciler.resource.observation import AWAITING_READ
+from reconciler.resource.observation import AWAITING_READ, LOOKING
 from reconciler.roles.api_gates import ApiGates
 from reconciler.roles.chance import REAL, Chance
 from reconciler.roles.configurations import Configurations
@@ -35,7 +35,8 @@ _logger = structlog.get_logger(__name__)
 
 def is_news(shown: str, row: StatusRow) -> bool:
     """Return whether a read shows a resource something new; ``shown``: the object's digest."""
-    return shown != row.observed_digest or row.doubted or row.reason == AWAITING_READ
+    is_awaited = row.doubted or row.reason in (AWAITING_READ, LOOKING)
+    return is_awaited or shown != row.observed_digest
 
 
 class ObjectReads:

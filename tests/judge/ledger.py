@@ -78,6 +78,8 @@ class Resource:
     retiring: Owned | None = None
     released: Owned | None = None
     observed: ExternalObject | None = None
+    absent_at: int = 0
+    """Where in the intake the newest proof began that there is no object."""
     strays: int = 0
     doubted: LossCount | None = None
     effect_position: int = 0
@@ -289,8 +291,9 @@ def _of_resource(resource: Resource, event: e.LogEvent) -> None:  # noqa: C901, 
         case e.DefinitionObserved(definition):
             resource.definition, resource.redefined = definition.digest, definition.affected
             resource.approved = ""
-        case e.ExternalObserved(object=found, strays=strays):
+        case e.ExternalObserved(object=found, strays=strays, as_of=as_of):
             seen = resource.observed
+            resource.absent_at = as_of if found is None else 0
             if seen is None or found is None or seen.uid != found.uid:
                 resource.approved = ""
             resource.observed, resource.strays, resource.doubted = found, strays or 0, None
@@ -427,6 +430,7 @@ def _succeed(
             resource.retiring = None
         else:
             resource.owned = resource.observed = None
+            resource.absent_at = event.causeposition
             _own_the_replaced_again(resource)
         return
     if action.definition and action.definition == resource.definition:

@@ -10,6 +10,7 @@ from events.log import (
     ActionSucceeded,
     DriftDetected,
     ExternalObserved,
+    OutcomeRecorded,
     OwnershipClaimed,
     OwnershipReleased,
 )
@@ -186,6 +187,20 @@ def false_absence(of: Happening[ExternalObserved]) -> Iterator[str]:
     uid = None if known is None else known.uid
     if not of.truth.was_absent_within(name, uid, begin, cause.stored_at):
         yield f"{name} was held for missing, but existed all the time"
+
+
+@on(OutcomeRecorded)
+def assumed_absence(of: Happening[OutcomeRecorded]) -> Iterator[str]:
+    """That an object does not exist is said after a proof from after the declaration.
+
+    Also where nothing is created for it (invariant 6).
+    """
+    resource, outcome = of.resource, of.data
+    says_it = outcome.reason == resource.policy.mode and outcome.reason in ("Absent", "ObserveOnly")
+    if not resource.is_declared or not says_it or resource.observed is not None:
+        return
+    if resource.absent_at < resource.position:
+        yield f"{outcome.outcome}, {outcome.reason}: no read since the declaration shows it"
 
 
 def _grace_of(settings: list[ProviderConfigSpec]) -> float:

@@ -68,6 +68,7 @@ RED: Fields = {"type": "Square", "color": "Red"}
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 UNKNOWN = ActionError("Unknown", "no answer")
 SPEC = SpecDeclared(1, "shapes/v1", "default", "foo", RED)
+NOTHING_THERE = ExternalObserved("default", "bar", None, "CompleteListing", 99)
 
 
 def action(key: ResourceKey, version: int, operation: Operation, **more: Any) -> Action:
@@ -786,11 +787,30 @@ def an_absent_resource_that_exists(story: Story) -> None:
     story.record(FOO, absent, OutcomeRecorded("Converged", 1, "Absent"), cause=1)
 
 
+@breaks("assumed_absence")
+def an_absence_that_no_read_has_shown(story: Story) -> None:
+    observe_only = replace(SPEC, external_name="bar", policy=Policy(mode="ObserveOnly"))
+    story.record(BAR, observe_only, OutcomeRecorded("Drifted", 1, "ObserveOnly"), cause=50)
+
+
+@breaks("assumed_absence")
+def an_absence_from_before_the_declaration(story: Story) -> None:
+    absent = replace(SPEC, external_name="bar", policy=Policy(mode="Absent"))
+    story.record(BAR, replace(NOTHING_THERE, as_of=49), absent, cause=50)
+    story.record(BAR, OutcomeRecorded("Converged", 1, "Absent"))
+
+
+@breaks("missing_outcome")
+def a_first_look_that_never_came(story: Story) -> None:
+    story.history.is_final = True
+    story.record(FOO, OutcomeRecorded("Waiting", 1, "Looking"))
+
+
 @breaks("leak")
 def an_object_of_another_client_where_none_is_declared(story: Story) -> None:
     absent = replace(SPEC, policy=Policy(mode="Absent"))
     story.record(BAR, replace(absent, external_name="bar"))
-    story.record(BAR, OutcomeRecorded("Converged", 1, "Absent"))
+    story.record(BAR, NOTHING_THERE, OutcomeRecorded("Converged", 1, "Absent"))
     story.exists(thing("foo"), thing("bar", uid="human-1"))
 
 
@@ -984,7 +1004,7 @@ def test_an_object_of_an_action_that_a_person_gave_up_is_no_leak() -> None:
     abandoned = release_during_creation(story, orphan=True)
     fields = {**RED, "policy": {"mode": "ObserveOnly"}}
     spec = replace(SPEC, generation=3, external_name="bar", policy=Policy(mode="ObserveOnly"))
-    outcome = OutcomeRecorded("Drifted", 3, "ObserveOnly")
+    outcome = OutcomeRecorded("Waiting", 3, "ReferenceMissing")
     cause = story.message(BAR, declared(BAR, fields))
     story.record(BAR, spec, abandoned, outcome, cause=cause)
     assert findings(story.history) == []

@@ -273,6 +273,7 @@ def test_observe_only_never_creates_and_says_what_it_would_do():
     story = Story()
     story.declare(policy={"mode": "ObserveOnly"})
     assert story.idle
+    story.see(None)
     assert (story.outcome, story.reason) == ("Drifted", "ObserveOnly")
     story.see(thing({"type": "Square", "color": "Blue"}))
     assert story.idle
@@ -365,6 +366,7 @@ def test_absent_keeps_it_away():
 def test_absent_leaves_what_is_not_ours_unless_it_may_adopt():
     story = Story()
     story.declare(policy={"mode": "Absent"})
+    story.see(None)
     assert story.outcome == "Converged"
     story.see(thing())
     assert story.idle

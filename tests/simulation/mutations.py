@@ -378,6 +378,13 @@ def _grace_ignored(patch: Patch) -> None:
     patch.setattr(observation, "_is_stale", is_stale)
 
 
+def _absence_assumed(patch: Patch) -> None:
+    def never(_state: Any) -> bool:
+        return False
+
+    patch.setattr(next_step, "awaits_first_look", never)
+
+
 def _everything_seen_is_told(patch: Patch) -> None:
     """An observer that does not compare with what the log knows."""
 
@@ -571,6 +578,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation("absence from a partial listing", _absence_from_a_partial_listing),
     Mutation("stale observations believed", _stale_observations_believed),
     Mutation("consistency grace ignored", _grace_ignored),
+    Mutation("absence assumed", _absence_assumed),
     Mutation("everything seen is told", _everything_seen_is_told),
     Mutation("a late declaration wins", _late_declarations_win),
     Mutation("a repeated declaration is new", _repeated_declarations_taken_for_new),

@@ -1,0 +1,73 @@
+"""The first look after a declaration that creates nothing is told, also if it shows nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from events.log import ExternalObserved, LogEvent, OutcomeRecorded, SpecDeclared
+from events.manifest import Policy
+from events.names import ResourceKey
+from events.provider_config import Scope
+from reconciler.provider import Capabilities
+from tests.bus.histories import event
+from tests.observing.test_listing_meanwhile import EXCLUSIVE, Api, Stage
+
+KEY = ResourceKey("team", "Shape", "wanted")
+CAPABILITIES = Capabilities(
+    idempotency_keys=True, deterministic_names=True, labels=True, conditional_writes=True
+)
+BLIND = replace(CAPABILITIES, listing=False)
+BY_ID = replace(CAPABILITIES, deterministic_names=False)
+
+
+async def nothing_new(_seconds: float) -> None: ...
+
+
+def looking(capabilities: Capabilities = CAPABILITIES, **scope: Any) -> Stage:
+    """A resource that waits for its first look at an API that lists another object."""
+    stage = Stage(Api("other"), nothing_new, capabilities)
+    stage.configurations.by_name["default"] = replace(EXCLUSIVE, scope=Scope(**scope))
+    policy = Policy(mode="Absent")
+    apply(stage, 1, SpecDeclared(1, "test/v1", "default", "wanted", {}, policy=policy))
+    apply(stage, 2, OutcomeRecorded("Waiting", 1, "Looking"))
+    return stage
+
+
+def apply(stage: Stage, version: int, data: Any) -> None:
+    found: LogEvent = event(KEY, version, data)
+    stage.models.apply(version, found)
+
+
+async def listed(stage: Stage) -> list[tuple[object, str]]:
+    stage.intake.observed.clear()
+    await stage.observer.list_once("default", "Shape")
+    told = stage.intake.observed.get(KEY)
+    return [] if told is None else [(told.object, told.evidence)]
+
+
+@pytest.mark.parametrize("capabilities", [CAPABILITIES, BY_ID])
+async def test_the_first_listing_tells_that_there_is_no_object(capabilities: Capabilities) -> None:
+    stage = looking(capabilities)
+    assert await listed(stage) == [(None, "CompleteListing")]
+    apply(stage, 3, ExternalObserved("default", "wanted", None, "CompleteListing", 1))
+    apply(stage, 4, OutcomeRecorded("Converged", 1, "Absent"))
+    assert await listed(stage) == [], "an idle fleet costs no message"
+
+
+@pytest.mark.parametrize("scope", [{"prefix": "other"}, {"labels": {"team": "a"}}])
+async def test_what_is_not_in_the_scope_is_read(scope: dict[str, Any]) -> None:
+    stage = looking(**scope)
+    stage.api.shown = ()
+    assert await listed(stage) == [(None, "Read")]
+    assert stage.api.reads == [None]
+
+
+async def test_where_nothing_can_be_listed_it_is_read() -> None:
+    stage = looking(BLIND)
+    assert await listed(stage) == [(None, "Read")]
+    apply(stage, 3, ExternalObserved("default", "wanted", None, "Read", 1))
+    apply(stage, 4, OutcomeRecorded("Converged", 1, "Absent"))
+    assert await listed(stage) == []

@@ -1,0 +1,129 @@
+"""Absence is proven where nothing is written either: modes ``Absent`` and ``ObserveOnly``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from events.intake import ReconcileRequested
+from events.log import ExternalObserved
+from tests.resource.building import EXCLUSIVE, SHARED, Story, converged, every, names, thing
+
+MODES = ["Absent", "ObserveOnly"]
+KNOWN = {"Absent": ("Converged", "Absent"), "ObserveOnly": ("Drifted", "ObserveOnly")}
+LOOKING = ("Waiting", "Looking")
+
+
+def told(story: Story) -> tuple[str, str]:
+    return (story.outcome, story.reason)
+
+
+def declared(mode: str, **rest: Any) -> Story:
+    story = Story()
+    story.declare(policy={"mode": mode}, **rest)
+    return story
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_before_the_first_look_nothing_is_said_of_the_object(mode: str):
+    story = declared(mode)
+    assert story.idle
+    assert told(story) == LOOKING
+    assert names(story.see(None)) == ["ExternalObserved", "OutcomeRecorded"]
+    assert told(story) == KNOWN[mode]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_one_look_is_recorded_and_an_idle_resource_costs_no_event(mode: str):
+    story = declared(mode)
+    story.see(None)
+    assert story.see(None) == []
+    assert story.wake(3600) == []
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_look_that_began_before_the_declaration_proves_nothing(mode: str):
+    story = Story()
+    story.turn(ReconcileRequested())
+    story.declare(policy={"mode": mode})
+    assert story.see(None, as_of=story.position - 1) == []
+    assert told(story) == LOOKING
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_each_declaration_has_a_first_look_of_its_own(mode: str):
+    story = declared(mode)
+    story.see(None)
+    story.declare(policy={"mode": mode}, labels={"team": "a"})
+    assert told(story) == LOOKING
+    assert len(every(ExternalObserved, story.see(None))) == 1
+    assert told(story) == KNOWN[mode]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_another_api_does_not_show_proves_nothing_of_this_one(mode: str):
+    story = declared(mode)
+    story.see(None)
+    story.configs["other"] = SHARED
+    story.declare(policy={"mode": mode}, config="other")
+    assert told(story) == LOOKING
+    story.see(None)
+    assert told(story) == LOOKING
+    story.see(None, config="other")
+    assert told(story) == KNOWN[mode]
+
+
+def test_what_we_deleted_after_the_declaration_is_absent():
+    story = converged()
+    story.declare(policy={"mode": "Absent"})
+    story.succeed()
+    assert told(story) == KNOWN["Absent"]
+
+
+def test_a_deletion_that_another_client_was_ahead_of_is_followed_by_a_look():
+    story = converged()
+    story.declare(policy={"mode": "Absent"})
+    story.fail("NotFound")
+    assert told(story) == LOOKING, "another object may have its name"
+    story.see(None)
+    assert told(story) == KNOWN["Absent"]
+
+
+def test_what_we_deleted_before_the_declaration_may_have_been_made_again():
+    story = converged()
+    story.withdraw()
+    story.succeed()
+    story.declare(policy={"mode": "ObserveOnly"})
+    assert told(story) == LOOKING
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_first_look_may_show_an_object(mode: str):
+    story = declared(mode)
+    story.see(thing({"type": "Square", "color": "Blue"}))
+    assert told(story)[0] == {"Absent": "Conflict", "ObserveOnly": "Drifted"}[mode]
+    story.see(None)
+    assert told(story) == KNOWN[mode]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_while_it_is_paused_it_is_not_looked_for(mode: str):
+    story = Story()
+    story.declare(policy={"mode": mode, "paused": True})
+    assert told(story) == ("Paused", "PausedByPolicy")
+    story.declare(policy={"mode": mode})
+    assert told(story) == LOOKING
+
+
+def test_what_is_withdrawn_is_not_looked_for():
+    story = declared("Absent")
+    story.withdraw()
+    assert story.outcome == "Deleted"
+
+
+def test_where_a_loss_is_doubted_an_object_that_was_never_ours_is_not():
+    story = Story(configs={"default": EXCLUSIVE})
+    story.declare(policy={"mode": "Absent"})
+    story.see(None)
+    assert told(story) == KNOWN["Absent"]
