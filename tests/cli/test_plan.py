@@ -14,7 +14,7 @@ import msgspec
 import pytest
 import yaml
 
-from events.log import ActionDecided, OutcomeName
+from events.log import ActionDecided, OutcomeName, OutcomeRecorded
 from events.manifest import Manifest
 from reconciler.sdk import Client, connect
 from tests.cli.runner import Cli, Inside, Up, shape
@@ -128,6 +128,25 @@ def test_a_withdrawal_is_planned_with_what_follows(live: Cli, running_up: tuple[
     assert (gone.withdrawn, gone.is_declared, gone.outcome) == (True, False, "Deleted")
     assert live.ok("get", "Shape", "plan-gone", "-o", "json").json["status"]["declared"]
     assert live.ok("delete", "Shape", "plan-never", "--dry-run").status == 0
+
+
+@pytest.mark.parametrize(("mode", "outcome"), [("Absent", "Converged"), ("ObserveOnly", "Drifted")])
+def test_a_plan_goes_past_the_first_look(
+    live: Cli, running_up: tuple[Cli, Up], mode: str, outcome: str
+) -> None:
+    name = f"plan-look-{mode.lower()}"
+    manifest = shape(name).replace("spec: {", f"spec: {{policy: {{mode: {mode}}}, ")
+    live.write("look.yaml", manifest)
+    (planned,) = live.run("plan", "-f", "look.yaml", "-o", "json").json["resources"]
+    assert (planned["says"], planned["outcome"]) == ("Change", outcome)
+    live.run("apply", "-f", "look.yaml", "--wait")
+    history = asked(running_up[1], lambda client: client.history(f"default/Shape/{name}"))
+    told = [each.event.data for each in history]
+    assert [each.outcome for each in told if isinstance(each, OutcomeRecorded)] == [
+        "Waiting",
+        outcome,
+    ]
+    assert live.ok("plan", "-f", "look.yaml").out.startswith("Plan: 1 unchanged")
 
 
 def test_what_follows_through_references_is_planned(live: Cli) -> None:
