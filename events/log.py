@@ -154,7 +154,8 @@ class OwnershipReleased(_Event, frozen=True):
 
     ``Orphaned``: it was released and still exists. ``Gone``: it does not exist. ``Replaced``:
     another object has its name. ``seconds_since_write``: how long after the last write of the
-    resource the read began that did not show the object; 0: unknown.
+    resource the read began that did not show the object; 0: unknown. ``unconfirmed``: only the
+    answer to the creation had this uid, so the creation may have made another object.
     """
 
     external_name: str
@@ -162,6 +163,7 @@ class OwnershipReleased(_Event, frozen=True):
     reason: Literal["Orphaned", "Gone", "Replaced"]
     provider_config: str = ""
     seconds_since_write: float = 0.0
+    unconfirmed: bool = False
 
 
 class ReconcileAccepted(_Event, frozen=True):
@@ -364,6 +366,8 @@ class ActionSucceeded(_Event, frozen=True):
     and may still make its call; for a creation only if the API stores no keys. ``reported_at``: the
     time at which the bus received the result, for an API that shows effects after a delay.
     ``refused``: the API executed only the first of several calls, and refuses the rest permanently.
+    ``unconfirmed``: a deletion found no object of a uid that only the answer to the creation had,
+    so the creation may have made another object.
     """
 
     action_id: str
@@ -380,6 +384,7 @@ class ActionSucceeded(_Event, frozen=True):
     external_name: str = ""
     refused: ActionError | None = None
     provider_config: str = ""
+    unconfirmed: bool = False
 
 
 class ActionNotDone(_Event, frozen=True):

@@ -77,6 +77,7 @@ _CLAIMS: Mapping[str, str] = {
     "Returned": "it has the uid of an owned object that an earlier listing did not contain",
     "Found": "it has the owner label of this resource, and a creation had an unknown result",
 }
+_UNCONFIRMED = "; only the response to the creation had its uid"
 _MARKS: Mapping[str, str] = {
     "Label": "its owner label",
     "Key": "the key of the action",
@@ -165,8 +166,8 @@ def summary(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
         case OwnershipClaimed(name, _, reason, grace_seconds=grace):
             late = f"; observations now count {grace:g} s after a write" if grace else ""
             return f"Reconciler took ownership of {name}: {_CLAIMS[reason]}{late}"
-        case OwnershipReleased(name, _, reason):
-            return _released(name, reason)
+        case OwnershipReleased(name, _, reason, unconfirmed=unconfirmed):
+            return _released(name, reason) + (_UNCONFIRMED if unconfirmed else "")
         case FinalizerAdded(finalizer, holder):
             return f"{name_of(holder)} added the finalizer {finalizer}"
         case FinalizerRemoved(finalizer, forced, reason):
@@ -404,6 +405,7 @@ def _succeeded(data: ActionSucceeded) -> str:
     thing = _object(data.operation, data.purpose, data.external_name)
     if data.found_by == "Absence":
         told = f"The worker found {thing} already deleted"
+        told += _UNCONFIRMED if data.unconfirmed else ""
     elif data.found_by is not None:
         told = f"The worker found {thing} already {done}, as shown by {_MARKS[data.found_by]}"
     elif data.replayed:

@@ -194,7 +194,13 @@ def _after(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
             )
             if on_purpose:
                 observed = replace(observed, released_uid=data.uid)
-            state = replace(state, owned=None, observed=observed, due=None, because=event.id)
+            state = replace(
+                _with_uncertain_creation(state, data),
+                owned=None,
+                observed=observed,
+                due=None,
+                because=event.id,
+            )
             return state if on_purpose else _with_the_replaced(state)
 
         # --- what is done about it
@@ -463,12 +469,23 @@ def _observed(state: ResourceState, data: ExternalObserved, event: LogEvent) -> 
         grace_seconds=known.grace_seconds,
         is_listing_disproved=known.is_listing_disproved,
     )
+    owned = state.owned
+    if owned is not None and shown is not None and owned.uid == shown.uid:
+        owned = replace(owned, answered_at=None)
     return replace(
         state,
+        owned=owned,
         observed=seen,
         waits=replace(state.waits, conflicts=0),
         holds=state.holds if is_same else replace(state.holds, approved=""),
     )
+
+
+def _with_uncertain_creation(
+    state: ResourceState, data: OwnershipReleased | ActionSucceeded
+) -> ResourceState:
+    unsure = state.actions.uncertain_create or data.unconfirmed
+    return replace(state, actions=replace(state.actions, uncertain_create=unsure))
 
 
 def _with_the_replaced(state: ResourceState) -> ResourceState:
@@ -778,6 +795,7 @@ def _with_result(
     if data.operation != "Delete" and is_by_it:  # what began before is of the one before
         state = _with_definition_done(state)
     if data.operation == "Delete":
+        state = _with_uncertain_creation(state, data)
         state = replace(
             state,
             owned=None,
@@ -812,9 +830,11 @@ def _with_result(
     if data.operation == "Update" and not state.desired.is_declared and keeps_label:
         state = replace(state, waits=replace(state.waits, failure=LABEL_KEPT))
     is_replaced = data.operation == "Create" and data.purpose == "Replace"
+    is_answer = data.operation == "Create" and data.found_by is None
+    answered_at = state.actions.effect_at if is_answer else None
     return replace(
         state,
-        owned=Owned(action.provider_config, action.external_name, uid, applied),
+        owned=Owned(action.provider_config, action.external_name, uid, applied, answered_at),
         retiring=replace(state.owned, shown=state.observed.object)
         if is_replaced and state.owned is not None
         else state.retiring,

@@ -6,9 +6,11 @@ import math
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 
+from msgspec.structs import replace
+
 from events.external import ExternalObject, same_content
 from events.hold import Hold
-from events.intake import Observed
+from events.intake import Observed, Reported
 from events.log import (
     AbsenceDoubted,
     Action,
@@ -30,6 +32,10 @@ _RIGHT_CLOCK = timedelta(seconds=60)  # an observer's clock may lag so much, and
 MAX_LAG_SECONDS = 60.0
 """A look that lacks an object so long after its last write lags no more, but is wrong: a grace that
 is longer would keep a resource from being observed after each write."""
+
+FIRST_LOOK_SECONDS = 120.0
+"""Time after a creation in which a listing shows what it has made, at least. Two intervals of
+listings, if those take longer."""
 
 AWAITING_READ = "AwaitingRead"
 """Reason of the outcome of a resource that waits for a look at an object before it writes to it."""
@@ -243,7 +249,10 @@ def loss_and_drift(
     place = (owned.external_name, owned.uid)
     if seen is None:
         since_write = _seconds_since_write(command, state, context)
-        gone = OwnershipReleased(*place, "Gone", owned.provider_config, since_write)
+        # A look shows that nothing has the name; a refusal, that nothing has the uid.
+        is_refusal = isinstance(command.data, Reported)
+        is_unclear = is_refusal and is_unconfirmed(command, state, context)
+        gone = OwnershipReleased(*place, "Gone", owned.provider_config, since_write, is_unclear)
         if not desired.is_declared:
             return (gone,)
         deleted = _in_doubt(state, owned, "Delete", lambda _action: True)
@@ -251,7 +260,10 @@ def loss_and_drift(
         return (drift, gone)
     replaced = release_of_replaced(state)
     if replaced is not None:
-        return (replaced,)
+        is_written = isinstance(command.data, Reported) and command.data.error is None
+        is_marked = seen.labels.get(OWNER_LABEL) == context.owner and not is_written
+        is_unclear = is_marked and is_unconfirmed(command, state, context)
+        return (replace(replaced, unconfirmed=is_unclear),)
     if not desired.is_declared or not is_applied(state, context):
         return ()
     found = open_differences(state, context)
@@ -262,18 +274,41 @@ def loss_and_drift(
 
 
 def _seconds_since_write(command: Command, state: ResourceState, context: Context) -> float:
-    """Return how long after our newest effect a look began that does not show its object.
-
-    Both are told by one clock: the bus's if a grace is counted by it, else that of the decider.
-    """
-    written_at, shown_at = state.actions.effect_at, context.now
-    if context.grace_seconds(state.provider_config, state):
-        data = command.data
-        is_look = isinstance(data, Observed)
-        shown_at = _began_at(data, command) if is_look else command.stored_at
+    """Return how long after our newest effect a look began that does not show its object."""
+    written_at, shown_at = state.actions.effect_at, _moment_of(command, state, context)
     if written_at is None or shown_at is None:
         return 0.0
     return max(0.0, round((shown_at - written_at).total_seconds(), 3))
+
+
+def _moment_of(command: Command, state: ResourceState, context: Context) -> datetime | None:
+    """Return when a look began, or a result came, by the clock that our effects are told by.
+
+    That of the bus if a grace is counted by it, else that of the decider.
+    """
+    if not context.grace_seconds(state.provider_config, state):
+        return context.now
+    data = command.data
+    return _began_at(data, command) if isinstance(data, Observed) else command.stored_at
+
+
+def is_unconfirmed(command: Command, state: ResourceState, context: Context) -> bool:
+    """Return whether a creation may have made another object than its answer has named.
+
+    Nothing but that answer has shown the one that we own. Only soon after, and while no write of
+    ours may have met another object: later on, our label on one proves nothing.
+    """
+    owned, at = state.owned, _moment_of(command, state, context)
+    if owned is None or owned.answered_at is None or at is None:
+        return False
+    writes = (each for each in state.actions.ended if each.action.operation == "Update")
+    if any(each.in_doubt or each.reported_late for each in writes):
+        return False
+    config = context.configs.get(owned.provider_config)
+    seconds = FIRST_LOOK_SECONDS if config is None else 2 * config.resync_seconds
+    grace = context.grace_seconds(owned.provider_config, state)
+    limit = timedelta(seconds=max(seconds, FIRST_LOOK_SECONDS) + grace)
+    return at - owned.answered_at <= limit
 
 
 def raised_grace(state: ResourceState, context: Context) -> float:

@@ -23,6 +23,7 @@ from events.log import (
 from reconciler.resource.approval import approval_command
 from reconciler.resource.attempt import find, find_in_the_way
 from reconciler.resource.next_step import next_step
+from reconciler.resource.observation import is_unconfirmed
 from reconciler.resource.owner_label import OWNER_LABEL
 from reconciler.resource.state import Ended, InFlight, ResourceState
 from reconciler.resource.turn import Command, Context, Facts
@@ -40,6 +41,7 @@ def report(said: Reported, command: Command, state: ResourceState, context: Cont
         shown = None if said.object is None else said.object.uid
         # A write may have met an object that took the place of ours after we had read it.
         met_another = None not in (action.uid, shown) and action.uid != shown
+        done = _with_doubt(done, command, state, context)
         return Facts((_dated(done, action, command, state, context),), shows_object=met_another)
     if said.attempt != flight.attempt or flight.failed is not None or flight.held:
         return Facts(tuple(_doubts(said, (flight,))))
@@ -76,6 +78,17 @@ def _success(
         purpose=action.purpose,
         external_name=action.external_name if action.purpose == "Replace" else "",
     )
+
+
+def _with_doubt(
+    event: ResourceEvent, command: Command, state: ResourceState, context: Context
+) -> ResourceEvent:
+    """Add to a deletion that found nothing whether another object may be the one that we made."""
+    if not isinstance(event, ActionSucceeded) or event.purpose == "Retire":
+        return event
+    has_met_nothing = event.operation == "Delete" and event.found_by == "Absence"
+    is_unclear = has_met_nothing and is_unconfirmed(command, state, context)
+    return replace(event, unconfirmed=True) if is_unclear else event
 
 
 def _dated(

@@ -86,6 +86,7 @@ class Owned(msgspec.Struct, frozen=True, gc=False):
     external_name: str
     uid: str | None
     applied: Applied | None = None
+    answered_at: datetime | None = None  # by a creation, and nothing has shown it since
     shown: ExternalObject | None = None  # of what was replaced: how it was seen last
 
 

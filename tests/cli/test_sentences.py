@@ -285,6 +285,16 @@ TOLD: list[tuple[ResourceEvent, str]] = [
         OwnershipReleased("foo", None, "Replaced"),
         "Reconciler no longer owns foo: another object has its name",
     ),
+    (
+        OwnershipReleased("foo", "u1", "Replaced", unconfirmed=True),
+        "Reconciler no longer owns foo: another object has its name; only the response to the "
+        "creation had its uid",
+    ),
+    (
+        ActionSucceeded("a@2", "Delete", 1, found_by="Absence", unconfirmed=True),
+        "The worker found the object already deleted; only the response to the creation had its "
+        "uid",
+    ),
     (ReleaseForced("no need"), "alice forced a release that nothing blocked (reason: no need)"),
     (
         HoldApproved("UnknownResult", "Abandon", "it was done"),

@@ -304,7 +304,7 @@ def test_an_object_that_a_listing_wrongly_left_out_is_ours_again():
 def test_an_object_that_was_wrongly_said_to_be_replaced_is_ours_again():
     story = converged()
     seen = story.seen
-    events = story.see(replace(seen, uid="forged"))
+    events = story.see(replace(seen, uid="forged", labels={}))
     assert only(OwnershipReleased, events).reason == "Replaced"
     assert story.outcome == "Conflict"
     assert only(OwnershipClaimed, story.see(seen)).reason == "Returned"

@@ -195,8 +195,11 @@ def _of_real_apis(seed: int, traits: p.ApiTraits) -> p.ApiTraits:
 
 
 def _lag(seed: int, traits: p.ApiTraits) -> float:
-    """Where a second object has an id of its own, no conflict shows that a listing lags behind."""
-    if traits.names or not traits.idempotency_keys:
+    """Where a second object has an id of its own, no conflict shows that a listing lags behind.
+
+    Not in an exclusive scope: there, a released object that comes late is taken for a stray.
+    """
+    if traits.names or not traits.idempotency_keys or traits.exclusive:
         return 0.0
     return Random(f"plan/{seed}/lag").choice((0.0, 2.0, 4.0, 7.0))
 

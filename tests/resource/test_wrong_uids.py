@@ -1,0 +1,137 @@
+"""An API answers a creation with a wrong uid: the object that it has made must not leak."""
+
+from __future__ import annotations
+
+from dataclasses import replace as changed
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from events.external import ExternalObject
+from events.log import OwnershipClaimed, OwnershipReleased
+from tests.resource.building import (
+    BLOCK,
+    CONFIG,
+    SHARED,
+    Story,
+    converged,
+    every,
+    only,
+    repainted,
+)
+from tests.resource.test_observations import UNCONDITIONAL
+
+
+def created() -> tuple[Story, ExternalObject]:
+    """A resource is created; the API shows the object with another uid than its answer had."""
+    story = converged()
+    return story, replace(story.seen, uid="real")
+
+
+def later(story: Story, seconds: float) -> Story:
+    story.now += timedelta(seconds=seconds)
+    return story
+
+
+def test_the_object_that_carries_our_label_soon_after_is_ours():
+    story, made = created()
+    events = story.see(made)
+    assert only(OwnershipReleased, events).unconfirmed
+    assert only(OwnershipClaimed, events) == OwnershipClaimed("Foo", "real", "Found", CONFIG)
+    assert story.outcome == "Converged"
+    story.withdraw()
+    assert (story.action.operation, story.action.uid) == ("Delete", "real")
+
+
+def test_the_object_that_stands_in_the_way_of_an_update_is_ours():
+    story, made = created()
+    story.declare({"type": "Circle"})
+    events = story.fail("Conflict", shown=made)
+    assert only(OwnershipClaimed, events).uid == "real"
+    assert (story.action.operation, story.action.uid) == ("Update", "real")
+
+
+def test_the_object_that_stands_in_the_way_of_a_deletion_is_deleted():
+    story, made = created()
+    story.withdraw()
+    story.fail("Conflict", shown=made)
+    assert (story.action.operation, story.action.uid) == ("Delete", "real")
+    story.succeed()
+    assert story.outcome == "Deleted"
+
+
+@pytest.mark.parametrize("answer", [{"absent": True}, {"error": "NotFound"}])
+def test_the_object_that_a_deletion_has_not_met_is_deleted(answer: dict[str, Any]):
+    story, made = created()
+    story.withdraw()
+    if "error" in answer:
+        story.fail("NotFound")
+    else:
+        story.report(absent=True)
+    assert story.outcome == "Deleted"
+    events = story.see(made)
+    assert only(OwnershipClaimed, events).reason == "Found"
+    assert (story.action.operation, story.action.uid) == ("Delete", "real")
+
+
+def test_a_deletion_that_deletes_leaves_nothing_to_look_for():
+    story, made = created()
+    story.withdraw()
+    story.report()
+    assert story.see(made)
+    assert story.outcome == "Disputed"
+
+
+@pytest.mark.parametrize("labels", [{}, {"reconciler/owner": "log2.default.Block.Foo"}])
+def test_without_our_label_it_is_another_clients(labels: dict[str, str]):
+    story, made = created()
+    story.see(replace(made, labels=labels))
+    assert story.outcome == "Conflict"
+    story.withdraw()
+    assert story.idle
+
+
+def test_long_after_the_creation_our_label_may_be_a_copy():
+    story, made = created()
+    later(story, 3600).see(made)
+    assert not every(OwnershipClaimed, [each.data for each in story.log])
+    assert story.outcome == "Conflict"
+
+
+def test_a_slow_api_has_more_time():
+    slow = replace(SHARED, resync_seconds=600.0)
+    story = converged(configs={CONFIG: slow})
+    made = replace(story.seen, uid="real")
+    assert every(OwnershipClaimed, later(story, 900).see(made))
+
+
+def test_once_a_look_has_shown_the_uid_another_one_is_another_object():
+    story, made = created()
+    story.declare({"type": "Square"}, policy={"mode": "CreateOnly"})
+    story.see(repainted(story.seen, color="Blue"))
+    story.see(made)
+    assert story.outcome == "Conflict"
+
+
+def test_once_a_write_has_met_the_uid_another_one_is_another_object():
+    story, made = created()
+    story.declare({"type": "Circle"})
+    story.succeed()
+    story.see(made)
+    assert story.outcome == "Conflict"
+
+
+def test_a_label_that_our_own_write_may_have_put_on_it_proves_nothing():
+    """An update of unknown result, which the API does not bind to an object, may have met it."""
+    story = converged(kind=changed(BLOCK, capabilities=UNCONDITIONAL))
+    first = story.seen
+    story.declare({"type": "Circle"})
+    story.fail("Unknown")
+    story.declare({"type": "Square", "color": "Red"})
+    later(story, 30).wake()
+    story.look(first)
+    assert story.idle
+    story.see(replace(first, uid="h1"))
+    assert story.outcome == "Conflict"
