@@ -23,6 +23,8 @@ from infra.jetstream.wire import FastClient
 from tests.jetstream.conftest import Connect
 from tests.jetstream.helpers import message, until
 
+OPEN_BATCHES = 50
+
 
 async def test_one_message_and_its_conflict(nc: Client, stream: str) -> None:
     shape = f"{stream}.a.>"
@@ -225,6 +227,35 @@ async def test_a_batch_without_an_answer_is_unknown_and_each_of_its_messages_is(
     results = await publish_in_batches(nc, wanted, batch=20)
     kinds = [type(one) for one in results]
     assert kinds == [PublishAck] * 20 + [BusUnavailableError] * 20 + [PublishAck] * 20
+
+
+async def test_a_batch_of_which_the_server_lacks_the_beginning_is_sent_again(
+    nc: Client, stream: str
+) -> None:
+    """It has room for 50 open batches of a stream, and takes no beginning of another one."""
+    subject, names = f"{stream}.other", [f"batch-{number}" for number in range(OPEN_BATCHES)]
+
+    async def step(name: str, number: int, **more: str) -> None:
+        headers = {"Nats-Batch-Id": name, "Nats-Batch-Sequence": str(number), **more}
+        await nc.request(subject, b"", headers=headers, timeout=20)
+
+    for name in names:
+        await step(name, 1)
+    attempts = 0
+
+    async def end_the_others() -> None:
+        nonlocal attempts
+        attempts += 1
+        await nc.flush()
+        if attempts == 1:
+            for name in names:
+                await step(name, 2, **{"Nats-Batch-Commit": "1"})
+
+    batch = [message(f"{stream}.{number}", b"%d" % number) for number in range(3)]
+    last = 2 * OPEN_BATCHES
+    assert await append(nc, batch, before_commit=end_the_others) == [last + 1, last + 2, last + 3]
+    assert attempts == 2
+    assert (await stream_state(nc, stream)).messages == last + 3
 
 
 async def test_a_message_under_the_expected_filter_is_seen_by_the_leader(

@@ -277,3 +277,21 @@ async def test_a_consumer_that_was_made_anew_while_nothing_was_asked_is_an_error
     with pytest.raises(NotFoundOnBusError, match="recreated"):
         await group.next_batch()
     await group.close()
+
+
+async def test_a_consumer_that_was_made_anew_while_the_connection_was_lost_is_an_error(
+    nc: Client, stream: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No open request tells of its end: the server forgot them with the old connection."""
+    monkeypatch.setattr("infra.jetstream.pull._UNHEARD_SECONDS", 3600.0)
+    await make_consumer(nc, stream, "c")
+    await append(nc, [message(f"{stream}.{i}") for i in range(3)])
+    group = PullGroup(nc, stream, ["c"], until_done=True, max_batch=1)
+    [first] = await group.next_batch()
+    await delete_consumer(nc, stream, "c")
+    await make_consumer(nc, stream, "c")
+    nc.stats["reconnects"] += 1
+    group.done(first)
+    with pytest.raises(NotFoundOnBusError, match="recreated"):
+        await group.next_batch()
+    await group.close()

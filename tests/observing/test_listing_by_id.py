@@ -111,6 +111,26 @@ async def test_what_is_declared_and_not_ours_is_shown_one_object_of_its_name() -
     assert "mine" not in await told([note("n2"), note("n1")], wanted), "it stays that one"
 
 
+@pytest.mark.parametrize("operation", ["Update", "Delete"])
+async def test_of_an_object_with_an_action_under_way_its_result_tells(operation: str) -> None:
+    """A listing that lacks it may have begun before the action, or show it late."""
+    ours = row("mine", note("n1"), owned=True, uid="n1", action_id="a", operation=operation)
+    found = await findings([], ours)
+    assert (found.observed, found.doubtful) == ([], [])
+    seen = row("mine", note("n1"), seen_uid="n1", action_id="a", operation=operation)
+    found = await findings([], seen)
+    assert (found.observed, found.doubtful) == ([], [])
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_a_listing_is_whole_if_as_many_came_as_were_announced(count: int) -> None:
+    listing = ListingAssembler(ListingBegan("default", "Note", 5), None, unique_names=False)
+    listing.add([note("n1"), note("n2"), note("n2")])
+    with pytest.raises(ListingRefusedError, match=f"has 2 objects, but .* reports {count};"):
+        listing.complete(count)
+    assert len(listing.complete(2)) == 2
+
+
 @pytest.mark.parametrize("config", [CONFIG, EXCLUSIVE])
 async def test_what_may_be_the_work_of_a_creation_is_nobody_elses(
     config: ProviderConfigSpec,

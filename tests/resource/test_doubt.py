@@ -200,6 +200,37 @@ def test_a_zombies_update_is_in_the_history_and_is_put_right():
     assert (put_right.operation, put_right.fields) == ("Update", {"color": "Red"})
 
 
+def test_a_late_update_does_not_count_while_another_action_is_under_way():
+    """The other one may have been done since: which of them the object shows is not known."""
+    story = converged({"color": "Red"})
+    before = story.seen
+    story.declare({"color": "Purple"})
+    update = story.action
+    story.fail("Transient", redelivered=True)
+    story.declare({"color": "Blue"})
+    story.wake(3600)
+    assert only(ActionDecided, story.look(before)).action.fields == {"color": "Blue"}
+    painted = repainted(before, color="Purple")
+    events = story.report(action_id=update.action_id, shown=painted, redelivered=True)
+    assert [(each.late, each.outdated) for each in every(ActionSucceeded, events)] == [(True, True)]
+    assert story.seen == before
+    story.succeed()
+    assert story.outcome == "Converged"
+
+
+def test_a_late_creation_does_not_count_while_another_one_is_under_way():
+    story = begun()
+    creation = story.action
+    story.fail("Permanent")
+    story.declare({"color": "Blue"})
+    assert story.action.operation == "Create"
+    made = story.written(creation)
+    late = only(ActionSucceeded, story.report(action_id=creation.action_id, shown=made))
+    assert (late.late, late.outdated) == (True, True)
+    assert story.state.owned is None
+    assert not story.idle
+
+
 def test_a_late_success_of_what_is_long_replaced_explains_and_changes_nothing():
     story = withdrawn()
     deletion, there = story.action, story.seen

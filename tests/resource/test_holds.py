@@ -35,6 +35,7 @@ from tests.resource.building import (
     CONFIG,
     EXCLUSIVE,
     FOO_OWNER,
+    SHARED,
     Story,
     converged,
     every,
@@ -268,7 +269,15 @@ def test_a_loss_of_nearly_everything_at_once_is_not_believed():
     assert story.outcome == "Converged"
 
 
-@pytest.mark.parametrize("counts", [(9, 9), (12, 40), (1, 1)])
+@pytest.mark.parametrize("counts", [(10, 10), (10, 19)])
+def test_a_loss_of_as_many_as_the_guard_names_is_not_believed(counts: tuple[int, int]):
+    assert (SHARED.loss_guard.min_count, SHARED.loss_guard.max_percent) == (10, 50)
+    story = converged()
+    assert every(AbsenceDoubted, missing(story, *counts))
+    assert story.reason == "LossGuard"
+
+
+@pytest.mark.parametrize("counts", [(9, 9), (12, 40), (1, 1), (10, 20)])
 def test_a_loss_of_few_is_believed(counts: tuple[int, int]):
     story = converged()
     assert every(DriftDetected, missing(story, *counts))

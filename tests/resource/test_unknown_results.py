@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from events.external import ExternalObject
-from events.intake import ActionError, Approved
+from events.intake import ActionError, Approved, Reported
 from events.log import (
     ActionAbandoned,
     ActionDecided,
@@ -705,6 +705,35 @@ def test_a_label_that_is_taken_off_is_put_back_or_reported():
     story.see(relabelled(story.seen, {}))
     assert story.idle
     assert (story.outcome, story.reason) == ("Disputed", "LabelMissing")
+
+
+@pytest.mark.parametrize("kind", [NAMELESS, BLIND], ids=["labels", "nothing"])
+def test_a_creation_of_unknown_result_is_not_repeated_though_the_next_answer_is_throttled(
+    kind: Kind,
+):
+    """The API refuses that call alone: what the one before has made would be made once more."""
+    story = begun(kind)
+    story.fail("Unknown")
+    assert only(LookupDecided, story.wake(3600))
+    action, attempt = story.action, story.flight.attempt
+    slower = ActionError("Throttled", "slower", 429, 5.0)
+    told = Reported(action.action_id, attempt, story.now, story.now, "w1", slower)
+    story.turn(replace(told, is_lookup=True))
+    assert every(ActionRetried, story.wake(3600)) == []
+    assert story.flight.is_lookup
+
+
+@pytest.mark.parametrize("kind", [NAMELESS, BLIND], ids=["labels", "nothing"])
+def test_a_creation_that_another_worker_had_is_not_repeated_when_it_is_throttled(kind: Kind):
+    story = begun(kind)
+    story.fail("Throttled", redelivered=True)
+    assert only(LookupDecided, story.wake(3600))
+
+
+def test_a_creation_that_was_only_throttled_is_repeated():
+    story = begun(NAMELESS)
+    story.fail("Throttled")
+    assert only(ActionRetried, story.wake(3600))
 
 
 def test_the_log_keeps_every_rung():
