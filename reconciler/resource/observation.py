@@ -299,7 +299,7 @@ def is_unconfirmed(command: Command, state: ResourceState, context: Context) -> 
     ours may have met another object: later on, our label on one proves nothing.
     """
     owned, at = state.owned, _moment_of(command, state, context)
-    if owned is None or owned.answered_at is None or at is None:
+    if owned is None or owned.uid is None or owned.answered_at is None or at is None:
         return False
     writes = (each for each in state.actions.ended if each.action.operation == "Update")
     if any(each.in_doubt or each.reported_late for each in writes):
@@ -308,7 +308,7 @@ def is_unconfirmed(command: Command, state: ResourceState, context: Context) -> 
     seconds = FIRST_LOOK_SECONDS if config is None else 2 * config.resync_seconds
     grace = context.grace_seconds(owned.provider_config, state)
     limit = timedelta(seconds=max(seconds, FIRST_LOOK_SECONDS) + grace)
-    return at - owned.answered_at <= limit
+    return abs(at - owned.answered_at) <= limit  # a decider's clock may be behind another's
 
 
 def raised_grace(state: ResourceState, context: Context) -> float:

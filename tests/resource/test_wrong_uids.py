@@ -19,7 +19,9 @@ from tests.resource.building import (
     converged,
     every,
     only,
+    owned_labels,
     repainted,
+    thing,
 )
 from tests.resource.test_observations import UNCONDITIONAL
 
@@ -98,6 +100,16 @@ def test_long_after_the_creation_our_label_may_be_a_copy():
     later(story, 3600).see(made)
     assert not every(OwnershipClaimed, [each.data for each in story.log])
     assert story.outcome == "Conflict"
+
+
+def test_an_api_that_answers_without_an_object_has_named_no_uid():
+    story = Story()
+    story.declare()
+    story.report()
+    story.withdraw()
+    story.report(absent=True)
+    story.see(thing(labels=owned_labels()))
+    assert story.outcome == "Disputed"
 
 
 def test_a_slow_api_has_more_time():
