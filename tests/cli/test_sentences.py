@@ -274,8 +274,8 @@ TOLD: list[tuple[ResourceEvent, str]] = [
     ),
     (
         OwnershipClaimed("foo", "u1", "Returned", grace_seconds=10.0),
-        "Reconciler took ownership of foo: it is the object that an earlier listing did not "
-        "contain; observations now count 10 s after a write",
+        "Reconciler took ownership of foo: it has the uid of an owned object that an earlier "
+        "listing did not contain; observations now count 10 s after a write",
     ),
     (
         OwnershipReleased("foo", None, "Gone"),
