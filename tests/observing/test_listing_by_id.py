@@ -172,7 +172,7 @@ async def test_a_released_object_that_is_not_listed_is_read_before_it_is_forgott
     found = await findings([], released)
     assert (found.observed, found.doubtful) == ([], [released])
     again = row("mine", note("n2"), owned=True, uid="n2", released=(("todo", "n1"),))
-    found = await findings([], again)
+    found = await findings([], again, unique_names=True)
     assert (len(found.observed), found.doubtful) == (1, []), "another object, of a new declaration"
 
 
