@@ -15,6 +15,7 @@ class Hold(StrEnum):
     DATA_LOSS = "DataLoss"
     DEFINITION_GUARD = "DefinitionGuard"
     PRUNE_GUARD = "PruneGuard"
+    TWIN = "Twin"
 
     @property
     def needs_listing(self) -> bool:

@@ -97,10 +97,10 @@ class Approved(_Intake, frozen=True):
     """An operator approves or rejects the action of a held resource.
 
     ``hold`` is the reason of its outcome (``DeletionGuard``, ``LossGuard``, ``UnknownResult``,
-    ``DataLoss``, ``DefinitionGuard``, ``PruneGuard``, ``Approval``). If the resource has another
-    reason, the message is refused. ``Proceed`` repeats or starts the action. ``Abandon`` ends an
-    action with an unknown result, without another call. For ``Approval``, ``plan`` is the digest of
-    the plan that is approved, or rejected with ``Reject``. Other plans stay unchanged.
+    ``DataLoss``, ``DefinitionGuard``, ``PruneGuard``, ``Twin``, ``Approval``). If the resource has
+    another reason, the message is refused. ``Proceed`` repeats or starts the action. ``Abandon``
+    ends an action with an unknown result, without another call. For ``Approval``, ``plan`` is the
+    digest of the plan that is approved, or rejected with ``Reject``. Other plans stay unchanged.
     """
 
     hold: str
@@ -259,25 +259,44 @@ class Reported(_Intake, frozen=True):
     labeled_uids: tuple[str, ...] = ()
 
 
+class NewerObject(_Intake, frozen=True):
+    """An object whose owner label is of this log, written by an action that the log does not have.
+
+    ``kind`` and ``name`` are those of the object in its API. ``action`` is the id of that action:
+    the resource and the version that this log has not reached. ``known_version`` is the newest
+    version of the resource in this log.
+    """
+
+    kind: str
+    name: str
+    uid: str | None
+    action: str
+    known_version: int
+
+
 class ApiReported(_Intake, frozen=True):
-    """A worker or an observer reports to a ``ProviderConfig`` whether its API responds.
+    """A worker or an observer reports to a ``ProviderConfig`` what it has noticed of its API.
 
     ``Throttled``: it accepts no calls for ``retry_after_seconds`` from ``at`` on. ``Failing``:
     ``failures`` consecutive calls failed. ``Probing``: ``reporter`` requests to make the one call
     that decides whether an open breaker closes. ``Responding``: the API responded to that call.
     ``Stopping``: ``reporter`` stops, and makes no probe that it was granted.
+    ``Twin``: it has ``total`` objects that are newer than the log, such as those in ``newer``.
 
     ``as_of`` is the version of the event that last changed the breaker, as the reporter knew it
-    when the call began. Reports of calls that began earlier are ignored.
+    when the call began; for ``Twin`` of the event that last set or ended that hold. Reports of
+    calls that began earlier are ignored.
     """
 
-    state: Literal["Throttled", "Failing", "Probing", "Responding", "Stopping"]
+    state: Literal["Throttled", "Failing", "Probing", "Responding", "Stopping", "Twin"]
     reporter: str
     at: Annotated[datetime, msgspec.Meta(tz=True)]
     as_of: int = 0
     retry_after_seconds: float = 0.0
     failures: int = 0
     message: str = ""
+    newer: tuple[NewerObject, ...] = ()
+    total: int = 0
 
 
 class TimerFired(_Intake, frozen=True):

@@ -16,7 +16,13 @@ from typing import Final, Literal
 import msgspec
 
 from events.external import ExternalObject
-from events.intake import ActionError, ApprovalDecision, OnWithdrawal, TargetState
+from events.intake import (
+    ActionError,
+    ApprovalDecision,
+    NewerObject,
+    OnWithdrawal,
+    TargetState,
+)
 from events.kind_definition import DefinitionRef
 from events.manifest import ApprovalLevel, Fields, Policy
 from events.names import DEFAULT_NAMESPACE, ResourceKey
@@ -516,6 +522,17 @@ class BreakerClosed(_Event, frozen=True):
     """The API responded to the probe, and the circuit breaker closed."""
 
 
+class TwinDetected(_Event, frozen=True):
+    """The API of a ``ProviderConfig`` has objects that are newer than this log (ADR 0065).
+
+    Another copy of the log writes to the API, or this log is an older copy. ``objects`` are the
+    first of ``total``. Reconciler writes nothing to the API until an operator approves.
+    """
+
+    objects: tuple[NewerObject, ...]
+    total: int
+
+
 OutcomeName = Literal[
     "Converged",
     "Waiting",
@@ -597,6 +614,7 @@ ResourceEvent = (
     | BreakerOpened
     | BreakerProbed
     | BreakerClosed
+    | TwinDetected
     | OutcomeRecorded
 )
 

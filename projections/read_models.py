@@ -194,6 +194,11 @@ class ReadModels:
         """How many rows changed since changes were taken, besides the fleet's."""
         return len(self._dirty) + len(self._dirty_damage)
 
+    def known_version(self, key: ResourceKey) -> int:
+        """Return up to which version the history of a resource is folded in; 0 without a row."""
+        row = self.status.get(str(key))
+        return 0 if row is None else row.version
+
     def apply(self, position: int, event: LogEvent) -> StatusRow:
         """Fold one event in and give the status row of its resource. Positions must grow.
 

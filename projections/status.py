@@ -56,6 +56,7 @@ from events.log import (
     SpecResolved,
     SpecWithdrawn,
     TargetObserved,
+    TwinDetected,
     is_retired,
 )
 from events.manifest import ApprovalLevel, Fields
@@ -370,6 +371,8 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
             pass  # it is open until the probe is answered
         case BreakerClosed():
             row.breaker_until = None
+        case TwinDetected():
+            pass  # the outcome tells it
         case _:
             assert_never(event.data)
     if not (row.declared or row.owned or row.action_id):

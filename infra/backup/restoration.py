@@ -148,7 +148,8 @@ async def restore_log(
     it again continues after the last step, whatever step that was.
     """
     as_of = f"{backup.header.made_at:%Y-%m-%dT%H:%M:%SZ}"
-    identity = LogIdentity(backup.header.identity.log_id, new_name(), as_of)
+    epoch = _new_epoch(backup, plan.found)
+    identity = LogIdentity(backup.header.identity.log_id, epoch, as_of)
     floor = await _put_aside(nc, backup.path, plan)
     reach(Failpoint.RESTORE_STEP)
     asides = [Backup(path) for path in _unfinished(backup.path)]
@@ -183,6 +184,14 @@ async def restore_log(
         knowledge.damage,
         finish(backup.path),
     )
+
+
+def _new_epoch(backup: Backup, found: LogIdentity | None) -> str:
+    """Return a new epoch that names those before it, whose keys objects still have (ADR 0065)."""
+    before = backup.header.identity
+    if found is not None and found.log_id == before.log_id and found.epoch:
+        before = found
+    return ".".join(filter(None, (new_name(), before.epoch)))
 
 
 def finish(path: Path) -> list[str]:

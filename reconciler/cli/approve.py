@@ -8,6 +8,7 @@ from typing import Final, Literal, NamedTuple, get_args
 from events.hold import Hold
 from events.intake import ApprovalDecision
 from events.names import ResourceKey
+from events.provider_config import is_config
 from projections.status import StatusRow
 from reconciler.cli.client import ask_many
 from reconciler.cli.connection import HERE, Connection, bus, run_async
@@ -28,6 +29,7 @@ HoldName = Literal[
     "DataLoss",
     "DefinitionGuard",
     "PruneGuard",
+    "Twin",
 ]
 
 _LEAST_OF_A_PLAN: Final = 8
@@ -63,6 +65,7 @@ def approve(
         reconciler approve Shape foo --hold DeletionGuard
         reconciler approve --all --hold LossGuard --config billing
         reconciler approve Shape foo --hold UnknownResult --abandon
+        reconciler approve system/ProviderConfig/billing --hold Twin
 
     Parameters
     ----------
@@ -199,7 +202,9 @@ async def _held(
         for row in rows
         if (row.outcome, row.reason) == ("Held", hold)
         and namespace in (None, row.namespace)
-        and config in (None, row.provider_config)
+        and config in (None, row.provider_config or row.name)
+        # The resources of a held API continue with its ProviderConfig.
+        and (hold != Hold.TWIN or is_config(row.key))
     ]
     if found:
         return sorted(found, key=lambda row: row.key)

@@ -53,6 +53,7 @@ from events.log import (
     SpecResolved,
     SpecWithdrawn,
     TargetObserved,
+    TwinDetected,
 )
 from events.subjects import USER_SIGN
 from reconciler.ports import StoredEvent
@@ -253,6 +254,8 @@ def summary(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
             return f"{by} probes the API with one call"
         case BreakerClosed():
             return "The API responds again, and the circuit breaker closed"
+        case TwinDetected(total=total):
+            return f"The API has {total} objects that are newer than this log; no more writes"
         case OutcomeRecorded():
             return _outcome(data)
         case _:

@@ -13,6 +13,7 @@ from typing import assert_never
 
 import msgspec
 
+from events.hold import Hold
 from events.intake import ApiReported
 from events.log import (
     ApiThrottled,
@@ -20,10 +21,11 @@ from events.log import (
     BreakerOpened,
     BreakerProbed,
     ResourceEvent,
+    TwinDetected,
 )
 from events.provider_config import ProviderConfigSpec, Retry, is_config
 from reconciler.resource.backoff import delay, is_over
-from reconciler.resource.state import ApiHealth, ResourceState
+from reconciler.resource.state import ApiHealth, ResourceState, Twin
 from reconciler.resource.turn import NOTHING_NEW, Context, Facts, Settled
 
 MAX_THROTTLED_SECONDS = 3_600.0
@@ -32,7 +34,11 @@ MAX_THROTTLED_SECONDS = 3_600.0
 PROBE_TIMEOUTS = 2
 """How many of its calls' time limits a probe may take before another one is let through."""
 
+MAX_NEWER_OBJECTS = 20
+"""Of the objects that are newer than the log, so many are recorded and listed."""
+
 _MAX_MESSAGE_CHARACTERS = 200
+_SHOWN_OBJECTS = 3
 
 
 def report(said: ApiReported, state: ResourceState, context: Context) -> Facts:
@@ -46,6 +52,8 @@ def _news(said: ApiReported, state: ResourceState, context: Context) -> Resource
         return None
     if said.state == "Stopping":  # its own request for the probe may have moved the breaker
         return _stopping(said, state, context)
+    if said.state == "Twin":
+        return _twin(said, state.api.twin)
     if said.state != "Throttled" and said.as_of != state.api.version:
         return None  # its call began before the breaker moved
     match said.state:
@@ -63,6 +71,8 @@ def _news(said: ApiReported, state: ResourceState, context: Context) -> Resource
 
 def standing_of_api(health: ApiHealth) -> Settled | None:
     """Return how a configuration stands whose API's breaker is open."""
+    if health.twin.objects:
+        return Settled("Held", Hold.TWIN, _describe(health.twin))
     if health.open_until is None:
         return None
     why = f": {health.message}" if health.message else ""
@@ -119,6 +129,32 @@ def _stopping(said: ApiReported, state: ResourceState, context: Context) -> Brea
 def _lasts(until: datetime | None, seconds: float, context: Context) -> bool:
     """Return whether a recorded time is still to come, and not that of a clock that ran ahead."""
     return until is not None and not is_over(until, seconds, context.now)
+
+
+def _twin(said: ApiReported, known: Twin) -> TwinDetected | None:
+    """Record the objects of a report that are not recorded yet."""
+    if said.as_of != known.version:
+        return None  # it was read before the hold was set, or approved
+    actions = {(each.uid, each.action) for each in known.objects}
+    new = [each for each in said.newer if (each.uid, each.action) not in actions]
+    if not new:
+        return None
+    objects = (*known.objects, *new)[:MAX_NEWER_OBJECTS]
+    return TwinDetected(objects, known.total + max(said.total - len(said.newer), 0) + len(new))
+
+
+def _describe(twin: Twin) -> str:
+    shown = ", ".join(
+        f"{each.kind} {each.name!r} (uid {each.uid}) by {each.action}, of which this log has "
+        f"version {each.known_version}"
+        for each in twin.objects[:_SHOWN_OBJECTS]
+    )
+    more = f" and {twin.total - _SHOWN_OBJECTS} more" if twin.total > _SHOWN_OBJECTS else ""
+    return (
+        f"{twin.total} objects were written by actions that this log does not contain: {shown}"
+        f"{more}; another copy of this log is running, or this log was copied or restored from an "
+        "older state. Reconciler writes nothing to this API. Stop the other copy, then approve"
+    )
 
 
 def _config(state: ResourceState) -> ProviderConfigSpec:

@@ -70,7 +70,9 @@ def new_action(
     return ActionDecided(
         Action(
             action_id=action_id,
-            idempotency_key=idempotency_key(context.log_id, action_id, context.epoch),
+            idempotency_key=idempotency_key(
+                context.log_id, action_id, context.key_epoch(place.provider_config)
+            ),
             operation=operation,
             generation=state.desired.generation,
             provider_config=place.provider_config,

@@ -56,6 +56,7 @@ from reconciler.resource.turn import (
     is_handled,
     refused,
 )
+from reconciler.resource.twin import unless_twin
 
 _MAX_STEPS = 16  # four are the most that a turn takes: more would be a loop without an end
 
@@ -176,7 +177,7 @@ def _take_steps(history: _History, cause: Command) -> None:
     if kind is not None and (kind.has_due or kind.progress is not None):
         history.context = replace(history.context, bus_time=cause.stored_at)
     for _ in range(_MAX_STEPS):
-        wanted = next_step(history.state, history.context)
+        wanted = unless_twin(next_step(history.state, history.context), history.context)
         step = unless_approved(wanted, history.state, history.context)
         if isinstance(step, Settled):
             outcome = outcome_to_record(history.state, step)

@@ -54,6 +54,7 @@ from events.log import (
     SpecResolved,
     SpecWithdrawn,
     TargetObserved,
+    TwinDetected,
     is_retired,
 )
 from reconciler.resource.difference import LABELS, ignored_paths, united, without_ignored
@@ -76,6 +77,7 @@ from reconciler.resource.state import (
     Owned,
     ResourceState,
     Spec,
+    Twin,
     Waits,
     declaration_id,
 )
@@ -336,6 +338,7 @@ def _after(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
                 openings=state.api.openings + 1,
                 failures=data.failures,
                 message=data.message,
+                twin=state.api.twin,
             )
             return replace(state, api=api)
         case BreakerProbed() as data:
@@ -352,8 +355,13 @@ def _after(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
                 event.resourceversion,
                 throttled_until=state.api.throttled_until,
                 throttled_seconds=state.api.throttled_seconds,
+                twin=state.api.twin,
             )
             return replace(state, api=api)
+        case TwinDetected(objects, total):
+            twin = Twin(event.resourceversion, objects, total)
+            holds = replace(state.holds, approved="")
+            return replace(state, api=replace(state.api, twin=twin), holds=holds)
         case _:
             assert_never(event.data)
 
@@ -426,7 +434,7 @@ def _declared(state: ResourceState, data: SpecDeclared, event: LogEvent) -> Reso
         fights=(),
         because=event.id,
         # The endpoint may be another: what is known of its health begins anew.
-        api=ApiHealth(event.resourceversion if state.api.version else 0),
+        api=ApiHealth(event.resourceversion if state.api.version else 0, twin=state.api.twin),
     )
 
 
@@ -651,6 +659,8 @@ def _approved(state: ResourceState, data: HoldApproved, event: LogEvent) -> Reso
         )
         unsure = state.actions.uncertain_create and not is_certain
         state = replace(state, actions=replace(state.actions, uncertain_create=unsure))
+    if data.hold == Hold.TWIN:
+        state = replace(state, api=replace(state.api, twin=Twin(event.resourceversion)))
     holds = replace(state.holds, approved=data.hold, approved_position=event.causeposition)
     return _remembered(replace(state, holds=holds, because=event.id), event)
 

@@ -140,6 +140,9 @@ def approve(said: Approved, command: Command, state: ResourceState) -> Facts:
         return refused(
             state, command, "Invalid", f"decision Reject: allowed only for hold {Hold.APPROVAL}"
         )
+    if hold == Hold.TWIN and not state.api.twin.objects:
+        of_api = f"hold {Hold.TWIN}: approve it for the ProviderConfig, which the message names"
+        return refused(state, command, "Invalid", of_api)
     if state.holds.approved == hold:
         return accepted(state, command, reason="Unchanged")
     return accepted(state, command, HoldApproved(hold, said.decision, said.reason))

@@ -9,7 +9,7 @@ from typing import Final, Literal
 import msgspec
 
 from events.external import ExternalObject
-from events.intake import ActionError, LossCount, OnWithdrawal, TargetState
+from events.intake import ActionError, LossCount, NewerObject, OnWithdrawal, TargetState
 from events.kind_definition import DefinitionRef
 from events.log import Action, OutcomeRecorded
 from events.manifest import Fields, Policy
@@ -234,8 +234,16 @@ class Holds(msgspec.Struct, frozen=True, gc=False):
     approval: ApprovalState | None = None
 
 
+class Twin(msgspec.Struct, frozen=True, gc=False):
+    """Objects that are newer than this log, until somebody approves; none if it is not held."""
+
+    version: int = 0  # of the event that last set or ended the hold
+    objects: tuple[NewerObject, ...] = ()
+    total: int = 0
+
+
 class ApiHealth(msgspec.Struct, frozen=True, gc=False):
-    """How the API of a `ProviderConfig` answers."""
+    """How the API of a `ProviderConfig` answers, and whether another log writes to it."""
 
     version: int = 0  # of the event that last moved the breaker
     throttled_until: datetime | None = None
@@ -248,6 +256,7 @@ class ApiHealth(msgspec.Struct, frozen=True, gc=False):
     failures: int = 0
     message: str = ""
     probe_by: str = ""
+    twin: Twin = Twin()
 
 
 class ResourceState(msgspec.Struct, frozen=True, gc=False):

@@ -46,6 +46,23 @@ class Command(msgspec.Struct, frozen=True, gc=False):
         return self.position if self.first_position is None else self.first_position
 
 
+class TwinHold(NamedTuple):
+    """Whether an API is held because it has objects that are newer than the log (ADR 0065).
+
+    ``version`` is that of the event that last set or ended the hold. ``approved_by`` is the id of
+    the message that ended one last: actions that are decided later have other keys.
+    """
+
+    version: int
+    is_held: bool
+    approved_by: str = ""
+
+
+def key_epoch(epoch: str, hold: TwinHold | None) -> str:
+    """Return the epoch for the keys of an API's actions: that of the log, and of an approval."""
+    return epoch if hold is None or not hold.approved_by else f"{epoch}:{hold.approved_by}"
+
+
 class Context(msgspec.Struct, frozen=True):
     """The inputs of a decision that are not in the resource's own log."""
 
@@ -59,6 +76,7 @@ class Context(msgspec.Struct, frozen=True):
     bus_time: datetime | None = None  # by the bus's clock, when the message came
     epoch: str = ""  # names the log's last restoration
     restored_as_of: str = ""  # the time of the backup that it used
+    twins: Mapping[str, TwinHold] = {}  # by configuration
     providers: Mapping[str, tuple[str, ...]] | None = None  # with their kinds, where that is known
     # What to do about a missing kind or provider: for the words of a refusal, which is no event.
     # Who refers to whom, as far as a declaration's own references lead: for circles.
@@ -81,6 +99,10 @@ class Context(msgspec.Struct, frozen=True):
         """What the kind's API can do; of an unknown kind nothing will be called anyway."""
         known = None if self.kind is None else self.kind.capabilities
         return _ANYTHING if known is None else known
+
+    def key_epoch(self, config_name: str) -> str:
+        """Return what sets the keys of an API's actions apart from those of another copy."""
+        return key_epoch(self.epoch, self.twins.get(config_name))
 
     def grace_seconds(self, config_name: str, state: ResourceState) -> float:
         """How long an API may take to show an effect of a resource.

@@ -189,6 +189,16 @@ class ApiGate:
         if self._is_troubled and (self.closed_seconds > 0 or self._broken()):
             raise self._closed(config, self.closed_seconds)
 
+    def check_writes(self) -> None:
+        """Raise ``TurnedAwayError`` while another copy of the log may write to the API."""
+        for member in self.members.values():
+            if member.has_twin:
+                raise TurnedAwayError(
+                    f"ProviderConfig {member.name!r} is held, because its API has objects that are "
+                    "newer than this log",
+                    retry_after_seconds=PROBE_PATIENCE_SECONDS,
+                )
+
     def _closed_until(self) -> float:
         until = max(self._own_throttle_until, self._own_opening_until)
         for member in self.members.values():

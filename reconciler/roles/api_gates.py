@@ -15,9 +15,11 @@ from events.log import (
     BreakerClosed,
     BreakerOpened,
     BreakerProbed,
+    HoldApproved,
     LogEvent,
     SpecDeclared,
     SpecWithdrawn,
+    TwinDetected,
 )
 from events.names import SYSTEM_NAMESPACE
 from events.provider_config import (
@@ -42,7 +44,16 @@ from reconciler.roles.configurations import Configurations
 from reconciler.roles.rate_limit import RateLimiter
 
 _FOLDED = frozenset(
-    {SpecDeclared, SpecWithdrawn, ApiThrottled, BreakerOpened, BreakerProbed, BreakerClosed}
+    {
+        SpecDeclared,
+        SpecWithdrawn,
+        ApiThrottled,
+        BreakerOpened,
+        BreakerProbed,
+        BreakerClosed,
+        TwinDetected,
+        HoldApproved,
+    }
 )
 STANDSTILL_SECONDS = 3.0
 """Who looks at the clock every half second, and finds so much gone, did not run meanwhile."""
@@ -238,5 +249,12 @@ def _tell(name: str, event: LogEvent) -> None:
             )
         case BreakerClosed():
             _logger.info("calls to an API resume", config=name)
+        case TwinDetected(objects=objects, total=total):
+            _logger.warning(
+                "an API has objects that are newer than this log; nothing is written to it",
+                config=name,
+                total=total,
+                example=objects[0].action,
+            )
         case _:
             pass

@@ -10,9 +10,11 @@ from events.log import (
     BreakerClosed,
     BreakerOpened,
     BreakerProbed,
+    HoldApproved,
     LogEvent,
     SpecDeclared,
     SpecWithdrawn,
+    TwinDetected,
 )
 
 
@@ -21,7 +23,8 @@ class Member:
     """One configuration of an API; times are seconds of the steady clock.
 
     ``seen`` is the version of its newest event, ``version`` that of the one that last moved its
-    breaker. ``shown_until`` is what people are told.
+    breaker. ``shown_until`` is what people are told. ``has_twin``: it is held, because
+    it has objects that are newer than the log (ADR 0065).
     """
 
     name: str
@@ -35,6 +38,7 @@ class Member:
     probe_by: str = ""
     probe_since: float = 0.0
     probe_until: float = 0.0
+    has_twin: bool = False
 
     def fold(self, event: LogEvent, now: datetime, clock: float) -> bool:
         """Fold an event in; return whether its breaker moved."""
@@ -55,6 +59,10 @@ class Member:
                 self.probe_until = clock + _remaining(until, now, most)
             case BreakerClosed():
                 self.version, self.is_broken = event.resourceversion, False
+            case TwinDetected():
+                self.has_twin = True
+            case HoldApproved(hold="Twin"):
+                self.has_twin = False
             case _:
                 pass
         return self.version != before

@@ -557,6 +557,7 @@ class Decider:
             log_id=self._log.log_id,
             epoch=self._log.epoch,
             restored_as_of=self._log.restored_as_of,
+            twins=self._configurations.twins,
             kind=self._kinds.find(key.kind),
             configs=self._configurations.by_name,
             providers=self._kinds.providers,

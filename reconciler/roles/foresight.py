@@ -508,6 +508,7 @@ class Foresight:
             log_id=self._log.log_id,
             epoch=self._log.epoch,
             restored_as_of=self._log.restored_as_of,
+            twins=self.configurations.twins,
             kind=None if kind is None else foreseeing(kind),
             configs=self.configurations.by_name,
             providers=self.kinds.providers,

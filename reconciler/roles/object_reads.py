@@ -26,6 +26,7 @@ from reconciler.roles.configurations import Configurations
 from reconciler.roles.object_secrets import hide_and_digest
 from reconciler.roles.oversize import is_too_large
 from reconciler.roles.providers import ProviderPool
+from reconciler.roles.twins import Suspect, TwinDetector
 
 FIRST_SECONDS = 1.0
 READS_AT_ONCE = 16
@@ -50,9 +51,11 @@ class ObjectReads:
         providers: ProviderPool,
         models: ReadModels,
         gates: ApiGates,
+        twins: TwinDetector | None = None,
         chance: Chance = REAL,
     ) -> None:
         self._intake = intake
+        self._twins = twins
         self._configurations = configurations
         self._providers = providers
         self._models = models
@@ -159,6 +162,10 @@ class ObjectReads:
             seen, shown = recorded
         if not is_news(shown, row) or is_too_large(seen):
             return 0
+        if seen is not None and self._twins is not None:
+            suspects, known_version = [Suspect(row.key, seen)], self._models.known_version
+            if await self._twins.report(name, row.kind, suspects, known_version):
+                return 0  # it is read again, when its ProviderConfig is held
         observed = Observed(
             name,
             row.external_name,

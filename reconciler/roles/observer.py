@@ -7,7 +7,7 @@ an API tells of changes, the next listing begins earlier.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import structlog
 from msgspec.structs import replace
@@ -44,6 +44,7 @@ from reconciler.roles.oversize import build_size_letter, is_too_large, store_siz
 from reconciler.roles.providers import ProviderPool
 from reconciler.roles.recent_deletions import RecentDeletions
 from reconciler.roles.slices import in_slices
+from reconciler.roles.twins import Suspect, TwinDetector
 from reconciler.secrecy import Secrecy
 
 JITTER = 0.1
@@ -76,9 +77,11 @@ class Observer:
         reads: ObjectReads | None = None,
         sink: DecisionSink | None = None,
         catch_up: Callable[[float], Awaitable[None]] | None = None,
+        twins: TwinDetector | None = None,
         chance: Chance = REAL,
     ) -> None:
         self._intake = intake
+        self._twins = twins
         self._configurations = configurations
         self._providers = providers
         self._kinds = kinds
@@ -314,6 +317,7 @@ class Observer:
             await store_size_letters(self._sink, letters)
         if self._configurations.by_name.get(began.provider_config) != config:
             raise ListingRefusedError("its ProviderConfig was changed during the listing")
+        await self._check_for_twin(began, found)
         reach(Failpoint.OBSERVER_LISTED)
         age = self._age(listing)
         await self._intake.publish(
@@ -346,6 +350,19 @@ class Observer:
 
         found = await asyncio.gather(*(one(row) for row in findings.doubtful))
         return [each for some in found for each in some]
+
+    async def _check_for_twin(
+        self, began: ListingBegan, found: Sequence[tuple[ResourceKey, Observed]]
+    ) -> None:
+        """Raise ``ListingRefusedError`` if the listing must wait until its API is held."""
+        if self._twins is None:
+            return
+        shown = [Suspect(key, each.object) for key, each in found if each.object is not None]
+        known_version = self._models.known_version
+        if await self._twins.report(began.provider_config, began.kind, shown, known_version):
+            raise ListingRefusedError(
+                "the API has objects that are newer than this log; its ProviderConfig is held first"
+            )
 
     def _age(self, listing: ListingAssembler) -> float | None:
         if listing.began_by is None:

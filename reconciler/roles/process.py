@@ -41,6 +41,7 @@ from reconciler.roles.projector import Projector, load_models
 from reconciler.roles.providers import ProviderPool
 from reconciler.roles.scrubber import Scrubber
 from reconciler.roles.sweeper import Sweeper
+from reconciler.roles.twins import TwinDetector
 from reconciler.roles.worker import Worker
 
 Role = Literal["decider", "worker", "observer", "projector"]
@@ -86,6 +87,7 @@ class Running:
     gates: ApiGates
     feed: LogFeed
     providers: ProviderPool
+    twins: TwinDetector
     lost: Sequence[LogDamage] = ()
     projector: Projector | None = None
     scrubber: Scrubber | None = None
@@ -146,6 +148,13 @@ async def load(ports: Ports, roles: Sequence[Role], kinds: KindRegistry) -> Runn
         gates=gates,
         feed=feed,
         providers=ProviderPool(kinds, configurations, ports.secrets),
+        twins=TwinDetector(
+            name=ports.name,
+            log=ports.log,
+            intake=ports.intake,
+            configurations=configurations,
+            chance=chance,
+        ),
         lost=lost,
     )
     if needs_models:
@@ -234,6 +243,7 @@ def _worker(parts: Running) -> list[Run]:
         configurations=parts.configurations,
         providers=parts.providers,
         gates=parts.gates,
+        twins=parts.twins,
         chance=ports.chance,
     )
     return [worker.run()]
@@ -247,6 +257,7 @@ def _observer(parts: Running) -> list[Run]:
         providers=parts.providers,
         models=parts.models,
         gates=parts.gates,
+        twins=parts.twins,
         chance=chance,
     )
     parts.feed.subscribe(reads.notice)
@@ -261,6 +272,7 @@ def _observer(parts: Running) -> list[Run]:
         reads=reads,
         sink=ports.sink,
         catch_up=parts.feed.catch_up,
+        twins=parts.twins,
         chance=chance,
     )
     sweeper = Sweeper(

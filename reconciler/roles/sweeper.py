@@ -216,6 +216,13 @@ class Sweeper:
         # The decider may load the kind later than this process. A composed resource may lack the
         # kind of a part, which the row does not name.
         waits |= {row.key: len(self._kinds) for row in rows if self._has_its_kind_now(row)}
+        waits |= {
+            row.key: hold.version
+            for row in rows
+            if (row.outcome, row.reason) == ("Held", Hold.TWIN)
+            and (hold := self._configurations.twins.get(row.provider_config)) is not None
+            and not hold.is_held
+        }
         clock, before = self._clock(), self._woken
         self._woken = {}
         waking: list[ResourceKey] = []

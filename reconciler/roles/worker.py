@@ -26,6 +26,7 @@ from events.log import (
     ActionNotDone,
     ActionRetried,
     ActionSucceeded,
+    LogEvent,
     LookupDecided,
     ResourceEvent,
 )
@@ -35,6 +36,7 @@ from reconciler.errors import (
     NothingDoneError,
     ProviderError,
     ThrottledError,
+    TransientError,
     UnknownResultError,
 )
 from reconciler.failpoints import Failpoint, is_armed, reach
@@ -60,6 +62,7 @@ from reconciler.roles.lookup import LookupResult, look_up
 from reconciler.roles.object_secrets import hide_secrets
 from reconciler.roles.oversize import is_too_large
 from reconciler.roles.providers import ProviderPool
+from reconciler.roles.twins import Suspect, TwinDetector
 
 LEASE_SECONDS = 10.0
 """How long an action is one worker's own without a sign of life."""
@@ -103,8 +106,10 @@ class Worker:
         configurations: Configurations,
         providers: ProviderPool,
         gates: ApiGates,
+        twins: TwinDetector | None = None,
         chance: Chance = REAL,
     ) -> None:
+        self._twins = twins
         self._name = name
         self._reader = reader
         self._intake = intake
@@ -189,6 +194,9 @@ class Worker:
                         reach(Failpoint.WORKER_CALLED, action.operation)
         finally:
             gate.inside -= 1
+        shown = self._hide_secrets(effect.object if effect else _obstacle(error), action)
+        if is_lookup or effect is None:
+            error, shown = await self._without_newer(delivery.event, action, error, shown)
         reported = Reported(
             action_id=action.action_id,
             attempt=attempt,
@@ -196,7 +204,7 @@ class Worker:
             finished_at=self._now(),
             worker=self._name,
             error=None if error is None else _as_action_error(error, self._now()),
-            object=self._hide_secrets(effect.object if effect else _obstacle(error), action),
+            object=shown,
             replayed=_is_kept_answer(error if effect is None else effect),
             is_lookup=is_lookup,
             redelivered=self._may_be_another_workers(delivery),
@@ -226,6 +234,7 @@ class Worker:
                 kind = delivery.event.key.kind
                 provider = self._providers.get(config, kind, action.definition)
                 if not look:
+                    gate.check_writes()
                     return None, await _execute(provider, action)
                 spec = self._configurations.by_name.get(config)
                 capabilities = self._providers.capabilities(kind)
@@ -243,6 +252,35 @@ class Worker:
         except Exception as error:
             _logger.exception("a provider raised an unexpected error", action=action.action_id)
             return ProviderError(f"{type(error).__name__}: {error}"), None
+
+    async def _without_newer(
+        self,
+        event: LogEvent,
+        action: Action,
+        error: ProviderError | ConfigurationError | None,
+        shown: ExternalObject | None,
+    ) -> tuple[ProviderError | ConfigurationError | None, ExternalObject | None]:
+        """Return what a call has met, unless that is newer than the log: nothing follows from it.
+
+        Else the next write would be based on it, before any listing shows it. Once it was approved
+        that the API has such objects, listings alone detect others.
+        """
+        config = action.provider_config
+        if shown is None or self._twins is None or config in self._configurations.twins:
+            return error, shown
+        try:
+            is_newer = await self._twins.report(
+                config,
+                event.key.kind,
+                [Suspect(event.key, shown)],
+                lambda key: event.resourceversion if key == event.key else 0,
+            )
+        except Exception as why:  # noqa: BLE001 - such as the bus being away
+            _logger.warning("comparing an object with the log failed", error=str(why))
+            is_newer = True
+        if not is_newer:
+            return error, shown
+        return error or TransientError("the object is newer than this log"), None
 
     def _hide_secrets(self, seen: ExternalObject | None, action: Action) -> ExternalObject | None:
         """Return an object without secrets; None for one that cannot be reported.

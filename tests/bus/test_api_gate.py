@@ -11,15 +11,17 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from nats.aio.client import Client
 
-from events.intake import ApiReported
+from events.intake import ApiReported, NewerObject
 from events.log import (
     ApiThrottled,
     BreakerClosed,
     BreakerOpened,
     BreakerProbed,
+    HoldApproved,
     LogEvent,
     ResourceEvent,
     SpecDeclared,
+    TwinDetected,
     event_type,
 )
 from events.provider_config import Breaker, CredentialsRef, Limits, ProviderConfigSpec
@@ -340,3 +342,22 @@ async def test_a_new_declaration_opens_the_gate(process: Process) -> None:
 
 def _now() -> datetime:
     return datetime.now(UTC)
+
+
+async def test_writes_are_refused_at_every_configuration_of_an_api_that_is_held(
+    process: Process,
+) -> None:
+    newer = NewerObject("Shape", "foo", "u1", "default/Shape/foo@9", 1)
+    process.log("first", TwinDetected((newer,), 1))
+    with pytest.raises(TurnedAwayError, match="newer than this log"):
+        process.gates.of("second").check_writes()
+    process.gates.of("other").check_writes()
+    process.declare("first", API)
+    with pytest.raises(TurnedAwayError):
+        process.gates.of("first").check_writes()
+    process.log("first", HoldApproved("DeletionGuard"))
+    with pytest.raises(TurnedAwayError):
+        process.gates.of("first").check_writes()
+    process.log("first", HoldApproved("Twin"))
+    process.gates.of("second").check_writes()
+    assert process.gates.of("first").is_open

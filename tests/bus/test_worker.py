@@ -11,7 +11,7 @@ import pytest
 
 from events.envelope import encode_intake
 from events.external import ExternalObject
-from events.intake import ActionError, Reported
+from events.intake import ActionError, ApiReported, NewerObject, Reported
 from events.log import (
     Action,
     ActionAbandoned,
@@ -19,24 +19,32 @@ from events.log import (
     ActionFailed,
     ActionRetried,
     ActionSucceeded,
+    HoldApproved,
     LogEvent,
+    LookupDecided,
     Operation,
     ResourceEvent,
+    SpecDeclared,
+    TwinDetected,
+    event_id,
 )
 from events.names import ResourceKey
-from events.provider_config import ProviderConfigSpec, Scope
+from events.provider_config import ProviderConfigSpec, Scope, config_key
 from infra.bus.event_log import JetStreamLog
 from infra.jetstream.errors import StreamFullError
-from reconciler.errors import ProviderError
+from reconciler.errors import ConflictError, ProviderError
 from reconciler.ports import ActionDelivery, IntakeMessageOut, NotStoredError, ResourceAppend
 from reconciler.provider import Capabilities, Effect, Provider
 from reconciler.provider.kind import Kind, KindRegistry
 from reconciler.provider.secrets import Secrets, SecretStores
+from reconciler.resource.attempt import idempotency_key
+from reconciler.resource.owner_label import OWNER_LABEL, owner
 from reconciler.roles.api_gates import ApiGates
 from reconciler.roles.chance import Chance
 from reconciler.roles.configurations import Configurations
 from reconciler.roles.oversize import MAX_OBJECT_BYTES
 from reconciler.roles.providers import ProviderPool
+from reconciler.roles.twins import TwinDetector
 from reconciler.roles.worker import LEASE_SECONDS, Worker
 from tests.bus.histories import event, new_key
 
@@ -86,6 +94,7 @@ class Bus:
         self._deliveries = list(deliveries)
         self.acknowledged = asyncio.Event()
         self.reports: list[Reported] = []
+        self.of_api: list[ApiReported] = []
         self.ids: list[str] = []
         self.rooms = 0
 
@@ -112,6 +121,7 @@ class Bus:
         for each in messages:
             assert encode_intake(each.message_id, "test", each.data, time=datetime.now(UTC))
         self.reports += [each.data for each in messages if isinstance(each.data, Reported)]
+        self.of_api += [each.data for each in messages if isinstance(each.data, ApiReported)]
         self.ids += [each.message_id for each in messages]
 
     async def last_position(self) -> int:
@@ -143,13 +153,14 @@ async def work(
     *,
     delivered: int = 2,
     capabilities: Capabilities | None = None,
+    of_config: Sequence[ResourceEvent] = (),
 ) -> Bus:
     """Deliver the first event of a history, as a rule again, and wait until it is done with."""
     key = history[0].key
     [last] = await log.append([ResourceAppend(key, history, 0)])
     position = last - len(history) + 1
     bus = Bus(ActionDelivery(position, history[0], delivered, None))
-    async with at_work(log, api, bus, capabilities=capabilities):
+    async with at_work(log, api, bus, capabilities=capabilities, of_config=of_config):
         await asyncio.wait_for(bus.acknowledged.wait(), 60)
     return bus
 
@@ -163,10 +174,15 @@ async def at_work(
     clock: Callable[[], float] = time.monotonic,
     capabilities: Capabilities | None = None,
     stores: SecretStores | None = None,
+    of_config: Sequence[ResourceEvent] = (),
 ) -> AsyncGenerator[Worker]:
-    """Run a worker meanwhile."""
+    """Run a worker meanwhile; ``of_config`` is what comes after the declaration of its API."""
     configurations = Configurations()
-    configurations.by_name["default"] = ProviderConfigSpec("test", "http://test")
+    gates = ApiGates(name="test", configurations=configurations, intake=bus, rates=NoRates())
+    declared = SpecDeclared(1, "", "", "default", {"provider": "test", "endpoint": "http://test"})
+    for version, data in enumerate((declared, *of_config), 1):
+        configurations.apply(event(config_key("default"), version, data))
+        gates.apply(event(config_key("default"), version, data))
     kind = Kind(
         "Shape",
         "test/v1",
@@ -182,7 +198,8 @@ async def at_work(
         log=log,
         configurations=configurations,
         providers=ProviderPool(KindRegistry([kind]), configurations, stores),
-        gates=ApiGates(name="test", configurations=configurations, intake=bus, rates=NoRates()),
+        gates=gates,
+        twins=TwinDetector(name="test", log=log, intake=bus, configurations=configurations),
         chance=Chance(clock=clock),
     )
     running = asyncio.create_task(worker.run())
@@ -581,3 +598,65 @@ async def test_a_report_contains_no_secret_but_all_that_was_decided(log: JetStre
     [report] = bus.reports
     assert report.object is not None
     assert report.object.fields == {"owner": "postgres", "seen": "Bearer ***"}
+
+
+# --- objects that are newer than the log (ADR 0065)
+
+
+def _newer(log: JetStreamLog, key: ResourceKey, version: int = 9) -> ExternalObject:
+    """Return an object as an action of a copy of the log has left it."""
+    written_by = idempotency_key(log.log_id, event_id(key, version), log.epoch)
+    labels = {OWNER_LABEL: owner(log.log_id, key)}
+    return ExternalObject(key.name, {}, "u1", "v2", labels, written_by)
+
+
+async def test_a_write_that_meets_a_newer_object_is_not_based_on_it(log: JetStreamLog) -> None:
+    """Else the next write would overwrite it, before any listing has shown it."""
+    key = new_key()
+    api = Api(fails=ConflictError("another version", obstacle=_newer(log, key)))
+    bus = await work(log, api, [decided(key)], delivered=1)
+    (newer,) = [each for said in bus.of_api for each in said.newer]
+    assert (newer.action, newer.known_version) == (f"{key}@9", 1)
+    (report,) = bus.reports
+    assert report.error is not None
+    assert (report.error.error_class, report.object) == ("Conflict", None)
+
+
+async def test_a_lookup_that_meets_a_newer_object_says_nothing(log: JetStreamLog) -> None:
+    """Found by its label, it would be taken for what the action has created."""
+    key = new_key()
+    first = decided(key, "Create")
+    assert isinstance(first.data, ActionDecided)
+    lookup = event(key, 1, LookupDecided(first.data.action, 2))
+    bus = await work(log, Api(_newer(log, key)), [lookup], delivered=1)
+    (report,) = bus.reports
+    assert report.error is not None
+    assert (report.error.error_class, report.object) == ("Transient", None)
+
+
+async def test_what_an_action_of_this_log_has_written_is_reported_as_ever(
+    log: JetStreamLog,
+) -> None:
+    key = new_key()
+    found = _newer(log, key, version=1)
+    bus = await work(log, Api(fails=ConflictError("no", obstacle=found)), [decided(key)])
+    assert (bus.of_api, [each.object for each in bus.reports]) == ([], [found])
+
+
+async def test_nothing_is_written_while_an_api_is_held(log: JetStreamLog) -> None:
+    held = TwinDetected((NewerObject("Shape", "foo", "u1", "default/Shape/foo@9", 1),), 1)
+    api = Api()
+    bus = await work(log, api, [decided(new_key())], delivered=1, of_config=[held])
+    assert api.calls == 0
+    (report,) = bus.reports
+    assert report.error is not None
+    assert not report.error.attempted
+    lookup = decided(new_key())
+    assert isinstance(lookup.data, ActionDecided)
+    shown = ExternalObject(lookup.key.name, {})
+    looking = event(lookup.key, 1, LookupDecided(lookup.data.action, 2))
+    bus = await work(log, Api(shown), [looking], delivered=1, of_config=[held])
+    assert [each.object for each in bus.reports] == [shown], "reads go on"
+    approved = [held, HoldApproved("Twin")]
+    await work(log, api, [decided(new_key())], delivered=1, of_config=approved)
+    assert api.calls == 1

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from events.external import ExternalObject
-from events.intake import ActionError, TargetState
+from events.intake import ActionError, NewerObject, TargetState
 from events.kind_definition import DefinitionRef
 from events.log import (
     AbsenceDoubted,
@@ -56,6 +56,7 @@ from events.log import (
     SpecResolved,
     SpecWithdrawn,
     TargetObserved,
+    TwinDetected,
 )
 from events.manifest import Policy
 from reconciler.cli.summaries import name_of, summary, tell_all
@@ -247,6 +248,10 @@ TOLD: list[tuple[ResourceEvent, str]] = [
         "The process that probed the API stopped, so another one may probe it",
     ),
     (BreakerClosed(), "The API responds again, and the circuit breaker closed"),
+    (
+        TwinDetected((NewerObject("Shape", "foo", "u1", "default/Shape/foo@9", 4),), 2),
+        "The API has 2 objects that are newer than this log; no more writes",
+    ),
     (
         OutcomeRecorded("Converged", 2, "AsDeclared"),
         "The outcome of generation 2 is Converged (AsDeclared)",

@@ -27,6 +27,7 @@ from events.intake import (
     ListingCompleted,
     ListingItem,
     ListingPart,
+    NewerObject,
     Observed,
     ReconcileRequested,
     Referenced,
@@ -49,6 +50,7 @@ from events.log import (
     OutcomeRecorded,
     ResourceEvent,
     SpecDeclared,
+    TwinDetected,
     event_type,
 )
 from events.manifest import Manifest, Metadata
@@ -76,6 +78,9 @@ INTAKE: list[IntakeData] = [
     Observed("default", "foo", THING, began_at=NOW),
     Reported("a", 1, NOW, NOW, "w", ActionError("Transient", "no")),
     ApiReported("Throttled", "w", NOW, retry_after_seconds=7.0, message="no"),
+    ApiReported(
+        "Twin", "w", NOW, newer=(NewerObject("Shape", "foo", None, "a/b/c@9", 4),), total=1
+    ),
     TimerFired("Retry"),
 ]
 PARTS: list[ListingPart] = [
@@ -91,6 +96,7 @@ LOGGED: list[ResourceEvent] = [
     BreakerOpened(NOW, 2.0, 5, "no"),
     BreakerProbed(NOW, 20.0, "w"),
     BreakerClosed(),
+    TwinDetected((NewerObject("Shape", "foo", "u1", "default/Shape/foo@9", 4),), 1),
 ]
 
 

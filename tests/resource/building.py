@@ -33,7 +33,7 @@ from reconciler.resource.decide import decide
 from reconciler.resource.evolve import fold
 from reconciler.resource.owner_label import OWNER_LABEL, owner
 from reconciler.resource.state import NEW, InFlight, ResourceState
-from reconciler.resource.turn import Command, Context
+from reconciler.resource.turn import Command, Context, TwinHold
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 LOG_ID = "log1"
@@ -152,6 +152,7 @@ class Story:
         self.jitter = jitter
         self.restored_as_of = ""
         self.providers: Mapping[str, tuple[str, ...]] | None = None
+        self.twins: dict[str, TwinHold] = {}
         self.now = START
         self.position = 0
         self.stored_at: datetime | None = None
@@ -174,6 +175,7 @@ class Story:
             providers=self.providers,
             epoch="e1" if self.restored_as_of else "",
             restored_as_of=self.restored_as_of,
+            twins=self.twins,
         )
 
     def command(self, data: IntakeData, *, message_id: str = "", actor: str = "tests") -> Command:

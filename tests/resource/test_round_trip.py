@@ -18,6 +18,7 @@ from events.intake import (
     ApprovalDecision,
     ErrorClass,
     LossCount,
+    NewerObject,
     OnWithdrawal,
     TargetState,
 )
@@ -72,6 +73,7 @@ from events.log import (
     SpecResolved,
     SpecWithdrawn,
     TargetObserved,
+    TwinDetected,
     event_id,
     event_type,
 )
@@ -91,6 +93,7 @@ from reconciler.resource.state import (
     Owned,
     ResourceState,
     Spec,
+    Twin,
     Waits,
 )
 from tests.resource.building import FOO, converged, repainted
@@ -185,6 +188,10 @@ flights = st.builds(
     st.booleans(),
 )
 
+newer = st.lists(st.builds(NewerObject, texts, texts, maybe_texts, texts, numbers), max_size=2).map(
+    tuple
+)
+
 BUILDERS: dict[type[ResourceEvent], st.SearchStrategy[Any]] = {
     SpecDeclared: st.builds(
         SpecDeclared, numbers, texts, texts, texts, fields, labels, labels, policies
@@ -273,6 +280,7 @@ BUILDERS: dict[type[ResourceEvent], st.SearchStrategy[Any]] = {
     BreakerOpened: st.builds(BreakerOpened, moments, seconds, numbers, texts),
     BreakerProbed: st.builds(BreakerProbed, moments, seconds, texts),
     BreakerClosed: st.just(BreakerClosed()),
+    TwinDetected: st.builds(TwinDetected, newer, numbers),
     OutcomeRecorded: st.builds(
         OutcomeRecorded, literal(OutcomeName), numbers, texts, texts, conditions, maybe_texts
     ),
@@ -319,7 +327,15 @@ states = st.builds(
     ),
     outcome=st.none() | BUILDERS[OutcomeRecorded],
     because=texts,
-    api=st.builds(ApiHealth, numbers, *[st.none() | moments, seconds] * 3, numbers, numbers, texts),
+    api=st.builds(
+        ApiHealth,
+        numbers,
+        *[st.none() | moments, seconds] * 3,
+        numbers,
+        numbers,
+        texts,
+        twin=st.builds(Twin, numbers, newer, numbers),
+    ),
 )
 
 

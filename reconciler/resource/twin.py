@@ -1,0 +1,84 @@
+"""Objects that prove another holder of this log, and the hold of their API (ADR 0065).
+
+Two copies of a data directory have one log id, so they write the same owner labels. A label can be
+copied by anybody, and so can the idempotency key beside it; but the key of an action that this log
+has not decided yet exists only where another holder of the log has decided it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from events.external import ExternalObject
+from events.hold import Hold
+from events.log import ActionDecided, ActionRetried, event_id
+from events.names import ResourceKey
+from events.provider_config import config_key
+from reconciler.resource.attempt import idempotency_key
+from reconciler.resource.owner_label import OWNER_LABEL, resource_of
+from reconciler.resource.turn import Context, Settled, Step, TwinHold, key_epoch
+
+MAX_AHEAD: Final = 256
+"""A key is compared with those of so many versions that this log has not reached."""
+
+_RECENT: Final = 64
+"""An object that differs was nearly always written by one of so many newest events."""
+
+
+class KeySpaces(NamedTuple):
+    """What the keys of a log's actions are derived from: its id and its epochs, newest first."""
+
+    log_id: str
+    epochs: tuple[str, ...]
+
+    @classmethod
+    def of(cls, log_id: str, epoch: str, hold: TwinHold | None) -> KeySpaces:
+        """Return those of an API. An epoch names those before it: ``newest.older.oldest``."""
+        of_api = key_epoch(epoch, hold)
+        epochs = [of_api] if of_api != epoch else []
+        while epoch:
+            epochs.append(epoch)
+            epoch = epoch.partition(".")[2]
+        return cls(log_id, (*epochs, ""))
+
+    def keys(self, resource: ResourceKey, version: int) -> Iterator[str]:
+        """Return the keys that an action decided by this event may have."""
+        action_id = event_id(resource, version)
+        return (idempotency_key(self.log_id, action_id, epoch) for epoch in self.epochs)
+
+
+def labelled_resource(found: ExternalObject, log_id: str) -> ResourceKey | None:
+    """Return the resource of this log that an object's owner label names."""
+    name = resource_of(found.labels.get(OWNER_LABEL, ""), log_id)
+    return ResourceKey.parse(name) if name else None
+
+
+def newer_action(found: ExternalObject, spaces: KeySpaces, known_version: int) -> str | None:
+    """Return the id of the action that wrote an object, if it is newer than its resource."""
+    resource = labelled_resource(found, spaces.log_id)
+    if resource is None or found.written_by is None:
+        return None
+    oldest = max(known_version - _RECENT, 0)
+    if any(found.written_by in spaces.keys(resource, v) for v in range(known_version, oldest, -1)):
+        return None
+    for version in range(known_version + 1, known_version + MAX_AHEAD + 1):
+        if found.written_by in spaces.keys(resource, version):
+            return event_id(resource, version)
+    return None
+
+
+def unless_twin(step: Step, context: Context) -> Step:
+    """Return the step, or how the resource stands while nothing may be written to its API."""
+    if not isinstance(step, (ActionDecided, ActionRetried)):
+        return step
+    name = step.action.provider_config
+    hold = context.twins.get(name)
+    if hold is None or not hold.is_held:
+        return step
+    return Settled(
+        "Held",
+        Hold.TWIN,
+        f"ProviderConfig {name!r} is held, because its API has objects that are newer than this "
+        f"log; to continue: `reconciler approve {config_key(name)} --hold {Hold.TWIN}`",
+    )

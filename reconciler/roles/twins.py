@@ -1,0 +1,126 @@
+"""Detects that another holder of this log writes to an API, by what its objects show (ADR 0065)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import structlog
+
+from events.external import ExternalObject
+from events.intake import ApiReported, NewerObject
+from events.log import ExternalObserved, LogEvent
+from events.names import ResourceKey
+from events.provider_config import config_key
+from reconciler.ports import EventLog, IntakeMessageOut, IntakeWriter
+from reconciler.resource.api_health import MAX_NEWER_OBJECTS
+from reconciler.resource.twin import KeySpaces, labelled_resource, newer_action
+from reconciler.roles.chance import REAL, Chance
+from reconciler.roles.configurations import Configurations
+from reconciler.roles.slices import in_slices
+
+_LOADED_AT_ONCE = 64
+
+_logger = structlog.get_logger(__name__)
+
+
+class Suspect(NamedTuple):
+    """An object, and the resource that is about to be told of it."""
+
+    told: ResourceKey
+    object: ExternalObject
+
+
+class TwinDetector:
+    """Compares what APIs show with the log, and reports what is newer."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        log: EventLog,
+        intake: IntakeWriter,
+        configurations: Configurations,
+        chance: Chance = REAL,
+    ) -> None:
+        self._name = name
+        self._log = log
+        self._intake = intake
+        self._configurations = configurations
+        self._now = chance.now
+        self._new_id = chance.new_id
+
+    async def report(
+        self,
+        config: str,
+        kind: str,
+        shown: Sequence[Suspect],
+        known_version: Callable[[ResourceKey], int],
+    ) -> bool:
+        """Report the objects of a configuration that are newer than the log.
+
+        Return whether nothing may be concluded from them yet, because the API is not held. The log
+        is read only for those that are newer than a version that this process knows.
+        """
+        hold = self._configurations.twins.get(config)
+        spaces = KeySpaces.of(self._log.log_id, self._log.epoch, hold)
+        suspects: list[Suspect] = []
+        async for some in in_slices(shown):
+            suspects += [each for each in some if _is_suspect(each.object, spaces, known_version)]
+        found: list[NewerObject] = []
+        for at in range(0, len(suspects), _LOADED_AT_ONCE):
+            found += await self._newer(kind, suspects[at : at + _LOADED_AT_ONCE], spaces)
+        if not found:
+            return False
+        _logger.warning(
+            "an API has objects that are newer than this log",
+            config=config,
+            total=len(found),
+            example=found[0].action,
+        )
+        version = 0 if hold is None else hold.version
+        reported = ApiReported(
+            "Twin",
+            self._name,
+            self._now(),
+            version,
+            newer=tuple(found[:MAX_NEWER_OBJECTS]),
+            total=len(found),
+        )
+        message = IntakeMessageOut("result", config_key(config), reported, self._new_id())
+        await self._intake.publish([message])
+        return hold is None or not hold.is_held
+
+    async def _newer(
+        self, kind: str, suspects: Sequence[Suspect], spaces: KeySpaces
+    ) -> list[NewerObject]:
+        """Return those whose action the log does not have, and which it has not seen."""
+        named = [(each, labelled_resource(each.object, spaces.log_id)) for each in suspects]
+        keys = {key for each, named_by in named for key in (each.told, named_by) if key is not None}
+        histories = await self._log.load(sorted(keys), from_leader=True, use_cache=False)
+        found: list[NewerObject] = []
+        for each, resource in named:
+            if resource is None or histories[resource].damage is not None:
+                continue
+            events = histories[resource].events
+            known = events[-1].resourceversion if events else 0
+            action = newer_action(each.object, spaces, known)
+            seen_by = (*events, *histories[each.told].events)
+            if action is None or any(_shows(event, each.object) for event in seen_by):
+                continue
+            shown = each.object
+            found.append(NewerObject(kind, shown.name, shown.uid, action, known))
+        return found
+
+
+def _is_suspect(
+    shown: ExternalObject, spaces: KeySpaces, known_version: Callable[[ResourceKey], int]
+) -> bool:
+    resource = labelled_resource(shown, spaces.log_id)
+    return resource is not None and bool(newer_action(shown, spaces, known_version(resource)))
+
+
+def _shows(event: LogEvent, shown: ExternalObject) -> bool:
+    """Return whether an event has recorded an object as its last writer left it."""
+    seen = event.data.object if isinstance(event.data, ExternalObserved) else None
+    return seen is not None and (seen.uid, seen.written_by) == (shown.uid, shown.written_by)

@@ -1,0 +1,271 @@
+"""What an observer does with objects that are newer than the log: nothing, until their API is held.
+
+A client can copy all that an object carries, but no key that this log has not decided yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from events.external import ExternalObject
+from events.intake import ApiReported, IntakeData, Observed
+from events.integrity import LogDamage
+from events.log import (
+    ExternalObserved,
+    HoldApproved,
+    LogEvent,
+    ResourceEvent,
+    SpecDeclared,
+    TwinDetected,
+    event_id,
+)
+from events.manifest import Policy
+from events.names import ResourceKey
+from events.provider_config import ProviderConfigSpec, Scope, config_key
+from projections.read_models import ReadModels
+from reconciler.ports import IntakeMessageOut, LoadedResource
+from reconciler.provider import Effect, Provider
+from reconciler.provider.kind import Kind, KindRegistry
+from reconciler.provider.secrets import Secrets
+from reconciler.resource.attempt import idempotency_key
+from reconciler.resource.owner_label import OWNER_LABEL, owner
+from reconciler.roles.api_gates import ApiGates
+from reconciler.roles.configurations import Configurations
+from reconciler.roles.listing import ListingRefusedError
+from reconciler.roles.object_reads import ObjectReads
+from reconciler.roles.observer import Observer
+from reconciler.roles.providers import ProviderPool
+from reconciler.roles.twins import TwinDetector
+from tests.bus.histories import event
+from tests.bus.test_worker import NoRates
+
+FOO, ELSEWHERE = ResourceKey("default", "Shape", "foo"), ResourceKey("team", "Shape", "foo")
+CONFIG = config_key("default")
+
+
+def written(version: int | None, *, of: ResourceKey = FOO, name: str = "foo") -> ExternalObject:
+    """Return an object as an action of a copy of the log has left it."""
+    key = None if version is None else idempotency_key("log", event_id(of, version))
+    labels = {OWNER_LABEL: owner("log", of)}
+    return ExternalObject(name, {"color": "Red"}, "u1", "v1", labels, key)
+
+
+class Api:
+    """Lists what it has."""
+
+    def __init__(self, *objects: ExternalObject) -> None:
+        self.objects = objects
+
+    def __call__(self, config: ProviderConfigSpec, secrets: Secrets) -> Provider:
+        del config, secrets
+        return self
+
+    async def create(self, action: object) -> Effect:
+        raise AssertionError(action)
+
+    update = delete = create
+
+    async def read(self, external_name: str, uid: str | None = None) -> ExternalObject | None:
+        del uid
+        return next((each for each in self.objects if each.name == external_name), None)
+
+    async def pages(
+        self, scope: Scope, *, page_size: int
+    ) -> AsyncIterator[Sequence[ExternalObject]]:
+        del scope, page_size
+        yield self.objects
+
+    async def close(self) -> None: ...
+
+
+class Log:
+    """The log as the leader has it."""
+
+    log_id, epoch = "log", ""
+
+    def __init__(self) -> None:
+        self.histories: dict[ResourceKey, list[LogEvent]] = {}
+        self.damaged: set[ResourceKey] = set()
+        self.loads = 0
+
+    async def load(
+        self, keys: Sequence[ResourceKey], *, from_leader: bool = False, use_cache: bool = True
+    ) -> Mapping[ResourceKey, LoadedResource]:
+        assert from_leader
+        assert not use_cache, "a state does not tell what was seen"
+        self.loads += 1
+        return {key: self._loaded(key) for key in keys}
+
+    def _loaded(self, key: ResourceKey) -> LoadedResource:
+        damage = LogDamage("Missing", 3, 3, "", "", str(key)) if key in self.damaged else None
+        return LoadedResource(0, None, self.histories.get(key, []), damage)
+
+
+class Stage:
+    """An observer of one API, its log, and what it published."""
+
+    def __init__(self, *objects: ExternalObject) -> None:
+        self.api, self.log, self.models = Api(*objects), Log(), ReadModels()
+        self.said: list[IntakeData] = []
+        self.configurations = Configurations()
+        self.configurations.by_name["default"] = ProviderConfigSpec("test", "http://test")
+        kinds = KindRegistry(
+            [Kind("Shape", "test/v1", ProviderConfigSpec, provider="test", connect=self.api)]
+        )
+        log: Any = self.log
+        shared: dict[str, Any] = {
+            "intake": self,
+            "configurations": self.configurations,
+            "providers": ProviderPool(kinds, self.configurations),
+            "models": self.models,
+            "gates": ApiGates(
+                name="test",
+                configurations=self.configurations,
+                intake=self,
+                rates=NoRates(),
+            ),
+            "twins": TwinDetector(
+                name="test", log=log, intake=self, configurations=self.configurations
+            ),
+        }
+        self.reads = ObjectReads(**shared)
+        self.observer = Observer(**shared, kinds=kinds, log_id="log")
+
+    async def publish(self, messages: Sequence[IntakeMessageOut]) -> None:
+        self.said += [each.data for each in messages]
+
+    async def last_position(self) -> int:
+        return 7
+
+    def records(self, data: ResourceEvent, key: ResourceKey = FOO, *, in_rows: bool = True) -> None:
+        mine = self.log.histories.setdefault(key, [])
+        mine.append(event(key, len(mine) + 1, data))
+        self.configurations.apply(mine[-1])
+        if in_rows:
+            position = sum(map(len, self.log.histories.values()))
+            self.models.apply(position, mine[-1])
+
+    def declares(self, *, versions: int = 1, in_rows: bool = True) -> None:
+        for version in range(versions):
+            data = SpecDeclared(version + 1, "test/v1", "default", "foo", {}, policy=Policy())
+            self.records(data, in_rows=in_rows)
+
+    async def list(self) -> list[IntakeData]:
+        """List once, and return what was published."""
+        self.said = []
+        await self.observer.list_once("default", "Shape")
+        return self.said
+
+    async def refused(self) -> ApiReported:
+        """List once, without anything to conclude; return what the API was reported with."""
+        self.said = []
+        with pytest.raises(ListingRefusedError, match="newer than this log"):
+            await self.observer.list_once("default", "Shape")
+        (reported,) = self.said
+        assert isinstance(reported, ApiReported)
+        return reported
+
+    def hold(self, reported: ApiReported) -> None:
+        self.records(TwinDetected(reported.newer, reported.total), CONFIG, in_rows=False)
+
+
+async def test_an_object_that_is_newer_than_the_log_holds_its_api_first():
+    stage = Stage(written(12))
+    stage.declares(versions=2)
+    reported = await stage.refused()
+    (newer,) = reported.newer
+    assert (newer.action, newer.known_version) == ("default/Shape/foo@12", 2)
+    assert (newer.kind, newer.name, newer.uid) == ("Shape", "foo", "u1")
+    stage.hold(reported)
+    assert {type(each) for each in await stage.list()} >= {Observed}, "now it is safe to be told"
+
+
+async def test_an_object_of_a_resource_that_the_log_never_heard_of_is_newer():
+    reported = await Stage(written(4, of=ELSEWHERE)).refused()
+    assert reported.newer[0].action == "team/Shape/foo@4"
+
+
+async def test_all_newer_objects_are_reported_at_once():
+    many = [
+        written(2, of=ResourceKey("default", "Shape", f"s{number}"), name=f"s{number}")
+        for number in range(150)
+    ]
+    reported = await Stage(*many).refused()
+    assert (reported.total, len(reported.newer)) == (150, 20)
+
+
+@pytest.mark.parametrize(
+    "copied",
+    [
+        written(1, name="bar"),
+        replace(written(1), uid="another"),
+        written(None, name="bar"),
+        written(None, of=ResourceKey("default", "Shape", "never-declared")),
+    ],
+    ids=[
+        "label and key on another object",
+        "label and key on a new object of the name",
+        "the label alone",
+        "a label for a resource that the log does not know",
+    ],
+)
+async def test_what_somebody_copied_holds_nothing(copied: ExternalObject):
+    """It is a Conflict or Disputed, for that object alone."""
+    stage = Stage(copied)
+    stage.declares(versions=3)
+    assert {type(each) for each in await stage.list()} == {Observed}
+    assert stage.log.loads == 0, "it costs no read of the log"
+
+
+async def test_a_late_creation_of_a_resource_whose_row_was_forgotten_is_ours():
+    stage = Stage(written(2))
+    stage.declares(versions=3, in_rows=False)
+    assert {type(each) for each in await stage.list()} == {Observed}
+    assert stage.log.loads == 1
+
+
+async def test_a_damaged_history_proves_nothing():
+    stage = Stage(written(12))
+    stage.declares(versions=2)
+    stage.log.damaged.add(FOO)
+    assert {type(each) for each in await stage.list()} == {Observed}
+
+
+async def test_what_was_seen_while_the_api_was_held_is_no_evidence_again():
+    """Else each listing after an approval would hold the API again."""
+    stage = Stage(written(12, of=ELSEWHERE))
+    stage.hold(await stage.refused())
+    told = next(each for each in await stage.list() if isinstance(each, Observed))
+    stage.records(ExternalObserved("default", "foo", told.object, "CompleteListing", 7))
+    stage.records(HoldApproved("Twin"), CONFIG, in_rows=False)
+    stage.api.objects = (replace(written(12, of=ELSEWHERE), fields={"color": "Blue"}),)
+    stage.declares()
+    assert {type(each) for each in await stage.list()} == {Observed}
+    stage.api.objects = (replace(written(13, of=ELSEWHERE), fields={"color": "Green"}),)
+    assert (await stage.refused()).as_of == 2, "what came later is, and is newer than the approval"
+
+
+async def test_a_report_names_the_hold_that_its_reporter_knows():
+    stage = Stage(written(12))
+    stage.declares()
+    reported = await stage.refused()
+    assert reported.as_of == 0
+    stage.hold(reported)
+    (again, *_) = [each for each in await stage.list() if isinstance(each, ApiReported)]
+    assert again.as_of == 1
+
+
+async def test_a_single_read_concludes_nothing_from_a_newer_object():
+    stage = Stage(written(12))
+    stage.declares()
+    config = stage.configurations.by_name["default"]
+    rows = [stage.models.status[str(FOO)]]
+    assert await stage.reads.read(rows, config) == 0
+    (reported,) = stage.said
+    assert isinstance(reported, ApiReported)
+    stage.hold(reported)
+    assert await stage.reads.read(rows, config) == 1

@@ -1,0 +1,241 @@
+"""Another holder of the same log: what proves it, and what is held until a person approves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from events.external import ExternalObject
+from events.intake import ApiReported, Approved, Declared, NewerObject, Withdrawn
+from events.log import (
+    ActionDecided,
+    ActionRetried,
+    DriftDetected,
+    HoldApproved,
+    LookupDecided,
+    OutcomeRecorded,
+    ResourceEvent,
+    TwinDetected,
+    event_id,
+)
+from events.names import ResourceKey
+from reconciler.resource.api_health import MAX_NEWER_OBJECTS
+from reconciler.resource.attempt import idempotency_key
+from reconciler.resource.owner_label import OWNER_LABEL, owner
+from reconciler.resource.turn import TwinHold
+from reconciler.resource.twin import MAX_AHEAD, KeySpaces, newer_action
+from tests.resource.building import FOO, FOO_OWNER, LOG_ID, Story, every, manifest, only, thing
+from tests.resource.test_api_health import answered, configured, declare, failing
+
+HELD = TwinHold(7, is_held=True)
+FIRST = KeySpaces.of(LOG_ID, "", None)
+RED, BLUE = {"color": "Red"}, {"color": "Blue"}
+
+
+def key_at(version: int, *, epoch: str = "", of: ResourceKey = FOO, log_id: str = LOG_ID) -> str:
+    return idempotency_key(log_id, event_id(of, version), epoch)
+
+
+def ours(written_by: str | None, *, label: str = FOO_OWNER) -> ExternalObject:
+    return replace(thing(uid="u1", labels={OWNER_LABEL: label}), written_by=written_by)
+
+
+# --- what proves it
+
+
+def test_the_key_of_an_action_that_the_log_has_not_reached_is_another_holders():
+    assert newer_action(ours(key_at(12)), FIRST, 7) == event_id(FOO, 12)
+    assert newer_action(ours(key_at(1)), FIRST, 0) == event_id(FOO, 1), "it was never heard of"
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        ours(key_at(7)),
+        ours(key_at(2)),
+        ours(None),
+        ours("a-key-of-somebody-else"),
+        ours(key_at(12, log_id="log2"), label=owner("log2", FOO)),
+        replace(ours(key_at(12)), labels={}),
+        ours(key_at(12, of=ResourceKey("default", "Block", "Bar"))),
+        ours(key_at(7 + MAX_AHEAD + 1)),
+    ],
+    ids=[
+        "our newest action",
+        "an older one",
+        "an API that shows no key",
+        "a key that is none of ours",
+        "another log's",
+        "without a label",
+        "with the label of another resource",
+        "too far ahead",
+    ],
+)
+def test_nothing_else_is(found: ExternalObject):
+    """Whatever somebody copies from an object of ours: its key is one that this log has decided."""
+    assert newer_action(found, FIRST, 7) is None
+
+
+def test_a_restored_log_knows_the_keys_of_the_epochs_before():
+    """What was written after the backup is newer than the restored log."""
+    restored = KeySpaces.of(LOG_ID, "e2.e1", None)
+    assert newer_action(ours(key_at(12)), restored, 7)
+    assert newer_action(ours(key_at(12, epoch="e1")), restored, 7)
+    assert newer_action(ours(key_at(12, epoch="e2.e1")), restored, 7)
+    assert newer_action(ours(key_at(7, epoch="e1")), restored, 7) is None
+    assert newer_action(ours(key_at(12, epoch="e3")), restored, 7) is None
+
+
+# --- the ProviderConfig
+
+
+def newer(name: str = "a", version: int = 12, known: int = 7) -> NewerObject:
+    action = event_id(ResourceKey("default", "Block", name), version)
+    return NewerObject("Block", name, f"uid-{name}", action, known)
+
+
+def twin(story: Story, *newer: NewerObject, as_of: int | None = None, total: int = 0) -> list[Any]:
+    known = story.state.api.twin.version if as_of is None else as_of
+    total = total or len(newer)
+    return story.turn(ApiReported("Twin", "w1", story.now, known, newer=newer, total=total))
+
+
+def approve(story: Story) -> list[ResourceEvent]:
+    return story.turn(Approved("Twin", reason="the copy was stopped"))
+
+
+def test_a_configuration_is_held_with_the_objects_that_prove_it():
+    story = configured()
+    events = twin(story, newer("a"), newer("b"), newer("c"), newer("d"))
+    assert only(TwinDetected, events).total == 4
+    told = only(OutcomeRecorded, events)
+    assert (told.outcome, told.reason) == ("Held", "Twin")
+    assert "4 objects were written by actions that this log does not contain" in told.message
+    assert "Block 'a' (uid uid-a) by default/Block/a@12" in told.message
+    assert "and 1 more" in told.message
+
+
+def test_the_same_objects_are_recorded_once_and_others_are_added():
+    story = configured()
+    twin(story, newer("a"))
+    assert twin(story, newer("a")) == []
+    assert [each.name for each in only(TwinDetected, twin(story, newer("b"))).objects] == ["a", "b"]
+
+
+def test_of_many_objects_some_are_recorded_and_all_are_counted():
+    story = configured()
+    many = [newer(f"n{number}") for number in range(MAX_NEWER_OBJECTS)]
+    detected = only(TwinDetected, twin(story, *many, total=500))
+    assert (len(detected.objects), detected.total) == (MAX_NEWER_OBJECTS, 500)
+
+
+def test_all_objects_are_approved_together():
+    story = configured()
+    twin(story, newer("a"), newer("b"))
+    assert only(HoldApproved, approve(story)).hold == "Twin"
+    assert story.outcome == "Converged"
+
+
+def test_what_was_read_before_the_approval_holds_nothing():
+    story = configured()
+    twin(story, newer("a"))
+    before = story.state.api.twin.version
+    approve(story)
+    assert twin(story, newer("a"), newer("b"), as_of=before) == []
+
+
+def test_each_hold_needs_its_own_approval():
+    story = configured()
+    twin(story, newer("a"))
+    approve(story)
+    twin(story, newer("b"))
+    assert (story.outcome, story.reason) == ("Held", "Twin")
+    assert every(HoldApproved, approve(story))
+    assert story.outcome == "Converged"
+
+
+def test_neither_a_declaration_nor_the_breaker_ends_the_hold():
+    story = configured()
+    twin(story, newer("a"))
+    declare(story, {"provider": "tests", "endpoint": "http://elsewhere"})
+    assert (story.outcome, story.reason) == ("Held", "Twin")
+    failing(story)
+    assert (story.outcome, story.reason) == ("Held", "Twin")
+    answered(story)
+    assert (story.outcome, story.reason) == ("Held", "Twin")
+
+
+# --- its resources
+
+
+def held_story() -> Story:
+    story = Story()
+    story.twins["default"] = HELD
+    return story
+
+
+def test_nothing_is_created_while_the_api_is_held():
+    story = held_story()
+    assert not every(ActionDecided, story.declare())
+    assert (story.outcome, story.reason) == ("Held", "Twin")
+    assert story.wake() == [], "woken in vain, it says the same"
+
+
+def test_nothing_is_corrected_or_deleted_while_the_api_is_held():
+    story = Story()
+    story.declare(RED)
+    story.succeed()
+    story.twins["default"] = HELD
+    events = story.see(replace(story.seen, fields=BLUE))
+    assert every(DriftDetected, events), "what is seen is recorded"
+    assert not every(ActionDecided, events)
+    assert not every(ActionDecided, story.withdraw())
+    assert (story.outcome, story.reason) == ("Held", "Twin")
+
+
+def test_an_action_is_not_repeated_but_looked_up_while_the_api_is_held():
+    story = Story()
+    story.declare()
+    story.fail("Transient")
+    story.twins["default"] = HELD
+    assert not every(ActionRetried, story.wake(600))
+    assert (story.outcome, story.reason) == ("Held", "Twin")
+    story.twins.clear()
+    for _ in range(3):
+        story.wake(600)
+        story.fail("Unknown")
+    story.twins["default"] = HELD
+    assert every(LookupDecided, story.wake(600)), "a read harms nobody"
+
+
+def test_other_apis_continue():
+    story = Story()
+    story.twins["another"] = HELD
+    assert every(ActionDecided, story.declare())
+
+
+def test_after_the_approval_actions_have_keys_that_no_copy_has_used():
+    """The copy that lags reaches the versions of the other one again."""
+    story = held_story()
+    story.declare()
+    story.twins["default"] = TwinHold(8, is_held=False, approved_by="m9")
+    action = only(ActionDecided, story.wake()).action
+    assert action.idempotency_key != idempotency_key(LOG_ID, action.action_id)
+    known = KeySpaces.of(LOG_ID, "", story.twins["default"])
+    assert newer_action(ours(action.idempotency_key), known, 0) == action.action_id
+
+
+def test_the_hold_of_a_resource_is_approved_with_its_configuration():
+    story = held_story()
+    story.declare()
+    assert story.turn(Approved("Twin")) == []
+    assert story.answer.reason == "Invalid"
+    assert "ProviderConfig" in story.answer.message
+
+
+def test_a_resource_that_goes_unmade_needs_no_approval():
+    story = held_story()
+    story.turn(Declared(manifest()), Withdrawn())
+    assert story.outcome == "Deleted"
