@@ -158,6 +158,11 @@ class SimulatedTruth:
         self._vault = vault
         self._kinds = kinds
 
+    @property
+    def has_copies(self) -> bool:
+        """Whether another copy of the log has written to the API."""
+        return self._api.has_copies
+
     def checked(self, kind: str, fields: Fields) -> Fields:
         found = self._kinds.find(kind)
         return fields if found is None else found.check_declared(fields)

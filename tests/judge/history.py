@@ -77,8 +77,12 @@ class Truth(Protocol):
     ``checked`` returns declared fields as their kind completes them, or raises
     ``InvalidManifestError``. ``is_too_recent``: an object that was written then cannot be ready
     yet. ``shows_result``: a read of the API tells the result of a creation of a resource.
-    ``explains``: a spec cannot be realized, for the reason that its outcome names.
+    ``explains``: a spec cannot be realized, for the reason that its outcome names. ``has_copies``:
+    another copy of the log writes to the API, too.
     """
+
+    @property
+    def has_copies(self) -> bool: ...
 
     def checked(self, kind: str, fields: Fields) -> Fields: ...
     def is_rightly_refused(self, message: Message) -> bool: ...

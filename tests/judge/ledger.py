@@ -96,6 +96,8 @@ class Resource:
     approved: str = ""
     asked: tuple[str, object] = ("", None)
     plan: object = None
+    held_since: datetime | None = None  # of a configuration: its API is newer than the log
+    has_been_held: bool = False
 
     @property
     def policy(self) -> Policy:
@@ -299,6 +301,10 @@ def _of_resource(resource: Resource, event: e.LogEvent) -> None:  # noqa: C901, 
             resource.observed, resource.strays, resource.doubted = found, strays or 0, None
         case e.AbsenceDoubted(missing=missing, owned=owned):
             resource.doubted = LossCount(missing, owned)
+        case e.TwinDetected():
+            resource.held_since, resource.has_been_held = event.time, True
+        case e.HoldApproved(hold="Twin"):
+            resource.held_since = None
         case e.DriftDetected():
             resource.outcome = None
         case e.OwnershipClaimed(external_name, uid, object=ExternalObject() as second):

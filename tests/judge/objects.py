@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import timedelta
 
 from events.external import ExternalObject
 from events.log import (
     ActionDecided,
+    ActionRetried,
     ActionSucceeded,
     DriftDetected,
     ExternalObserved,
     OutcomeRecorded,
     OwnershipClaimed,
     OwnershipReleased,
+    TwinDetected,
 )
-from events.provider_config import ProviderConfigSpec
+from events.provider_config import ProviderConfigSpec, config_key
 from tests.judge.history import Effect
 from tests.judge.ledger import OWNER_LABEL, Ledger, Resource
 from tests.judge.rule import Happening, on, rule
+
+_HELD_SOON = timedelta(seconds=15)
 
 # --- whose an object is
 
@@ -147,7 +152,43 @@ def misattributed_deletion(of: Happening[DriftDetected]) -> Iterator[str]:
             yield f"{uid} was deleted under the key {effect.key}"
 
 
+@rule("effect", "effects", "truth")
+def newer_object_overwritten(ledger: Ledger, effect: Effect) -> Iterator[str]:
+    """What another copy of the log has written is not overwritten unnoticed (invariant 7).
+
+    An API without conditional writes cannot refuse an update that is based on an older read.
+    """
+    is_bound = effect.operation == "Update" and ledger.history.promises.conditional_writes
+    is_noticed = any(each.has_been_held for each in ledger.resources.values())
+    if effect.key is None or not is_bound or is_noticed:
+        return
+    of_object = (each for each in reversed(ledger.effects) if each.uid == effect.uid)
+    before = next(of_object, None)
+    written_by = None if before is None or before.after is None else before.after.written_by
+    if before is not None and before.key is None and written_by not in (None, *ledger.by_key):
+        yield f"{effect.uid} was updated, though {written_by} is no action of this log"
+
+
 # --- what is believed of it
+
+
+@on(TwinDetected, needs=("truth",))
+def invented_twin(of: Happening[TwinDetected]) -> Iterator[str]:
+    """No object is taken for newer than the log where no copy of the log writes (invariant 13)."""
+    if not of.truth.has_copies:
+        yield f"{of.data.objects[0].action} is said to be missing in the log"
+
+
+@on(ActionDecided, ActionRetried)
+def write_to_a_held_api(of: Happening[ActionDecided | ActionRetried]) -> Iterator[str]:
+    """Nothing is written to an API while it has objects that are newer than the log (invariant 7).
+
+    A decider may have read the log a moment ago, by a clock of its own.
+    """
+    config = of.ledger.resources.get(config_key(of.data.action.provider_config))
+    held_since = None if config is None else config.held_since
+    if held_since is not None and of.event.time > held_since + _HELD_SOON:
+        yield f"{of.data.action.action_id} was begun while its API is held"
 
 
 @on(ExternalObserved)

@@ -13,7 +13,16 @@ import pytest
 from msgspec.structs import replace
 
 from events.external import ExternalObject
-from events.intake import ActionError, Answer, Declared, LossCount, Observed, Reported, Withdrawn
+from events.intake import (
+    ActionError,
+    Answer,
+    Declared,
+    LossCount,
+    NewerObject,
+    Observed,
+    Reported,
+    Withdrawn,
+)
 from events.kind_definition import DefinitionRef
 from events.log import (
     Action,
@@ -42,6 +51,7 @@ from events.log import (
     SpecDeclared,
     SpecResolved,
     SpecWithdrawn,
+    TwinDetected,
     event_id,
     event_type,
 )
@@ -93,6 +103,7 @@ class KnownTruth:
     recent: bool = False
     shows: bool = False
     explained: bool = False
+    has_copies: bool = False
 
     def checked(self, kind: str, fields: Fields) -> Fields:
         return fields
@@ -358,6 +369,30 @@ def a_deletion_of_our_own_as_drift(story: Story) -> None:
     story.record(FOO, ActionDecided(action(FOO, 5, "Delete")))
     story.effect("Delete", "foo", "key-foo-5")
     story.record(FOO, DriftDetected(1, missing=True))
+
+
+@breaks("invented_twin")
+def an_api_that_is_held_for_a_copy_of_the_log_that_nobody_made(story: Story) -> None:
+    story.history.truth = KnownTruth()
+    newer = NewerObject("Shape", "foo", "u1", "default/Shape/foo@9", 4)
+    story.record(FOO, TwinDetected((newer,), 1))
+
+
+@breaks("newer_object_overwritten")
+def an_update_of_what_a_copy_of_the_log_has_written(story: Story) -> None:
+    story.history.truth = KnownTruth()
+    story.effect("Update", "foo", None, after=replace(thing("foo"), written_by="key-of-a-copy"))
+    update = action(FOO, 5, "Update", uid="uid-foo")
+    story.record(FOO, ActionDecided(update))
+    story.effect("Update", "foo", update.idempotency_key)
+
+
+@breaks("write_to_a_held_api")
+def an_action_that_begins_while_its_api_is_held(story: Story) -> None:
+    newer = NewerObject("Shape", "foo", "u1", "default/Shape/foo@9", 4)
+    story.record(CONFIG, TwinDetected((newer,), 1))
+    story.clock += 60
+    story.record(FOO, ActionDecided(action(FOO, 5, "Update")))
 
 
 @breaks("needless_hold")

@@ -38,7 +38,10 @@ class Turns:
     def decide(self, state: ResourceState, commands: Sequence[Command], context: Context) -> Turn:
         """Take a turn as the decider does, and record it."""
         context = replace(
-            context, configs=dict(context.configs), providers=dict(context.providers or {}) or None
+            context,
+            configs=dict(context.configs),
+            providers=dict(context.providers or {}) or None,
+            twins=dict(context.twins),
         )
         turn = decide(state, commands, context)
         recorded = RecordedTurn(state, list(commands), context, tuple(turn.events))

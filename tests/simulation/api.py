@@ -74,6 +74,7 @@ class Api:
         self._written_at: dict[str, float] = {}
         self.lifetime_seconds = traits.lifetime_seconds
         self.away_until = 0.0
+        self.has_copies = False  # whether another copy of the log has written
         self.calls = 0
         self.before_call: Callable[[Action], None] = lambda action: None
         self.after_change: Callable[[Change], None] = lambda change: None
@@ -211,6 +212,18 @@ class Api:
             kept = labels if self.traits.labels else {}
             made = ExternalObject(name, dict(fields), self._next("h"), self._next("v"), kept)
             self._change(self._free_place(name), made, "")
+
+    def copy_writes(
+        self, name: str, fields: Fields, labels: dict[str, str], written_by: str
+    ) -> None:
+        """Write an object as another copy of the log does."""
+        found = self.objects.get(name)
+        made = found or ExternalObject(name, {}, self._next("c"))
+        made = replace(
+            made, fields=dict(fields), labels=labels, written_by=written_by, version=self._next("v")
+        )
+        self.has_copies = True
+        self._change(name, made, "")
 
     def human_edits(self, name: str, fields: Fields) -> None:
         """Change fields of an object, if it is there."""

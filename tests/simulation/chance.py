@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from events.manifest import ApprovalLevel, Fields
 from tests.memory_bus.faults import BUS_SORTS, Sort, Strike
 from tests.simulation import plan as p
-from tests.simulation.chance_of_holds import looks_of, of_holders, possible
+from tests.simulation.chance_of_holds import copies_of, looks_of, of_holders, possible
 from tests.simulation.chance_of_inputs import with_inputs
 from tests.simulation.chance_of_limits import limits_of
 
@@ -139,6 +139,7 @@ def plan_of(seed: int) -> p.Plan:
     )
     steps = possible(traits, steps) + full + _of_lost_timers(seed, traits, dice.duration)
     steps += looks_of(seed, shapes, dice.duration)
+    steps += copies_of(seed, traits, shapes, dice.duration)
     traits, steps = with_inputs(seed, traits, shapes, steps, dice.duration)
     steps.sort(key=lambda step: step.at)
     return p.Plan(seed, dice.duration, traits, processes, tuple(steps), limits)

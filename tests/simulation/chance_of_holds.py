@@ -107,6 +107,23 @@ def looks_of(seed: int, shapes: Sequence[str], duration: float) -> list[p.Step]:
     ]
 
 
+def copies_of(
+    seed: int, traits: p.ApiTraits, shapes: Sequence[str], duration: float
+) -> list[p.Step]:
+    """Draw what a copy of the log writes, without moving what else is drawn of a seed."""
+    random = Random(f"plan/{seed}/copies")
+    if random.random() >= 0.1 or not (traits.idempotency_keys and traits.names and traits.labels):
+        return []
+    return [
+        p.CopyWrites(
+            at=round(random.uniform(0, duration), 3),
+            shape=random.choice(shapes),
+            fields={"color": random.choice(("Red", "Green", "Blue"))},
+        )
+        for _ in range(random.randint(1, 3))
+    ]
+
+
 def _listing(
     random: Random, moment: Callable[[], float], _shapes: object, _number: object
 ) -> list[p.Step]:

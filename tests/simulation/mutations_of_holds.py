@@ -17,6 +17,7 @@ from reconciler.resource.turn import NOTHING_NEW, Facts
 from reconciler.roles import sweeper
 from reconciler.roles.listing import ListingAssembler
 from reconciler.roles.scrubber import Scrubber
+from reconciler.roles.twins import TwinDetector
 from tests.simulation.mutation import Mutation, Patch
 
 _really_after: Any = evolve._after  # pyright: ignore[reportPrivateUsage]
@@ -184,7 +185,23 @@ def _label_left_on_what_is_let_go(patch: Patch) -> None:
     patch.setattr(next_step, "_unlabel", _nothing)
 
 
+def _what_is_newer_is_not_noticed(patch: Patch) -> None:
+    async def report(*_: Any) -> bool:
+        return False
+
+    patch.setattr(TwinDetector, "report", report)
+
+
+def _a_held_api_is_written_to(patch: Patch) -> None:
+    def as_wanted(step: Any, _context: Any) -> Any:
+        return step
+
+    patch.setattr(decide, "unless_twin", as_wanted)
+
+
 MUTATIONS_OF_HOLDS: tuple[Mutation, ...] = (
+    Mutation("what is newer is not noticed", _what_is_newer_is_not_noticed),
+    Mutation("a held API is written to", _a_held_api_is_written_to),
     Mutation("finalizers ignored", _finalizers_ignored),
     Mutation("anybody takes finalizers off", _anybody_takes_finalizers_off),
     Mutation("finalizers stay for ever", _finalizers_stay_for_ever),

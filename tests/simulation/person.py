@@ -9,18 +9,23 @@ from reconciler.resource.owner_label import OWNER_LABEL, owner
 from reconciler.resource.state import ResourceState
 from tests.judge.from_simulation import PERSON
 from tests.memory_bus.log import LOG_ID
+from tests.simulation.publishing import CONFIG_KEY
 from tests.simulation.world import World
 
 
 def answer_holds(world: World) -> int:
-    """Answer every action that is held because nothing tells what came of it; gives how many."""
+    """Answer what is held for want of a result, or for a copy of the log; gives how many."""
     held = [key for key, state in world.checks.turns.states.items() if _waits_for_a_person(state)]
     for key in held:
         _label_what_is_ours(world, key)
         world.publisher.publish(
             key, Approved(Hold.UNKNOWN_RESULT, reason="I looked"), source=PERSON
         )
-    return len(held)
+    config = world.checks.turns.states.get(CONFIG_KEY)
+    if config is None or not config.api.twin.objects:
+        return len(held)
+    world.publisher.publish(CONFIG_KEY, Approved(Hold.TWIN, reason="I stopped it"), source=PERSON)
+    return len(held) + 1
 
 
 def _waits_for_a_person(state: ResourceState) -> bool:

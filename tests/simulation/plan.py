@@ -168,6 +168,16 @@ class HumanStripsLabels(TimedStep, frozen=True, tag=True):
     name: str
 
 
+class CopyWrites(TimedStep, frozen=True, tag=True):
+    """Another copy of the log writes the object of a resource, at a version that ours is far from.
+
+    It carries our label, and the key of an action that our log has not decided.
+    """
+
+    shape: str
+    fields: Fields
+
+
 class Crash(TimedStep, frozen=True, tag=True):
     """A process is killed, and started again after a while."""
 
@@ -253,6 +263,7 @@ Step = (
     | Listing
     | DamageLog
     | HumanMakes
+    | CopyWrites
     | HumanEdits
     | HumanDeletes
     | HumanWipes

@@ -11,9 +11,12 @@ from typing import Any
 
 import structlog
 
+from events.log import event_id
 from events.names import ResourceKey
 from reconciler.provider.kind import KindRegistry
+from reconciler.resource.attempt import idempotency_key
 from reconciler.resource.owner_label import OWNER_LABEL, owner
+from reconciler.resource.state import NEW
 from reconciler.roles import decider as decider_module
 from tests.judge.from_simulation import Witness
 from tests.memory_bus.bus import MemoryBus
@@ -25,6 +28,8 @@ from tests.simulation.cast import Actor, Stage
 from tests.simulation.provider import Lies, simulated_kind
 from tests.simulation.publishing import DEFINITION_KEY, Publisher, resource_key
 from tests.simulation.vault import Vault
+
+_VERSIONS_AHEAD = 150  # of what our log has by then, and more than it adds in a run
 
 _OF_THE_BUS = frozenset({"storing dead letters failed; retrying later"})
 """Errors that a service may report because the bus is away."""
@@ -158,6 +163,13 @@ class World:
             labels[OWNER_LABEL] = owner(LOG_ID, resource_key(step.label_of))
         self.api.human_makes(step.name, step.fields, labels)
 
+    def _copy_writes(self, step: p.CopyWrites) -> None:
+        key = resource_key(step.shape)
+        state = self.checks.turns.states.get(key, NEW)
+        written_by = idempotency_key(LOG_ID, event_id(key, state.version + _VERSIONS_AHEAD))
+        labels = {OWNER_LABEL: owner(LOG_ID, key)}
+        self.api.copy_writes(step.shape, step.fields, labels, written_by)
+
     def _human_edits(self, step: p.HumanEdits) -> None:
         self.api.human_edits(step.name, step.fields)
 
@@ -285,6 +297,7 @@ class World:
 
 _TAKE: dict[type[p.Step], Callable[[World, Any], None]] = {
     p.HumanMakes: World._human_makes,  # pyright: ignore[reportPrivateUsage]
+    p.CopyWrites: World._copy_writes,  # pyright: ignore[reportPrivateUsage]
     p.HumanEdits: World._human_edits,  # pyright: ignore[reportPrivateUsage]
     p.HumanDeletes: World._human_deletes,  # pyright: ignore[reportPrivateUsage]
     p.PutSecret: World._put_secret,  # pyright: ignore[reportPrivateUsage]
