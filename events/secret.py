@@ -44,6 +44,14 @@ class SecretRef(
         """The secret as ``store/name``, or ``store/namespace/name`` of another namespace."""
         return "/".join(filter(None, (self.store, self.namespace, self.name)))
 
+    def label(self, namespace: str = "") -> str:
+        """Return the secret as messages name it: ``default/db (store files)``.
+
+        ``namespace`` is that of the resource, for a reference that names none.
+        """
+        key = "/".join(filter(None, (self.namespace or namespace, self.name)))
+        return f"{key} (store {self.store})"
+
     @classmethod
     def at(cls, place: str) -> SecretRef:
         """Return the reference to a ``place``; raises ``ValueError`` for one that is invalid."""

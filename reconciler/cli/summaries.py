@@ -55,6 +55,7 @@ from events.log import (
     TargetObserved,
     TwinDetected,
 )
+from events.secret import SecretRef
 from events.subjects import USER_SIGN
 from reconciler.ports import StoredEvent
 from reconciler.resource.approval import SHORT_PLAN, described
@@ -193,7 +194,8 @@ def summary(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
         case TargetObserved(target, known):
             return _target(target, known)
         case SecretObserved(secret, digest):
-            return f"Secret {secret} {f'has digest {digest}' if digest else 'does not exist'}"
+            state = f"has digest {digest}" if digest else "does not exist"
+            return f"Secret {SecretRef.at(secret).label()} {state}"
         case DefinitionObserved(definition):
             return (
                 f"The definition of the kind changed to generation {definition.generation}, which "

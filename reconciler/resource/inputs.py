@@ -24,7 +24,9 @@ def resolve(spec: Spec, state: ResourceState, context: Context) -> Step | None:
             return waiting
     for secret in spec.secrets:
         if not desired.secrets.get(secret):
-            message = f"waits for secret {secret}: {_why_missing(secret)}"
+            ref = SecretRef.at(secret)
+            label = ref.label(context.key.namespace)
+            message = f"waits for secret {label}: {_why_missing(ref)}"
             return Settled("Waiting", "SecretMissing", message)
     fields = filled(spec.fields, context.key.namespace, desired.targets, desired.secrets)
     if desired.resolved is not None and _is_outdated(kind, desired):
@@ -126,7 +128,7 @@ def _waiting_for(reference: Reference, desired: Desired) -> Settled | None:
     return None
 
 
-def _why_missing(secret: str) -> str:
+def _why_missing(secret: SecretRef) -> str:
     """Tell why a secret has no digest; of another namespace's the same whether it exists or not."""
-    granted = ", is not granted to this namespace" if SecretRef.at(secret).namespace else ""
+    granted = ", is not granted to this namespace" if secret.namespace else ""
     return f"it does not exist{granted}, or no role has read it yet"

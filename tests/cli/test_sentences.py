@@ -140,8 +140,8 @@ TOLD: list[tuple[ResourceEvent, str]] = [
         TargetObserved("default/Shape/foo", TargetState(True, True, {"outputs.port": 5432})),
         "The referenced resource default/Shape/foo is declared with outputs.port: 5432",
     ),
-    (SecretObserved("files/db", "abc"), "Secret files/db has digest abc"),
-    (SecretObserved("files/db", ""), "Secret files/db does not exist"),
+    (SecretObserved("files/db", "abc"), "Secret db (store files) has digest abc"),
+    (SecretObserved("env/shop/db", ""), "Secret shop/db (store env) does not exist"),
     (
         DefinitionObserved(DefinitionRef(2, "abc", 3, 10)),
         "The definition of the kind changed to generation 2, which affects 3 of 10 resources",

@@ -263,6 +263,7 @@ def test_a_secret_is_its_digest_and_a_rotation_is_a_write():
     story = Story(kind=SERVER)
     story.declare(PASSWORD)
     assert (story.outcome, story.reason) == ("Waiting", "SecretMissing")
+    assert "waits for secret default/db-password (store files): " in story.outcome_message
     digest(story, "d1")
     assert story.action.fields["password"] == {"$secret": "db-password", "digest": "d1"}
     story.succeed()
