@@ -11,7 +11,7 @@ from reconciler.cli.commands import names
 
 def told(error: CycloptsError, command: str) -> str:
     """Tell what is wrong, and where help is."""
-    text = " ".join(str(error).split())
+    text = " ".join(str(error).split()).removesuffix(".")
     if isinstance(error, UnusedCliTokensError):
         unused = " ".join(map(repr, error.unused_tokens or ()))
         text = f"unexpected argument: {unused}"

@@ -37,7 +37,7 @@ class Moment(msgspec.Struct, frozen=True, rename="camel"):
         newest = ", the newest event" if self.position == self.newest else ""
         if self.asked is None:
             return f"position {self.position}, {shown(self.time)}{newest}"
-        return f"{shown(self.asked)} (position {self.position}{newest}, from {shown(self.time)})"
+        return f"{shown(self.asked)} (position {self.position}{newest}, at {shown(self.time)})"
 
 
 def shown(time: datetime) -> str:

@@ -202,6 +202,7 @@ def test_a_mistyped_name_does_not_look_like_success(live: Cli, command: tuple[st
         ("release Shape foo", 2, "missing option --reason"),
         ("release Shape --reason x", 2, "no Shape named; give at least one name"),
         (f"release Shape foo --reason {'x' * 1001}", 2, "has 1001 characters"),
+        ("get --wideness", 2, "error: Unknown option: --wideness (see `reconciler get --help`)"),
         ("deadletters show", 2, "see `reconciler deadletters show --help`"),
         ("deadletters list --limit 0", 2, "--limit 0: must be at least 1"),
         ("restore x --replicas 0", 2, "--replicas 0: must be 1 to 5"),

@@ -188,9 +188,9 @@ def test_the_table_says_at_which_position_and_time_it_holds(past: Past) -> None:
     assert told[0] == "as of position 4, 2026-01-02T12:04:00.123Z"
     assert told[2].split()[:3] == ["Shape", "foo", "Converged"]
     told = past.ok("get", "--at", "2026-01-02T12:04:30").out.splitlines()
-    assert told[0] == "as of 2026-01-02T12:04:30.000Z (position 4, from 2026-01-02T12:04:00.123Z)"
+    assert told[0] == "as of 2026-01-02T12:04:30.000Z (position 4, at 2026-01-02T12:04:00.123Z)"
     newest = past.ok("get", "--at", "1s").out.splitlines()[0]
-    assert newest.endswith(" (position 16, the newest event, from 2026-01-02T12:16:00.123Z)")
+    assert newest.endswith(" (position 16, the newest event, at 2026-01-02T12:16:00.123Z)")
     for_programs = past.ok("get", "-o", "name", "--at", "4")
     assert for_programs.out == "default/Shape/foo\n"
     assert for_programs.err == "as of position 4, 2026-01-02T12:04:00.123Z\n"
