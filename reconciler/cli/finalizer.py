@@ -14,7 +14,7 @@ from reconciler.cli.connection import HERE, Connection, run_async
 from reconciler.cli.errors import UsageError
 from reconciler.cli.naming import registered
 from reconciler.cli.options import Duration, Namespace, Output, Reason
-from reconciler.cli.results import Result, checked_reason, exit_status, print_results
+from reconciler.cli.results import Result, checked_reason, confirm, exit_status, print_results
 from reconciler.cli.selection import chosen_keys
 from reconciler.provider.kind import installed_kinds
 from reconciler.sdk.client import Client
@@ -69,6 +69,7 @@ def finalizer(
         )
 
     result = _told(run_async(ask_one(connection, key, ask)), verb)
+    confirm([result], f"finalizer {called} {'added' if verb == 'add' else 'removed'}")
     print_results([result], output, good=())
     return exit_status([result], None)
 

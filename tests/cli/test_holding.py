@@ -108,7 +108,8 @@ def test_what_nobody_knows_cannot_be_approved(live: Cli) -> None:
 
 def test_a_finalizer_holds_until_it_is_taken_off(live: Cli) -> None:
     live.ok("apply", "-f", "-", "--wait", text=shape("final"))
-    live.ok("finalizer", "add", "Shape", "final", INVOICE)
+    added = live.ok("finalizer", "add", "Shape", "final", INVOICE)
+    assert f"finalizer {INVOICE} added" in added.out
     again = live.ok("finalizer", "add", "default/Shape/final", INVOICE, "-o", "json").json
     assert [one["reason"] for one in again] == ["Unchanged"]
 
@@ -117,10 +118,12 @@ def test_a_finalizer_holds_until_it_is_taken_off(live: Cli) -> None:
     ran = live.ok("finalizer", "remove", "Shape", "final", "billing/first-invoice")
     assert "the resource has no such finalizer; `reconciler describe` lists its own" in ran.out
 
-    live.ok("finalizer", "remove", "Shape", "final", INVOICE, "--reason", "it is paid")
+    paid = ("--reason", "it is paid")
+    removed = live.ok("finalizer", "remove", "Shape", "final", INVOICE, *paid)
+    assert f"finalizer {INVOICE} removed" in removed.out
     until_outcome(live, "final", "Deleted")
-    (removed,) = events(live, "default/Shape/final", "FinalizerRemoved")
-    assert removed["what"].endswith(f" removed the finalizer {INVOICE} (reason: it is paid)")
+    (event,) = events(live, "default/Shape/final", "FinalizerRemoved")
+    assert event["what"].endswith(f" removed the finalizer {INVOICE} (reason: it is paid)")
 
 
 def test_anothers_finalizer_is_taken_off_by_force_only(
