@@ -25,6 +25,8 @@ from reconciler.provider.secrets import Secrets
 from reconciler.sdk import connect as connect_sdk
 from reconciler.wiring import ROLES, connected, initialise, running
 from tests.cli.runner import Cli
+from tests.docs.test_links import DOCS
+from tests.docs.test_operating import blocks
 from tests.faulty_api import FaultyApi
 from tests.security.guarded import provider_config, shape
 from tests.security.tls_proxy import TlsProxy
@@ -67,6 +69,34 @@ async def _server(papers: Papers, more: str = "", users: str = "") -> EmbeddedSe
     tls = f'tls {{ cert_file: "{certificate}", key_file: "{key}", {more} }}\n{users}'
     await server.start(papers.folder / "nats", extra_config=tls)
     return server
+
+
+CLUSTER = 'name: c, listen: "127.0.0.1:-1", routes: ["nats://127.0.0.1:1"]'
+
+
+async def test_the_configuration_of_the_guide_requires_tls_of_clients_and_routes(
+    papers: Papers,
+) -> None:
+    (text,) = blocks(DOCS / "security.md", "conf")
+    certificate, key = papers.pair("server", papers.server)
+    here = {
+        "/etc/nats/server.pem": str(certificate),
+        "/etc/nats/server.key": str(key),
+        "/etc/nats/ca.pem": str(papers.ca),
+        "cluster {": f"server_name: a\ncluster {{\n{CLUSTER}",
+    }
+    for old, new in here.items():
+        assert old in text
+        text = text.replace(old, new)
+    server = EmbeddedServer()
+    await server.start(papers.folder / "nats", extra_config=text)
+    url = server.url.replace("nats://", "tls://")
+    try:
+        await (await connect(url, name="guide", access=Access(tls_ca=papers.ca))).close()
+        with pytest.raises(BusAccessError, match="certificate is not trusted"):
+            await connect(url, name="guide", access=Access())
+    finally:
+        await server.stop()
 
 
 @pytest.fixture
