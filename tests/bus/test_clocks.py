@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -23,6 +22,7 @@ from reconciler.cli.checks.finding import Finding
 from reconciler.cli.log_replay import replay_for_checks
 from reconciler.ports import ResourceAppend
 from tests.bus.histories import event, new_key
+from tests.jetstream.helpers import until
 
 HOUR = timedelta(hours=1)
 DECLARED = SpecDeclared(1, "shapes/v1", "default", "foo", {})
@@ -62,9 +62,12 @@ async def test_an_action_that_is_overdue_is_found_whatever_the_clock_of_its_deci
 ) -> None:
     monkeypatch.setattr("reconciler.cli.checks.actions.OVERDUE", timedelta(0))
     key = await decided_to_wait(log, ahead, 0.1)
-    await asyncio.sleep(0.2)
-    found = await lost_actions(bus)
-    assert (found.verdict, found.found) == ("fail", f"1 with an overdue retry: {key}")
+
+    async def is_found() -> bool:
+        found = await lost_actions(bus)
+        return (found.verdict, found.found) == ("fail", f"1 with an overdue retry: {key}")
+
+    await until(is_found)
 
 
 async def test_the_clock_of_the_bus_is_read_off_an_answer(bus: Client) -> None:

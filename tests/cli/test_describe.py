@@ -99,7 +99,8 @@ def test_what_is_known_of_the_object_names_who_knows_it(
 
 
 def test_a_raised_grace_is_shown_with_its_reason() -> None:
-    pairs = vars(describe)["_status_pairs"](StatusRow("d", "Shape", "foo", grace_seconds=10.0), 1)
+    row = StatusRow("d", "Shape", "foo", grace_seconds=10.0)
+    pairs = vars(describe)["_status_pairs"](row, 1, datetime.now(UTC))
     late = "10 s after a write, because the API showed its object late"
     assert ("grace", late) in pairs
 

@@ -66,7 +66,7 @@ def reader(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def read(request: Request) -> Reply:
         if request.namespace == "hostile":
-            await asyncio.sleep(3600)
+            await asyncio.Event().wait()
         manifest = Manifest("shapes/v1", "Shape", Metadata("a", request.namespace), {})
         found = Read(Source("a.yaml", 1, 1), manifest, manifest.key)
         place = (found.source.file, found.source.number, found.source.line)

@@ -169,7 +169,7 @@ async def test_what_is_not_declared_and_the_servers_default_is_no_difference(
 @pytest.mark.parametrize(
     ("kind", "fields"),
     [
-        (STREAM, {"subjects": ["b", "a", "b"], "maxAgeSeconds": 0.0004, "maxBytes": 0}),
+        (STREAM, {"subjects": ["b", "a", "b"], "maxAgeSeconds": 1.0004, "maxBytes": 0}),
         (STREAM, {"subjects": ["a"], "retention": "workqueue", "maxAgeSeconds": 31_622_400}),
         (BUCKET, {"ttlSeconds": 5, "maxBytes": -1}),
         (CONSUMER, {"ackPolicy": "none", "maxAckPending": 5}),
