@@ -1,6 +1,7 @@
 """Records a data folder as this commit writes it: ``python -m tests.frozen.record RELEASE``.
 
-What is recorded is never changed: later code must start on it.
+What is recorded is never changed: later code must start on it, or refuse its format in one line
+(ADR 0020).
 """
 
 from __future__ import annotations

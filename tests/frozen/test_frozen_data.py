@@ -1,4 +1,4 @@
-"""Today's code starts on the data folder of each release, and goes on where that one stopped."""
+"""Today's code starts on each recorded data folder, and goes on where that one stopped."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ import pytest
 from tests.cli.runner import Cli, shape, up
 from tests.frozen.record import FOLDER, definition
 
-RECORDED = sorted(FOLDER.glob("*.tar.xz"))
+NOT_READ = FOLDER / "0.1.0.tar.xz"
+"""Of format 1, which is not read any more (ADR 0020)."""
+
+RECORDED = sorted({*FOLDER.glob("*.tar.xz")} - {NOT_READ})
 
 
 def test_there_is_one() -> None:
@@ -18,7 +21,7 @@ def test_there_is_one() -> None:
 
 
 @pytest.mark.parametrize("recorded", RECORDED, ids=lambda path: path.name.split(".tar")[0])
-def test_a_data_folder_of_a_release_is_taken_up(recorded: Path, tmp_path: Path) -> None:
+def test_a_recorded_data_folder_is_taken_up(recorded: Path, tmp_path: Path) -> None:
     cli = Cli(tmp_path)
     with tarfile.open(recorded) as archive:
         archive.extractall(tmp_path, filter="data")
@@ -39,3 +42,15 @@ def test_a_data_folder_of_a_release_is_taken_up(recorded: Path, tmp_path: Path) 
         checks = cli.ok("doctor", "-o", "json").json
         assert not [each for each in checks if each["status"] != "ok"], checks
         running.stop()
+
+
+def test_a_data_folder_of_an_older_format_is_refused_in_one_line(tmp_path: Path) -> None:
+    cli = Cli(tmp_path)
+    with tarfile.open(NOT_READ) as archive:
+        archive.extractall(tmp_path, filter="data")
+    for _ in range(2):  # the first attempt changes nothing
+        ran = cli.run("up")
+        assert ran.status == 1
+        (line,) = ran.err.splitlines()
+        assert "older format 1" in line
+        assert "use the revision that wrote it" in line
