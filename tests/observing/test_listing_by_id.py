@@ -150,6 +150,14 @@ async def test_what_a_damaged_resource_may_have_made_is_no_stray(resource: str) 
     assert len(await told(shown, ours, config=EXCLUSIVE, damage=[of_another_kind])) == len(shown)
 
 
+async def test_a_first_look_shows_an_object_that_an_undeclared_resource_was_seen_with() -> None:
+    undeclared = row("stray", note("n1"), declared=False, seen_uid="n1", reason="NotDeclared")
+    looking = row("mine", reason="Looking")
+    assert (await told([note("n1")], undeclared, looking))["mine"].object == note("n1")
+    owned = row("other", note("n1"), owned=True, uid="n1")
+    assert (await told([note("n1")], owned, looking))["mine"].object is None
+
+
 async def test_what_was_let_go_is_found_by_its_name_until_its_id_is_known() -> None:
     released = row("mine", note("n1"), declared=False)
     assert await told([note("n1")], released) == {}
