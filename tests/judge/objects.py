@@ -164,8 +164,10 @@ def newer_object_overwritten(ledger: Ledger, effect: Effect) -> Iterator[str]:
         return
     of_object = (each for each in reversed(ledger.effects) if each.uid == effect.uid)
     before = next(of_object, None)
-    written_by = None if before is None or before.after is None else before.after.written_by
-    if before is not None and before.key is None and written_by not in (None, *ledger.by_key):
+    if before is None or before.after is None or OWNER_LABEL not in before.after.labels:
+        return  # the key alone is no evidence: somebody has taken the label off (ADR 0065)
+    written_by = before.after.written_by
+    if before.key is None and written_by not in (None, *ledger.by_key):
         yield f"{effect.uid} was updated, though {written_by} is no action of this log"
 
 

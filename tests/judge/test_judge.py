@@ -381,7 +381,9 @@ def an_api_that_is_held_for_a_copy_of_the_log_that_nobody_made(story: Story) -> 
 @breaks("newer_object_overwritten")
 def an_update_of_what_a_copy_of_the_log_has_written(story: Story) -> None:
     story.history.truth = KnownTruth()
-    story.effect("Update", "foo", None, after=replace(thing("foo"), written_by="key-of-a-copy"))
+    labels = {OWNER_LABEL: f"log1.{FOO.tokens}"}
+    written = thing("foo", labels=labels, written_by="key-of-a-copy")
+    story.effect("Update", "foo", None, after=written)
     update = action(FOO, 5, "Update", uid="uid-foo")
     story.record(FOO, ActionDecided(update))
     story.effect("Update", "foo", update.idempotency_key)
