@@ -133,6 +133,7 @@ async def observations(
     secrecy: Secrecy = OF_THIS_PROCESS,
     known_position: int = 0,
     deleted_ids: Container[str | None] = (),
+    late_ids: Container[str | None] = (),
 ) -> Findings:
     """Compare a complete listing with what the log knows; ``rows`` are those of all resources.
 
@@ -140,7 +141,8 @@ async def observations(
     meanwhile: what is observed says how old it is, and the resource decides what that proves.
     Observations contain no secret that ``secrecy`` remembers. ``known_position`` is the position of
     the log up to which the rows were read before this call. ``deleted_ids`` are those of objects
-    that a resource has deleted of late: no other resource may take one of them.
+    that a resource has deleted of late: no other resource may take one of them. ``late_ids`` are
+    those of the last minute: with our owner label, an object of such an id is the deleted one.
     """
     began = listing.began
     known = await _by_place(listing, objects, rows)
@@ -161,7 +163,9 @@ async def observations(
                     found.append((owner_of_first.key, seen))
                 continue
             # The listing may have begun before the deletion, or the API shows the deletion late.
-            is_gone = each.uid in deleted_ids and not any(row.owned for row in mine)
+            # With our label it is that object, however late; without, the id may have returned.
+            is_deleted = each.uid in (late_ids if OWNER_LABEL in each.labels else deleted_ids)
+            is_gone = is_deleted and not any(row.owned for row in mine)
             # Neither what a damaged resource has made since, nor a released object, is a stray.
             is_known = bool(mine) or not (is_unclear or released_by)
             is_shown = is_known and not is_gone

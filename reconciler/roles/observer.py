@@ -267,18 +267,6 @@ class Observer:
         self.listings += 1
         return found
 
-    def _deleted_ids(self, listing: ListingAssembler, config: ProviderConfigSpec) -> frozenset[str]:
-        """Return the ids of deleted objects that a listing may show."""
-        if listing.unique_names:
-            return frozenset()  # one name, one resource: its own grace tells, and ids return
-        began = listing.began
-        return self._deletions.ids(
-            began.provider_config,
-            began.kind,
-            began=listing.began_by,
-            grace_seconds=config.consistency_grace_seconds,
-        )
-
     async def publish_changes(
         self,
         listing: ListingAssembler,
@@ -307,7 +295,18 @@ class Observer:
             damage,
             secrecy=secrecy,
             known_position=self._models.position,
-            deleted_ids=self._deleted_ids(listing, config),
+            deleted_ids=self._deletions.ids(
+                began.provider_config,
+                began.kind,
+                began=listing.began_by,
+                grace_seconds=config.consistency_grace_seconds,
+            ),
+            late_ids=self._deletions.ids(
+                began.provider_config,
+                began.kind,
+                began=None,
+                grace_seconds=config.consistency_grace_seconds,
+            ),
         )
         seen = findings.observed
         seen += await self._read_unlisted(findings, listing, provider, config)

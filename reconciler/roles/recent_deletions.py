@@ -11,7 +11,10 @@ MAX_DELETIONS: Final = 10_000
 """Newest deletions to remember, of all APIs."""
 
 DELETED_SECONDS: Final = 60.0
-"""How long ago a listing may have begun of which only another process knows when."""
+"""How long ago a listing may have begun of which only another process knows when.
+
+So long an API may also list an object that carries our owner label.
+"""
 
 
 class _Deletion(NamedTuple):

@@ -6,6 +6,7 @@ from collections.abc import Collection
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from events.external import ExternalObject, digest, identity
 from events.intake import ListingBegan, Observed
@@ -148,6 +149,14 @@ async def test_what_a_damaged_resource_may_have_made_is_no_stray(resource: str) 
     assert (await told(shown, ours, config=EXCLUSIVE, damage=[damage])).keys() == {"mine"}
     of_another_kind = LogDamage("Missing", 7, 2, "event 2", "event 3", "default/Shape/broken")
     assert len(await told(shown, ours, config=EXCLUSIVE, damage=[of_another_kind])) == len(shown)
+
+
+async def test_a_deleted_object_with_our_label_is_gone_however_late_it_is_listed() -> None:
+    of_name = row("mine", declared=False)
+    labelled = replace(note("n1"), labels={OWNER_LABEL: "log.default.Note.mine"})
+    assert await told([labelled], of_name, late_ids={"n1"}) == {}
+    assert (await told([note("n1")], of_name, late_ids={"n1"}))["mine"].object == note("n1")
+    assert await told([note("n1")], of_name, deleted_ids={"n1"}) == {}
 
 
 async def test_a_first_look_shows_an_object_that_an_undeclared_resource_was_seen_with() -> None:

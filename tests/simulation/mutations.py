@@ -290,13 +290,6 @@ def _late_successes_ignored(patch: Patch) -> None:
     patch.setattr(result, "_late_successes", ignore)
 
 
-def _what_was_given_up_is_never_suspected(patch: Patch) -> None:
-    def in_doubt(*_: Any) -> str:
-        return ""
-
-    patch.setattr(observation, "_in_doubt", in_doubt)
-
-
 def _a_conflict_without_its_cause_is_repeated(patch: Patch) -> None:
     """With the same key, for which the API has kept the conflict."""
     really: Any = result._after_failure  # pyright: ignore[reportPrivateUsage]
@@ -569,7 +562,6 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation("redeliveries not told", _redeliveries_not_told),
     Mutation("a refused redelivery is undone", _a_refused_redelivery_taken_for_undone),
     Mutation("late successes ignored", _late_successes_ignored),
-    Mutation("what was given up is not suspected", _what_was_given_up_is_never_suspected),
     Mutation("a conflict without cause repeated", _a_conflict_without_its_cause_is_repeated),
     Mutation("without a label it is a stranger's", _what_carries_no_label_taken_for_a_strangers),
     Mutation("create in flight abandoned", _a_create_in_flight_is_abandoned),
