@@ -300,16 +300,16 @@ def _find_by_name(
 ) -> None:
     """Find by its name what has no id yet: what is declared, and what is being created."""
     of_name: dict[str, list[str]] = {}
-    of_nobody: dict[str, list[str]] = {}
+    unclaimed: dict[str, list[str]] = {}
     for place, each in objects.items():
         resources = known.get(place, ())
         if all(map(_is_about_to_claim, resources)):
             of_name.setdefault(each.name, []).append(place)
         if not any(map(_has, resources)):
-            of_nobody.setdefault(each.name, []).append(place)
+            unclaimed.setdefault(each.name, []).append(place)
     for row in rows:
-        # Of what an undeclared resource was seen with, a first look must not say that it is absent.
-        found = of_nobody if row.reason == LOOKING else of_name
+        # An object that only undeclared resources know exists: a first look must show it.
+        found = unclaimed if row.reason == LOOKING else of_name
         unknown = sorted(found.get(row.external_name, ()))
         if row.operation == "Create":  # each may be what it makes: its result will tell
             for place in unknown:

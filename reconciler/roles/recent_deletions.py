@@ -11,9 +11,10 @@ MAX_DELETIONS: Final = 10_000
 """Newest deletions to remember, of all APIs."""
 
 DELETED_SECONDS: Final = 60.0
-"""How long ago a listing may have begun of which only another process knows when.
+"""The greatest age of a listing that another process has begun.
 
-So long an API may also list an object that carries our owner label.
+An API may also list a deleted object for this time. It counts as the deleted one if it has our
+owner label.
 """
 
 
