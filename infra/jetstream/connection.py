@@ -68,6 +68,7 @@ _MAX_LOOK_PAUSE_SECONDS: Final = 300.0
 _ELECTION_PAUSE_SECONDS: Final = 1.0
 _NO_RESPONSE: Final = "no response"
 _TOO_MANY_CONNECTIONS: Final = "maximum connections exceeded"
+_CUT: Final = (BrokenPipeError, ConnectionResetError, nats.errors.UnexpectedEOF)
 _log = logging.getLogger(__name__)
 
 
@@ -134,11 +135,14 @@ class _Events:
         if self.connected or self.client is None:
             return
         server, attempt = self.client.last_server, self.client.attempts
-        if self._failures.get(server, (0, ""))[0] != attempt:
+        newest, known = self._failures.get(server, (0, ""))
+        if newest != attempt:
             number = error.errno if isinstance(error, OSError) else None
             why = self.last if number is None else os.strerror(number)
             why = "no response" if isinstance(error, TimeoutError) else why
-            self._failures[server] = (attempt, why)
+            # The system drops what a server said if our next bytes met a closed connection.
+            is_cut = isinstance(error, _CUT) and _TOO_MANY_CONNECTIONS in known
+            self._failures[server] = (attempt, known if is_cut else why)
 
     def describe(self, url: str, patience_seconds: float) -> str:
         """Return which servers cannot be reached, why, and what to do."""

@@ -453,6 +453,9 @@ class FastClient(Client):
             if (said := self._last_words()) is not None:
                 raise nats.errors.Error(f"nats: {said}") from error
             raise
+        # nats-py takes the end of the connection for the response to its ping.
+        if not self.is_connected and self._transport is not None and self._transport.at_eof():
+            raise nats.errors.UnexpectedEOF
 
     def _last_words(self) -> str | None:
         """Return the error of a server that has ended the connection, which nobody has read."""

@@ -56,12 +56,12 @@ async def silent() -> AsyncIterator[str]:
 
 
 async def test_each_server_gets_its_share_of_the_time_before_the_first_connection(
-    own_server: EmbeddedServer, silent: str, monkeypatch: pytest.MonkeyPatch
+    nats_server: EmbeddedServer, silent: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def keep_order(_servers: object) -> None: ...
 
     monkeypatch.setattr("nats.aio.client.shuffle", keep_order)
-    nc = await connect(f"{silent},{silent},{own_server.url}", name="test", patience_seconds=1.5)
+    nc = await connect(f"{silent},{silent},{nats_server.url}", name="test", patience_seconds=1.5)
     await nc.close()
 
 
@@ -86,6 +86,20 @@ async def test_a_server_that_takes_no_more_connections_says_so(tmp_path: Path) -
         assert "check that" not in str(caught.value)
     await nc.close()
     await server.stop()
+
+
+async def test_a_connection_that_is_cut_does_not_hide_what_the_server_said() -> None:
+    said = [b"-ERR 'maximum connections exceeded'\r\n"]
+
+    async def say_once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"INFO {}\r\n" + (said.pop() if said else b""))
+        await reader.readline()
+        writer.transport.abort()
+
+    async with await asyncio.start_server(say_once, "127.0.0.1", 0) as listening:
+        url = f"nats://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+        with pytest.raises(BusUnavailableError, match="raise max_connections of the server"):
+            await connect(url, name="test", patience_seconds=1.0)
 
 
 async def test_the_first_connection_waits_for_the_server(tmp_path: Path) -> None:
@@ -280,9 +294,9 @@ async def test_a_connection_that_hears_nothing_is_made_anew(
     await server.stop()
 
 
-async def test_a_second_connection_goes_to_another_server(own_server: EmbeddedServer) -> None:
-    client = await connect(own_server.url, name="test")
-    there = f"nats://127.0.0.1:{own_server.port}"
+async def test_a_second_connection_goes_to_another_server(nats_server: EmbeddedServer) -> None:
+    client = await connect(nats_server.url, name="test")
+    there = f"nats://127.0.0.1:{nats_server.port}"
     others = ["tls://user:secret@b:4222", "c:4222"]
     assert connection.other_servers([there], client) == there
     assert connection.other_servers([there, *others], client) == ",".join(others)
