@@ -347,8 +347,11 @@ class Observer:
                 with self._gates.of(name).calls(name):
                     return await _read_one(provider, row, listing, findings.losses, secrecy)
 
-        found = await asyncio.gather(*(one(row) for row in findings.doubtful))
-        return [each for some in found for each in some]
+        found: list[tuple[ResourceKey, Observed]] = []
+        async for rows in in_slices(findings.doubtful):  # an empty listing leaves out all
+            for some in await asyncio.gather(*(one(row) for row in rows)):
+                found += some
+        return found
 
     async def _check_for_twin(
         self, began: ListingBegan, found: Sequence[tuple[ResourceKey, Observed]]
