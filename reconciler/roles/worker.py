@@ -86,6 +86,9 @@ _MAX_RESULTS_WAITING = 2 * _RESULTS_AT_ONCE
 _SIGN_OF_LIFE_SECONDS = LEASE_SECONDS / 3
 _RETRY_SECONDS = 0.5
 _LAST_RESULTS_SECONDS = 2.0
+_LAST_CALLS_SECONDS = 2.0
+"""How long an ordered stop waits for calls under way: the result of a cut one is unknown."""
+
 _DEFAULT_CONCURRENCY = 64
 
 _logger = structlog.get_logger(__name__)
@@ -131,21 +134,40 @@ class Worker:
         self._signs_at = (self._clock(), self._clock())
         self._results: list[_Result] = []
         self._result_came = asyncio.Event()
+        self._calling: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
         """Work for ever."""
         self._old_until = await self._log.last_position()
         try:
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._report_results())
-                tasks.create_task(self._show_signs_of_life())
-                tasks.create_task(self._take_from_every_api())
-                while True:
-                    for delivery in await self._reader.next_batch():
-                        self._begin_lease(delivery)
-                        tasks.create_task(self._work(delivery))
+            async with asyncio.TaskGroup() as work:
+                working = set[asyncio.Task[None]]()
+                try:
+                    await self._take_work(work, working)
+                finally:
+                    await self._finish_calls(working)
         finally:
             await self._report_the_rest()
+
+    async def _take_work(self, work: asyncio.TaskGroup, working: set[asyncio.Task[None]]) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._report_results())
+            tasks.create_task(self._show_signs_of_life())
+            tasks.create_task(self._take_from_every_api())
+            while True:
+                for delivery in await self._reader.next_batch():
+                    self._begin_lease(delivery)
+                    task = work.create_task(self._work(delivery))
+                    working.add(task)
+                    task.add_done_callback(working.discard)
+
+    async def _finish_calls(self, working: set[asyncio.Task[None]]) -> None:
+        """Let the writes that are under way end, and cancel all other work."""
+        calling = set(self._calling)
+        for task in working - calling:
+            task.cancel()
+        if calling:
+            await asyncio.wait(calling, timeout=_LAST_CALLS_SECONDS)
 
     # --- taking
 
@@ -235,7 +257,7 @@ class Worker:
                 provider = self._providers.get(config, kind, action.definition)
                 if not look:
                     gate.check_writes()
-                    return None, await _execute(provider, action)
+                    return None, await self._execute(provider, action)
                 spec = self._configurations.by_name.get(config)
                 capabilities = self._providers.capabilities(kind)
                 known_uids = lookup.known_uids
@@ -252,6 +274,21 @@ class Worker:
         except Exception as error:
             _logger.exception("a provider raised an unexpected error", action=action.action_id)
             return ProviderError(f"{type(error).__name__}: {error}"), None
+
+    async def _execute(self, provider: Provider, action: Action) -> Effect:
+        task = asyncio.current_task()
+        assert task is not None
+        self._calling.add(task)
+        try:
+            match action.operation:
+                case "Create":
+                    return await provider.create(action)
+                case "Update":
+                    return await provider.update(action)
+                case "Delete":
+                    return await provider.delete(action)
+        finally:
+            self._calling.discard(task)
 
     async def _without_newer(
         self,
@@ -513,16 +550,6 @@ def _fitting(seen: ExternalObject | None) -> ExternalObject | None:
     assert seen is not None
     _logger.warning("omitted an object from a result", name=seen.name, why=why)
     return None
-
-
-async def _execute(provider: Provider, action: Action) -> Effect:
-    match action.operation:
-        case "Create":
-            return await provider.create(action)
-        case "Update":
-            return await provider.update(action)
-        case "Delete":
-            return await provider.delete(action)
 
 
 def _result_id(reported: Reported) -> str:

@@ -482,12 +482,22 @@ async def test_results_that_wait_for_more_are_stored_at_the_end(
     log: JetStreamLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("reconciler.roles.worker._GATHER_SECONDS", 60.0)
+    monkeypatch.setattr("reconciler.roles.worker._LAST_CALLS_SECONDS", 0.01)
     api, bus = LastOneWaits(3), Batches(*await deliveries_of(log, 3))
     async with at_work(log, api, bus):
         await asyncio.wait_for(api.waits.wait(), 20)
         assert bus.stored == []
     await asyncio.wait_for(bus.acknowledged.wait(), 20)
     assert bus.stored == [(2, 2)]
+
+
+async def test_a_stop_waits_for_the_call_that_is_under_way(log: JetStreamLog) -> None:
+    api, bus = LastOneWaits(1), Batches(*await deliveries_of(log, 1))
+    async with at_work(log, api, bus):
+        await asyncio.wait_for(api.waits.wait(), 20)
+    api.let_go.set()
+    await asyncio.wait_for(bus.acknowledged.wait(), 20)
+    assert bus.stored == [(1, 1)]
 
 
 async def test_results_that_cannot_be_stored_stop_the_taking(
