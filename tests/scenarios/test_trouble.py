@@ -144,6 +144,31 @@ async def test_15_what_the_api_refuses_for_good_waits_for_a_new_generation(world
     assert await world.human.effects() == ["POST"]
 
 
+# --- scenario 44
+
+
+async def test_44_after_a_refused_creation_only_what_is_newer_is_carried_out(world: World) -> None:
+    """Scenario 44: one resource is corrected and one withdrawn, with a restart in between."""
+    await world.human.breaks(error_rate=1, error_status=422, methods=["POST"])
+    await world.human.forgets_counts()
+    for name in ("foo", "bar"):
+        await world.declare(name)
+        await world.until_outcome(name, "Failed", generation=1)
+    await world.withdraw("bar")
+    await world.until_outcome("bar", "Deleted")
+    await world.restart_reconciler()
+    await world.human.mends()
+    await world.declare("foo", color="Blue")
+    await world.until_outcome("foo", "Converged", generation=2)
+    await world.observed_again(2)
+
+    requests = await world.human.requests()
+    assert requests["POST"] == {"422": 2, "201": 1}
+    assert "DELETE" not in requests
+    assert (await world.human.sees("foo"))["color"] == "Blue"
+    assert await world.human.finds("bar") is None
+
+
 # --- invariant 9
 
 

@@ -33,7 +33,7 @@ SHAPES = len(every_way(TOKENS[0]))
 ROOT_MARKER = ".reconciler-root"
 
 
-async def test_no_secret_is_in_anything_that_is_written(tmp_path: Path, cli: Cli) -> None:
+async def test_47_no_secret_is_in_anything_that_is_written(tmp_path: Path, cli: Cli) -> None:
     root, token = tmp_path / "files", tmp_path / "token"
     root.mkdir()
     (root / ROOT_MARKER).touch()

@@ -30,7 +30,7 @@ async def declare_raw(nc: Client, namespace: str, name: str, message_id: str) ->
     return ack.duplicate
 
 
-async def test_two_services_may_use_the_same_id(guarded: Guarded, name: str) -> None:
+async def test_46_two_services_may_use_the_same_id(guarded: Guarded, name: str) -> None:
     for namespace in ("acme", "other"):
         async with guarded.bus_as(namespace) as nc:
             assert not await declare_raw(nc, namespace, f"{name}-{namespace}", "order-1")
@@ -40,7 +40,7 @@ async def test_two_services_may_use_the_same_id(guarded: Guarded, name: str) -> 
             assert outcome.outcome == "Converged"
 
 
-async def test_a_service_cannot_suppress_the_result_of_anothers_action(
+async def test_46_a_service_cannot_suppress_the_result_of_anothers_action(
     guarded: Guarded, name: str
 ) -> None:
     """Ids of results can be computed: they consist of the action, the attempt and the worker."""
