@@ -29,6 +29,7 @@ ROOT_MARKER = f"{OURS}root"
 LEFTOVER_SECONDS = 3600.0
 """A temporary file that is older belongs to an action that nobody repeats."""
 
+_NO_SEGMENTS = frozenset({"", ".", ".."})
 _MAX_SCANS = 3
 _FOLDER_MODE = 0o755
 
@@ -139,10 +140,20 @@ def temporary_name(key: str) -> str:
     return f"{OURS}{hashlib.sha256(key.encode()).hexdigest()[:32]}"
 
 
+def checked_segment(segment: str) -> str:
+    """Return a name of an entry of an open folder; raises ``PermanentError`` for a path.
+
+    The system calls take a path in its place: an absolute one leads out of every folder.
+    """
+    if segment in _NO_SEGMENTS or "/" in segment or "\0" in segment:
+        raise PermanentError(f"{segment!r} is not the name of a file in a directory")
+    return segment
+
+
 def stat_of(folder: int, segment: str) -> os.stat_result | None:
     """Look at what has a name, without following a link; None if nothing has it."""
     try:
-        return os.stat(segment, dir_fd=folder, follow_symlinks=False)
+        return os.stat(checked_segment(segment), dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:
         return None
 
@@ -210,7 +221,7 @@ def is_same_file(folder: int, first: str, second: str) -> bool:
 def _entered(folder: int, segment: str, *, make: bool) -> int | None:
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
     try:
-        return os.open(segment, flags, dir_fd=folder)
+        return os.open(checked_segment(segment), flags, dir_fd=folder)
     except FileNotFoundError:
         if not make:
             return None

@@ -13,10 +13,17 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from infra.providers.certificates.acme_authority import Ordering
-from infra.providers.certificates.acme_client import AcmeClient, Authorization, Identifier, Order
-from infra.providers.file_root import FileRoot
+from infra.providers.certificates.acme_client import (
+    AcmeClient,
+    Authorization,
+    Challenge,
+    Identifier,
+    Order,
+)
+from infra.providers.certificates.store import read_file, write_file
+from infra.providers.file_root import FileRoot, discard, opened_file, stat_of
 from infra.providers.host_guard import HostGuard
-from reconciler.errors import TransientError, UnknownResultError
+from reconciler.errors import PermanentError, TransientError, UnknownResultError
 from tests.host_access import EVERYTHING
 from tests.hostile_server import (
     HEAD,
@@ -107,6 +114,31 @@ class Authority:
         return self.find_order("https://ca.test/o")
 
 
+class Asking(AcmeClient):
+    """An authority that asks for an answer to a token of its choice."""
+
+    def __init__(self, token: str) -> None:
+        super().__init__(
+            "https://ca.test/dir",
+            ec.generate_private_key(ec.SECP256R1()),
+            ca_file=None,
+            timeout_seconds=1,
+            guard=HostGuard(EVERYTHING),
+        )
+        self._challenge = Challenge("http-01", "https://ca.test/c", token=token)
+        self.shown: list[str] = []
+
+    def find_order(self, url: str) -> Order:
+        return Order("pending", ["https://ca.test/a"], url)
+
+    def authorization(self, url: str) -> Authorization:
+        del url
+        return Authorization(Identifier("dns", "a.test"), "pending", [self._challenge])
+
+    def ready(self, challenge: Challenge) -> None:
+        self.shown.append(challenge.token)
+
+
 async def in_thread(function: Callable[[], _T], /) -> _T:
     return await asyncio.to_thread(function)
 
@@ -121,16 +153,70 @@ async def test_an_order_that_never_ends_ends_with_the_time(
     ordering = Ordering(
         client, in_thread, FileRoot(tmp_path), {"folder": "x"}, patience_seconds=0.5
     )
-    url = "https://ca.test/o"
     with pytest.raises(UnknownResultError, match="the next attempt reads it again"):
-        await asyncio.wait_for(
-            ordering.certificate(
-                {"dnsNames": ["a.test"], "ipAddresses": []},
-                ec.generate_private_key(ec.SECP256R1()),
-                url,
-                ordered=lambda _: None,
-                register=lambda: None,
-                limited=lambda _: None,
-            ),
-            10,
-        )
+        await certificate_of(ordering)
+
+
+async def certificate_of(ordering: Ordering) -> bytes:
+    return await asyncio.wait_for(
+        ordering.certificate(
+            {"dnsNames": ["a.test"], "ipAddresses": []},
+            ec.generate_private_key(ec.SECP256R1()),
+            "https://ca.test/o",
+            ordered=lambda _: None,
+            register=lambda: None,
+            limited=lambda _: None,
+        ),
+        10,
+    )
+
+
+@pytest.mark.parametrize(
+    "token", ["{root}/other/tls_key", "../other/tls_key", "..", ".", "", "a/b", "tls_key\0", "x\n"]
+)
+async def test_a_token_that_is_no_token_removes_and_writes_no_file(
+    tmp_path: Path, token: str
+) -> None:
+    of_others = tmp_path / "other" / "tls_key"
+    (tmp_path / "challenges").mkdir()
+    of_others.parent.mkdir()
+    of_others.write_text("a key")
+    client = Asking(token.format(root=tmp_path))
+    ordering = Ordering(
+        client, in_thread, FileRoot(tmp_path), {"folder": "challenges"}, patience_seconds=0.5
+    )
+    with pytest.raises(PermanentError, match="invalid token"):
+        await certificate_of(ordering)
+    assert of_others.read_text() == "a key"
+    assert not list((tmp_path / "challenges").iterdir())
+    assert not client.shown
+
+
+async def test_an_answer_neither_replaces_nor_removes_a_file_of_others(tmp_path: Path) -> None:
+    of_others = tmp_path / "other" / "tls_key"
+    of_others.parent.mkdir()
+    of_others.write_text("a key")
+    ordering = Ordering(
+        Asking("tls_key"), in_thread, FileRoot(tmp_path), {"folder": "other"}, patience_seconds=0.5
+    )
+    with pytest.raises(PermanentError, match="other/tls_key already exists"):
+        await certificate_of(ordering)
+    assert of_others.read_text() == "a key"
+
+
+def test_what_leads_out_of_a_directory_is_the_name_of_no_file(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.write_text("a key")
+    (tmp_path / "root" / "inner").mkdir(parents=True)
+    root = FileRoot(tmp_path / "root")
+    for name in (str(outside), "../../outside", "..", ".", ""):
+        with root.folder_of("inner/x") as folder:
+            assert folder is not None
+            for use in (stat_of, opened_file, discard, read_file):
+                with pytest.raises(PermanentError, match="not the name of a file"):
+                    use(folder, name)
+            with pytest.raises(PermanentError, match="not the name of a file"):
+                write_file(folder, name, b"", 0o600)
+    with pytest.raises(PermanentError), root.folder_of("inner/../../x"):
+        pass
+    assert outside.read_text() == "a key"

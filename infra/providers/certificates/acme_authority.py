@@ -186,8 +186,9 @@ class Ordering:
                 f"{name}: the authority does not offer http-01 for this name",
                 status=FAILED_DEPENDENCY,
             )
+        answer = self._client.answer_of(challenge)  # before any file has the name of its token
         try:
-            await self._ask(lambda: self._answer(challenge))
+            await self._ask(lambda: self._answer(challenge, answer))
             pause = FIRST_POLL_SECONDS
             while True:
                 found = await self._ask(lambda: self._client.authorization(url))
@@ -196,10 +197,9 @@ class Ordering:
                 pause = await self._pause(pause, f"the validation of {name} is still pending")
         finally:
             # No request: it must be done whatever happened.
-            await asyncio.shield(asyncio.to_thread(self._answer_no_more, challenge))
+            await asyncio.shield(asyncio.to_thread(self._answer_no_more, challenge, answer))
 
-    def _answer(self, challenge: Challenge) -> None:
-        answer = self._client.answer_of(challenge)
+    def _answer(self, challenge: Challenge, answer: str) -> None:
         if "listen" in self._solver:
             http01.add_answer(self._solver["listen"], challenge.token, answer)
         else:
@@ -207,11 +207,11 @@ class Ordering:
         if challenge.status == "pending":
             self._client.ready(challenge)
 
-    def _answer_no_more(self, challenge: Challenge) -> None:
+    def _answer_no_more(self, challenge: Challenge, answer: str) -> None:
         if "listen" in self._solver:
             http01.remove_answer(self._solver["listen"], challenge.token)
         else:
-            http01.unlink_answer(self._root, self._solver["folder"], challenge.token)
+            http01.unlink_answer(self._root, self._solver["folder"], challenge.token, answer)
 
     async def _pause(self, seconds: float, what: str) -> float:
         """Wait before another look, and return how long to wait the next time."""

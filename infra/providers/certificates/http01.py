@@ -12,9 +12,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Final, cast
 
 from infra.providers.certificates.issuer import address_of
-from infra.providers.certificates.store import PUBLIC_MODE, write_file
-from infra.providers.file_root import FileRoot
-from reconciler.errors import TransientError
+from infra.providers.certificates.store import PUBLIC_MODE, read_file, write_file
+from infra.providers.file_root import FileRoot, stat_of
+from reconciler.errors import PermanentError, TransientError
 
 PATH: Final = "/.well-known/acme-challenge/"
 
@@ -93,16 +93,25 @@ def remove_answer(listen: str, token: str) -> None:
 
 
 def write_answer(root: FileRoot, place: str, token: str, answer: str) -> None:
-    """Leave an answer where a web server of others finds it."""
+    """Leave an answer where a web server of others finds it.
+
+    Raises ``PermanentError`` if the directory has another file of the token's name.
+    """
     with root.folder_of(f"{place}/x", make=True) as folder:
         assert folder is not None
+        if stat_of(folder, token) is not None and read_file(folder, token) != answer.encode():
+            raise PermanentError(
+                f"{place}/{token} already exists and is not the answer; set http01.folder to a "
+                "directory of its own",
+                status=424,
+            )
         write_file(folder, token, answer.encode(), PUBLIC_MODE)
 
 
-def unlink_answer(root: FileRoot, place: str, token: str) -> None:
-    """Take an answer away."""
+def unlink_answer(root: FileRoot, place: str, token: str, answer: str) -> None:
+    """Remove an answer; another file of the token's name stays."""
     with root.folder_of(f"{place}/x") as folder:
-        if folder is not None:
+        if folder is not None and read_file(folder, token) == answer.encode():
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(token, dir_fd=folder)
 

@@ -25,7 +25,13 @@ from events.log import Action
 from events.manifest import Fields
 from infra.providers.answers import UNDECODABLE
 from infra.providers.certificates.spec import STORE, name_problem
-from infra.providers.file_root import FileRoot, opened_file, temporary, temporary_name
+from infra.providers.file_root import (
+    FileRoot,
+    checked_segment,
+    opened_file,
+    temporary,
+    temporary_name,
+)
 from reconciler.errors import ConfigurationError, PermanentError, TransientError
 
 RECORD: Final = "record.json"
@@ -241,7 +247,7 @@ def read_file(folder: int, segment: str) -> bytes | None:
 
 def write_file(folder: int, segment: str, data: bytes, mode: int) -> None:
     """Replace a file in one step, and have the disk keep it."""
-    beside = temporary_name(segment)
+    beside = temporary_name(checked_segment(segment))
     with temporary(folder, beside) as file:
         view = memoryview(data)
         while view:
