@@ -74,6 +74,10 @@ ATTACKS: list[tuple[Kind, Fields, str]] = [
     (CONTAINER, container(user="root"), "spec.user: users root"),
     (CONTAINER, container(user="app"), "spec.user: users app"),  # the image may give it any number
     (CONTAINER, container(user="1000:0"), "spec.user: users 1000:0"),
+    # The Engine takes these from the image's /etc/passwd and hands on 32 bits of them: 0.
+    (CONTAINER, container(user="4294967296"), "spec.user: users 4294967296"),
+    (CONTAINER, container(user="1000:8589934592"), "spec.user: users 1000:8589934592"),
+    (CONTAINER, container(user="2147483648"), "spec.user: users 2147483648"),
     (CONTAINER, {"image": "busybox:1"}, "spec.user: users 0"),  # as the image says
     (
         CONTAINER,

@@ -34,7 +34,7 @@ DEFAULT_NETWORK: Final = "bridge"
 DEFAULT_RESTART: Final = "always"
 
 ALL_ADDRESSES: Final = "0.0.0.0"  # noqa: S104 - how the Engine writes it
-_UNPRIVILEGED: Final = re.compile(r"0*[1-9][0-9]{0,9}(:0*[1-9][0-9]{0,9})?")
+_NUMBERS: Final = re.compile(r"([0-9]{1,10})(?::([0-9]{1,10}))?", re.ASCII)
 _OWN_NETWORKS: Final = frozenset({DEFAULT_NETWORK, "none"})
 
 MUTABLE: Final = frozenset({"cpus", "maxRestarts", "memoryBytes", "networks", "restart", "running"})
@@ -318,7 +318,7 @@ def uses(fields: Fields) -> Sequence[HostUse]:
     if (user := fields.get("user")) is None:
         # So may an image run, and the decider does not read it.
         found.append(HostUse("spec.user", "users", ROOT, "set a number other than 0"))
-    elif _UNPRIVILEGED.fullmatch(user) is None:
+    elif not _is_unprivileged(user):
         # The image may give any name the number 0.
         found.append(HostUse("spec.user", "users", user, "set a number other than 0"))
     mounts: list[Fields] = fields.get("mounts") or []
@@ -345,6 +345,16 @@ def uses(fields: Fields) -> Sequence[HostUse]:
         if each["name"] not in _OWN_NETWORKS
     ]
     return found
+
+
+def _is_unprivileged(user: str) -> bool:
+    """Return whether a user, and its group, is a number other than 0 that stays one.
+
+    The Engine does not check a greater number that the image's /etc/passwd has, and hands on its
+    last 32 bits: 4294967296 is root.
+    """
+    found = _NUMBERS.fullmatch(user)
+    return found is not None and all(0 < int(each) <= MAX_COUNT for each in found.groups() if each)
 
 
 def path_of(source: str) -> str:
