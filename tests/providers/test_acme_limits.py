@@ -12,6 +12,8 @@ from typing import TypeVar, cast
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from events.manifest import Fields
+from events.provider_config import Limits, ProviderConfigSpec
 from infra.providers.certificates.acme_authority import Ordering
 from infra.providers.certificates.acme_client import (
     AcmeClient,
@@ -20,10 +22,15 @@ from infra.providers.certificates.acme_client import (
     Identifier,
     Order,
 )
+from infra.providers.certificates.issuer import ISSUER
+from infra.providers.certificates.issuers import IssuersProvider
 from infra.providers.certificates.store import read_file, write_file
 from infra.providers.file_root import FileRoot, discard, opened_file, stat_of
 from infra.providers.host_guard import HostGuard
 from reconciler.errors import PermanentError, TransientError, UnknownResultError
+from reconciler.provider.contract import action
+from reconciler.provider.secrets import Secrets
+from tests.certificates import OWN_CA, root_in
 from tests.host_access import EVERYTHING
 from tests.hostile_server import (
     HEAD,
@@ -32,6 +39,7 @@ from tests.hostile_server import (
     gzip_of_zeros,
     hostile_server,
     measured_memory,
+    raw_server,
     send,
 )
 
@@ -46,6 +54,11 @@ def drip(connection: socket.socket, _head: bytes) -> None:
     connection.sendall(HEAD + b"X: ")
     while not threading.Event().wait(0.05):
         connection.sendall(b"x")
+
+
+def read_on(connection: socket.socket) -> None:
+    while connection.recv(65_536):
+        pass
 
 
 def redirect(connection: socket.socket, _head: bytes) -> None:
@@ -220,3 +233,33 @@ def test_what_leads_out_of_a_directory_is_the_name_of_no_file(tmp_path: Path) ->
     with pytest.raises(PermanentError), root.folder_of("inner/../../x"):
         pass
     assert outside.read_text() == "a key"
+
+
+async def test_authorities_that_hang_keep_nobody_else_waiting(tmp_path: Path) -> None:
+    root = root_in(tmp_path)
+    limits = Limits(concurrency=20, request_timeout_seconds=5)
+    config = ProviderConfigSpec("certificates", root.as_uri(), limits=limits, allow=EVERYTHING)
+    provider = IssuersProvider(config, Secrets())
+    with raw_server(read_on) as port:
+        fields: Fields = {
+            "acme": {
+                "directory": f"https://127.0.0.1:{port}/dir",
+                "acceptTerms": True,
+                "http01": {"folder": "x"},
+            }
+        }
+        hanging = [
+            asyncio.create_task(
+                provider.create(action("Create", f"hangs-{each}", ISSUER.checked_fields(fields)))
+            )
+            for each in range(19)
+        ]
+        await asyncio.sleep(0)
+        async with asyncio.timeout(2):
+            made = await provider.create(action("Create", "own", ISSUER.checked_fields(OWN_CA)))
+            assert await provider.read("own") == made.object
+        assert not any(each.done() for each in hanging)
+        for each in hanging:
+            each.cancel()
+        await asyncio.gather(*hanging, return_exceptions=True)
+    await provider.close()

@@ -31,7 +31,7 @@ from infra.providers.host_guard import HostGuard
 from reconciler.call_permit import may_call
 from reconciler.errors import PermanentError, ProviderError, TransientError
 
-CALLS_AT_ONCE: Final = 8
+READS_AT_ONCE: Final = 8
 
 _FOR_GOOD: Final = frozenset(
     {
@@ -56,15 +56,25 @@ class CertificateFolder:
         self.issuers = Store(self.root, "issuers", IssuerRecord)
         self.timeout_seconds = config.limits.request_timeout_seconds
         self._allow = config.allow
-        # Threads of its own: an authority that hangs keeps nobody else waiting.
-        self._threads = ThreadPoolExecutor(CALLS_AT_ONCE, thread_name_prefix="certificates")
+        # A thread for each action that may run: authorities that hang keep neither other actions
+        # nor reads waiting.
+        self._actions = ThreadPoolExecutor(
+            config.limits.concurrency, thread_name_prefix="certificates"
+        )
+        self._reads = ThreadPoolExecutor(READS_AT_ONCE, thread_name_prefix="certificate-reads")
 
     async def step(self, function: Callable[[], _T], /) -> _T:
-        """Make one blocking step once the API may be called; it is ended by its own time-outs."""
+        """Make one blocking step of an action, which its own timeouts end; an authority may hang.
+
+        Reads must not wait for it: they use ``look``.
+        """
+        return await self._run(self._actions, function)
+
+    async def _run(self, threads: ThreadPoolExecutor, function: Callable[[], _T]) -> _T:
         await may_call()
         loop = asyncio.get_running_loop()
         try:
-            return await loop.run_in_executor(self._threads, function)
+            return await loop.run_in_executor(threads, function)
         except OSError as error:
             raise _failure(error) from None
         except (NoAccountError, NoOrderError) as error:
@@ -74,7 +84,7 @@ class CertificateFolder:
         """Make one step that only reads files; raises ``TransientError`` if a disk hangs."""
         try:
             async with asyncio.timeout(self.timeout_seconds):
-                return await self.step(function)
+                return await self._run(self._reads, function)
         except TimeoutError:
             raise TransientError(
                 f"the filesystem of {self.root.path} did not respond before the timeout"
@@ -91,7 +101,8 @@ class CertificateFolder:
 
     def close(self) -> None:
         """Let the threads end."""
-        self._threads.shutdown(wait=False)
+        self._actions.shutdown(wait=False)
+        self._reads.shutdown(wait=False)
 
     # --- in a thread
 
