@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple, cast
 
 import msgspec
@@ -17,7 +17,7 @@ from events.external import ExternalObject
 from events.log import Action
 from events.manifest import Fields
 from infra.providers.answers import UNDECODABLE
-from infra.providers.caddy.order import Reach, Standing
+from infra.providers.caddy.order import MAX_PAIRS, Reach, Standing
 from infra.providers.caddy.spec import ANY_PATH, normalize
 
 FAIL_SECONDS: Final = 1
@@ -26,6 +26,9 @@ FAIL_SECONDS: Final = 1
 MAX_RETRIES: Final = 10
 RETRY_MILLISECONDS: Final = 50
 
+MAX_URLS: Final = 100
+"""URLs of a route that are shown, of up to ``order.MAX_PAIRS`` for each address of its server."""
+
 STREAM_HOURS: Final = 24
 """How long a WebSocket may outlive a change of the configuration."""
 
@@ -33,6 +36,7 @@ MISPLACED: Final = "order"
 CERTIFICATE: Final = "certificate"
 OTHER_SETTINGS: Final = "other settings"
 
+_PATTERNS_OF_A_PATH: Final = 2  # the path itself, and what is below it
 _PREFIX: Final = "reconciler "
 _MILLISECONDS: Final = re.compile(r"([0-9]{1,12})ms")
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
@@ -204,11 +208,13 @@ def reach(route: Mapping[str, Any], name: str) -> Reach:
     hosts = [str(host).lower() for each in sets for host in each.get("host") or ()]
     paths = [str(path) for each in sets for path in each.get("path") or ()]
     is_open = any(not each.get("path") for each in sets) or not sets
+    is_small = max(1, len(hosts)) * max(1, len(paths)) <= MAX_PAIRS * _PATTERNS_OF_A_PATH
     return Reach(
         name,
         [] if any(not each.get("host") for each in sets) else hosts,
         [] if is_open else sorted({_prefix(path) for path in paths}),
-        is_known=_ends(route)
+        is_known=is_small
+        and _ends(route)
         and all(each.keys() <= {"host", "path"} for each in sets)
         and not any("*" in _prefix(path) for path in paths),
     )
@@ -311,8 +317,16 @@ def _seconds(value: object) -> float | None:
 
 
 def _urls(fields: Fields, server: CaddyServer) -> list[str]:
+    urls: dict[str, None] = {}
+    for url in _every_url(fields, server):
+        urls[url] = None
+        if len(urls) == MAX_URLS:
+            break
+    return list(urls)
+
+
+def _every_url(fields: Fields, server: CaddyServer) -> Iterator[str]:
     scheme = "https" if server.has_tls else "http"
-    urls: list[str] = []
     for listened in server.listen:
         found = _LISTEN.fullmatch(listened)
         if found is None:
@@ -321,9 +335,6 @@ def _urls(fields: Fields, server: CaddyServer) -> list[str]:
         hosts = [host for host in fields["hosts"] if not host.startswith("*")]
         if not fields["hosts"] and found[1] not in ("", "0.0.0.0", "[::]"):  # noqa: S104 - read only
             hosts = [found[1]]
-        urls += [
-            f"{scheme}://{host}{port}{path}"
-            for host in (f"[{each}]" if each.count(":") else each for each in hosts)
-            for path in fields["paths"]
-        ]
-    return list(dict.fromkeys(urls))
+        for host in hosts:
+            name = f"[{host}]" if host.count(":") else host
+            yield from (f"{scheme}://{name}{port}{path}" for path in fields["paths"])

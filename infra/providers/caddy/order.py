@@ -7,7 +7,10 @@ A route of several hosts or paths goes where its most precise one belongs.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+MAX_PAIRS: Final = 1000
+"""Hosts times paths of a route: so much work is each read of it. A route of others has more."""
 
 Rank = tuple[int, int]
 Pair = tuple[str, str]
@@ -35,7 +38,7 @@ class Reach(NamedTuple):
     @property
     def rank(self) -> Rank:
         """How precise it is; the greater goes first."""
-        return max(map(_rank, self.pairs))
+        return max(map(_precision, self.hosts or ("",))), max(map(_length, self.paths or ("/",)))
 
 
 class Standing(NamedTuple):
@@ -45,10 +48,12 @@ class Standing(NamedTuple):
     shadowed_by: str | None
 
 
-def _rank(pair: Pair) -> Rank:
-    host, path = pair
-    precision = 0 if not host else 1 if host.startswith("*.") else 2
-    return precision, 0 if path == "/" else len(path)
+def _precision(host: str) -> int:
+    return 0 if not host else 1 if host.startswith("*.") else 2
+
+
+def _length(path: str) -> int:
+    return 0 if path == "/" else len(path)
 
 
 def _hosts_before(host: str) -> tuple[str, ...]:

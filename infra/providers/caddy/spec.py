@@ -11,6 +11,7 @@ import msgspec
 
 from events.external import ExternalObject
 from events.manifest import Fields
+from infra.providers.caddy.order import MAX_PAIRS
 from reconciler.provider.host_access import HostUse, is_address, names_host, place
 from reconciler.provider.kind import READY, Readiness
 
@@ -133,6 +134,11 @@ class RouteFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, renam
             _check_host(host)
         for backend in self.backends:
             dial_address(backend)
+        if len(self.hosts) * len(self.paths) > MAX_PAIRS:
+            raise ValueError(
+                f"hosts, paths: {len(self.hosts)} hosts with {len(self.paths)} paths exceed the "
+                f"limit of {MAX_PAIRS} pairs; declare several routes"
+            )
         if self.tls is not None and not self.hosts:
             raise ValueError("tls: requires hosts; list them in hosts")
 
@@ -140,7 +146,7 @@ class RouteFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, renam
 class RouteOutputs(msgspec.Struct, frozen=True, rename="camel"):
     """What a route gives to others, and who stands in its way."""
 
-    urls: Annotated[list[str], msgspec.Meta(description="URLs of the route.")]
+    urls: Annotated[list[str], msgspec.Meta(description="URLs of the route, at most 100.")]
     listen: Annotated[list[str], msgspec.Meta(description="Addresses that its server listens on.")]
     certificate: Annotated[
         str | None,
