@@ -14,6 +14,7 @@ import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -288,4 +289,5 @@ def is_named(folder: int, segment: str, file: int) -> bool:
 
 
 def _still_running() -> TransientError:
-    return TransientError("a call with this key is still running")
+    # Of one file, which a tenant can have at will: with a status, it opens no breaker.
+    return TransientError("a call with this key is still running", status=HTTPStatus.CONFLICT)

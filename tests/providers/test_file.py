@@ -441,8 +441,9 @@ async def test_a_call_that_still_runs_under_the_key_is_not_disturbed(
     monkeypatch.setattr(os, "link", slow)
     first = asyncio.create_task(files.create(write))
     await asyncio.to_thread(reached.wait, 10)
-    with pytest.raises(TransientError, match="still running"):
+    with pytest.raises(TransientError, match="still running") as busy:
         await files.create(write)
+    assert busy.value.status == 409  # of one file: no breaker opens
     go_on.set()
     assert (await first).object == await files.read("etc/app.ini")
 
