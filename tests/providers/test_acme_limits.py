@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar, cast
 
+import msgspec
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -27,7 +28,8 @@ from infra.providers.certificates.issuers import IssuersProvider
 from infra.providers.certificates.store import read_file, write_file
 from infra.providers.file_root import FileRoot, discard, opened_file, stat_of
 from infra.providers.host_guard import HostGuard
-from reconciler.errors import PermanentError, TransientError, UnknownResultError
+from reconciler.errors import NotCalledError, PermanentError, TransientError, UnknownResultError
+from reconciler.provider import Effect
 from reconciler.provider.contract import action
 from reconciler.provider.secrets import Secrets
 from tests.certificates import OWN_CA, root_in
@@ -236,6 +238,7 @@ def test_what_leads_out_of_a_directory_is_the_name_of_no_file(tmp_path: Path) ->
 
 
 async def test_authorities_that_hang_keep_nobody_else_waiting(tmp_path: Path) -> None:
+    """Of 20 calls at the same time, a namespace has ten, and two namespaces have five each."""
     root = root_in(tmp_path)
     limits = Limits(concurrency=20, request_timeout_seconds=5)
     config = ProviderConfigSpec("certificates", root.as_uri(), limits=limits, allow=EVERYTHING)
@@ -248,13 +251,21 @@ async def test_authorities_that_hang_keep_nobody_else_waiting(tmp_path: Path) ->
                 "http01": {"folder": "x"},
             }
         }
-        hanging = [
-            asyncio.create_task(
-                provider.create(action("Create", f"hangs-{each}", ISSUER.checked_fields(fields)))
-            )
-            for each in range(19)
-        ]
-        await asyncio.sleep(0)
+        checked = ISSUER.checked_fields(fields)
+
+        def begin(namespace: str, name: str) -> asyncio.Task[Effect]:
+            id_ = f"{namespace}/Issuer/{name}@1"
+            written = msgspec.structs.replace(action("Create", name, checked), action_id=id_)
+            return asyncio.create_task(provider.create(written))
+
+        hanging = [begin("acme", f"hangs-{each}") for each in range(10)]
+        await asyncio.sleep(0.5)
+        with pytest.raises(NotCalledError, match="10 actions of namespace 'acme' are already wait"):
+            await begin("acme", "one-more")
+        hanging += [begin("other", f"also-{each}") for each in range(5)]
+        await asyncio.sleep(0.5)
+        with pytest.raises(NotCalledError, match="5 actions of namespace 'other' are already"):
+            await begin("other", "another-one")
         async with asyncio.timeout(2):
             made = await provider.create(action("Create", "own", ISSUER.checked_fields(OWN_CA)))
             assert await provider.read("own") == made.object
@@ -262,4 +273,9 @@ async def test_authorities_that_hang_keep_nobody_else_waiting(tmp_path: Path) ->
         for each in hanging:
             each.cancel()
         await asyncio.gather(*hanging, return_exceptions=True)
+        again = begin("acme", "another-try")
+        await asyncio.sleep(0.1)
+        assert not again.done()
+        again.cancel()
+        await asyncio.gather(again, return_exceptions=True)
     await provider.close()

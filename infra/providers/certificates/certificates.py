@@ -149,7 +149,8 @@ class CertificatesProvider:
             if found is not None:
                 check_uid(found, action)
             if kept is not None and kept.record.fields.get("revokeOnDelete"):
-                await step(lambda: self._revoke(kept))
+                with self._folder.asking(action):
+                    await step(lambda: self._revoke(kept))
             await step(lambda: self._remove(name))
             return Effect(None, absent=found is None)
 
@@ -178,11 +179,21 @@ class CertificatesProvider:
 
     async def _obtain(self, action: Action, uid: str) -> None:
         """Have a certificate made; the order that is under way already is gone on with."""
-        name, step = action.external_name, self._folder.step
+        step = self._folder.step
         issuer, pending = await step(lambda: self._begin(action))
         if "acme" not in issuer.fields:
             await step(lambda: self._sign(action, uid, issuer, pending))
             return
+        with self._folder.asking(action):
+            chain = await self._chain(action, issuer, pending)
+        try:
+            await step(lambda: self._obtained(action, uid, pending, chain, None))
+        except TransientError as error:
+            raise _perhaps_done(error) from None
+
+    async def _chain(self, action: Action, issuer: IssuerRecord, pending: Pending) -> bytes:
+        """Order a certificate of an authority, or go on with the order; return its chain."""
+        name, step = action.external_name, self._folder.step
         key = await step(lambda: self._pending_key(name, pending))
         client = await step(lambda: self._folder.account(action.fields["issuer"], issuer))
         ordering = Ordering(
@@ -193,7 +204,7 @@ class CertificatesProvider:
             patience_seconds=max(self._folder.timeout_seconds, MIN_PATIENCE_SECONDS),
         )
         try:
-            chain = await ordering.certificate(
+            return await ordering.certificate(
                 action.fields,
                 key,
                 pending.order,
@@ -206,10 +217,6 @@ class CertificatesProvider:
             raise _perhaps_done(failure) if ordering.is_finalized else failure from None
         finally:
             client.close()
-        try:
-            await step(lambda: self._obtained(action, uid, pending, chain, None))
-        except TransientError as error:
-            raise _perhaps_done(error) from None
 
     async def _deliver(self, name: str) -> ExternalObject | None:
         try:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-from collections.abc import AsyncGenerator, Callable
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from typing import Final, TypeVar
 
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from events.log import Action
 from events.provider_config import ProviderConfigSpec
 from infra.providers.certificates.acme_client import (
     FAILED_DEPENDENCY,
@@ -29,7 +31,7 @@ from infra.providers.certificates.store import (
 from infra.providers.file_root import FileRoot
 from infra.providers.host_guard import HostGuard
 from reconciler.call_permit import may_call
-from reconciler.errors import PermanentError, ProviderError, TransientError
+from reconciler.errors import NotCalledError, PermanentError, ProviderError, TransientError
 
 READS_AT_ONCE: Final = 8
 
@@ -62,6 +64,8 @@ class CertificateFolder:
             config.limits.concurrency, thread_name_prefix="certificates"
         )
         self._reads = ThreadPoolExecutor(READS_AT_ONCE, thread_name_prefix="certificate-reads")
+        self._concurrency = config.limits.concurrency
+        self._asking = Counter[str]()  # by namespace
 
     async def step(self, function: Callable[[], _T], /) -> _T:
         """Make one blocking step of an action, which its own timeouts end; an authority may hang.
@@ -89,6 +93,30 @@ class CertificateFolder:
             raise TransientError(
                 f"the filesystem of {self.root.path} did not respond before the timeout"
             ) from None
+
+    @contextmanager
+    def asking(self, action: Action) -> Generator[None]:
+        """Count an action that calls an authority, which a tenant chooses and which may hang.
+
+        Raises ``NotCalledError`` above the share of its namespace: half of the calls that the
+        limits allow, divided among the namespaces that have some.
+        """
+        namespace, mine = action.namespace, self._asking[action.namespace]
+        namespaces = len(self._asking.keys() | {namespace})
+        if mine >= max(1, self._concurrency // (2 * namespaces)):
+            raise NotCalledError(
+                f"{mine} actions of namespace {namespace!r} are already waiting for their ACME "
+                "authorities; this one follows",
+                status=FAILED_DEPENDENCY,
+                retry_after_seconds=self.timeout_seconds,
+            )
+        self._asking[namespace] += 1
+        try:
+            yield
+        finally:
+            self._asking[namespace] -= 1
+            if not self._asking[namespace]:
+                del self._asking[namespace]
 
     @asynccontextmanager
     async def locked(self, store: Store[_R], name: str) -> AsyncGenerator[None]:

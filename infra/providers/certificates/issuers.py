@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import msgspec
 
@@ -64,7 +65,8 @@ class IssuersProvider:
                     return Effect(found, replayed=True)
                 raise ConflictError(f"issuer {name!r} already exists", obstacle=found)
             await self._folder.step(lambda: self._begin(action))
-            await self._folder.step(lambda: self._finish(action))
+            with self._asking(action):
+                await self._folder.step(lambda: self._finish(action))
             return Effect(await self._folder.step(lambda: self._shown(name)))
 
     async def update(self, action: Action) -> Effect:
@@ -83,7 +85,8 @@ class IssuersProvider:
                 raise ConflictError(
                     f"issuer {name!r} was changed since it was read", obstacle=found
                 )
-            await self._folder.step(lambda: self._change(action, found))
+            with self._asking(action):
+                await self._folder.step(lambda: self._change(action, found))
             return Effect(await self._folder.step(lambda: self._shown(name)))
 
     async def delete(self, action: Action) -> Effect:
@@ -97,7 +100,8 @@ class IssuersProvider:
             if found is None:
                 return Effect(None, absent=True)
             check_uid(found, action)
-            await self._folder.step(lambda: self._deactivate(name))
+            with self._asking(action, found):
+                await self._folder.step(lambda: self._deactivate(name))
             await self._folder.step(lambda: self._store.remove(name))
             return Effect(None)
 
@@ -120,6 +124,13 @@ class IssuersProvider:
     async def close(self) -> None:
         """Let the threads end."""
         self._folder.close()
+
+    def _asking(
+        self, action: Action, found: ExternalObject | None = None
+    ) -> AbstractContextManager[None]:
+        """Count an action on an account with another authority; no action on our own waits."""
+        fields = action.fields if found is None else found.fields
+        return self._folder.asking(action) if "acme" in fields else nullcontext()
 
     # --- in a thread
 
