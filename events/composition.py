@@ -56,7 +56,7 @@ class ComposedSetSpec(ManifestStruct, frozen=True):
         msgspec.Meta(description="Generation of each part that was declared for this set."),
     ] = {}  # noqa: RUF012 - msgspec copies it
     refused: Annotated[
-        dict[str, str], msgspec.Meta(description="Reason why each refused part was refused.")
+        dict[str, str], msgspec.Meta(description="Reason for the refusal of each refused part.")
     ] = {}  # noqa: RUF012 - msgspec copies it
     refusals: Annotated[int, msgspec.Meta(description="Number of consecutive refusals.")] = 0
     retry_at: Annotated[

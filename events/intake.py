@@ -275,7 +275,7 @@ class NewerObject(_Intake, frozen=True):
 
 
 class ApiReported(_Intake, frozen=True):
-    """A worker or an observer reports to a ``ProviderConfig`` what it has noticed of its API.
+    """A worker or an observer reports the condition of an API to its ``ProviderConfig``.
 
     ``Throttled``: it accepts no calls for ``retry_after_seconds`` from ``at`` on. ``Failing``:
     ``failures`` consecutive calls failed. ``Probing``: ``reporter`` requests to make the one call

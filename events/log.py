@@ -85,7 +85,7 @@ class DeclarationSuperseded(_Event, frozen=True):
 
 
 class ExternalObserved(_Event, frozen=True):
-    """An observer read a new state of the object. If it does not exist, ``object`` is null.
+    """An observer read a new state of the object. ``object`` is null if the object is missing.
 
     ``strays``: number of undeclared objects in an exclusive scope, of ``total``. ``taken_by``:
     another resource of the log that has this object, empty if none is known. ``known_version``: the

@@ -123,7 +123,7 @@ class Policy(ManifestStruct, frozen=True):
     ] = ()
     paused: Annotated[
         bool,
-        msgspec.Meta(description="Whether Reconciler takes no action, and only reports."),
+        msgspec.Meta(description="Whether Reconciler stops all actions, and only reports."),
     ] = False
     owner_label: Annotated[
         Literal["Restore", "Report"],

@@ -302,15 +302,15 @@ class RestSpec(ManifestStruct, frozen=True):
     list: Annotated[
         Listing | None,
         msgspec.Meta(
-            description="Request that lists all objects. Without it, declared objects are "
-            "read one by one, and undeclared ones are not detected."
+            description="Request that lists all objects. Without it, Reconciler reads "
+            "declared objects one by one, and does not detect undeclared ones."
         ),
     ] = None
     document: Annotated[
         Fields | None,
         msgspec.Meta(
             description="Template over spec: the declared object in the API's format. Without"
-            " it, each field is written to its path (to)."
+            " it, Reconciler writes each field to its path (to)."
         ),
     ] = None
     shown: Annotated[
@@ -331,7 +331,7 @@ class RestSpec(ManifestStruct, frozen=True):
         Place,
         msgspec.Meta(
             description="Expression over object: whether a listed object is of this kind. "
-            "Default: every one is."
+            "Default: every listed object is."
         ),
     ] = ""
     name: Annotated[NamePlace, msgspec.Meta(description="Name of the object in the API.")] = (
@@ -372,7 +372,7 @@ class RestSpec(ManifestStruct, frozen=True):
         tuple[ErrorRule, ...],
         msgspec.Meta(
             max_length=MAX_ENTRIES,
-            description="Rules for the meaning of responses. The first that matches applies.",
+            description="Rules for the meaning of responses. The first matching rule applies.",
         ),
     ] = ()
     ready: Annotated[
@@ -386,8 +386,7 @@ class RestSpec(ManifestStruct, frozen=True):
         dict[_Word, Output],
         msgspec.Meta(
             max_length=MAX_ENTRIES,
-            description="Values for other resources. They are recorded in the log, so do not "
-            "use counters.",
+            description="Values for other resources. The log records them, so do not use counters.",
         ),
     ] = {}  # noqa: RUF012
     changes: Annotated[

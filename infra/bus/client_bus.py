@@ -119,7 +119,7 @@ class JetStreamClientBus:
             outgoing = unknown
             if outgoing:
                 _logger.warning(
-                    "whether messages were stored is unknown; retrying", count=len(outgoing)
+                    "the server did not confirm messages; retrying", count=len(outgoing)
                 )
                 await asyncio.sleep(_RETRY_SECONDS)
 

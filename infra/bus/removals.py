@@ -19,8 +19,8 @@ LOG_GONE: Final = (
 )
 INTAKE_REMEDY: Final = (
     "Delete nothing. Stop all roles, and run `reconciler backup NAME.backup`, then `reconciler "
-    "restore NAME.backup`, which saves the stream to a file, creates it behind the log's positions "
-    "and publishes its declarations again"
+    "restore NAME.backup`, which saves the stream to a file, recreates it with positions after "
+    "those of the log, and publishes its declarations again"
 )
 
 _LOOKED_AT: Final = 100

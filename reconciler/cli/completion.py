@@ -62,7 +62,7 @@ def completion(shell: Shell, /) -> int:
     """Print a completion script for a shell.
 
     It completes commands, options, kinds and names of resources, which it
-    reads from the bus at each TAB. To enable it in every shell, add the
+    reads from the bus on each TAB. To enable it in every shell, add the
     command below to the startup file of your shell.
 
     For example:

@@ -144,7 +144,7 @@ def retry(
 
     Each message goes to its original subject with a new message id. The
     command refuses a retry if the message would become a dead letter again,
-    or would replace a newer declaration. To retry a declaration that was
+    or would replace a newer declaration. Retrying a declaration that was
     accepted before has no effect.
 
     Exit status: 1 if a retry was refused.

@@ -44,5 +44,5 @@ async def warn_of_own_clock(read_clock: Callable[[], Awaitable[BusClock]]) -> No
         where = "behind" if seconds > 0 else "ahead of"
         sys.stderr.write(
             f"warning: the clock of this machine is {abs(seconds):.0f} s {where} the bus's clock; "
-            "ages, and time spans such as 2h, are wrong by that\n"
+            "ages, and time spans such as 2h, are off by this amount\n"
         )

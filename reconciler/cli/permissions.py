@@ -28,8 +28,9 @@ def permissions(
 
     Without PRINCIPAL, it prints all principals except restore, with a
     service for each --namespace. Users authenticate with nkeys (`nk -gen
-    user`). The output has a placeholder for each missing key, and no NATS
-    server starts until you replace it. The command needs no server.
+    user`). The output has a placeholder for each missing key, and a NATS
+    server does not start with it until you replace the placeholder. The
+    command needs no server.
 
     For example:
 

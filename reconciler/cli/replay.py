@@ -74,8 +74,8 @@ def replay(
     verify
         Compare the result with the stored rows.
     repair
-        Verify. If rows differ and the log is correct, mark the rows as incomplete, so that the next
-        projector and observer that start rebuild them. Deletes nothing.
+        Verify. If rows differ and the log is correct, mark the rows as incomplete, so that the
+        projectors and observers rebuild them at their next start. Deletes nothing.
     dump
         Print only the rebuilt rows, one JSON object per line.
     """

@@ -52,8 +52,8 @@ def restore(
 
     With --replace, the command first saves the damaged log to a file next
     to the backup, and then replaces it. It keeps the newer events of the
-    damaged log that continue the backup without a gap, which their digests
-    prove.
+    damaged log if their digests prove that they continue the backup without
+    a gap.
 
     The command calls no external API. Start only the decider afterwards, and
     read "Back up and restore the log" in docs/how-to/back-up-and-restore.md
@@ -114,7 +114,7 @@ async def _without_lost_end(nc: Client, plan: Plan, log_id: str, replace: str | 
     raise RestoreRefusedError(
         f"the log has lost its end: expected {short.expected}, found {short.found}. This backup "
         "has no event that the log lacks; restore a backup with the lost events. If there is none, "
-        f"use --replace {log_id}, which gives them up"
+        f"use --replace {log_id}, which discards them"
     )
 
 

@@ -126,8 +126,8 @@ def up(
     with_
         More systems to start, separated by commas: docker, postgres, caddy, certificates (an ACME
         authority), or composition (for composed kinds; starts no system). Each has its own data
-        directory and a ProviderConfig of the same name. Its spec.allow permits what the examples
-        use of this machine.
+        directory and a ProviderConfig of the same name. Its spec.allow permits the parts of
+        this machine that the examples use.
     resync
         Seconds between two listings of the APIs that do not report changes: the example API,
         PostgreSQL and certificates. Default: the value in the ProviderConfig, initially 30.

@@ -187,7 +187,7 @@ def ready(fields: Fields, seen: ExternalObject) -> Readiness:
     if number == wanted == len(updated) and not old:
         return READY
     far = f"{number} of {wanted} containers are ready"
-    far += f", {old} of the old template remain" if old else ""
+    far += f", {old} with the old template remain" if old else ""
     for name, child in updated.items():
         if child.outcome in STUCK:
             why = f"{name} is {child.outcome}: {child.message or child.reason}"

@@ -330,7 +330,7 @@ class ProviderContract(ContractCase):
         self, provider: Provider, name: str
     ) -> None:
         effect = await provider.delete(self.action("Delete", name))
-        assert (effect.object, effect.absent) == (None, True), "not this call deleted it"
+        assert (effect.object, effect.absent) == (None, True), "the call deleted nothing"
         delete = msgspec.structs.replace(self.action("Delete", name), uid="uid-of-ours")
         assert (await provider.delete(delete)).absent
 

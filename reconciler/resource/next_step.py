@@ -274,7 +274,7 @@ def _doubted(losses: LossCount, state: ResourceState, context: Context) -> Settl
             f"{what}; the loss is approved and takes effect with the next listing",
         )
     restored = restoration(context)
-    hint = f"; {restored}: withdraw again what was withdrawn after it" if restored else ""
+    hint = f"; {restored}: repeat the withdrawals made after it" if restored else ""
     return Settled(
         "Held",
         Hold.LOSS_GUARD,
@@ -454,8 +454,8 @@ def _take_over(
         return Settled(
             "Conflict",
             "AlreadyExists",
-            f"{seen.name!r} exists and {whose}; to take ownership, set "
-            "spec.policy.adoption: Adopt; or use another name",
+            f"{seen.name!r} exists and {whose}; set spec.policy.adoption: Adopt to take ownership, "
+            "or use another name",
         )
     if said.label == "another's":
         label = f"the owner label of the object is {seen.labels[OWNER_LABEL]!r}"
@@ -644,7 +644,7 @@ def _guarded(guard: DeletionGuard, state: ResourceState, context: Context) -> Se
         later = f"{what}; the deletion is approved and happens after the next listing"
         return Settled("Held", Hold.DELETION_GUARD, later)
     restored = restoration(context)
-    hint = f"; {restored}: declare again what was declared after it" if restored else ""
+    hint = f"; {restored}: repeat the declarations made after it" if restored else ""
     return Settled(
         "Held",
         Hold.DELETION_GUARD,

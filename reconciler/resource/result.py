@@ -346,8 +346,8 @@ def _question(found: ExternalObject | None, context: Context) -> str:
     approve = approval_command(context.key)
     if found is None:
         return (
-            "whether the call took effect is unknown: the API stores neither idempotency keys "
-            "nor owner labels. Check the API. If the call did not take effect, repeat it: "
+            "the result of the call is unknown: the API stores neither idempotency keys nor owner "
+            "labels. Check the API. If the call did not take effect, repeat it: "
             f"{approve}. If it did, withdraw the resource, and then end the action without "
             f"another call: {approval_command(context.key, abandon=True)}. If the "
             "resource stays declared, Reconciler creates an object again"

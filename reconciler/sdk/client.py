@@ -297,8 +297,9 @@ class Client:
             await self._bus.store(messages, timeout_seconds=timeout_seconds)
         except TimeoutError:
             raise WaitTimeoutError(
-                f"{len(messages)} messages were not confirmed within {timeout_seconds:g} s, "
-                "and whether the server stored them is unknown; send them again, which is safe"
+                f"the server did not confirm {len(messages)} messages within "
+                f"{timeout_seconds:g} s, and may or may not have stored them; send them again, "
+                "which is safe"
             ) from None
 
     # --- outcomes

@@ -106,7 +106,7 @@ def test_37_a_bad_template_stops_with_all_old_ones_serving_and_going_back_remove
     told = ready(fleet.object.fields, fleet.object)
     assert (told.is_ready, told.reason) == (False, "Progressing")
     assert told.message.startswith(
-        "0 of 3 containers are ready, 3 of the old template remain; waits for d"
+        "0 of 3 containers are ready, 3 with the old template remain; waits for d"
     )
 
     kept = set(fleet.object.fields[CHILDREN])

@@ -682,7 +682,7 @@ async def test_privileges_on_all_tables_are_exact_and_uneven_ones_are_seen(
     place = f"{unique}@{name}/public/tables"
     fields: Fields = {"privileges": ["SELECT", "INSERT"], "grantable": ["SELECT"]}
     wanted = GRANT.checked_fields(fields)
-    with pytest.raises(TransientError, match="no object to grant privileges on exists"):
+    with pytest.raises(TransientError, match=r"there is no object \(yet\) to grant privileges on"):
         await made(grants, GRANT, place, fields)
     with psycopg.connect(
         host=str(postgres_server.socket),

@@ -356,15 +356,11 @@ def test_what_a_restoration_may_explain_names_it_and_the_ways_out():
     lost = converged()
     lost.restored_as_of = "2026-11-25T03:00:00Z"
     missing(lost, 12, 14)
-    assert (
-        f"; {restored}: withdraw again what was withdrawn after it; check" in lost.outcome_message
-    )
+    assert f"; {restored}: repeat the withdrawals made after it; check" in lost.outcome_message
     stray = Story(configs={CONFIG: EXCLUSIVE})
     stray.restored_as_of = "2026-11-25T03:00:00Z"
     stray.see(thing(uid="h1"), strays=(50, 60))
-    assert (
-        f"; {restored}: declare again what was declared after it; approve" in stray.outcome_message
-    )
+    assert f"; {restored}: repeat the declarations made after it; approve" in stray.outcome_message
     ghost = Story()
     ghost.restored_as_of = "2026-11-25T03:00:00Z"
     ghost.see(thing(uid="h1", labels={OWNER_LABEL: FOO_OWNER}))

@@ -74,8 +74,8 @@ class CertificateFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     key_rotation: Annotated[
         Literal["AtRenewal", "Never"],
         msgspec.Meta(
-            description="AtRenewal: each new certificate has a new key. Never: the key stays while "
-            "keyAlgorithm does."
+            description="AtRenewal: each new certificate has a new key. Never: the key stays until "
+            "keyAlgorithm changes."
         ),
     ] = "AtRenewal"
     folder: Annotated[

@@ -90,7 +90,7 @@ class Http01(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Acme(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """An account with an authority that speaks ACME (RFC 8555)."""
+    """An account with an authority that supports ACME (RFC 8555)."""
 
     directory: Annotated[
         str, msgspec.Meta(description="https URL of the authority's ACME directory.")
@@ -138,7 +138,7 @@ class IssuerFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rena
     acme: Annotated[
         Acme | None,
         msgspec.Meta(
-            description="An account with an authority that speaks ACME (RFC 8555). Declare "
+            description="An account with an authority that supports ACME (RFC 8555). Declare "
             "ownCa or acme."
         ),
     ] = None
@@ -246,8 +246,8 @@ def loses(fields: Fields | None, thing: ExternalObject) -> str:
     if fields is not None or thing.fields.get("type") != "OwnCa":
         return ""
     return (
-        f"the key of authority {thing.name}, which signed existing certificates and can then no "
-        "longer renew them"
+        f"the key of authority {thing.name}, which is required to renew the certificates that it "
+        "signed"
     )
 
 

@@ -80,7 +80,7 @@ class Contents:
             if spec.parent != parent or digest in kept or digest in portions:
                 continue
             key = ResourceKey(namespace, COMPOSED_CONTENT_KIND, digest)
-            said = Withdrawn(generation, reason=f"{parent} has another content")
+            said = Withdrawn(generation, reason=f"{parent} has different content")
             messages.append(IntakeMessageOut("desired", key, said, f"{digest}.{generation}.gone"))
         if messages:
             await self._ask(messages)

@@ -103,8 +103,8 @@ def _parts(name: str, spec: CompositionSpec) -> list[PartTemplate]:
             )
         if each.manifest.kind == name:
             raise InvalidManifestError(
-                f"{where}.manifest.kind: a {name} cannot contain a {name}, because this would "
-                "never end; use another kind"
+                f"{where}.manifest.kind: a {name} cannot contain a {name}, because the "
+                "nesting would never end; use another kind"
             )
         parts.append(PartTemplate(each, where, names))
     try:

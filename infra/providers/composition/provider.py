@@ -312,7 +312,7 @@ class CompositionProvider:
         known = [each for each in answers if each is not None]
         if len(known) < len(messages):
             raise UnknownResultError(
-                "no decider replied, so whether the parts were declared is unknown"
+                "no decider replied; the parts may or may not have been declared"
             )
         return known
 

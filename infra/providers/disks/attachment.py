@@ -92,7 +92,7 @@ class AttachmentOutputs(msgspec.Struct, frozen=True):
     alarm: Annotated[
         str,
         msgspec.Meta(
-            description="ImageDeleted, if the image was deleted while the disk is attached."
+            description="ImageDeleted, if the image was deleted while the disk was attached."
         ),
     ] = ""
 

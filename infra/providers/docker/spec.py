@@ -145,7 +145,7 @@ class HealthCheck(_Part, frozen=True):
         _Seconds | None, _about("Maximum duration of one check, in seconds.")
     ] = None
     start_period_seconds: Annotated[
-        _Seconds | None, _about("Seconds after the start in which failures do not count.")
+        _Seconds | None, _about("Seconds after the start during which failures do not count.")
     ] = None
     retries: Annotated[
         Annotated[int, msgspec.Meta(ge=1, le=MAX_COUNT)] | None,

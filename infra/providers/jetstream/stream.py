@@ -109,7 +109,7 @@ class StreamFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rena
     duplicate_window_seconds: Annotated[
         Seconds | None,
         msgspec.Meta(
-            description="Seconds in which the server detects a repeated message id. Default: "
+            description="Seconds during which the server detects a repeated message id. Default: "
             "120, or maxAgeSeconds if that is less."
         ),
     ] = None

@@ -80,7 +80,7 @@ class StreamOutputs(msgspec.Struct, frozen=True, rename="camel"):
     has_leader: Annotated[
         bool,
         msgspec.Meta(
-            description="Whether the object has a leader. A single server always is the leader."
+            description="Whether the object has a leader. A single server is always the leader."
         ),
     ]
 

@@ -312,8 +312,8 @@ class GrantsProvider:
         made = await self._find(session, place, database)
         if made is None:
             raise TransientError(
-                f"{place.name!r}: no object to grant privileges on exists (yet), or the role owns "
-                "all of them",
+                f"{place.name!r}: there is no object (yet) to grant privileges on, or the role "
+                "owns all of them",
                 status=REFUSED,
             )
         wanted = normalize(action.fields)

@@ -36,7 +36,7 @@ class GeneratedPassword(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     is_set: Annotated[
         bool,
         msgspec.Meta(
-            description="Whether the role has this password. Shown only: do not declare it."
+            description="Whether the role has this password. Read-only: do not declare it."
         ),
     ] = msgspec.field(default=True, name="isSet")
 

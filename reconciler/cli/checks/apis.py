@@ -87,7 +87,7 @@ async def check_api(
         return Finding(check, "fail", f"{config.endpoint}: {text}", remedy)
     read = [kind for kind in watched if not kinds[kind].lists]
     if read:
-        found = f"{', '.join(read)} cannot be listed, so declared objects are read one by one"
+        found = f"{', '.join(read)} cannot be listed, so each declared object is read separately"
         if read == watched:
             return Finding(check, "ok", f"{config.endpoint}: not called; {found}")
         return Finding(check, "ok", f"{config.endpoint} responds ({', '.join(watched)}); {found}")

@@ -44,7 +44,7 @@ def judge_room(streams: Mapping[str, StreamState]) -> Finding:
     verdict: Verdict = "fail" if full else "warn"
     remedy = (
         "Raise the limit: `nats stream edit STREAM --max-bytes=BYTES`. `reconciler init` removes a "
-        "limit of messages (max_msgs). A full stream refuses new messages, and keeps the stored "
+        "limit on messages (max_msgs). A full stream refuses new messages, and keeps the stored "
         "ones."
     )
     return Finding("stream limits", verdict, f"full or nearly full: {some(full or nearly)}", remedy)
