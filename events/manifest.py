@@ -96,7 +96,7 @@ class Policy(ManifestStruct, frozen=True):
     deletion: Annotated[
         Deletion,
         msgspec.Meta(
-            description="Treatment of the object when the resource is withdrawn. Delete: "
+            description="Action when the resource is withdrawn. Delete: "
             "Reconciler deletes it. Orphan: Reconciler releases it."
         ),
     ] = "Delete"
@@ -110,8 +110,8 @@ class Policy(ManifestStruct, frozen=True):
     adoption: Annotated[
         Adoption,
         msgspec.Meta(
-            description="Treatment of an existing object of this name. Adopt: take ownership of "
-            "it. Refuse: report a Conflict."
+            description="Action when an object of this name already exists. Adopt: take ownership "
+            "of it. Refuse: report a Conflict."
         ),
     ] = "Refuse"
     ignore_fields: Annotated[
@@ -128,7 +128,7 @@ class Policy(ManifestStruct, frozen=True):
     owner_label: Annotated[
         Literal["Restore", "Report"],
         msgspec.Meta(
-            description="Reaction to the removal of the owner label by another client. Restore: "
+            description="Action when another client removes the owner label. Restore: "
             "write it again. Report: report Disputed."
         ),
     ] = "Restore"

@@ -101,9 +101,7 @@ class Scope(ManifestStruct, frozen=True):
     ] = "Shared"
     prefix: Annotated[
         str | None,
-        msgspec.Meta(
-            description="Beginning of the names of the objects in scope. Default: all names."
-        ),
+        msgspec.Meta(description="Name prefix of the objects in scope. Default: all names."),
     ] = None
     labels: Annotated[
         dict[str, str],
@@ -281,9 +279,7 @@ class ProviderConfigSpec(ManifestStruct, frozen=True):
     ] = "Log"
     owner_prefix: Annotated[
         str | None,
-        msgspec.Meta(
-            description="Beginning of the names of your objects, for ownership Prefix and Strict."
-        ),
+        msgspec.Meta(description="Name prefix of your objects, for ownership Prefix and Strict."),
     ] = None
     resync_seconds: Annotated[
         _Seconds,

@@ -65,7 +65,7 @@ class ReferenceSpec(ManifestStruct, frozen=True):
     on_withdrawal: Annotated[
         Literal["Keep", "Release", "Ignore"],
         msgspec.Meta(
-            description="Treatment of the object when its resource is withdrawn. Keep: "
+            description="Action when the resource is withdrawn. Keep: "
             "Reconciler keeps it until this reference is withdrawn too. Release: "
             "Reconciler releases it without deleting it. Ignore: Reconciler deletes it."
         ),

@@ -320,7 +320,7 @@ class RestSpec(ManifestStruct, frozen=True):
             description="Path at which the API returns a field of the document, if it differs.",
         ),
     ] = {}  # noqa: RUF012
-    unordered: Annotated[_Texts, msgspec.Meta(description="Paths of lists without order.")] = ()
+    unordered: Annotated[_Texts, msgspec.Meta(description="Paths of unordered lists.")] = ()
     immutable: Annotated[
         _Texts,
         msgspec.Meta(

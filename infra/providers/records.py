@@ -57,7 +57,7 @@ class RecordFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     values: Annotated[
         list[str],
         msgspec.Meta(
-            min_length=1, max_length=100, description="Values of the record, without order."
+            min_length=1, max_length=100, description="Values of the record, in any order."
         ),
     ]
     ttl: Annotated[int, msgspec.Meta(ge=1, le=604_800, description="Time to live, in seconds.")] = (

@@ -87,7 +87,7 @@ def list_letters(
     handled
         Also list those that were retried or dismissed.
     limit
-        Show at most this number of dead letters, the newest ones.
+        Show only the newest dead letters, at most this many.
     """
     if limit is not None and limit < 1:
         raise UsageError(f"--limit {limit}: must be at least 1")

@@ -88,7 +88,7 @@ def events(
     until
         Only events until then.
     limit
-        Show at most this number of events, the newest ones.
+        Show only the newest events, at most this many.
     follow
         Continue with new events until Ctrl-C. JSON is then one object per line.
     """

@@ -42,7 +42,7 @@ class _Common(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     policy: Annotated[
         Policy,
         msgspec.Meta(
-            description="Rules for the treatment of the object. `reconciler explain KIND.policy` "
+            description="Rules for managing the object. `reconciler explain KIND.policy` "
             "shows its fields."
         ),
     ] = Policy()

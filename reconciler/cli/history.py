@@ -59,7 +59,7 @@ def history(
     until
         Only events until then, in the same forms.
     limit
-        Show at most this number of events, the newest ones.
+        Show only the newest events, at most this many.
     raw
         Print the events as stored, as JSON or YAML.
     """

@@ -55,7 +55,7 @@ def logs(
     follow
         Continue with new lines, until the object ends or Ctrl-C.
     tail
-        Show at most this number of existing lines, the newest ones.
+        Show only the newest existing lines, at most this many.
     """
     if tail is not None and tail < 0:
         raise UsageError(f"--tail {tail}: must be at least 0")

@@ -14,7 +14,7 @@ Namespace = Annotated[
     str | None, Parameter(name=("--namespace", "-n"), help="Namespace of the resources.")
 ]
 AllNamespaces = Annotated[
-    bool, Parameter(name=("--all-namespaces", "-A"), help="Select in all namespaces.")
+    bool, Parameter(name=("--all-namespaces", "-A"), help="Select resources in all namespaces.")
 ]
 Output = Annotated[Format, Parameter(name=("--output", "-o"), help="Output format.")]
 WideOutput = Annotated[

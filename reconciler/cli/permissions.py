@@ -54,7 +54,7 @@ def permissions(
     finalizers
         Also allow services to add finalizers in their namespace and to remove their own.
     output
-        A block for the configuration of the NATS server, or claims for JWTs in the form of `nsc`.
+        A block for the configuration of the NATS server, or claims for JWTs in the format of `nsc`.
     """
     users = _users(principal, namespace, user, finalizers=finalizers)
     users = _with_keys(users, key)

@@ -290,7 +290,7 @@ async def test_routes_of_others_are_listed_as_theirs_and_what_is_no_route_is_not
     with pytest.raises(ConflictError) as caught:
         await made(routes, "theirs")
     assert caught.value.obstacle == found["theirs"]
-    with pytest.raises(NothingDoneError, match="the id 'nested' is, or was until now"):
+    with pytest.raises(NothingDoneError, match="the id 'nested' belongs, or recently belonged"):
         await made(routes, "nested")
     before = await hands.sees(f"{SERVERS}/http/routes")
     ours = await made(routes, "ours")

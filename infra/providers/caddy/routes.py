@@ -291,7 +291,7 @@ class RoutesProvider:
         look = await self._look(name)
         if look.shown is None:
             raise NothingDoneError(
-                f"the id {name!r} is, or was until now, the id of another object in Caddy's "
+                f"the id {name!r} belongs, or recently belonged, to another object in Caddy's "
                 "configuration; give the route another name (annotation "
                 "reconciler/external-name)",
                 status=HTTPStatus.CONFLICT,

@@ -51,11 +51,11 @@ class CertificateFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     ] = None
     dns_names: Annotated[
         Annotated[list[str], msgspec.Meta(max_length=100)],
-        msgspec.Meta(description="DNS names of the certificate, without order."),
+        msgspec.Meta(description="DNS names of the certificate, in any order."),
     ] = []
     ip_addresses: Annotated[
         Annotated[list[str], msgspec.Meta(max_length=100)],
-        msgspec.Meta(description="IP addresses of the certificate, without order."),
+        msgspec.Meta(description="IP addresses of the certificate, in any order."),
     ] = []
     duration: Annotated[
         Span,
@@ -118,8 +118,8 @@ class CertificateOutputs(msgspec.Struct, frozen=True, rename="camel"):
     """
 
     serial: Annotated[str, msgspec.Meta(description="Serial number.")]
-    not_before: Annotated[str, msgspec.Meta(description="Beginning of the lifetime (ISO 8601).")]
-    not_after: Annotated[str, msgspec.Meta(description="End of the lifetime (ISO 8601).")]
+    not_before: Annotated[str, msgspec.Meta(description="Start of the validity period (ISO 8601).")]
+    not_after: Annotated[str, msgspec.Meta(description="End of the validity period (ISO 8601).")]
     fingerprint: Annotated[str, msgspec.Meta(description="SHA-256 fingerprint of the certificate.")]
     key_file: Annotated[str, msgspec.Meta(description="Path of the private key (tls.key).")]
     certificate_file: Annotated[

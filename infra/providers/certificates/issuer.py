@@ -98,7 +98,7 @@ class Acme(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="came
     http01: Annotated[
         Http01,
         msgspec.Meta(
-            description="How the worker proves control of a name, with the challenge HTTP-01."
+            description="How the worker proves control of a name, with an HTTP-01 challenge."
         ),
     ]
     accept_terms: Annotated[
@@ -159,9 +159,11 @@ class IssuerOutputs(msgspec.Struct, frozen=True, rename="camel", omit_defaults=T
         str, msgspec.Meta(description="SHA-256 fingerprint of that certificate.")
     ] = ""
     not_before: Annotated[
-        str, msgspec.Meta(description="Beginning of its lifetime (ISO 8601).")
+        str, msgspec.Meta(description="Start of its validity period (ISO 8601).")
     ] = ""
-    not_after: Annotated[str, msgspec.Meta(description="End of its lifetime (ISO 8601).")] = ""
+    not_after: Annotated[
+        str, msgspec.Meta(description="End of its validity period (ISO 8601).")
+    ] = ""
     revoked: Annotated[
         str, msgspec.Meta(description="Path of the revocation list, after the first revocation.")
     ] = ""

@@ -123,7 +123,9 @@ class Network(_Part, frozen=True):
     name: Annotated[
         _Network, _about("Name of the network, or host, none or bridge. It must exist.")
     ]
-    aliases: Annotated[list[str], _about("More DNS names of the container in this network.")] = []
+    aliases: Annotated[
+        list[str], _about("Additional DNS names of the container in this network.")
+    ] = []
     address: Annotated[
         str | None, _about("Fixed IPv4 address in this network. Default: assigned by the Engine.")
     ] = None

@@ -62,7 +62,7 @@ class BucketFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rena
             description="Maximum size of one value, in bytes; -1 or 0 means no limit.",
         ),
     ] = UNLIMITED
-    storage: Annotated[Storage, msgspec.Meta(description="Storage of the values.")] = "file"
+    storage: Annotated[Storage, msgspec.Meta(description="Storage type of the values.")] = "file"
     replicas: Annotated[
         Replicas, msgspec.Meta(description="Replicas of the bucket in a cluster.")
     ] = 1

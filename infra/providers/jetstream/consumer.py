@@ -102,7 +102,7 @@ class ConsumerFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, re
     filter_subjects: Annotated[
         list[str],
         msgspec.Meta(
-            max_length=1_000, description="Subjects to deliver, without order. Default: all."
+            max_length=1_000, description="Subjects to deliver, in any order. Default: all."
         ),
     ] = []
     deliver_policy: Annotated[
@@ -124,8 +124,8 @@ class ConsumerFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, re
     ack_policy: Annotated[
         Literal["explicit", "all", "none"],
         msgspec.Meta(
-            description="explicit: each message needs an acknowledgement. all: one also "
-            "covers all earlier messages. none: no acknowledgements."
+            description="explicit: each message needs an acknowledgement. all: one acknowledgement "
+            "also covers all earlier messages. none: no acknowledgements."
         ),
     ] = "explicit"
     ack_wait_seconds: Annotated[

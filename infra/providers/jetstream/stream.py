@@ -56,11 +56,11 @@ class StreamFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rena
         msgspec.Meta(
             min_length=1,
             max_length=1_000,
-            description="Subjects that the stream stores, without order.",
+            description="Subjects that the stream stores, in any order.",
         ),
     ]
     description: Annotated[str, msgspec.Meta(max_length=4_096, description="Free text.")] = ""
-    storage: Annotated[Storage, msgspec.Meta(description="Storage of the messages.")] = "file"
+    storage: Annotated[Storage, msgspec.Meta(description="Storage type of the messages.")] = "file"
     retention: Annotated[
         Literal["limits", "interest", "workqueue"],
         msgspec.Meta(

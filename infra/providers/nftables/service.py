@@ -73,7 +73,7 @@ class ServiceFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         list[Backend],
         msgspec.Meta(
             max_length=MAX_BACKENDS,
-            description="At most 128 backends, without order. With an empty list, connections"
+            description="At most 128 backends, in any order. With an empty list, connections"
             " are refused.",
         ),
     ] = []

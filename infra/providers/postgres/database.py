@@ -76,7 +76,7 @@ class DatabaseFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, re
         list[Name],
         msgspec.Meta(
             max_length=100,
-            description="Extensions to install, without order. Other extensions stay, unless "
+            description="Extensions to install, in any order. Other extensions stay, unless "
             "they were declared before.",
         ),
     ] = []

@@ -78,7 +78,7 @@ class GrantFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         msgspec.Meta(
             min_length=1,
             max_length=20,
-            description="Exactly these privileges, without order. Reconciler revokes all others.",
+            description="Exactly these privileges, in any order. Reconciler revokes all others.",
         ),
     ]
     grantable: Annotated[

@@ -90,13 +90,13 @@ class DatabaseRoleFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     ] = UNLIMITED
     valid_until: Annotated[
         Annotated[datetime, msgspec.Meta(tz=True)] | None,
-        msgspec.Meta(description="End of the password's validity (ISO 8601). Default: never."),
+        msgspec.Meta(description="Time at which the password expires (ISO 8601). Default: never."),
     ] = None
     member_of: Annotated[
         list[Name],
         msgspec.Meta(
             max_length=1_000,
-            description="Roles that this role is a member of, without order. Reconciler "
+            description="Roles that this role is a member of, in any order. Reconciler "
             "revokes all other memberships.",
         ),
     ] = []
