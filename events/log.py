@@ -322,7 +322,7 @@ class ApprovalRequested(_Event, frozen=True):
 
 
 class ActionDecided(_Event, frozen=True):
-    """The decider decided on an action. It records the action before any external call."""
+    """The decider chose the next action, and recorded it before any external call."""
 
     action: Action
 

@@ -61,7 +61,7 @@ class ShapeFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     type: Annotated[
         Literal["Square", "Circle", "Triangle", "Hexagon"],
-        msgspec.Meta(description="Form of the shape."),
+        msgspec.Meta(description="Type of the shape."),
     ]
     color: Annotated[
         Literal["Red", "Green", "Blue", "Purple", "Yellow", "Black", "White"],

@@ -25,7 +25,7 @@ def left_alone(row: StatusRow | None, now: datetime) -> Finding | None:
     if row.breaker_until is not None:
         remedy = (
             "One process probes the API after that time. When it responds, all waiting actions"
-            f" continue. To read its failures: `reconciler history {row.key}`."
+            f" continue. `reconciler history {row.key}` shows the failures."
         )
         return Finding(check, "fail", row.message, remedy)
     text = throttled(row, now)

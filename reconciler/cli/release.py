@@ -59,7 +59,7 @@ def release(
         )
     )
     results = [_told(result) for result in results]
-    stays = "stays in the API" if orphan else "is deleted or released by its policy"
+    stays = "stays in the API" if orphan else "is deleted or released, as its policy requires"
     confirm(results, f"finalizers and references removed; the object {stays}")
     print_results(results, output, good=())
     return exit_status(results, None)

@@ -212,7 +212,7 @@ def _says_nothing(text: str, kinds: Sequence[str]) -> str:
     close = difflib.get_close_matches(text.capitalize(), kinds, n=1, cutoff=0.7)
     hint = f"did you mean {close[0]}? " if close else ""
     return (
-        f"{text!r} is neither a kind nor the name of a resource: {hint}`reconciler kinds` lists "
+        f"{text!r} is neither a kind nor the name of a resource; {hint}`reconciler kinds` lists "
         "the kinds, and `reconciler get -A` the resources"
     )
 

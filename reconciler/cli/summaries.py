@@ -379,10 +379,10 @@ def _decided(action: Action, before: SpecDeclared | None) -> str:
     if is_update and before is None and OWNER_LABEL not in action.labels:
         # The last write of what is let go: of what nobody declares nothing else is ever updated.
         return (
-            f"The decider decided to remove the owner label from {action.external_name} and to "
+            f"Reconciler decided to remove the owner label from {action.external_name} and to "
             "change nothing else: the object stays in the API"
         )
-    return f"The decider decided to {_infinitive(action)}{_with(action.fields)}"
+    return f"Reconciler decided to {_infinitive(action)}{_with(action.fields)}"
 
 
 def _verb(done: Action | ActionSucceeded | ActionFailed) -> tuple[str, str, str]:

@@ -551,7 +551,7 @@ def _unlabel(
 def _waiting_for_finalizers(state: ResourceState) -> Settled | None:
     if not state.holds.finalizers:
         return None
-    holders = some([f"{each.name} (held by {each.holder})" for each in state.holds.finalizers])
+    holders = some([f"{each.name} (set by {each.holder})" for each in state.holds.finalizers])
     return Settled("Held", "Finalizers", f"waits for the removal of these finalizers: {holders}")
 
 

@@ -43,7 +43,7 @@ def test_33_why_a_container_is_there_leads_up_to_who_asked_for_it(live: Cli) -> 
     assert own.startswith(f"default/Container/{name} is held (ProviderConfigMissing): ")
     assert above.startswith("default/Deployment/why.\n")
     assert "(reason: release 7 of the shop)" in above
-    assert "The decider decided to create default.why" in above
+    assert "Reconciler decided to create default.why" in above
 
     found = live.ok("why", f"Container/{name}", "-o", "json").json
     [parent] = found["parents"]

@@ -374,7 +374,7 @@ def test_an_event_is_told_beside_what_was_declared_before_it(past: Past) -> None
         "ann declared generation 2, which changes color: Red → Purple, labels.team: a → removed"
     )
     [line] = past.json("events --since 10 --until 10")  # no orphan that is let go
-    assert line["what"] == "The decider decided to update foo with type: Square, color: Purple"
+    assert line["what"] == "Reconciler decided to update foo with type: Square, color: Purple"
 
 
 def test_the_timeline_is_a_table_with_time_place_and_a_sentence(past: Past) -> None:

@@ -198,7 +198,7 @@ TOLD: list[tuple[ResourceEvent, str]] = [
         OwnershipReleased("foo", None, "Orphaned"),
         "Reconciler released foo: the object stays in the API",
     ),
-    (ActionDecided(ACTION), "The decider decided to create foo with type: Square, color: Red"),
+    (ActionDecided(ACTION), "Reconciler decided to create foo with type: Square, color: Red"),
     (
         ActionRetried(ACTION, 3),
         "The decider started attempt 3 to create foo, with the same idempotency key",
@@ -321,15 +321,15 @@ TOLD: list[tuple[ResourceEvent, str]] = [
     ),
     (
         ActionDecided(replace(ACTION, purpose="Replace", external_name="foo-1")),
-        "The decider decided to create the replacement foo-1 with type: Square, color: Red",
+        "Reconciler decided to create the replacement foo-1 with type: Square, color: Red",
     ),
     (
         ActionDecided(replace(ACTION, operation="Delete", purpose="Replace", fields={})),
-        "The decider decided to delete foo to replace it",
+        "Reconciler decided to delete foo to replace it",
     ),
     (
         ActionDecided(replace(ACTION, operation="Delete", purpose="Retire", fields={})),
-        "The decider decided to delete the replaced object foo",
+        "Reconciler decided to delete the replaced object foo",
     ),
     (ActionSucceeded("a@2", "Create", 1), "The worker created the object"),
     (ActionSucceeded("a@2", "Update", 1, purpose="Renew"), "The worker renewed the object"),
@@ -420,10 +420,10 @@ def test_the_update_that_lets_an_orphan_go_says_that_it_takes_our_label_off() ->
         ActionDecided(labelled),
     ]
     lines = tell_all([StoredEvent(at, _event(at, one)) for at, one in enumerate(data, 1)])
-    told = "The decider decided to update foo with type: Square, color: Red"
+    told = "Reconciler decided to update foo with type: Square, color: Red"
     assert lines[1].what == lines[4].what == told
     assert lines[3].what == (
-        "The decider decided to remove the owner label from foo and to change nothing else: "
+        "Reconciler decided to remove the owner label from foo and to change nothing else: "
         "the object stays in the API"
     )
 

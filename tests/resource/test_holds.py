@@ -69,7 +69,7 @@ def test_nothing_is_deleted_until_the_finalizer_is_taken_off():
     assert story.idle
     assert (story.outcome, story.reason) == ("Held", "Finalizers")
     assert story.state.outcome is not None
-    assert "billing/invoice (held by billing)" in story.state.outcome.message
+    assert "billing/invoice (set by billing)" in story.state.outcome.message
     assert story.wake(36_000) == []
     release(story, actor="billing")
     assert story.action.operation == "Delete"

@@ -28,7 +28,7 @@ async def test_17_nothing_is_deleted_until_the_finalizer_is_taken_off(world: Wor
         await world.withdraw("foo")
 
         held = await world.until_outcome("foo", "Held", reason="Finalizers")
-        assert f"{INVOICE} (held by billing)" in held.message
+        assert f"{INVOICE} (set by billing)" in held.message
         await world.restart_reconciler()
         await world.observed_again()
         assert await world.human.effects("foo") == ["POST"]

@@ -81,7 +81,7 @@ class CertificateFiles(_Part, frozen=True):
 
 
 class RouteFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """A route of a Caddy server to backends."""
+    """A route from a Caddy server to backends."""
 
     backends: Annotated[
         list[str | Backend],

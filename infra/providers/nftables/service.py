@@ -56,7 +56,7 @@ class Backend(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ServiceFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A virtual address with backends, by nftables."""
+    """A virtual address for backends, using nftables."""
 
     address: Annotated[
         str,

@@ -75,7 +75,7 @@ async def check_role_clocks(nc: Client) -> list[Finding]:
             if abs(ahead) > max(WRONG, abs(wrong.get(role, WRONG))):
                 wrong[role] = ahead
     if not wrong:
-        who = f"those of {len(found)} processes agree with the bus's clock"
+        who = f"the clocks of {len(found)} processes agree with the bus's clock"
         minutes = _RECENT.total_seconds() / 60
         nothing = f"no role has written anything in the last {minutes:.0f} minutes"
         return [Finding("role clocks", "ok", who if found else nothing)]
