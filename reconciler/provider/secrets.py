@@ -177,7 +177,7 @@ def _own(reference: SecretRef, namespace: str) -> SecretKey:
 def _missing(reference: SecretRef, namespace: str) -> str:
     key = _key(reference, namespace)
     what = f"secret {key.name!r} of namespace {key.namespace!r}"
-    where = f"missing in store {reference.store!r}"
+    where = f"missing from store {reference.store!r}"
     if reference.store == "env":
         return f"{what} is {where}; add {key} to RECONCILER_SECRET_ENV and set the variable"
     command = f"`reconciler secrets set {key.name} -n {key.namespace}`"

@@ -201,7 +201,7 @@ async def test_a_secret_is_in_the_environment_and_shown_as_a_digest_only(case: C
     assert found is not None
     assert f"PASSWORD={PLANTED}" in found["Config"]["Env"]
     assert PLANTED not in repr(found["Config"]["Labels"])
-    with pytest.raises(ConfigurationError, match="is missing in store"):
+    with pytest.raises(ConfigurationError, match="is missing from store"):
         await case.made("-other", env={"PASSWORD": {"$secret": "none"}})
 
 
