@@ -611,7 +611,7 @@ async def test_a_private_file_of_plain_content_is_as_declared(files: FileProvide
 
 
 async def test_a_secret_that_is_not_there_is_told(files: FileProvider, root: Path) -> None:
-    with pytest.raises(ConfigurationError, match="'db' of namespace 'default' is missing from store"):
+    with pytest.raises(ConfigurationError, match="namespace 'default' is missing from store"):
         await files.create(create(fields=SECRET))
     assert names_in(root) == [ROOT_MARKER]
 
