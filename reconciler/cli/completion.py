@@ -142,6 +142,10 @@ def _values(option: str, hint: Any) -> Iterable[str]:
         from events.log import OutcomeName  # noqa: PLC0415
 
         return get_args(OutcomeName)
+    if option == "--event":
+        from reconciler.cli.naming import event_names  # noqa: PLC0415
+
+        return event_names()
     return ()
 
 

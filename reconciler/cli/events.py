@@ -6,6 +6,7 @@ import sys
 from contextlib import aclosing
 from typing import Annotated, cast
 
+import msgspec
 from cyclopts import Parameter
 from nats.aio.client import Client
 
@@ -25,7 +26,7 @@ from reconciler.cli.errors import CommandError, UsageError
 from reconciler.cli.event_table import TABLES, WIDE_COLUMNS, cells
 from reconciler.cli.exits import Exit
 from reconciler.cli.log_replay import log_of
-from reconciler.cli.naming import check_names, known_outcome
+from reconciler.cli.naming import check_names, known_event, known_outcome
 from reconciler.cli.options import Namespace, WideOutput
 from reconciler.cli.output import WideFormat, print_json_line, print_structured
 from reconciler.cli.progress import progress_bar
@@ -53,6 +54,7 @@ def events(
     kind: str | None = None,
     actor: str | None = None,
     outcome: str | None = None,
+    event: tuple[str, ...] = (),
     since: At = None,
     until: At = None,
     limit: int = 50,
@@ -73,6 +75,7 @@ def events(
         reconciler events --since 2h --limit 1000
         reconciler events -n payments --kind Shape --outcome Failed
         reconciler events --actor 'cli:*' --since 7d
+        reconciler events --event SpecDeclared --event SpecWithdrawn
         reconciler events -f -o json | jq .what
 
     Parameters
@@ -83,6 +86,9 @@ def events(
         Only events of this actor, as `-o wide` shows it; * matches any text.
     outcome
         Only this outcome: Converged, Degraded, Failed, ...
+    event
+        Only events of this type, as `-o wide` shows it: SpecDeclared, DriftDetected, ... May be
+        repeated.
     since
         Only events since then.
     until
@@ -100,7 +106,13 @@ def events(
             "--follow: not allowed with --until, because it never ends; remove one of them"
         )
     found = None if outcome is None else cast("OutcomeName", known_outcome(outcome))
-    interest = Interest(namespace or "*", kind or "*", actor=actor, outcome=found)
+    interest = Interest(
+        namespace or "*",
+        kind or "*",
+        actor=actor,
+        outcome=found,
+        event_names=[known_event(each) for each in event],
+    )
 
     async def work() -> None:
         async with bus(connection) as nc:
@@ -156,7 +168,7 @@ async def _checked(nc: Client, interest: Interest) -> Interest:
         raise CommandError(
             f"the log contains {what}{place}; `reconciler get -A` lists all resources"
         )
-    return Interest(interest.namespace, kind, actor=interest.actor, outcome=interest.outcome)
+    return msgspec.structs.replace(interest, kind=kind)
 
 
 class _Teller:

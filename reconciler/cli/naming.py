@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple, get_args
 
-from events.log import OutcomeName
+from events.log import OutcomeName, ResourceEvent
 from events.names import check_token
 from reconciler.cli.errors import UsageError
 from reconciler.provider.kind import installed_kinds
@@ -54,10 +55,24 @@ def known_outcome(text: str, *also: str, option: str = "--outcome") -> str:
     """Return the outcome that is meant, or one of ``also``; ``UsageError`` names them all."""
     # No resource is Rejected: that is the outcome of a declaration.
     known = [*(each for each in get_args(OutcomeName) if each != "Rejected"), *also]
+    return _one_of(known, text, option, "outcome")
+
+
+def known_event(text: str) -> str:
+    """Return the event type's name that ``text`` means; ``UsageError`` names them all."""
+    return _one_of(event_names(), text, "--event", "event")
+
+
+def event_names() -> list[str]:
+    """Return the names of the log's event types, sorted."""
+    return sorted(each.__name__ for each in get_args(ResourceEvent))
+
+
+def _one_of(known: Sequence[str], text: str, option: str, noun: str) -> str:
     for each in known:
         if each.lower() == text.lower():
             return each
-    raise UsageError(f"{option} {text}: unknown outcome; use one of {', '.join(known)}")
+    raise UsageError(f"{option} {text}: unknown {noun}; use one of {', '.join(known)}")
 
 
 def registered(text: str) -> str:

@@ -416,16 +416,18 @@ class Client:
         name: str = "*",
         actor: str | None = None,
         outcome: OutcomeName | None = None,
+        event_names: Collection[str] = (),
         since: When | None = None,
         until: When | None = None,
         limit: int = 50,
     ) -> list[StoredEvent]:
         """Read the newest events of many resources, in the log's order: at most ``limit``.
 
-        In ``actor``, ``*`` stands for anything; ``since`` and ``until`` are positions or times.
+        In ``actor``, ``*`` stands for anything; ``event_names`` are names of event types, such as
+        ``SpecDeclared``; ``since`` and ``until`` are positions or times.
         Raises ``InvalidNameError`` and ``NoSuchMomentError``.
         """
-        interest = Interest(namespace, kind, name, actor, outcome)
+        interest = Interest(namespace, kind, name, actor, outcome, event_names)
         between = await span(self._nc, since, until)
         return await newest_events(self._nc, interest, between, limit)
 

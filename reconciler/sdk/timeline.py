@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Collection
 from contextlib import aclosing
 from fnmatch import fnmatchcase
 
@@ -24,13 +24,17 @@ wanted is mostly new, and what is rare costs one reading of the log and some con
 
 
 class Interest(msgspec.Struct, frozen=True):
-    """Which events are of interest; ``*`` and None stand for any, also ``*`` in an actor's name."""
+    """Which events are of interest; ``*`` and None stand for any, also ``*`` in an actor's name.
+
+    ``event_names``: names of event types, such as ``SpecDeclared``; none of them selects all.
+    """
 
     namespace: str = "*"
     kind: str = "*"
     name: str = "*"
     actor: str | None = None
     outcome: OutcomeName | None = None
+    event_names: Collection[str] = ()
 
     @property
     def subject_filter(self) -> str:
@@ -46,6 +50,8 @@ class Interest(msgspec.Struct, frozen=True):
         """Return whether an event that the server sent is of interest."""
         event = stored.event
         if self.outcome is not None and not isinstance(event.data, OutcomeRecorded):
+            return False
+        if self.event_names and type(event.data).__name__ not in self.event_names:
             return False
         return self.actor in (None, event.actor) or fnmatchcase(event.actor, self.actor or "")
 

@@ -355,6 +355,12 @@ def test_a_span_that_cannot_be_meant_is_an_error(
         ("--actor cli", []),
         ("--actor cli:ann --until 8 --limit 1", [5]),
         ("--since 2026-01-02T12:09:00Z --until 10", [9, 10]),
+        ("--event SpecWithdrawn", [15]),
+        ("--event specdeclared --limit 2", [5, 9]),
+        ("--event SpecDeclared --event SpecWithdrawn -n team", [5, 15]),
+        ("--event OutcomeRecorded --outcome Converged", [4, 8, 12]),
+        ("--event SpecDeclared --outcome Converged", []),
+        ("--event SpecDeclared --actor cli:ann --since 6", [9]),
     ],
 )
 def test_the_fleets_timeline_has_what_is_asked_for_newest_last(
@@ -411,6 +417,8 @@ def test_a_wide_table_has_the_names_of_the_log_too(past: Past, command: str, hea
     [
         ("--outcome Bogus", 2, "--outcome Bogus: unknown outcome; use one of Converged, "),
         ("--outcome Rejected", 2, "--outcome Rejected: unknown outcome"),
+        ("--event Bogus", 2, "--event Bogus: unknown event; use one of AbsenceDoubted, "),
+        ("--event SpecDeclared --event Bogus", 2, "--event Bogus: unknown event"),
         ("--kind Shap", 1, "kind 'Shap' is unknown"),
         ("--kind Volume", 1, "the log contains no Volume; `reconciler get -A` lists"),
         ("-n nowhere", 1, "namespace nowhere never had a resource"),

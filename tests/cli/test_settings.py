@@ -92,6 +92,7 @@ def test_what_is_no_address_of_a_bus_is_told_at_once(inside: Cli, url: str) -> N
         (["get", "--out"], {"--outcome", "--output"}),
         (["get", "-o", ""], {"table", "wide", "json", "yaml", "name"}),
         (["get", "--outcome", "Conv"], {"Converged"}),
+        (["events", "--event", "SpecD"], {"SpecDeclared"}),
         (["explain", "Sh"], {"Shape", "ShapeRef"}),
         (["get", "Provider"], {"ProviderConfig"}),
         (["get", "-n", "sys"], {"system"}),
