@@ -56,22 +56,25 @@ OFFERS: Final[Mapping[str, Offer]] = {
 """By the name of the component, of its folder, its ProviderConfig and its provider."""
 
 
-COMPOSITION: Final = "composition"
-"""What needs no component: the API of composed kinds is the reconciler that `up` runs."""
+BUS_APIS: Final[Mapping[str, Allow]] = {
+    "composition": Allow(addresses=("file:///srv/git/*",)),
+    "jetstream": NOTHING,
+}
+"""Names that start no component, because the API is the bus that `up` runs on: the API of composed
+kinds, and that of streams. With what the examples use of the host."""
 
 
-def composition_api(nats_url: str) -> LocalApi:
-    """Describe the bus that `up` has started as the API of composed kinds."""
-    allow = Allow(addresses=("file:///srv/git/*",))
-    return LocalApi(COMPOSITION, COMPOSITION, nats_url, r"nats://127\.0\.0\.1:\d+", 0.5, allow)
+def bus_api(name: str, nats_url: str) -> LocalApi:
+    """Describe the bus that `up` has started as an API, for the ProviderConfig ``name``."""
+    return LocalApi(name, name, nats_url, r"nats://127\.0\.0\.1:\d+", 0.5, BUS_APIS[name])
 
 
 def parse_components(text: str) -> tuple[str, ...]:
     """Read `docker,postgres`; raises ``UsageError``."""
     names = [name.strip() for name in text.split(",") if name.strip()]
     for name in names:
-        if name not in (*OFFERS, COMPOSITION):
-            known = ", ".join((*OFFERS, COMPOSITION))
+        if name not in (*OFFERS, *BUS_APIS):
+            known = ", ".join((*OFFERS, *BUS_APIS))
             raise UsageError(f"--with: {name!r} cannot be started; use {known}")
     return tuple(dict.fromkeys(names))
 

@@ -70,7 +70,8 @@ class Stack:
     server: EmbeddedServer | None = None
     api: ExampleApi | None = None
     components: dict[str, Component] = field(default_factory=dict[str, Component])
-    is_composing: bool = False
+    bus_apis: tuple[str, ...] = ()
+    """Names of the ``BUS_APIS`` to declare a ProviderConfig for."""
     notes: list[str] = field(default_factory=list[str])
     failure: StackError | None = None
     is_serving: bool = False
@@ -79,8 +80,7 @@ class Stack:
     def local_apis(self) -> list[LocalApi]:
         """The APIs that run here, each with the ProviderConfig that shall point at it."""
         found = [] if self.api_url is None else [example_api(self.api_url)]
-        if self.is_composing:
-            found.append(components.composition_api(self.nats_url))
+        found += [components.bus_api(name, self.nats_url) for name in self.bus_apis]
         return found + [components.local_api(*each) for each in self.components.items()]
 
     @property
@@ -142,9 +142,9 @@ async def started(options: StackOptions) -> AsyncGenerator[Stack]:
                 stack.api = ExampleApi()
                 closing.push_async_callback(stack.api.stop)
                 stack.api_url = await _start_api(stack.api, options, stack.notes)
-            stack.is_composing = components.COMPOSITION in options.components
+            stack.bus_apis = tuple(n for n in options.components if n in components.BUS_APIS)
             for name in options.components:
-                if name == components.COMPOSITION:
+                if name in components.BUS_APIS:
                     continue
                 component = components.made(name)
                 closing.push_async_callback(component.stop)

@@ -125,9 +125,10 @@ def up(
         Do not start the example API, and do not declare its ProviderConfig.
     with_
         More systems to start, separated by commas: docker, postgres, caddy, certificates (an ACME
-        authority), or composition (for composed kinds; starts no system). Each has its own data
-        directory and a ProviderConfig of the same name. Its spec.allow permits the parts of
-        this machine that the examples use.
+        authority), jetstream (for streams on this NATS server) or composition (for composed kinds).
+        `up` declares a ProviderConfig of the same name for each. Its spec.allow permits the parts
+        of this machine that the examples use. The last two start no system and have no data
+        directory.
     resync
         Seconds between two listings of the APIs that do not report changes: the example API,
         PostgreSQL and certificates. Default: the value in the ProviderConfig, initially 30.

@@ -50,7 +50,7 @@ async def declared(world: World, *, exclusive: bool = False) -> None:
         spec.endpoint, provider=spec.provider, resync=3600, least_resync_seconds=LEAST_SECONDS
     )
     scope = Scope(mode="Exclusive" if exclusive else "Shared")
-    await world.configure(msgspec.structs.replace(impatient, scope=scope), name="messages")
+    await world.configure(msgspec.structs.replace(impatient, scope=scope), name="jetstream")
     await world.declare_all([each for each in EXAMPLE if each.kind != "ProviderConfig"])
     for key in KEYS:
         await world.until_outcome(key, "Converged")

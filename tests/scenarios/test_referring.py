@@ -53,9 +53,10 @@ async def example(bare_world: World, root: Path, tmp_path: Path) -> World:
     await world.start_reconciler()
     for each in DOCUMENTS:
         if each.kind == "ProviderConfig":
-            endpoint = world.server.url if each.metadata.name == "messages" else root.as_uri()
-            spec = {**each.spec, "endpoint": endpoint, "resyncSeconds": 0.3}
+            spec = {**each.spec, "endpoint": root.as_uri(), "resyncSeconds": 0.3}
             await world.configure(msgspec.convert(spec, ProviderConfigSpec), each.metadata.name)
+    bus = ProviderConfigSpec("jetstream", world.server.url, resync_seconds=0.3)
+    await world.configure(bus, "jetstream")  # as `up --with jetstream`
     return world
 
 
