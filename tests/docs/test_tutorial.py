@@ -27,7 +27,8 @@ def test_the_tutorial(tmp_path: Path) -> None:
         *("apply", "wait", "wait", "reconcile"),
         *("delete", "wait", "get", "delete", "delete", "wait"),
         *("events", "replay", "doctor"),
-        *("apply", "explain", "apply", "apply", "watch", "plan", "apply", "watch"),
+        *("apply", "explain", "apply", "apply", "deadletters", "deadletters"),
+        *("watch", "plan", "apply", "watch"),
         *("delete", "delete", "get"),
     ]
 
