@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import msgspec
@@ -53,6 +54,29 @@ def test_all_that_a_generation_declared_is_declared_again(live: Cli) -> None:
     found = declared(live, "rolled")
     assert found[3] == found[1] != found[2]
     live.ok("delete", "Shape", "rolled")
+
+
+def test_an_earlier_state_of_a_namespace_is_declared_again(live: Cli) -> None:
+    """As the guide undoes one night; what was withdrawn by then stays so."""
+    whole = WHOLE.replace("Orphan", "Delete")
+    for name in ("changed", "deleted", "unwanted"):
+        live.ok("apply", "-f", "-", "-n", "night", "--wait", text=whole.replace("NAME", name))
+    live.ok("delete", "Shape/unwanted", "-n", "night", "--wait")
+    evening = str(live.ok("events", "--limit", "1", "-o", "json").json[0]["position"])
+    changed = whole.replace("NAME", "changed").replace("Red", "Blue")
+    live.ok("apply", "-f", "-", "-n", "night", "--wait", text=changed)
+    live.ok("delete", "Shape/deleted", "-n", "night", "--wait")
+
+    command = ("get", "-n", "night", "-l", "!reconciler/part-of", "--at", evening, "-o", "json")
+    before = [one for one in live.ok(*command).json if one["status"].get("declared")]
+    live.ok("apply", "-f", "-", "--wait", text=json.dumps(before))
+    for name in ("changed", "deleted"):
+        found = list(declared(live, f"night/Shape/{name}").values())
+        assert found[-1] == found[0]
+        assert found[-1]["fields"]["color"] == "Red"
+    rows = live.ok("get", "-n", "night", "-o", "json").json
+    assert [row["metadata"]["name"] for row in rows] == ["changed", "deleted"]
+    live.ok("delete", "Shape", "changed", "deleted", "-n", "night")
 
 
 def test_a_dry_run_can_be_applied(live: Cli) -> None:
