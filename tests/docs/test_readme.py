@@ -11,6 +11,7 @@ from tests.cli.runner import REPOSITORY
 from tests.docs.page import blocks, terminal
 
 README = (REPOSITORY / "README.md").read_text()
+MAX_LINES = 150
 
 
 def tour() -> str:
@@ -24,6 +25,10 @@ def test_the_tour(tmp_path: Path) -> None:
         opened.follow(blocks(tour()))
         assert httpx.get(opened.api_url + "/shapes/foo").status_code == 404
     assert opened.ran == ["apply", "get", "watch", "why", "plan", "delete"]
+
+
+def test_it_is_short() -> None:
+    assert len(README.splitlines()) <= MAX_LINES
 
 
 def test_links_lead_somewhere() -> None:
