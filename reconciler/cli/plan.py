@@ -217,6 +217,8 @@ def _summary(resources: Sequence[PlannedResource]) -> str:
     words = [f"{actions[each]} to {each.lower()}" for each in _SIGNS if actions[each]]
     waiting = sum(each.needs_approval for each in new)
     words += [f"{waiting} of them after approval"] if waiting else []
+    quiet = sum(each.says == "Change" and not each.actions for each in resources)
+    words += [f"{quiet} without a call"] if quiet else []
     says = Counter(each.says for each in resources)
     names = {"Refused": "refused", "Held": "held", "Waiting": "waiting", "Unreadable": "unreadable"}
     words += [f"{says[each]} {name}" for each, name in names.items() if says[each]]

@@ -139,6 +139,9 @@ def test_a_plan_goes_past_the_first_look(
     live.write("look.yaml", manifest)
     (planned,) = live.run("plan", "-f", "look.yaml", "-o", "json").json["resources"]
     assert (planned["says"], planned["outcome"]) == ("Change", outcome)
+    shown = live.run("plan", "-f", "look.yaml")
+    assert shown.status == 2
+    assert "Plan: 1 without a call (as of" in shown.out
     live.run("apply", "-f", "look.yaml", "--wait")
     history = asked(running_up[1], lambda client: client.history(f"default/Shape/{name}"))
     told = [each.event.data for each in history]
