@@ -74,11 +74,11 @@ _MOVES = (  # what references may depend on, of both sides
     SecretObserved,
 )
 
-_ENDED_BY_A_MESSAGE = ("Failed", "Waiting", "Disputed")
-"""Outcomes of resources that are not woken when they are due.
+_ENDED_BY_A_MESSAGE = ("Failed", "Waiting", "Disputed", "Held")
+"""Outcomes of resources that are not woken when they are due, or when a wait between actions ends.
 
-A renewal cannot begin before a new declaration, a report of a target or an observation, and the
-turn of that message begins it.
+Such an outcome lasts until a declaration, a report of a target, an observation, an approval or a
+change of a configuration. The turn of that message begins what is due.
 """
 
 _logger = structlog.get_logger(__name__)
@@ -190,7 +190,7 @@ class Sweeper:
     def _to_wake(self, rows: Iterable[StatusRow], overdue: datetime) -> list[ResourceKey]:
         """Choose whose wait is over, each less and less often while that changes nothing.
 
-        What is held by something else goes on to be overdue; woken for ever it would cost for ever.
+        An action under way has a wait of its own, whatever the resource is held by.
         """
         waits: dict[ResourceKey, datetime | int] = {
             row.key: row.retry_at
@@ -198,6 +198,7 @@ class Sweeper:
             if row.retry_at is not None
             and is_over(row.retry_at, row.retry_seconds, overdue)
             and not row.paused
+            and (row.action_id or row.outcome not in _ENDED_BY_A_MESSAGE)
         }
         waits |= {
             row.key: row.due_at

@@ -73,6 +73,7 @@ class Scene:
         )
 
     def wait(self, until: datetime) -> None:
+        self.row.outcome = "Degraded"
         self.row.retry_at, self.row.retry_seconds = until, 1.0
 
     def happens(self, position: int, what: LogEvent) -> None:
@@ -146,14 +147,27 @@ async def test_who_does_not_wait_any_more_is_forgotten() -> None:
 
 @pytest.mark.parametrize(
     ("outcome", "is_woken"),
-    [("Converged", True), ("Held", True)]
-    + [(outcome, False) for outcome in ("Failed", "Waiting", "Disputed")],
+    [("Converged", True), ("Degraded", True)]
+    + [(outcome, False) for outcome in ("Failed", "Waiting", "Disputed", "Held")],
 )
 async def test_what_is_due_is_woken_unless_its_outcome_ends_with_a_message(
     outcome: str, is_woken: bool
 ) -> None:
     scene = Scene()
     scene.row.outcome, scene.row.due_at = outcome, BEGIN - timedelta(minutes=1)
+    assert bool(await scene.sweep_for(60)) is is_woken
+
+
+@pytest.mark.parametrize(
+    ("outcome", "action_id", "is_woken"),
+    [("Degraded", "", True), ("Held", "", False), ("Held", f"{FOO}@7", True)],
+)
+async def test_a_hold_is_not_woken_when_a_wait_ends_unless_an_action_is_under_way(
+    outcome: str, action_id: str, is_woken: bool
+) -> None:
+    scene = Scene()
+    scene.wait(BEGIN - timedelta(minutes=1))
+    scene.row.outcome, scene.row.action_id = outcome, action_id
     assert bool(await scene.sweep_for(60)) is is_woken
 
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from events.envelope import decode_log
 from projections.read_models import ReadModels, rebuild
 from projections.status import LOG_DAMAGED
-from reconciler.resource.state import ResourceState
 from reconciler.roles.scrubber import FIRST_AFTER_SECONDS
 from tests.judge.end import is_kept
 from tests.judge.log import undecided_for_long
@@ -62,12 +61,6 @@ def _anything_is_kept(world: World) -> bool:
     )
 
 
-def _is_told_again(state: ResourceState) -> bool:
-    """What is doubted is told at every listing; what is held and due is woken, ever less often."""
-    is_held = state.outcome is not None and state.outcome.outcome == "Held"
-    return state.observed.doubted is not None or (is_held and state.due is not None)
-
-
 def _settle(world: World) -> None:
     """Let everything come to rest, and then stay there; tell the checks if it does not.
 
@@ -90,8 +83,8 @@ def _settle(world: World) -> None:
         return
     before, messages = _traces(world), world.intake.last_position
     world.run_for(_QUIET_SECONDS)
-    if any(_is_told_again(state) for state in world.checks.turns.states.values()):
-        messages = world.intake.last_position
+    if any(each.observed.doubted is not None for each in world.checks.turns.states.values()):
+        messages = world.intake.last_position  # every listing reports what is doubted again
     if (_traces(world), world.intake.last_position) != (before, messages):
         world.checks.fail("an idle fleet cost more than listings")
 

@@ -28,14 +28,12 @@ _LATE_CALL = (
     "a call of another worker takes effect after the name was reported as taken, and after the "
     "object of that name was replaced beside it and deleted"
 )
-_IDLE = "an idle fleet goes on: the cause is not known yet"
 _LOOKING = "a lookup that finds nothing does not count as the first look of an Absent resource"
 _TWIN_IDLE = "the approval of a twin is answered while the fleet should be idle"
 _TWIN = "a write meets the object of another copy of the log before the hold is known"
 
 _KNOWN_FAILURES = {
     3151: _LATE_CALL,
-    4775: _IDLE,
     7954: _TWIN_IDLE,
     8607: _TWIN_IDLE,
     12348: _TWIN,
