@@ -120,7 +120,7 @@ class StatusRow(msgspec.Struct, gc=False, rename="camel", omit_defaults=True):
     foreign_identity: str = ""
     outputs: Fields = {}
     drifts: int = 0
-    listing_disproved: bool = False  # a complete listing left it out: only a read proves absence
+    listing_disproved: bool = False  # one left out what is ours: only a read proves its absence
     grace_seconds: float = 0.0  # that the API needs, as the return of an object has shown
     doubted: bool = False  # the next listing or read decides, whatever it shows
     strays: int | None = None  # the numbers by which a guard judged last
@@ -484,7 +484,6 @@ def _succeeded(row: StatusRow, event: LogEvent, data: ActionSucceeded) -> None:
     if data.operation == "Delete":
         _disowned(row)
         _seen(row, None)
-        row.listing_disproved = False
         _with_the_replaced(row)
         return
     if data.operation == "Create":
@@ -565,6 +564,7 @@ def _disowned(row: StatusRow) -> None:
         row.owned_by, row.owned_since, row.owned_reason = "", None, ""
     row.due_at = None
     row.uid = None
+    row.listing_disproved = False
     row.external_name, row.declared_name = row.declared_name or row.external_name, ""
 
 

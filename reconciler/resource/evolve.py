@@ -193,6 +193,7 @@ def _after(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
                 was_let_go=on_purpose,
                 lost_uid=lost_uid,
                 lost_after_seconds=data.seconds_since_write,
+                is_listing_disproved=False,
             )
             if on_purpose:
                 observed = replace(observed, released_uid=data.uid)

@@ -15,7 +15,7 @@ from events.log import Action, OutcomeRecorded
 from events.manifest import Fields, Policy
 from events.reference import Reference
 
-STATE_SCHEMA = 27
+STATE_SCHEMA = 28
 """Raised whenever the meaning of a stored state changes: what was cached before is then ignored."""
 
 _encoder = msgspec.json.Encoder(order="deterministic")
@@ -107,7 +107,7 @@ class Observation(msgspec.Struct, frozen=True, gc=False):
     lost_uid: str | None = None  # of what was ours when it was said to be gone or replaced
     lost_after_seconds: float = 0.0  # after its last write, where it was gone
     grace_seconds: float = 0.0  # that the API needs, as a return has shown
-    is_listing_disproved: bool = False  # it was there all the same: only a read proves absence
+    is_listing_disproved: bool = False  # of what is ours: only a read proves its absence
     doubted: LossCount | None = None  # the listing that the loss guard did not believe
     asked_at: int | None = None  # in the intake, where somebody asked for a look that is to come
 

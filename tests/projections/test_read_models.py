@@ -299,6 +299,18 @@ def test_the_row_of_a_released_object_stays_until_a_read_shows_that_it_is_missin
     assert str(story.key) not in rebuild(of(story)).status
 
 
+def test_a_listing_is_believed_again_once_the_object_that_it_left_out_is_released():
+    story = converged(policy={"deletion": "Orphan"})
+    kept = story.seen
+    story.see(None)
+    story.fail("Conflict", shown=kept)
+    assert row_of(story).listing_disproved
+    story.withdraw()
+    story.succeed()
+    assert row_of(story).released
+    assert not row_of(story).listing_disproved
+
+
 def test_a_released_object_that_is_adopted_is_not_released_any_more():
     story = converged(policy={"deletion": "Orphan"})
     story.withdraw()

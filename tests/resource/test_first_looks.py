@@ -99,6 +99,30 @@ def test_what_we_deleted_before_the_declaration_may_have_been_made_again():
 
 
 @pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("end", ["released", "gone"])
+def test_a_listing_is_believed_again_once_the_object_that_it_left_out_is_not_owned(
+    end: str, mode: str
+):
+    story = converged(policy={"deletion": "Orphan"} if end == "released" else {})
+    known = story.seen
+    story.see(None)
+    story.fail("Conflict", shown=known)
+    assert story.outcome == "Converged"
+    assert story.see(None) == [], "a listing was wrong about this object"
+    story.withdraw()
+    if end == "released":
+        story.succeed()
+        story.see(None, evidence="Read")
+    else:
+        story.fail("NotFound")
+    assert story.outcome == "Deleted"
+    story.declare(policy={"mode": mode})
+    assert told(story) == LOOKING
+    story.see(None)
+    assert told(story) == KNOWN[mode]
+
+
+@pytest.mark.parametrize("mode", MODES)
 def test_the_first_look_may_show_an_object(mode: str):
     story = declared(mode)
     story.see(thing({"type": "Square", "color": "Blue"}))

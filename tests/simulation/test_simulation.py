@@ -28,7 +28,6 @@ _LATE_CALL = (
     "a call of another worker takes effect after the name was reported as taken, and after the "
     "object of that name was replaced beside it and deleted"
 )
-_LOOKING = "a lookup that finds nothing does not count as the first look of an Absent resource"
 _TWIN_IDLE = "the approval of a twin is answered while the fleet should be idle"
 _TWIN = "a write meets the object of another copy of the log before the hold is known"
 
@@ -37,7 +36,6 @@ _KNOWN_FAILURES = {
     7954: _TWIN_IDLE,
     8607: _TWIN_IDLE,
     12348: _TWIN,
-    16879: _LOOKING,
     18376: _TWIN,
     20178: _TWIN,
     20186: _LATE_CALL,
