@@ -201,15 +201,15 @@ def _actions_handed_out_before_they_are_stored(patch: Patch) -> None:
 
 
 def _a_key_for_each_attempt(patch: Patch) -> None:
-    really: Any = worker_module._execute  # pyright: ignore[reportPrivateUsage]
+    really: Any = Worker._execute  # pyright: ignore[reportPrivateUsage]
     count = 0
 
-    async def execute(provider: Any, action: Action) -> Any:
+    async def execute(self: Any, provider: Any, action: Action) -> Any:
         nonlocal count
         count += 1
-        return await really(provider, replace(action, idempotency_key=f"attempt-{count}"))
+        return await really(self, provider, replace(action, idempotency_key=f"attempt-{count}"))
 
-    patch.setattr(worker_module, "_execute", execute)
+    patch.setattr(Worker, "_execute", execute)
 
 
 def _other_parameters_at_a_retry(patch: Patch) -> None:
