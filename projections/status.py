@@ -416,7 +416,7 @@ def _declared(row: StatusRow, data: SpecDeclared) -> None:
         row.declared_name = name
     elif not row.owned:
         row.declared_name = ""
-    if (row.outcome, row.reason) == ("Held", "DeletionGuard"):
+    if (row.outcome, row.reason) == ("Held", Hold.DELETION_GUARD):
         row.doubted = False  # the deletion that was approved is not wanted any more
     row.due_at = None
     row.foreign_identity = ""

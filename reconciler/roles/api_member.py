@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
+from events.hold import Hold
 from events.log import (
     ApiThrottled,
     BreakerClosed,
@@ -61,7 +62,7 @@ class Member:
                 self.version, self.is_broken = event.resourceversion, False
             case TwinDetected():
                 self.has_twin = True
-            case HoldApproved(hold="Twin"):
+            case HoldApproved(hold=Hold.TWIN):
                 self.has_twin = False
             case _:
                 pass

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import structlog
 
+from events.hold import Hold
 from events.log import HoldApproved, LogEvent, SpecDeclared, TwinDetected
 from events.names import PROVIDER_CONFIG_KIND
 from events.provider_config import ProviderConfigSpec
@@ -56,7 +57,7 @@ def _twin_hold(event: LogEvent) -> TwinHold | None:
     match event.data:
         case TwinDetected():
             return TwinHold(event.resourceversion, is_held=True)
-        case HoldApproved(hold="Twin"):
+        case HoldApproved(hold=Hold.TWIN):
             return TwinHold(event.resourceversion, is_held=False, approved_by=event.causeid)
         case _:
             return None

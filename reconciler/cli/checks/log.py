@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from nats.aio.client import Client
 
 from events.excerpt import some
+from events.hold import Hold
 from events.names import ResourceKey
 from events.provider_config import is_config
 from infra.bus.dead_letters import read_discarded, read_letters
@@ -39,8 +40,8 @@ _AFTER_RESTORATION = frozenset(
         ("Disputed", "LabelNotInLog"),
         ("Disputed", "OwnershipNotInLog"),
         ("Conflict", "AlreadyExists"),
-        ("Held", "DeletionGuard"),
-        ("Held", "LossGuard"),
+        ("Held", Hold.DELETION_GUARD),
+        ("Held", Hold.LOSS_GUARD),
     }
 )
 _WELL_WITHOUT_OWNING = ("Converged", "Unowned", "Drifted", "Paused")
