@@ -164,7 +164,8 @@ class ObjectReads:
             return 0
         if seen is not None and self._twins is not None:
             suspects, known_version = [Suspect(row.key, seen)], self._models.known_version
-            if await self._twins.report(name, row.kind, suspects, known_version):
+            compared = await self._twins.report(name, row.kind, suspects, known_version)
+            if not compared.allows(row.key):
                 return 0  # it is read again, when its ProviderConfig is held
         observed = Observed(
             name,

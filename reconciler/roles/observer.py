@@ -7,7 +7,7 @@ an API tells of changes, the next listing begins earlier.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 
 import structlog
 from msgspec.structs import replace
@@ -316,7 +316,7 @@ class Observer:
             await store_size_letters(self._sink, letters)
         if self._configurations.by_name.get(began.provider_config) != config:
             raise ListingRefusedError("its ProviderConfig was changed during the listing")
-        await self._check_for_twin(began, found)
+        found = await self._without_unclear(began, found)
         reach(Failpoint.OBSERVER_LISTED)
         age = self._age(listing)
         await self._intake.publish(
@@ -353,18 +353,23 @@ class Observer:
                 found += some
         return found
 
-    async def _check_for_twin(
-        self, began: ListingBegan, found: Sequence[tuple[ResourceKey, Observed]]
-    ) -> None:
-        """Raise ``ListingRefusedError`` if the listing must wait until its API is held."""
+    async def _without_unclear(
+        self, began: ListingBegan, found: list[tuple[ResourceKey, Observed]]
+    ) -> list[tuple[ResourceKey, Observed]]:
+        """Return the observations without those of objects that may be newer than the log.
+
+        Raises ``ListingRefusedError`` if the listing must wait until its API is held.
+        """
         if self._twins is None:
-            return
+            return found
         shown = [Suspect(key, each.object) for key, each in found if each.object is not None]
         known_version = self._models.known_version
-        if await self._twins.report(began.provider_config, began.kind, shown, known_version):
+        compared = await self._twins.report(began.provider_config, began.kind, shown, known_version)
+        if compared.must_wait:
             raise ListingRefusedError(
                 "the API has objects that are newer than this log; its ProviderConfig is held first"
             )
+        return [each for each in found if each[0] not in compared.unclear]
 
     def _age(self, listing: ListingAssembler) -> float | None:
         if listing.began_by is None:

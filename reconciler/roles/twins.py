@@ -31,6 +31,21 @@ class Suspect(NamedTuple):
     object: ExternalObject
 
 
+class Comparison(NamedTuple):
+    """Result of a comparison of shown objects with the log.
+
+    ``must_wait``: the API has newer objects, and must be held before anything is concluded.
+    ``unclear``: resources whose object cannot be compared, because a history is damaged.
+    """
+
+    must_wait: bool
+    unclear: frozenset[ResourceKey] = frozenset()
+
+    def allows(self, key: ResourceKey) -> bool:
+        """Return whether a resource may be told of its object."""
+        return not self.must_wait and key not in self.unclear
+
+
 class TwinDetector:
     """Compares what APIs show with the log, and reports what is newer."""
 
@@ -56,11 +71,11 @@ class TwinDetector:
         kind: str,
         shown: Sequence[Suspect],
         known_version: Callable[[ResourceKey], int],
-    ) -> bool:
+    ) -> Comparison:
         """Report the objects of a configuration that are newer than the log.
 
-        Return whether nothing may be concluded from them yet, because the API is not held. The log
-        is read only for those that are newer than a version that this process knows.
+        Return what may be concluded from them. The log is read only for those that are newer than
+        a version that this process knows.
         """
         hold = self._configurations.twins.get(config)
         spaces = KeySpaces.of(self._log.log_id, self._log.epoch, hold)
@@ -68,10 +83,12 @@ class TwinDetector:
         async for some in in_slices(shown):
             suspects += [each for each in some if _is_suspect(each.object, spaces, known_version)]
         found: list[NewerObject] = []
+        unclear: set[ResourceKey] = set()
         for at in range(0, len(suspects), _LOADED_AT_ONCE):
-            found += await self._newer(kind, suspects[at : at + _LOADED_AT_ONCE], spaces)
+            some = suspects[at : at + _LOADED_AT_ONCE]
+            found += await self._newer(kind, some, spaces, unclear)
         if not found:
-            return False
+            return Comparison(must_wait=False, unclear=frozenset(unclear))
         _logger.warning(
             "an API has objects that are newer than this log",
             config=config,
@@ -89,18 +106,26 @@ class TwinDetector:
         )
         message = IntakeMessageOut("result", config_key(config), reported, self._new_id())
         await self._intake.publish([message])
-        return hold is None or not hold.is_held
+        must_wait = hold is None or not hold.is_held
+        return Comparison(must_wait, frozenset(unclear))
 
     async def _newer(
-        self, kind: str, suspects: Sequence[Suspect], spaces: KeySpaces
+        self, kind: str, suspects: Sequence[Suspect], spaces: KeySpaces, unclear: set[ResourceKey]
     ) -> list[NewerObject]:
-        """Return those whose action the log does not have, and which it has not seen."""
+        """Return those whose action the log does not have, and which it has not seen.
+
+        Add to `unclear` the resources of those that the log cannot be compared with.
+        """
         named = [(each, labelled_resource(each.object, spaces.log_id)) for each in suspects]
         keys = {key for each, named_by in named for key in (each.told, named_by) if key is not None}
         histories = await self._log.load(sorted(keys), from_leader=True, use_cache=False)
         found: list[NewerObject] = []
         for each, resource in named:
-            if resource is None or histories[resource].damage is not None:
+            if resource is None:
+                continue
+            if any(histories[key].damage is not None for key in (resource, each.told)):
+                # Not even that it is ours is known: a decider may not know of the damage yet.
+                unclear.add(each.told)
                 continue
             events = histories[resource].events
             known = events[-1].resourceversion if events else 0

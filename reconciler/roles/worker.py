@@ -62,7 +62,7 @@ from reconciler.roles.lookup import LookupResult, look_up
 from reconciler.roles.object_secrets import hide_secrets
 from reconciler.roles.oversize import is_too_large
 from reconciler.roles.providers import ProviderPool
-from reconciler.roles.twins import Suspect, TwinDetector
+from reconciler.roles.twins import Comparison, Suspect, TwinDetector
 
 LEASE_SECONDS = 10.0
 """How long an action is one worker's own without a sign of life."""
@@ -297,7 +297,7 @@ class Worker:
         error: ProviderError | ConfigurationError | None,
         shown: ExternalObject | None,
     ) -> tuple[ProviderError | ConfigurationError | None, ExternalObject | None]:
-        """Return what a call has met, unless that is newer than the log: nothing follows from it.
+        """Return what a call has met, unless that may be newer than the log: nothing follows.
 
         Else the next write would be based on it, before any listing shows it. Once it was approved
         that the API has such objects, listings alone detect others.
@@ -306,7 +306,7 @@ class Worker:
         if shown is None or self._twins is None or config in self._configurations.twins:
             return error, shown
         try:
-            is_newer = await self._twins.report(
+            compared = await self._twins.report(
                 config,
                 event.key.kind,
                 [Suspect(event.key, shown)],
@@ -314,10 +314,10 @@ class Worker:
             )
         except Exception as why:  # noqa: BLE001 - such as the bus being away
             _logger.warning("comparing an object with the log failed", error=str(why))
-            is_newer = True
-        if not is_newer:
+            compared = Comparison(must_wait=True)
+        if compared.allows(event.key):
             return error, shown
-        return error or TransientError("the object is newer than this log"), None
+        return error or TransientError("the object may be newer than this log"), None
 
     def _hide_secrets(self, seen: ExternalObject | None, action: Action) -> ExternalObject | None:
         """Return an object without secrets; None for one that cannot be reported.

@@ -228,11 +228,19 @@ async def test_a_late_creation_of_a_resource_whose_row_was_forgotten_is_ours():
     assert stage.log.loads == 1
 
 
-async def test_a_damaged_history_proves_nothing():
-    stage = Stage(written(12))
+@pytest.mark.parametrize("damaged", [FOO, ELSEWHERE], ids=["reported to", "named by the label"])
+async def test_an_object_is_not_reported_while_a_damaged_history_leaves_its_writer_unknown(
+    damaged: ResourceKey,
+):
+    """A decider that does not know of the damage yet would base its next write on the object."""
+    stage = Stage(written(12, of=ELSEWHERE), replace(written(None), name="bar"))
     stage.declares(versions=2)
-    stage.log.damaged.add(FOO)
-    assert {type(each) for each in await stage.list()} == {Observed}
+    stage.log.damaged.add(damaged)
+    config = stage.configurations.by_name["default"]
+    assert await stage.reads.read([stage.models.status[str(FOO)]], config) == 0
+    assert stage.said == [], "a damaged history proves no other copy of the log either"
+    listed = [each for each in await stage.list() if isinstance(each, Observed)]
+    assert [each.external_name for each in listed] == ["bar"], "the others are reported"
 
 
 async def test_what_was_seen_while_the_api_was_held_is_no_evidence_again():

@@ -36,8 +36,6 @@ _KNOWN_FAILURES = {
     7954: _TWIN_IDLE,
     8607: _TWIN_IDLE,
     12348: _TWIN,
-    18376: _TWIN,
-    20178: _TWIN,
     20186: _LATE_CALL,
 }
 """Seeds of the first 21,000 that break an invariant, and why: remove each with its fix."""
