@@ -272,7 +272,9 @@ def _after_failure(
         return replace(_success(said, action, redelivered=redelivered), refused=error)
     if error.error_class != "Conflict":
         return failed
-    if said.object is None and not said.replayed and (flight.unknown or said.redelivered):
+    # An earlier attempt may have left an object, and no repeat or lookup has shown it since.
+    may_be_left = flight.unknown or (flight.uncertain and not flight.in_doubt)
+    if said.object is None and not said.replayed and (may_be_left or said.redelivered):
         # It may have been our own object, or our own call may still run: a repeat or lookup tells.
         return replace(failed, error=replace(error, error_class="Unknown"))
     uncertain = flight.uncertain or state.actions.uncertain_create or redelivered

@@ -8,7 +8,14 @@ import msgspec
 import pytest
 
 from events.external import ExternalObject
-from events.log import ActionDecided, ActionFailed, ActionSucceeded
+from events.log import (
+    ActionDecided,
+    ActionFailed,
+    ActionNotDone,
+    ActionRetried,
+    ActionSucceeded,
+    LookupDecided,
+)
 from events.manifest import Fields
 from reconciler.provider.kind import Kind
 from reconciler.resource.owner_label import OWNER_LABEL
@@ -155,3 +162,34 @@ def test_what_stands_half_made_in_the_way_of_its_own_creation_is_completed():
     half = half_of(story)
     story.fail("Conflict", shown=half)
     assert (story.action.operation, story.action.uid) == ("Update", half.uid)
+
+
+def test_a_conflict_that_shows_no_object_does_not_end_a_creation_that_may_be_half_made():
+    """The object in the way may be its own, even if it was withdrawn: then it would leak."""
+    story = Story()
+    story.declare(RED)
+    action, half = story.action, half_of(story)
+    story.fail("Transient", message="the second call was not made")
+    story.withdraw()
+    story.wake(3600)
+    error = only(ActionFailed, story.fail("Conflict")).error
+    assert error.error_class == "Unknown", "whose the object in the way is, is not known"
+    assert story.outcome != "Deleted"
+    assert only(ActionRetried, story.wake(3600)).action == action
+    story.fail("Conflict", shown=msgspec.structs.replace(half, written_by="another-key"))
+    assert (story.action.operation, story.action.uid) == ("Delete", half.uid)
+
+
+def test_a_conflict_that_shows_no_object_ends_a_creation_after_a_read_has_found_nothing():
+    """The API may keep its first answer, a 409, with the key: a repeat would never end."""
+    story = Story()
+    story.declare(RED)
+    first = story.action
+    story.fail("Transient")
+    for _ in range(3):
+        story.wake(3600)
+        story.fail("Conflict")
+    assert every(LookupDecided, story.wake(3600))
+    assert every(ActionNotDone, story.look(None))
+    again = only(ActionDecided, story.fail("Conflict")).action
+    assert again.idempotency_key != first.idempotency_key

@@ -29,13 +29,11 @@ _LATE_CALL = (
     "object of that name was replaced beside it and deleted"
 )
 _TWIN_IDLE = "the approval of a twin is answered while the fleet should be idle"
-_TWIN = "a write meets the object of another copy of the log before the hold is known"
 
 _KNOWN_FAILURES = {
     3151: _LATE_CALL,
     7954: _TWIN_IDLE,
     8607: _TWIN_IDLE,
-    12348: _TWIN,
     20186: _LATE_CALL,
 }
 """Seeds of the first 21,000 that break an invariant, and why: remove each with its fix."""
