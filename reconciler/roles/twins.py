@@ -9,7 +9,7 @@ import structlog
 
 from events.external import ExternalObject
 from events.intake import ApiReported, NewerObject
-from events.log import ExternalObserved, LogEvent
+from events.log import ActionFailed, ActionHeld, ActionSucceeded, ExternalObserved, LogEvent
 from events.names import ResourceKey
 from events.provider_config import config_key
 from reconciler.ports import EventLog, IntakeMessageOut, IntakeWriter
@@ -146,6 +146,14 @@ def _is_suspect(
 
 
 def _shows(event: LogEvent, shown: ExternalObject) -> bool:
-    """Return whether an event has recorded an object as its last writer left it."""
-    seen = event.data.object if isinstance(event.data, ExternalObserved) else None
+    """Return whether an event has recorded an object as its last writer left it.
+
+    While the API is held, what an action has met is recorded with its result, and listings show
+    nothing new then.
+    """
+    match event.data:
+        case ExternalObserved() | ActionSucceeded() | ActionFailed() | ActionHeld():
+            seen = event.data.object
+        case _:
+            return False
     return seen is not None and (seen.uid, seen.written_by) == (shown.uid, shown.written_by)

@@ -12,9 +12,12 @@ import pytest
 from msgspec.structs import replace
 
 from events.external import ExternalObject
-from events.intake import ApiReported, IntakeData, Observed
+from events.intake import ActionError, ApiReported, IntakeData, Observed
 from events.integrity import LogDamage
 from events.log import (
+    ActionFailed,
+    ActionHeld,
+    ActionSucceeded,
     ExternalObserved,
     HoldApproved,
     LogEvent,
@@ -255,6 +258,28 @@ async def test_what_was_seen_while_the_api_was_held_is_no_evidence_again():
     assert {type(each) for each in await stage.list()} == {Observed}
     stage.api.objects = (replace(written(13, of=ELSEWHERE), fields={"color": "Green"}),)
     assert (await stage.refused()).as_of == 2, "what came later is, and is newer than the approval"
+
+
+@pytest.mark.parametrize(
+    "recorded",
+    [
+        ActionSucceeded("a", "Create", 2, written(12), found_by="Label"),
+        ActionFailed("a", "Create", 2, ActionError("Conflict", "exists"), written(12)),
+        ActionHeld("a", "whose is it?", written(12)),
+    ],
+    ids=lambda data: type(data).__name__,
+)
+async def test_what_an_action_met_while_the_api_was_held_is_no_evidence_again(
+    recorded: ResourceEvent,
+):
+    """Listings show nothing new then. The first change of its outputs would hold the API again."""
+    stage = Stage(written(12))
+    stage.declares()
+    stage.hold(await stage.refused())
+    stage.records(recorded)
+    stage.records(HoldApproved("Twin"), CONFIG, in_rows=False)
+    stage.api.objects = (replace(written(12), outputs={"port": 80}),)
+    assert {type(each) for each in await stage.list()} == {Observed}
 
 
 async def test_a_report_names_the_hold_that_its_reporter_knows():
