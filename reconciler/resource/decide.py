@@ -173,9 +173,6 @@ def _told(event: LogEvent) -> str:
 
 
 def _take_steps(history: _History, cause: Command) -> None:
-    kind = history.context.kind
-    if kind is not None and (kind.has_due or kind.progress is not None):
-        history.context = replace(history.context, bus_time=cause.stored_at)
     for _ in range(_MAX_STEPS):
         wanted = unless_twin(next_step(history.state, history.context), history.context)
         step = unless_approved(wanted, history.state, history.context)

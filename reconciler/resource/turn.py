@@ -73,7 +73,7 @@ class Context(msgspec.Struct, frozen=True):
     kind: Kind | None  # None: no such kind is registered here
     configs: dict[str, ProviderConfigSpec]  # by name: a declaration may change which one is used
     begins: bool = True  # False: what is said is recorded, and what follows is decided later
-    bus_time: datetime | None = None  # by the bus's clock, when the message came
+    bus_time: datetime | None = None  # by the bus's clock, when it stored the newest message
     epoch: str = ""  # names the log's last restoration
     restored_as_of: str = ""  # the time of the backup that it used
     twins: Mapping[str, TwinHold] = {}  # by configuration

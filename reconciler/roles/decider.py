@@ -176,6 +176,8 @@ class Decider:
         self._fresh: set[int] = set()
         self._extended_at = 0.0
         self._clock = chance.clock
+        self._newest_position = 0
+        self._bus_time: datetime | None = None
 
     async def run(self) -> None:
         """Decide for ever; at the end return what is not decided, for another decider."""
@@ -268,6 +270,7 @@ class Decider:
         """Decide one batch to its end."""
         reach(Failpoint.DECIDER_TOOK)
         self._postponed.returned(batch)
+        self._read_bus_clock(batch)
         work, letters = self._sort(batch)
         if letters:
             await self._refuse(letters)
@@ -280,6 +283,15 @@ class Decider:
                     await self._settle({key: each})
             else:
                 await self._settle(of_rank)
+
+    def _read_bus_clock(self, batch: Sequence[IntakeDelivery]) -> None:
+        """Read the bus's clock off the newest message by position.
+
+        A message that is delivered late must not set it back: what was due would not be any more.
+        """
+        newest = max(batch, key=lambda each: each.position, default=None)
+        if newest is not None and newest.position >= self._newest_position:
+            self._newest_position, self._bus_time = newest.position, newest.stored_at
 
     # --- sorting a batch
 
@@ -553,6 +565,7 @@ class Decider:
             key=key,
             now=now,
             begins=begins,
+            bus_time=self._bus_time,
             jitter=self._jitter(),
             log_id=self._log.log_id,
             epoch=self._log.epoch,

@@ -38,6 +38,8 @@ from infra.jetstream.publish import publish
 from reconciler.ports import DeadLetter, IntakeDelivery, Rejection, TimerRequest
 from reconciler.provider.kind import installed_kinds
 from reconciler.resource import decide
+from reconciler.resource.state import ResourceState
+from reconciler.resource.turn import Command, Context, Turn
 from reconciler.roles.chance import Chance
 from reconciler.roles.configurations import Configurations
 from reconciler.roles.decider import Decider
@@ -251,6 +253,24 @@ async def test_a_decider_with_old_knowledge_takes_no_news_for_old(log: JetStream
         ("Accepted", 1),
         ("Accepted", 3),
     ]
+
+
+async def test_a_message_that_is_delivered_late_does_not_set_the_clock_of_the_bus_back(
+    log: JetStreamLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else what is due, or waits for longer than it may, would not be so any more."""
+    key, deciding, times = new_key(), decider(log, Bus()), list[datetime | None]()
+
+    def decides(state: ResourceState, commands: Sequence[Command], context: Context) -> Turn:
+        times.append(context.bus_time)
+        return decide.decide(state, commands, context)
+
+    monkeypatch.setattr("reconciler.roles.decider.decide", decides)
+    for position in (1, 3, 2, 4):
+        stored_at = datetime(2030, 1, 1, 0, 0, position, tzinfo=UTC)
+        timer = delivery("timer", key, position, TimerFired("Due"))
+        await deciding.handle([replace(timer, stored_at=stored_at)])
+    assert [each and each.second for each in times] == [1, 3, 3, 4]
 
 
 async def test_a_decider_with_old_knowledge_is_woken_to_what_there_is_now(

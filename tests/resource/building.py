@@ -172,6 +172,7 @@ class Story:
             LOG_ID,
             self.kind,
             self.configs,
+            bus_time=self.stored_at,
             providers=self.providers,
             epoch="e1" if self.restored_as_of else "",
             restored_as_of=self.restored_as_of,

@@ -33,7 +33,6 @@ _TWIN_IDLE = "the approval of a twin is answered while the fleet should be idle"
 _KNOWN_FAILURES = {
     3151: _LATE_CALL,
     7954: _TWIN_IDLE,
-    8607: _TWIN_IDLE,
     20186: _LATE_CALL,
 }
 """Seeds of the first 21,000 that break an invariant, and why: remove each with its fix."""
