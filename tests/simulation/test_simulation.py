@@ -28,11 +28,9 @@ _LATE_CALL = (
     "a call of another worker takes effect after the name was reported as taken, and after the "
     "object of that name was replaced beside it and deleted"
 )
-_TWIN_IDLE = "the approval of a twin is answered while the fleet should be idle"
 
 _KNOWN_FAILURES = {
     3151: _LATE_CALL,
-    7954: _TWIN_IDLE,
     20186: _LATE_CALL,
 }
 """Seeds of the first 21,000 that break an invariant, and why: remove each with its fix."""
