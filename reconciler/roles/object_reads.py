@@ -139,6 +139,7 @@ class ObjectReads:
         capabilities = self._providers.capabilities(row.kind)
         has_names = capabilities is None or capabilities.deterministic_names
         uid = row.read_uid(unique_names=has_names)
+        external_name = row.external_name  # the log updates the row during the read
         try:
             as_of = await self._intake.last_position()
             began_at, began_by = self._now(), self._clock()
@@ -146,7 +147,7 @@ class ObjectReads:
             gate = self._gates.of(name)
             is_probe = False if gate.is_open else await gate.enter(name)
             with gate.calls(name, is_probe=is_probe):
-                seen = await provider.read(row.external_name, uid)
+                seen = await provider.read(external_name, uid)
         except (ProviderError, ConfigurationError) as error:
             _logger.info("reading an object failed", resource=str(row.key), why=str(error))
             return 0
@@ -169,7 +170,7 @@ class ObjectReads:
                 return 0  # it is read again, when its ProviderConfig is held
         observed = Observed(
             name,
-            row.external_name,
+            external_name,
             seen,
             "Read",
             as_of,

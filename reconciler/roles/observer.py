@@ -398,8 +398,9 @@ async def _read_one(
     secrecy: Secrecy,
 ) -> list[tuple[ResourceKey, Observed]]:
     uid = row.read_uid(unique_names=listing.unique_names)
+    external_name = row.external_name  # the log updates the row during the read
     try:
-        seen = await provider.read(row.external_name, uid)
+        seen = await provider.read(external_name, uid)
     except ProviderError as error:
         _logger.warning("reading an object failed", resource=str(row.key), error=str(error))
         return []
@@ -407,8 +408,8 @@ async def _read_one(
     if seen is not None and (recorded is None or not is_news(recorded[1], row)):
         return []
     observed = Observed(
-        row.provider_config,
-        row.external_name,
+        listing.began.provider_config,
+        external_name,
         None if recorded is None else recorded[0],
         "Read",
         listing.began.as_of,

@@ -76,6 +76,23 @@ async def test_what_a_read_shows_to_have_changed_is_told(stage: Stage):
     assert seen == stage.api.by_id["n7"]
 
 
+async def test_a_read_reports_the_place_that_it_asked_for(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+):
+    """Meanwhile the resource got an object of another name at another API."""
+
+    async def read(_self: Api, _name: str, uid: str | None = None) -> ExternalObject | None:
+        if uid == "n3":
+            row = stage.models.status[str(key(3))]
+            row.provider_config, row.external_name, row.uid = "other", "todo-2", "n99"
+        return None
+
+    monkeypatch.setattr(Api, "read", read)
+    await stage.observer.list_once("default", "Shape")
+    told = stage.intake.observed[key(3)]
+    assert (told.provider_config, told.external_name, told.absent_uid) == ("default", "todo", "n3")
+
+
 async def test_what_cannot_be_read_is_not_gone(stage: Stage, monkeypatch: pytest.MonkeyPatch):
     async def read(_self: Api, _name: str, _uid: str | None = None) -> ExternalObject | None:
         raise TransientError("try again later")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 
 import pytest
@@ -59,6 +59,7 @@ class Api:
         self.uids: list[str | None] = []
         self.fails = False
         self.read_thrice = asyncio.Event()
+        self.meanwhile: Callable[[], None] = lambda: None
 
     def __call__(self, config: ProviderConfigSpec, secrets: Secrets) -> Provider:
         del config, secrets
@@ -78,6 +79,7 @@ class Api:
             self.read_thrice.set()
         if self.fails:
             raise TransientError("away")
+        self.meanwhile()
         return self.server
 
     async def pages(
@@ -261,6 +263,19 @@ async def test_a_released_object_is_read_by_its_uid_if_its_name_may_have_others(
     assert stage.api.uids == [expected]
     (told,) = stage.intake.observed
     assert (told.object, told.absent_uid) == (None, expected)
+
+
+async def test_a_read_reports_the_name_that_it_asked_for(stage: Stage) -> None:
+    """Meanwhile the object was replaced by one of another name: the read shows nothing of that."""
+    stage.made(ready=True)
+    row, config = stage.models.status[str(FOO)], stage.configurations.by_name["default"]
+    young = ExternalObject("foo-2", {}, "u2")
+    replaced = ActionSucceeded("b", "Create", 1, young, purpose="Replace", external_name=young.name)
+    stage.api.meanwhile = lambda: stage.records(replaced)
+    assert await stage.reads.read([row], config) == 1
+    assert row.external_name == young.name
+    (told,) = stage.intake.observed
+    assert (told.external_name, told.object) == ("foo", stage.api.server)
 
 
 async def test_an_object_that_repeats_a_secret_is_told_once(stage: Stage) -> None:

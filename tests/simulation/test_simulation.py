@@ -31,7 +31,6 @@ _LATE_CALL = (
 
 _KNOWN_FAILURES = {
     3151: _LATE_CALL,
-    20186: _LATE_CALL,
 }
 """Seeds of the first 21,000 that break an invariant, and why: remove each with its fix."""
 
