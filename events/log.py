@@ -408,8 +408,8 @@ class ActionFailed(_Event, frozen=True):
     """An attempt failed, or its result is unknown. ``object`` is a conflicting object, if any.
 
     ``redelivered``: another worker, which reported nothing, had this attempt before and may have
-    made the call. The failure therefore does not prove that nothing happened. ``reported_at``: as
-    in ``ActionSucceeded``.
+    made the call, or may still make it. The failure therefore does not prove that nothing happened.
+    ``reported_at``: as in ``ActionSucceeded``.
     """
 
     action_id: str

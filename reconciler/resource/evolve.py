@@ -930,7 +930,9 @@ def _failed(state: ResourceState, data: ActionFailed, event: LogEvent) -> Resour
     actions = replace(
         _with_effect(state.actions, data, event),
         in_flight=None,
-        ended=_with_ended(state, flight, in_doubt=flight is not None and flight.in_doubt),
+        ended=_with_obstacle(
+            _with_ended(state, flight, in_doubt=flight is not None and flight.in_doubt), data
+        ),
     )
     if flight is not None and data.operation == "Create":
         unsure = actions.uncertain_create or flight.uncertain or data.redelivered
@@ -960,6 +962,14 @@ def _failed(state: ResourceState, data: ActionFailed, event: LogEvent) -> Resour
         seen = replace(state.observed, object=data.object, provider_config=place)
         state = replace(state, observed=seen)
     return state
+
+
+def _with_obstacle(ended: tuple[Ended, ...], data: ActionFailed) -> tuple[Ended, ...]:
+    """Remember which object had the name of a creation."""
+    is_met = data.operation == "Create" and data.error.error_class == "Conflict"
+    if not is_met or data.object is None or not ended:
+        return ended
+    return (*ended[:-1], replace(ended[-1], obstacle=data.object.uid))
 
 
 def _with_failure(flight: InFlight, data: ActionFailed) -> InFlight:

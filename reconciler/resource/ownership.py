@@ -68,9 +68,21 @@ def evidence(
         name=None if config.owner_prefix is None else found.name.startswith(config.owner_prefix),
         exclusive=config.scope.mode == "Exclusive" and config.scope.has(found.name, found.labels),
         returned=found.uid is not None and found.uid == state.observed.lost_uid,
-        uncertain=state.actions.uncertain_create and not state.observed.was_let_go,
+        uncertain=state.actions.uncertain_create
+        and not (state.observed.was_let_go or _is_obstacle(found, state, context)),
         referenced=bool(state.holds.references),
     )
+
+
+def _is_obstacle(found: ExternalObject, state: ResourceState, context: Context) -> bool:
+    """Return whether each creation in doubt has met an object that it therefore has not created.
+
+    Asked again under its key, an API that stores keys would have returned the created object.
+    """
+    ended = state.actions.ended
+    doubted = [each for each in ended if each.action.operation == "Create" and each.in_doubt]
+    is_met = found.uid is not None and all(each.obstacle == found.uid for each in doubted)
+    return context.capabilities.idempotency_keys and bool(doubted) and is_met
 
 
 def restoration(context: Context) -> str:

@@ -258,7 +258,9 @@ def _after_failure(
 ) -> ResourceEvent:
     """Settle a failed attempt: what stands in the way of a creation may be its own work."""
     action = flight.action
-    redelivered = not said.is_lookup and _is_unheard_of(said, error, action, context)
+    redelivered = not said.is_lookup and _is_unheard_of(said, action, context)
+    # With keys, what the other worker's call has done would have been the answer to this one.
+    may_be_done = redelivered and not context.capabilities.idempotency_keys
     failed = ActionFailed(
         said.action_id,
         action.operation,
@@ -269,7 +271,7 @@ def _after_failure(
         purpose=action.purpose,
     )
     if error.error_class == "Permanent" and _is_its_beginning(said.object, action, context):
-        return replace(_success(said, action, redelivered=redelivered), refused=error)
+        return replace(_success(said, action, redelivered=may_be_done), refused=error)
     if error.error_class != "Conflict":
         return failed
     # An earlier attempt may have left an object, and no repeat or lookup has shown it since.
@@ -277,7 +279,7 @@ def _after_failure(
     if said.object is None and not said.replayed and (may_be_left or said.redelivered):
         # It may have been our own object, or our own call may still run: a repeat or lookup tells.
         return replace(failed, error=replace(error, error_class="Unknown"))
-    uncertain = flight.uncertain or state.actions.uncertain_create or redelivered
+    uncertain = flight.uncertain or state.actions.uncertain_create or may_be_done
     finding = find_in_the_way(action, said.object, context, uncertain=uncertain)
     if finding == "Unclear":
         return _held_unless_claimed(failed, flight, state, context)
@@ -292,14 +294,13 @@ def _is_its_beginning(found: ExternalObject | None, action: Action, context: Con
     return is_creation and find(action, found, context) in ("Key", "Label")
 
 
-def _is_unheard_of(said: Reported, error: ActionError, action: Action, context: Context) -> bool:
-    """Return whether nothing is known of the call of a worker that had the attempt before.
+def _is_unheard_of(said: Reported, action: Action, context: Context) -> bool:
+    """Return whether the call of a worker that had the attempt before may take effect yet.
 
-    What a creation is answered for good under its key settles that call as well.
+    Only a refusal that the API has kept under the key of a creation settles that call as well.
     """
-    is_for_good = error.error_class in ("Conflict", "NotFound", "Permanent")
-    has_keys = context.capabilities.idempotency_keys
-    return said.redelivered and not (is_for_good and action.operation == "Create" and has_keys)
+    is_kept = said.replayed and context.capabilities.idempotency_keys
+    return said.redelivered and not (is_kept and action.operation == "Create")
 
 
 def _found(said: Reported, action: Action, found_by: FoundBy) -> ActionSucceeded:

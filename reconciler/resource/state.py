@@ -136,7 +136,7 @@ class Ended(msgspec.Struct, frozen=True, gc=False):
 
     ``made``: the uids of all objects that a creation is known to have created: more than one where
     a second delivery created again what was deleted meanwhile. ``unowned``: those of them that the
-    log does not own yet.
+    log does not own yet. ``obstacle``: the uid of the object that had the name of a creation.
     """
 
     action: Action
@@ -148,6 +148,7 @@ class Ended(msgspec.Struct, frozen=True, gc=False):
     suspected: bool = False  # a drift has named it
     made: tuple[str, ...] = ()
     unowned: tuple[str, ...] = ()
+    obstacle: str | None = None
 
 
 class Actions(msgspec.Struct, frozen=True, gc=False):

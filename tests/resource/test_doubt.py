@@ -489,9 +489,32 @@ def test_at_its_first_delivery_an_update_that_meets_another_version_conflicts():
 def test_with_keys_what_a_redelivered_creation_meets_is_anothers():
     story = Story(kind=BLOCK, configs={CONFIG: SHARED})
     story.declare()
-    events = story.fail("Conflict", shown=thing(uid="h1", labels=owned_labels()), redelivered=True)
-    assert not only(ActionFailed, events).redelivered, "the key says what came of the first"
-    assert story.outcome != "Converged"
+    copy = thing(uid="h1", labels=owned_labels())
+    story.fail("Conflict", shown=copy, redelivered=True)
+    assert story.state.owned is None, "by the key, the first call had created nothing"
+    assert not every(OwnershipClaimed, story.see(repainted(copy, color="Blue")))
+    assert story.state.owned is None
+
+
+@pytest.mark.parametrize("refusal", ["Conflict", "Permanent"])
+def test_with_keys_a_refusal_does_not_settle_the_call_of_another_worker(refusal: ErrorClass):
+    """An API may keep no refusal with the key: the first call can arrive when the name is free."""
+    story = Story(kind=BLOCK, configs={CONFIG: SHARED})
+    story.declare()
+    met = thing(uid="h1") if refusal == "Conflict" else None
+    assert only(ActionFailed, story.fail(refusal, shown=met, redelivered=True)).redelivered
+    story.withdraw()
+    claimed = only(OwnershipClaimed, story.see(thing(uid="late", labels=owned_labels())))
+    assert (claimed.uid, claimed.reason) == ("late", "Found")
+    assert (story.action.operation, story.action.uid) == ("Delete", "late")
+
+
+def test_a_kept_refusal_settles_the_call_of_another_worker():
+    story = Story(kind=BLOCK, configs={CONFIG: SHARED})
+    story.declare()
+    events = story.fail("Conflict", shown=thing(uid="h1"), redelivered=True, replayed=True)
+    assert not only(ActionFailed, events).redelivered
+    assert not every(OwnershipClaimed, story.see(thing(uid="h2", labels=owned_labels())))
 
 
 def test_a_write_that_perhaps_never_happened_is_decided_again():

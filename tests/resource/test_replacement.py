@@ -349,6 +349,22 @@ def test_an_object_that_a_late_call_creates_beside_the_replacement_is_deleted():
     assert not every(OwnershipClaimed, story.see(relabelled(SECOND, {}))), "its uid is known"
 
 
+def test_an_object_that_a_late_call_creates_after_a_refused_redelivery_is_deleted():
+    """The API keeps keys but no refusals, so the first call could still create the object."""
+    story = Story(kind=BESIDE)
+    story.declare(CIRCLE, policy={"adoption": "Adopt"})
+    story.fail("Conflict", shown=thing(SQUARE, uid="h1"), redelivered=True)
+    assert story.action.purpose == "Replace"
+    story.succeed()
+    story.succeed()
+    check_rows(story)
+    kept = story.state.owned
+    assert only(OwnershipClaimed, story.see(SECOND)).object == SECOND
+    assert (story.action.operation, story.action.uid) == ("Delete", "late")
+    story.succeed()
+    assert (story.state.owned, story.state.retiring) == (kept, None)
+
+
 @pytest.mark.parametrize("label", [None, "another.default.Block.Foo"])
 def test_an_object_beside_the_replacement_without_our_label_is_another_clients(label: str | None):
     labels = {} if label is None else {OWNER_LABEL: label}
