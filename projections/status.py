@@ -60,7 +60,7 @@ from events.log import (
     is_retired,
 )
 from events.manifest import ApprovalLevel, Fields
-from events.names import ResourceKey
+from events.names import ResourceKey, name_for_external
 from events.reference import Reference
 
 _OF_A_PLAN = (Hold.APPROVAL, "NotApproved")
@@ -200,6 +200,8 @@ class StatusRow(msgspec.Struct, gc=False, rename="camel", omit_defaults=True):
             or self.references
             or self.finalizers
             or self.released
+            # A listing would name another resource after the object that a late call creates.
+            or any(name_for_external(each) != self.name for each in self.uncertain_names)
         )
 
     @property
@@ -288,6 +290,8 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
             row.retiring_digest, row.retiring_outputs = digest(second), second.outputs
         case OwnershipClaimed() as data:
             _owned(row, event, data.reason)
+            declared_name = row.declared_name or row.external_name
+            row.declared_name = "" if declared_name == data.external_name else declared_name
             row.provider_config, row.external_name = data.provider_config, data.external_name
             row.uid = data.uid
             _forget_release(row, (data.external_name, data.uid))

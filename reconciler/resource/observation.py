@@ -24,6 +24,7 @@ from events.log import (
 )
 from reconciler.resource.difference import differences_from, is_applied, open_differences
 from reconciler.resource.owner_label import OWNER_LABEL, resource_of
+from reconciler.resource.ownership import is_obstacle
 from reconciler.resource.state import Owned, ResourceState
 from reconciler.resource.turn import NOTHING_NEW, Command, Context, Facts
 
@@ -84,17 +85,28 @@ def _is_about_us(said: Observed, state: ResourceState, context: Context) -> bool
         # one it would be a stray, and a new declaration would create another object.
         return place == (state.observed.provider_config, state.released.name)
     if state.desired.is_declared and spec is not None:
-        return place == (spec.provider_config, spec.external_name)
+        is_declared = place == (spec.provider_config, spec.external_name)
+        return is_declared or _is_created_late(said, state, context)
     return True
 
 
 def _is_second_object(said: Observed, state: ResourceState, context: Context) -> bool:
-    """Return whether a late call of a creation has created an object beside ours.
+    """Return whether a late call of a creation has created an object beside ours."""
+    return (
+        state.owned is not None
+        and said.external_name != state.owned.external_name
+        and state.retiring is None  # its name may be that of what was replaced before
+        and _is_created_late(said, state, context)
+    )
+
+
+def _is_created_late(said: Observed, state: ResourceState, context: Context) -> bool:
+    """Return whether a late call of a creation may have created an object.
 
     It has our label and the name of a creation: a label alone may be a copy (invariant 7).
     """
-    owned, found = state.owned, said.object
-    if owned is None or found is None or found.labels.get(OWNER_LABEL) != context.owner:
+    found = said.object
+    if found is None or found.labels.get(OWNER_LABEL) != context.owner:
         return False
     is_known = found.uid is not None and found.uid == state.observed.released_uid
     place = ("Create", said.provider_config, said.external_name)
@@ -102,12 +114,10 @@ def _is_second_object(said: Observed, state: ResourceState, context: Context) ->
     return (
         state.actions.uncertain_create
         and context.capabilities.deterministic_names
-        and said.external_name != owned.external_name
         and any(
             (each.operation, each.provider_config, each.external_name) == place for each in ended
         )
-        and state.retiring is None  # its name may be that of what was replaced before
-        and not is_known
+        and not (is_known or is_obstacle(found, state, context))
     )
 
 

@@ -69,12 +69,12 @@ def evidence(
         exclusive=config.scope.mode == "Exclusive" and config.scope.has(found.name, found.labels),
         returned=found.uid is not None and found.uid == state.observed.lost_uid,
         uncertain=state.actions.uncertain_create
-        and not (state.observed.was_let_go or _is_obstacle(found, state, context)),
+        and not (state.observed.was_let_go or is_obstacle(found, state, context)),
         referenced=bool(state.holds.references),
     )
 
 
-def _is_obstacle(found: ExternalObject, state: ResourceState, context: Context) -> bool:
+def is_obstacle(found: ExternalObject, state: ResourceState, context: Context) -> bool:
     """Return whether each creation in doubt has met an object that it therefore has not created.
 
     Asked again under its key, an API that stores keys would have returned the created object.

@@ -151,21 +151,23 @@ async def observations(
     strays = None if is_ours is None else await _stray_count(objects, known, is_ours)
     losses = await _loss_count(listing, objects, known)
     found: list[tuple[ResourceKey, Observed]] = []
+    creators: set[ResourceKey] = set()
     async for some in in_slices(objects.items()):
         for place, each in some:
             mine = known.get(place, ())
-            released_by = released.get((each.name, each.uid), "")
-            owner_of_first = _owner_of_first(listing, each, mine, rows, log_id)
-            if owner_of_first is not None and not released_by:
-                recorded = hide_and_digest(each, secrecy, [owner_of_first])
-                if recorded is not None:
-                    seen = _observed(listing, each.name, recorded[0], strays)
-                    found.append((owner_of_first.key, seen))
-                continue
             # The listing may have begun before the deletion, or the API shows the deletion late.
             # With our label it is that object, however late; without, the id may have returned.
             is_deleted = each.uid in (late_ids if OWNER_LABEL in each.labels else deleted_ids)
             is_gone = is_deleted and not any(row.owned for row in mine)
+            released_by = released.get((each.name, each.uid), "")
+            creator = _late_creator(listing, each, mine, rows, log_id)
+            if creator is not None and not (released_by or is_gone):
+                recorded = hide_and_digest(each, secrecy, [creator])
+                creators.add(creator.key)
+                if recorded is not None and _shows_more(*recorded, creator):
+                    seen = _observed(listing, each.name, recorded[0], strays)
+                    found.append((creator.key, seen))
+                continue
             # Neither what a damaged resource has made since, nor a released object, is a stray.
             is_known = bool(mine) or not (is_unclear or released_by)
             is_shown = is_known and not is_gone
@@ -185,7 +187,9 @@ async def observations(
                 # A row that changed meanwhile was not compared with all that came before it.
                 version = row.version if row.position <= known_position else 0
                 found.append((row.key, replace(seen, known_version=version)))
-    missing, doubtful = await _missing(listing, objects, known, released, strays, losses)
+    missing, doubtful = await _missing(
+        listing, objects, known, released, strays, losses, creators=creators
+    )
     return Findings(found + missing, doubtful, losses)
 
 
@@ -196,8 +200,14 @@ async def _missing(
     released: Container[tuple[str, str | None]],
     strays: StrayCount | None,
     losses: LossCount,
+    *,
+    creators: Container[ResourceKey],
 ) -> tuple[list[tuple[ResourceKey, Observed]], list[StatusRow]]:
-    """Return the absences that the listing proves, and the rows whose object has to be read."""
+    """Return the absences that the listing proves, and the rows whose object has to be read.
+
+    ``creators``: the resources of objects under another name. One that owns nothing has such an
+    object, so that nothing of it is absent.
+    """
     began, found = listing.began, list[tuple[ResourceKey, Observed]]()
     doubtful: list[StatusRow] = []
     async for some in in_slices(known.items()):
@@ -209,6 +219,8 @@ async def _missing(
                 is_first = row.reason == LOOKING
                 is_asked = is_first or (row.observed_digest and not is_outside)
                 if listing.place_of(row) != place or not is_asked or row.action_id:
+                    continue
+                if row.key in creators and not row.owned:
                     continue
                 # What was released would be a stray, once its row is forgotten.
                 is_released = not row.owned and (row.external_name, row.seen_uid) in released
@@ -271,22 +283,22 @@ async def _released(
     return found
 
 
-def _owner_of_first(
+def _late_creator(
     listing: ListingAssembler,
     seen: ExternalObject,
     mine: Sequence[StatusRow],
     rows: Mapping[str, StatusRow],
     log_id: str,
 ) -> StatusRow | None:
-    """Return the resource that owns another object and may have created this one by a late call.
+    """Return the resource that may have created this object by a late call, under another name.
 
-    The object then has a name that the resource has used before, for an object that was replaced.
+    The object has a name that the resource has used before, for an object that was replaced.
     """
     label, began = seen.labels.get(OWNER_LABEL), listing.began
     if not (label and listing.unique_names) or any(row.owned or row.retiring for row in mine):
         return None
     row = rows.get(resource_of(label, log_id))
-    if row is None or not row.owned or row.retiring or row.action_id:
+    if row is None or row.retiring or row.action_id or any(each is row for each in mine):
         return None
     is_here = (row.provider_config, row.kind) == (began.provider_config, began.kind)
     return row if is_here and seen.name in row.uncertain_names else None

@@ -228,6 +228,20 @@ async def test_a_late_object_is_told_to_the_resource_whose_label_it_has() -> Non
     assert await told_of_late(moved(), stranger) == {"mine"}, "also if it was seen before"
 
 
+@pytest.mark.parametrize("declared", [False, True])
+async def test_a_late_object_is_told_to_its_resource_that_owns_nothing(declared: bool) -> None:
+    gone = row("mine", declared=declared, uncertain_names=("todo-2",))
+    shown = replace(LATE, name="todo-2")
+    assert set(await told([shown], gone, unique_names=True)) == {"mine"}
+    gone.observed_digest = digest(shown)
+    assert not await told([shown], gone, unique_names=True), "it is known"
+
+
+async def test_a_late_object_that_was_deleted_a_moment_ago_is_not_told() -> None:
+    shown = [note("n1", title="todo-2"), LATE]
+    assert not await told(shown, moved(), unique_names=True, late_ids={"n2"})
+
+
 @pytest.mark.parametrize(
     ("more", "config"),
     [

@@ -345,6 +345,22 @@ def test_a_row_names_what_an_abandoned_creation_may_create_yet():
     assert row_of(abandoned()).uncertain_names == ("Foo",)
 
 
+@pytest.mark.parametrize(("external_name", "is_kept"), [("Foo", False), ("other", True)])
+def test_a_row_is_kept_if_a_late_object_would_be_attributed_to_another_resource(
+    external_name: str, is_kept: bool
+):
+    """Without the row, a listing names the resource of an object after the object's name."""
+    story = Story()
+    story.declare(annotations={EXTERNAL_NAME_ANNOTATION: external_name})
+    story.fail("Unknown")
+    story.wake(60)
+    story.succeed()
+    story.withdraw()
+    story.succeed()
+    assert story.outcome == "Deleted"
+    assert (str(story.key) in rebuild(of(story)).status) == is_kept
+
+
 def test_nothing_applied_is_nothing_to_write():
     assert ReadModels().take_changes() is None
 

@@ -365,6 +365,45 @@ def test_an_object_that_a_late_call_creates_after_a_refused_redelivery_is_delete
     assert (story.state.owned, story.state.retiring) == (kept, None)
 
 
+def in_doubt_under_its_second_name() -> tuple[Story, ExternalObject]:
+    """Replace an object; the creation of the replacement had an unknown result."""
+    story = made(KEYLESS)
+    story.declare(CIRCLE)
+    story.fail("Unknown")
+    story.wake(60)
+    story.succeed()
+    late = msgspec.structs.replace(story.seen, uid="late")
+    story.succeed()
+    assert (story.idle, late.name != "Foo") == (True, True)
+    return story, late
+
+
+@pytest.mark.parametrize("ending", ["withdrawn", "absent"])
+def test_an_object_that_a_late_call_creates_under_a_second_name_is_deleted(ending: str):
+    story, late = in_doubt_under_its_second_name()
+    if ending == "withdrawn":
+        story.withdraw()
+    else:
+        story.declare(CIRCLE, policy={"mode": "Absent"})
+    story.succeed()
+    check_rows(story)
+    claimed = only(OwnershipClaimed, story.see(late, name=late.name))
+    assert (claimed.uid, claimed.reason) == ("late", "Found")
+    check_rows(story)
+    assert (story.action.operation, story.action.uid) == ("Delete", "late")
+    story.succeed()
+    assert story.outcome == ("Deleted" if ending == "withdrawn" else "Converged")
+    story.declare(SQUARE)
+    assert story.action.external_name == rows(story)[0].external_name == "Foo"
+
+
+def test_a_copied_label_under_another_name_makes_nothing_ours():
+    story, late = in_doubt_under_its_second_name()
+    story.declare(CIRCLE, policy={"mode": "Absent"})
+    story.succeed()
+    assert story.see(msgspec.structs.replace(late, name="Copy"), name="Copy") == []
+
+
 @pytest.mark.parametrize("label", [None, "another.default.Block.Foo"])
 def test_an_object_beside_the_replacement_without_our_label_is_another_clients(label: str | None):
     labels = {} if label is None else {OWNER_LABEL: label}
