@@ -299,6 +299,8 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
             row.grace_seconds = data.grace_seconds or row.grace_seconds
         case OwnershipReleased() as data:
             place = (data.external_name, data.uid)
+            if data.unconfirmed:
+                _remember_uncertain(row, data.external_name)
             if data.reason == "Orphaned":
                 row.released = (*row.released, place)[-MAX_RELEASED:]
             if row.retiring and place == (row.retiring, row.retiring_uid):
@@ -486,6 +488,8 @@ def _succeeded(row: StatusRow, event: LogEvent, data: ActionSucceeded) -> None:
         _retired(row)
         return
     if data.operation == "Delete":
+        if data.unconfirmed:
+            _remember_uncertain(row, row.external_name)
         _disowned(row)
         _seen(row, None)
         _with_the_replaced(row)

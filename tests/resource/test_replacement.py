@@ -404,6 +404,35 @@ def test_a_copied_label_under_another_name_makes_nothing_ours():
     assert story.see(msgspec.structs.replace(late, name="Copy"), name="Copy") == []
 
 
+def test_a_replacement_that_was_created_under_another_uid_is_not_leaked():
+    """The answer to the creation named a uid that its object does not have."""
+    story = made()
+    story.declare(CIRCLE)
+    succeed_starting(story)
+    real = msgspec.structs.replace(story.seen, uid="real")
+    story.see(real, name=real.name)
+    assert rows(story)[0].uncertain_names == (real.name,), "a listing reports it to the resource"
+    check_rows(story)
+    story.succeed()
+    story.succeed()
+    assert story.idle
+    assert only(OwnershipClaimed, story.see(real, name=real.name)).uid == "real"
+    assert (story.action.operation, story.action.uid) == ("Delete", "real")
+
+
+def test_a_replacement_of_another_uid_that_its_deletion_did_not_meet_is_not_leaked():
+    story = made()
+    story.declare(CIRCLE)
+    story.succeed()
+    real = msgspec.structs.replace(story.seen, uid="real")
+    story.succeed()
+    story.withdraw()
+    story.report(absent=True)
+    assert rows(story)[0].uncertain_names == (real.name,), "a listing reports it to the resource"
+    assert only(OwnershipClaimed, story.see(real, name=real.name)).uid == "real"
+    assert (story.action.operation, story.action.uid) == ("Delete", "real")
+
+
 @pytest.mark.parametrize("label", [None, "another.default.Block.Foo"])
 def test_an_object_beside_the_replacement_without_our_label_is_another_clients(label: str | None):
     labels = {} if label is None else {OWNER_LABEL: label}
