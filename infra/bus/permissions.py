@@ -310,6 +310,7 @@ def _installer() -> Iterator[str]:
     for stream in (INTAKE, LOG, REJECTIONS):
         yield f"{_API}.CONSUMER.INFO.{stream}.*"
         yield f"{_API}.CONSUMER.CREATE.{stream}.*.>"
+        yield f"{_API}.CONSUMER.PAUSE.{stream}.*"  # to resume it
     for stream in (LOG, REJECTIONS):
         yield f"{_API}.CONSUMER.RESET.{stream}.*"  # a new service's begins with what comes
     yield f"{_API}.CONSUMER.NAMES.{LOG}"  # workers have made one for each configuration

@@ -22,7 +22,8 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from datetime import timedelta
+from datetime import datetime, timedelta
+from itertools import chain
 from typing import Any, Final
 
 import msgspec
@@ -125,10 +126,17 @@ _LEASE: Final = 10 * _SECOND
 _SERVICE_LEASE: Final = 120 * _SECOND
 _PIN_TIMEOUT: Final = 3 * _SECOND
 _UNLIMITED: Final = -1
-"""How often a message may be handed out: beyond a limit the server drops it without a word."""
+"""How often a message may be handed out, and how many bytes a stream may have that drops its oldest
+messages: beyond a limit the server drops them without a word."""
 
 _RETIRED: Final = "OUTCOMES"
 """A copy of the log's outcomes, of format 2 and before."""
+
+_NEW_SERVER: Final = (
+    "All other streams are as required. Until this one is, no role starts: back up the log with "
+    "`reconciler backup`, and restore it to another server or account with `reconciler restore`"
+)
+"""The way out of a change that the server cannot undo. No stream has to be deleted for it."""
 
 _RESERVED: Final = "restoring.intake"
 """Subject of an intake that takes nothing yet."""
@@ -176,9 +184,9 @@ def service_consumers(namespace: str) -> list[tuple[str, Config]]:
         found.append((stream, durable_outcomes(namespace, readable)))
         for name in follower_names(namespace):
             config = {
+                **_CONSUMER_DEFAULTS,
                 "durable_name": name,
                 "filter_subject": readable,
-                "deliver_policy": "all",
                 "ack_policy": "none",
             }
             found.append((stream, config))
@@ -194,10 +202,9 @@ async def service_namespaces(nc: Client) -> list[str]:
 def durable_outcomes(name: str, readable: str) -> Config:
     """Return a consumer that remembers which outcomes were dealt with."""
     return {
+        **_CONSUMER_DEFAULTS,
         "durable_name": name,
         "filter_subject": readable,
-        "deliver_policy": "all",
-        "ack_policy": "explicit",
         "ack_wait": _SERVICE_LEASE,
         "max_ack_pending": 1,  # in order, also what is handed out again
     }
@@ -257,15 +264,23 @@ async def ensure_topology(
         metadata = {**_metadata(identity), RESTORING_METADATA: "yes"}
     await _check_subjects(nc)
     changes: dict[str, str] = {}
+    refused: list[str] = []
     for config in await _streams(nc, metadata, first_position):
-        changes[config["name"]] = await ensure_stream(nc, {**config, "num_replicas": replicas})
+        try:
+            change = await ensure_stream(nc, {**config, "num_replicas": replicas}, remedy="")
+        except IncompatibleStreamError as error:  # the others are restored all the same
+            refused.append(str(error))
+            continue
+        changes[config["name"]] = change
         reach(Failpoint.INIT_STEP)
+    if refused:
+        raise IncompatibleStreamError(" ".join((*refused, _NEW_SERVER)))
     await _retire(nc)
     for stream, consumer in await _consumers(nc):
         name = f"{stream}/{consumer['durable_name']}"
         changes[name] = await ensure_consumer(nc, stream, consumer)
         reach(Failpoint.INIT_STEP)
-    for namespace in namespaces:
+    for namespace in sorted({*namespaces, *await service_namespaces(nc)}):
         for stream, consumer in service_consumers(namespace):
             name = f"{stream}/{consumer['durable_name']}"
             changes[name] = await _ensure_service_consumer(
@@ -330,11 +345,19 @@ async def topology_differences(nc: Client) -> Mapping[str, Mapping[str, tuple[An
         found = await _found(nc, f"STREAM.INFO.{config['name']}")
         wanted = with_raised_limit(config, found)
         wrong[config["name"]] = differences(wanted, found)
-    for stream, config in await _consumers(nc):
+    services = [service_consumers(each) for each in await _existing_services(nc)]
+    for stream, config in [*await _consumers(nc), *chain.from_iterable(services)]:
         name = f"{stream}/{config['durable_name']}"
         found = await _found(nc, f"CONSUMER.INFO.{stream}.{config['durable_name']}")
         wrong[name] = differences(config, found)
     return wrong
+
+
+async def _existing_services(nc: Client) -> list[str]:
+    try:
+        return await service_namespaces(nc)
+    except NotFoundOnBusError:
+        return []
 
 
 async def _found(nc: Client, question: str) -> Config:
@@ -347,7 +370,7 @@ async def _found(nc: Client, question: str) -> Config:
 async def find_log(nc: Client) -> LogIdentity:
     """Return which log this is; raises ``NotFoundOnBusError`` before the first ``init``."""
     try:
-        metadata = _usable((await _log_state(nc)).config.get("metadata", {}))
+        metadata = _usable(await _log_metadata(nc, await _log_state(nc)))
     except NotFoundOnBusError:
         await _check_no_lost_log(nc)
         raise
@@ -373,6 +396,31 @@ def lost_beginning(state: StreamState) -> str:
         f"stream {LOG} begins at position {state.first_seq}: the events before it were removed, so "
         "ownership cannot be rebuilt"
     )
+
+
+async def _log_metadata(nc: Client, log: StreamState) -> Mapping[str, str]:
+    """Return the log's metadata, with what another client removed and the rows' stream still has.
+
+    A library that declares the stream again removes all of it. The rows' stream speaks of this log
+    if the log is not the newer one of the two, and so was not recreated.
+    """
+    metadata: dict[str, str] = log.config.get("metadata", {})
+    if LOG_ID_METADATA in metadata and FORMAT_METADATA not in metadata:
+        return metadata  # of format 1
+    with suppress(NotFoundOnBusError, BusDeniedError):
+        rows = await stream_state(nc, ROWS)
+        copied = _copied(rows.config.get("metadata", {}))
+        log_id = copied.get(LOG_ID_METADATA)
+        is_older = _moment(log.created) <= _moment(rows.created)
+        if is_older and log_id and metadata.get(LOG_ID_METADATA, log_id) == log_id:
+            return {**copied, **metadata}
+    return metadata
+
+
+def _copied(metadata: Mapping[str, str]) -> dict[str, str]:
+    """Return what the rows' stream has of the log's metadata: not whether it is being restored."""
+    copied = (LOG_ID_METADATA, EPOCH_METADATA, RESTORED_METADATA, FORMAT_METADATA)
+    return {field: value for field in copied if (value := metadata.get(field))}
 
 
 async def _log_state(nc: Client) -> StreamState:
@@ -423,6 +471,10 @@ async def has_log(nc: Client) -> bool:
     return LOG in await _names_with(nc, "log.>")
 
 
+def _moment(created: str) -> datetime:
+    return datetime.fromisoformat(created)
+
+
 async def find_log_id(nc: Client) -> str:
     """Return the log's own name; raises ``NotFoundOnBusError`` before the first ``init``."""
     return (await find_log(nc)).log_id
@@ -444,7 +496,7 @@ async def _existing_log(nc: Client) -> tuple[LogIdentity, int]:
     except NotFoundOnBusError:
         await _check_no_lost_log(nc)
         return LogIdentity(new_name()), 0
-    metadata = _usable(state.config.get("metadata", {}))
+    metadata = _usable(await _log_metadata(nc, state))
     if LOG_ID_METADATA not in metadata:
         await _check_no_lost_log(nc)
     identity = _identity({LOG_ID_METADATA: new_name(), **metadata})
@@ -510,7 +562,7 @@ def is_being_restored(metadata: Mapping[str, str]) -> bool:
 async def existing_log(nc: Client) -> LogIdentity | None:
     """Return which log there is, also one that is only half restored; None if there is none."""
     try:
-        metadata = (await _log_state(nc)).config.get("metadata", {})
+        metadata = await _log_metadata(nc, await _log_state(nc))
     except NotFoundOnBusError:
         return None
     check_format(metadata)
@@ -527,7 +579,7 @@ async def _streams(nc: Client, metadata: Mapping[str, str], first_position: int)
         _observations(),
         _dead_letters(),
         _rates(),
-        _rows(),
+        {**_rows(), "metadata": {**_OWN, **_copied(metadata)}},
     ]
 
 
@@ -653,13 +705,15 @@ _STREAM_DEFAULTS: Final[Config] = {
     "allow_rollup_hdrs": False,
     "allow_msg_schedules": False,
     "allow_msg_ttl": False,
+    "subject_delete_marker_ttl": 0,
     "subject_transform": None,
+    "republish": None,
+    "consumer_limits": {"max_ack_pending": 0, "inactive_threshold": 0},
     "sources": [],
     "mirror": None,
 }
-"""Fields that lose, refuse or change messages: each is compared, also where the default is wanted.
-
-``max_bytes`` only where a stream has a limit: with more room nothing is lost."""
+"""Fields that lose, refuse, change or copy messages: each is compared, also where the default is
+wanted."""
 
 _CONSUMER_DEFAULTS: Final[Config] = {
     "ack_policy": "explicit",
@@ -675,14 +729,18 @@ _CONSUMER_DEFAULTS: Final[Config] = {
     "inactive_threshold": 0,
     "backoff": [],
     "mem_storage": False,
+    "num_replicas": 0,
     "pause_until": None,
 }
 """Fields by which a consumer delivers less, later, or not at all."""
 
 
 def _file_stream(name: str, **more: object) -> Config:
+    """Configure a stream. One that refuses what has no room may have a limit of an operator."""
+    limit = {} if more.get("discard") == "new" else {"max_bytes": _UNLIMITED}
     return {
         **_STREAM_DEFAULTS,
+        **limit,
         "name": name,
         "subjects": list(SUBJECTS[name]),
         "metadata": _OWN,

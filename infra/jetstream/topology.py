@@ -22,12 +22,19 @@ Config = Mapping[str, object]
 _NAME_IN_USE: Final = frozenset({10058, 10148, 10013})  # made by somebody else a moment ago
 _NOTHING: Final[Config] = {}
 _PAUSED: Final = "pause_until"
+_NEW_NAME: Final = (
+    " Restore its original configuration, or copy its messages to a new stream with another name"
+)
 # What the server answers for a limit that was given as 0 or left out.
 _UNSET: Final[tuple[object, ...]] = (None, 0, -1, "", False)
 
 
-async def ensure_stream(nc: Client, config: Config) -> Literal["created", "updated", "unchanged"]:
+async def ensure_stream(
+    nc: Client, config: Config, *, remedy: str = _NEW_NAME
+) -> Literal["created", "updated", "unchanged"]:
     """Make the stream `config["name"]` as given. Keys that `config` doesn't set are left alone.
+
+    `remedy`: what to do about a stream that can't be changed in place.
 
     Raises:
         IncompatibleStreamError: it exists and can't be changed in place: which field, what is
@@ -59,10 +66,6 @@ async def ensure_stream(nc: Client, config: Config) -> Literal["created", "updat
     try:
         await api_request(nc, f"STREAM.UPDATE.{name}", {**found, **config})
     except BusRefusedError as error:
-        remedy = (
-            "Restore its original configuration, or copy its messages to a new stream with another "
-            "name"
-        )
         raise _incompatible(f"stream {name}", wrong, error, remedy) from error
     return "updated"
 
@@ -96,8 +99,8 @@ async def ensure_consumer(
     try:
         await _put_consumer(nc, stream, name, {**found, **wanted}, "update")
     except BusRefusedError as error:
-        what, remedy = f"consumer {name} of stream {stream}", "Delete it, and run the command again"
-        raise _incompatible(what, wrong, error, remedy) from error
+        what = f"consumer {name} of stream {stream}"
+        raise _incompatible(what, wrong, error, " Delete it, and run the command again") from error
     return "updated"
 
 
@@ -138,7 +141,7 @@ async def consumer_names(nc: Client, stream: str) -> list[str]:
 def with_raised_limit(wanted: Config, found: Config) -> Config:
     """Keep a higher limit of bytes that an operator has set. No limit is not a higher one."""
     limit, given = wanted.get("max_bytes"), found.get("max_bytes")
-    if not isinstance(limit, int) or not isinstance(given, int) or given < limit:
+    if not isinstance(limit, int) or not isinstance(given, int) or not 0 <= limit <= given:
         return wanted
     return {**wanted, "max_bytes": given}
 
@@ -212,5 +215,5 @@ def _incompatible(
         f"{path}: expected {wanted!r}, found {found!r}" for path, (wanted, found) in wrong.items()
     )
     return IncompatibleStreamError(
-        f"{what} exists and cannot be changed in place ({error}). {fields}. {remedy}"
+        f"{what} exists and cannot be changed in place ({error}). {fields}.{remedy}"
     )

@@ -14,10 +14,17 @@ from infra.bus.streams import (
     OLDEST_FORMAT,
     OWN_METADATA,
     REJECTIONS,
+    STATES,
+    TIMERS,
+    LogIdentity,
+    begin_restoration,
     decider_consumers,
+    end_restoration,
     ensure_topology,
     existing_log,
+    find_log,
     find_log_id,
+    follower_names,
     make_worker_consumer,
     topology_differences,
 )
@@ -81,6 +88,8 @@ _CHANGED_STREAM = {
     "no_ack": True,
     "allow_direct": False,
     "allow_atomic": False,
+    "republish": {"src": ">", "dest": "copied.>"},
+    "consumer_limits": {"inactive_threshold": 5_000_000_000},
 }
 _CHANGED_CONSUMER = {
     "headers_only": True,
@@ -91,6 +100,7 @@ _CHANGED_CONSUMER = {
     "backoff": [1_000_000_000],
     "ack_wait": 1_000_000_000,
     "max_ack_pending": 1,
+    "num_replicas": 1,
 }
 
 
@@ -134,6 +144,118 @@ async def test_a_consumer_that_lets_less_through_is_told_and_restored(
         after = await api_request(nc, question, None)
         assert without_metadata(after["config"]) == without_metadata(before)
         assert not after.get("paused")
+    finally:
+        await nc.close()
+
+
+@pytest.mark.parametrize("is_follower", [False, True])
+async def test_a_changed_consumer_of_a_service_is_told_and_restored(
+    fresh_bus_url: str, is_follower: bool
+) -> None:
+    """A paused one delivers nothing, and one with headers only delivers no outcome."""
+    nc = await connect(fresh_bus_url, name="test")
+    try:
+        await ensure_topology(nc, namespaces=["shop"])
+        assert [each.verdict for each in await check_streams(nc)] == ["ok"]
+        name = follower_names("shop")[0] if is_follower else "shop"
+        before = (await api_request(nc, f"CONSUMER.INFO.{LOG}.{name}", None))["config"]
+        pause = {"pause_until": "2099-01-01T00:00:00Z"}
+        await api_request(nc, f"CONSUMER.PAUSE.{LOG}.{name}", pause)
+        body = {"stream_name": LOG, "config": {**before, **pause, "headers_only": True}}
+        await api_request(nc, f"CONSUMER.CREATE.{LOG}.{name}", body)
+        wrong = (await topology_differences(nc))[f"{LOG}/{name}"]
+        assert set(wrong) == {"headers_only", "pause_until"}
+        assert (await ensure_topology(nc)).changes[f"{LOG}/{name}"] == "updated"
+        after = await api_request(nc, f"CONSUMER.INFO.{LOG}.{name}", None)
+        assert without_metadata(after["config"]) == without_metadata(before)
+        assert not after.get("paused")
+    finally:
+        await nc.close()
+
+
+@pytest.mark.parametrize(
+    ("stream", "changed"),
+    [
+        (TIMERS, {"max_bytes": 1_000_000}),
+        (STATES, {"max_bytes": 1_000_000}),
+        (TIMERS, {"subject_delete_marker_ttl": 60_000_000_000}),
+    ],
+)
+async def test_what_removes_or_adds_messages_of_other_streams_is_told_and_restored(
+    fresh_bus_url: str, stream: str, changed: dict[str, int]
+) -> None:
+    nc = await connect(fresh_bus_url, name="test")
+    try:
+        await ensure_topology(nc)
+        before = (await api_request(nc, f"STREAM.INFO.{stream}", None))["config"]
+        await api_request(nc, f"STREAM.UPDATE.{stream}", {**before, **changed})
+        assert set((await topology_differences(nc))[stream]) == set(changed)
+        assert (await ensure_topology(nc)).changes[stream] == "updated"
+        assert (await api_request(nc, f"STREAM.INFO.{stream}", None))["config"] == before
+    finally:
+        await nc.close()
+
+
+async def test_a_change_that_the_server_cannot_undo_stops_no_other_repair(
+    fresh_bus_url: str,
+) -> None:
+    nc = await connect(fresh_bus_url, name="test")
+    try:
+        await ensure_topology(nc)
+        for stream, changed in ((REJECTIONS, {"deny_purge": True}), (INTAKE, {"max_msgs": 9})):
+            config = (await api_request(nc, f"STREAM.INFO.{stream}", None))["config"]
+            await api_request(nc, f"STREAM.UPDATE.{stream}", {**config, **changed})
+        with pytest.raises(IncompatibleStreamError, match=r"deny_purge.*reconciler restore"):
+            await ensure_topology(nc)
+        wrong = {
+            name: fields for name, fields in (await topology_differences(nc)).items() if fields
+        }
+        assert wrong == {REJECTIONS: {"deny_purge": (False, True)}}
+    finally:
+        await nc.close()
+
+
+@pytest.mark.parametrize("has_epoch", [False, True])
+async def test_a_log_without_its_metadata_keeps_its_identity(
+    fresh_bus_url: str, has_epoch: bool
+) -> None:
+    """A library that declares the stream again removes it. No event is missing."""
+    nc = await connect(fresh_bus_url, name="test")
+    try:
+        await ensure_topology(nc)
+        if has_epoch:
+            identity = LogIdentity(await find_log_id(nc), "e2.e1", "2026-11-25T00:00:00Z")
+            await begin_restoration(nc, identity)
+            await ensure_topology(nc, restored=identity)
+            await end_restoration(nc, identity)
+        before = await find_log(nc)
+        await publish(nc, "log.a.b.c.fact", b"{}")
+        await publish(nc, "rec.desired.a.b.c", b"{}")
+        config = (await api_request(nc, f"STREAM.INFO.{LOG}", None))["config"]
+        await api_request(nc, f"STREAM.UPDATE.{LOG}", {**config, "metadata": {"by": "a library"}})
+        assert await find_log(nc) == before
+        assert (await topology_differences(nc))[LOG]
+        assert (await ensure_topology(nc)).changes[LOG] == "updated"
+        assert not any((await topology_differences(nc)).values())
+        assert await find_log(nc) == before
+    finally:
+        await nc.close()
+
+
+async def test_a_log_that_was_recreated_gets_no_identity_of_the_lost_one(
+    fresh_bus_url: str,
+) -> None:
+    nc = await connect(fresh_bus_url, name="test")
+    try:
+        await ensure_topology(nc)
+        await publish(nc, "rec.desired.a.b.c", b"{}")
+        config = (await api_request(nc, f"STREAM.INFO.{LOG}", None))["config"]
+        await delete_stream(nc, LOG)
+        await api_request(nc, f"STREAM.CREATE.{LOG}", {**config, "metadata": {}})
+        await publish(nc, "log.a.b.c.fact", b"{}")
+        for use in (find_log, ensure_topology, topology_differences):
+            with pytest.raises(IncompatibleStreamError, match="was deleted or recreated"):
+                await use(nc)
     finally:
         await nc.close()
 

@@ -17,6 +17,8 @@ from events.dead_letter import Stage
 from events.names import ResourceKey
 from events.subjects import intake
 from infra.bus.dead_letters import discard, read_discarded, store_letters
+from infra.bus.streams import INTAKE, LOG, REJECTIONS
+from infra.jetstream.connection import api_request
 from reconciler.errors import DeclarationRefusedError
 from reconciler.ports import DeadLetter, IntakeDelivery
 from reconciler.sdk import Client, OutcomeStream
@@ -287,6 +289,19 @@ def test_outcomes_are_watched(guarded: Guarded, cli: Cli, user: str) -> None:
 
 def test_an_installer_upgrades(commands: Run) -> None:
     commands("installer", "init")
+
+
+async def test_an_installer_resumes_what_another_client_paused(
+    guarded: Guarded, commands: Run
+) -> None:
+    paused = [(INTAKE, "decider-misfits"), (LOG, "acme"), (REJECTIONS, "acme")]
+    async with connected(guarded.admin_url) as nc:
+        for stream, name in paused:
+            until = {"pause_until": "2099-01-01T00:00:00Z"}
+            await api_request(nc, f"CONSUMER.PAUSE.{stream}.{name}", until)
+        await asyncio.to_thread(commands, "installer", "init")
+        for stream, name in paused:
+            assert not (await api_request(nc, f"CONSUMER.INFO.{stream}.{name}", None)).get("paused")
 
 
 def test_an_auditor_reads_the_log_and_its_models(commands: Run, name: str) -> None:
