@@ -29,7 +29,7 @@ from infra.bus.streams import (
 from infra.jetstream.connection import api_request
 from infra.jetstream.errors import NotFoundOnBusError
 from infra.jetstream.follow import follow
-from infra.jetstream.reads import StoredMessage, read_subject, stream_state
+from infra.jetstream.reads import StoredMessage, StreamState, read_subject, stream_state
 
 Progress = Callable[[int], object]
 """Called with the number of events done."""
@@ -57,7 +57,7 @@ async def save_log(
     *,
     all_declarations: bool = False,
 ) -> SavedLog:
-    """Write a backup of the log as of now.
+    """Write a backup of the log as of now; one without events if there is only an intake.
 
     ``all_declarations``: also those that were decided and are still in the intake, for a log that
     is about to go back in time.
@@ -68,12 +68,14 @@ async def save_log(
     chains = LogChains(damage.append)
     with new_backup(path) as writer:
         floors = {} if all_declarations else await _acknowledged(nc)
-        config = (await stream_state(nc, LOG)).config
-        services, intake = await service_namespaces(nc), await intake_position(nc)
+        log = await _log(nc)
+        config = {} if log is None else log.config
+        services = [] if log is None else await service_namespaces(nc)
+        intake = await intake_position(nc)
         header = Header(identity, datetime.now(UTC), config, services, intake)
         writer.begin(header)
         await _save_declarations(nc, writer, floors)
-        last = (await stream_state(nc, LOG)).last_seq
+        last = 0 if log is None else (await stream_state(nc, LOG)).last_seq
         async for messages in _events(nc, last):
             for one in messages:
                 chains.take(recorded(one))
@@ -94,7 +96,16 @@ def recorded(message: StoredMessage | Saved) -> Recorded:
     return Recorded(position, message.subject, message.payload, digest)
 
 
+async def _log(nc: Client) -> StreamState | None:
+    try:
+        return await stream_state(nc, LOG)
+    except NotFoundOnBusError:
+        return None
+
+
 async def _events(nc: Client, last: int) -> AsyncGenerator[Sequence[StoredMessage]]:
+    if not last:
+        return
     async with follow(nc, LOG) as follower:
         while follower.position < last:
             messages = [one for one in await anext(follower) if one.seq <= last]

@@ -41,6 +41,7 @@ from infra.bus.streams import (
     ensure_topology,
     existing_log,
     is_being_restored,
+    lost_log,
     new_name,
     worker_consumers,
 )
@@ -107,8 +108,11 @@ async def plan_restoration(
     found = await existing_log(nc)
     await _check_nobody_works(nc)
     if found is None:
+        _check_no_other_restore(backup.path)
         return Plan("new")
     state = await stream_state(nc, LOG)
+    if is_being_restored(state.config.get("metadata", {})) and replace != found.log_id:
+        _check_same_file(backup, found)
     if state.last_seq == 0:
         return Plan("new", found=found)
     if found.log_id == backup.header.identity.log_id and state.messages == state.last_seq:
@@ -133,6 +137,33 @@ async def plan_restoration(
     )
 
 
+def _check_same_file(backup: Backup, found: LogIdentity) -> None:
+    """Refuse another backup than that of the interrupted restore, which has files beside it."""
+    if found.restored_as_of not in ("", _made_at(backup)):
+        raise RestoreRefusedError(
+            f"the restore of the backup made at {found.restored_as_of} was interrupted, and this "
+            f"one was made at {_made_at(backup)}; run `reconciler restore` with the same file "
+            "again: the files next to it may contain declarations that exist nowhere else. Without "
+            f"that file, use --replace {found.log_id}"
+        )
+
+
+def _check_no_other_restore(path: Path) -> None:
+    """Refuse if another restore was interrupted between the removal of a log and its mark."""
+    others = [each for each in path.absolute().parent.iterdir() if _UNFINISHED in each.name]
+    mine = _unfinished(path)
+    if names := sorted(each.name for each in others if each not in mine and _is_whole(each)):
+        raise RestoreRefusedError(
+            f"{names[0]}: the restore of {names[0].partition(_UNFINISHED)[0]} was interrupted; run "
+            "`reconciler restore` with the same file again. If that was for another server, move "
+            "this backup to another directory, and restore it from there"
+        )
+
+
+def _made_at(backup: Backup) -> str:
+    return f"{backup.header.made_at:%Y-%m-%dT%H:%M:%SZ}"
+
+
 async def restore_log(
     nc: Client,
     backup: Backup,
@@ -147,9 +178,8 @@ async def restore_log(
     Raises ``BackupFileError``, ``OSError``, ``RestoreRefusedError`` and ``BusError`` classes; doing
     it again continues after the last step, whatever step that was.
     """
-    as_of = f"{backup.header.made_at:%Y-%m-%dT%H:%M:%SZ}"
     epoch = _new_epoch(backup, plan.found)
-    identity = LogIdentity(backup.header.identity.log_id, epoch, as_of)
+    identity = LogIdentity(backup.header.identity.log_id, epoch, _made_at(backup))
     floor = await _put_aside(nc, backup.path, plan)
     reach(Failpoint.RESTORE_STEP)
     asides = [Backup(path) for path in _unfinished(backup.path)]
@@ -207,7 +237,11 @@ def _unfinished(path: Path) -> list[Path]:
     """Return the files that an incomplete restoration of a backup has saved, the oldest first."""
     prefix = f"{path.name}{_UNFINISHED}"
     found = [each for each in path.absolute().parent.iterdir() if each.name.startswith(prefix)]
-    return sorted(each for each in found if not each.name.endswith(PARTIAL))
+    return sorted(filter(_is_whole, found))
+
+
+def _is_whole(path: Path) -> bool:
+    return not path.name.endswith(PARTIAL)
 
 
 def _check_format(backup: Backup) -> None:
@@ -253,12 +287,15 @@ async def _common(nc: Client, backup: Backup, last: int) -> int:
 
 async def _put_aside(nc: Client, path: Path, plan: Plan) -> int:
     """Save what is about to be removed, log and intake; return the intake's last position."""
-    if plan.found is None:
-        return 0
     floor = await intake_position(nc)
+    found = plan.found
+    if found is None:
+        if not floor:
+            return 0
+        found = await lost_log(nc)
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%f")
     aside = path.with_name(f"{path.name}{_UNFINISHED}{stamp}")
-    await save_log(nc, aside, plan.found, lambda _done: None, all_declarations=True)
+    await save_log(nc, aside, found, lambda _done: None, all_declarations=True)
     return floor
 
 

@@ -323,6 +323,7 @@ def _backup() -> Iterator[str]:
     yield from _gets(LOG, INTAKE, ROWS)
     yield f"{_API}.STREAM.MSG.GET.{STATES}"  # whether the log has lost its end
     yield f"{_API}.STREAM.INFO.{INTAKE}"
+    yield f"{_API}.STREAM.INFO.{ROWS}"  # which has a copy of the log's identity
     yield f"{_API}.CONSUMER.INFO.{INTAKE}.*"  # how far the deciders are
     yield f"{_API}.CONSUMER.NAMES.{LOG}"  # which namespaces have services
 

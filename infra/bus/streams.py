@@ -569,6 +569,11 @@ async def existing_log(nc: Client) -> LogIdentity | None:
     return _identity(metadata)
 
 
+async def lost_log(nc: Client) -> LogIdentity:
+    """Return which log the other streams belong to, with an empty id if nothing shows it."""
+    return _identity(_copied((await _found(nc, f"STREAM.INFO.{ROWS}")).get("metadata", {})))
+
+
 async def _streams(nc: Client, metadata: Mapping[str, str], first_position: int) -> list[Config]:
     return [
         _rejections(),  # before the log, which names a format that is not without it

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -11,7 +12,12 @@ from nats.aio.client import Client
 from infra.backup.backup import save_log
 from infra.backup.file import Backup
 from infra.backup.inspection import inspect
-from infra.backup.restoration import RestoredLog, plan_restoration, restore_log
+from infra.backup.restoration import (
+    RestoredLog,
+    RestoreRefusedError,
+    plan_restoration,
+    restore_log,
+)
 from infra.bus.event_log import JetStreamLog, open_log
 from infra.bus.streams import INTAKE, LOG, find_log, topology_differences
 from infra.embedded import EmbeddedServer
@@ -113,6 +119,65 @@ async def test_what_is_interrupted_at_any_step_is_completed_by_the_next(
     assert files_in(tmp_path) == {str(path), *restored.replaced}
     assert restored.replaced
     assert not any("replacing" in each for each in restored.replaced)
+
+
+async def test_declarations_that_wait_beside_a_deleted_log_are_declared_again(
+    nc: Client, log: JetStreamLog, tmp_path: Path
+) -> None:
+    key = new_key()
+    await log.append([ResourceAppend(key, events(key, 1, 3), 0)])
+    await save_log(nc, tmp_path / "b", await find_log(nc), lambda _: None)
+    await declare(nc, "after")
+    await delete_stream(nc, LOG)
+    restored = await restore(nc, tmp_path / "b", None)
+    assert await declared(nc) == ["after"]
+    assert restored.declarations == 1
+    assert files_in(tmp_path) == {str(tmp_path / "b"), *restored.replaced}
+
+
+async def test_declarations_beside_the_deleted_log_of_another_installation_are_only_saved(
+    nc: Client, log: JetStreamLog, module_bus_url: str, tmp_path: Path
+) -> None:
+    await save_log(nc, tmp_path / "b", await find_log(nc), lambda _: None)
+    other = await connect(module_bus_url, name="test")
+    await initialise(other)
+    await declare(other, "foreign")
+    await delete_stream(other, LOG)
+    restored = await restore(other, tmp_path / "b", None)
+    assert await declared(other) == []
+    [saved] = restored.replaced
+    [waiting] = [one for block in Backup(Path(saved)).declarations() for one in block]
+    assert waiting.subject.endswith("foreign")
+    await other.close()
+
+
+async def test_another_backup_does_not_end_an_interrupted_restore(
+    nc: Client, log: JetStreamLog, tmp_path: Path
+) -> None:
+    """It would forget the declarations that the interrupted one has saved beside its own file."""
+    path, newer = tmp_path / "b", tmp_path / "newer"
+    first, second = new_key(), new_key()
+    await log.append([ResourceAppend(first, events(first, 1, 3), 0)])
+    await save_log(nc, path, await find_log(nc), lambda _: None)
+    await log.append([ResourceAppend(second, events(second, 1, 3), 0)])
+    await asyncio.sleep(1)  # a backup is named by the second in which it was made
+    await save_log(nc, newer, await find_log(nc), lambda _: None)
+    await declare(nc, "after")
+    steps = 1  # with only the first one taken, the server is unchanged
+    while True:
+        steps += 1
+        arm(f"{Failpoint.RESTORE_STEP}:{steps}=error")
+        try:
+            await restore(nc, path, log.log_id)
+        except OSError:
+            arm(None)
+            if await contents_if_usable(nc) is None:
+                with pytest.raises(RestoreRefusedError, match=r"interrupted.*same file"):
+                    await restore(nc, newer, None)
+        else:
+            break
+    assert steps > 8
+    assert await declared(nc) == ["after"]
 
 
 _SMALL = """
