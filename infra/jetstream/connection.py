@@ -61,6 +61,10 @@ _PING_SECONDS: Final = 5  # after two without a response the connection is dead
 _SECONDS_WITH_SEVERAL: Final = 2  # to connect, and between pings: another server may respond
 _QUESTIONS: Final = ("STREAM.INFO.", "STREAM.MSG.GET.", "CONSUMER.INFO.")
 _NO_LEADER: Final = 10008
+_READS: Final = (*_QUESTIONS, "INFO", "STREAM.NAMES", "CONSUMER.NAMES.", "CONSUMER.LIST.")
+_REPEAT_SECONDS: Final = 2.0
+"""A request to a leader that has just failed gets no response; its successor gets a repetition."""
+
 _SECOND_OPINION_SECONDS: Final = 1.0
 _HEARING_SECONDS: Final = 5.0
 _LOOK_PAUSE_SECONDS: Final = 5.0  # between two looks at a silent connection; doubles each time
@@ -488,6 +492,27 @@ async def _second_opinion(nc: Client, first: Msg, subject: str, payload: bytes) 
         await unsubscribe(subscription)
 
 
+async def _repeated_request(nc: Client, subject: str, payload: bytes, seconds: float) -> Msg:
+    """Send a request that changes nothing every two seconds, and return the first response."""
+    deadline = time.monotonic() + seconds
+    attempts: list[asyncio.Task[Msg]] = []
+    try:
+        while True:
+            left = deadline - time.monotonic()
+            if left > 0:
+                attempt = request(nc, subject, payload, timeout=left)
+                attempts.append(asyncio.ensure_future(attempt))
+            done, _ = await asyncio.wait(
+                attempts, timeout=_REPEAT_SECONDS, return_when=asyncio.FIRST_COMPLETED
+            )
+            for each in done:
+                return each.result()
+    finally:
+        for each in attempts:
+            each.cancel()
+        await asyncio.gather(*attempts, return_exceptions=True)
+
+
 async def api_request(
     nc: Client,
     subject_suffix: str,
@@ -501,9 +526,13 @@ async def api_request(
             is no answer within `timeout` seconds.
     """
     payload = msgspec.json.encode(body) if body is not None else b""
-    message = await request(nc, f"$JS.API.{subject_suffix}", payload, timeout=timeout)
+    subject = f"$JS.API.{subject_suffix}"
+    if subject_suffix.startswith(_READS) and is_clustered(nc):
+        message = await _repeated_request(nc, subject, payload, timeout)
+    else:
+        message = await request(nc, subject, payload, timeout=timeout)
     if _is_doubtful(message) and subject_suffix.startswith(_QUESTIONS):
-        message = await _second_opinion(nc, message, f"$JS.API.{subject_suffix}", payload)
+        message = await _second_opinion(nc, message, subject, payload)
     size = len(message.data)
     if size > MAX_ANSWER_BYTES:
         raise BusError(

@@ -17,7 +17,14 @@ from cyclopts import Group, Parameter
 from nats.aio.client import Client
 
 from infra.jetstream.access import Access
-from infra.jetstream.connection import close, connect, require_jetstream, without_secrets
+from infra.jetstream.connection import (
+    close,
+    connect,
+    require_jetstream,
+    server_urls,
+    without_secrets,
+)
+from infra.jetstream.errors import BusUnavailableError
 from reconciler.cli.interrupts import note_sending, raise_from_now_on
 from reconciler.cli.own_clock import warn_of_own_clock
 from reconciler.cli.own_logs import LogLevel, configure_logs
@@ -187,7 +194,13 @@ async def bus(connection: Connection, *, sends: bool = False) -> AsyncGenerator[
         patience_seconds=PATIENCE_SECONDS,
     )
     try:
-        await require_jetstream(nc)
+        try:
+            await require_jetstream(nc)
+        except BusUnavailableError:
+            if len(server_urls(connection.url)) == 1:
+                raise
+            await nc.force_reconnect()  # this server may be cut off from the others
+            await require_jetstream(nc)
         await warn_of_own_clock(partial(_read_clock, nc))
         if sends:
             connection.name_bus()

@@ -52,6 +52,7 @@ _PAUSE_SECONDS: Final = 1.0
 def doctor(
     *,
     full: bool = False,
+    strict: bool = False,
     monitoring_url: Annotated[str | None, Parameter(env_var=MONITORING_VARIABLE)] = None,
     output: Output = "table",
     connection: Connection = HERE,
@@ -67,6 +68,7 @@ def doctor(
 
         reconciler doctor
         reconciler doctor --full
+        reconciler doctor --strict
         reconciler doctor --monitoring-url http://nats:8222
         reconciler doctor -o json | jq '.[] | select(.status != "ok")'
 
@@ -75,6 +77,9 @@ def doctor(
     full
         Read the whole log, even if it has more than 300,000 events, and compare all stored rows
         with it instead of a sample.
+    strict
+        End with exit status 1 also if a check is `warn`, for example if a server of the cluster is
+        down.
     monitoring_url
         Monitoring URL of the NATS server. It shows the server's health, sync interval and disk use.
     """
@@ -84,7 +89,8 @@ def doctor(
             _print(findings)
         else:
             print_structured(findings, output)
-    return Exit.FAILED if any(one.verdict == "fail" for one in findings) else Exit.OK
+    alarming = ("fail", "warn") if strict else ("fail",)
+    return Exit.FAILED if any(one.verdict in alarming for one in findings) else Exit.OK
 
 
 async def diagnose(
@@ -92,14 +98,15 @@ async def diagnose(
 ) -> list[Finding]:
     """Make every check; raises ``BusUnavailableError`` if nothing is known but that."""
     has_several = len(server_urls(connection.url)) > 1
-    examine_all = partial(examine_bus, connection, full=full, monitoring_url=monitoring_url)
     try:
-        try:
-            return await examine_all()
-        except BusUnavailableError:
-            if not has_several:
-                raise
-            return await examine_all()  # an election may be over
+        async with bus(connection) as nc:
+            try:
+                return await _examine_log_and_all(nc, full=full, monitoring_url=monitoring_url)
+            except BusUnavailableError:
+                if not has_several:
+                    raise
+                await nc.force_reconnect()  # this server may be cut off, or an election be over
+                return await _examine_log_and_all(nc, full=full, monitoring_url=monitoring_url)
     except BusUnavailableError as error:
         known = await _examine_around(monitoring_url)  # a server that is silent may say why there
         if not (known or has_several):
@@ -112,13 +119,12 @@ async def diagnose(
         return [*known, Finding("bus", "fail", str(error), remedy)]
 
 
-async def examine_bus(
-    connection: Connection, *, full: bool, monitoring_url: str | None
+async def _examine_log_and_all(
+    nc: Client, *, full: bool, monitoring_url: str | None
 ) -> list[Finding]:
-    """Connect, and make every check; raises ``BusUnavailableError``."""
-    async with bus(connection) as nc:
-        await log_of(nc)
-        return await examine(nc, full=full, monitoring_url=monitoring_url)
+    """Make every check; raises ``BusUnavailableError`` if not even the log can be found."""
+    await log_of(nc)
+    return await examine(nc, full=full, monitoring_url=monitoring_url)
 
 
 async def _examine_around(monitoring_url: str | None) -> list[Finding]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import fcntl
 import os
 import socket
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -28,7 +30,7 @@ from reconciler.cli.checks.cluster import judge_copies
 from reconciler.cli.checks.finding import Finding
 from reconciler.cli.checks.log import check_held, check_ownership, check_watched
 from reconciler.cli.checks.room import judge_room
-from reconciler.cli.connection import BusOptions, Connection, UpFile, read_up_file
+from reconciler.cli.connection import BusOptions, Connection, UpFile, bus, read_up_file
 from reconciler.cli.doctor import diagnose, look
 from reconciler.cli.row_comparison import differences
 from reconciler.errors import ConfigurationError
@@ -79,26 +81,73 @@ async def test_a_server_that_does_not_answer_for_a_moment_is_asked_again(
             await look(check, looks=3, elects=elects)
 
 
+class _Moving:
+    """A connection that counts how often it was moved to another server."""
+
+    moves = 0
+
+    async def force_reconnect(self) -> None:
+        self.moves += 1
+
+
 @pytest.mark.parametrize(("failures", "verdict"), [(1, "ok"), (2, "fail")])
-async def test_a_cluster_is_asked_twice_before_it_is_called_silent(
+async def test_another_server_of_a_cluster_is_asked_before_it_is_called_silent(
     failures: int, verdict: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls: list[Connection] = []
+    """A server that is cut off from the others responds that no stream has a leader."""
+    nc = _Moving()
+    looks: list[int] = []
 
-    async def examine_bus(connection: Connection, **_: object) -> list[Finding]:
-        calls.append(connection)
-        if len(calls) <= failures:
-            raise BusUnavailableError("request to $JS.API.STREAM.INFO.LOG_1: no response")
+    @asynccontextmanager
+    async def bus(_: Connection) -> AsyncGenerator[_Moving]:
+        yield nc
+
+    async def log_of(nc: _Moving) -> None:
+        looks.append(nc.moves)
+        if len(looks) <= failures:
+            raise BusUnavailableError("stream LOG_1 has no leader at the moment")
+
+    async def examine(*_: object, **__: object) -> list[Finding]:
         return [Finding("streams", "ok", "as required")]
 
-    monkeypatch.setattr("reconciler.cli.doctor.examine_bus", examine_bus)
+    for each in (bus, log_of, examine):
+        monkeypatch.setattr(f"reconciler.cli.doctor.{each.__name__}", each)
     found = await diagnose(Connection(nats_url="a:4222,b:4222"), full=False)
     assert [one.verdict for one in found] == [verdict]
+    assert looks == [0, 1]
     if verdict == "fail":
         assert "an election takes about 10 seconds" in found[0].remedy
-    calls.clear()
+    looks.clear()
     with pytest.raises(BusUnavailableError):
         await diagnose(Connection(nats_url="a:4222"), full=False)
+    assert len(looks) == 1
+
+
+async def test_a_command_leaves_a_server_of_a_cluster_that_has_no_leader(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nc = _Moving()
+
+    async def connect(*_: object, **__: object) -> _Moving:
+        return nc
+
+    async def require_jetstream(nc: _Moving) -> None:
+        if not nc.moves:
+            raise BusUnavailableError("JetStream system temporarily unavailable")
+
+    async def nothing(*_: object) -> None:
+        pass
+
+    monkeypatch.setattr("reconciler.cli.connection.connect", connect)
+    monkeypatch.setattr("reconciler.cli.connection.require_jetstream", require_jetstream)
+    for each in ("warn_of_own_clock", "close"):
+        monkeypatch.setattr(f"reconciler.cli.connection.{each}", nothing)
+    async with bus(Connection(nats_url="a:4222,b:4222")):
+        assert nc.moves == 1
+    nc = _Moving()
+    with pytest.raises(BusUnavailableError):
+        async with bus(Connection(nats_url="a:4222")):
+            pass
 
 
 async def test_what_is_wrong_for_a_moment_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,6 +240,12 @@ def test_a_replica_that_is_behind_may_be_of_a_server_that_hangs() -> None:
 
 
 def test_a_stream_without_a_leader_may_have_one_soon() -> None:
+    behind = Copies("LOG_1", 3, "node-0", ("node-2 (offline)",))
+    found = judge_copies([behind, Copies("INTAKE", 3, "", ())])
+    assert (found.verdict, found.found) == (
+        "fail",
+        "no leader: INTAKE; replicas are missing or outdated: LOG_1 on node-2 (offline)",
+    )
     found = judge_copies([Copies("LOG_1", 3, "", ())])
     assert (found.verdict, found.found) == ("fail", "no leader: LOG_1")
     assert found.remedy.startswith("Wait 10 seconds for an election, and run `reconciler doctor`")

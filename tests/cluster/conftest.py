@@ -1,12 +1,14 @@
 """A cluster with the product's streams in three copies, and an external API beside it."""
 
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
 
 from reconciler.wiring import connected, initialise
-from tests.cluster.servers import EmbeddedCluster
+from tests.cluster.routes import Routes
+from tests.cluster.servers import NODES, EmbeddedCluster
 from tests.faulty_api import FaultyApi
 
 
@@ -16,10 +18,21 @@ async def cluster(tmp_path: Path) -> AsyncIterator[EmbeddedCluster]:
     await cluster.start(tmp_path / "nats")
     try:
         async with connected(cluster.url) as nc:
-            await initialise(nc, replicas=3)
+            await initialise(nc, replicas=NODES)
         yield cluster
     finally:
         await cluster.kill()
+
+
+@pytest.fixture
+async def routes(tmp_path: Path) -> AsyncIterator[Routes]:
+    """Return such a cluster whose servers can be cut off from each other."""
+    routes = Routes()
+    async with AsyncExitStack() as stack:
+        await routes.start(tmp_path / "nats", stack)
+        async with connected(routes.cluster.url) as nc:
+            await initialise(nc, replicas=NODES)
+        yield routes
 
 
 @pytest.fixture

@@ -17,12 +17,13 @@ from events.manifest import RECONCILER_API_VERSION, Manifest, Metadata
 from events.names import SYSTEM_NAMESPACE
 from events.provider_config import PROVIDER_CONFIG_KIND, Breaker, Limits
 from infra.bus.copies import copies
+from infra.bus.streams import INTAKE, LOG
 from infra.jetstream.errors import BusError, BusUnavailableError
 from reconciler.sdk import Client as SdkClient
 from reconciler.sdk import client_on
 from reconciler.wiring import Role, connected
 from tests.cluster.fleet import Fleet, fleet
-from tests.cluster.servers import EmbeddedCluster, leader
+from tests.cluster.servers import NODES, EmbeddedCluster, leader
 from tests.judge.from_bus import check
 from tests.judge.judging import Finding
 from tests.scenarios.harness import api_config, manifest
@@ -68,6 +69,18 @@ class Story:
 
     async def kill_leader(self, stream: str) -> int:
         """Kill the node that leads a stream; gives which one it was."""
+        found = await self._leader(stream)
+        await self.cluster.nodes[found].kill()
+        return found
+
+    async def find_server(self, which: str) -> int:
+        """Return the "leader" of the log, or a "follower" that leads neither log nor intake."""
+        leaders = [await self._leader(each) for each in (LOG, INTAKE)]
+        if which == "leader":
+            return leaders[0]
+        return next(each for each in range(NODES) if each not in leaders)
+
+    async def _leader(self, stream: str) -> int:
         found: int | None = None
 
         async def is_led() -> bool:
@@ -77,7 +90,6 @@ class Story:
 
         await until(is_led, lambda: f"{stream} has no leader")
         assert found is not None
-        await self.cluster.nodes[found].kill()
         return found
 
     async def until_whole(self) -> None:

@@ -9,7 +9,7 @@ import pytest
 from events.log import SpecDeclared
 from infra.bus.streams import LOG
 from infra.embedded import EmbeddedServer
-from infra.jetstream import reads
+from infra.jetstream import connection, reads
 from infra.jetstream.append import append
 from infra.jetstream.outgoing import OutgoingMessage
 from infra.jetstream.reads import SubjectStart, last_of_each, read_starts
@@ -98,3 +98,16 @@ async def test_fault_6_a_lost_read_of_a_cluster_is_repeated(
         proxy.swallow_one(lambda frame: b"s9.fact" in frame)
         assert len(await last_of_each(behind, LOG, subjects)) == len(subjects)
         assert len(proxy.swallowed) == 2
+
+
+async def test_fault_6_a_lost_answer_about_a_stream_of_a_cluster_is_requested_again(
+    bus: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request to a leader that has just died gets no response, but its successor responds."""
+    monkeypatch.setattr(connection, "is_clustered", bool)
+    async with proxied(bus.port, by_frames=True) as proxy, connected(proxy.url) as behind:
+        proxy.swallow_one(lambda frame: b"stream_info_response" in frame)
+        async with asyncio.timeout(connection.API_TIMEOUT_SECONDS / 2):
+            info = await connection.api_request(behind, f"STREAM.INFO.{LOG}", None)
+        assert info["config"]["name"] == LOG
+        assert len(proxy.swallowed) == 1

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Sequence
+from typing import Final
 
 from nats.aio.client import Client
 
@@ -10,32 +13,43 @@ from events.excerpt import some
 from infra.bus.copies import Copies, copies
 from reconciler.cli.checks.finding import Finding
 
+_ELECTION_SECONDS: Final = 4.0
+_PAUSE_SECONDS: Final = 0.5
+
 
 async def check_copies(nc: Client) -> list[Finding]:
-    """Check that every stream has a leader, and as many copies as it should."""
-    return [judge_copies(await copies(nc))]
+    """Check that every stream has a leader, and as many copies as it should.
+
+    Waits some seconds for streams that elect a leader: `doctor` makes the check three times.
+    """
+    deadline = time.monotonic() + _ELECTION_SECONDS
+    while True:
+        found = await copies(nc)
+        if all(each.leader for each in found) or time.monotonic() > deadline:
+            return [judge_copies(found)]
+        await asyncio.sleep(_PAUSE_SECONDS)
 
 
 def judge_copies(found: Sequence[Copies]) -> Finding:
     """Return which streams have no leader, or copies that are away or not up to date."""
     wanted = min((each.wanted for each in found), default=1)
     leaderless = [each.stream for each in found if not each.leader]
+    behind = [f"{each.stream} on {', '.join(each.behind)}" for each in found if each.behind]
+    outdated = f"replicas are missing or outdated: {some(behind)}"
     if leaderless:
         remedy = (
             "Wait 10 seconds for an election, and run `reconciler doctor` again. If the leader is "
             "still missing, start the servers that are down: more than half must run and reach "
             "each other."
         )
-        return Finding("replicas", "fail", f"no leader: {some(leaderless)}", remedy)
-    behind = [f"{each.stream} on {', '.join(each.behind)}" for each in found if each.behind]
+        text = f"no leader: {some(leaderless)}" + (f"; {outdated}" if behind else "")
+        return Finding("replicas", "fail", text, remedy)
     if behind:
         remedy = (
             "Start the servers that are down, and restart those that do not respond. One more "
             "failure may stop the bus or lose data."
         )
-        return Finding(
-            "replicas", "warn", f"replicas are missing or outdated: {some(behind)}", remedy
-        )
+        return Finding("replicas", "warn", outdated, remedy)
     if wanted == 1:
         return Finding(
             "replicas", "ok", "one replica of each stream; back up the log (`reconciler backup`)"

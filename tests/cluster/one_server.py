@@ -1,0 +1,51 @@
+"""What happens to one server of a cluster, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+
+from tests.cluster.routes import Routes
+from tests.cluster.servers import EmbeddedCluster
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A fault of one server; ``end`` brings the server back."""
+
+    name: str
+    begin: Callable[[], Awaitable[None]]
+    end: Callable[[], Awaitable[None]]
+
+
+def stopped(cluster: EmbeddedCluster, index: int) -> Fault:
+    return Fault("stopped", cluster.nodes[index].stop, partial(cluster.start_node, index))
+
+
+def hung(cluster: EmbeddedCluster, index: int) -> Fault:
+    server = cluster.nodes[index]
+    return Fault("hung", _at_once(server.pause), _at_once(server.resume))
+
+
+def without_disk(cluster: EmbeddedCluster, index: int) -> Fault:
+    async def lose_disk() -> None:
+        await cluster.nodes[index].kill()
+        await asyncio.to_thread(shutil.rmtree, cluster.nodes[index].data_dir)
+
+    return Fault("without disk", lose_disk, partial(cluster.start_node, index))
+
+
+def cut_off(routes: Routes, index: int) -> Fault:
+    """Return a server without its routes: clients still reach it."""
+    isolate, rejoin = partial(routes.isolate, index), partial(routes.rejoin, index)
+    return Fault("cut off", _at_once(isolate), _at_once(rejoin))
+
+
+def _at_once(act: Callable[[], None]) -> Callable[[], Awaitable[None]]:
+    async def acted() -> None:
+        act()
+
+    return acted
