@@ -67,6 +67,7 @@ _REPEAT_SECONDS: Final = 2.0
 
 _SECOND_OPINION_SECONDS: Final = 1.0
 _HEARING_SECONDS: Final = 5.0
+_LEAVE_POLL_SECONDS: Final = 0.02
 _LOOK_PAUSE_SECONDS: Final = 5.0  # between two looks at a silent connection; doubles each time
 _MAX_LOOK_PAUSE_SECONDS: Final = 300.0
 _ELECTION_PAUSE_SECONDS: Final = 1.0
@@ -407,6 +408,15 @@ def other_servers(urls: Sequence[str], client: Client) -> str:
 def _is_at(url: str, server: ParseResult) -> bool:
     given = urlsplit(url)
     return (given.hostname, given.port) == (server.hostname, server.port)
+
+
+async def leave_server(client: Client) -> None:
+    """Reconnect, to another server if there are several; return once connected, or after 5 s."""
+    await client.force_reconnect()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_HEARING_SECONDS):
+            while not client.is_connected:  # noqa: ASYNC110 - the client tells nobody
+                await asyncio.sleep(_LEAVE_POLL_SECONDS)
 
 
 async def close(client: Client) -> None:

@@ -20,6 +20,7 @@ from infra.jetstream.access import Access
 from infra.jetstream.connection import (
     close,
     connect,
+    leave_server,
     require_jetstream,
     server_urls,
     without_secrets,
@@ -199,7 +200,7 @@ async def bus(connection: Connection, *, sends: bool = False) -> AsyncGenerator[
         except BusUnavailableError:
             if len(server_urls(connection.url)) == 1:
                 raise
-            await nc.force_reconnect()  # this server may be cut off from the others
+            await leave_server(nc)  # this server may be cut off from the others
             await require_jetstream(nc)
         await warn_of_own_clock(partial(_read_clock, nc))
         if sends:

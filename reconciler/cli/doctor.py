@@ -11,7 +11,7 @@ from cyclopts import Parameter
 from nats.aio.client import Client
 
 from events.envelope import InvalidMessageError
-from infra.jetstream.connection import is_clustered, server_urls
+from infra.jetstream.connection import is_clustered, leave_server, server_urls
 from infra.jetstream.errors import BusDeniedError, BusError, BusUnavailableError
 from reconciler.cli.checks.actions import check_actions
 from reconciler.cli.checks.apis import check_apis
@@ -105,7 +105,7 @@ async def diagnose(
             except BusUnavailableError:
                 if not has_several:
                     raise
-                await nc.force_reconnect()  # this server may be cut off, or an election be over
+                await leave_server(nc)  # this server may be cut off, or an election be over
                 return await _examine_log_and_all(nc, full=full, monitoring_url=monitoring_url)
     except BusUnavailableError as error:
         known = await _examine_around(monitoring_url)  # a server that is silent may say why there

@@ -85,6 +85,7 @@ class _Moving:
     """A connection that counts how often it was moved to another server."""
 
     moves = 0
+    is_connected = True
 
     async def force_reconnect(self) -> None:
         self.moves += 1

@@ -14,7 +14,7 @@ from nats.aio.client import Client, ServerVersion
 
 from infra.embedded import EmbeddedServer
 from infra.jetstream import connection
-from infra.jetstream.connection import api_request, connect, require_jetstream
+from infra.jetstream.connection import api_request, connect, leave_server, require_jetstream
 from infra.jetstream.errors import (
     BusAccessError,
     BusUnavailableError,
@@ -343,6 +343,15 @@ async def test_a_reconnection_that_fails_in_an_unforeseen_way_is_tried_again(
     await nc.force_reconnect()
     await until(lambda: is_answered(nc))
     assert not failures
+
+
+async def test_a_connection_is_of_use_as_soon_as_it_has_left_its_server(
+    own_server: EmbeddedServer, connected: Connect
+) -> None:
+    nc = await connected(own_server)
+    await leave_server(nc)
+    assert nc.stats["reconnects"] == 1
+    await require_jetstream(nc)
 
 
 async def test_a_reconnection_that_fails_late_leaves_nobody_who_reads_the_next_one(
