@@ -269,6 +269,8 @@ def loss_and_drift(
         drift = DriftDetected(desired.generation, missing=True, perhaps_by=deleted)
         return (drift, gone)
     replaced = release_of_replaced(state)
+    if replaced is None and _has_lost_its_uid(command, owned, seen):
+        replaced = OwnershipReleased(*place, "Replaced", owned.provider_config)
     if replaced is not None:
         is_written = isinstance(command.data, Reported) and command.data.error is None
         is_marked = seen.labels.get(OWNER_LABEL) == context.owner and not is_written
@@ -338,6 +340,18 @@ def release_of_replaced(state: ResourceState) -> OwnershipReleased | None:
         return None
     place = (owned.external_name, owned.uid)
     return OwnershipReleased(*place, "Replaced", owned.provider_config)
+
+
+def _has_lost_its_uid(command: Command, owned: Owned, seen: ExternalObject) -> bool:
+    """Return whether a write was refused because the object does not have our uid any more.
+
+    Some APIs have no ids: the uid is in the metadata, which anybody may remove, and an object
+    without it may be another one. A listing may leave out the uid, a refusal shows that it is gone.
+    """
+    data = command.data
+    error = data.error if isinstance(data, Reported) else None
+    is_refused = error is not None and error.error_class == "Conflict"
+    return is_refused and owned.uid is not None and seen.uid is None
 
 
 def _explains(

@@ -191,6 +191,24 @@ def test_a_delete_that_met_another_object_leaves_it_alone():
     assert story.outcome == "Deleted"
 
 
+@pytest.mark.parametrize("is_withdrawn", [False, True])
+def test_an_object_without_the_uid_that_a_write_requires_is_not_ours(is_withdrawn: bool):
+    """Some APIs have no ids: the uid is in the metadata of the object, which anybody may remove."""
+    story = converged()
+    bare = replace(relabelled(story.seen, {}), uid=None)
+    if is_withdrawn:
+        story.withdraw()
+    else:
+        story.see(bare)
+        assert story.action.operation == "Update"
+    events = story.fail("Conflict", shown=bare)
+    assert only(OwnershipReleased, events).reason == "Replaced"
+    for _ in range(2):
+        assert story.idle
+        assert story.outcome == ("Deleted" if is_withdrawn else "Conflict")
+        story.see(bare)
+
+
 # --- exclusive scope
 
 
