@@ -1,23 +1,193 @@
-"""The holds that an operator ends with an approval."""
+"""The reasons of the outcome ``Held``: what each means, what ends it, and what to do."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
+from typing import Final, Literal, NamedTuple
+
+WokenBy = Literal["ProviderConfig", "Kind", "Message"]
+"""What may end a hold.
+
+A change of a ``ProviderConfig``, a kind or provider that the roles load, or a message to the
+resource itself, such as an approval. Every message wakes a resource, so the sweeper watches only
+the first two.
+"""
 
 
 class Hold(StrEnum):
-    """Reason of the outcome ``Held``, and what an approval names."""
+    """Reason of the outcome ``Held``; an approval names the one that it ends."""
 
-    APPROVAL = "Approval"
+    PROVIDER_CONFIG_MISSING = "ProviderConfigMissing"
+    WRONG_PROVIDER = "WrongProvider"
+    NOT_PERMITTED = "NotPermitted"
+    UNKNOWN_KIND = "UnknownKind"
+    UNKNOWN_PROVIDER = "UnknownProvider"
+    DANGLING = "Dangling"
     DELETION_GUARD = "DeletionGuard"
     LOSS_GUARD = "LossGuard"
-    UNKNOWN_RESULT = "UnknownResult"
     DATA_LOSS = "DataLoss"
     DEFINITION_GUARD = "DefinitionGuard"
     PRUNE_GUARD = "PruneGuard"
+    APPROVAL = "Approval"
+    NOT_APPROVED = "NotApproved"
+    UNKNOWN_RESULT = "UnknownResult"
+    FINALIZERS = "Finalizers"
+    REFERENCED = "Referenced"
     TWIN = "Twin"
+    LOG_DAMAGED = "LogDamaged"
+
+    @property
+    def woken_by(self) -> WokenBy:
+        """What may end the hold."""
+        return _FACTS[self].woken_by
+
+    @property
+    def meaning(self) -> str:
+        """A sentence for docs/concepts/holds.md."""
+        return _FACTS[self].meaning
+
+    @property
+    def remedy(self) -> str:
+        """What an operator does, as a sentence."""
+        return _FACTS[self].remedy
+
+    @property
+    def is_approvable(self) -> bool:
+        """Whether an approval names this hold."""
+        return self in _APPROVABLE
 
     @property
     def needs_listing(self) -> bool:
         """Whether an approval takes effect with the next listing, instead of immediately."""
         return self in (Hold.DELETION_GUARD, Hold.LOSS_GUARD)
+
+
+_APPROVABLE = frozenset(
+    {
+        Hold.APPROVAL,
+        Hold.DELETION_GUARD,
+        Hold.LOSS_GUARD,
+        Hold.UNKNOWN_RESULT,
+        Hold.DATA_LOSS,
+        Hold.DEFINITION_GUARD,
+        Hold.PRUNE_GUARD,
+        Hold.TWIN,
+    }
+)
+A_PLAN_WAITS = (Hold.APPROVAL, Hold.NOT_APPROVED)
+"""Holds during which a plan waits for a decision; a rejected one can still be approved."""
+
+
+def hold_of(outcome: str, reason: str) -> Hold | None:
+    """Return the hold that an outcome names; None for another outcome, or an unknown reason."""
+    return _BY_NAME.get(reason) if outcome == "Held" else None
+
+
+_BY_NAME = {str(each): each for each in Hold}
+
+
+class _Facts(NamedTuple):
+    woken_by: WokenBy
+    meaning: str
+    remedy: str
+
+
+_FACTS: Final[Mapping[Hold, _Facts]] = {
+    Hold.PROVIDER_CONFIG_MISSING: _Facts(
+        "ProviderConfig",
+        "No `ProviderConfig` of this name is declared",
+        "Declare the `ProviderConfig`, or correct `spec.providerConfigRef`",
+    ),
+    Hold.WRONG_PROVIDER: _Facts(
+        "ProviderConfig",
+        "The `ProviderConfig` belongs to a provider that does not have this kind",
+        "Correct the provider of the `ProviderConfig`, or use another one",
+    ),
+    Hold.NOT_PERMITTED: _Facts(
+        "ProviderConfig",
+        "The `ProviderConfig` does not permit the namespace, or a host resource that the spec uses",
+        "Use what is permitted, or extend `spec.namespaces` or `spec.allow`",
+    ),
+    Hold.UNKNOWN_KIND: _Facts(
+        "Kind",
+        "This kind, or the kind of a part, is not registered where the roles run",
+        "Install its package and restart the roles, or declare its `KindDefinition`",
+    ),
+    Hold.UNKNOWN_PROVIDER: _Facts(
+        "Kind",
+        "The package of this `ProviderConfig`'s provider is no longer installed where the "
+        "roles run",
+        "Install the package and restart the roles",
+    ),
+    Hold.DANGLING: _Facts(
+        "Message",
+        "The target of this `ShapeRef` is not declared, or does not permit the reference",
+        "Declare the target, or permit the reference",
+    ),
+    Hold.DELETION_GUARD: _Facts(
+        "Message",
+        "Reconciler would delete more undeclared objects than `deletionGuard` allows",
+        "Declare what should stay, then approve the deletion of the rest",
+    ),
+    Hold.LOSS_GUARD: _Facts(
+        "Message",
+        "More owned objects are missing from one listing than `lossGuard` allows, so "
+        "Reconciler ignores that listing",
+        "Check that the `ProviderConfig` points to the right API, or approve the loss",
+    ),
+    Hold.DATA_LOSS: _Facts(
+        "Message",
+        "The action would destroy data that nothing can restore",
+        "Back up the data, then approve the action; or undo the change",
+    ),
+    Hold.DEFINITION_GUARD: _Facts(
+        "Message",
+        "A changed [KindDefinition](../kinds/kind-definition.md) would replace more objects "
+        "than `deletionGuard` allows",
+        "Approve the replacements, or undo the change of the definition",
+    ),
+    Hold.PRUNE_GUARD: _Facts(
+        "Message",
+        "A commit would withdraw more resources of a [GitSource](../kinds/git-source.md) than "
+        "`deletionGuard` allows",
+        "Approve the withdrawals, or revert the commit",
+    ),
+    Hold.APPROVAL: _Facts(
+        "ProviderConfig",
+        "The `ProviderConfig` or the policy requires approval for this action",
+        "Review the plan, then approve or reject it",
+    ),
+    Hold.NOT_APPROVED: _Facts(
+        "ProviderConfig",
+        "An operator rejected this action",
+        "Change the declaration, or approve the plan after all",
+    ),
+    Hold.UNKNOWN_RESULT: _Facts(
+        "Message",
+        "A call may have taken effect, and neither the response nor the API can show whether "
+        "it did",
+        "Look in the API, then approve the repetition or abandon the action",
+    ),
+    Hold.FINALIZERS: _Facts(
+        "Message",
+        "Another service set a finalizer and has not removed it",
+        "Find out what that service waits for, or force the release",
+    ),
+    Hold.REFERENCED: _Facts(
+        "Message",
+        "A `ShapeRef`, or a `$ref` of another resource, keeps the object",
+        "Withdraw what refers to it, or force the release",
+    ),
+    Hold.TWIN: _Facts(
+        "ProviderConfig",
+        "The API of a `ProviderConfig` has objects that are newer than the log. Its resources "
+        "have the same reason when they need an action. You approve only the `ProviderConfig`",
+        "Stop the other copy of the log, then approve the `ProviderConfig`",
+    ),
+    Hold.LOG_DAMAGED: _Facts(
+        "Message",
+        "The history of this resource is incomplete or was changed. Only a restore ends this hold",
+        "Restore the log from a backup",
+    ),
+}

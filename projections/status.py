@@ -9,7 +9,7 @@ import msgspec
 from msgspec.structs import replace
 
 from events.external import ExternalObject, digest, identity
-from events.hold import Hold
+from events.hold import A_PLAN_WAITS, Hold, hold_of
 from events.intake import OnWithdrawal, TargetState
 from events.integrity import LogDamage
 from events.log import (
@@ -63,7 +63,6 @@ from events.manifest import ApprovalLevel, Fields
 from events.names import ResourceKey, name_for_external
 from events.reference import Reference
 
-_OF_A_PLAN = (Hold.APPROVAL, "NotApproved")
 _NEED_LISTING = frozenset(each for each in Hold if each.needs_listing)
 
 _GOOD_IF_FALSE = ("Degraded", "Paused")
@@ -73,9 +72,6 @@ MAX_RELEASED = 16
 
 MAX_UNCERTAIN_NAMES = 4
 """Names of possible late creations of one resource to remember: each replacement has another."""
-
-LOG_DAMAGED = "LogDamaged"
-"""Reason of a resource that is held because its history is not what was written."""
 
 
 class StatusRow(msgspec.Struct, gc=False, rename="camel", omit_defaults=True):
@@ -226,16 +222,21 @@ class StatusRow(msgspec.Struct, gc=False, rename="camel", omit_defaults=True):
         return bool(self.refers or self.references or self.secrets)
 
     @property
+    def hold(self) -> Hold | None:
+        """The hold of a resource with the outcome ``Held``, unless it is of a newer release."""
+        return hold_of(self.outcome, self.reason)
+
+    @property
     def is_swept(self) -> bool:
         """Whether a sweep has to look at it: it waits, or is held."""
         return self.outcome == "Held" or bool(self.retry_at or self.due_at)
 
     def hold_for_damage(self, damage: LogDamage) -> None:
         """Show that the resource is held: its history must not be folded any further."""
-        self.outcome, self.reason, self.message = "Held", LOG_DAMAGED, str(damage)
+        self.outcome, self.reason, self.message = "Held", Hold.LOG_DAMAGED, str(damage)
         self.conditions = (
-            Condition("Converged", "Unknown", LOG_DAMAGED, str(damage), self.generation),
-            Condition("Ready", "Unknown", LOG_DAMAGED, "", self.generation),
+            Condition("Converged", "Unknown", Hold.LOG_DAMAGED, str(damage), self.generation),
+            Condition("Ready", "Unknown", Hold.LOG_DAMAGED, "", self.generation),
         )
 
 
@@ -255,7 +256,7 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
             row.generation = row.observed_generation = data.generation
             row.reason = data.reason
             row.message = data.message
-            if data.reason not in _OF_A_PLAN:
+            if data.reason not in A_PLAN_WAITS:
                 row.asked_plan, row.asked_level = "", "Never"
             if data.outcome not in MAY_WAIT:
                 _stop_waiting(row)
@@ -422,7 +423,7 @@ def _declared(row: StatusRow, data: SpecDeclared) -> None:
         row.declared_name = name
     elif not row.owned:
         row.declared_name = ""
-    if (row.outcome, row.reason) == ("Held", Hold.DELETION_GUARD):
+    if row.hold == Hold.DELETION_GUARD:
         row.doubted = False  # the deletion that was approved is not wanted any more
     row.due_at = None
     row.foreign_identity = ""

@@ -200,7 +200,7 @@ async def _held(
     found = [
         row
         for row in rows
-        if (row.outcome, row.reason) == ("Held", hold)
+        if row.hold == hold
         and namespace in (None, row.namespace)
         and config in (None, row.provider_config or row.name)
         # The resources of a held API continue with its ProviderConfig.

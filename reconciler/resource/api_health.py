@@ -26,7 +26,7 @@ from events.log import (
 from events.provider_config import ProviderConfigSpec, Retry, is_config
 from reconciler.resource.backoff import delay, is_over
 from reconciler.resource.state import ApiHealth, ResourceState, Twin
-from reconciler.resource.turn import NOTHING_NEW, Context, Facts, Settled
+from reconciler.resource.turn import NOTHING_NEW, Context, Facts, Settled, on_hold
 
 MAX_THROTTLED_SECONDS = 3_600.0
 """No API is left alone for longer at once: an absurd ``Retry-After`` would stop all that use it."""
@@ -72,7 +72,7 @@ def _news(said: ApiReported, state: ResourceState, context: Context) -> Resource
 def standing_of_api(health: ApiHealth) -> Settled | None:
     """Return how a configuration stands whose API's breaker is open."""
     if health.twin.objects:
-        return Settled("Held", Hold.TWIN, _describe(health.twin))
+        return on_hold(Hold.TWIN, _describe(health.twin))
     if health.open_until is None:
         return None
     why = f": {health.message}" if health.message else ""

@@ -11,18 +11,17 @@ from typing import Final
 
 import msgspec
 
-from events.hold import Hold
+from events.hold import A_PLAN_WAITS, Hold
 from events.intake import Approved
 from events.log import Action, ActionDecided, ApprovalRefused, ApprovalRequested, HoldApproved
 from events.manifest import ApprovalLevel, stricter
 from events.names import ResourceKey
 from reconciler.resource.difference import changes, shown
 from reconciler.resource.state import (
-    NOT_APPROVED,
     ApprovalState,
     ResourceState,
 )
-from reconciler.resource.turn import Command, Context, Facts, Settled, Step, accepted, refused
+from reconciler.resource.turn import Command, Context, Facts, Step, accepted, on_hold, refused
 
 SHORT_PLAN: Final = 12
 """So many characters of a plan's digest name it among those of one resource."""
@@ -49,14 +48,14 @@ def unless_approved(step: Step, state: ResourceState, context: Context) -> Step:
     if known.decision == "Proceed":
         return step
     if known.decision == "Reject":
-        return Settled("Held", NOT_APPROVED, f"{described(asked)}; rejected {_by(known)}")
-    return Settled("Held", Hold.APPROVAL, f"{described(asked)}; approve or reject it")
+        return on_hold(Hold.NOT_APPROVED, f"{described(asked)}; rejected {_by(known)}")
+    return on_hold(Hold.APPROVAL, f"{described(asked)}; approve or reject it")
 
 
 def decide_about(said: Approved, command: Command, state: ResourceState) -> Facts:
     """ApprovalLevel or reject the plan that waits, and no other."""
     asked, outcome = state.holds.approval, state.outcome
-    is_asked = outcome is not None and outcome.reason in (Hold.APPROVAL, NOT_APPROVED)
+    is_asked = outcome is not None and outcome.reason in A_PLAN_WAITS
     if asked is None or not is_asked:
         return refused(state, command, "NotHeld", "no action of the resource waits for approval")
     if said.decision == "Abandon":

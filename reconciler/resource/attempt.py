@@ -34,7 +34,7 @@ from reconciler.resource.difference import Wanted, differences
 from reconciler.resource.evolve import NOT_DONE, is_surely_not_done
 from reconciler.resource.owner_label import OWNER_LABEL
 from reconciler.resource.state import InFlight, ResourceState
-from reconciler.resource.turn import PAUSED, Context, Settled, Step
+from reconciler.resource.turn import PAUSED, UNDER_WAY, Context, Settled, Step, on_hold
 
 MAX_CONFLICTS = 3  # in a row that are answered at once; then each waits like a failure
 MAX_REPEATS = 3  # in a row whose result stays unknown, before a lookup is worth more than another
@@ -117,7 +117,7 @@ def pursue(
     if flight.abandoned:
         return _given_up(flight, "an operator abandoned the action")
     if flight.held:
-        return Settled("Held", Hold.UNKNOWN_RESULT, flight.held, action.action_id)
+        return on_hold(Hold.UNKNOWN_RESULT, flight.held, action.action_id)
     if flight.failed is None:
         return _under_way(flight, state)
     # A creation that is not wanted any more would leak: it is pursued to its end.
@@ -217,7 +217,7 @@ def _under_way(flight: InFlight, state: ResourceState) -> Settled:
     """While an action is under way, only trouble is worth an outcome."""
     failure = state.waits.failure
     if failure is None or (state.waits.failures == 0 and failure.attempted):
-        return Settled("Converged", "")  # not recorded: see `outcome_to_record`
+        return UNDER_WAY
     action_id = flight.action.action_id
     return Settled("Degraded", failure.error_class, failure.message, action_id)
 

@@ -8,7 +8,7 @@ from typing import assert_never
 from msgspec.structs import replace
 
 from events.external import ExternalObject
-from events.hold import Hold
+from events.hold import A_PLAN_WAITS, Hold
 from events.intake import ActionError, LossCount
 from events.log import (
     MAY_WAIT,
@@ -62,7 +62,6 @@ from reconciler.resource.fights import FIGHT, with_drift
 from reconciler.resource.owner_label import OWNER_LABEL
 from reconciler.resource.state import (
     NEW,
-    NOT_APPROVED,
     Actions,
     ApiHealth,
     Applied,
@@ -252,7 +251,7 @@ def _after(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
         case ProgressNoted(mark, since, at):
             return replace(state, progress=KnownProgress(mark, since, at) if mark else None)
         case OutcomeRecorded() as data:
-            is_past = data.reason not in (Hold.APPROVAL, NOT_APPROVED)
+            is_past = data.reason not in A_PLAN_WAITS
             if is_past and state.actions.in_flight is None:
                 state = _with_approval(state, None)
             if data.outcome not in MAY_WAIT and state.waits.until is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from events.hold import Hold
+from events.hold import Hold, hold_of
 from events.intake import (
     Approved,
     DefinitionSeen,
@@ -123,10 +123,10 @@ def approve(said: Approved, command: Command, state: ResourceState) -> Facts:
     if said.hold == Hold.APPROVAL:
         return approval.decide_about(said, command, state)
     outcome = state.outcome
-    hold = outcome.reason if outcome is not None and outcome.outcome == "Held" else ""
+    hold = None if outcome is None else hold_of(outcome.outcome, outcome.reason)
     if outcome is not None and outcome.generation != state.desired.generation:
-        hold = ""  # something newer is declared, which nobody has looked at
-    if hold != said.hold or hold not in list(Hold):
+        hold = None  # something newer is declared, which nobody has looked at
+    if hold is None or hold != said.hold or not hold.is_approvable:
         otherwise = f"the resource is not held by {said.hold!r}{_but(state)}"
         return refused(state, command, "NotHeld", otherwise)
     if said.decision == "Abandon" and hold != Hold.UNKNOWN_RESULT:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from events.composition import manifests_of
+from events.hold import Hold
 from events.log import SpecResolved
 from events.manifest import InvalidManifestError
 from events.names import InvalidNameError, ResourceKey
@@ -11,7 +12,7 @@ from events.secret import SecretRef
 from reconciler.errors import UnknownKindError
 from reconciler.provider.kind import Kind
 from reconciler.resource.state import Desired, ResourceState, Spec
-from reconciler.resource.turn import NOTHING_TO_SAY, Context, Settled, Step
+from reconciler.resource.turn import NEVER_THERE, Context, Settled, Step, on_hold
 
 
 def resolve(spec: Spec, state: ResourceState, context: Context) -> Step | None:
@@ -79,7 +80,7 @@ def compose(spec: Spec, state: ResourceState, context: Context) -> Step | None:
             part = f"{each.key}: "
             context.check_part(each)
     except UnknownKindError as error:
-        return Settled("Held", "UnknownKind", f"{part}{error}")
+        return on_hold(Hold.UNKNOWN_KIND, f"{part}{error}")
     except (InvalidManifestError, InvalidNameError) as error:
         return Settled("Failed", "InvalidInput", f"{part}{error}")
     return SpecResolved(desired.generation, content, digest)
@@ -90,9 +91,9 @@ def reliance(spec: Spec, state: ResourceState, key: ResourceKey) -> Step:
     for reference in spec.references:
         target = state.desired.targets.get(reference.target)
         if target is None:
-            return NOTHING_TO_SAY  # the next sweep tells
+            return NEVER_THERE  # the next sweep tells
         if not target.declared:
-            return Settled("Held", "Dangling", _why_dangling(reference.target, key))
+            return on_hold(Hold.DANGLING, _why_dangling(reference.target, key))
     return Settled("Converged", "Resolved")
 
 

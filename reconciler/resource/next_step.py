@@ -77,7 +77,7 @@ from reconciler.resource.replacement import (
     retirement,
 )
 from reconciler.resource.state import ResourceState, Spec
-from reconciler.resource.turn import NOTHING_TO_SAY, PAUSED, Context, Settled, Step
+from reconciler.resource.turn import NEVER_THERE, PAUSED, Context, Settled, Step, on_hold
 
 _FIRST_LOOK = Settled(
     "Waiting", LOOKING, "waits for the first complete listing that begins after the declaration"
@@ -100,9 +100,8 @@ def next_step(  # noqa: C901, PLR0911, PLR0912 - the ladder: one guard a step
     if not desired.is_declared and state.observed.object is None and state.owned is None:
         return _nothing_left(state)  # whether its API is known does not matter any more
     if kind is None:
-        return Settled(
-            "Held",
-            "UnknownKind",
+        return on_hold(
+            Hold.UNKNOWN_KIND,
             (
                 f"kind {context.key.kind!r} is not registered; install its package, or declare its "
                 "KindDefinition"
@@ -110,7 +109,7 @@ def next_step(  # noqa: C901, PLR0911, PLR0912 - the ladder: one guard a step
         )
     if config is None:
         missing = f"ProviderConfig {state.provider_config!r} is not declared; declare it"
-        return Settled("Held", "ProviderConfigMissing", missing)
+        return on_hold(Hold.PROVIDER_CONFIG_MISSING, missing)
     if config.provider != kind.provider:
         return _wrong_provider(state.provider_config, config, kind, state)
     # The second comes with the look that shows it, unless a crash has left half of that turn.
@@ -167,7 +166,7 @@ def next_step(  # noqa: C901, PLR0911, PLR0912 - the ladder: one guard a step
 def _in_the_log_alone(state: ResourceState, context: Context) -> Step:
     """Resources without an object, such as a ProviderConfig, are what they are declared."""
     if not state.desired.is_declared:
-        return Settled("Deleted", "Withdrawn") if state.desired.generation else NOTHING_TO_SAY
+        return Settled("Deleted", "Withdrawn") if state.desired.generation else NEVER_THERE
     if state.desired.spec is not None and state.desired.spec.references:
         return reliance(state.desired.spec, state, context.key)
     return (
@@ -185,9 +184,8 @@ def _unknown_provider(state: ResourceState, context: Context) -> Settled | None:
     provider = spec.fields.get("provider")
     if provider in context.providers:
         return None
-    return Settled(
-        "Held",
-        "UnknownProvider",
+    return on_hold(
+        Hold.UNKNOWN_PROVIDER,
         f"no kind of provider {provider!r} is installed where the roles run; install its package",
     )
 
@@ -199,7 +197,7 @@ def _nothing_left(state: ResourceState) -> Settled:
         return Settled("Deleted", "Gone")
     if last is None:
         had_effect = state.actions.effect_at is not None
-        return Settled("Deleted", "Gone") if had_effect else NOTHING_TO_SAY
+        return Settled("Deleted", "Gone") if had_effect else NEVER_THERE
     if last.outcome == "Deleted":
         return Settled("Deleted", last.reason, last.message)
     if taken_by:
@@ -238,9 +236,8 @@ def _wrong_provider(
         remedy += "; existing objects stay unchanged until then"
     elif state.desired.is_declared:
         remedy = f"set spec.providerConfigRef.name to a ProviderConfig with {kind.provider!r}"
-    return Settled(
-        "Held",
-        "WrongProvider",
+    return on_hold(
+        Hold.WRONG_PROVIDER,
         f"ProviderConfig {name!r} has provider {config.provider!r}, but {kind.name} requires "
         f"{kind.provider!r}; {remedy}",
     )
@@ -268,15 +265,13 @@ def _doubted(losses: LossCount, state: ResourceState, context: Context) -> Settl
     config = state.provider_config
     what = f"{losses.missing} of {losses.owned} owned objects in {config!r} are missing"
     if state.holds.approved == Hold.LOSS_GUARD:
-        return Settled(
-            "Held",
+        return on_hold(
             Hold.LOSS_GUARD,
             f"{what}; the loss is approved and takes effect with the next listing",
         )
     restored = restoration(context)
     hint = f"; {restored}: repeat the withdrawals made after it" if restored else ""
-    return Settled(
-        "Held",
+    return on_hold(
         Hold.LOSS_GUARD,
         f"{what} from one listing{hint}; check that the ProviderConfig points to the right API, or "
         "approve the loss to recreate them",
@@ -489,9 +484,8 @@ def _let_go(state: ResourceState, context: Context, config: ProviderConfigSpec) 
         return _not_ours(state, context, config)
     kept_for = keepers(holds.references, "Keep")
     if kept_for and not holds.release_forced:
-        return Settled(
-            "Held",
-            "Referenced",
+        return on_hold(
+            Hold.REFERENCED,
             f"kept because it is referenced by {some(kept_for)}",
         )
     waiting = _waiting_for_finalizers(state)
@@ -552,7 +546,7 @@ def _waiting_for_finalizers(state: ResourceState) -> Settled | None:
     if not state.holds.finalizers:
         return None
     holders = some([f"{each.name} (set by {each.holder})" for each in state.holds.finalizers])
-    return Settled("Held", "Finalizers", f"waits for the removal of these finalizers: {holders}")
+    return on_hold(Hold.FINALIZERS, f"waits for the removal of these finalizers: {holders}")
 
 
 def _not_ours(state: ResourceState, context: Context, config: ProviderConfigSpec) -> Step:
@@ -642,11 +636,10 @@ def _guarded(guard: DeletionGuard, state: ResourceState, context: Context) -> Se
         if state.observed.position >= state.holds.approved_position:
             return None
         later = f"{what}; the deletion is approved and happens after the next listing"
-        return Settled("Held", Hold.DELETION_GUARD, later)
+        return on_hold(Hold.DELETION_GUARD, later)
     restored = restoration(context)
     hint = f"; {restored}: repeat the declarations made after it" if restored else ""
-    return Settled(
-        "Held",
+    return on_hold(
         Hold.DELETION_GUARD,
         f"{what}, more than deletionGuard allows ({guard.max_count} objects, "
         f"{guard.max_percent} %){hint}; approve the deletion, or declare the object",
@@ -681,8 +674,7 @@ def _held_in_doubt(
     remedy = "declare the resource with spec.policy.adoption: Adopt"
     if capabilities.labels:
         remedy = f"give it the label {OWNER_LABEL}={context.owner}"
-    return Settled(
-        "Held",
+    return on_hold(
         Hold.UNKNOWN_RESULT,
         f"{found.name!r} (uid {found.uid}) may have been created by this resource (a call with an "
         f"unknown result) or by another client. If this resource created it, {remedy}. If not, "

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from events.log import Condition, OutcomeName, OutcomeRecorded
 from reconciler.provider.kind import Readiness
 from reconciler.resource.state import ResourceState
-from reconciler.resource.turn import NOTHING_TO_SAY, Settled
+from reconciler.resource.turn import Settled
 
 _CONVERGED: frozenset[OutcomeName] = frozenset({"Converged", "Deleted", "Released"})
 _TROUBLED: frozenset[OutcomeName] = frozenset({"Degraded", "Failed"})
@@ -17,7 +17,7 @@ _TROUBLED: frozenset[OutcomeName] = frozenset({"Degraded", "Failed"})
 
 def outcome_to_record(state: ResourceState, settled: Settled) -> OutcomeRecorded | None:
     """Return the outcome to record, or None when nobody would learn anything new from it."""
-    if settled is NOTHING_TO_SAY or (not settled.reason and settled.outcome == "Converged"):
+    if not settled.is_reported:
         return None
     last = state.outcome
     outcome = OutcomeRecorded(

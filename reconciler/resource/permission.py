@@ -6,14 +6,11 @@ and its withdrawal deletes it.
 
 from __future__ import annotations
 
-from typing import Final
-
+from events.hold import Hold
 from events.provider_config import ProviderConfigSpec
 from reconciler.provider.host_access import first_refused
 from reconciler.resource.state import ResourceState
-from reconciler.resource.turn import Context, Settled
-
-NOT_PERMITTED: Final = "NotPermitted"
+from reconciler.resource.turn import Context, Settled, on_hold
 
 
 def use_not_permitted(name: str, context: Context, config: ProviderConfigSpec) -> Settled | None:
@@ -21,9 +18,8 @@ def use_not_permitted(name: str, context: Context, config: ProviderConfigSpec) -
     namespace = context.key.namespace
     if config.may_be_used_in(namespace):
         return None
-    return Settled(
-        "Held",
-        NOT_PERMITTED,
+    return on_hold(
+        Hold.NOT_PERMITTED,
         f"namespace {namespace!r} may not use ProviderConfig {name!r}; use another one, or ask an "
         "operator to add the namespace to its spec.namespaces",
     )
@@ -41,9 +37,8 @@ def host_access_not_permitted(
     if refused is None:
         return None
     hint = f" {refused.hint}" if refused.hint else ""
-    return Settled(
-        "Held",
-        NOT_PERMITTED,
+    return on_hold(
+        Hold.NOT_PERMITTED,
         f"{refused.path}: {refused.value!r} is not allowed by ProviderConfig "
         f"{spec.provider_config!r};{hint or ' change it'}, or ask an operator to add it to "
         f"spec.allow.{refused.category}",

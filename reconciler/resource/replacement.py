@@ -17,7 +17,7 @@ from reconciler.resource.attempt import (
 )
 from reconciler.resource.difference import labels_of
 from reconciler.resource.state import ResourceState, Spec
-from reconciler.resource.turn import Context, Settled, Step
+from reconciler.resource.turn import Context, Settled, Step, on_hold
 
 
 def replacement(spec: Spec, seen: ExternalObject, state: ResourceState, context: Context) -> Step:
@@ -66,8 +66,7 @@ def held_for_its_data(
         return None
     lost = kind.loses(fields, seen)
     return (
-        Settled(
-            "Held",
+        on_hold(
             Hold.DATA_LOSS,
             f"the action would lose {lost}; approve the loss, or change the declaration",
         )
@@ -88,8 +87,7 @@ def held_for_its_definition(state: ResourceState, config: ProviderConfigSpec) ->
     guard = config.deletion_guard
     if guard.allows(definition.affected, definition.total):
         return None
-    return Settled(
-        "Held",
+    return on_hold(
         Hold.DEFINITION_GUARD,
         f"the changed definition of its kind affects {definition.affected} of "
         f"{definition.total} resources and would replace this object, more than deletionGuard "
@@ -109,8 +107,7 @@ def held_for_its_parts(
     guard = config.deletion_guard
     if guard.allows(removed, total):
         return None
-    return Settled(
-        "Held",
+    return on_hold(
         Hold.PRUNE_GUARD,
         f"{by}{': ' if by else ''}{removed} of its {total} resources would be withdrawn, more "
         f"than deletionGuard allows ({guard.max_count} resources, {guard.max_percent} %); "

@@ -206,9 +206,6 @@ class Finalizer(msgspec.Struct, frozen=True, gc=False):
     holder: str
 
 
-NOT_APPROVED: Final = "NotApproved"
-"""Reason of the outcome after somebody has rejected it; that can be thought over."""
-
 PLAN_OUTDATED: Final = "PlanOutdated"
 """Why a declaration is refused of which something else would come than was planned."""
 

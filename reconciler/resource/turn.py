@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from events.hold import Hold
 from events.intake import Answer, IntakeData
 from events.log import (
     DueScheduled,
@@ -126,10 +127,17 @@ class Settled(msgspec.Struct, frozen=True, gc=False):
     message: str = ""
     action_id: str | None = None
     ready: Readiness | None = None  # of the object; None where it does not count
+    is_reported: bool = True  # False: nobody would learn anything from the outcome
 
 
-NOTHING_TO_SAY = Settled("Deleted", "")
-"""How a resource stands of which nobody wants to hear: it was never there."""
+NEVER_THERE = Settled("Deleted", "", is_reported=False)
+UNDER_WAY = Settled("Converged", "", is_reported=False)
+
+
+def on_hold(hold: Hold, message: str, action_id: str | None = None) -> Settled:
+    """Return that a resource waits for what ends this hold."""
+    return Settled("Held", hold, message, action_id)
+
 
 PAUSED = Settled(
     "Paused", "PausedByPolicy", "spec.policy.paused is true; Reconciler takes no action"

@@ -17,7 +17,7 @@ from events.names import ResourceKey
 from events.provider_config import config_key
 from reconciler.resource.attempt import idempotency_key
 from reconciler.resource.owner_label import OWNER_LABEL, resource_of
-from reconciler.resource.turn import Context, Settled, Step, TwinHold, key_epoch
+from reconciler.resource.turn import Context, Step, TwinHold, key_epoch, on_hold
 
 MAX_AHEAD: Final = 256
 """A key is compared with those of so many versions that this log has not reached."""
@@ -76,8 +76,7 @@ def unless_twin(step: Step, context: Context) -> Step:
     hold = context.twins.get(name)
     if hold is None or not hold.is_held:
         return step
-    return Settled(
-        "Held",
+    return on_hold(
         Hold.TWIN,
         f"ProviderConfig {name!r} is held, because its API has objects that are newer than this "
         f"log; to continue: `reconciler approve {config_key(name)} --hold {Hold.TWIN}`",

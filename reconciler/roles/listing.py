@@ -451,7 +451,7 @@ def _may_pass_now(
     row: StatusRow, seen: ExternalObject, strays: StrayCount | None, ours: str
 ) -> bool:
     """An undeclared object is shown again when the configuration or the numbers are others."""
-    if row.outcome == "Held" and row.reason == Hold.DELETION_GUARD:
+    if row.hold == Hold.DELETION_GUARD:
         return strays is None or (strays.strays, strays.total) != (row.strays, row.total)
     if not ours or row.outcome != "Unowned" or row.taken_by:
         return False

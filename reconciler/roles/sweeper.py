@@ -41,7 +41,6 @@ from reconciler.ports import IntakeMessageOut, IntakeWriter
 from reconciler.provider.kind import KindRegistry
 from reconciler.provider.secrets import SecretStores
 from reconciler.resource.backoff import is_over
-from reconciler.resource.permission import NOT_PERMITTED
 from reconciler.roles.chance import REAL, Chance
 from reconciler.roles.configurations import Configurations
 from reconciler.roles.reference_index import Concerned, NamedSecret, ReferenceIndex, rows_of
@@ -147,19 +146,20 @@ class Sweeper:
     async def sweep(self) -> int:
         """Wake every resource that waits for something that is there; gives how many."""
         overdue = self._now() - timedelta(seconds=OVERDUE_SECONDS)
-        held = self._models.damage
+        damaged = self._models.damage
         every_row = self._models.status
-        rows = [every_row[name] for name in self._models.swept if name not in held]
+        rows = [every_row[name] for name in self._models.swept if name not in damaged]
+        held = [row for row in rows if row.hold is not None and row.hold.woken_by != "Message"]
         waking = [
             self._wake(row.key, "ConfigChanged")
-            for row in rows
+            for row in held
             if has_its_configuration_now(row, self._configurations.by_name, self._kinds)
         ]
-        waking += [self._wake(key, "Sweep") for key in self._to_wake(rows, overdue)]
+        waking += [self._wake(key, "Sweep") for key in self._to_wake(rows, held, overdue)]
         concerned = self._concerned()
         telling = reference_messages(concerned, self._index, self._models)
         telling += await self._secret_messages(concerned)
-        telling += self._definition_messages(every_row, held)
+        telling += self._definition_messages(every_row, damaged)
         if waking or telling:
             reach(Failpoint.SWEEPER_FOUND)
             try:
@@ -187,7 +187,9 @@ class Sweeper:
         self._known_digests = digests  # what could not be read is news when it can be
         return secret_messages(rows_of(names | concerned.targets, self._models.status), digests)
 
-    def _to_wake(self, rows: Iterable[StatusRow], overdue: datetime) -> list[ResourceKey]:
+    def _to_wake(
+        self, rows: Iterable[StatusRow], held: Iterable[StatusRow], overdue: datetime
+    ) -> list[ResourceKey]:
         """Choose whose wait is over, each less and less often while that changes nothing.
 
         An action under way has a wait of its own, whatever the resource is held by.
@@ -207,23 +209,8 @@ class Sweeper:
             and row.due_at < overdue
             and not (row.paused or row.outcome in _ENDED_BY_A_MESSAGE)
         }
-        # What a configuration permits depends on fields that no row has: these are woken when it
-        # changes, and again in case their decider had not read it yet.
-        waits |= {
-            row.key: self._configurations.version(row.provider_config)
-            for row in rows
-            if (row.outcome, row.reason) == ("Held", NOT_PERMITTED)
-        }
-        # The decider may load the kind later than this process. A composed resource may lack the
-        # kind of a part, which the row does not name.
-        waits |= {row.key: len(self._kinds) for row in rows if self._has_its_kind_now(row)}
-        waits |= {
-            row.key: hold.version
-            for row in rows
-            if (row.outcome, row.reason) == ("Held", Hold.TWIN)
-            and (hold := self._configurations.twins.get(row.provider_config)) is not None
-            and not hold.is_held
-        }
+        holds = ((row.key, self._what_may_end_its_hold(row)) for row in held)
+        waits |= {key: what for key, what in holds if what is not None}
         clock, before = self._clock(), self._woken
         self._woken = {}
         waking: list[ResourceKey] = []
@@ -238,16 +225,26 @@ class Sweeper:
             self._woken[key] = woken
         return waking
 
-    def _has_its_kind_now(self, row: StatusRow) -> bool:
-        """Return whether the kind or provider that a resource is held for may be known by now."""
-        match row.outcome, row.reason:
-            case "Held", "UnknownKind":
-                return row.kind in self._kinds
-            case "Held", "UnknownProvider":
+    def _what_may_end_its_hold(self, row: StatusRow) -> int | None:
+        """Return a number that changes with what may end a hold; None while nothing ends it."""
+        match row.hold:
+            case Hold.NOT_PERMITTED:
+                # What a configuration permits depends on fields that no row has, so it is woken
+                # when that changes, and again in case its decider had not read it yet.
+                return self._configurations.version(row.provider_config)
+            case Hold.UNKNOWN_KIND:
+                # The decider may load the kind later than this process. A composed resource may
+                # lack the kind of a part, which the row does not name.
+                return len(self._kinds) if row.kind in self._kinds else None
+            case Hold.UNKNOWN_PROVIDER:
                 config = self._configurations.by_name.get(row.name)
-                return config is not None and config.provider in self._kinds.providers
+                is_known = config is not None and config.provider in self._kinds.providers
+                return len(self._kinds) if is_known else None
+            case Hold.TWIN:
+                twin = self._configurations.twins.get(row.provider_config)
+                return None if twin is None or twin.is_held else twin.version
             case _:
-                return False
+                return None
 
     def notice(self, _position: int, event: LogEvent) -> None:
         """Sweep soon after an event that references may depend on; a subscriber of the log."""
@@ -313,13 +310,13 @@ def has_its_configuration_now(
 ) -> bool:
     """Return whether a resource is held for a configuration that is as it needs it by now."""
     config = configs.get(row.provider_config)
-    match row.outcome, row.reason:
-        case "Held", "ProviderConfigMissing":
+    match row.hold:
+        case Hold.PROVIDER_CONFIG_MISSING:
             return config is not None
-        case "Held", "WrongProvider":
+        case Hold.WRONG_PROVIDER:
             kind = kinds.find(row.kind)
             return config is None or (kind is not None and kind.provider == config.provider)
-        case "Held", Hold.APPROVAL | "NotApproved":
+        case Hold.APPROVAL | Hold.NOT_APPROVED:
             level = row.approve if config is None else stricter(config.approve, row.approve)
             return stricter(level, row.asked_level) != level
         case _:

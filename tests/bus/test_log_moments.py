@@ -7,11 +7,11 @@ import pytest
 from msgspec.structs import replace
 from nats.aio.client import Client
 
+from events.hold import Hold
 from events.log import SpecDeclared
 from infra.bus.event_log import JetStreamLog
 from infra.bus.log_moments import event_from, last_before, log_between
 from infra.jetstream.publish import publish
-from projections.status import LOG_DAMAGED
 from reconciler.ports import ResourceAppend
 from reconciler.sdk.log_replay import LogReplay, replayed_to
 from tests.bus.histories import event, new_key
@@ -97,7 +97,7 @@ async def test_damage_that_comes_later_is_not_shown_before(bus: Client, log: Jet
         assert str(key) not in replay.models.damage
         assert replay.models.status[str(key)].outcome == ""
         await replay.go_on(damaged.seq)
-        assert replay.models.status[str(key)].reason == LOG_DAMAGED
+        assert replay.models.status[str(key)].reason == Hold.LOG_DAMAGED
         await replay.close()
 
 

@@ -44,7 +44,7 @@ def held_by_billing(url: str, name: str) -> None:
 
 
 def test_whatever_can_be_approved_can_be_named_to_the_command():
-    assert set(get_args(HoldName)) == set(Hold)
+    assert set(get_args(HoldName)) == {each for each in Hold if each.is_approvable}
 
 
 @pytest.fixture

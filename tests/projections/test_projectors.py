@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from events.hold import Hold
 from events.integrity import LogDamage
 from events.names import ResourceKey
 from infra.jetstream.errors import BusUnavailableError
@@ -21,7 +22,6 @@ from projections.read_models import (
     rebuild,
     restore,
 )
-from projections.status import LOG_DAMAGED
 from reconciler.roles import projector as projector_module
 from reconciler.roles.projector import Projector, load_models
 from tests.memory_bus.rows import Rows
@@ -331,7 +331,7 @@ async def test_damage_that_is_found_late_is_written_where_nothing_else_changed()
     models = restore(rows.content)
     assert models.position == log[-1][0]
     assert list(models.damage) == [event.subject]
-    assert models.status[event.subject].reason == LOG_DAMAGED
+    assert models.status[event.subject].reason == Hold.LOG_DAMAGED
 
 
 async def test_damage_that_was_found_by_one_who_lags_is_written_when_he_has_caught_up() -> None:

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from datetime import timedelta
 
 from events.envelope import decode_log
+from events.hold import Hold
 from projections.read_models import ReadModels, rebuild
-from projections.status import LOG_DAMAGED
+from reconciler.resource.state import ResourceState
 from reconciler.roles.scrubber import FIRST_AFTER_SECONDS
 from tests.judge.end import is_kept
 from tests.judge.log import undecided_for_long
@@ -180,7 +181,7 @@ def _damage(world: World) -> Iterator[str]:
             continue
         for key in world.damaged:
             row = actor.models.status.get(str(key))
-            if row is None or row.reason != LOG_DAMAGED:
+            if row is None or row.reason != Hold.LOG_DAMAGED:
                 yield f"{actor.plan.name}: the log of {key} is damaged, and nobody has told"
         known = {str(key) for key in world.damaged}
         for name in actor.models.damage.keys() - known:

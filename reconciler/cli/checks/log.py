@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from nats.aio.client import Client
 
 from events.excerpt import some
-from events.hold import Hold
+from events.hold import Hold, hold_of
 from events.names import ResourceKey
 from events.provider_config import is_config
 from infra.bus.dead_letters import read_discarded, read_letters
@@ -104,10 +104,9 @@ def check_held(rows: Iterable[StatusRow]) -> Finding:
     reasons = Counter(row.reason for row in held)
     counts = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
     first = ", ".join(f"{next(r.key for r in held if r.reason == one)}" for one in reasons)
-    remedy = (
-        "List them with `reconciler get -A --outcome Held`. docs/concepts/holds.md explains each "
-        "reason."
-    )
+    known = [hold for hold in map(hold_of, ["Held"] * len(reasons), reasons) if hold is not None]
+    remedies = "".join(f" {hold}: {hold.remedy}." for hold in known)
+    remedy = f"List them with `reconciler get -A --outcome Held`.{remedies}"
     return Finding("held", "warn", f"{len(held)} ({counts}), for example {first}", remedy)
 
 
