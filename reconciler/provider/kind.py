@@ -93,15 +93,6 @@ def _always_ready(_fields: Fields, _shown: ExternalObject) -> Readiness:
     return READY
 
 
-def _never_due(_fields: Fields, _shown: ExternalObject) -> datetime | None:
-    return None
-
-
-def refers_to_nothing(_fields: Fields, _namespace: str) -> tuple[Reference, ...]:
-    """Find no references: those in a composed kind's spec, or in a definition, are its parts'."""
-    return ()
-
-
 class Removal(NamedTuple):
     """How many of its resources a composed object would lose, and by whose change."""
 
@@ -128,13 +119,13 @@ class Kind:
     are equal. ``comparable``: pure; what of fields, wanted or seen, is compared: a digest of
     content, say; without it all is. ``name_problem``: says what is wrong with an external name for
     this API, or None. ``provider``: name of the API family that ``ProviderConfig.spec.provider``
-    selects.
-    ``namespace``: the only one that it may live in, if there is only one. ``outputs``: struct of
-    what its objects give to others. ``refers``: pure; the references of a spec in a namespace.
-    ``ready``: pure; says of an object that is as declared whether it can be used. ``due``: pure;
-    when an object that is as declared has to be written again all the same, such as a certificate
-    that ends. ``progress``: pure; from what is declared, how far an object is that is not ready,
-    None for one that may take as long as it likes.
+    selects. ``namespace``: the only one that it may live in, if there is only one. ``outputs``:
+    struct of what its objects give to others. ``refers``: pure; the references of a spec in a
+    namespace; None where references in a spec are those of its parts. ``ready``: pure; says of an
+    object that is as declared whether it can be used. ``due``: pure; when an object that is as
+    declared has to be written again all the same, such as a certificate that ends. ``progress``:
+    pure; from what is declared, how far an object is that is not ready, None for one that may take
+    as long as it likes.
 
     ``immutable``: paths of the fields that the API cannot change in place, ``labels`` for the
     labels: a change of one replaces the object. ``has_second_name``: its replacement can stand
@@ -169,9 +160,9 @@ class Kind:
     comparable: Callable[[Fields], Fields] | None = None
     name_problem: Callable[[str], str | None] = field(default=_any_name)
     outputs: type[msgspec.Struct] | None = None
-    refers: Callable[[Fields, str], Sequence[Reference]] = field(default=references_in)
+    refers: Callable[[Fields, str], Sequence[Reference]] | None = field(default=references_in)
     ready: Callable[[Fields, ExternalObject], Readiness] = field(default=_always_ready)
-    due: Callable[[Fields, ExternalObject], datetime | None] = field(default=_never_due)
+    due: Callable[[Fields, ExternalObject], datetime | None] | None = None
     progress: Callable[[Fields, ExternalObject], Progress | None] | None = None
     immutable: frozenset[str] = frozenset()
     has_second_name: bool = False
@@ -191,15 +182,9 @@ class Kind:
         """Whether resources of this kind live in an external API."""
         return self.connect is not None
 
-    @property
-    def refers_itself(self) -> bool:
-        """Whether references and secrets in its specs are its own, and not those of its parts."""
-        return self.refers is not refers_to_nothing
-
-    @property
-    def has_due(self) -> bool:
-        """Whether its objects may have to be written again though nothing differs."""
-        return self.due is not _never_due
+    def references(self, fields: Fields, namespace: str) -> Sequence[Reference]:
+        """Return the references of a spec that are its own; raises ``InvalidManifestError``."""
+        return () if self.refers is None else self.refers(fields, namespace)
 
     @property
     def watches(self) -> bool:
@@ -239,7 +224,7 @@ class Kind:
         What the kind beneath a defined one refuses is refused as well.
         """
         if (
-            self.refers_itself
+            self.refers is not None
             and refers_to_anything(fields)
             and (secrets_in(fields) or has_reference(fields))
         ):
@@ -327,7 +312,7 @@ COMPOSED_SET = Kind(
     name=COMPOSED_SET_KIND,
     api_version=RECONCILER_API_VERSION,
     schema=ComposedSetSpec,
-    refers=refers_to_nothing,
+    refers=None,
 )
 """What a composed resource is made of: written by its provider, in the log alone."""
 
@@ -335,7 +320,7 @@ COMPOSED_CONTENT = Kind(
     name=COMPOSED_CONTENT_KIND,
     api_version=RECONCILER_API_VERSION,
     schema=ComposedContentSpec,
-    refers=refers_to_nothing,
+    refers=None,
 )
 """A portion of what a large composed resource is made of: as ``ComposedSet``."""
 
@@ -344,7 +329,7 @@ KIND_DEFINITION = Kind(
     api_version=RECONCILER_API_VERSION,
     schema=KindDefinitionSpec,
     namespace=SYSTEM_NAMESPACE,
-    refers=refers_to_nothing,
+    refers=None,
 )
 """A kind that is defined at run time: itself a kind, declared like everything else."""
 
@@ -442,7 +427,7 @@ class KindRegistry(Mapping[str, Kind]):
             )
         declaration = take_apart(manifest)
         kind.check_declared(declaration.fields)
-        kind.refers(declaration.fields, manifest.metadata.namespace)
+        kind.references(declaration.fields, manifest.metadata.namespace)
         name = kind.object_name(manifest.metadata.namespace, declaration.external_name)
         problem = kind.name_problem(name)
         if problem is not None:

@@ -150,9 +150,9 @@ def _spec_declared(said: Declared, context: Context, kind: Kind, generation: int
     annotations = dict(manifest.metadata.annotations)
     told = annotations.pop(REASON_ANNOTATION, "")  # what says why is not what is wanted
     fields = kind.check_declared(taken.fields)
-    has_secrets = kind.refers_itself and refers_to_anything(taken.fields)
+    has_secrets = kind.refers is not None and refers_to_anything(taken.fields)
     secrets = secrets_in(taken.fields) if has_secrets else ()
-    references = tuple(kind.refers(fields, context.key.namespace))
+    references = tuple(kind.references(fields, context.key.namespace))
     if any(each.target == str(context.key) for each in references):
         raise InvalidManifestError("spec: references the resource itself; remove the reference")
     return SpecDeclared(

@@ -38,6 +38,7 @@ def when_due(
     kind, spec = context.kind, state.desired.spec
     known, now = state.due, context.bus_time or context.now
     assert kind is not None
+    assert kind.due is not None
     assert spec is not None
     due = kind.due(state.desired.fields, seen)
     if due is None or state.owned is None or spec.policy.mode != "Present":

@@ -159,14 +159,18 @@ def foreseeing(kind: Kind) -> Kind:
     def ready(fields: Fields, shown: ExternalObject) -> Readiness:
         return READY if shown.version == UNKNOWN else kind.ready(fields, shown)
 
+    known_due = kind.due
+
     def due(fields: Fields, shown: ExternalObject) -> datetime | None:
-        return None if shown.version == UNKNOWN else kind.due(fields, shown)
+        if known_due is None or shown.version == UNKNOWN:
+            return None
+        return known_due(fields, shown)
 
     given: dict[str, Any] = {
         each.name: getattr(kind, each.name) for each in dataclasses.fields(kind)
     }
     given["ready"] = ready
-    if kind.has_due:
+    if known_due is not None:
         given["due"] = due
     return _ForeseeingKind(**given)
 

@@ -363,7 +363,7 @@ def _as_declared(
     if state.retiring is not None and ready.is_ready and spec.policy.mode == "Present":
         return retirement(state, context, config)
     converged = Settled("Converged", "AsDeclared", ready=ready)
-    return when_due(seen, state, context, config, converged) if kind.has_due else converged
+    return when_due(seen, state, context, config, converged) if kind.due else converged
 
 
 def _whose(

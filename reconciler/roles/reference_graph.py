@@ -27,7 +27,7 @@ def targets_of(commands: Iterable[Command], kind: Kind | None, key: ResourceKey)
             continue
         try:
             fields = take_apart(data.manifest).fields
-            found |= {each.target for each in kind.refers(fields, key.namespace)}
+            found |= {each.target for each in kind.references(fields, key.namespace)}
         except (InvalidManifestError, InvalidNameError):
             continue  # it is refused when it is decided
     return found

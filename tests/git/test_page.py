@@ -17,4 +17,4 @@ def test_its_example_is_accepted() -> None:
     [read] = read_documents(str(PAGE), text, "default")
     assert isinstance(read, Read)
     KindRegistry([GIT_SOURCE]).check(read.manifest)
-    assert GIT_SOURCE.refers(read.manifest.spec, "default")
+    assert GIT_SOURCE.references(read.manifest.spec, "default")

@@ -736,7 +736,7 @@ def test_a_backend_may_be_what_a_container_gives() -> None:
     address = {"$ref": "Container/orders-1", "field": "outputs.address"}
     declared = {"address": VIRTUAL, "port": 80, "backends": [{"address": address, "port": 8080}]}
     assert SERVICE.check_declared(declared) == declared
-    (needed,) = SERVICE.refers(declared, "default")
+    (needed,) = SERVICE.references(declared, "default")
     assert "Container/orders-1" in str(needed)
 
 

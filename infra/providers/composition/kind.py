@@ -23,7 +23,6 @@ from reconciler.provider.kind import (
     Progress,
     Readiness,
     Removal,
-    refers_to_nothing,
     removes_nothing,
 )
 from reconciler.provider.secrets import Secrets
@@ -98,7 +97,7 @@ def composed_kind(
     outputs: type[msgspec.Struct],
     progress: Callable[[Fields, ExternalObject], Progress | None] | None = None,
     provider: Callable[..., CompositionProvider] = _provider,
-    refers: Callable[[Fields, str], Sequence[Reference]] = refers_to_nothing,
+    refers: Callable[[Fields, str], Sequence[Reference]] | None = None,
     removes: Callable[[Fields, ExternalObject], Removal] = removes_nothing,
     uses: Callable[[Fields], Sequence[HostUse]] = uses_nothing,
 ) -> Kind:
