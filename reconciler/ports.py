@@ -1,8 +1,8 @@
-"""What the services need of the outside: one narrow protocol each, implemented in ``infra``.
+"""What the roles need from outside: one narrow protocol each, implemented in ``infra``.
 
-All of them work on lists: a service crosses to the bus once a micro-batch, never once an event.
-Every method may raise ``BusError`` classes of the implementation; those mean "unknown", and the
-services answer them by doing the same again, which is safe (invariants 3 and 5).
+All of them work on lists: a role calls the bus once per micro-batch, never once per event. Every
+method may raise ``BusError`` classes of the implementation. Those mean "unknown", and the roles
+do the same again, which is safe (invariants 3 and 5).
 """
 
 from __future__ import annotations

@@ -97,6 +97,17 @@ NOT_DONE = ActionError(
 
 _NO_WAITS = Waits()
 
+_END_AN_APPROVAL = (
+    SpecDeclared,
+    SpecWithdrawn,
+    SpecResolved,
+    DefinitionObserved,
+    ActionDecided,
+    ActionHeld,
+    TwinDetected,
+)
+"""A hold that somebody lifted was of what there was before: the next one needs its own approval."""
+
 
 class HistoryGapError(ValueError):
     """A resource's events are not gapless: one is missing, doubled or out of order."""
@@ -112,7 +123,8 @@ def evolve(state: ResourceState, event: LogEvent) -> ResourceState:
             f"{event.subject}: event {event.resourceversion} follows event {state.version}"
         )
     version = event.resourceversion
-    return replace(_with_disowned(state, _after(state, event), version), version=version)
+    before = _without_approved_hold(state) if isinstance(event.data, _END_AN_APPROVAL) else state
+    return replace(_with_disowned(state, _after(before, event), version), version=version)
 
 
 def fold(events: Iterable[LogEvent], state: ResourceState = NEW) -> ResourceState:
@@ -137,12 +149,11 @@ def _after(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
                 position=event.causeposition,
                 declaration_ids=_with_id(state, event),
             )
-            holds = replace(state.holds, approved="", approval=None)
             return replace(
                 state,
                 desired=desired,
                 waits=_NO_WAITS,
-                holds=holds,
+                holds=replace(state.holds, approval=None),
                 due=None,
                 progress=None,
                 because=event.id,
@@ -215,7 +226,6 @@ def _after(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
                 actions=replace(state.actions, in_flight=flight),
                 # It has waited; the next wait is another.
                 waits=replace(state.waits, until=None, is_fight=False),
-                holds=replace(state.holds, approved=""),
                 outcome=None if _is_news(state, action) else state.outcome,
             )
         case ActionRetried(action, attempt):
@@ -223,8 +233,6 @@ def _after(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
         case LookupDecided(action, attempt):
             return _begun_again(state, action, attempt, is_lookup=True)
         case ActionHeld() as data:
-            # An approval was of the hold before: this one needs its own.
-            state = replace(state, holds=replace(state.holds, approved=""))
             return _in_flight(state, held=data.reason, in_doubt=True)
         case ActionNotDone():
             return _to_be_repeated(state, event)
@@ -313,14 +321,11 @@ def _after(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
                 resolved_by=data.definition,
                 refused_generation=0,
             )
-            # An approval was of the content before.
-            holds = replace(state.holds, approved="")
-            state = replace(state, desired=desired, waits=_NO_WAITS, holds=holds)
+            state = replace(state, desired=desired, waits=_NO_WAITS)
             return _with_definition_done(state) if _is_applied(state) else state
         case DefinitionObserved(definition):
             desired = replace(state.desired, definition=definition)
-            holds = replace(state.holds, approved="")
-            return replace(state, desired=desired, holds=holds, because=event.id)
+            return replace(state, desired=desired, because=event.id)
 
         # --- how the API of a ProviderConfig answers
         case ApiThrottled() as data:
@@ -360,8 +365,7 @@ def _after(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
             return replace(state, api=api)
         case TwinDetected(objects, total):
             twin = Twin(event.resourceversion, objects, total)
-            holds = replace(state.holds, approved="")
-            return replace(state, api=replace(state.api, twin=twin), holds=holds)
+            return replace(state, api=replace(state.api, twin=twin))
         case _:
             assert_never(event.data)
 
@@ -426,9 +430,7 @@ def _declared(state: ResourceState, data: SpecDeclared, event: LogEvent) -> Reso
         observed=observed,
         actions=replace(state.actions, has_created=False) if is_new else state.actions,
         waits=_NO_WAITS,
-        holds=replace(
-            state.holds, release_forced=False, orphan_forced=False, approved="", approval=None
-        ),
+        holds=replace(state.holds, release_forced=False, orphan_forced=False, approval=None),
         due=None,
         progress=None,
         fights=(),
@@ -480,13 +482,14 @@ def _observed(state: ResourceState, data: ExternalObserved, event: LogEvent) -> 
     owned = state.owned
     if owned is not None and shown is not None and owned.uid == shown.uid:
         owned = replace(owned, answered_at=None)
-    return replace(
-        state,
-        owned=owned,
-        observed=seen,
-        waits=replace(state.waits, conflicts=0),
-        holds=state.holds if is_same else replace(state.holds, approved=""),
-    )
+    state = state if is_same else _without_approved_hold(state)
+    return replace(state, owned=owned, observed=seen, waits=replace(state.waits, conflicts=0))
+
+
+def _without_approved_hold(state: ResourceState) -> ResourceState:
+    if not state.holds.approved:
+        return state
+    return replace(state, holds=replace(state.holds, approved=""))
 
 
 def _with_uncertain_creation(

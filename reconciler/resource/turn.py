@@ -79,13 +79,13 @@ class Context(msgspec.Struct, frozen=True):
     restored_as_of: str = ""  # the time of the backup that it used
     twins: Mapping[str, TwinHold] = {}  # by configuration
     providers: Mapping[str, tuple[str, ...]] | None = None  # with their kinds, where that is known
-    # What to do about a missing kind or provider: for the words of a refusal, which is no event.
     # Who refers to whom, as far as a declaration's own references lead: for circles.
     refers: Mapping[str, tuple[str, ...]] = {}
     # Raises `InvalidManifestError` for the spec of a definition that nobody here could use.
     check_definition: Callable[[ResourceKey, Fields], None] = lambda _key, _fields: None
     # Raises the same, or `UnknownKindError`, for a resource that another is to be made of.
     check_part: Callable[[Manifest], None] = lambda _manifest: None
+    # What to do about a missing kind or provider: for the words of a refusal, which is no event.
     missing_hint: Callable[[datetime], str] = lambda _now: (
         "install its package where the roles run, then restart the roles"
     )

@@ -8,7 +8,6 @@ from datetime import timedelta
 from events.envelope import decode_log
 from events.hold import Hold
 from projections.read_models import ReadModels, rebuild
-from reconciler.resource.state import ResourceState
 from reconciler.roles.scrubber import FIRST_AFTER_SECONDS
 from tests.judge.end import is_kept
 from tests.judge.log import undecided_for_long
