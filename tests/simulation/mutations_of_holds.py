@@ -17,7 +17,7 @@ from reconciler.resource.turn import NOTHING_NEW, Facts
 from reconciler.roles import sweeper
 from reconciler.roles.listing import ListingAssembler
 from reconciler.roles.scrubber import Scrubber
-from reconciler.roles.twins import TwinDetector
+from reconciler.roles.twins import Comparison, TwinDetector
 from tests.simulation.mutation import Mutation, Patch
 
 _really_after: Any = evolve._after  # pyright: ignore[reportPrivateUsage]
@@ -186,8 +186,8 @@ def _label_left_on_what_is_let_go(patch: Patch) -> None:
 
 
 def _what_is_newer_is_not_noticed(patch: Patch) -> None:
-    async def report(*_: Any) -> bool:
-        return False
+    async def report(*_: Any) -> Comparison:
+        return Comparison(must_wait=False)
 
     patch.setattr(TwinDetector, "report", report)
 
