@@ -388,13 +388,15 @@ def _whose(
 
 def _found(
     state: ResourceState, context: Context, config: ProviderConfigSpec
-) -> OwnershipClaimed | None:
-    """That a creation of ours has made it is knowledge and no action, as with what returns."""
+) -> OwnershipClaimed | Settled | None:
+    """Claim what a creation of ours has made, or ask whether one has: neither is an action."""
     found = state.observed.object
     if state.owned is not None or found is None or state.observed.taken_by:
         return None
-    judged = verdict(evidence(found, state, context, config), config.ownership)
-    return _claimed(found, "Found", state, context) if judged.claim == "Found" else None
+    said = evidence(found, state, context, config)
+    if verdict(said, config.ownership).claim == "Found":
+        return _claimed(found, "Found", state, context)
+    return _held_in_doubt(found, said, state, context)
 
 
 def _taken(state: ResourceState, context: Context) -> Settled:

@@ -581,6 +581,20 @@ def test_what_nobody_claims_after_a_creation_in_doubt_is_held_for_a_person(
     assert story.outcome != "Held", "it is not asked again"
 
 
+@pytest.mark.parametrize(
+    ("policy", "outcome"), [({"paused": True}, "Paused"), ({"mode": "ObserveOnly"}, "Converged")]
+)
+def test_a_person_is_asked_whose_it_is_also_where_nothing_is_to_be_written(
+    policy: Fields, outcome: str
+):
+    story = in_doubt()
+    story.declare(policy=policy)
+    story.see(thing(uid="u9"))
+    assert (story.outcome, story.reason) == ("Held", "UnknownResult")
+    story.turn(Approved("UnknownResult", reason="it is of the shop"))
+    assert story.outcome == outcome
+
+
 def test_a_creation_in_doubt_that_gets_our_label_is_ours_before_and_after_an_approval():
     for is_approved in (True, False):
         story = in_doubt()
