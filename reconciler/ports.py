@@ -324,12 +324,16 @@ class DecisionSink(Protocol):
 
 
 class ActionDelivery(msgspec.Struct, frozen=True, gc=False):
-    """A decided action or retry, to be acknowledged when its result is in the intake."""
+    """A decided action or retry, to be acknowledged when its result is in the intake.
+
+    ``is_count_certain``: whether the bus cannot have forgotten an earlier delivery.
+    """
 
     position: int
     event: LogEvent
     delivered: int
     receipt: object
+    is_count_certain: bool = True
 
 
 class ActionReader(Protocol):

@@ -20,6 +20,7 @@ from infra.bus.streams import LOG, make_worker_consumer
 from infra.jetstream.deliveries import Delivered, ack, in_progress, nak
 from infra.jetstream.errors import BusError
 from infra.jetstream.pull import PullGroup
+from infra.jetstream.reads import stream_state
 from reconciler.ports import ActionDelivery, DeadLetter, IntakeDelivery
 
 _OFFERED_AGAIN_SECONDS = 30.0
@@ -34,9 +35,12 @@ class JetStreamActionReader:
         self._reader = PullGroup(nc, LOG, [], until_done=True)
         self._leased: dict[str, Delivered] = {}
         self._without_room: set[str] = set()
+        self._connections: int | None = None
+        self._decided_before = 0
 
     async def take_from(self, provider_config: str, most: int) -> None:
         """Take actions of a configuration too, or another number of them at once."""
+        await self._note_connection()
         with telling_what_to_do():
             name = await patiently(
                 self._nc, lambda: make_worker_consumer(self._nc, provider_config), seconds=math.inf
@@ -49,6 +53,7 @@ class JetStreamActionReader:
             actions: list[ActionDelivery] = []
             with telling_what_to_do():
                 delivered = await self._reader.next_batch()
+            await self._note_connection()
             for each in delivered:
                 try:
                     event = _action(each)
@@ -57,9 +62,23 @@ class JetStreamActionReader:
                     continue
                 self._leased[each.reply] = each
                 self._without_room.add(each.reply)
-                actions.append(ActionDelivery(each.seq, event, each.delivered, each))
+                is_certain = each.seq > self._decided_before
+                actions.append(ActionDelivery(each.seq, event, each.delivered, each, is_certain))
             if actions:
                 return actions
+
+    async def _note_connection(self) -> None:
+        """Note what was decided before a new connection.
+
+        A server that is killed forgets its newest deliveries, and counts them from one again.
+        """
+        connections: int = self._nc.stats["reconnects"]
+        if connections != self._connections:
+            with telling_what_to_do():
+                state = await patiently(
+                    self._nc, lambda: stream_state(self._nc, LOG), seconds=math.inf
+                )
+            self._connections, self._decided_before = connections, state.last_seq
 
     async def _leave(self, unreadable: Delivered, reason: str) -> None:
         """Tell of an action that cannot be read here, and leave it to other workers.

@@ -246,7 +246,7 @@ class Worker:
         look = isinstance(lookup, LookupDecided)
         if not look and self._must_not_be_repeated(delivery, action):
             return UnknownResultError(
-                "another worker stopped during this call; a read will show the result"
+                "another worker may have made this call; a read will show the result"
             ), None
         try:
             is_probe = False if gate.is_open else await gate.enter(config)
@@ -333,7 +333,8 @@ class Worker:
         """Return whether a call would do harm if a worker that is gone has made it already."""
         capabilities = self._providers.capabilities(delivery.event.key.kind)
         safe = capabilities is None or is_safe_to_repeat(action, capabilities)
-        return not safe and self._may_be_another_workers(delivery)
+        is_first = delivery.is_count_certain and not self._may_be_another_workers(delivery)
+        return not (safe or is_first)
 
     def _may_be_old(self, delivery: ActionDelivery) -> bool:
         """Return whether the action may have been answered: by another worker, or long ago.
