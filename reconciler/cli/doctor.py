@@ -78,7 +78,7 @@ def doctor(
         Read the whole log, even if it has more than 300,000 events, and compare all stored rows
         with it instead of a sample.
     strict
-        End with exit status 1 also if a check is `warn`, for example if a server of the cluster is
+        Also exit with status 1 if a check is `warn`, for example if a server of the cluster is
         down.
     monitoring_url
         Monitoring URL of the NATS server. It shows the server's health, sync interval and disk use.

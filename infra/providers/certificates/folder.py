@@ -106,7 +106,7 @@ class CertificateFolder:
         if mine >= max(1, self._concurrency // (2 * namespaces)):
             raise NotCalledError(
                 f"{mine} actions of namespace {namespace!r} are already waiting for their ACME "
-                "authorities; this one follows",
+                "authorities; this one is retried",
                 status=FAILED_DEPENDENCY,
                 retry_after_seconds=self.timeout_seconds,
             )
