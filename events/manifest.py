@@ -6,6 +6,7 @@ own, ``providerConfigRef`` and ``policy``; all others belong to the kind.
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Annotated, Any, Final, Literal, get_args
 
 import msgspec
@@ -23,6 +24,9 @@ DEFAULT_PROVIDER_CONFIG = "default"
 RECONCILER_API_VERSION = "reconciler/v1"
 """Of the kinds that are the reconciler's own."""
 
+
+MAX_LABEL_BYTES = 8 * 1024
+"""Of all labels of a resource: an API shows those of all objects in one listing."""
 
 Fields = dict[str, Any]
 Token = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]{1,63}(?!\n)$")]
@@ -201,4 +205,11 @@ def take_apart(manifest: Manifest) -> Declaration:
     external_name = manifest.metadata.annotations.get(
         EXTERNAL_NAME_ANNOTATION, manifest.metadata.name
     )
-    return Declaration(config, decided, external_name, fields, dict(manifest.metadata.labels))
+    labels = dict(manifest.metadata.labels)
+    label_bytes = sum(len(each.encode("utf-8", "surrogatepass")) for each in chain(*labels.items()))
+    if label_bytes > MAX_LABEL_BYTES:
+        raise InvalidManifestError(
+            f"metadata.labels: {label_bytes} bytes exceed the limit of {MAX_LABEL_BYTES}; declare "
+            "fewer or shorter ones, or use annotations"
+        )
+    return Declaration(config, decided, external_name, fields, labels)

@@ -87,6 +87,17 @@ def test_a_policy_that_is_none_is_refused_with_those_there_are() -> None:
         take_apart(manifest)
 
 
+def test_labels_that_would_fill_the_listings_of_an_api_are_refused() -> None:
+    labels = {f"k{number}": "é" * 500 for number in range(9)}
+    for allowed, each in ((True, labels | {"k8": ""}), (False, labels)):
+        manifest = Manifest("shapes/v1", "Shape", Metadata("a", labels=each))
+        if allowed:
+            take_apart(manifest)
+            continue
+        with pytest.raises(InvalidManifestError, match="9018 bytes exceed the limit of 8192"):
+            take_apart(manifest)
+
+
 def test_only_what_is_alike_is_suggested() -> None:
     assert closest("shpe", ["Shape", "Stream"]) == "; did you mean Shape?"
     assert closest("bucket", ["Shape", "Stream"]) == ""

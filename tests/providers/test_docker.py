@@ -16,9 +16,10 @@ from events.allow import Allow
 from events.external import ExternalObject
 from events.manifest import Fields, InvalidManifestError
 from events.provider_config import Limits, ProviderConfigSpec, Scope
+from infra.providers.docker import containers
 from infra.providers.docker.container import CONTAINER, ready
 from infra.providers.docker.containers import ContainersProvider
-from infra.providers.docker.engine import OWN_LABELS, without_headers
+from infra.providers.docker.engine import OWN_LABELS, EngineApi, without_headers
 from infra.providers.docker.volume import VOLUME
 from infra.providers.docker.volumes import VolumesProvider
 from infra.secrets import open_stores
@@ -177,6 +178,28 @@ async def test_everything_that_can_be_declared_is_read_as_it_was(case: Case) -> 
     assert not OWN_LABELS & made.labels.keys()
     once = case.fields(**spec)
     assert CONTAINER.checked_fields(once) == once
+
+
+async def test_a_listing_in_parts_has_all_containers_and_begins_again_if_one_is_deleted(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(containers, "LISTED_AT_ONCE", 2)
+    mine = {str((await case.made(str(number), running=False)).uid) for number in range(5)}
+    scope, names = Scope(prefix=case.prefix), [f"{case.prefix}{number}" for number in range(5)]
+    assert sorted(each.name for each in await listing(case.containers, scope)) == names
+    asked = EngineApi.ask
+    deleted: list[str] = []
+
+    async def ask(api: EngineApi, path: str, *more: Any) -> Any:
+        found = await asked(api, path, *more)
+        last: str = found[-1].id if path == "/containers/json" and found else ""
+        if last in mine and not deleted:
+            deleted.append(last)
+            await asyncio.to_thread(case.hands.delete, f"/containers/{last}", force="true")
+        return found
+
+    monkeypatch.setattr(EngineApi, "ask", ask)
+    assert len(await listing(case.containers, scope)) == 4
 
 
 async def test_what_the_image_and_the_engine_fill_in_is_no_difference(case: Case) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
@@ -95,6 +97,31 @@ async def test_a_listing_that_is_too_large_is_an_error_that_names_the_limit() ->
                 pass
         await provider.close()
     assert memory.peak_bytes < 2 * ENOUGH_BYTES
+
+
+async def test_a_listing_of_large_containers_is_read_in_parts() -> None:
+    """100 containers with 400 KB each are more than the limit of one response."""
+    ids = [f"{number:064}" for number in range(100)]
+
+    def answer(connection: socket.socket, head: bytes) -> None:
+        url = urlsplit(head.split(b" ")[1].decode())
+        query = parse_qs(url.query)
+        if not url.path.endswith("/containers/json"):
+            id_ = url.path.split("/")[-2]
+            body = b'{"Id":"%s","Name":"/c"}' % id_.encode()
+        else:
+            before = json.loads(query["filters"][0]).get("before")
+            start = ids.index(before[0]) + 1 if before else 0
+            shown = ids[start : start + int(query.get("limit", ["1000"])[0])]
+            body = json.dumps([{"Id": each, "Command": "x" * 400_000} for each in shown]).encode()
+        connection.sendall(HEAD + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body))
+        connection.sendall(body)
+
+    with hostile_server(engine(answer)) as port:
+        provider = provider_at(port)
+        seen = [each.uid async for page in provider.pages(Scope(), page_size=30) for each in page]
+        await provider.close()
+    assert seen == ids
 
 
 def provider_at(port: int) -> ContainersProvider:

@@ -101,7 +101,7 @@ def write_answer(root: FileRoot, place: str, token: str, answer: str) -> None:
         assert folder is not None
         if stat_of(folder, token) is not None and read_file(folder, token) != answer.encode():
             raise PermanentError(
-                f"{place}/{token} already exists and is not the challenge response; set "
+                f"{place}/{token} already exists, and Reconciler did not create it; set "
                 "http01.folder to a separate directory",
                 status=424,
             )

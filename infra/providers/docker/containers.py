@@ -74,6 +74,11 @@ EVENTS: Final = [
 _ALONE: Final = frozenset({"host", "none"})
 """Networks that a container cannot join or leave while it is there."""
 
+LISTED_AT_ONCE: Final = 25
+"""A container shows its command and its labels in a listing, which are as large as a declaration.
+So this many fit into a response, and no tenant can keep the others from being listed."""
+
+_LISTING_ATTEMPTS: Final = 3
 _CALLS_AT_ONCE: Final = 8
 _PAGE_BYTES: Final = 4096
 _DONE: Final = frozenset({HTTPStatus.OK, HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED})
@@ -180,10 +185,8 @@ class ContainersProvider:
     async def pages(
         self, scope: Scope, *, page_size: int
     ) -> AsyncIterator[Sequence[ExternalObject]]:
-        """List a scope: the Engine lists all at once, and each is then looked at by itself."""
-        query = [("all", "true"), filters(label=label_filter(scope.labels))]
-        listed = await self._api.ask("/containers/json", _listed_decoder, query)
-        ids = [each.id for each in listed if _may_be_in(scope, each)]
+        """List a scope, a part at a time, and look at each container by itself."""
+        ids = [each.id for each in await self._listed(scope) if _may_be_in(scope, each)]
         for start in range(0, len(ids), page_size):
             calls = [self._find(id_) for id_ in ids[start : start + page_size]]
             found = await gathered(calls, _CALLS_AT_ONCE)
@@ -324,6 +327,31 @@ class ContainersProvider:
             raise engine_refusal(answer)
 
     # --- looking at one
+
+    async def _listed(self, scope: Scope) -> list[_Listed]:
+        """List the containers; from the start again if the last one of a part was deleted."""
+        for _ in range(_LISTING_ATTEMPTS - 1):
+            try:
+                return await self._listed_in_parts(scope)
+            except TransientError as error:
+                if "no such container" not in error.message.lower():
+                    raise
+        return await self._listed_in_parts(scope)
+
+    async def _listed_in_parts(self, scope: Scope) -> list[_Listed]:
+        """List the newest containers, and then those that are older than the last one."""
+        found: list[_Listed] = []
+        while True:
+            before = [found[-1].id] if found else []
+            query = [
+                ("all", "true"),
+                ("limit", str(LISTED_AT_ONCE)),
+                filters(label=label_filter(scope.labels), before=before),
+            ]
+            part = await self._api.ask("/containers/json", _listed_decoder, query)
+            found += part
+            if len(part) < LISTED_AT_ONCE:
+                return found
 
     async def _inspected(self, external_name: str, *, is_id: bool = False) -> Inspection | None:
         """Look at the container of a name; the Engine takes the beginning of an id for one, too."""

@@ -34,7 +34,9 @@ class VolumeFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         msgspec.Meta(description="Volume driver: local, or a plugin of the Engine."),
     ] = DEFAULT_DRIVER
     options: Annotated[
-        dict[str, str],
+        Annotated[
+            dict[str, Annotated[str, msgspec.Meta(max_length=4096)]], msgspec.Meta(max_length=32)
+        ],
         msgspec.Meta(
             description="Options of the driver. local accepts type, device and o, as mount does."
         ),
