@@ -29,7 +29,7 @@ from reconciler.cli.dead_letter_list import (
 )
 from reconciler.cli.errors import UsageError
 from reconciler.cli.exits import Exit
-from reconciler.cli.options import Duration, Output
+from reconciler.cli.options import Duration, Output, check_limit
 from reconciler.cli.output import Format, print_structured
 from reconciler.cli.own_clock import note_own_clock
 from reconciler.cli.standard_streams import even_if_nobody_reads
@@ -89,8 +89,8 @@ def list_letters(
     limit
         Show only the newest dead letters, at most this many.
     """
-    if limit is not None and limit < 1:
-        raise UsageError(f"--limit {limit}: must be at least 1")
+    if limit is not None:
+        check_limit(limit)
     key = None if resource is None else ResourceKey.parse(resource)
     if since is not None:
         note_own_clock()

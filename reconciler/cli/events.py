@@ -27,7 +27,7 @@ from reconciler.cli.event_table import TABLES, WIDE_COLUMNS, cells
 from reconciler.cli.exits import Exit
 from reconciler.cli.log_replay import log_of
 from reconciler.cli.naming import check_names, known_event, known_outcome
-from reconciler.cli.options import Namespace, WideOutput
+from reconciler.cli.options import Namespace, WideOutput, check_limit
 from reconciler.cli.output import WideFormat, print_json_line, print_structured
 from reconciler.cli.progress import progress_bar
 from reconciler.cli.search import check_namespace, known_kind, log_speaks_of
@@ -99,8 +99,7 @@ def events(
         Continue with new events until Ctrl-C. JSON is then one object per line.
     """
     check_names(namespace=namespace)
-    if limit < (0 if follow else 1):
-        raise UsageError(f"--limit {limit}: must be at least 1")
+    check_limit(limit, at_least=0 if follow else 1)
     if follow and until is not None:
         raise UsageError(
             "--follow: not allowed with --until, because it never ends; remove one of them"

@@ -8,7 +8,7 @@ from reconciler.cli.connection import HERE, Connection, bus, run_async
 from reconciler.cli.event_table import TABLES, print_lines
 from reconciler.cli.exits import Exit
 from reconciler.cli.naming import Meant, meant
-from reconciler.cli.options import Namespace, WideOutput
+from reconciler.cli.options import Namespace, WideOutput, check_limit
 from reconciler.cli.output import WideFormat, print_structured
 from reconciler.cli.search import find_resource
 from reconciler.cli.summaries import tell_all
@@ -63,6 +63,8 @@ def history(
     raw
         Print the events as stored, as JSON or YAML.
     """
+    if limit is not None:
+        check_limit(limit)
     return run_async(
         _history(
             connection,

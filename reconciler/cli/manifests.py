@@ -56,6 +56,8 @@ def _texts(paths: Sequence[str]) -> Iterator[tuple[str, str]]:
         if path == STANDARD_INPUT:
             yield "standard input", _decoded("standard input", sys.stdin.buffer.read())
             continue
+        if not path:  # of a shell variable without a value: not the current directory
+            raise CommandError("--file '': name a file, a directory, or - for standard input")
         for file in _files(Path(path)):
             yield str(file), _decoded(str(file), file.read_bytes())
 

@@ -36,6 +36,18 @@ Reason = Annotated[
     str, Parameter(help="Your reason. The log keeps it, and `history` and `why` show it.")
 ]
 
+MAX_LIMIT = 1_000_000_000
+"""More items than a log has events."""
+
+
+def check_limit(limit: int, *, at_least: int = 1) -> None:
+    """Raise ``UsageError`` for a number of items that cannot be shown."""
+    if limit < at_least:
+        raise UsageError(f"--limit {limit}: must be at least 1")
+    if limit > MAX_LIMIT:
+        raise UsageError(f"--limit: must be at most {MAX_LIMIT}")
+
+
 # --- durations as people write them: 30s, 2m, 1h, or bare seconds
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}

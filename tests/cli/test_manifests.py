@@ -132,6 +132,16 @@ def test_a_folder_without_manifests_is_told(tmp_path: Path) -> None:
         read(tmp_path)
 
 
+def test_an_empty_name_is_not_the_current_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shell variable without a value would declare, or withdraw, all that lies there."""
+    read(tmp_path, a__yaml=shape("one"))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CommandError, match="--file '': name a file"):
+        read_all([""], "team")
+
+
 def test_code_in_yaml_is_not_run(tmp_path: Path) -> None:
     documents = read(tmp_path, a__yaml="a: !!python/object/apply:os.system [ls]\n")
     assert "could not determine a constructor" in documents.problems()[0]

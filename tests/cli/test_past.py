@@ -425,6 +425,7 @@ def test_a_wide_table_has_the_names_of_the_log_too(past: Past, command: str, hea
         ("-n a.b", 2, "namespace 'a.b' is not allowed"),
         ("--limit 0", 2, "--limit 0: must be at least 1"),
         ("--limit=-1 -f", 2, "--limit -1: must be at least 1"),
+        ("--limit 99999999999999999999", 2, "--limit: must be at most 1000000000"),
         ("-f --until 4", 2, "--follow: not allowed with --until"),
     ],
 )
@@ -435,6 +436,12 @@ def test_a_slip_of_the_pen_is_no_empty_timeline(
     assert (ran.status, ran.out) == (status, "")
     assert said in ran.err
     assert ran.err.count("\n") == 1
+
+
+def test_a_history_of_no_events_cannot_be_meant(past: Past) -> None:
+    ran = past.run("history", "one", "--limit", "0")
+    assert (ran.status, ran.out) == (2, "")
+    assert "--limit 0: must be at least 1" in ran.err
 
 
 def test_the_timeline_is_followed_until_it_is_told_to_stop(cli: Cli) -> None:
