@@ -243,7 +243,17 @@ async def test_authorities_that_hang_keep_nobody_else_waiting(tmp_path: Path) ->
     limits = Limits(concurrency=20, request_timeout_seconds=5)
     config = ProviderConfigSpec("certificates", root.as_uri(), limits=limits, allow=EVERYTHING)
     provider = IssuersProvider(config, Secrets())
-    with raw_server(read_on) as port:
+    connected = threading.Semaphore(0)
+
+    def read_on_and_count(connection: socket.socket) -> None:
+        connected.release()
+        read_on(connection)
+
+    async def until_connected(count: int) -> None:
+        for _ in range(count):
+            assert await asyncio.to_thread(connected.acquire, timeout=20)
+
+    with raw_server(read_on_and_count) as port:
         fields: Fields = {
             "acme": {
                 "directory": f"https://127.0.0.1:{port}/dir",
@@ -259,11 +269,11 @@ async def test_authorities_that_hang_keep_nobody_else_waiting(tmp_path: Path) ->
             return asyncio.create_task(provider.create(written))
 
         hanging = [begin("acme", f"hangs-{each}") for each in range(10)]
-        await asyncio.sleep(0.5)
+        await until_connected(10)
         with pytest.raises(NotCalledError, match="10 actions of namespace 'acme' are already wait"):
             await begin("acme", "one-more")
         hanging += [begin("other", f"also-{each}") for each in range(5)]
-        await asyncio.sleep(0.5)
+        await until_connected(5)
         with pytest.raises(NotCalledError, match="5 actions of namespace 'other' are already"):
             await begin("other", "another-one")
         async with asyncio.timeout(2):
@@ -274,7 +284,7 @@ async def test_authorities_that_hang_keep_nobody_else_waiting(tmp_path: Path) ->
             each.cancel()
         await asyncio.gather(*hanging, return_exceptions=True)
         again = begin("acme", "another-try")
-        await asyncio.sleep(0.1)
+        await until_connected(1)
         assert not again.done()
         again.cancel()
         await asyncio.gather(again, return_exceptions=True)
