@@ -60,7 +60,7 @@ def _fields() -> str:
         _GENERATED,
         "`reconciler explain KIND` prints the same for one kind, including a kind from a "
         "`KindDefinition`. Internal kinds, which only Reconciler declares, are not on this page.",
-        'A change of a field marked "replaces" replaces the object, because its API cannot change '
+        'Changing a field marked "replaces" replaces the object, because its API cannot change '
         "the field in place.",
     ]
     kinds = installed_kinds()
@@ -85,7 +85,7 @@ def _fields() -> str:
             )
             lines += ["Outputs:", _table(("output", "type", "meaning"), outputs)]
         if kind.labels_replace:
-            lines += ["A change of the labels also replaces the object."]
+            lines += ["Changing the labels also replaces the object."]
     return _page(lines)
 
 

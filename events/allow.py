@@ -47,8 +47,8 @@ class Allow(ManifestStruct, frozen=True):
     addresses: Annotated[
         _Patterns,
         _about(
-            "Addresses of the host and host names of backends, as HOST:PORT, and "
-            "repositories, as file:///PATH, that resources may name."
+            "Addresses that resources may name: addresses of the host and host names of "
+            "backends as HOST:PORT, and repositories as file:///PATH."
         ),
     ] = ()
     binds: Annotated[
@@ -60,7 +60,7 @@ class Allow(ManifestStruct, frozen=True):
     ] = ()
     certificates: Annotated[
         _Patterns,
-        _about("Paths of certificates and keys, where the roles run, that routes may use."),
+        _about("Paths of certificates and keys that routes may use, where the roles run."),
     ] = ()
     devices: Annotated[
         _Patterns,
@@ -88,9 +88,7 @@ class Allow(ManifestStruct, frozen=True):
             "roles, and extension:NAME of databases."
         ),
     ] = ()
-    renderers: Annotated[
-        _Patterns, _about("Renderers, where the roles run, that Git sources may use.")
-    ] = ()
+    renderers: Annotated[_Patterns, _about("Renderers that Git sources may use.")] = ()
     users: Annotated[
         _Patterns,
         _about(

@@ -71,14 +71,12 @@ class PartDefinition(ManifestStruct, frozen=True):
     ]
     when: Annotated[
         Place,
-        msgspec.Meta(
-            description="Expression, true or false: whether the part exists. Default: true."
-        ),
+        msgspec.Meta(description="Boolean expression: whether the part exists. Default: true."),
     ] = ""
     for_each: Annotated[
         Place,
         msgspec.Meta(
-            description="Expression, a list: the part has one resource for each item. "
+            description="List expression: the part has one resource for each item. "
             "Default: one resource."
         ),
     ] = ""
@@ -117,7 +115,7 @@ class CompositionSpec(ManifestStruct, frozen=True):
     ready: Annotated[
         Place,
         msgspec.Meta(
-            description="Expression, true or false: whether the resource is ready. Default: "
+            description="Boolean expression: whether the resource is ready. Default: "
             "when all parts are ready."
         ),
     ] = ""

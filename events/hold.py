@@ -145,7 +145,7 @@ _FACTS: Final[Mapping[Hold, _Facts]] = {
         "Message",
         "A changed [KindDefinition](../kinds/kind-definition.md) would replace more objects "
         "than `deletionGuard` allows",
-        "Approve the replacements, or undo the change of the definition",
+        "Approve the replacements, or undo the change to the definition",
     ),
     Hold.PRUNE_GUARD: _Facts(
         "Message",
@@ -177,7 +177,7 @@ _FACTS: Final[Mapping[Hold, _Facts]] = {
     Hold.REFERENCED: _Facts(
         "Message",
         "A `ShapeRef`, or a `$ref` of another resource, keeps the object",
-        "Withdraw what refers to it, or force the release",
+        "Withdraw the resources that refer to it, or force the release",
     ),
     Hold.TWIN: _Facts(
         "ProviderConfig",

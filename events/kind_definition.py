@@ -46,8 +46,8 @@ class DefinedField(ManifestStruct, frozen=True):
     values: Annotated[
         tuple[str | int | float, ...],
         msgspec.Meta(
-            description="Allowed values, in canonical form. For Strings, of each item. "
-            "Default: all."
+            description="Allowed values, in canonical form. For Strings, the allowed "
+            "values of each item. Default: all."
         ),
     ] = ()
     default: Annotated[
@@ -94,8 +94,8 @@ class KindDefinitionSpec(ManifestStruct, frozen=True, kw_only=True):
     """A kind that you define without code.
 
     Its metadata.name is the name of the kind. Declare one of over, rest and composition. A path
-    is dotted, such as metadata.uid, or = and a CEL expression. In a template, a string that
-    begins with = is a CEL expression.
+    is either dotted, such as metadata.uid, or = followed by a CEL expression. In a template, a
+    string that begins with = is a CEL expression.
     """
 
     api_version: Annotated[

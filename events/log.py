@@ -335,7 +335,7 @@ class ActionRetried(_Event, frozen=True):
 
 
 class LookupDecided(_Event, frozen=True):
-    """The result of an attempt is unknown, so a worker reads the API for its effect.
+    """The result of an attempt is unknown, so a worker reads the API for the effect.
 
     This is the second step for unknown results (ADR 0012). The first one is ``ActionRetried``.
     ``known_uids``: objects that existed before the action, so that none of them is its result.

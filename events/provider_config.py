@@ -61,7 +61,7 @@ class CredentialsRef(ManifestStruct, frozen=True):
     ] = None
     file: Annotated[
         str | None,
-        msgspec.Meta(description="Path of a file, where the worker and the observer run."),
+        msgspec.Meta(description="Path of a file on the machines of the workers and observers."),
     ] = None
 
 
@@ -256,8 +256,8 @@ class ProviderConfigSpec(ManifestStruct, frozen=True):
     tls: Annotated[
         Tls | None,
         msgspec.Meta(
-            description="Files for TLS, where the worker and the observer run. Certificates "
-            "are always verified."
+            description="TLS files on the machines where the worker and the observer run. "
+            "Certificates are always verified."
         ),
     ] = None
     kinds: Annotated[
@@ -297,14 +297,14 @@ class ProviderConfigSpec(ManifestStruct, frozen=True):
         tuple[NamespacePattern, ...],
         msgspec.Meta(
             description="Namespaces whose resources may use this ProviderConfig. * matches any "
-            "characters. Namespace system always may. Default: all."
+            "characters. Namespace system is always permitted. Default: all."
         ),
     ] = ("*",)
     allow: Annotated[
         Allow,
         msgspec.Meta(
             description="Parts of the host that resources may use, as lists of patterns. * matches "
-            "within a segment of a path, ** anything. Default: nothing."
+            "within a path segment, and ** matches anything. Default: nothing."
         ),
     ] = NOTHING
     limits: Annotated[Limits, msgspec.Meta(description="Limits for calls.")] = Limits()

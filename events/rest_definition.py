@@ -66,8 +66,8 @@ class Call(ManifestStruct, frozen=True):
     success: Annotated[
         Statuses,
         msgspec.Meta(
-            description="Status codes that indicate success. Default: 200, and 204 without shows; "
-            "for create also 201."
+            description="Status codes that indicate success. Default: 200, also 201 for create, "
+            "and also 204 without shows."
         ),
     ] = ()
     absent: Annotated[
@@ -76,14 +76,14 @@ class Call(ManifestStruct, frozen=True):
     conflict: Annotated[
         Statuses,
         msgspec.Meta(
-            description="Status codes that mean that the object exists already. If create has"
+            description="Status codes that mean that the object already exists. If create has"
             " none, Reconciler reads the object before it creates one."
         ),
     ] = ()
     shows: Annotated[
         Place,
         msgspec.Meta(
-            description="Path of the object in the response; . is the whole. Without it, "
+            description="Path of the object in the response; . is the whole response. Without it, "
             "Reconciler reads the object afterwards."
         ),
     ] = ""
@@ -133,7 +133,8 @@ class Listing(ManifestStruct, frozen=True):
         Statuses, msgspec.Meta(description="Status codes that indicate success. Default: 200.")
     ] = ()
     items: Annotated[
-        Place, msgspec.Meta(description="Path of the objects in the response; . is the whole.")
+        Place,
+        msgspec.Meta(description="Path of the objects in the response; . is the whole response."),
     ] = "."
     paging: Annotated[
         Paging | None,
@@ -324,7 +325,7 @@ class RestSpec(ManifestStruct, frozen=True):
     immutable: Annotated[
         _Texts,
         msgspec.Meta(
-            description="Paths that the API cannot change. A change of one replaces the object."
+            description="Paths that the API cannot change. Changing one replaces the object."
         ),
     ] = ()
     where: Annotated[

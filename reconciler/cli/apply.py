@@ -101,7 +101,7 @@ def apply(
     wait
         Wait until each resource has a settled outcome: Converged, Failed, Held, ...
     timeout
-        Maximum time to wait: 500ms, 30s, 2m, 1h. The work continues after it.
+        Maximum time to wait: 500ms, 30s, 2m, 1h. Reconciler continues after it.
     """
     check_names(namespace=namespace)
     checked_reason(reason)

@@ -53,8 +53,8 @@ def approve(
     """Approve the action of a held resource, so that Reconciler continues.
 
     The hold is the reason of the outcome Held, as `get` shows it. An
-    approval ends one occurrence of a hold. For the hold Approval, it is for
-    one plan. If the plan changes first, the decider refuses the approval.
+    approval ends one occurrence of a hold. An approval of the hold Approval
+    covers one plan. If the plan changes first, the decider refuses it.
     The log keeps the approval with your name and reason.
 
     For example:
@@ -74,12 +74,12 @@ def approve(
     names
         NAME, KIND/NAME or NAMESPACE/KIND/NAME.
     hold
-        The hold to approve. The decider refuses the approval of any other hold.
+        The hold to approve. If the resource is held for a different reason, the decider refuses.
     plan
-        For the hold Approval: the plan to approve, as `get` shows it. Default: the plan that waits
-        now.
+        For the hold Approval: the plan to approve, as `get` shows it. Default: the plan that is
+        currently waiting.
     all
-        Approve the actions of all resources with this hold, instead of names.
+        Instead of naming resources: approve the actions of all resources with this hold.
     config
         With --all: only the resources of this ProviderConfig.
     abandon

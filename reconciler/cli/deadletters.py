@@ -71,7 +71,7 @@ def list_letters(
     """List dead letters, newest last, and count their reasons.
 
     The last line counts the messages that Reconciler discarded because
-    their namespace had used its quota of dead letters.
+    their namespace had exceeded its quota of dead letters.
 
     For example:
 

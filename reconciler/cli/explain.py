@@ -75,7 +75,7 @@ class KindExplanation(msgspec.Struct, frozen=True, rename="camel", omit_defaults
 def explain(kind: str, /, *, output: Output = "table", connection: Connection = HERE) -> int:
     """Show the fields of a kind: types, allowed values, defaults, meaning.
 
-    "replaces" marks a field that the API cannot change in place. A change of
+    "replaces" marks a field that the API cannot change in place. Changing
     it replaces the object. The command needs a server only for a kind that a
     KindDefinition defines.
     `reconciler kinds` lists the kinds.
@@ -262,7 +262,7 @@ def _print(explanation: KindExplanation) -> None:
     for each in explanation.outputs:
         out.print(_paragraph(each, [each.type]))
     if explanation.labels_replace:
-        out.print("\nA change of the labels also replaces the object.")
+        out.print("\nChanging the labels also replaces the object.")
 
 
 def _rules(field: FieldExplanation) -> Iterator[str]:

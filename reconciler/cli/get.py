@@ -82,9 +82,10 @@ def get(
 ) -> int:
     """List resources with their current status, or with a past one.
 
-    JSON and YAML are manifests that `apply` accepts, with the status added.
-    A kind alone selects namespace `default`, and a name alone all
-    namespaces. The command works even if no role runs.
+    JSON and YAML output consists of manifests that `apply` accepts, with the
+    status added. With only a kind, the command lists namespace `default`.
+    With only a name, it searches all namespaces. It works even if no role
+    runs.
 
     For example:
 
@@ -112,7 +113,7 @@ def get(
         Show a past status: at a log position (1234), a time (2026-01-31T12:00:05Z; UTC without a
         zone) or a time span before now (30m, 2h, 7d).
     watch
-        Then show each resource again when it changes, until Ctrl-C.
+        After the list, show each resource again whenever it changes, until Ctrl-C.
     output
         Output format: a table, a table with more columns, JSON, YAML, or only namespace/kind/name.
     """

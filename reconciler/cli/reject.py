@@ -43,9 +43,9 @@ def reject(
     names
         NAME, KIND/NAME or NAMESPACE/KIND/NAME.
     plan
-        The plan to reject, as `get` shows it. Default: the plan that waits now.
+        The plan to reject, as `get` shows it. Default: the plan that is currently waiting.
     all
-        Reject all plans that wait for approval, instead of names.
+        Instead of naming resources: reject all plans that wait for approval.
     config
         With --all: only the resources of this ProviderConfig.
     timeout

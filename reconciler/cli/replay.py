@@ -57,15 +57,17 @@ def replay(
     """Rebuild all read models from the log, and check the log.
 
     The command checks the version and digest of every event, and that the log
-    is as long as other streams show. It calls no API, and the roles may run.
+    is as long as the other streams indicate. It calls no API, and the roles
+    may keep running.
     With --verify, it also compares the result with the stored rows, byte for
     byte, at their log position. It writes nothing without --repair.
 
-    Exit status: 1 if the log is damaged or rows differ that were not marked.
+    Exit status: 1 if the log is damaged, or if rows that were not marked
+    differ.
 
     For example:
 
-        reconciler replay                  the fleet, from the log alone
+        reconciler replay                  rebuild all rows, write nothing
         reconciler replay --verify
         reconciler replay --dump | jq .    every row, one JSON object per line
 

@@ -181,7 +181,8 @@ def revoke(
 ) -> int:
     """Revoke the grant of a secret to a namespace.
 
-    Objects that have the value keep it. Replace the value to make it useless.
+    Objects that have the value keep it. To make the old value useless, change
+    it where it is used as a credential.
 
     For example:
 
@@ -215,7 +216,7 @@ def remove(
     """Remove a secret and its grants.
 
     Resources that name it wait until it exists again. Their objects keep the
-    value that they have.
+    current value.
 
     For example:
 

@@ -53,8 +53,8 @@ def wait(
 ) -> int:
     """Wait until resources reach a state.
 
-    Exit status: 0 all reached it, 1 one has settled in another state, such
-    as Failed or Held, 3 timeout.
+    Exit status: 0 if all reached it, 1 if any settled in another state, such
+    as Failed or Held, 3 on timeout.
 
     For example:
 

@@ -75,7 +75,10 @@ class DeploymentFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     ] = 600.0
     paused: Annotated[
         bool,
-        _about(description="Whether a new template waits. A change of replicas is still applied."),
+        _about(
+            description="Whether the rollout of a new template is paused. Changes to replicas "
+            "still apply."
+        ),
     ] = False
     port: Annotated[
         Annotated[int, msgspec.Meta(ge=1, le=65_535)] | None,

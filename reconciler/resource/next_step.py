@@ -644,7 +644,7 @@ def _guarded(guard: DeletionGuard, state: ResourceState, context: Context) -> Se
     return on_hold(
         Hold.DELETION_GUARD,
         f"{what}, more than deletionGuard allows ({guard.max_count} objects, "
-        f"{guard.max_percent} %){hint}; approve the deletion, or declare the object",
+        f"{guard.max_percent}%){hint}; approve the deletion, or declare the object",
     )
 
 

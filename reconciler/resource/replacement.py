@@ -91,7 +91,7 @@ def held_for_its_definition(state: ResourceState, config: ProviderConfigSpec) ->
         Hold.DEFINITION_GUARD,
         f"the changed definition of its kind affects {definition.affected} of "
         f"{definition.total} resources and would replace this object, more than deletionGuard "
-        f"allows ({guard.max_count} objects, {guard.max_percent} %); approve the replacement, "
+        f"allows ({guard.max_count} objects, {guard.max_percent}%); approve the replacement, "
         "or change the definition",
     )
 
@@ -110,7 +110,7 @@ def held_for_its_parts(
     return on_hold(
         Hold.PRUNE_GUARD,
         f"{by}{': ' if by else ''}{removed} of its {total} resources would be withdrawn, more "
-        f"than deletionGuard allows ({guard.max_count} resources, {guard.max_percent} %); "
+        f"than deletionGuard allows ({guard.max_count} resources, {guard.max_percent}%); "
         "approve the withdrawal, or add their manifests again",
     )
 

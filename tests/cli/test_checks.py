@@ -167,15 +167,15 @@ async def test_what_is_wrong_for_a_moment_is_not_told(monkeypatch: pytest.Monkey
 def test_room() -> None:
     assert check_room({"storage": 5, "limits": {"max_storage": -1}}).verdict == "ok"
     nearly = check_room({"storage": 95, "limits": {"max_storage": 100}})
-    assert (nearly.verdict, "95 %" in nearly.found) == ("warn", True)
+    assert (nearly.verdict, "95%" in nearly.found) == ("warn", True)
     full = check_room({"storage": 266, "limits": {"max_storage": 100}})
-    assert (full.verdict, "266 %" in full.found) == ("fail", True)
+    assert (full.verdict, "266%" in full.found) == ("fail", True)
     tiers = {
         "R1": {"storage": 5, "limits": {"max_storage": 100}},
         "R3": {"storage": 120, "limits": {"max_storage": 100}},
     }
     of_a_cluster = check_room({"storage": 365, "limits": {"max_storage": 0}, "tiers": tiers})
-    assert (of_a_cluster.verdict, "120 %" in of_a_cluster.found) == ("fail", True)
+    assert (of_a_cluster.verdict, "120%" in of_a_cluster.found) == ("fail", True)
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ class DatabaseFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, re
     encoding: Annotated[
         Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]{1,32}(?!\n)$")] | None,
         msgspec.Meta(
-            description="Encoding, by the server's own name, such as UTF8 or LATIN1. Default:"
+            description="Encoding, as the server names it, such as UTF8 or LATIN1. Default:"
             " the template's."
         ),
     ] = None

@@ -84,7 +84,8 @@ class GrantFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     grantable: Annotated[
         list[Privilege],
         msgspec.Meta(
-            max_length=20, description="Those of privileges that the role may grant to other roles."
+            max_length=20,
+            description="Subset of privileges that the role may grant to other roles.",
         ),
     ] = []
     role: Annotated[

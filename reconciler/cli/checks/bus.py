@@ -77,7 +77,7 @@ def check_room(account: dict[str, Any]) -> Finding:
         if verdict == "ok"
         else "Give the account more JetStream storage. A full stream refuses declarations."
     )
-    return Finding("storage", verdict, f"{text}, {percent} % of the limit", remedy)
+    return Finding("storage", verdict, f"{text}, {percent}% of the limit", remedy)
 
 
 async def check_streams(nc: Client) -> list[Finding]:

@@ -101,5 +101,5 @@ def _disk(told: _JetStream) -> Finding:
     remedy = (
         "" if verdict == "ok" else "Increase max_file_store of the server, or use a larger disk."
     )
-    text = f"{used / 1e6:.1f} MB of {most / 1e6:.1f} MB, {percent} %"
+    text = f"{used / 1e6:.1f} MB of {most / 1e6:.1f} MB, {percent}%"
     return Finding("server disk", verdict, text, remedy)
