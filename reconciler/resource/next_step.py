@@ -19,6 +19,7 @@ from events.log import (
     OwnershipReleased,
 )
 from events.manifest import Policy
+from events.names import ResourceKey
 from events.provider_config import DeletionGuard, ProviderConfigSpec, is_config
 from reconciler.provider.kind import Kind, Readiness
 from reconciler.resource.api_health import standing_of_api
@@ -577,6 +578,11 @@ def _not_ours(state: ResourceState, context: Context, config: ProviderConfigSpec
     if named := labelled(found, context):
         whose = _without_namespace(named, state, context)
         reason, why = "OwnedByAnother", f"the owner label of the object names {whose}"
+        is_by_id = not context.capabilities.deterministic_names
+        if is_by_id and ResourceKey.parse(named).kind == context.key.kind:
+            # No name shows that it is a copy: that resource may have created it, and lost it.
+            why += ", which does not own it"
+            return Settled("Disputed", reason, f"{why}; Reconciler leaves it unchanged")
     left_alone = Settled("Unowned", reason, f"{why}; Reconciler leaves it unchanged")
     return _held_in_doubt(found, said, state, context) or _never_ours(state) or left_alone
 

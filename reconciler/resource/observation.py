@@ -50,7 +50,7 @@ def observe(said: Observed, command: Command, state: ResourceState, context: Con
     if _is_second_object(said, state, context):
         is_stale = _is_stale(said, command, state, context)
         return NOTHING_NEW if is_stale else Facts((_second_object(said),))
-    if not _is_about_us(said, state, context) or _is_stale(said, command, state, context):
+    if not _is_about_us(said, command, state, context) or _is_stale(said, command, state, context):
         return NOTHING_NEW
     taken_by = _taken_by(said, state, context)
     if taken_by == state.observed.taken_by and not _is_news(said, state):
@@ -74,9 +74,14 @@ def observe(said: Observed, command: Command, state: ResourceState, context: Con
     return Facts((seen,), shows_object=True)
 
 
-def _is_about_us(said: Observed, state: ResourceState, context: Context) -> bool:
+def _is_about_us(said: Observed, command: Command, state: ResourceState, context: Context) -> bool:
     place, spec = (said.provider_config, said.external_name), state.desired.spec
-    if not context.capabilities.deterministic_names and _is_of_another_id(said, state):
+    is_by_id = not context.capabilities.deterministic_names
+    if (
+        is_by_id
+        and _is_of_another_id(said, state)
+        and not _shows_wrong_uid(said, command, state, context)
+    ):
         return False
     if state.owned is not None:
         return place == (state.owned.provider_config, state.owned.external_name)
@@ -88,6 +93,21 @@ def _is_about_us(said: Observed, state: ResourceState, context: Context) -> bool
         is_declared = place == (spec.provider_config, spec.external_name)
         return is_declared or _is_created_late(said, state, context)
     return True
+
+
+def _shows_wrong_uid(
+    said: Observed, command: Command, state: ResourceState, context: Context
+) -> bool:
+    """Return whether our creation made an object, although its response named another uid.
+
+    The key shows that. A copy has the same key, so it counts only until the named uid is seen.
+    """
+    found = said.object
+    if found is None or found.labels.get(OWNER_LABEL) != context.owner:
+        return False
+    creations = (each.action for each in state.actions.ended if each.action.operation == "Create")
+    is_marked = any(each.idempotency_key == found.written_by for each in creations)
+    return is_marked and is_unconfirmed(command, state, context)
 
 
 def _is_second_object(said: Observed, state: ResourceState, context: Context) -> bool:

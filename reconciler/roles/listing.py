@@ -159,8 +159,9 @@ async def observations(
             # With our label it is that object, however late; without, the id may have returned.
             is_deleted = each.uid in (late_ids if OWNER_LABEL in each.labels else deleted_ids)
             is_gone = is_deleted and not any(row.owned for row in mine)
+            elsewhere = _owner_elsewhere(listing, each, rows, log_id)
             released_by = released.get((each.name, each.uid), "")
-            creator = _late_creator(listing, each, mine, rows, log_id)
+            creator = _creator(listing, each, mine, objects, rows, log_id)
             if creator is not None and not (released_by or is_gone):
                 recorded = hide_and_digest(each, secrecy, [creator])
                 creators.add(creator.key)
@@ -176,12 +177,12 @@ async def observations(
                 continue
             if not mine:
                 key = _new_key(listing, each, config.scope.namespace, rows)
-                found.append((key, _observed(listing, each.name, recorded[0], strays)))
+                seen = _observed(listing, each.name, recorded[0], strays, taken_by=elsewhere)
+                found.append((key, seen))
                 continue
             ours = log_id if is_ours and is_ours(each) else ""
-            interested = _interested(
-                listing, recorded, mine, strays, ours=ours, released_by=released_by
-            )
+            left_to = released_by or elsewhere
+            interested = _interested(listing, recorded, mine, strays, ours=ours, left_to=left_to)
             for row, taken in interested:
                 seen = _observed(listing, each.name, recorded[0], strays, taken_by=taken)
                 # A row that changed meanwhile was not compared with all that came before it.
@@ -283,25 +284,46 @@ async def _released(
     return found
 
 
-def _late_creator(
+def _creator(
     listing: ListingAssembler,
     seen: ExternalObject,
     mine: Sequence[StatusRow],
+    objects: Container[str],
     rows: Mapping[str, StatusRow],
     log_id: str,
 ) -> StatusRow | None:
-    """Return the resource that may have created this object by a late call, under another name.
+    """Return the resource that may have created this object under another name or uid.
 
-    The object has a name that the resource has used before, for an object that was replaced.
+    By a late call, the object has a name that the resource has used for one that was replaced.
+    Without unique names, the response to the creation named a uid that the listing does not show.
     """
     label, began = seen.labels.get(OWNER_LABEL), listing.began
-    if not (label and listing.unique_names) or any(row.owned or row.retiring for row in mine):
+    if not label or any(row.owned or row.retiring for row in mine):
         return None
     row = rows.get(resource_of(label, log_id))
     if row is None or row.retiring or row.action_id or any(each is row for each in mine):
         return None
-    is_here = (row.provider_config, row.kind) == (began.provider_config, began.kind)
-    return row if is_here and seen.name in row.uncertain_names else None
+    if (row.provider_config, row.kind) != (began.provider_config, began.kind):
+        return None
+    if not listing.unique_names and seen.written_by is None:
+        return None  # no name shows that the resource may have created it
+    if not listing.unique_names and row.owned:
+        return None if listing.place_of(row) in objects else row
+    return row if seen.name in row.uncertain_names else None
+
+
+def _owner_elsewhere(
+    listing: ListingAssembler,
+    seen: ExternalObject,
+    rows: Mapping[str, StatusRow],
+    log_id: str,
+) -> str:
+    """Name the resource of this kind that owns an object in another configuration of its API."""
+    label, began = seen.labels.get(OWNER_LABEL), listing.began
+    row = rows.get(resource_of(label, log_id)) if label and not listing.unique_names else None
+    if row is None or row.kind != began.kind or row.provider_config == began.provider_config:
+        return ""
+    return str(row.key) if row.owned and seen.uid is not None and row.uid == seen.uid else ""
 
 
 def _find_by_name(
@@ -374,13 +396,13 @@ def _interested(
     strays: StrayCount | None,
     *,
     ours: str,
-    released_by: str,
+    left_to: str,
 ) -> Iterable[tuple[StatusRow, str]]:
     """Which resources learn something from the object: those that know it otherwise.
 
     ``recorded``: the object, and its digest. Beside each, which other one has it. ``ours``: the
-    log, if an object that nobody declared counts as its. ``released_by``: the resource that has
-    released the object, empty if none has.
+    log, if an object that nobody declared counts as its. ``left_to``: the resource that has
+    released the object, or owns it in another configuration; empty if none has.
     """
     seen, shown = recorded
     for row in rows:
@@ -389,8 +411,8 @@ def _interested(
         is_other = bool(row.uid or row.seen_uid) or listing.unique_names
         if is_other and listing.place_of(row) != listing.place(seen.name, seen.uid):
             continue  # it was replaced, and goes
-        is_alone = len(rows) == 1 and not released_by  # as nearly all are
-        taken = "" if is_alone else _taken_by(row, rows) or _left_to(row, rows, released_by)
+        is_alone = len(rows) == 1 and not left_to  # as nearly all are
+        taken = "" if is_alone else _taken_by(row, rows) or _left_to(row, rows, left_to)
         if taken and taken == row.taken_by and not _has(row):
             continue  # how it goes on with it is the other's
         if not taken and _is_about_to_claim(row) and len([*filter(_is_about_to_claim, rows)]) > 1:

@@ -263,6 +263,61 @@ async def test_a_late_object_that_another_resource_owns_is_not_told() -> None:
     assert "mine" not in await told_of_late(moved(), owner)
 
 
+# --- an object that a creation has made, though its response named another id
+
+
+def answered(**more: Any) -> StatusRow:
+    """How a resource stands whose creation was answered with an id that no object has."""
+    known: dict[str, Any] = {"owned": True, "uid": "n9", **more}
+    return row("mine", note("n9"), **known)
+
+
+MARKED = replace(LATE, written_by="key")
+
+
+async def test_an_object_is_told_to_the_resource_that_may_have_created_it_under_another_id() -> (
+    None
+):
+    assert set(await told([MARKED], answered())) == {"mine"}
+    seen = {"seen_uid": "n2", "foreign_identity": identity(MARKED)}
+    stranger = row("todo", MARKED, declared=False, **seen)
+    assert set(await told([MARKED], answered(), stranger)) == {"mine"}, "also if it was seen before"
+    withdrawn = row("mine", declared=False, uncertain_names=("todo",))
+    assert set(await told([MARKED], withdrawn)) == {"mine"}, "also if it was withdrawn before"
+
+
+async def test_an_id_that_is_not_listed_is_read_though_another_object_has_the_label() -> None:
+    found = await findings([MARKED], answered())
+    assert [each.name for each in found.doubtful] == ["mine"]
+
+
+@pytest.mark.parametrize(
+    ("shown", "resource"),
+    [
+        ([MARKED, note("n9")], answered()),
+        ([LATE], answered()),
+        ([MARKED], answered(action_id="a", operation="Update")),
+    ],
+    ids=["its object is listed", "no key", "an action runs"],
+)
+async def test_a_copy_is_not_told_to_the_resource_of_the_original(
+    shown: list[ExternalObject], resource: StatusRow
+) -> None:
+    assert "mine" not in await told(shown, resource)
+
+
+@pytest.mark.parametrize("is_seen", [False, True])
+async def test_an_object_that_a_resource_has_in_another_configuration_is_taken(
+    is_seen: bool,
+) -> None:
+    owner = answered(uid="n2")
+    owner.provider_config = "other"
+    seen = {"seen_uid": "n2", "foreign_identity": identity(MARKED)}
+    rows = [owner, row("todo", MARKED, declared=False, **seen)] if is_seen else [owner]
+    found = await told([MARKED], *rows)
+    assert [each.taken_by for each in found.values()] == ["default/Note/mine"]
+
+
 # --- an undeclared object that a resource waits to delete, and another resource of its name
 
 

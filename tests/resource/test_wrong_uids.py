@@ -32,6 +32,19 @@ def created() -> tuple[Story, ExternalObject]:
     return story, replace(story.seen, uid="real")
 
 
+assert BLOCK.capabilities is not None
+BY_ID = changed(BLOCK, capabilities=replace(BLOCK.capabilities, deterministic_names=False))
+"""A kind whose ids the API makes: its names prove nothing."""
+
+
+def created_by_id(*, marked: bool = True) -> tuple[Story, ExternalObject]:
+    """The API makes the ids; the object carries the key of its creation if it is ``marked``."""
+    story = converged(kind=BY_ID)
+    created = story.state.actions.ended[-1].action
+    key = created.idempotency_key if marked else "key"
+    return story, replace(story.seen, uid="real", written_by=key)
+
+
 def later(story: Story, seconds: float) -> Story:
     story.now += timedelta(seconds=seconds)
     return story
@@ -147,3 +160,46 @@ def test_a_label_that_our_own_write_may_have_put_on_it_proves_nothing():
     assert story.idle
     story.see(replace(first, uid="h1"))
     assert story.outcome == "Conflict"
+
+
+def test_without_unique_names_the_object_with_the_key_of_the_creation_is_ours():
+    story, made = created_by_id()
+    events = story.see(made)
+    assert only(OwnershipReleased, events).unconfirmed
+    assert only(OwnershipClaimed, events).uid == "real"
+    assert story.idle, "it is not created again"
+    story.see(None, absent_uid="u1")
+    assert story.outcome == "Converged", "the wrong uid is not ours any more"
+    story.withdraw()
+    assert (story.action.operation, story.action.uid) == ("Delete", "real")
+
+
+def test_without_unique_names_an_object_with_another_key_is_not_ours():
+    story, made = created_by_id(marked=False)
+    assert not story.see(made)
+    assert story.state.owned is not None
+
+
+def test_without_unique_names_a_copy_made_long_after_the_creation_is_not_ours():
+    story, made = created_by_id()
+    assert not later(story, 3600).see(made)
+
+
+def test_without_unique_names_a_copy_beside_a_listed_object_is_not_ours():
+    story, made = created_by_id()
+    story.declare({"type": "Circle"})
+    story.succeed()
+    assert not story.see(made)
+
+
+@pytest.mark.parametrize(
+    ("unique", "outcome"), [(True, "Unowned"), (False, "Disputed")], ids=["by name", "by id"]
+)
+def test_an_object_that_nobody_has_with_the_label_of_a_resource_of_its_kind(
+    unique: bool, outcome: str
+):
+    """A name that the resource never used shows a copy; an id does not."""
+    story = Story(kind=BLOCK if unique else BY_ID)
+    found = thing(uid="u9", labels={"reconciler/owner": "log1.default.Block.other"})
+    story.see(replace(found, written_by="key"))
+    assert (story.outcome, story.reason) == (outcome, "OwnedByAnother")
