@@ -18,6 +18,7 @@ import msgspec
 
 from infra.jetstream.access import Access
 from infra.jetstream.errors import BusAccessError
+from infra.named_files import MAX_KEY_BYTES, read_at_most
 
 DEFAULT_INBOX_PREFIX: Final = "_INBOX"
 
@@ -79,7 +80,7 @@ class KeyFile:
 
     def _text(self) -> str:
         try:
-            return self.path.read_text(encoding="ascii")
+            return read_at_most(self.path, MAX_KEY_BYTES).decode("ascii")
         except OSError as error:
             raise BusAccessError(f"cannot read {self.path}: {error.strerror}") from None
         except UnicodeDecodeError:

@@ -20,7 +20,7 @@ from reconciler.cli.errors import CommandError, UsageError
 from reconciler.cli.exits import Exit
 from reconciler.cli.manifests import Documents, read_all
 from reconciler.cli.naming import check_names
-from reconciler.cli.options import Duration, Files, Output, Reason
+from reconciler.cli.options import Duration, Files, NamedPath, Output, Reason
 from reconciler.cli.results import (
     Result,
     checked_reason,
@@ -47,7 +47,7 @@ _AGAIN_SECONDS = 0.2
 def apply(
     *,
     file: Files = (),
-    plan: Path | None = None,
+    plan: NamedPath | None = None,
     namespace: Annotated[str, Parameter(name=("--namespace", "-n"))] = "default",
     set_name: Annotated[str, Parameter(name="--set")] = "",
     prune: bool = False,

@@ -15,7 +15,7 @@ from reconciler.cli.connection import HERE, Connection, bus, run_async
 from reconciler.cli.console import console
 from reconciler.cli.exits import Exit
 from reconciler.cli.log_replay import log_of
-from reconciler.cli.options import Output
+from reconciler.cli.options import NamedPath, Output
 from reconciler.cli.output import plural, print_structured
 from reconciler.cli.progress import progress_bar
 from reconciler.cli.standard_streams import even_if_nobody_reads
@@ -25,7 +25,7 @@ _SHOWN = 20
 _MEGABYTE = 1e6
 
 
-def backup(file: Path, /, *, output: Output = "table", connection: Connection = HERE) -> int:
+def backup(file: NamedPath, /, *, output: Output = "table", connection: Connection = HERE) -> int:
     """Save the whole log to one file, while the roles run.
 
     The file contains all events, and the declarations that no decider has

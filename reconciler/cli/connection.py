@@ -27,6 +27,7 @@ from infra.jetstream.connection import (
 )
 from infra.jetstream.errors import BusUnavailableError
 from reconciler.cli.interrupts import note_sending, raise_from_now_on
+from reconciler.cli.options import NamedPath
 from reconciler.cli.own_clock import warn_of_own_clock
 from reconciler.cli.own_logs import LogLevel, configure_logs
 from reconciler.cli.settings import NAMES, UP, Setting, settings
@@ -78,22 +79,22 @@ class BusOptions:
     nats_url: str | None = None
     """URL of the NATS server. Default: see `reconciler --help`."""
 
-    credentials: Path | None = None
+    credentials: NamedPath | None = None
     """NATS credentials file (.creds)."""
 
-    nkey: Path | None = None
+    nkey: NamedPath | None = None
     """File with an nkey seed."""
 
     inbox_prefix: str | None = None
     """Prefix of reply subjects. Default: derived from the name of the NATS user."""
 
-    tls_ca: Path | None = None
+    tls_ca: NamedPath | None = None
     """PEM file of certificate authorities to trust instead of the system's."""
 
-    tls_cert: Path | None = None
+    tls_cert: NamedPath | None = None
     """PEM file of the client certificate, if the server requires one."""
 
-    tls_key: Path | None = None
+    tls_key: NamedPath | None = None
     """PEM file of the private key of the client certificate."""
 
     def settings(self) -> dict[str, Setting]:

@@ -29,7 +29,7 @@ from reconciler.cli.dead_letter_list import (
 )
 from reconciler.cli.errors import UsageError
 from reconciler.cli.exits import Exit
-from reconciler.cli.options import Duration, Output, check_limit
+from reconciler.cli.options import Duration, NamedPath, Output, check_limit
 from reconciler.cli.output import Format, print_structured
 from reconciler.cli.own_clock import note_own_clock
 from reconciler.cli.standard_streams import even_if_nobody_reads
@@ -134,7 +134,7 @@ def retry(
     resource: ByResource = None,
     all_letters: Annotated[bool, Parameter(name="--all")] = False,
     count: int | None = None,
-    file: Path | None = None,
+    file: NamedPath | None = None,
     force: bool = False,
     timeout: Duration = 5.0,
     output: Output = "table",

@@ -11,9 +11,13 @@ from typing import Final
 
 from events.documents import SUFFIXES, Problem, Read, Source, read_documents
 from events.names import ResourceKey, system_rank
+from infra.named_files import read_at_most, within
 from reconciler.cli.errors import CommandError
 
 STANDARD_INPUT: Final = "-"
+
+MAX_MANIFEST_BYTES: Final = 64 << 20
+"""Of one file: as many manifests as 60,000 take."""
 
 
 @dataclass(slots=True)
@@ -54,12 +58,16 @@ def read_all(paths: Sequence[str], namespace: str) -> Documents:
 def _texts(paths: Sequence[str]) -> Iterator[tuple[str, str]]:
     for path in paths:
         if path == STANDARD_INPUT:
-            yield "standard input", _decoded("standard input", sys.stdin.buffer.read())
+            content = sys.stdin.buffer.read(MAX_MANIFEST_BYTES + 1)
+            yield (
+                "standard input",
+                _decoded("standard input", within(content, MAX_MANIFEST_BYTES, "standard input")),
+            )
             continue
         if not path:  # of a shell variable without a value: not the current directory
             raise CommandError("--file '': name a file, a directory, or - for standard input")
         for file in _files(Path(path)):
-            yield str(file), _decoded(str(file), file.read_bytes())
+            yield str(file), _decoded(str(file), read_at_most(file, MAX_MANIFEST_BYTES))
 
 
 def _decoded(file: str, content: bytes) -> str:

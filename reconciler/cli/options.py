@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
@@ -35,6 +36,19 @@ Files = Annotated[
 Reason = Annotated[
     str, Parameter(help="Your reason. The log keeps it, and `history` and `why` show it.")
 ]
+
+
+def _named(_type: Any, tokens: Any) -> Path:
+    """Read the name of a file or directory.
+
+    An empty one, of a shell variable without a value, would be the current directory.
+    """
+    if not tokens[0].value:
+        raise UsageError(f"{tokens[0].keyword or 'FILE'} '': name a file or a directory")
+    return Path(tokens[0].value)
+
+
+NamedPath = Annotated[Path, Parameter(converter=_named)]
 
 MAX_LIMIT = 1_000_000_000
 """More items than a log has events."""

@@ -17,6 +17,7 @@ from rich.text import Text
 from events.composition import CHILDREN, MANIFESTS
 from events.manifest import Manifest
 from events.names import ResourceKey
+from infra.named_files import read_at_most, write_whole
 from infra.secrets import open_stores
 from reconciler.cli.connection import HERE, Connection, bus, run_async
 from reconciler.cli.console import age, console
@@ -26,7 +27,7 @@ from reconciler.cli.live_object import secrets_here
 from reconciler.cli.log_replay import log_of
 from reconciler.cli.manifests import read_all
 from reconciler.cli.naming import check_names
-from reconciler.cli.options import Files, Output
+from reconciler.cli.options import Files, NamedPath, Output
 from reconciler.cli.output import Format, harmless, print_structured
 from reconciler.errors import ConfigurationError, ProviderError
 from reconciler.resource.foresight import UNKNOWN
@@ -46,13 +47,14 @@ _MAX_VALUE_CHARACTERS: Final = 120
 _STEPS: Final = {"Declare": ("+", "green"), "Change": ("~", "yellow"), "Withdraw": ("-", "red")}
 _MAX_PARTS: Final = 10
 _MAX_PARTS_IN_FULL: Final = 3
+_MAX_PLAN_BYTES: Final = 256 << 20
 
 
 def plan(
     *,
     file: Files,
     namespace: Annotated[str, Parameter(name=("--namespace", "-n"))] = "default",
-    out: Path | None = None,
+    out: NamedPath | None = None,
     refresh: bool = False,
     output: Output = "table",
     connection: Connection = HERE,
@@ -161,8 +163,9 @@ async def _list(foresight: Foresight) -> None:
 
 
 def _write(path: Path, made: Plan) -> None:
+    content = msgspec.json.format(msgspec.json.encode(made), indent=1) + b"\n"
     try:
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(made), indent=1) + b"\n")
+        write_whole(path, content)
     except OSError as error:
         raise CommandError(f"cannot write {path}: {error.strerror}") from None
 
@@ -170,7 +173,7 @@ def _write(path: Path, made: Plan) -> None:
 def read_plan(path: Path) -> Plan:
     """Read a plan's file; raises ``CommandError``."""
     try:
-        made = msgspec.json.decode(path.read_bytes(), type=Plan)
+        made = msgspec.json.decode(read_at_most(path, _MAX_PLAN_BYTES), type=Plan)
     except OSError as error:
         raise CommandError(f"cannot read {path}: {error.strerror}") from None
     except msgspec.DecodeError as error:

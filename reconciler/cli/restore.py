@@ -27,7 +27,7 @@ from reconciler.cli.connection import HERE, Connection, bus, run_async
 from reconciler.cli.console import console
 from reconciler.cli.exits import Exit
 from reconciler.cli.init import check_replicas
-from reconciler.cli.options import Output
+from reconciler.cli.options import NamedPath, Output
 from reconciler.cli.output import plural, print_structured
 from reconciler.cli.progress import progress_bar
 from reconciler.cli.standard_streams import even_if_nobody_reads
@@ -37,7 +37,7 @@ _SHOWN = 20
 
 
 def restore(
-    file: Path,
+    file: NamedPath,
     /,
     *,
     replace: str | None = None,

@@ -13,13 +13,14 @@ from cyclopts import Parameter
 from events.excerpt import some
 from events.names import DEFAULT_NAMESPACE, check_token
 from events.secret import SECRET_NAME
+from infra.named_files import MAX_KEY_BYTES, read_at_most
 from infra.secrets import FileSecrets
 from reconciler.cli.app import group_of_commands
 from reconciler.cli.connection import DATA_FOLDER, SECRETS_FOLDER
 from reconciler.cli.console import print_table
 from reconciler.cli.errors import CommandError, UsageError
 from reconciler.cli.exits import Exit
-from reconciler.cli.options import Output
+from reconciler.cli.options import NamedPath, Output
 from reconciler.cli.output import Format, print_structured
 from reconciler.provider.secrets import SecretKey
 from reconciler.secrecy import MIN_CHARACTERS
@@ -33,7 +34,7 @@ FormerReader = Annotated[
     str, Parameter(name="--to", help="Namespace that may no longer read the secret.")
 ]
 Directory = Annotated[
-    Path | None,
+    NamedPath | None,
     Parameter(
         help="The secrets directory. Default: $RECONCILER_SECRETS, or that of `up` in this "
         "directory."
@@ -74,7 +75,7 @@ def set_secret(
     /,
     *,
     namespace: Owner = DEFAULT_NAMESPACE,
-    from_file: Path | None = None,
+    from_file: NamedPath | None = None,
     directory: Directory = None,
     output: Output = "table",
 ) -> int:
@@ -272,7 +273,7 @@ def _existing(directory: Path | None, key: SecretKey) -> FileSecrets:
 
 def _value(key: SecretKey, file: Path | None) -> str:
     if file is not None:
-        content = file.read_bytes()
+        content = read_at_most(file, MAX_KEY_BYTES)
     elif sys.stdin.isatty():
         content = getpass(f"Value of secret {key}: ").encode()
     else:

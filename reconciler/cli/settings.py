@@ -15,6 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from infra.jetstream.access import VARIABLE_PREFIX
+from infra.named_files import MAX_KEY_BYTES, read_at_most
 from reconciler.errors import ConfigurationError
 
 NAMES: Final = (
@@ -89,7 +90,7 @@ def _file() -> Path | None:
 
 def _read(path: Path) -> dict[str, str]:
     try:
-        content = tomllib.loads(path.read_text())
+        content = tomllib.loads(read_at_most(path, MAX_KEY_BYTES).decode())
     except (OSError, ValueError) as error:
         what = error.strerror if isinstance(error, OSError) else f"not TOML: {error}"
         raise ConfigurationError(f"{path}: invalid: {what}") from None

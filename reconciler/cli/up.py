@@ -32,6 +32,7 @@ from reconciler.cli.errors import UsageError
 from reconciler.cli.exits import Exit
 from reconciler.cli.local_configs import Change, change_of_config, declare_config
 from reconciler.cli.main import STARTED
+from reconciler.cli.options import NamedPath
 from reconciler.cli.output import print_json_line
 from reconciler.cli.own_logs import configure_logs
 from reconciler.cli.signals import until_stopped
@@ -74,7 +75,7 @@ class Ready(msgspec.Struct, frozen=True, rename="camel"):
 
 def up(
     *,
-    data: Path = DATA_FOLDER,
+    data: NamedPath = DATA_FOLDER,
     port: int | None = None,
     api_port: int | None = None,
     latency_ms: float = 0,

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Final
 
 import structlog
 
+from infra.named_files import MAX_KEY_BYTES, read_at_most
 from reconciler.cli.client import client_of
 from reconciler.cli.connection import HERE, Connection, run_async
 from reconciler.cli.errors import CommandError, UsageError
 from reconciler.cli.exits import Exit
+from reconciler.cli.options import NamedPath
 from reconciler.composites.git_source import KIND
 
 _LEAST_CHARACTERS: Final = 16
@@ -21,7 +22,7 @@ _logger = structlog.get_logger(__name__)
 
 def webhook(
     *,
-    secret_file: Path,
+    secret_file: NamedPath,
     host: str = "127.0.0.1",
     port: int = 8091,
     connection: Connection = HERE,
@@ -48,8 +49,10 @@ def webhook(
         Port to listen on; 0 selects a free port.
     """
     try:
-        secret = secret_file.read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
+        secret = read_at_most(secret_file, MAX_KEY_BYTES).decode().strip()
+    except OSError as error:
+        raise CommandError(f"cannot read {secret_file}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
         raise CommandError(f"cannot read {secret_file}: {error}") from None
     if len(secret) < _LEAST_CHARACTERS:
         raise UsageError(f"{secret_file}: must have at least {_LEAST_CHARACTERS} characters")

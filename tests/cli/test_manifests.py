@@ -155,3 +155,13 @@ def test_what_is_nested_too_deep_does_not_stop_the_others(tmp_path: Path) -> Non
         "the document is nested too deeply",
         "the document is nested too deeply",
     ]
+
+
+def test_a_file_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("reconciler.cli.manifests.MAX_MANIFEST_BYTES", 1 << 20)
+    with pytest.raises(OSError, match="larger than 1 MiB"):
+        read_all(["/dev/zero"], "team")
+    with Path("/dev/zero").open("rb") as endless:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(endless))
+        with pytest.raises(OSError, match=r"larger than 1 MiB.*standard input"):
+            read_all(["-"], "team")

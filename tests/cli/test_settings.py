@@ -29,6 +29,42 @@ def test_a_flag_wins_over_the_environment_and_that_over_the_file(inside: Cli) ->
     assert found["nats-url"] == ("nats://flag:1", "flag --nats-url")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("backup", ""), "FILE '': name a file or a directory"),
+        (("restore", ""), "FILE '': name a file or a directory"),
+        (("get", "--nkey", ""), "--nkey '': name a file or a directory"),
+        (("secrets", "list", "--directory", ""), "--directory '': name a file or a directory"),
+    ],
+)
+def test_an_empty_name_is_not_the_current_directory(
+    inside: Cli, arguments: tuple[str, ...], said: str
+) -> None:
+    refused = inside.run(*arguments)
+    assert (refused.status, refused.err) == (2, f"error: {said}\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment"),
+    [
+        (("get", "--nkey", "/dev/zero"), {}),
+        (("get", "--credentials", "/dev/zero"), {}),
+        (("webhook", "--secret-file", "/dev/zero"), {}),
+        (("secrets", "set", "key", "--from-file", "/dev/zero"), {}),
+        (("get",), {"RECONCILER_CONFIG": "/dev/zero"}),
+    ],
+)
+def test_a_device_in_place_of_a_small_file_is_refused(
+    inside: Cli, arguments: tuple[str, ...], environment: dict[str, str]
+) -> None:
+    refused = inside.run(*arguments, RECONCILER_NATS_URL="nats://127.0.0.1:1", **environment)
+    assert refused.status == 1
+    assert "/dev/zero: " in refused.err
+    assert "it is larger than 1 MiB" in refused.err
+    assert refused.err.count("\n") == 1
+
+
 def test_the_file_can_be_elsewhere(inside: Cli, tmp_path: Path) -> None:
     inside.write("elsewhere/reconciler/config.toml", 'nats-url = "nats://home:1"\n')
     home = str(tmp_path / "elsewhere")

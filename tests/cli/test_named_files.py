@@ -1,0 +1,36 @@
+"""Files that users name: written completely or not at all."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from infra.named_files import write_whole
+
+
+def test_a_full_disk_leaves_the_earlier_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_room(_file: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    plan = tmp_path / "today.plan"
+    write_whole(plan, b"earlier")
+    monkeypatch.setattr(os, "fsync", no_room)
+    with pytest.raises(OSError, match="No space left"):
+        write_whole(plan, b"later")
+    assert plan.read_bytes() == b"earlier"
+    assert list(tmp_path.iterdir()) == [plan]
+
+
+def test_a_link_stays_one_and_a_device_is_written_directly(tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to("today.plan")
+    write_whole(link, b"content")
+    assert link.is_symlink()
+    assert (tmp_path / "today.plan").read_bytes() == b"content"
+    write_whole(Path("/dev/null"), b"content")
+    assert not Path("/dev/null").is_file()
