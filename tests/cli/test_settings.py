@@ -51,7 +51,7 @@ def test_an_empty_name_is_not_the_current_directory(
         (("get", "--nkey", "/dev/zero"), {}),
         (("get", "--credentials", "/dev/zero"), {}),
         (("webhook", "--secret-file", "/dev/zero"), {}),
-        (("secrets", "set", "key", "--from-file", "/dev/zero"), {}),
+        (("secrets", "set", "key", "--from-file", "/dev/zero", "--directory", "."), {}),
         (("get",), {"RECONCILER_CONFIG": "/dev/zero"}),
     ],
 )
