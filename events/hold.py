@@ -142,13 +142,13 @@ _FACTS: Final[Mapping[Hold, _Facts]] = {
         "Back up the data, then approve the action; or undo the change",
     ),
     Hold.DEFINITION_GUARD: _Facts(
-        "Message",
+        "ProviderConfig",
         "A changed [KindDefinition](../kinds/kind-definition.md) would replace more objects "
         "than `deletionGuard` allows",
         "Approve the replacements, or undo the change to the definition",
     ),
     Hold.PRUNE_GUARD: _Facts(
-        "Message",
+        "ProviderConfig",
         "A commit would withdraw more resources of a [GitSource](../kinds/git-source.md) than "
         "`deletionGuard` allows",
         "Approve the withdrawals, or revert the commit",

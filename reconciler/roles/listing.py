@@ -18,7 +18,7 @@ from events.hold import Hold
 from events.intake import ListingBegan, LossCount, Observed, StrayCount
 from events.integrity import LogDamage
 from events.names import ResourceKey, name_for_external
-from events.provider_config import ProviderConfigSpec, is_within
+from events.provider_config import DeletionGuard, ProviderConfigSpec, is_within
 from projections.status import StatusRow
 from reconciler.process_secrets import OF_THIS_PROCESS
 from reconciler.resource.observation import AWAITING_READ, LOOKING
@@ -182,7 +182,10 @@ async def observations(
                 continue
             ours = log_id if is_ours and is_ours(each) else ""
             left_to = released_by or elsewhere
-            interested = _interested(listing, recorded, mine, strays, ours=ours, left_to=left_to)
+            guard = config.deletion_guard
+            interested = _interested(
+                listing, recorded, mine, strays, guard, ours=ours, left_to=left_to
+            )
             for row, taken in interested:
                 seen = _observed(listing, each.name, recorded[0], strays, taken_by=taken)
                 # A row that changed meanwhile was not compared with all that came before it.
@@ -394,6 +397,7 @@ def _interested(
     recorded: tuple[ExternalObject, str],
     rows: Sequence[StatusRow],
     strays: StrayCount | None,
+    guard: DeletionGuard,
     *,
     ours: str,
     left_to: str,
@@ -418,7 +422,7 @@ def _interested(
         if not taken and _is_about_to_claim(row) and len([*filter(_is_about_to_claim, rows)]) > 1:
             continue  # the others give way first: this listing tells them
         is_news = _shows_more(seen, shown, row) or row.taken_by != taken or row.doubted
-        if is_news or _may_pass_now(row, seen, strays, ours):
+        if is_news or _may_pass_now(row, seen, strays, guard, ours):
             yield row, taken
 
 
@@ -470,11 +474,17 @@ def _left_to(row: StatusRow, rows: Sequence[StatusRow], released_by: str) -> str
 
 
 def _may_pass_now(
-    row: StatusRow, seen: ExternalObject, strays: StrayCount | None, ours: str
+    row: StatusRow,
+    seen: ExternalObject,
+    strays: StrayCount | None,
+    guard: DeletionGuard,
+    ours: str,
 ) -> bool:
     """An undeclared object is shown again when the configuration or the numbers are others."""
     if row.hold == Hold.DELETION_GUARD:
-        return strays is None or (strays.strays, strays.total) != (row.strays, row.total)
+        if strays is None or guard.allows(strays.strays, strays.total):
+            return True  # of a configuration that was changed since
+        return (strays.strays, strays.total) != (row.strays, row.total)
     if not ours or row.outcome != "Unowned" or row.taken_by:
         return False
     return seen.labels.get(OWNER_LABEL) in (None, owner(ours, row.key))

@@ -228,9 +228,10 @@ class Sweeper:
     def _what_may_end_its_hold(self, row: StatusRow) -> int | None:
         """Return a number that changes with what may end a hold; None while nothing ends it."""
         match row.hold:
-            case Hold.NOT_PERMITTED:
-                # What a configuration permits depends on fields that no row has, so it is woken
-                # when that changes, and again in case its decider had not read it yet.
+            case Hold.NOT_PERMITTED | Hold.DEFINITION_GUARD | Hold.PRUNE_GUARD:
+                # What a configuration permits, or a guard of it allows, depends on fields that no
+                # row has. So it is woken when that changes, and again in case its decider had not
+                # read it yet. Listings judge the other guards again.
                 return self._configurations.version(row.provider_config)
             case Hold.UNKNOWN_KIND:
                 # The decider may load the kind later than this process. A composed resource may

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from events.external import ExternalObject, digest, identity
 from events.intake import ListingBegan, Observed
 from events.integrity import LogDamage
-from events.provider_config import ProviderConfigSpec, Scope
+from events.provider_config import DeletionGuard, ProviderConfigSpec, Scope
 from projections.status import StatusRow
 from reconciler.resource.owner_label import OWNER_LABEL
 from reconciler.roles.listing import (
@@ -338,6 +338,13 @@ async def test_each_of_two_resources_sees_the_other_before_one_of_them_takes_the
     wanted = row("mine", note("n1"), seen_uid="n1", taken_by="default/Note/stray")
     found = await told([note("n1")], left, wanted, config=EXCLUSIVE)
     assert {name: each.taken_by for name, each in found.items()} == {"mine": ""}
+
+
+async def test_an_object_held_by_the_guard_is_shown_again_once_the_guard_allows_it() -> None:
+    held = stray(outcome="Held", reason="DeletionGuard", strays=1, total=1)
+    guard = DeletionGuard(max_count=0)
+    assert not await told([note("n1")], held, config=replace(EXCLUSIVE, deletion_guard=guard))
+    assert set(await told([note("n1")], held, config=EXCLUSIVE)) == {"stray"}
 
 
 async def test_of_two_resources_that_wait_to_delete_an_object_one_gives_way() -> None:

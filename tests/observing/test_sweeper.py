@@ -197,9 +197,10 @@ async def test_what_is_held_for_its_configuration_is_woken_when_that_is_right(
     ] * is_woken
 
 
-async def test_what_is_not_permitted_is_woken_when_its_configuration_changes() -> None:
+@pytest.mark.parametrize("reason", ["NotPermitted", "DefinitionGuard", "PruneGuard"])
+async def test_what_a_configuration_forbids_is_woken_when_that_changes(reason: str) -> None:
     scene = Scene()
-    scene.row.outcome, scene.row.reason = "Held", "NotPermitted"
+    scene.row.outcome, scene.row.reason = "Held", reason
     scene.row.provider_config = "billing"
     config = {"provider": "shapes", "endpoint": "http://localhost"}
     declared = SpecDeclared(1, "reconciler/v1", "", "billing", config)
