@@ -69,6 +69,7 @@ _NOT_FOUND: Final = frozenset({10014, 10037, 10059})
 _JETSTREAM_OFF: Final = frozenset({10039, 10076})
 _AWAY: Final = frozenset({10008, 10009, 10041})
 _TOO_MANY_WAITING: Final = 10167
+_NO_FILES: Final = 10049
 
 
 class ApiError(msgspec.Struct, frozen=True):
@@ -97,6 +98,8 @@ def to_bus_error(error: ApiError, what: str) -> BusError:
         )
     if error.err_code == _TOO_MANY_WAITING:  # messages of all clients for one stream
         return BusUnavailableError(f"{text}; retry later")
+    if error.err_code == _NO_FILES:
+        text += "; the disk of the server is full, or the server cannot write to it"
     return BusRefusedError(text, code=error.code, err_code=error.err_code)
 
 

@@ -15,7 +15,10 @@ from events.names import ResourceKey
 from events.subjects import Intake, intake
 from infra.bus.bus_clock import read_clock
 from infra.bus.event_log import JetStreamLog
+from infra.bus.streams import LOG, RESTORED_METADATA
+from infra.jetstream.connection import api_request
 from infra.jetstream.publish import publish
+from infra.jetstream.reads import stream_state
 from reconciler.cli.checks.actions import check_actions
 from reconciler.cli.checks.clocks import check_role_clocks
 from reconciler.cli.checks.finding import Finding
@@ -104,3 +107,17 @@ async def test_a_clock_that_is_wrong_is_told_with_its_role(
     assert found.found == (
         f"differ from the bus's clock: a decider ({told}), observer reconciler@a:1 ({told})"
     )
+
+
+async def test_an_event_that_a_restoration_wrote_again_shows_no_clock(
+    bus: Client, log: JetStreamLog
+) -> None:
+    await decided_to_wait(log, -HOUR, 600.0)
+    assert [each.verdict for each in await check_role_clocks(bus)] == ["fail"]
+    config = (await stream_state(bus, LOG)).config
+    as_of = (datetime.now(UTC) - HOUR / 2).isoformat()
+    metadata = {**config["metadata"], RESTORED_METADATA: as_of}
+    await api_request(bus, f"STREAM.UPDATE.{LOG}", {**config, "metadata": metadata})
+    assert [each.verdict for each in await check_role_clocks(bus)] == ["ok"]
+    await decided_to_wait(log, HOUR, 600.0)
+    assert [each.verdict for each in await check_role_clocks(bus)] == ["fail"], "a new one does"

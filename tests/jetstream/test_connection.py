@@ -452,3 +452,8 @@ async def test_a_flush_speaks_of_what_was_sent_before_it(
 
     commands = b"".join(sent)
     assert commands.index(b"SUB " + unique.encode()) < commands.index(b"PING")
+
+
+def test_a_server_without_room_for_a_stream_is_told_in_full() -> None:
+    error = to_bus_error(ApiError(500, 10049, "error creating store for stream"), "CREATE")
+    assert "the disk of the server is full" in str(error)

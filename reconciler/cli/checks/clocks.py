@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from nats.aio.client import Client
@@ -13,7 +13,7 @@ from events.excerpt import some
 from events.log import SOURCE
 from events.subjects import parse_stored_intake
 from infra.bus.bus_clock import WRONG, clock_of, read_clock
-from infra.bus.streams import INTAKE, LOG
+from infra.bus.streams import INTAKE, LOG, RESTORED_METADATA
 from infra.jetstream.errors import BusDeniedError
 from infra.jetstream.reads import StoredMessage, read_subject, stream_state
 from reconciler.cli.checks.finding import Finding, Verdict
@@ -64,13 +64,14 @@ async def check_role_clocks(nc: Client) -> list[Finding]:
     found: set[str] = set()
     for stream in (LOG, INTAKE):
         try:
-            last = (await stream_state(nc, stream)).last_seq
+            state = await stream_state(nc, stream)
+            last, restored = state.last_seq, _restored_as_of(state.config)
             messages = await read_subject(nc, stream, ">", start_seq=max(1, last - _NEWEST + 1))
         except BusDeniedError:
             if stream == LOG:
                 raise
             continue  # an auditor reads the log alone, which has the times of the deciders
-        for role, ahead in _differences(stream, messages, oldest):
+        for role, ahead in _differences(stream, messages, oldest, restored):
             found.add(role)
             if abs(ahead) > max(WRONG, abs(wrong.get(role, WRONG))):
                 wrong[role] = ahead
@@ -95,8 +96,20 @@ def ahead_of_bus(message: StoredMessage) -> timedelta:
     return _decoder.decode(message.payload).time.astimezone(UTC) - message.time
 
 
+def _restored_as_of(config: Mapping[str, Any]) -> datetime | None:
+    """Return the time of the backup that a stream was restored from.
+
+    Its events have the times of their decisions, and the bus's of the restoration.
+    """
+    metadata: Mapping[str, str] = config.get("metadata") or {}
+    try:
+        return datetime.fromisoformat(metadata.get(RESTORED_METADATA, "")).astimezone(UTC)
+    except ValueError:
+        return None
+
+
 def _differences(
-    stream: str, messages: list[StoredMessage], oldest: datetime
+    stream: str, messages: list[StoredMessage], oldest: datetime, restored: datetime | None
 ) -> Iterator[tuple[str, timedelta]]:
     """Return by how much the clock of each role was ahead of the bus's when it wrote."""
     for message in messages:
@@ -105,7 +118,8 @@ def _differences(
         try:
             ahead = ahead_of_bus(message)
             if stream == LOG:
-                yield "a decider", ahead
+                if restored is None or message.time + ahead > restored:
+                    yield "a decider", ahead
                 continue
             role = _ROLES.get(parse_stored_intake(message.subject)[0])
             source = _decoder.decode(message.payload).source
