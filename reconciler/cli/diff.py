@@ -25,6 +25,7 @@ from reconciler.cli.naming import Meant, meant
 from reconciler.cli.options import Files, Namespace, Output
 from reconciler.cli.output import Format, print_structured
 from reconciler.cli.search import find_resource
+from reconciler.cli.standard_streams import even_if_nobody_reads
 from reconciler.cli.summaries import show
 from reconciler.cli.when import At
 from reconciler.ports import StoredEvent
@@ -137,10 +138,11 @@ def diff(
     wanted = meant(resource if name is None else f"{resource}/{name}", namespace)
     ends = (_End(from_, from_generation), _End(to, to_generation))
     found = run_async(_diff(connection, wanted, ends))
-    if output == "table":
-        _print(found)
-    else:
-        print_structured(found, output)
+    with even_if_nobody_reads():
+        if output == "table":
+            _print(found)
+        else:
+            print_structured(found, output)
     return Exit.DIFFERENT if found.changes else Exit.OK
 
 

@@ -29,6 +29,7 @@ from reconciler.cli.manifests import read_all
 from reconciler.cli.naming import check_names
 from reconciler.cli.options import Files, NamedPath, Output
 from reconciler.cli.output import Format, harmless, print_structured
+from reconciler.cli.standard_streams import even_if_nobody_reads
 from reconciler.errors import ConfigurationError, ProviderError
 from reconciler.resource.foresight import UNKNOWN
 from reconciler.roles.foresight import Foresight
@@ -107,10 +108,11 @@ def show_withdrawals(connection: Connection, keys: Sequence[ResourceKey], output
 
 
 def _show(made: Plan, output: Format) -> Exit:
-    if output == "table":
-        _print(made)
-    else:
-        print_structured(made, output)
+    with even_if_nobody_reads():
+        if output == "table":
+            _print(made)
+        else:
+            print_structured(made, output)
     if any(each.says in ("Refused", "Unreadable") for each in made.resources):
         return Exit.FAILED
     return Exit.DIFFERENT if made.changes else Exit.OK

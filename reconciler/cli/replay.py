@@ -26,6 +26,7 @@ from reconciler.cli.options import Output
 from reconciler.cli.output import plural, print_structured
 from reconciler.cli.progress import progress_bar
 from reconciler.cli.row_comparison import Comparison, compare
+from reconciler.cli.standard_streams import even_if_nobody_reads
 from reconciler.ports import RowsConflictError
 from reconciler.sdk.log_replay import Integrity
 
@@ -83,12 +84,13 @@ def replay(
     """
     replayed, models = run_async(_replay(connection, verify or repair, repair))
     verified = replayed.verified
-    if dump:
-        _dump(models)
-    elif output == "table":
-        _print(replayed)
-    else:
-        print_structured(replayed, output)
+    with even_if_nobody_reads():
+        if dump:
+            _dump(models)
+        elif output == "table":
+            _print(replayed)
+        else:
+            print_structured(replayed, output)
     differs = verified is not None and verified.differences and not replayed.marked
     return Exit.FAILED if differs or replayed.integrity.damage else Exit.OK
 

@@ -52,7 +52,12 @@ def test_a_full_disk_under_the_output_is_told_in_one_line(live: Cli, command: st
 
 def test_what_was_refused_is_refused_though_nobody_reads_it(live: Cli) -> None:
     live.ok("apply", "-f", "-", "--wait", text=shape("unread"))
+    live.ok("apply", "-f", "-", "--wait", text=shape("unread", color="Blue"))
+    live.write("unread.yaml", shape("unread", color="Green"))
     for command, status in (
+        ("plan -f unread.yaml", 2),
+        ("diff -f unread.yaml", 2),
+        ("diff Shape unread --from-generation 1 --to-generation 2", 2),
         ("approve Shape unread --hold LossGuard", 1),
         ("approve --help", 0),
     ):
