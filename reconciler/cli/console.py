@@ -44,6 +44,9 @@ _WAITING = {
 }
 
 
+_LEAST_HELP_COLUMNS = 20  # cyclopts wraps for ever where nothing fits
+
+
 class _Console(Console):
     def on_broken_pipe(self) -> None:
         """Leave it to `main`, which ends quietly: rich would end with status 1."""
@@ -71,7 +74,9 @@ def console(*, error: bool = False) -> Console:
 
 def help_console() -> Console:
     """Make the console that help is shown on."""
-    return _Console()
+    made = _Console()
+    made.width = max(made.width, _LEAST_HELP_COLUMNS)
+    return made
 
 
 NOT_READY = "Converged, not ready"

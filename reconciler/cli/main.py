@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from reconciler.cli.commands import COMPLETE, first_page, names
+from reconciler.cli.commands import COMPLETE, WITH_COMMANDS, first_page, names
 from reconciler.cli.exits import Exit
 from reconciler.cli.interrupts import forget_sending, interrupted
 from reconciler.cli.own_clock import forget_own_clock
@@ -105,7 +105,8 @@ def _status_of_error(status: int, tokens: Sequence[str]) -> int:
 
 
 def _console_for_help(tokens: Sequence[str]) -> Console | None:
-    if not {"--help", "-h", "--version"} & set(tokens):
+    is_group = len(tokens) == 1 and tokens[0] in WITH_COMMANDS  # it shows its help
+    if not (is_group or {"--help", "-h", "--version"} & set(tokens)):
         return None
     from reconciler.cli.console import help_console  # noqa: PLC0415 - for people only
 

@@ -60,12 +60,20 @@ def test_what_was_refused_is_refused_though_nobody_reads_it(live: Cli) -> None:
         ("diff Shape unread --from-generation 1 --to-generation 2", 2),
         ("approve Shape unread --hold LossGuard", 1),
         ("approve --help", 0),
+        ("secrets", 0),
     ):
         # `exec true` ends at once; what is written into the pipe from then on has no reader.
         ran = in_shell(
             live, f"(sleep 0.2; reconciler {command}; echo $? > status) | exec true; cat status"
         )
         assert (ran.out, ran.err) == (f"{status}\n", ""), command
+
+
+@pytest.mark.parametrize("columns", ["0", "1", "20"])
+def test_a_narrow_terminal_ends_no_command_in_a_loop(inside: Cli, columns: str) -> None:
+    ran = inside.run("get", "--help", COLUMNS=columns)
+    assert ran.status == 0
+    assert "Usage" in ran.out
 
 
 def test_control_characters_of_others_are_shown_and_do_nothing(
