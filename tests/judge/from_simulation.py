@@ -64,6 +64,7 @@ class Witness:
             by_hand=None,
             secret_values=vault.ever,
             people=(PERSON,),
+            misnamed=api.misnamed,
             log_id=LOG_ID,
             damaged=damaged,
             promises=Promises(

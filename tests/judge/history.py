@@ -104,6 +104,7 @@ class History:
     end; None: ``effects`` are only a part of what was done. ``by_hand``: names of objects that may
     be changed without an idempotency key; None: all. ``secrets``: values that objects have, by
     name. ``secret_values``: what must not be in the log. ``people``: who may approve; None: all.
+    ``misnamed``: uids that the API has named in answers, and that no object has.
     ``log_id``: what owner labels begin with. ``damaged``: resources of which the log was destroyed.
     ``is_final``: all faults have stopped, all that was scheduled was done: nothing may be pending.
     """
@@ -121,6 +122,7 @@ class History:
     secrets: Mapping[str, str] = field(default_factory=dict[str, str])
     secret_values: Collection[str] = ()
     people: Collection[str] | None = None
+    misnamed: Collection[str] = ()
     log_id: str | None = None
     damaged: Collection[ResourceKey] = ()
     promises: Promises = Promises()

@@ -89,6 +89,7 @@ def foreign_success(of: Happening[ActionSucceeded]) -> Iterator[str]:
     """
     uid = None if of.data.object is None else of.data.object.uid
     is_creation = of.data.operation == "Create" and of.data.found_by is None and uid is not None
+    is_creation = is_creation and uid not in of.ledger.history.misnamed
     if is_creation and uid not in of.ledger.ours and uid not in of.ledger.made:
         yield f"{uid} was not created by us"
 

@@ -70,6 +70,7 @@ class Api:
         self.kept: dict[str, Kept] = {}
         self._kept_refusals: dict[str, RefusalError] = {}
         self.tried: set[str] = set()
+        self.misnamed: set[str] = set()
         self._serial = 0
         self._written_at: dict[str, float] = {}
         self.lifetime_seconds = traits.lifetime_seconds
@@ -193,7 +194,8 @@ class Api:
         outputs: Fields = {}
         if self.traits.lifetime_seconds:
             outputs["expires"] = date_of(self._time() + self.lifetime_seconds).isoformat()
-        written_by = action.idempotency_key if self.traits.two_calls else None
+        is_marked = self.traits.two_calls or self.traits.wrong_uids
+        written_by = action.idempotency_key if is_marked else None
         return ExternalObject(
             action.external_name,
             dict(fields),

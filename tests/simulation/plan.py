@@ -297,7 +297,8 @@ class ApiTraits(msgspec.Struct, frozen=True, omit_defaults=True):
     ends so long after it was written, 0 for never. ``starting_seconds``: so long after a write it
     cannot be used, and shows that. ``listing``: whether there is one; else objects are read one by
     one. ``two_calls``: an object is made White by one call, and painted by a second.
-    ``approve``: which actions wait for a person.
+    ``approve``: which actions wait for a person. ``wrong_uids``: the answer to a creation names
+    a uid that no object has; the objects show their keys.
     ``addresses``: an object has one, of its id and its colour. ``defined``: the resources' kind is
     defined at run time, over an installed one.
     """
@@ -320,6 +321,7 @@ class ApiTraits(msgspec.Struct, frozen=True, omit_defaults=True):
     addresses: bool = False
     defined: bool = False
     approve: ApprovalLevel = "Never"
+    wrong_uids: bool = False
 
 
 class ProcessPlan(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from events.external import ExternalObject
 from events.log import Action
@@ -63,12 +64,20 @@ class SimulatedProvider:
 
     async def create(self, action: Action) -> Effect:
         if not self._api.traits.two_calls:
-            return await self._write(action)
+            made = await self._write(action)
+            return self._with_wrong_uid(made) if self._api.traits.wrong_uids else made
         made = await self._begun(action)
         half = made.object
         if half is None:
             raise NotFoundError("it is gone again", status=404)
         return await self._painted(action, half)
+
+    def _with_wrong_uid(self, made: Effect) -> Effect:
+        if made.object is None:
+            return made
+        wrong = f"wrong-{made.object.uid}"
+        self._api.misnamed.add(wrong)
+        return replace(made, object=replace(made.object, uid=wrong))
 
     async def _begun(self, action: Action) -> Effect:
         """Make the first of two calls, or find what it has made."""
