@@ -17,6 +17,11 @@ def is_of_log(value: str, log_id: str) -> bool:
     return value.startswith(f"{log_id}.")
 
 
+def have_same_namespace(value: str, other: str) -> bool:
+    """Return whether two labels name resources of one namespace of one log."""
+    return value.rsplit(".", 2)[0] == other.rsplit(".", 2)[0]
+
+
 def resource_of(value: str, log_id: str) -> str:
     """Name the resource that a label's value names; empty if it is none of this log."""
     tokens = value.removeprefix(f"{log_id}.").split(".") if is_of_log(value, log_id) else []

@@ -40,6 +40,7 @@ from reconciler.errors import (
 from reconciler.provider import Effect
 from reconciler.provider.contract import action, listing, upon
 from reconciler.provider.secrets import Secrets
+from reconciler.resource.owner_label import OWNER_LABEL
 from tests.disks import MIB, growth_problem, left, run
 from tests.engines import TestEngine
 from tests.providers.disk_call import Call, Said
@@ -535,6 +536,30 @@ async def test_a_disk_has_one_attachment_and_one_device(case: Case) -> None:
     other = next(each for each in made if each.external_name != winner.name)
     with pytest.raises(NothingDoneError, match=f"is in use by attachment '{winner.name}'"):
         await case.attachments.create(other)
+
+
+@pytest.mark.parametrize("owner", ["log.other.Disk.data", "copy.billing.Disk.data", ""])
+async def test_a_disk_of_another_namespace_is_not_mounted(case: Case, owner: str) -> None:
+    labels = {OWNER_LABEL: owner} if owner else {}
+    await case.disks.create(msgspec.structs.replace(new_disk(), labels=labels))
+    mine = msgspec.structs.replace(
+        new_attachment(), labels={OWNER_LABEL: "log.billing.Attachment.data"}
+    )
+    with pytest.raises(NothingDoneError, match=r"disk 'data' does not exist \(yet\)"):
+        await case.attachments.create(mine)
+    assert left(case.root) == ([], [])
+    assert await case.attachments.read("data") is None
+
+
+async def test_an_attachment_mounts_a_disk_of_its_namespace(case: Case) -> None:
+    labels = {OWNER_LABEL: "log.billing.Disk.data"}
+    await case.disks.create(msgspec.structs.replace(new_disk(), labels=labels))
+    mine = {OWNER_LABEL: "log.billing.Attachment.other"}
+    effect = await case.attachments.create(
+        msgspec.structs.replace(new_attachment("other", disk="data"), labels=mine)
+    )
+    assert effect.object is not None
+    assert effect.object.fields["mounted"] is True
 
 
 async def test_a_disk_that_hands_have_mounted_or_that_is_not_there_is_waited_for(

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
+from msgspec import structs
 
 from events.external import ExternalObject
 from events.log import Action, Operation
@@ -47,7 +48,8 @@ class WithDisks:
         disk = action.fields["disk"]
         permit = CALL_PERMIT.set(None)  # this is no request of the provider's
         if await self._disks.read(disk) is None:
-            await self._disks.create(made("Create", disk, DISK.checked_fields(SMALL)))
+            of_disk = made("Create", disk, DISK.checked_fields(SMALL))
+            await self._disks.create(structs.replace(of_disk, labels=action.labels))
         CALL_PERMIT.reset(permit)
         return await self._provider.create(action)
 

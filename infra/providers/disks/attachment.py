@@ -53,6 +53,7 @@ from reconciler.errors import (
 from reconciler.provider import Capabilities, Effect
 from reconciler.provider.kind import READY, Kind, Readiness
 from reconciler.provider.secrets import Secrets
+from reconciler.resource.owner_label import OWNER_LABEL, have_same_namespace
 
 _T = TypeVar("_T")
 _WAITS: Final = HTTPStatus.CONFLICT
@@ -66,8 +67,8 @@ class AttachmentFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     disk: Annotated[
         Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}(?!\n)$")],
         msgspec.Meta(
-            description="Disk of the same ProviderConfig: {$ref: Disk/NAME, field: name}, or "
-            "its name."
+            description="Disk of the same ProviderConfig and namespace: {$ref: Disk/NAME, "
+            "field: name}, or its name."
         ),
     ]
     read_only: Annotated[
@@ -204,7 +205,7 @@ class AttachmentsProvider:
                     raise _taken(found)
                 return True
             try:
-                _check_usable(disk, file)
+                _check_usable(action, file)
                 self._check_free(name, disk, file)
             except TransientError as error:
                 raise NothingDoneError(error.message, status=_WAITS) from None
@@ -238,7 +239,7 @@ class AttachmentsProvider:
         """Give the disk a loop device; one that it has is taken, so it never has two."""
         disk = action.fields["disk"]
         with self._there.disk(disk) as file:
-            image = _check_usable(disk, file)
+            image = _check_usable(action, file)
             assert file is not None
             if not image.attached:
                 ended = self._run(
@@ -250,7 +251,7 @@ class AttachmentsProvider:
     def _mount(self, action: Action) -> None:
         name, disk = action.external_name, action.fields["disk"]
         with self._there.disk(disk) as file:
-            image = _check_usable(disk, file)
+            image = _check_usable(action, file)
             assert file is not None
             found = self._there.found(name)
             if found is None or not image.attached:
@@ -458,8 +459,12 @@ def _options(action: Action) -> str:
     return f"{'ro' if action.fields['readOnly'] else 'rw'},{_OPTIONS}"
 
 
-def _check_usable(disk: str, file: int | None) -> Image:
-    """Return a disk that can be mounted; raises ``TransientError`` if there is none."""
+def _check_usable(action: Action, file: int | None) -> Image:
+    """Return a disk that can be mounted; raises ``TransientError`` if there is none.
+
+    A disk of another namespace looks the same as one that does not exist.
+    """
+    disk = action.fields["disk"]
     if file is None:
         raise waiting(f"disk {disk!r} does not exist (yet)")
     image = image_of(file, disk)
@@ -467,6 +472,9 @@ def _check_usable(disk: str, file: int | None) -> Image:
         raise waiting(
             f"another client created disk {disk!r}; it is not mounted until a Disk adopts it"
         )
+    owner = image.mark.labels.get(OWNER_LABEL, "")
+    if not have_same_namespace(owner, action.labels.get(OWNER_LABEL, "")):
+        raise waiting(f"disk {disk!r} does not exist (yet)")
     if image.superblock is None or image.superblock.filesystem != FILESYSTEM:
         raise waiting(f"disk {disk!r} no longer has the filesystem {FILESYSTEM}")
     return image
