@@ -18,6 +18,7 @@ from infra.secrets.private_files import (
     read_private,
     write_private,
 )
+from infra.secrets.replaced import ReplacedSecrets
 from reconciler.errors import ConfigurationError
 from reconciler.provider.secrets import SecretKey
 
@@ -36,6 +37,7 @@ class FileSecrets:
         check_directory(directory)
         self._directory = directory.resolve()
         self.grants = Grants(self._directory)
+        self._replaced = ReplacedSecrets(self._directory)
 
     async def read(self, key: SecretKey, reader: str) -> str | None:
         """Return a file's content without the line's end; raises if others may read the file."""
@@ -57,8 +59,8 @@ class FileSecrets:
             raise ConfigurationError(f"secrets: {self._directory}: {error.strerror}") from None
 
     def read_all(self) -> list[str]:
-        """Return all secrets; without those that cannot be read."""
-        found: list[str] = []
+        """Return all secrets, also those replaced lately; without those that cannot be read."""
+        found = self._replaced.read_all()
         for key in self.stored():
             with contextlib.suppress(ConfigurationError, ValueError):
                 found.append(self._read(key) or "")
@@ -76,6 +78,7 @@ class FileSecrets:
         path = self._path(key)
         check_directory(path.parent)
         is_new = not path.exists()
+        self._keep_replaced(key, value)
         write_private(path, content)
         return is_new
 
@@ -87,6 +90,7 @@ class FileSecrets:
         """Remove a file and its grants; return whether it existed."""
         path = self._path(key)
         self.grants.discard(key)  # first: a secret that is created again is not granted
+        self._keep_replaced(key)
         try:
             path.unlink()
         except FileNotFoundError:
@@ -109,6 +113,14 @@ class FileSecrets:
         finally:
             made.unlink()
         return path.read_bytes()
+
+    def _keep_replaced(self, key: SecretKey, new: str | None = None) -> None:
+        """Keep the current value for a while: an API may still repeat it."""
+        value = None
+        with contextlib.suppress(ConfigurationError):  # an unreadable value was never used
+            value = self._read(key)
+        if value is not None and value != new:
+            self._replaced.add(value, self.digest_key())
 
     def _read(self, key: SecretKey) -> str | None:
         content = read_private(self._path(key))

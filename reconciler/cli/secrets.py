@@ -217,7 +217,8 @@ def remove(
     """Remove a secret and its grants.
 
     Resources that name it wait until it exists again. Their objects keep the
-    current value.
+    current value. Reconciler keeps the value for seven days, to hide it if an
+    API repeats it.
 
     For example:
 

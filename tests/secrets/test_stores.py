@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -11,6 +13,7 @@ from events.names import InvalidNameError
 from events.secret import SecretRef
 from infra.secrets import FileSecrets, open_stores
 from infra.secrets.environment import VARIABLE, listed_variables
+from infra.secrets.replaced import REPLACED_SECONDS
 from reconciler.errors import ConfigurationError
 from reconciler.provider.secrets import SecretKey, Secrets
 
@@ -142,6 +145,44 @@ def test_variables_of_the_process_and_of_clouds_cannot_be_listed(
 def test_an_entry_that_names_no_variable_of_a_namespace_is_refused(entry: str) -> None:
     with pytest.raises(ConfigurationError, match=VARIABLE):
         listed_variables(entry)
+
+
+# --- replaced values
+
+
+async def test_a_restarted_process_hides_the_values_that_were_replaced_or_removed(
+    folder: Path,
+) -> None:
+    first = await secrets(folder).keep(SecretRef("db"), "first-s3cr3t-value", "billing")
+    await secrets(folder).keep(SecretRef("db"), "second-s3cr3t-value", "billing")
+    await secrets(folder).remove(first, "billing")
+    assert await secrets(folder).find(first, "billing") is None
+    assert FileSecrets(folder).stored() == []
+    assert sorted(FileSecrets(folder).read_all()) == ["first-s3cr3t-value", "second-s3cr3t-value"]
+    replaced = folder / ".replaced"
+    assert {_mode(replaced), *map(_mode, replaced.iterdir())} == {0o700, 0o600}
+
+
+def test_a_replaced_value_is_stored_once_and_for_a_week(folder: Path) -> None:
+    store = FileSecrets(folder)
+    for value in ("first-s3cr3t-value", "second-s3cr3t-value") * 3:
+        store.put(DB, value)
+    store.put(DB, "second-s3cr3t-value")  # the same value replaces nothing
+    files = {each.read_text(): each for each in (folder / ".replaced").iterdir()}
+    assert len(files) == len(list((folder / ".replaced").iterdir())) == 2
+    old = time.time() - REPLACED_SECONDS
+    os.utime(files["first-s3cr3t-value"], (old + 60, old + 60))
+    assert "first-s3cr3t-value" in store.read_all()
+    os.utime(files["first-s3cr3t-value"], (old - 60, old - 60))
+    assert store.read_all() == ["second-s3cr3t-value", "second-s3cr3t-value"]
+    assert list((folder / ".replaced").iterdir()) == [files["second-s3cr3t-value"]]
+
+
+def test_a_short_value_is_replaced_without_a_copy(folder: Path) -> None:
+    store = FileSecrets(folder)
+    store.put(DB, "1234")
+    store.put(DB, "s3cr3t-value")
+    assert not (folder / ".replaced").exists(), "no text is searched for so short a value"
 
 
 # --- namespaces

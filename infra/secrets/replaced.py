@@ -1,0 +1,47 @@
+"""Replaced secrets: kept for a week, so that a process that restarts hides them too."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import time
+from pathlib import Path
+from typing import Final
+
+from infra.secrets.private_files import check_directory, read_private, write_private
+from reconciler.errors import ConfigurationError
+from reconciler.secrecy import GRACE_SECONDS, MIN_CHARACTERS
+
+REPLACED_SECONDS: Final = GRACE_SECONDS
+"""Time after which a replaced value is deleted: as long as a process certainly remembers it."""
+
+_DIRECTORY: Final = ".replaced"
+
+
+class ReplacedSecrets:
+    """Former values in a secrets directory: a file each, without the name of the secret."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory / _DIRECTORY
+
+    def add(self, value: str, key: bytes) -> None:
+        """Store a value that is about to be replaced; ``key`` keys the digest in its file name."""
+        if len(value.strip()) < MIN_CHARACTERS:
+            return
+        content = value.encode()
+        check_directory(self._directory)
+        name = hashlib.blake2b(content, digest_size=16, key=key).hexdigest()
+        write_private(self._directory / name, content)
+
+    def read_all(self) -> list[str]:
+        """Return the values without those that cannot be read; delete those that are too old."""
+        oldest = time.time() - REPLACED_SECONDS
+        found: list[str] = []
+        with contextlib.suppress(FileNotFoundError):
+            for file in self._directory.iterdir():
+                with contextlib.suppress(ConfigurationError, FileNotFoundError):
+                    if file.stat().st_mtime < oldest:
+                        file.unlink()
+                    else:
+                        found.append(read_private(file) or "")
+        return found
