@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import json
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
+from starlette.applications import Starlette
 
-from infra.webhook import MAX_BODY_BYTES, same_repository
+from infra import webhook as webhook_module
+from infra.webhook import MAX_BODIES, MAX_BODY_BYTES, same_repository, webhook
 from tests.cli.runner import Cli, shape, until, up
 from tests.git.repositories import Repository
 from tests.host_access import allow_more
@@ -88,3 +92,70 @@ def names(cli: Cli) -> list[str]:
 )
 def test_urls_of_one_repository_are_known_as_one(url: str) -> None:
     assert same_repository(url) == "git.example.org/acme/shop"
+
+
+# --- clients without the secret
+
+
+class Push:
+    """A request whose body never ends by itself; ``sent`` is how much of it was read."""
+
+    def __init__(self, **headers: str) -> None:
+        self.sent = 0
+        self.status = 0
+        named = [(name.replace("_", "-").encode(), text.encode()) for name, text in headers.items()]
+        self._scope: dict[str, Any] = {
+            "type": "http",
+            "method": "POST",
+            "path": "/",
+            "query_string": b"",
+            "headers": named,
+        }
+        self.may_go_on = asyncio.Event()
+        self._messages = self._parts()
+
+    async def call(self, app: Starlette) -> None:
+        await app(self._scope, self._receive, self._send)
+
+    async def _receive(self) -> Any:
+        return await anext(self._messages)
+
+    async def _parts(self) -> AsyncIterator[Any]:
+        self.sent += 1
+        yield {"type": "http.request", "body": b"x", "more_body": True}
+        await self.may_go_on.wait()
+        yield {"type": "http.disconnect"}
+
+    async def _send(self, message: Any) -> None:
+        self.status = message.get("status", self.status)
+
+
+async def look_at_nothing(urls: Sequence[str]) -> Sequence[str]:
+    return urls
+
+
+@pytest.mark.parametrize("headers", [{}, {"x_gitlab_token": "guessed"}])
+async def test_no_body_is_read_of_a_client_without_a_signature_or_the_token(
+    headers: dict[str, str],
+) -> None:
+    push = Push(**headers)
+    async with asyncio.timeout(5):
+        await push.call(webhook(SECRET, look_at_nothing))
+    assert (push.status, push.sent) == (401, 0)
+
+
+async def test_unverified_bodies_take_bounded_memory_and_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(webhook_module, "BODY_SECONDS", 1.0)
+    app = webhook(SECRET, look_at_nothing)
+    slow = [Push(x_hub_signature_256="sha256=0") for _ in range(3 * MAX_BODIES)]
+    async with asyncio.timeout(30), asyncio.TaskGroup() as calls:
+        for each in slow:
+            calls.create_task(each.call(app))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert sum(each.sent for each in slow) == MAX_BODIES
+        slow[0].may_go_on.set()  # this client disconnects, which is no failure of ours
+    assert [each.status for each in slow] == [400] + [408] * (len(slow) - 1)
+    assert sum(each.sent for each in slow) == MAX_BODIES + 1
