@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Annotated, Final
 
 import structlog
+from cyclopts import Parameter
 
+from events.names import check_token
 from infra.named_files import MAX_KEY_BYTES, read_at_most
 from reconciler.cli.client import client_of
 from reconciler.cli.connection import HERE, Connection, run_async
@@ -25,6 +27,7 @@ def webhook(
     secret_file: NamedPath,
     host: str = "127.0.0.1",
     port: int = 8091,
+    namespace: Annotated[str | None, Parameter(name=("--namespace", "-n"))] = None,
     connection: Connection = HERE,
 ) -> int:
     """Receive the webhooks of a Git host, to detect pushes immediately.
@@ -38,6 +41,7 @@ def webhook(
 
         reconciler webhook --secret-file /etc/reconciler/webhook
         reconciler webhook --secret-file ./secret --host 0.0.0.0 --port 9000
+        reconciler webhook --secret-file ./billing --namespace billing
 
     Parameters
     ----------
@@ -47,6 +51,9 @@ def webhook(
         Address to listen on.
     port
         Port to listen on; 0 selects a free port.
+    namespace
+        Only GitSources of this namespace. By default, the secret lets a client
+        read those of every namespace, and shows their names.
     """
     try:
         secret = read_at_most(secret_file, MAX_KEY_BYTES).decode().strip()
@@ -56,11 +63,15 @@ def webhook(
         raise CommandError(f"cannot read {secret_file}: {error}") from None
     if len(secret) < _LEAST_CHARACTERS:
         raise UsageError(f"{secret_file}: must have at least {_LEAST_CHARACTERS} characters")
-    run_async(_serve(connection, secret, host, port))
+    if namespace is not None:
+        check_token(namespace, what="namespace")
+    run_async(_serve(connection, secret, host, port, namespace))
     return Exit.OK
 
 
-async def _serve(connection: Connection, secret: str, host: str, port: int) -> None:
+async def _serve(
+    connection: Connection, secret: str, host: str, port: int, namespace: str | None
+) -> None:
     import uvicorn  # noqa: PLC0415 - who serves pays
 
     from infra.example_api.server import ListenError, listen  # noqa: PLC0415
@@ -72,7 +83,7 @@ async def _serve(connection: Connection, secret: str, host: str, port: int) -> N
             pushed = {same_repository(url) for url in urls}
             keys = [
                 row.key
-                for row in await client.statuses(kind=KIND)
+                for row in await client.statuses(namespace, KIND)
                 if row.declared and same_repository(str(row.outputs.get("url", ""))) in pushed
             ]
             if keys:

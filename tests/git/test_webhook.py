@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import hmac
 import json
+import subprocess
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -45,9 +46,9 @@ def test_a_push_is_looked_at_at_once(folder: Cli, tmp_path: Path) -> None:
     allow_more(folder, "composition", addresses=repository.url)
     folder.ok("apply", "-f", "-", "--wait", text=json.dumps({**source, "spec": spec}))
     assert names(folder) == ["a"]
-    server = folder.start("webhook", "--secret-file", "secret", "--port", "0")
-    assert server.stdout is not None
-    url = server.stdout.readline().split()[-1]
+    start = ("webhook", "--secret-file", "secret", "--port", "0")
+    server, others = folder.start(*start), folder.start(*start, "--namespace", "billing")
+    url, others_url = address(server), address(others)
     try:
         payload = {"repository": {"clone_url": repository.url.removesuffix(".git")}}
         body = json.dumps(payload).encode()
@@ -67,14 +68,22 @@ def test_a_push_is_looked_at_at_once(folder: Cli, tmp_path: Path) -> None:
         repository.commit()
         answer = httpx.post(url, content=body, headers={"X-Hub-Signature-256": f"sha256={made}"})
         assert answer.json() == {"lookedAt": ["default/GitSource/shop"]}
+        answer = httpx.post(others_url, content=body, headers=token)
+        assert answer.json() == {"lookedAt": []}, "nothing shows the source of another namespace"
         until(folder, ("get", "Shape"), lambda said: len(said) == 2)
         assert names(folder) == ["a", "b"]
     finally:
-        server.terminate()
-        server.communicate(timeout=30)
+        for each in (server, others):
+            each.terminate()
+            each.communicate(timeout=30)
     bad = folder.run("webhook", "--secret-file", "no")
     assert bad.status == 1
     assert "cannot read no: " in bad.err
+
+
+def address(server: subprocess.Popen[str]) -> str:
+    assert server.stdout is not None
+    return server.stdout.readline().split()[-1]
 
 
 def names(cli: Cli) -> list[str]:
