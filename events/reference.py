@@ -20,6 +20,8 @@ from events.secret import SecretRef
 
 REFERENCE_KIND: Final = "ShapeRef"
 MAX_REFERENCES: Final = 64
+MAX_SECRETS: Final = 64
+"""Of one spec: each is read every few seconds, by processes that serve all tenants."""
 
 _REF: Final = "$ref"
 _SECRET: Final = "$secret"  # noqa: S105 - the mark of a name
@@ -106,6 +108,8 @@ def secrets_in(fields: Fields) -> tuple[str, ...]:
                 f"{path}.digest: must not be declared; omit it, Reconciler computes it"
             )
         found[secret.place] = None
+    if len(found) > MAX_SECRETS:
+        raise InvalidManifestError(f"spec: names more than {MAX_SECRETS} secrets; use fewer")
     return tuple(found)
 
 

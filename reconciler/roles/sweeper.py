@@ -53,6 +53,9 @@ OVERDUE_SECONDS = 3.0
 SECONDS_BETWEEN_ALL = 60.0
 """So often all references are looked at; else those of what moved."""
 
+SECRETS_AT_ONCE = 16
+"""Secrets that are read between two turns of the event loop: about a millisecond."""
+
 _RESTS = 9  # times as long as it took: at most a tenth of the time is spent on sweeps
 
 MAX_SECONDS_BETWEEN = 300.0
@@ -120,6 +123,7 @@ class Sweeper:
         self._soon = asyncio.Event()
         self._index = ReferenceIndex()
         self._known_digests: dict[NamedSecret, str] = {}
+        self._unreadable: set[NamedSecret] = set()
         self._look_at_all_from = self._clock()
         self._woken: dict[ResourceKey, _Woken] = {}
         self._redefined = {kind.name for kind in kinds.values() if kind.definition is not None}
@@ -177,6 +181,7 @@ class Sweeper:
             linked = (name for name in self._models.linked if name not in held)
             self._index.build((name, every_row[name]) for name in linked)
             self._known_digests.clear()
+            self._unreadable.clear()
             self._look_at_all_from = self._clock() + SECONDS_BETWEEN_ALL
         return self._index.take_moved()
 
@@ -286,19 +291,26 @@ class Sweeper:
         """Read the digests of all secrets that declared resources name; empty for none."""
         digests: dict[NamedSecret, str] = {}
         secrets = self._stores.for_api()
-        for secret in self._index.secrets:
-            told = {"secret": secret.place, "namespace": secret.reader}
+        for number, secret in enumerate(self._index.secrets, start=1):
+            if number % SECRETS_AT_ONCE == 0:
+                await asyncio.sleep(0)
             try:
                 found = await secrets.find(SecretRef.at(secret.place), secret.reader)
             except (ConfigurationError, ProviderError) as error:
-                _logger.warning("reading a secret failed", **told, error=str(error))
-                continue
+                self._note_unreadable(secret, error=str(error))
             except Exception as error:  # noqa: BLE001 - one secret must not end the sweep of all
                 # Its text may have the secret.
-                _logger.warning("reading a secret failed", **told, why=type(error).__name__)
-                continue
-            digests[secret] = "" if found is None else found.digest
+                self._note_unreadable(secret, why=type(error).__name__)
+            else:
+                digests[secret] = "" if found is None else found.digest
         return digests
+
+    def _note_unreadable(self, secret: NamedSecret, **why: str) -> None:
+        """Log a failure once per look at all: a tenant may name many secrets that fail."""
+        if secret not in self._unreadable:
+            self._unreadable.add(secret)
+            told = {"secret": secret.place, "namespace": secret.reader}
+            _logger.warning("reading a secret failed", **told, **why)
 
     def _wake(
         self, key: ResourceKey, purpose: Literal["ConfigChanged", "Sweep"]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -23,11 +25,13 @@ from reconciler.errors import TransientError
 from reconciler.ports import IntakeMessageOut
 from reconciler.provider.kind import KindRegistry
 from reconciler.provider.secrets import SecretKey, SecretStores
+from reconciler.roles import sweeper as sweeper_module
 from reconciler.roles.chance import Chance
 from reconciler.roles.configurations import Configurations
 from reconciler.roles.sweeper import (
     MAX_SECONDS_BETWEEN,
     SECONDS_BETWEEN_ALL,
+    SECRETS_AT_ONCE,
     SWEEP_SECONDS,
     Sweeper,
 )
@@ -338,3 +342,32 @@ async def test_the_next_sweep_corrects_a_report_that_was_recorded_after_it_was_o
     await scene.sweeper.sweep()
     corrected = [type(each.data) for each in scene.intake.published if each.key == bar]
     assert corrected == [corrects]
+
+
+async def test_a_tenant_that_names_many_secrets_blocks_no_one_and_floods_no_log(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    logged: list[str] = []
+    monkeypatch.setattr(
+        sweeper_module,
+        "_logger",
+        SimpleNamespace(warning=lambda *_, **told: logged.append(str(told))),
+    )
+    scene = Scene()  # its only store is unknown, so each secret fails
+    scene.row.secrets = {f"env/S{number}": "" for number in range(1000)}
+    scene.row.declared = True
+    scene.models.take_up(NOTHING)
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    other = asyncio.create_task(others())
+    await scene.sweeper.sweep()
+    assert turns >= len(scene.row.secrets) // SECRETS_AT_ONCE
+    await scene.sweep_for(4 * SWEEP_SECONDS)
+    other.cancel()
+    assert len(logged) == len(scene.row.secrets)

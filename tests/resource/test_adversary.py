@@ -488,6 +488,7 @@ def _row_with(secret: str) -> StatusRow:
 def _digests(row: StatusRow, stores: SecretStores) -> dict[NamedSecret, str]:
     sweeper = Sweeper.__new__(Sweeper)
     sweeper._stores = stores  # pyright: ignore[reportPrivateUsage]
+    sweeper._unreadable = set()  # pyright: ignore[reportPrivateUsage]
     sweeper._index = ReferenceIndex()  # pyright: ignore[reportPrivateUsage]
     sweeper._index.build([(str(row.key), row)])  # pyright: ignore[reportPrivateUsage]
     return asyncio.run(sweeper._digests())  # pyright: ignore[reportPrivateUsage]

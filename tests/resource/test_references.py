@@ -17,6 +17,7 @@ from events.log import (
     TargetObserved,
 )
 from events.manifest import Fields
+from events.reference import MAX_SECRETS, secrets_in
 from events.secret import SecretRef
 from projections.read_models import ReadModels, rebuild
 from projections.status import StatusRow
@@ -281,6 +282,14 @@ def test_a_secret_in_the_place_of_a_name_is_refused_and_not_repeated():
     assert story.declare({"type": "db", "password": {"$secret": "hunter2 is my password"}}) == []
     assert "hunter2" not in story.answer.message
     assert "never the secret itself" in story.answer.message
+
+
+def test_a_spec_names_a_limited_number_of_secrets():
+    story = Story(kind=SERVER)
+    tags: list[Any] = [{"$secret": f"s{number}"} for number in range(MAX_SECRETS + 1)]
+    story.declare({"type": "db", "tags": tags})
+    assert "spec: names more than 64 secrets" in story.answer.message
+    assert len(secrets_in({"tags": tags[1:] * 2})) == MAX_SECRETS
 
 
 def test_whoever_declares_leaves_the_digest_out():
