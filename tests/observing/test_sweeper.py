@@ -348,11 +348,11 @@ async def test_a_tenant_that_names_many_secrets_blocks_no_one_and_floods_no_log(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     logged: list[str] = []
-    monkeypatch.setattr(
-        sweeper_module,
-        "_logger",
-        SimpleNamespace(warning=lambda *_, **told: logged.append(str(told))),
-    )
+
+    def warning(_event: str, **told: str) -> None:
+        logged.append(told["secret"])
+
+    monkeypatch.setattr(sweeper_module, "_logger", SimpleNamespace(warning=warning))
     scene = Scene()  # its only store is unknown, so each secret fails
     scene.row.secrets = {f"env/S{number}": "" for number in range(1000)}
     scene.row.declared = True
