@@ -17,9 +17,10 @@ def is_of_log(value: str, log_id: str) -> bool:
     return value.startswith(f"{log_id}.")
 
 
-def have_same_namespace(value: str, other: str) -> bool:
-    """Return whether two labels name resources of one namespace of one log."""
-    return value.rsplit(".", 2)[0] == other.rsplit(".", 2)[0]
+def namespace_of(value: str) -> str:
+    """Return the namespace that a label's value names, of any log; empty if it names none."""
+    tokens = value.rsplit(".", 3)
+    return tokens[1] if len(tokens) == len(("log", "namespace", "kind", "name")) else ""
 
 
 def resource_of(value: str, log_id: str) -> str:

@@ -39,6 +39,7 @@ from infra.secrets import open_stores
 from reconciler.provider.contract import action
 from reconciler.provider.kind import Kind
 from reconciler.provider.secrets import SecretKey, Secrets
+from reconciler.resource.owner_label import OWNER_LABEL
 from tests.certificates import OWN_CA, make_issuer, root_in
 from tests.crashes.cases import Case, Row
 from tests.crashes.lane import Lane, config_key, key
@@ -453,8 +454,9 @@ class AttachmentStory(KindStory):
     async def declare_what_is_there(self) -> None:
         config = ProviderConfigSpec("disks", self.lane.disks.as_uri())
         disks = DisksProvider(config, Secrets())
-        fields = DISK.checked_fields({"sizeBytes": 8 * MIB})
-        await disks.create(action("Create", self.name, fields))
+        made = action("Create", self.name, DISK.checked_fields({"sizeBytes": 8 * MIB}))
+        labels = {OWNER_LABEL: f"test.default.Disk.{self.name}"}
+        await disks.create(msgspec.structs.replace(made, labels=labels))
         await disks.close()
         await super().declare_what_is_there()
 

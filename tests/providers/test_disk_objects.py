@@ -48,6 +48,7 @@ from tests.providers.disk_call import Call, Said
 pytestmark = pytest.mark.disks
 
 MARKER = "written-once"
+OWNER = "test.default.Disk.data"
 READY = "echo ready; exec cat"
 
 
@@ -95,6 +96,9 @@ class Case:
     async def changes(self, thing: ExternalObject, **spec: Any) -> ExternalObject:
         provider = self.disks if "sizeBytes" in thing.fields else self.attachments
         update = upon(action("Update", thing.name, {**thing.fields, **spec}), thing)
+        if provider is self.disks:
+            labels = {**update.labels, OWNER_LABEL: OWNER}
+            update = msgspec.structs.replace(update, labels=labels)
         changed = (await provider.update(update)).object
         assert changed is not None
         return changed
@@ -112,7 +116,8 @@ class Case:
 
 
 def new_disk(name: str = "data", size: int = 8 * MIB, **spec: Any) -> Action:
-    return action("Create", name, DISK.checked_fields({"sizeBytes": size, **spec}))
+    made = action("Create", name, DISK.checked_fields({"sizeBytes": size, **spec}))
+    return msgspec.structs.replace(made, labels={**made.labels, OWNER_LABEL: OWNER})
 
 
 def new_attachment(name: str = "data", **spec: Any) -> Action:
@@ -347,7 +352,7 @@ async def test_an_image_of_somebody_else_is_a_conflict_until_it_is_adopted(case:
         await case.attached("data")
     ours = await case.changes(theirs, sizeBytes=16 * MIB)
     assert (ours.uid, ours.fields["sizeBytes"]) == (theirs.uid, 16 * MIB)
-    assert ours.labels["reconciler/owner"] == "test"
+    assert ours.labels["reconciler/owner"] == OWNER
     assert case.is_marked()
 
 
@@ -538,26 +543,26 @@ async def test_a_disk_has_one_attachment_and_one_device(case: Case) -> None:
         await case.attachments.create(other)
 
 
-@pytest.mark.parametrize("owner", ["log.other.Disk.data", "copy.billing.Disk.data", ""])
-async def test_a_disk_of_another_namespace_is_not_mounted(case: Case, owner: str) -> None:
+@pytest.mark.parametrize("owner", ["log.billing.Disk.data", "default", ""])
+async def test_a_disk_that_is_not_of_the_attachments_namespace_is_not_mounted(
+    case: Case, owner: str
+) -> None:
     labels = {OWNER_LABEL: owner} if owner else {}
     await case.disks.create(msgspec.structs.replace(new_disk(), labels=labels))
-    mine = msgspec.structs.replace(
-        new_attachment(), labels={OWNER_LABEL: "log.billing.Attachment.data"}
-    )
-    with pytest.raises(NothingDoneError, match=r"disk 'data' does not exist \(yet\)"):
-        await case.attachments.create(mine)
+    for mine in ({OWNER_LABEL: "log.default.Attachment.data"}, labels, {}):
+        attach = msgspec.structs.replace(new_attachment(), labels=mine)
+        with pytest.raises(NothingDoneError, match=r"disk 'data' does not exist \(yet\)"):
+            await case.attachments.create(attach)
     assert left(case.root) == ([], [])
     assert await case.attachments.read("data") is None
 
 
-async def test_an_attachment_mounts_a_disk_of_its_namespace(case: Case) -> None:
+async def test_an_attachment_mounts_the_disk_of_its_namespace_only(case: Case) -> None:
     labels = {OWNER_LABEL: "log.billing.Disk.data"}
     await case.disks.create(msgspec.structs.replace(new_disk(), labels=labels))
-    mine = {OWNER_LABEL: "log.billing.Attachment.other"}
-    effect = await case.attachments.create(
-        msgspec.structs.replace(new_attachment("other", disk="data"), labels=mine)
-    )
+    theirs = msgspec.structs.replace(new_attachment(), action_id="billing/Attachment/data@1")
+    assert theirs.namespace == "billing"
+    effect = await case.attachments.create(theirs)
     assert effect.object is not None
     assert effect.object.fields["mounted"] is True
 

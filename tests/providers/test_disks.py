@@ -20,6 +20,7 @@ from reconciler.provider import Effect, Provider
 from reconciler.provider.contract import Connect, ProviderContract
 from reconciler.provider.contract import action as made
 from reconciler.provider.secrets import Secrets
+from reconciler.resource.owner_label import OWNER_LABEL
 from tests.disks import MIB
 
 SMALL: Fields = {"sizeBytes": 8 * MIB}
@@ -49,7 +50,8 @@ class WithDisks:
         permit = CALL_PERMIT.set(None)  # this is no request of the provider's
         if await self._disks.read(disk) is None:
             of_disk = made("Create", disk, DISK.checked_fields(SMALL))
-            await self._disks.create(structs.replace(of_disk, labels=action.labels))
+            labels = {OWNER_LABEL: f"test.default.Disk.{disk}"}
+            await self._disks.create(structs.replace(of_disk, labels=labels))
         CALL_PERMIT.reset(permit)
         return await self._provider.create(action)
 

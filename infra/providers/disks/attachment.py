@@ -53,7 +53,7 @@ from reconciler.errors import (
 from reconciler.provider import Capabilities, Effect
 from reconciler.provider.kind import READY, Kind, Readiness
 from reconciler.provider.secrets import Secrets
-from reconciler.resource.owner_label import OWNER_LABEL, have_same_namespace
+from reconciler.resource.owner_label import OWNER_LABEL, namespace_of
 
 _T = TypeVar("_T")
 _WAITS: Final = HTTPStatus.CONFLICT
@@ -472,8 +472,7 @@ def _check_usable(action: Action, file: int | None) -> Image:
         raise waiting(
             f"another client created disk {disk!r}; it is not mounted until a Disk adopts it"
         )
-    owner = image.mark.labels.get(OWNER_LABEL, "")
-    if not have_same_namespace(owner, action.labels.get(OWNER_LABEL, "")):
+    if namespace_of(image.mark.labels.get(OWNER_LABEL, "")) != action.namespace:
         raise waiting(f"disk {disk!r} does not exist (yet)")
     if image.superblock is None or image.superblock.filesystem != FILESYSTEM:
         raise waiting(f"disk {disk!r} no longer has the filesystem {FILESYSTEM}")
