@@ -52,7 +52,7 @@ def test_explain_shows_types_defaults_and_what_replaces(
         "about": "",
     }
     assert told["outputs"]
-    assert "A change of the labels also replaces" in inside.ok("explain", "Container").out
+    assert "Changing the labels also replaces" in inside.ok("explain", "Container").out
     refused = inside.run("explain", "Nothing")
     assert refused.status == 1
     assert refused.err.startswith("error: kind 'Nothing' is not installed here, and no NATS server")

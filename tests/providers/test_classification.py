@@ -47,7 +47,7 @@ SCRIPTS: dict[str, Harm | bytes] = {
     "405": answer(405),
     "408": answer(408),
     "409 with `Retry-After`": answer(409, Retry_After="1"),
-    "410 to a listing": answer(410),
+    "410 in response to a listing": answer(410),
     "413": answer(413),
     "422": answer(422),
     "425": answer(425),
@@ -56,14 +56,14 @@ SCRIPTS: dict[str, Harm | bytes] = {
     "502": answer(502),
     "503": answer(503),
     "504": answer(504),
-    "a success that is not JSON": answer(200, "<html>welcome</html>"),
-    "a success with another schema": answer(200, '{"hello": "world"}'),
+    "a success response that is not JSON": answer(200, "<html>welcome</html>"),
+    "a success response with another schema": answer(200, '{"hello": "world"}'),
 }
 ELSEWHERE = {
     "no connection",
     "404, and the collection does not exist either",
     "412, another object or version exists",
-    "a success about another object",
+    "a success response about another object",
 }
 
 
@@ -120,7 +120,8 @@ FAILED_WRITES = [
     (write, failure)
     for write in WRITES
     for failure in SCRIPTS
-    if failure != "410 to a listing" and not (write == "delete" and failure.startswith("a success"))
+    if failure != "410 in response to a listing"
+    and not (write == "delete" and failure.startswith("a success"))
 ]
 
 
@@ -141,7 +142,7 @@ async def test_a_read_or_listing_that_fails_is_classified_as_the_table_says(
     wanted = cell_of(failure, 2)
     proxy.plan.append(SCRIPTS[failure])
     await fails(listing(client, Scope()), wanted)
-    if failure != "410 to a listing":
+    if failure != "410 in response to a listing":
         proxy.plan.append(SCRIPTS[failure])
         await fails(client.read(thing.name), wanted)
     assert not proxy.plan
@@ -197,7 +198,7 @@ async def test_what_stands_in_the_way_is_a_conflict(
 async def test_a_success_about_another_object_is_not_believed(
     case: Case, harmed: Provider, proxy: Proxy, thing: ExternalObject
 ) -> None:
-    failure = "a success about another object"
+    failure = "a success response about another object"
     await harmed.read(thing.name)
     lie = await proxy.fetch(proxy.requests[-1][1])
     proxy.plan.append(lie)
