@@ -138,7 +138,7 @@ class Starts:
 
 
 BUDGETS: Mapping[Tier, Starts] = {
-    "default": Starts(servers=70, processes=130),
+    "default": Starts(servers=70, processes=140),
     "ci": Starts(servers=320, processes=3_500),
     "night": Starts(servers=150, processes=600),
 }
