@@ -6,6 +6,7 @@ Timers are hints. This is what makes losing one cost time and never truth.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -75,6 +76,9 @@ _MOVES = (  # what references may depend on, of both sides
     TargetObserved,
     SecretObserved,
 )
+
+_GUARDS = (Hold.DEFINITION_GUARD, Hold.PRUNE_GUARD)
+"""Guards that no listing judges again."""
 
 _ENDED_BY_A_MESSAGE = ("Failed", "Waiting", "Disputed", "Held")
 """Outcomes of resources that are not woken when they are due, or when a wait between actions ends.
@@ -214,6 +218,7 @@ class Sweeper:
             and row.due_at < overdue
             and not (row.paused or row.outcome in _ENDED_BY_A_MESSAGE)
         }
+        guarded = {row.key for row in held if row.hold in _GUARDS}
         holds = ((row.key, self._what_may_end_its_hold(row)) for row in held)
         waits |= {key: what for key, what in holds if what is not None}
         clock, before = self._clock(), self._woken
@@ -224,7 +229,10 @@ class Sweeper:
             if woken is None or woken.wait != wait or woken.again_at <= clock:
                 pause = SWEEP_SECONDS
                 if woken is not None and woken.wait == wait:
-                    pause = min(2 * woken.pause_seconds, MAX_SECONDS_BETWEEN)
+                    # A guard is judged by every version of its configuration, and once more in
+                    # case the decider had not read it yet: an idle fleet costs no messages.
+                    longer = min(2 * woken.pause_seconds, MAX_SECONDS_BETWEEN)
+                    pause = math.inf if key in guarded else longer
                 woken = _Woken(wait, clock + pause, pause)
                 waking.append(key)
             self._woken[key] = woken
