@@ -158,7 +158,7 @@ async def observations(
             # The listing may have begun before the deletion, or the API shows the deletion late.
             # With our label it is that object, however late; without, the id may have returned.
             is_deleted = each.uid in (late_ids if OWNER_LABEL in each.labels else deleted_ids)
-            is_gone = is_deleted and not any(row.owned for row in mine)
+            is_gone = is_deleted and not any(row.owned and row.uid == each.uid for row in mine)
             elsewhere = _owner_elsewhere(listing, each, rows, log_id)
             released_by = released.get((each.name, each.uid), "")
             creator = _creator(listing, each, mine, objects, rows, log_id)

@@ -132,6 +132,15 @@ def test_a_listing_is_whole_if_as_many_came_as_were_announced(count: int) -> Non
     assert len(listing.complete(2)) == 2
 
 
+async def test_a_deleted_object_does_not_replace_the_one_that_was_created_since() -> None:
+    labels = {OWNER_LABEL: "log.default.Note.mine"}
+    late, ours = replace(note("n1"), labels=labels), note("n2")
+    mine = row("mine", ours, owned=True, uid="n2")
+    assert await told([late], mine, unique_names=True, late_ids={"n1"}) == {}
+    again = row("mine", ours, owned=True, uid="n1")
+    assert (await told([late], again, unique_names=True, late_ids={"n1"}))["mine"].object == late
+
+
 @pytest.mark.parametrize("config", [CONFIG, EXCLUSIVE])
 async def test_what_may_be_the_work_of_a_creation_is_nobody_elses(
     config: ProviderConfigSpec,
