@@ -302,16 +302,6 @@ def _a_conflict_without_its_cause_is_repeated(patch: Patch) -> None:
     patch.setattr(result, "_after_failure", after_failure)
 
 
-def _what_carries_no_label_taken_for_a_strangers(patch: Patch) -> None:
-    really: Any = attempt._find_created  # pyright: ignore[reportPrivateUsage]
-
-    def find_created(*args: Any) -> Any:
-        finding = really(*args)
-        return "Another" if finding == "Unclear" else finding
-
-    patch.setattr(attempt, "_find_created", find_created)
-
-
 def _a_create_in_flight_is_abandoned(patch: Patch) -> None:
     def pursue(flight: Any, state: Any, *rest: Any) -> Any:
         action, generation = flight.action, state.desired.generation
@@ -563,7 +553,6 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation("a refused redelivery is undone", _a_refused_redelivery_taken_for_undone),
     Mutation("late successes ignored", _late_successes_ignored),
     Mutation("a conflict without cause repeated", _a_conflict_without_its_cause_is_repeated),
-    Mutation("without a label it is a stranger's", _what_carries_no_label_taken_for_a_strangers),
     Mutation("create in flight abandoned", _a_create_in_flight_is_abandoned),
     Mutation("failed actions abandoned", _a_failed_update_is_abandoned_whatever_it_did),
     Mutation("actions never handed out again", _no_lease),
