@@ -21,7 +21,7 @@ from starlette.routing import Route
 
 MAX_BODY_BYTES: Final = 5 * 1024 * 1024
 MAX_BODIES: Final = 8
-"""Bodies that are read at the same time: nobody has proved yet that they come from a Git host."""
+"""Bodies that are read at the same time: their sender is not verified yet."""
 
 BODY_SECONDS: Final = 10.0
 """Time that a body may wait and take: Git hosts wait about as long for the response."""

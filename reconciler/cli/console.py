@@ -44,7 +44,7 @@ _WAITING = {
 }
 
 
-_LEAST_HELP_COLUMNS = 20  # cyclopts wraps for ever where nothing fits
+_LEAST_HELP_COLUMNS = 20  # below it, cyclopts wraps without end
 
 
 class _Console(Console):

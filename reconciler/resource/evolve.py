@@ -106,7 +106,7 @@ _END_AN_APPROVAL = (
     ActionHeld,
     TwinDetected,
 )
-"""A hold that somebody lifted was of what there was before: the next one needs its own approval."""
+"""Events after which an earlier approval of a hold no longer counts."""
 
 
 class HistoryGapError(ValueError):

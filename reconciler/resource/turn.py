@@ -127,7 +127,7 @@ class Settled(msgspec.Struct, frozen=True, gc=False):
     message: str = ""
     action_id: str | None = None
     ready: Readiness | None = None  # of the object; None where it does not count
-    is_reported: bool = True  # False: nobody would learn anything from the outcome
+    is_reported: bool = True  # False: the outcome has no news for readers
 
 
 NEVER_THERE = Settled("Deleted", "", is_reported=False)
