@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-import pytest
 
-Patch = pytest.MonkeyPatch
+class Patch(Protocol):
+    """Replaces attributes, as `pytest.MonkeyPatch` does."""
+
+    def setattr(self, target: object, name: str, value: object) -> None:
+        """Replace an attribute of a module or class."""
+        ...
 
 
 class Mutation(NamedTuple):

@@ -51,6 +51,8 @@ from reconciler.resource import (
 from reconciler.resource.attempt import new_action
 from reconciler.resource.evolve import fold
 from reconciler.resource.turn import Facts
+from reconciler.roles import listing as listing_module
+from reconciler.roles import repository
 from reconciler.roles import worker as worker_module
 from reconciler.roles.configurations import Configurations
 from reconciler.roles.decider import Decider
@@ -173,7 +175,7 @@ def _cached_state_without_its_later_events(patch: Patch) -> None:
         return []
 
     patch.setattr(ResourceRepository, "_keep", keep)
-    patch.setattr("reconciler.roles.repository.EVENTS_BETWEEN_SAVES", 3)
+    patch.setattr(repository, "EVENTS_BETWEEN_SAVES", 3)
 
 
 def _actions_handed_out_before_they_are_stored(patch: Patch) -> None:
@@ -372,11 +374,11 @@ def _everything_seen_is_told(patch: Patch) -> None:
     """An observer that does not compare with what the log knows."""
 
     def interested(
-        _listing: Any, _seen: Any, rows: Sequence[StatusRow], _strays: Any, **_more: Any
+        _listing: Any, _seen: Any, rows: Sequence[StatusRow], _strays: Any, _guard: Any, **_: Any
     ) -> list[tuple[StatusRow, str]]:
         return [(row, "") for row in rows]
 
-    patch.setattr("reconciler.roles.listing._interested", interested)
+    patch.setattr(listing_module, "_interested", interested)
 
 
 # --- wanting

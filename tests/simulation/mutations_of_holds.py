@@ -14,7 +14,7 @@ from projections.status import StatusRow
 from reconciler.resource import approval, decide, evolve, holds, next_step, observation
 from reconciler.resource.state import NEW
 from reconciler.resource.turn import NOTHING_NEW, Facts
-from reconciler.roles import sweeper
+from reconciler.roles import repository, sweeper
 from reconciler.roles.listing import ListingAssembler
 from reconciler.roles.scrubber import Scrubber
 from reconciler.roles.twins import Comparison, TwinDetector
@@ -172,7 +172,7 @@ def _damaged_histories_folded(patch: Patch) -> None:
 
     for check in ("_check_order", "_check_digest"):
         patch.setattr(HistoryChain, check, unchecked)
-    patch.setattr("reconciler.roles.repository.fold", _folded_anyhow)
+    patch.setattr(repository, "fold", _folded_anyhow)
 
 
 def _folded_anyhow(events: Any, state: Any = NEW) -> Any:

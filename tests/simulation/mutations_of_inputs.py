@@ -133,7 +133,7 @@ def _a_new_definition_passes_no_guard(patch: Patch) -> None:
         return None
 
     for module in (replacement, next_step):
-        patch.setattr(module, "held_for_its_definition", never, raising=False)
+        patch.setattr(module, "held_for_its_definition", never)
 
 
 MUTATIONS_OF_INPUTS = (

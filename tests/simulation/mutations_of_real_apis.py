@@ -57,9 +57,11 @@ def _due_by_the_deciders_own_clock(patch: Patch) -> None:
 def _what_is_due_is_woken_by_its_timer_alone(patch: Patch) -> None:
     really: Any = vars(Sweeper)["_to_wake"]
 
-    def to_wake(self: Any, rows: Iterable[StatusRow], overdue: Any) -> Any:
+    def to_wake(
+        self: Any, rows: Iterable[StatusRow], held: Iterable[StatusRow], overdue: Any
+    ) -> Any:
         bare = [row for row in rows if row.due_at is None]
-        return really(self, bare, overdue)
+        return really(self, bare, held, overdue)
 
     patch.setattr(Sweeper, "_to_wake", to_wake)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from events.log import Action, ActionSucceeded
+from events.log import Action, ActionSucceeded, LogEvent
 from projections import status
 from projections.status import StatusRow
 from reconciler.resource import evolve
@@ -16,9 +16,9 @@ def _what_was_replaced_is_forgotten(patch: Patch) -> None:
     really = vars(evolve)["_with_result"]
 
     def with_result(
-        state: ResourceState, ended: InFlight | Ended | None, data: ActionSucceeded
+        state: ResourceState, ended: InFlight | Ended | None, data: ActionSucceeded, event: LogEvent
     ) -> ResourceState:
-        return replace(really(state, ended, data), retiring=None)
+        return replace(really(state, ended, data, event), retiring=None)
 
     patch.setattr(evolve, "_with_result", with_result)
 

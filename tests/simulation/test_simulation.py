@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inspect import isfunction, signature
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,27 @@ def _noticed(mutation: Mutation) -> tuple[int, Result] | None:
         if result.violations:
             return seed, result
     return None
+
+
+class _CheckedPatch:
+    """Checks that a replacement accepts the calls of what it replaces, and replaces nothing."""
+
+    def setattr(self, target: object, name: str, value: object) -> None:
+        replaced = getattr(target, name)
+        if not isfunction(replaced) or not isfunction(value):
+            assert callable(replaced) == callable(value), f"{target}.{name}"
+            return
+        parameters = signature(replaced).parameters.values()
+        named = {each.name: None for each in parameters if each.kind is each.KEYWORD_ONLY}
+        try:
+            signature(value).bind(*(None for each in parameters if each.name not in named), **named)
+        except TypeError as error:
+            pytest.fail(f"{name}{signature(value)} replaces {name}{signature(replaced)}: {error}")
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
+def test_a_mutation_fits_the_functions_that_it_replaces(mutation: Mutation) -> None:
+    mutation.put_in(_CheckedPatch())
 
 
 @pytest.mark.tier("night")
