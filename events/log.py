@@ -11,6 +11,7 @@ led to it, with its position.
 from __future__ import annotations
 
 from datetime import datetime
+from enum import StrEnum
 from typing import Final, Literal
 
 import msgspec
@@ -123,17 +124,31 @@ class FieldDifference(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     observed: object
 
 
+class PathDrift(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    """How often another client has recently overwritten the field at ``path`` (ADR 0041).
+
+    An empty path is the whole object, which the client deleted.
+    """
+
+    path: str
+    times: int
+    since: datetime
+    last: datetime
+
+
 class DriftDetected(_Event, frozen=True):
     """The object differs from what Reconciler last applied, because of another client.
 
     ``missing``: the object does not exist. ``perhaps_by``: an action of Reconciler with an unknown
-    result that may have caused the difference.
+    result that may have caused the difference. ``recent``: the recent drifts of each path, this
+    one included.
     """
 
     generation: int
     missing: bool = False
     differences: tuple[FieldDifference, ...] = ()
     perhaps_by: str = ""
+    recent: tuple[PathDrift, ...] = ()
 
 
 class OwnershipClaimed(_Event, frozen=True):
@@ -259,12 +274,13 @@ class SpecResolved(_Event, frozen=True):
     """The desired fields of a generation, with the values of references and the digests of secrets.
 
     ``definition``: the digest of the definition by which the fields of the underlying kind were
-    computed.
+    computed. ``is_applied``: the object was last written with exactly these fields.
     """
 
     generation: int
     fields: Fields
     definition: str = ""
+    is_applied: bool = False
 
 
 Operation = Literal["Create", "Update", "Delete"]
@@ -321,10 +337,22 @@ class ApprovalRequested(_Event, frozen=True):
     declared_level: ApprovalLevel | None = None
 
 
+class Content(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=True):
+    """The fields and labels of an object."""
+
+    fields: Fields = {}
+    labels: dict[str, str] = {}
+
+
 class ActionDecided(_Event, frozen=True):
-    """The decider chose the next action, and recorded it before any external call."""
+    """The decider chose the next action, and recorded it before any external call.
+
+    ``base``: what the resource declares of the written content, which the next three-way comparison
+    starts from; the rest belongs to other clients. Null: all of it.
+    """
 
     action: Action
+    base: Content | None = None
 
 
 class ActionRetried(_Event, frozen=True):
@@ -404,12 +432,55 @@ class ActionNotDone(_Event, frozen=True):
     attempt: int
 
 
+class Effect(StrEnum):
+    """What the attempts of an action may have changed in the API (ADR 0067).
+
+    The first five describe one attempt, and all attempts so far by the worst of them. An operator
+    decides about the last two.
+    """
+
+    NOT_SENT = "NotSent"
+    REFUSED = "Refused"
+    PARTIAL = "Partial"
+    POSSIBLE = "Possible"
+    UNKNOWN = "Unknown"
+    HELD = "Held"
+    CHECKED = "Checked"
+
+    @property
+    def may_arrive(self) -> bool:
+        """Whether a call of the action may still take effect."""
+        return self in (Effect.UNKNOWN, Effect.HELD, Effect.CHECKED)
+
+    @property
+    def may_exist(self) -> bool:
+        """Whether an attempt may have created an object that no response has shown."""
+        return self in (Effect.POSSIBLE, Effect.UNKNOWN, Effect.HELD)
+
+    @property
+    def is_nothing(self) -> bool:
+        """Whether the API certainly changed nothing."""
+        return self in (Effect.NOT_SENT, Effect.REFUSED)
+
+
+Consequence = Literal["Retry", "Refused", "Failed", "Outdated", "Conflict", "Observed", "Retired"]
+"""What a failure means for the resource.
+
+``Retry``: the same action is tried again. ``Refused``: the API permanently refuses this generation.
+``Failed``: it permanently refuses a write that the generation does not depend on. ``Outdated``: it
+refuses an older generation. ``Conflict``: the known state was outdated. ``Observed``: so it was,
+and the failure shows the current object, or that none exists. ``Retired``: the object that was
+replaced no longer exists.
+"""
+
+
 class ActionFailed(_Event, frozen=True):
     """An attempt failed, or its result is unknown. ``object`` is a conflicting object, if any.
 
     ``redelivered``: another worker, which reported nothing, had this attempt before and may have
     made the call, or may still make it. The failure therefore does not prove that nothing happened.
-    ``reported_at``: as in ``ActionSucceeded``.
+    ``reported_at``: as in ``ActionSucceeded``. ``effect``: what this attempt may have changed.
+    ``consequence``: what the failure means for the resource.
     """
 
     action_id: str
@@ -420,13 +491,8 @@ class ActionFailed(_Event, frozen=True):
     redelivered: bool = False
     reported_at: datetime | None = None
     purpose: Purpose = "Converge"
-
-
-def is_retired(failed: ActionFailed, uid: str | None) -> bool:
-    """Return whether a failure shows that what was replaced is gone: another may have its name."""
-    shown = None if failed.object is None else failed.object.uid
-    is_other = failed.error.error_class == "Conflict" and None not in (shown, uid) and shown != uid
-    return failed.error.error_class == "NotFound" or is_other
+    effect: Effect = Effect.NOT_SENT
+    consequence: Consequence = "Retry"
 
 
 class ActionDoubted(_Event, frozen=True):
@@ -451,6 +517,10 @@ class ActionAbandoned(_Event, frozen=True):
     operation: Operation
     reason: str
     in_doubt: bool = False
+
+
+REPEATED_DRIFT: Final = "RepeatedDrift"
+"""Reason of a wait, and of its outcome, because another client repeatedly overwrote a repair."""
 
 
 class RetryScheduled(_Event, frozen=True):
@@ -565,7 +635,10 @@ class Condition(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defa
 
 
 class OutcomeRecorded(_Event, frozen=True):
-    """The outcome of a generation: the public result, to which other services subscribe."""
+    """The outcome of a generation: the public result, to which other services subscribe.
+
+    ``confirms_write``: the object has the content of an update whose result was unknown.
+    """
 
     outcome: OutcomeName
     generation: int
@@ -573,6 +646,7 @@ class OutcomeRecorded(_Event, frozen=True):
     message: str = ""
     conditions: tuple[Condition, ...] = ()
     action_id: str | None = None
+    confirms_write: bool = False
 
 
 ResourceEvent = (

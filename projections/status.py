@@ -57,7 +57,6 @@ from events.log import (
     SpecWithdrawn,
     TargetObserved,
     TwinDetected,
-    is_retired,
 )
 from events.manifest import ApprovalLevel, Fields
 from events.names import ResourceKey, name_for_external
@@ -521,22 +520,14 @@ def _succeeded(row: StatusRow, event: LogEvent, data: ActionSucceeded) -> None:
 
 
 def _failed(row: StatusRow, data: ActionFailed) -> None:
-    error = data.error
-    may_be_done = error.error_class in ("Transient", "Unknown") and error.attempted
-    if data.redelivered or (may_be_done and not error.nothing_done):
+    if data.effect.may_exist:
         _remember_uncertain(row, row.asked_name)
-    if data.error.error_class in ("Transient", "Throttled", "Unknown"):
+    if data.consequence == "Retry":
         return
-    stands_beside = data.purpose == "Replace" and data.operation == "Create" and row.owned
     _ended(row)
-    if data.purpose == "Retire":
-        if is_retired(data, row.retiring_uid):
-            _retired(row)
-    elif stands_beside:
-        pass
-    elif data.error.error_class == "NotFound":
-        _seen(row, None)
-    elif data.object is not None and data.error.error_class == "Conflict":
+    if data.consequence == "Retired":
+        _retired(row)
+    elif data.consequence == "Observed":
         _seen(row, data.object)
 
 

@@ -102,14 +102,19 @@ RESTORED_METADATA: Final = "reconciler-log-restored-as-of"
 RESTORING_METADATA: Final = "reconciler-log-restoring"
 FORMAT_METADATA: Final = "reconciler-log-format"
 
-LOG_FORMAT: Final = 3
+LOG_FORMAT: Final = 4
 """What this release writes: events, streams, rows. Raised with each change that the release before
 cannot read, or would undo (ADR 0020); that one then refuses to start."""
 
-OLDEST_FORMAT: Final = 2
+OLDEST_FORMAT: Final = 4
 """The oldest format that this release reads; raised when the code for an older one is removed."""
 
-_REVISIONS: Final[Mapping[int, str]] = {0: "16875afe to 05ae88b7", 1: "53197204 to 15bde999"}
+_REVISIONS: Final[Mapping[int, str]] = {
+    0: "16875afe to 05ae88b7",
+    1: "53197204 to 15bde999",
+    2: "42133b17 to ea1d6db7",
+    3: "47477a7f to ae3be583",
+}
 """The revisions of this project that wrote each older format: none of them was released."""
 
 _FIRST_LOG: Final = "SHAPES"
@@ -541,10 +546,14 @@ def check_format(metadata: Mapping[str, str]) -> None:
         raise _too_old(LOG, int(found))
 
 
+def _readable() -> str:
+    return f"{LOG_FORMAT}" if OLDEST_FORMAT == LOG_FORMAT else f"{OLDEST_FORMAT} to {LOG_FORMAT}"
+
+
 def _too_old(stream: str, found: int) -> IncompatibleStreamError:
     return IncompatibleStreamError(
-        f"stream {stream} has the older format {found}, and this release reads formats "
-        f"{OLDEST_FORMAT} to {LOG_FORMAT}; use the revision that wrote it, which is one of "
+        f"stream {stream} has the older format {found}, and this release reads format "
+        f"{_readable()}; use the revision that wrote it, which is one of "
         f"{_REVISIONS[found]}"
     )
 

@@ -12,7 +12,6 @@ from rich.text import Text
 
 from events.composition import CHILDREN, REFUSED, Child, parent_in
 from events.external import ExternalObject
-from events.intake import ActionError
 from events.integrity import LogDamage
 from events.log import (
     Action,
@@ -302,10 +301,7 @@ def _source(data: ResourceEvent) -> str:
             return f"the parameters of the {data.operation} action: the API returned no object"
         case ActionSucceeded():
             return f"the API's response to the {data.operation} action"
-        case (
-            ActionFailed(error=ActionError(error_class="NotFound"))
-            | ActionFailed(error=ActionError(error_class="Conflict"), object=ExternalObject())
-        ):
+        case ActionFailed(consequence="Observed"):
             return f"the API's error response to the {data.operation} action"
         case _:
             return ""

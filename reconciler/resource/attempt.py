@@ -31,7 +31,7 @@ from events.provider_config import ProviderConfigSpec, Retry
 from reconciler.provider import Capabilities
 from reconciler.resource.backoff import delay, is_over
 from reconciler.resource.difference import Wanted, differences
-from reconciler.resource.evolve import NOT_DONE, is_surely_not_done
+from reconciler.resource.evolve import CHECKED_NOT_DONE, NOT_DONE
 from reconciler.resource.owner_label import OWNER_LABEL
 from reconciler.resource.state import InFlight, ResourceState
 from reconciler.resource.turn import PAUSED, UNDER_WAY, Context, Settled, Step, on_hold
@@ -39,6 +39,7 @@ from reconciler.resource.turn import PAUSED, UNDER_WAY, Context, Settled, Step, 
 MAX_CONFLICTS = 3  # in a row that are answered at once; then each waits like a failure
 MAX_REPEATS = 3  # in a row whose result stays unknown, before a lookup is worth more than another
 
+_NOT_DONE = (NOT_DONE, CHECKED_NOT_DONE)
 _ROUNDED_SECONDS = 0.001  # waits are recorded in milliseconds
 
 Rung = Literal["Repeat", "Lookup"]
@@ -116,12 +117,12 @@ def pursue(
     generation, action = state.desired.generation, flight.action
     if flight.abandoned:
         return _given_up(flight, "an operator abandoned the action")
-    if flight.held:
-        return on_hold(Hold.UNKNOWN_RESULT, flight.held, action.action_id)
+    if flight.is_held:
+        return on_hold(Hold.UNKNOWN_RESULT, flight.question, action.action_id)
     if flight.failed is None:
         return _under_way(flight, state)
     # A creation that is not wanted any more would leak: it is pursued to its end.
-    may_leak = action.operation == "Create" and not is_surely_not_done(flight)
+    may_leak = action.operation == "Create" and not flight.is_surely_not_done
     is_wanted = action.generation == generation or may_leak
     if not is_wanted and not flight.unknown:
         newer = f"generation {generation} replaces generation {action.generation}"
@@ -130,7 +131,7 @@ def pursue(
         return blocked
     if is_paused(state):
         return PAUSED
-    if forbidden is not None and (flight.failed == NOT_DONE or is_surely_not_done(flight)):
+    if forbidden is not None and (flight.failed in _NOT_DONE or flight.is_surely_not_done):
         return _given_up(flight, forbidden.message)
     rung = next_rung(flight, context, is_wanted=is_wanted and forbidden is None)
     # A lookup has to wait until it sees what the attempt did.
@@ -187,13 +188,15 @@ def next_rung(flight: InFlight, context: Context, *, is_wanted: bool = True) -> 
     assert flight.failed is not None
     if not is_wanted:
         return "Lookup"  # nobody wants it done any more
+    is_safe = is_safe_to_repeat(flight.action, context.capabilities)
     if flight.failed == NOT_DONE:
-        # Where names are not unique, a second call makes a second object: what a person has
-        # labelled is looked for first.
-        is_safe = is_safe_to_repeat(flight.action, context.capabilities)
-        return "Lookup" if flight.is_certain and not is_safe else "Repeat"
-    if not is_safe_to_repeat(flight.action, context.capabilities):
-        is_refused = flight.failed.error_class == "Throttled" and not flight.uncertain
+        return "Repeat"
+    if flight.failed == CHECKED_NOT_DONE:
+        # Where names are not unique, a second call makes a second object: what an operator has
+        # labeled is looked up first.
+        return "Repeat" if is_safe else "Lookup"
+    if not is_safe:
+        is_refused = flight.failed.error_class == "Throttled" and not flight.effect.may_exist
         return "Repeat" if is_refused else "Lookup"
     if flight.is_lookup:
         return "Repeat"  # the lookup failed: perhaps only reads do
@@ -208,7 +211,7 @@ def is_safe_to_repeat(action: Action, capabilities: Capabilities) -> bool:
 
 
 def _given_up(flight: InFlight, reason: str) -> ActionAbandoned:
-    in_doubt = flight.in_doubt or flight.failed is None
+    in_doubt = flight.effect.may_arrive or flight.failed is None
     action = flight.action
     return ActionAbandoned(action.action_id, action.operation, reason, in_doubt=in_doubt)
 

@@ -44,6 +44,7 @@ from reconciler.resource.evolve import evolve
 from reconciler.resource.foresight import turn_digest
 from reconciler.resource.next_step import next_step
 from reconciler.resource.outcome import outcome_to_record
+from reconciler.resource.rules import apply_rules
 from reconciler.resource.state import PLAN_OUTDATED, ResourceState
 from reconciler.resource.turn import (
     NOTHING_NEW,
@@ -201,6 +202,7 @@ class _History:
     def record(self, facts: Iterable[ResourceEvent], cause: Command) -> None:
         for data in facts:
             version = self.state.version + 1
+            recorded = apply_rules(data, self.state, self.context.now)
             event = LogEvent(
                 id=event_id(self.context.key, version),
                 source=SOURCE,
@@ -208,7 +210,7 @@ class _History:
                 subject=self.subject,
                 time=self.context.now,
                 resourceversion=version,
-                data=data,
+                data=recorded,
                 causeid=cause.message_id,
                 causeposition=cause.counts_from,
                 actor=cause.actor,

@@ -81,15 +81,6 @@ def without_ignored(
     }
 
 
-def united(first: Mapping[str, object], second: Mapping[str, object]) -> dict[str, Any]:
-    """Return all that is in either content, at every depth; where both have it, the second's."""
-    result = {**first, **second}
-    for name in first.keys() & second.keys():
-        if _is_mapping(first[name]) and _is_mapping(second[name]):
-            result[name] = united(_mapping(first[name]), _mapping(second[name]))
-    return result
-
-
 # --- of a resource
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import assert_never
+from typing import assert_never, cast
 
 from msgspec.structs import replace
 
@@ -12,6 +12,7 @@ from events.hold import A_PLAN_WAITS, Hold
 from events.intake import ActionError, LossCount
 from events.log import (
     MAY_WAIT,
+    REPEATED_DRIFT,
     AbsenceDoubted,
     Action,
     ActionAbandoned,
@@ -28,10 +29,12 @@ from events.log import (
     BreakerClosed,
     BreakerOpened,
     BreakerProbed,
+    Content,
     DeclarationSuperseded,
     DefinitionObserved,
     DriftDetected,
     DueScheduled,
+    Effect,
     ExternalObserved,
     FinalizerAdded,
     FinalizerRemoved,
@@ -55,10 +58,9 @@ from events.log import (
     SpecWithdrawn,
     TargetObserved,
     TwinDetected,
-    is_retired,
 )
-from reconciler.resource.difference import LABELS, ignored_paths, united, without_ignored
-from reconciler.resource.fights import FIGHT, with_drift
+from events.manifest import Fields
+from reconciler.resource.effect import effect_after
 from reconciler.resource.owner_label import OWNER_LABEL
 from reconciler.resource.state import (
     NEW,
@@ -93,6 +95,9 @@ SETTLED: frozenset[OutcomeName] = frozenset(
 LABEL_KEPT = ActionError("Permanent", "the API accepted the write but kept the label")
 NOT_DONE = ActionError(
     "Transient", "a read shows that the call had no effect; the worker repeats it"
+)
+CHECKED_NOT_DONE = ActionError(
+    "Transient", "an operator approved the repetition of the call; the worker repeats it"
 )
 
 _NO_WAITS = Waits()
@@ -175,8 +180,9 @@ def _after(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
                 for each in state.actions.ended
             )
             actions = replace(state.actions, ended=ended)
-            fights = with_drift(state.fights, data, event.time)
-            return replace(state, actions=actions, fights=fights, outcome=None, because=event.id)
+            return replace(
+                state, actions=actions, fights=data.recent, outcome=None, because=event.id
+            )
         case OwnershipClaimed() as data:
             ended = tuple(_with_claim(each, data, state) for each in state.actions.ended)
             actions = replace(state.actions, ended=ended)
@@ -217,8 +223,8 @@ def _after(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
             return state if on_purpose else _with_the_replaced(state)
 
         # --- what is done about it
-        case ActionDecided(action):
-            flight = InFlight(action, base=_base(state, action))
+        case ActionDecided(action, base):
+            flight = InFlight(action, base=_base(action, base))
             if action.purpose == "Renew" and state.due is not None:
                 state = replace(state, due=replace(state.due, is_written=True))
             return replace(
@@ -233,9 +239,9 @@ def _after(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
         case LookupDecided(action, attempt):
             return _begun_again(state, action, attempt, is_lookup=True)
         case ActionHeld() as data:
-            return _in_flight(state, held=data.reason, in_doubt=True)
+            return _in_flight(state, question=data.reason, effect=Effect.HELD)
         case ActionNotDone():
-            return _to_be_repeated(state, event)
+            return _to_be_repeated(state, event, NOT_DONE)
         case ActionDoubted() as data:
             return _doubted(state, data)
         case ActionSucceeded() as data:
@@ -251,7 +257,7 @@ def _after(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
                 state.waits,
                 until=data.at,
                 seconds=data.delay_seconds,
-                is_fight=data.reason == FIGHT,
+                is_fight=data.reason == REPEATED_DRIFT,
             )
             return replace(state, waits=waits)
         case DueScheduled() as data:
@@ -265,7 +271,7 @@ def _after(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
             if data.outcome not in MAY_WAIT and state.waits.until is not None:
                 # What it waited to mend is gone, or was mended without us.
                 state = replace(state, waits=replace(state.waits, until=None, is_fight=False))
-            if data.outcome == "Converged":
+            if data.confirms_write:
                 state = _without_doubt(state)
             desired = state.desired
             if data.outcome in SETTLED:
@@ -322,7 +328,7 @@ def _after(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
                 refused_generation=0,
             )
             state = replace(state, desired=desired, waits=_NO_WAITS)
-            return _with_definition_done(state) if _is_applied(state) else state
+            return _with_definition_done(state) if data.is_applied else state
         case DefinitionObserved(definition):
             desired = replace(state.desired, definition=definition)
             return replace(state, desired=desired, because=event.id)
@@ -574,23 +580,12 @@ def _is_news(state: ResourceState, action: Action) -> bool:
     return last is None or last.outcome in SETTLED or action.operation == "Delete"
 
 
-def _base(state: ResourceState, action: Action) -> Applied | None:
-    """Return what of the action's content is ours: the base of the next three-way comparison."""
-    spec = state.desired.spec
-    if spec is None or action.operation == "Delete":
+def _base(action: Action, base: Content | None) -> Applied | None:
+    """Return the base of the next three-way comparison, if the action succeeds."""
+    if action.operation == "Delete":
         return None
-    ignored = ignored_paths(spec.policy)
-    ours = spec.labels.keys() | {OWNER_LABEL}
-    labels = {name: value for name, value in action.labels.items() if name in ours}
-    fields = state.desired.fields
-    is_wanted = state.desired.is_declared and spec.policy.mode in ("Present", "CreateOnly")
-    if action.operation == "Update" and not is_wanted:  # it only takes our label off
-        before = None if state.owned is None else state.owned.applied
-        fields = {} if before is None else before.fields
-    return Applied(
-        without_ignored(fields, ignored),
-        without_ignored(labels, ignored, f"{LABELS}."),
-    )
+    content = base or action
+    return Applied(content.fields, content.labels)
 
 
 def _begun_again(
@@ -606,16 +601,18 @@ def _begun_again(
     return replace(state, actions=replace(state.actions, in_flight=flight))
 
 
-def _to_be_repeated(state: ResourceState, event: LogEvent, **changes: object) -> ResourceState:
-    """It is known that the action was not done: it is called again at once."""
+def _to_be_repeated(
+    state: ResourceState, event: LogEvent, failed: ActionError, **changes: object
+) -> ResourceState:
+    """It is known that the action was not done: it is called again immediately."""
     return _in_flight(
         state,
-        failed=NOT_DONE,
+        failed=failed,
         retry_at=event.time,
         retry_seconds=0.0,
         unknown=0,
         is_lookup=False,
-        **{"is_certain": False, **changes},
+        **changes,
     )
 
 
@@ -649,18 +646,18 @@ def _approved(state: ResourceState, data: HoldApproved, event: LogEvent) -> Reso
         )
         actions = replace(state.actions, ended=ended)
         return _remembered(replace(state, actions=actions, because=event.id), event)
-    if flight is not None and flight.held:
+    if flight is not None and flight.is_held:
         # Who says that it was not done has looked: what is met now is known to be another's.
-        is_certain = data.decision == "Proceed"
+        is_checked = data.decision == "Proceed"
         state = _to_be_repeated(
             state,
             event,
-            held="",
+            CHECKED_NOT_DONE if is_checked else NOT_DONE,
+            question="",
             abandoned=data.decision == "Abandon",
-            uncertain=flight.uncertain and not is_certain,
-            is_certain=is_certain,
+            effect=Effect.CHECKED if is_checked else Effect.UNKNOWN,
         )
-        unsure = state.actions.uncertain_create and not is_certain
+        unsure = state.actions.uncertain_create and not is_checked
         state = replace(state, actions=replace(state.actions, uncertain_create=unsure))
     if data.hold == Hold.TWIN:
         state = replace(state, api=replace(state.api, twin=Twin(event.resourceversion)))
@@ -672,7 +669,8 @@ def _doubted(state: ResourceState, data: ActionDoubted) -> ResourceState:
     """Look it up before anything else, if it is under way; else remember what it may have done."""
     flight = state.actions.in_flight
     if flight is not None and flight.action.action_id == data.action_id:
-        return _in_flight(state, unknown=flight.unknown + 1, in_doubt=True, uncertain=True)
+        effect = effect_after(flight.effect, Effect.UNKNOWN)
+        return _in_flight(state, unknown=flight.unknown + 1, effect=effect)
     ended = tuple(
         replace(each, in_doubt=True) if each.action.action_id == data.action_id else each
         for each in state.actions.ended
@@ -687,7 +685,7 @@ def _succeeded(state: ResourceState, data: ActionSucceeded, event: LogEvent) -> 
         return _succeeded_late(state, data, event)
     flight = state.actions.in_flight
     ended = state.actions.ended
-    in_doubt = data.redelivered or (flight is not None and flight.in_doubt)
+    in_doubt = data.redelivered or (flight is not None and flight.effect.may_arrive)
     if flight is not None and (data.operation == "Create" or in_doubt):
         # A worker that stands still before its call may make it yet, and meet another object or,
         # where the API keeps no keys, create a second one.
@@ -696,7 +694,7 @@ def _succeeded(state: ResourceState, data: ActionSucceeded, event: LogEvent) -> 
             ended = (*ended[:-1], _created(ended[-1], data))
     perhaps_twice = data.redelivered and data.operation == "Create"
     # An attempt of unknown result may still be under way where the API keeps no keys.
-    uncertain = perhaps_twice or (flight is not None and flight.uncertain)
+    uncertain = perhaps_twice or (flight is not None and flight.effect.may_exist)
     actions = replace(
         _with_effect(state.actions, data, event),
         in_flight=None,
@@ -862,14 +860,6 @@ def _with_result(
     )
 
 
-def _is_applied(state: ResourceState) -> bool:
-    """Return whether what is wanted was written before: then only others can have changed it."""
-    spec, applied = state.desired.spec, None if state.owned is None else state.owned.applied
-    if spec is None or applied is None or applied.in_doubt:
-        return False
-    return without_ignored(state.desired.fields, ignored_paths(spec.policy)) == applied.fields
-
-
 def _recorded(state: ResourceState, name: str, event: LogEvent) -> Desired:
     """Remember which version records what is known of a target or secret."""
     recorded_by = {**state.desired.recorded_by, name: event.resourceversion}
@@ -893,20 +883,31 @@ def _perhaps_applied(owned: Owned | None, ended: InFlight | Ended | None) -> App
         return applied
     if applied is None:
         return replace(base, in_doubt=True)
-    fields = united(base.fields, applied.fields)
-    labels = united(base.labels, applied.labels)
+    fields = _united(base.fields, applied.fields)
+    labels = {**base.labels, **applied.labels}
     if (fields, labels) == (applied.fields, applied.labels):
         return applied
     return Applied(fields, labels, in_doubt=True)  # the kept result is of an earlier write
 
 
+def _united(first: Fields, second: Fields) -> Fields:
+    """Return all that is in either content, at every depth; where both have it, the second's."""
+    result = {**first, **second}
+    for name in first.keys() & second.keys():
+        before, after = first[name], second[name]
+        if _is_nested(before) and _is_nested(after):
+            result[name] = _united(cast("Fields", before), cast("Fields", after))
+    return result
+
+
+def _is_nested(value: object) -> bool:
+    return isinstance(value, dict) and "$secret" not in value  # a secret is one value
+
+
 def _without_doubt(state: ResourceState) -> ResourceState:
     """Count a write as certain whose content the object has, whatever became of the action."""
     applied = None if state.owned is None else state.owned.applied
-    if applied is None or not applied.in_doubt:
-        return state
-    certain = _with_applied(state, replace(applied, in_doubt=False))
-    return certain if _is_applied(certain) else state
+    return state if applied is None else _with_applied(state, replace(applied, in_doubt=False))
 
 
 def _with_applied(state: ResourceState, applied: Applied | None) -> ResourceState:
@@ -916,59 +917,61 @@ def _with_applied(state: ResourceState, applied: Applied | None) -> ResourceStat
 
 
 def _failed(state: ResourceState, data: ActionFailed, event: LogEvent) -> ResourceState:
-    error, waits = data.error, replace(state.waits, failure=data.error)
-    flight = state.actions.in_flight
+    waits, flight = replace(state.waits, failure=data.error), state.actions.in_flight
     if flight is not None:
         flight = _with_failure(flight, data)
-    if error.error_class in ("Transient", "Throttled", "Unknown"):  # it is tried again
+    if data.consequence == "Retry":
         return replace(
             state,
             actions=replace(state.actions, in_flight=flight),
-            waits=replace(waits, failures=waits.failures + error.attempted),
+            waits=replace(waits, failures=waits.failures + data.error.attempted),
             because=event.id,
         )
-    if data.purpose == "Renew" and error.error_class != "Permanent":
-        state = replace(state, due=None)
-    actions = replace(
-        _with_effect(state.actions, data, event),
-        in_flight=None,
-        ended=_with_obstacle(
-            _with_ended(state, flight, in_doubt=flight is not None and flight.in_doubt), data
-        ),
-    )
-    if flight is not None and data.operation == "Create":
-        unsure = actions.uncertain_create or flight.uncertain or data.redelivered
-        actions = replace(actions, uncertain_create=unsure)
-    state = replace(state, actions=actions, because=event.id)
-    if flight is not None and (flight.attempt > 1 or flight.in_doubt):
-        state = _with_applied(state, _perhaps_applied(state.owned, flight))
-    if error.error_class == "Permanent":
-        generation = state.desired.generation
-        if data.purpose in ("Retire", "Renew"):  # what is declared was accepted
+    state = replace(_with_end(state, flight, data, event), because=event.id)
+    match data.consequence:
+        case "Refused":
+            desired = replace(state.desired, refused_generation=state.desired.generation)
+            waits = replace(waits, failures=waits.failures + 1)
+            return replace(state, desired=desired, waits=waits)
+        case "Failed":
             return replace(state, waits=replace(waits, failures=waits.failures + 1))
-        if flight is not None and flight.action.generation != generation:
-            # What was refused is not what is wanted now.
+        case "Outdated":
             return replace(state, waits=replace(waits, failure=None))
-        return replace(
-            state,
-            desired=replace(state.desired, refused_generation=generation),
-            waits=replace(waits, failures=waits.failures + 1),
-        )
-    state = replace(state, waits=replace(waits, conflicts=waits.conflicts + 1))
-    if data.purpose == "Retire":
-        is_gone = is_retired(data, None if state.retiring is None else state.retiring.uid)
-        return replace(state, retiring=None) if is_gone else state
-    stands_beside = data.purpose == "Replace" and data.operation == "Create" and state.owned
-    if not stands_beside and (error.error_class == "NotFound" or data.object is not None):
-        place = state.observed.provider_config if flight is None else flight.action.provider_config
-        seen = replace(state.observed, object=data.object, provider_config=place)
-        state = replace(state, observed=seen)
-    return state
+        case "Conflict" | "Observed" | "Retired":
+            due = None if data.purpose == "Renew" else state.due
+            state = replace(state, due=due, waits=replace(waits, conflicts=waits.conflicts + 1))
+        case _:
+            assert_never(data.consequence)
+    if data.consequence == "Retired":
+        return replace(state, retiring=None)
+    if data.consequence == "Conflict":
+        return state
+    place = state.observed.provider_config if flight is None else flight.action.provider_config
+    seen = replace(state.observed, object=data.object, provider_config=place)
+    return replace(state, observed=seen)
+
+
+def _with_end(
+    state: ResourceState, flight: InFlight | None, data: ActionFailed, event: LogEvent
+) -> ResourceState:
+    """End the action, and keep what it may have written or created."""
+    may_arrive = flight is not None and flight.effect.may_arrive
+    ended = _with_obstacle(_with_ended(state, flight, in_doubt=may_arrive), data)
+    actions = replace(_with_effect(state.actions, data, event), in_flight=None, ended=ended)
+    if flight is None:
+        return replace(state, actions=actions)
+    if data.operation == "Create":
+        unsure = actions.uncertain_create or flight.effect.may_exist
+        actions = replace(actions, uncertain_create=unsure)
+    state = replace(state, actions=actions)
+    if flight.effect.is_nothing:
+        return state
+    return _with_applied(state, _perhaps_applied(state.owned, flight))
 
 
 def _with_obstacle(ended: tuple[Ended, ...], data: ActionFailed) -> tuple[Ended, ...]:
     """Remember which object had the name of a creation."""
-    is_met = data.operation == "Create" and data.error.error_class == "Conflict"
+    is_met = data.operation == "Create" and data.consequence in ("Conflict", "Observed")
     if not is_met or data.object is None or not ended:
         return ended
     return (*ended[:-1], replace(ended[-1], obstacle=data.object.uid))
@@ -976,26 +979,13 @@ def _with_obstacle(ended: tuple[Ended, ...], data: ActionFailed) -> tuple[Ended,
 
 def _with_failure(flight: InFlight, data: ActionFailed) -> InFlight:
     """Count an attempt that did not succeed: what is known of the action after it."""
-    error = data.error
-    # A refusal says nothing of the call that another worker may have made, or may still make.
-    is_unknown = data.redelivered or (error.error_class == "Unknown" and not flight.is_lookup)
-    may_be_done = error.attempted and not error.nothing_done
-    left_behind = error.error_class in ("Transient", "Unknown") and may_be_done
     return replace(
         flight,
-        failed=error,
+        failed=data.error,
         retry_at=None,
-        unknown=flight.unknown + is_unknown,
-        in_doubt=flight.in_doubt or is_unknown,
-        uncertain=flight.uncertain or left_behind or data.redelivered,
-        was_throttled=flight.was_throttled or (error.error_class == "Throttled" and may_be_done),
+        unknown=flight.unknown + (data.effect is Effect.UNKNOWN),
+        effect=effect_after(flight.effect, data.effect),
     )
-
-
-def is_surely_not_done(flight: InFlight) -> bool:
-    """Return whether the API answered every call of an action that it did nothing."""
-    is_last_certain = flight.failed is not None and flight.failed.nothing_done
-    return is_last_certain and not (flight.uncertain or flight.in_doubt or flight.was_throttled)
 
 
 def _abandoned(state: ResourceState, data: ActionAbandoned) -> ResourceState:
@@ -1007,7 +997,7 @@ def _abandoned(state: ResourceState, data: ActionAbandoned) -> ResourceState:
         in_flight=None,
         ended=_with_ended(state, flight, in_doubt=data.in_doubt),
         uncertain_create=state.actions.uncertain_create
-        or (data.operation == "Create" and (flight is None or not is_surely_not_done(flight))),
+        or (data.operation == "Create" and (flight is None or not flight.is_surely_not_done)),
     )
     waits = replace(state.waits, failures=0, failure=None, until=None)
     applied = _perhaps_applied(state.owned, flight)

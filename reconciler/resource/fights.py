@@ -12,15 +12,12 @@ from typing import Final
 from msgspec.structs import replace
 
 from events.excerpt import some
-from events.log import DriftDetected, RetryScheduled
+from events.log import REPEATED_DRIFT, DriftDetected, PathDrift, RetryScheduled
 from events.provider_config import ProviderConfigSpec
 from reconciler.resource.backoff import delay
 from reconciler.resource.difference import open_differences
-from reconciler.resource.state import FightState, ResourceState
+from reconciler.resource.state import ResourceState
 from reconciler.resource.turn import Context, Settled
-
-FIGHT: Final = "RepeatedDrift"
-"""Reason of the outcome while a repair waits, because another client overwrote it repeatedly."""
 
 FIGHT_DRIFTS: Final = 3
 FIGHT_WINDOW: Final = timedelta(hours=1)
@@ -33,15 +30,15 @@ _MAX_PATHS: Final = 16
 
 
 def with_drift(
-    known: tuple[FightState, ...], drift: DriftDetected, at: datetime
-) -> tuple[FightState, ...]:
+    known: tuple[PathDrift, ...], drift: DriftDetected, at: datetime
+) -> tuple[PathDrift, ...]:
     """Count a drift for each of its paths; what is long past, or was our own, does not count."""
     if drift.perhaps_by:
         return known
     recent = {each.path: each for each in known if at - each.last <= FIGHT_WINDOW}
     paths = [MISSING] if drift.missing else [each.path for each in drift.differences]
     for path in paths:
-        before = recent.pop(path, FightState(path, 0, at, at))  # the newest stand last
+        before = recent.pop(path, PathDrift(path, 0, at, at))  # the newest stand last
         recent[path] = replace(before, times=before.times + 1, last=at)
     return tuple(recent.values())[-_MAX_PATHS:]
 
@@ -57,7 +54,7 @@ def wait_in_fight(
     retry = replace(config.retry, max_seconds=resync)
     times = min(each.times for each in fought) - FIGHT_DRIFTS + 1
     wait = delay(retry, times, context.jitter)
-    return RetryScheduled(context.now + wait, round(wait.total_seconds(), 3), FIGHT)
+    return RetryScheduled(context.now + wait, round(wait.total_seconds(), 3), REPEATED_DRIFT)
 
 
 def waiting_in_fight(state: ResourceState, context: Context) -> Settled | None:
@@ -66,10 +63,12 @@ def waiting_in_fight(state: ResourceState, context: Context) -> Settled | None:
     if not fought:
         return None
     told = some([_told(each) for each in fought], "; ")
-    return Settled("Degraded", FIGHT, f"{told}; each repair waits longer than the one before")
+    return Settled(
+        "Degraded", REPEATED_DRIFT, f"{told}; each repair waits longer than the one before"
+    )
 
 
-def _fought(state: ResourceState, context: Context) -> list[FightState]:
+def _fought(state: ResourceState, context: Context) -> list[PathDrift]:
     """Return the fights about all that differs; none if anything else differs, too."""
     known = {each.path: each for each in state.fights if each.times >= FIGHT_DRIFTS}
     is_missing = state.observed.object is None
@@ -77,7 +76,7 @@ def _fought(state: ResourceState, context: Context) -> list[FightState]:
     return [known[path] for path in found] if all(path in known for path in found) else []
 
 
-def _told(fight: FightState) -> str:
+def _told(fight: PathDrift) -> str:
     since = f"{fight.since:%Y-%m-%dT%H:%M:%SZ}"
     if fight.path == MISSING:
         return f"another client deleted the object {fight.times} times since {since}"

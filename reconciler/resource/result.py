@@ -16,6 +16,7 @@ from events.log import (
     ActionHeld,
     ActionNotDone,
     ActionSucceeded,
+    Effect,
     FoundBy,
     OwnershipClaimed,
     ResourceEvent,
@@ -43,7 +44,7 @@ def report(said: Reported, command: Command, state: ResourceState, context: Cont
         met_another = None not in (action.uid, shown) and action.uid != shown
         done = _with_doubt(done, command, state, context)
         return Facts((_dated(done, action, command, state, context),), shows_object=met_another)
-    if said.attempt != flight.attempt or flight.failed is not None or flight.held:
+    if said.attempt != flight.attempt or flight.failed is not None or flight.is_held:
         return Facts(tuple(_doubts(said, (flight,))))
     if said.error is None:
         ended = _after_lookup(said, flight, state, context)
@@ -142,7 +143,8 @@ def _doubts(said: Reported, known: tuple[InFlight | Ended, ...]) -> Iterable[Res
     if said.error is None or said.error.error_class != "Unknown" or said.is_lookup:
         return
     for each in known:
-        if each.action.action_id == said.action_id and not each.in_doubt:
+        is_known = each.effect.may_arrive if isinstance(each, InFlight) else each.in_doubt
+        if each.action.action_id == said.action_id and not is_known:
             operation, message = each.action.operation, said.error.message
             yield ActionDoubted(said.action_id, operation, said.attempt, message)
 
@@ -226,7 +228,7 @@ def _after_lookup(
                     question = _question_of_several(said, context)
                     return ActionHeld(said.action_id, question, said.object)
                 held = _held_unless_claimed(failed, flight, state, context)
-                if flight.is_certain and isinstance(held, ActionHeld):
+                if flight.effect is Effect.CHECKED and isinstance(held, ActionHeld):
                     return ActionNotDone(said.action_id, action.operation, said.attempt)
                 return held
             error = ActionError(
@@ -275,11 +277,11 @@ def _after_failure(
     if error.error_class != "Conflict":
         return failed
     # An earlier attempt may have left an object, and no repeat or lookup has shown it since.
-    may_be_left = flight.unknown or (flight.uncertain and not flight.in_doubt)
+    may_be_left = flight.unknown or flight.effect is Effect.POSSIBLE
     if said.object is None and not said.replayed and (may_be_left or said.redelivered):
         # It may have been our own object, or our own call may still run: a repeat or lookup tells.
         return replace(failed, error=replace(error, error_class="Unknown"))
-    uncertain = flight.uncertain or state.actions.uncertain_create or may_be_done
+    uncertain = flight.effect.may_exist or state.actions.uncertain_create or may_be_done
     finding = find_in_the_way(action, said.object, context, uncertain=uncertain)
     if finding == "Unclear":
         return _held_unless_claimed(failed, flight, state, context)

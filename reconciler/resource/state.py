@@ -11,11 +11,11 @@ import msgspec
 from events.external import ExternalObject
 from events.intake import ActionError, LossCount, NewerObject, OnWithdrawal, TargetState
 from events.kind_definition import DefinitionRef
-from events.log import Action, OutcomeRecorded
+from events.log import Action, Effect, OutcomeRecorded, PathDrift
 from events.manifest import Fields, Policy
 from events.reference import Reference
 
-STATE_SCHEMA = 28
+STATE_SCHEMA = 29
 """Raised whenever the meaning of a stored state changes: what was cached before is then ignored."""
 
 _encoder = msgspec.json.Encoder(order="deterministic")
@@ -121,14 +121,21 @@ class InFlight(msgspec.Struct, frozen=True, gc=False):
     retry_at: datetime | None = None
     retry_seconds: float = 0.0  # how long that wait is
     base: Applied | None = None  # of the three-way comparison, once it has succeeded
-    unknown: int = 0  # attempts of unknown result since something was known for certain
-    in_doubt: bool = False  # there ever was one: its call may still arrive
-    uncertain: bool = False  # an attempt failed in a way that may have left an object behind
-    was_throttled: bool = False  # by the API, which may have served the first of several calls
+    effect: Effect = Effect.NOT_SENT  # of all attempts that have ended
+    unknown: int = 0  # attempts of unknown result since a lookup or an operator found no effect
     is_lookup: bool = False  # what is under way is a lookup, not a call
-    held: str = ""  # why a person has to decide
-    abandoned: bool = False  # a person gave it up
-    is_certain: bool = False  # a person has looked: what a look cannot tell was not done
+    question: str = ""  # that an operator has to answer
+    abandoned: bool = False  # by an operator
+
+    @property
+    def is_held(self) -> bool:
+        """Whether an operator has to decide."""
+        return self.effect is Effect.HELD
+
+    @property
+    def is_surely_not_done(self) -> bool:
+        """Whether the API certainly changed nothing in any attempt."""
+        return self.failed is not None and self.effect.is_nothing
 
 
 class Ended(msgspec.Struct, frozen=True, gc=False):
@@ -172,15 +179,6 @@ class Waits(msgspec.Struct, frozen=True, gc=False):
     until: datetime | None = None  # of a wait that belongs to no action
     seconds: float = 0.0  # how long that wait is
     is_fight: bool = False  # that wait is for a repair of what somebody else overwrites
-
-
-class FightState(msgspec.Struct, frozen=True, gc=False):
-    """How often of late somebody else has overwritten a field that we write."""
-
-    path: str
-    times: int
-    since: datetime
-    last: datetime
 
 
 class Due(msgspec.Struct, frozen=True, gc=False):
@@ -270,7 +268,7 @@ class ResourceState(msgspec.Struct, frozen=True, gc=False):
     due: Due | None = None
     progress: KnownProgress | None = None
     holds: Holds = Holds()
-    fights: tuple[FightState, ...] = ()
+    fights: tuple[PathDrift, ...] = ()
     outcome: OutcomeRecorded | None = None  # None while something newer is under way
     outcome_version: int = 0  # of the event that recorded the newest outcome
     because: str = ""  # the event that the next action would rest on

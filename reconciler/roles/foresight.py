@@ -332,7 +332,7 @@ class Foresight:
                 mine.is_approved = True
                 results[key] = [Approved(Hold.APPROVAL, plan=asked.plan)]
                 continue
-            if flight is None or flight.held or flight.action.action_id in self._stuck:
+            if flight is None or flight.is_held or flight.action.action_id in self._stuck:
                 continue
             if not any(each.action.action_id == flight.action.action_id for each in mine.actions):
                 parts, is_step = self._parts(mine, flight.action)

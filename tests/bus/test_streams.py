@@ -3,6 +3,7 @@
 import pytest
 from nats.aio.client import Client
 
+from infra.bus import streams
 from infra.bus.event_log import open_log
 from infra.bus.log_watch import watch_log
 from infra.bus.streams import (
@@ -11,7 +12,6 @@ from infra.bus.streams import (
     LOG,
     LOG_FORMAT,
     LOG_ID_METADATA,
-    OLDEST_FORMAT,
     OWN_METADATA,
     REJECTIONS,
     STATES,
@@ -335,16 +335,19 @@ async def test_a_log_of_a_newer_release_is_refused_and_left_as_it_is(fresh_bus_u
         await nc.close()
 
 
-@pytest.mark.parametrize("older", [{}, {FORMAT_METADATA: "1"}])
+@pytest.mark.parametrize("older", ["", "1", "2", "3"])
 async def test_a_log_of_an_older_format_is_refused_and_left_as_it_is(
-    fresh_bus_url: str, older: dict[str, str]
+    fresh_bus_url: str, older: str
 ) -> None:
     nc = await connect(fresh_bus_url, name="test")
     try:
         first = await ensure_topology(nc)
-        await written_by(nc, {LOG_ID_METADATA: first.log_id, **older})
+        written = {FORMAT_METADATA: older} if older else {}
+        await written_by(nc, {LOG_ID_METADATA: first.log_id, **written})
         before = await api_request(nc, f"STREAM.INFO.{LOG}", None)
-        old = rf"older format 1, .* formats {OLDEST_FORMAT} to {LOG_FORMAT}; use the revision"
+        old = (
+            rf"older format {older or 1}, .* format {LOG_FORMAT}; use the revision .* [0-9a-f]+ to"
+        )
         for use in (find_log_id, open_log, ensure_topology, topology_differences, existing_log):
             with pytest.raises(IncompatibleStreamError, match=old):
                 await use(nc)
@@ -354,12 +357,15 @@ async def test_a_log_of_an_older_format_is_refused_and_left_as_it_is(
         await nc.close()
 
 
-async def test_a_log_of_a_format_that_is_still_read_is_upgraded(fresh_bus_url: str) -> None:
+async def test_a_log_of_a_format_that_is_still_read_is_upgraded(
+    fresh_bus_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "OLDEST_FORMAT", LOG_FORMAT - 1)
     nc = await connect(fresh_bus_url, name="test")
     try:
         first = await ensure_topology(nc)
         found = (await stream_state(nc, LOG)).config["metadata"]
-        await written_by(nc, {FORMAT_METADATA: str(OLDEST_FORMAT)})
+        await written_by(nc, {FORMAT_METADATA: str(LOG_FORMAT - 1)})
         assert await find_log_id(nc) == first.log_id
         assert (await ensure_topology(nc)).changes[LOG] == "updated"
         assert (await stream_state(nc, LOG)).config["metadata"] == found

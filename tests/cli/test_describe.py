@@ -24,6 +24,8 @@ from projections.status import StatusRow
 from reconciler.cli import describe
 from reconciler.cli.describe import KnownObject, known_object
 from reconciler.ports import StoredEvent
+from reconciler.resource.rules import apply_rules
+from reconciler.resource.state import NEW
 from tests.cli.runner import Cli, Up, shape
 
 FOO = ExternalObject("foo", {"color": "Red"}, "u1", "1")
@@ -37,7 +39,9 @@ def decided(operation: Operation) -> ActionDecided:
 
 
 def failed(error: ActionError, found: ExternalObject | None = None) -> ActionFailed:
-    return ActionFailed("a", "Create", 1, error, found)
+    data = apply_rules(ActionFailed("a", "Create", 1, error, found), NEW, datetime.now(UTC))
+    assert isinstance(data, ActionFailed)
+    return data
 
 
 def known_after(*data: ResourceEvent) -> KnownObject | None:

@@ -154,6 +154,8 @@ def _sample(info: inspect.Type) -> Any:
             return _sample(next(t for t in info.types if not isinstance(t, inspect.NoneType)))
         case inspect.LiteralType():
             return info.values[-1]
+        case inspect.EnumType():
+            return list(info.cls)[-1].value
         case inspect.BoolType():
             return True
         case inspect.IntType():

@@ -10,10 +10,10 @@ import pytest
 from tests.cli.runner import Cli, shape, up
 from tests.frozen.record import FOLDER, definition
 
-NOT_READ = FOLDER / "0.1.0.tar.xz"
-"""Of format 1, which is not read any more (ADR 0020)."""
+NOT_READ = {1: FOLDER / "0.1.0.tar.xz", 3: FOLDER / "0.1.0-format-3.tar.xz"}
+"""By their formats, which are no longer read (ADR 0020)."""
 
-RECORDED = sorted({*FOLDER.glob("*.tar.xz")} - {NOT_READ})
+RECORDED = sorted({*FOLDER.glob("*.tar.xz")} - {*NOT_READ.values()})
 
 
 def test_there_is_one() -> None:
@@ -44,13 +44,16 @@ def test_a_recorded_data_folder_is_taken_up(recorded: Path, tmp_path: Path) -> N
         running.stop()
 
 
-def test_a_data_folder_of_an_older_format_is_refused_in_one_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize("older", NOT_READ)
+def test_a_data_folder_of_an_older_format_is_refused_in_one_line(
+    older: int, tmp_path: Path
+) -> None:
     cli = Cli(tmp_path)
-    with tarfile.open(NOT_READ) as archive:
+    with tarfile.open(NOT_READ[older]) as archive:
         archive.extractall(tmp_path, filter="data")
     for _ in range(2):  # the first attempt changes nothing
         ran = cli.run("up")
         assert ran.status == 1
         (line,) = ran.err.splitlines()
-        assert "older format 1" in line
+        assert f"older format {older}" in line
         assert "use the revision that wrote it" in line

@@ -473,7 +473,10 @@ def _fail(
         is_of_today = decided.action.generation == resource.generation
         resource.is_troubled = is_of_today or data.purpose in ("Retire", "Renew")
     elif data.purpose == "Retire":
-        if e.is_retired(data, None if resource.retiring is None else resource.retiring.uid):
+        shown = None if data.object is None else data.object.uid
+        uid = None if resource.retiring is None else resource.retiring.uid
+        is_other = None not in (shown, uid) and shown != uid
+        if data.error.error_class == "NotFound" or is_other:
             resource.retiring = None
     else:
         is_beside = data.purpose == "Replace" and data.operation == "Create" and resource.owned

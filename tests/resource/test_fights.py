@@ -7,9 +7,8 @@ from datetime import timedelta
 import pytest
 from msgspec.structs import replace
 
-from events.log import DriftDetected, RetryScheduled
+from events.log import DriftDetected, PathDrift, RetryScheduled
 from reconciler.resource.fights import FIGHT_DRIFTS, FIGHT_WINDOW, with_drift
-from reconciler.resource.state import FightState
 from tests.resource.building import CONFIG, SHARED, START, Story, every, only
 
 RED, BLUE = {"type": "Square", "color": "Red"}, {"type": "Square", "color": "Blue"}
@@ -139,7 +138,7 @@ def test_a_withdrawal_does_not_wait():
 
 @pytest.mark.parametrize(("pause", "times"), [(FIGHT_WINDOW, 3), (2 * FIGHT_WINDOW, 1)])
 def test_what_is_long_past_counts_no_more(pause: timedelta, times: int):
-    known = (FightState("color", 2, START, START), FightState("size", 9, START, START))
+    known = (PathDrift("color", 2, START, START), PathDrift("size", 9, START, START))
     drift = only(DriftDetected, [_drift()])
     (*_, color) = with_drift(known, drift, START + pause)
     assert (color.path, color.times) == ("color", times)

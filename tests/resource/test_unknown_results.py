@@ -292,6 +292,15 @@ def test_a_second_hold_of_an_action_is_approved_anew():
     assert every(LookupDecided, events)
 
 
+def test_an_approval_does_not_cover_a_later_call_with_an_unknown_result():
+    story = begun(UNMARKED)
+    unknown(story)
+    story.fail("Conflict", shown=thing(uid="u1"))
+    assert only(ActionRetried, story.turn(Approved("UnknownResult", reason="I looked")))
+    assert only(LookupDecided, unknown(story, 3))
+    assert only(ActionHeld, story.look(thing(uid="u2"))).object == thing(uid="u2")
+
+
 def test_a_person_who_says_that_it_was_done_ends_the_action():
     story = held_for_a_person()
     story.withdraw()

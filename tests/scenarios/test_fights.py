@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from events.log import ActionDecided, OutcomeRecorded, RetryScheduled
+from events.log import REPEATED_DRIFT, ActionDecided, OutcomeRecorded, RetryScheduled
 from events.provider_config import Retry
-from reconciler.resource.fights import FIGHT
 from tests.scenarios.harness import World, api_config, every
 
 RESYNC = 1.0
@@ -31,21 +30,23 @@ async def test_42_a_fight_is_named_and_the_loop_is_damped(bare_world: World) -> 
 
     overwritten: list[int] = []
     other = asyncio.create_task(overwrite_for_ever())
-    told = await world.until_outcome("foo", "Degraded", reason=FIGHT)
+    told = await world.until_outcome("foo", "Degraded", reason=REPEATED_DRIFT)
     assert "another client overwrote color 3 times since" in told.message
     await world.until(lambda: _has_waited(world, 3), "three repairs that waited")
     other.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await other
     facts = await world.facts("foo")
-    waits = [each.delay_seconds for each in every(RetryScheduled, facts) if each.reason == FIGHT]
+    waits = [
+        each.delay_seconds for each in every(RetryScheduled, facts) if each.reason == REPEATED_DRIFT
+    ]
     assert waits[0] < waits[-1] <= RESYNC
     repairs = [each for each in every(ActionDecided, facts) if each.action.operation == "Update"]
     assert len(repairs) <= len(overwritten)
     await world.until_outcome("foo", "Converged")
-    assert sum(each.reason == FIGHT for each in every(OutcomeRecorded, facts)) >= 3
+    assert sum(each.reason == REPEATED_DRIFT for each in every(OutcomeRecorded, facts)) >= 3
 
 
 async def _has_waited(world: World, count: int) -> bool:
     facts = await world.facts("foo")
-    return sum(each.reason == FIGHT for each in every(RetryScheduled, facts)) >= count
+    return sum(each.reason == REPEATED_DRIFT for each in every(RetryScheduled, facts)) >= count

@@ -31,7 +31,7 @@ def answer_holds(world: World) -> int:
 def _waits_for_a_person(state: ResourceState) -> bool:
     flight, outcome = state.actions.in_flight, state.outcome
     if flight is not None:
-        return bool(flight.held)
+        return flight.is_held
     return outcome is not None and (outcome.outcome, outcome.reason) == (
         "Held",
         Hold.UNKNOWN_RESULT,

@@ -221,7 +221,7 @@ async def _is_called(nc: Client, name: str) -> bool:
         flight = past.state.actions.in_flight
     except ValueError:
         return True
-    return flight is not None and flight.failed is None and not flight.held
+    return flight is not None and flight.failed is None and not flight.is_held
 
 
 async def _not_timed(nc: Client, waiting: list[StatusRow]) -> tuple[frozenset[str], frozenset[str]]:

@@ -1,0 +1,28 @@
+"""What the attempts of an action in flight may have changed, from one attempt to the next.
+
+The table in docs/concepts/actions.md is generated from `effect_after`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from events.log import Effect
+
+OF_AN_ATTEMPT: Final = (
+    Effect.NOT_SENT,
+    Effect.REFUSED,
+    Effect.PARTIAL,
+    Effect.POSSIBLE,
+    Effect.UNKNOWN,
+)
+"""Effects of one attempt, from the least to the worst."""
+
+
+def effect_after(known: Effect, attempt: Effect) -> Effect:
+    """Return the effect of all attempts after one more, which has the effect ``attempt``."""
+    if known is Effect.HELD:
+        return known  # only an operator ends it
+    if known is Effect.CHECKED:  # an earlier call may still arrive, whatever comes later
+        return Effect.UNKNOWN if attempt.may_exist else known
+    return max(known, attempt, key=OF_AN_ATTEMPT.index)

@@ -1,0 +1,137 @@
+"""The rules that an event is interpreted by, applied when it is recorded.
+
+`evolve` only assigns. What depends on a rule that a later release may change (which part of a write
+the resource declares, whether drifts repeat, what a failure means) is decided here, once, and
+stored in the event, so that a changed rule leaves every old log as it was (ADR 0067).
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import assert_never
+
+from msgspec.structs import replace
+
+from events.log import (
+    Action,
+    ActionDecided,
+    ActionFailed,
+    Consequence,
+    Content,
+    DriftDetected,
+    Effect,
+    OutcomeRecorded,
+    ResourceEvent,
+    SpecResolved,
+)
+from events.manifest import Fields
+from reconciler.resource.difference import LABELS, ignored_paths, without_ignored
+from reconciler.resource.fights import with_drift
+from reconciler.resource.owner_label import OWNER_LABEL
+from reconciler.resource.state import ResourceState
+
+
+def apply_rules(data: ResourceEvent, state: ResourceState, now: datetime) -> ResourceEvent:
+    """Return an event with the results of the rules, given the state before it."""
+    match data:
+        case ActionDecided(action) if action.operation != "Delete":
+            base = _declared_part(action, state)
+            is_whole = (base.fields, base.labels) == (action.fields, action.labels)
+            return data if is_whole else replace(data, base=base)
+        case DriftDetected():
+            return replace(data, recent=with_drift(state.fights, data, now))
+        case ActionFailed():
+            flight = state.actions.in_flight
+            is_lookup = flight is not None and flight.is_lookup
+            effect = _effect(data, is_lookup=is_lookup)
+            return replace(data, effect=effect, consequence=_consequence(data, state))
+        case SpecResolved(fields=fields):
+            applied = None if state.owned is None else state.owned.applied
+            is_certain = applied is not None and not applied.in_doubt
+            return replace(data, is_applied=is_certain and _is_base(fields, state))
+        case OutcomeRecorded(outcome="Converged"):
+            applied = None if state.owned is None else state.owned.applied
+            is_confirmed = applied is not None and applied.in_doubt
+            is_confirmed = is_confirmed and _is_base(state.desired.fields, state)
+            return replace(data, confirms_write=True) if is_confirmed else data
+        case _:
+            return data
+
+
+def _declared_part(action: Action, state: ResourceState) -> Content:
+    """Return what the resource declares of the content of a write, without what it ignores."""
+    spec, desired = state.desired.spec, state.desired
+    is_wanted = desired.is_declared and spec is not None and spec.policy.mode in _WRITING_MODES
+    fields = desired.fields
+    if action.operation == "Update" and not is_wanted:  # it only removes the owner label
+        before = None if state.owned is None else state.owned.applied
+        fields = {} if before is None else before.fields
+    ours = {OWNER_LABEL} if spec is None else spec.labels.keys() | {OWNER_LABEL}
+    labels = {name: value for name, value in action.labels.items() if name in ours}
+    ignored = () if spec is None else ignored_paths(spec.policy)
+    return Content(without_ignored(fields, ignored), without_ignored(labels, ignored, f"{LABELS}."))
+
+
+_WRITING_MODES = ("Present", "CreateOnly")
+
+
+def _is_base(fields: Fields, state: ResourceState) -> bool:
+    """Return whether fields are those of the last write: only another client can change them."""
+    spec, applied = state.desired.spec, None if state.owned is None else state.owned.applied
+    if spec is None or applied is None:
+        return False
+    return without_ignored(fields, ignored_paths(spec.policy)) == applied.fields
+
+
+def _effect(data: ActionFailed, *, is_lookup: bool) -> Effect:
+    """Return what an attempt may have changed that failed."""
+    error = data.error
+    # A refusal says nothing of the call that another worker may have made, or may still make.
+    if data.redelivered:
+        return Effect.UNKNOWN
+    if is_lookup or not error.attempted:
+        return Effect.NOT_SENT
+    if error.nothing_done:
+        return Effect.REFUSED
+    match error.error_class:
+        case "Unknown":
+            return Effect.UNKNOWN
+        case "Transient":
+            return Effect.POSSIBLE
+        case "Throttled":
+            return Effect.PARTIAL  # the API may have served the first of several calls
+        case "Conflict" | "NotFound" | "Permanent":
+            return Effect.REFUSED
+        case _:
+            assert_never(error.error_class)
+
+
+def _consequence(data: ActionFailed, state: ResourceState) -> Consequence:
+    """Return what a failure means for the resource."""
+    error_class, flight = data.error.error_class, state.actions.in_flight
+    match error_class:
+        case "Transient" | "Throttled" | "Unknown":
+            return "Retry"
+        case "Permanent":
+            if data.purpose in ("Retire", "Renew"):
+                return "Failed"
+            is_old = flight is not None and flight.action.generation != state.desired.generation
+            return "Outdated" if is_old else "Refused"
+        case "Conflict" | "NotFound":
+            if data.purpose == "Retire":
+                retiring = None if state.retiring is None else state.retiring.uid
+                return "Retired" if _is_retired(data, retiring) else "Conflict"
+            is_beside = data.purpose == "Replace" and data.operation == "Create"
+            if is_beside and state.owned is not None:
+                return "Conflict"  # what it met is not in the place of the owned object
+            is_shown = error_class == "NotFound" or data.object is not None
+            return "Observed" if is_shown else "Conflict"
+        case _:
+            assert_never(error_class)
+
+
+def _is_retired(failed: ActionFailed, uid: str | None) -> bool:
+    """Return whether a failure shows that the replaced object, of this uid, no longer exists."""
+    shown = None if failed.object is None else failed.object.uid
+    is_other = failed.error.error_class == "Conflict" and None not in (shown, uid) and shown != uid
+    return failed.error.error_class == "NotFound" or is_other

@@ -1,0 +1,48 @@
+"""The table of effects in the docs is the one that the code gives."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+from events.log import Effect
+from reconciler.resource.effect import OF_AN_ATTEMPT, effect_after
+
+PAGE = Path(__file__).parents[2] / "docs" / "concepts" / "actions.md"
+BEGIN = "<!-- effects: by tests/docs/test_effects.py from reconciler/resource/effect.py -->\n"
+END = "<!-- /effects -->"
+
+
+def table() -> str:
+    lines = [["effect so far", *(f"`{each}`" for each in OF_AN_ATTEMPT)], ["---"] * 6]
+    for known in Effect:
+        after = [effect_after(known, attempt) for attempt in OF_AN_ATTEMPT]
+        lines.append([f"`{known}`", *map(str, after)])
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def test_the_documented_effects_are_those_of_the_code() -> None:
+    text = PAGE.read_text()
+    shown = text[text.index(BEGIN) + len(BEGIN) : text.index(END)]
+    assert shown == table(), "run `python -m tests.docs.test_effects` to write it anew"
+
+
+def test_no_attempt_makes_an_effect_more_certain() -> None:
+    for known, attempt in itertools.product(Effect, OF_AN_ATTEMPT):
+        after = effect_after(known, attempt)
+        assert after.may_arrive >= (known.may_arrive or attempt.may_arrive), (known, attempt)
+        assert after.may_exist >= (known.may_exist or attempt.may_exist), (known, attempt)
+        assert after.is_nothing == (known.is_nothing and attempt.is_nothing), (known, attempt)
+
+
+def test_only_an_operator_ends_a_hold() -> None:
+    assert {effect_after(Effect.HELD, attempt) for attempt in OF_AN_ATTEMPT} == {Effect.HELD}
+    others = set(Effect) - {Effect.HELD}
+    for known, attempt in itertools.product(others, OF_AN_ATTEMPT):
+        assert effect_after(known, attempt) is not Effect.HELD
+
+
+if __name__ == "__main__":
+    page = PAGE.read_text()
+    first, last = page.index(BEGIN) + len(BEGIN), page.index(END)
+    PAGE.write_text(page[:first] + table() + page[last:])

@@ -1,0 +1,128 @@
+"""The results of rules are in the events: a changed rule leaves a recorded log as it was."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import get_args
+
+import pytest
+from msgspec.structs import replace
+
+from events.intake import ActionError, ErrorClass
+from events.log import (
+    Action,
+    ActionAbandoned,
+    ActionDecided,
+    ActionFailed,
+    Consequence,
+    Content,
+    Effect,
+    Operation,
+    Purpose,
+)
+from events.manifest import Policy
+from reconciler.resource import rules
+from reconciler.resource.evolve import fold
+from reconciler.resource.rules import apply_rules
+from reconciler.resource.state import NEW, Actions, Desired, InFlight, Owned, ResourceState
+from tests.resource.building import START, Story, converged, only, repainted
+
+RETRIED = ("Transient", "Throttled", "Unknown")
+
+
+def action(operation: Operation = "Update", purpose: Purpose = "Converge") -> Action:
+    return Action("a@2", "key", operation, 1, "default", "foo", (), purpose=purpose)
+
+
+def failed(
+    error: ActionError, state: ResourceState, *, flight: InFlight, redelivered: bool = False
+) -> ActionFailed:
+    data = ActionFailed(
+        "a@2", flight.action.operation, 1, error, None, redelivered, None, flight.action.purpose
+    )
+    known = replace(state, actions=Actions(in_flight=flight))
+    recorded = apply_rules(data, known, START)
+    assert isinstance(recorded, ActionFailed)
+    return recorded
+
+
+def test_a_changed_rule_leaves_a_recorded_log_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    story = converged({"color": "Red"}, policy=Policy(ignore_fields=("size",)))
+    for color in ("Blue", "Green"):
+        story.see(repainted(story.seen, color=color))
+        story.fail("Transient")
+        story.wake(600)
+        story.succeed()
+    recorded = story.state
+    assert recorded.fights
+    assert recorded.owned is not None
+    for rule in ("with_drift", "_declared_part", "_effect", "_consequence", "_is_base"):
+        monkeypatch.setattr(rules, rule, None)
+    assert fold(story.log) == recorded
+
+
+@pytest.mark.parametrize("error_class", get_args(ErrorClass))
+def test_a_retried_failure_is_certain_if_nothing_was_sent_or_done(error_class: ErrorClass) -> None:
+    def effect(*, lookup: bool = False, redelivered: bool = False, **known: bool) -> Effect:
+        error = ActionError(error_class, "", **known)
+        flight = InFlight(action(), is_lookup=lookup)
+        return failed(error, NEW, flight=flight, redelivered=redelivered).effect
+
+    of_a_call = {"Transient": Effect.POSSIBLE, "Throttled": Effect.PARTIAL}
+    of_a_call["Unknown"] = Effect.UNKNOWN
+    assert effect() is of_a_call.get(error_class, Effect.REFUSED)
+    assert effect(attempted=False) is Effect.NOT_SENT
+    assert effect(nothing_done=True) is Effect.REFUSED
+    assert effect(lookup=True) is Effect.NOT_SENT
+    assert effect(redelivered=True, nothing_done=True) is Effect.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("error_class", "purpose", "generation", "consequence"),
+    [
+        *((each, "Converge", 1, "Retry") for each in RETRIED),
+        ("Permanent", "Converge", 1, "Refused"),
+        ("Permanent", "Converge", 2, "Outdated"),
+        ("Permanent", "Retire", 2, "Failed"),
+        ("Permanent", "Renew", 1, "Failed"),
+        ("NotFound", "Converge", 1, "Observed"),
+        ("Conflict", "Converge", 1, "Conflict"),
+        ("NotFound", "Retire", 1, "Retired"),
+        ("Conflict", "Retire", 1, "Conflict"),
+    ],
+)
+def test_a_failure_has_a_consequence(
+    error_class: ErrorClass, purpose: Purpose, generation: int, consequence: Consequence
+) -> None:
+    state = ResourceState(
+        desired=Desired(generation=generation), retiring=Owned("default", "old", "u1")
+    )
+    flight = InFlight(action("Delete" if purpose == "Retire" else "Update", purpose))
+    assert failed(ActionError(error_class, ""), state, flight=flight).consequence == consequence
+
+
+def test_a_creation_beside_the_replaced_object_shows_nothing_of_that_one() -> None:
+    state = ResourceState(owned=Owned("default", "foo", "u1"))
+    flight = InFlight(action("Create", "Replace"))
+    assert failed(ActionError("NotFound", ""), state, flight=flight).consequence == "Conflict"
+
+
+def test_the_base_of_a_write_is_recorded_where_it_is_not_all_of_it() -> None:
+    story = converged({"color": "Red"}, policy=Policy(ignore_fields=("size",)))
+    created = only(ActionDecided, [each.data for each in story.log])
+    assert created.base is None
+    update = only(ActionDecided, story.see(repainted(story.seen, color="Blue", size=3)))
+    assert update.action.fields == {"color": "Red", "size": 3}
+    assert update.base == Content({"color": "Red"}, update.action.labels)
+
+
+def test_a_creation_that_was_never_sent_ends_with_its_generation() -> None:
+    story = Story()
+    story.declare({"color": "Red"})
+    closed = ActionError("Throttled", "the gate is closed", None, 4.0, attempted=False)
+    story.report(closed)
+    abandoned = only(ActionAbandoned, story.withdraw())
+    assert not abandoned.in_doubt
+    assert story.idle
+    assert not story.state.actions.uncertain_create
+    assert story.now - START < timedelta(seconds=4)
