@@ -167,7 +167,7 @@ _FACTS: Final[Mapping[Hold, _Facts]] = {
         "Message",
         "A call may have taken effect, and neither the response nor the API can show whether "
         "it did",
-        "Look in the API, then approve the repetition or abandon the action",
+        "Check the object in the API, then approve the repetition or abandon the action",
     ),
     Hold.FINALIZERS: _Facts(
         "Message",
@@ -181,8 +181,9 @@ _FACTS: Final[Mapping[Hold, _Facts]] = {
     ),
     Hold.TWIN: _Facts(
         "ProviderConfig",
-        "The API of a `ProviderConfig` has objects that are newer than the log. Its resources "
-        "have the same reason when they need an action. You approve only the `ProviderConfig`",
+        "The API of a `ProviderConfig` has objects that are newer than the log. A resource of the "
+        "`ProviderConfig` has the same reason if it needs an action. You approve only the "
+        "`ProviderConfig`",
         "Stop the other copy of the log, then approve the `ProviderConfig`",
     ),
     Hold.LOG_DAMAGED: _Facts(

@@ -55,7 +55,7 @@ EVENTS: dict[str, tuple[Answer, str]] = {
     ),
     "a packed event": (
         send(HEAD + b"Content-Encoding: gzip\r\n\r\n", gzip_of_zeros(2048 * MIB)),
-        "invalid response: it is packed",
+        "invalid response: it is compressed",
     ),
     "a refusal without an end": (
         send(b"HTTP/1.1 500 Error\r\n\r\n", repeat=b"x" * MIB, times=1024),

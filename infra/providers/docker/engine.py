@@ -161,7 +161,7 @@ class EngineApi:
                     raise engine_refusal(Answer("GET", path, response.status_code, {}, content))
                 if response.headers.get("Content-Encoding", "identity") != "identity":
                     raise TransientError(
-                        f"GET {self._config.endpoint}{path}: invalid response: it is packed"
+                        f"GET {self._config.endpoint}{path}: invalid response: it is compressed"
                     )
                 yield response.aiter_raw()
         except (httpx.HTTPError, httpx.StreamError) as error:
