@@ -9,6 +9,7 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
+from events.described import about
 from events.manifest import InvalidManifestError, ManifestStruct
 
 Category = Literal[
@@ -37,61 +38,57 @@ _Patterns = Annotated[
 _PATHS: Final = frozenset({"binds", "certificates"})
 
 
-def _about(text: str) -> msgspec.Meta:
-    return msgspec.Meta(description=text)
-
-
 class Allow(ManifestStruct, frozen=True):
     """What resources may use of the host. In a pattern, * matches within a segment, ** anything."""
 
     addresses: Annotated[
         _Patterns,
-        _about(
+        about(
             "Addresses that resources may name: addresses of the host and host names of "
             "backends as HOST:PORT, and repositories as file:///PATH."
         ),
     ] = ()
     binds: Annotated[
         _Patterns,
-        _about(
+        about(
             "Paths of the Engine's host that containers and volumes may mount. A pattern does not "
             "include the paths below it."
         ),
     ] = ()
     certificates: Annotated[
         _Patterns,
-        _about("Paths of certificates and keys that routes may use, where the roles run."),
+        about("Paths of certificates and keys that routes may use, where the roles run."),
     ] = ()
     devices: Annotated[
         _Patterns,
-        _about("Volumes of other drivers and filesystems, as type=TYPE,device=DEVICE,o=OPTIONS."),
+        about("Volumes of other drivers and filesystems, as type=TYPE,device=DEVICE,o=OPTIONS."),
     ] = ()
-    images: Annotated[_Patterns, _about("Images of containers. Default: all.")] = (ANY,)
+    images: Annotated[_Patterns, about("Images of containers. Default: all.")] = (ANY,)
     listen: Annotated[
         _Patterns,
-        _about(
+        about(
             "Addresses of the host on which resources may accept connections, as ADDRESS:PORT. "
             "0.0.0.0 means all."
         ),
     ] = ()
     modes: Annotated[
-        _Patterns, _about("Modes of files with a setuid, setgid or sticky bit, as four digits.")
+        _Patterns, about("Modes of files with a setuid, setgid or sticky bit, as four digits.")
     ] = ()
     networks: Annotated[
         _Patterns,
-        _about("Networks of containers, such as host. bridge and none are always allowed."),
+        about("Networks of containers, such as host. bridge and none are always allowed."),
     ] = ()
     privileges: Annotated[
         _Patterns,
-        _about(
+        about(
             "Privileges that reach beyond the databases: createRole and replication of database "
             "roles, and extension:NAME of databases."
         ),
     ] = ()
-    renderers: Annotated[_Patterns, _about("Renderers that Git sources may use.")] = ()
+    renderers: Annotated[_Patterns, about("Renderers that Git sources may use.")] = ()
     users: Annotated[
         _Patterns,
-        _about(
+        about(
             "Users of containers, as USER or USER:GROUP, and owners of files. 0 allows every user. "
             "In containers, numbers other than 0 are always allowed."
         ),

@@ -11,10 +11,11 @@ import base64
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
+from events.described import about
 from events.envelope import MAX_MESSAGE_BYTES
 from events.names import InvalidNameError, ResourceKey
 
@@ -39,27 +40,35 @@ _MAX_ID = 256
 
 
 class DeadLetterRecord(msgspec.Struct, frozen=True, rename="camel"):
-    """A message that could not be used.
+    """A message that could not be processed.
 
-    ``stage`` is where: ``intake`` (it could not be read), ``declaration`` (it was refused),
-    ``request`` (an approval, a release or a finalizer was refused), ``decision`` (it could not be
-    decided), ``action`` (a decided action that no worker could read), ``observation`` (an object
-    that is too long to be observed), ``listing`` (another observer's listing proves nothing).
-    ``quota`` (too many messages of its namespace waited) is only counted,
-    see ``Discarded``. ``position`` is its place in the stream that ``subject`` belongs to. A
-    payload that is not text is in base64.
+    The stage ``quota`` (too many messages of its namespace waited) is only counted, see
+    ``Discarded``.
     """
 
-    stage: str
-    reason: str
-    subject: str
-    position: int
-    message_id: str
-    at: datetime
-    size: int
-    payload: str
-    payload_encoding: Literal["text", "base64"]
-    payload_truncated: bool
+    stage: Annotated[
+        str,
+        about(
+            "intake: the decider could not read the message. declaration: the decider rejected it. "
+            "request: the decider rejected an approval, a release or a finalizer. decision: the "
+            "decider failed. action: no worker could read the action. observation: the object is "
+            "too long. listing: the listing of another observer proves nothing."
+        ),
+    ]
+    reason: Annotated[str, about("Reason of the rejection.")]
+    subject: Annotated[str, about("Subject of the message.")]
+    position: Annotated[int, about("Position of the message in the stream of its subject.")]
+    message_id: Annotated[str, about("Id of the message.")]
+    at: Annotated[datetime, about("Time of the rejection.")]
+    size: Annotated[int, about("Size of the message in bytes.")]
+    payload: Annotated[str, about("The message.")]
+    payload_encoding: Annotated[
+        Literal["text", "base64"],
+        about("Encoding of the payload. base64: the message is not text."),
+    ]
+    payload_truncated: Annotated[
+        bool, about("Whether the payload has only the beginning of the message.")
+    ]
 
 
 class LetterHandled(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):

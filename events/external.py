@@ -3,31 +3,50 @@
 from __future__ import annotations
 
 import hashlib
+from typing import Annotated
 
 import msgspec
 
+from events.described import about
 from events.manifest import Fields
 
 _encoder = msgspec.json.Encoder(order="deterministic")
 
 
 class ExternalObject(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=True):
-    """One object as its API shows it.
+    """An object as its API returns it.
 
-    ``uid`` tells two objects of one name apart; ``version`` is the API's version or ETag, if it has
-    one; ``fields`` are the kind's own, without name and labels. ``written_by`` is the idempotency
-    key of the action that wrote it last, where its provider leaves that in the object. ``outputs``
-    are what the API made of it, for others to use: addresses, ports, ids, an expiry, a health. They
-    are recorded, so what changes by itself all the time (counters) is none.
+    The log records every change of the outputs, so a value that changes permanently, such as a
+    counter, must not be one.
     """
 
-    name: str
-    fields: Fields
-    uid: str | None = None
-    version: str | None = None
-    labels: dict[str, str] = {}
-    written_by: str | None = None
-    outputs: Fields = {}
+    name: Annotated[str, about("Name of the object.")]
+    fields: Annotated[Fields, about("Fields of the kind, without name and labels.")]
+    uid: Annotated[
+        str | None,
+        about(
+            "Identity of the object. Two objects of the same name differ in it. null: the API has "
+            "none."
+        ),
+    ] = None
+    version: Annotated[
+        str | None, about("Version or ETag of the object. null: the API has none.")
+    ] = None
+    labels: Annotated[dict[str, str], about("Labels of the object.")] = {}
+    written_by: Annotated[
+        str | None,
+        about(
+            "Idempotency key of the action that wrote the object last, if its provider stores it "
+            "there."
+        ),
+    ] = None
+    outputs: Annotated[
+        Fields,
+        about(
+            "Values that the API assigned, such as addresses, ports, ids and health. Counters are "
+            "not recorded."
+        ),
+    ] = {}
 
 
 def digest(thing: ExternalObject) -> str:

@@ -16,6 +16,26 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from events.described import (
+    ApiErrorText,
+    Attempt,
+    ComparedVersion,
+    ConfigName,
+    ExternalName,
+    Finalizer,
+    IsReplayed,
+    KnownVersion,
+    Missing,
+    Owned,
+    Reason,
+    ReferencedBy,
+    ResourceName,
+    Secret,
+    SecretDigest,
+    Target,
+    Uid,
+    about,
+)
 from events.external import ExternalObject
 from events.manifest import Manifest
 
@@ -24,302 +44,364 @@ class _Intake(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaul
     """How every intake message is written: camelCase."""
 
 
+_ExpectedGeneration = Annotated[
+    int | None,
+    about(
+        "Required generation of the resource. 0: it does not exist. With another generation, the "
+        "decider rejects the message. null: any."
+    ),
+]
+
+
 class PlanRef(_Intake, frozen=True):
     """A plan: the resource's version at that time, and the digest of the resulting turn.
 
     The digest is that of ``reconciler.resource.foresight.turn_digest``.
     """
 
-    version: int
-    digest: str
+    version: Annotated[int, about("Version of the resource when it was planned.")]
+    digest: Annotated[str, about("Digest of the events that the declaration would cause.")]
 
 
 class Declared(_Intake, frozen=True):
-    """A service declares the desired state of one resource.
+    """A service declares the desired state of one resource."""
 
-    With ``expected_generation``, the declaration is refused unless the resource has that generation
-    (0: it does not exist yet). With ``plan``, it is refused unless its result would be exactly the
-    planned one. ``reason`` is recorded in the history; if it is empty, the manifest's annotation is
-    used.
-    """
-
-    manifest: Manifest
-    expected_generation: int | None = None
-    plan: PlanRef | None = None
-    reason: str = ""
+    manifest: Annotated[Manifest, about("Desired state.")]
+    expected_generation: _ExpectedGeneration = None
+    plan: Annotated[
+        PlanRef | None,
+        about(
+            "Plan that the result must match exactly. Otherwise the decider rejects the message. "
+            "null: none."
+        ),
+    ] = None
+    reason: Annotated[
+        str,
+        about("Reason, for the history. Empty: the annotation reconciler/reason of the manifest."),
+    ] = ""
 
 
 class Withdrawn(_Intake, frozen=True):
     """A service withdraws its declaration; the policy determines what happens to the object."""
 
-    expected_generation: int | None = None
-    reason: str = ""
+    expected_generation: _ExpectedGeneration = None
+    reason: Reason = ""
 
 
 class ReconcileRequested(_Intake, frozen=True):
     """A client requests an immediate read and reconciliation of a resource, without a back-off."""
 
-    reason: str = ""
+    reason: Reason = ""
 
 
 class FinalizerRequested(_Intake, frozen=True):
     """A service adds a finalizer, which blocks the deletion or release of the object.
 
-    ``finalizer`` is a name as in Kubernetes: ``billing.example.com/invoice``. It belongs to the
-    service that sent the message (``source`` of the CloudEvent).
+    It belongs to the service that sent the message (``source`` of the CloudEvent).
     """
 
-    finalizer: str
+    finalizer: Annotated[
+        str, about("Name of the finalizer, as in Kubernetes: billing.example.com/invoice.")
+    ]
 
 
 class FinalizerReleased(_Intake, frozen=True):
-    """A service removes its finalizer; to remove another service's finalizer, set ``force``."""
+    """A service removes its finalizer, or with ``force`` that of another service."""
 
-    finalizer: str
-    force: bool = False
-    reason: str = ""
+    finalizer: Finalizer
+    force: Annotated[bool, about("Whether another service's finalizer is removed too.")] = False
+    reason: Reason = ""
 
 
 class ForcedRelease(_Intake, frozen=True):
-    """An operator removes all finalizers and references of a withdrawn resource.
+    """An operator removes all finalizers and references of a withdrawn resource."""
 
-    With ``orphan``, Reconciler releases the object as it is, and makes no more calls.
-    """
-
-    reason: str
-    orphan: bool = False
+    reason: Annotated[str, about("Reason, for the history. Required.")]
+    orphan: Annotated[
+        bool, about("Whether Reconciler releases the object without another call.")
+    ] = False
 
 
 ApprovalDecision = Literal["Proceed", "Abandon", "Reject"]
 
 
 class Approved(_Intake, frozen=True):
-    """An operator approves or rejects the action of a held resource.
+    """An operator approves or rejects the action of a held resource."""
 
-    ``hold`` is the reason of its outcome (``DeletionGuard``, ``LossGuard``, ``UnknownResult``,
-    ``DataLoss``, ``DefinitionGuard``, ``PruneGuard``, ``Twin``, ``Approval``). If the resource has
-    another reason, the message is refused. ``Proceed`` repeats or starts the action. ``Abandon``
-    ends an action with an unknown result, without another call. For ``Approval``, ``plan`` is the
-    digest of the plan that is approved, or rejected with ``Reject``. Other plans stay unchanged.
-    """
-
-    hold: str
-    decision: ApprovalDecision = "Proceed"
-    reason: str = ""
-    plan: str = ""
+    hold: Annotated[
+        str,
+        about(
+            "Reason of the hold: DeletionGuard, LossGuard, UnknownResult, DataLoss, "
+            "DefinitionGuard, PruneGuard, Twin or Approval. The decider rejects the message if the "
+            "resource has another reason."
+        ),
+    ]
+    decision: Annotated[
+        ApprovalDecision,
+        about(
+            "Proceed: start or repeat the action. Abandon: end an action with an unknown result "
+            "without another call. Reject: reject the plan of the hold Approval."
+        ),
+    ] = "Proceed"
+    reason: Reason = ""
+    plan: Annotated[
+        str, about("Digest of the plan that is approved or rejected, for the hold Approval.")
+    ] = ""
 
 
 OnWithdrawal = Literal["Keep", "Release", "Ignore"]
+WithdrawalEffect = Annotated[
+    OnWithdrawal,
+    about(
+        "Effect of the reference on the withdrawal of this resource. Keep: the object stays "
+        "until the reference is removed. Release: Reconciler releases the object without "
+        "deleting it. Ignore: no effect."
+    ),
+]
 
 
 class Referenced(_Intake, frozen=True):
-    """Another resource references this one; ``by`` is its ``namespace/kind/name``."""
+    """Another resource references this one."""
 
-    by: str
-    on_withdrawal: OnWithdrawal
+    by: ReferencedBy
+    on_withdrawal: WithdrawalEffect
 
 
 class Unreferenced(_Intake, frozen=True):
     """Another resource no longer references this one."""
 
-    by: str
+    by: ReferencedBy
 
 
 class TargetState(_Intake, frozen=True):
-    """The state of a referenced resource.
+    """The state of a referenced resource."""
 
-    ``values`` are the requested fields that are known. ``ready``: it was ready since it was
-    declared. ``circle``: the resources that wait for each other, if the reference is part of a
-    cycle.
-    """
-
-    declared: bool
-    ready: bool = False
-    values: dict[str, Any] = {}
-    circle: tuple[str, ...] = ()
+    declared: Annotated[bool, about("Whether the resource is declared.")]
+    ready: Annotated[bool, about("Whether it was ready at any time since it was declared.")] = False
+    values: Annotated[dict[str, Any], about("Known values of the referenced fields.")] = {}
+    circle: Annotated[
+        tuple[str, ...],
+        about("Resources that wait for each other, if the reference is part of a cycle."),
+    ] = ()
 
 
 class TargetSeen(_Intake, frozen=True):
-    """The sweeper or a decider reports the state of a referenced resource.
+    """The sweeper or a decider reports the state of a referenced resource."""
 
-    ``known_version`` is the version of the resource that the reporter had read, 0 if it is unknown.
-    """
-
-    target: str
-    state: TargetState
-    known_version: int = 0
+    target: Target
+    state: Annotated[TargetState, about("State of the referenced resource.")]
+    known_version: KnownVersion = 0
 
 
 class SecretSeen(_Intake, frozen=True):
-    """A role reports the digest of the secret ``store/name``, or "" if the secret does not exist.
+    """A role reports the digest of a secret."""
 
-    ``known_version`` is the version of the resource that the reporter had read, 0 if it is unknown.
-    """
-
-    secret: str
-    digest: str
-    known_version: int = 0
+    secret: Secret
+    digest: SecretDigest
+    known_version: KnownVersion = 0
 
 
 class DefinitionSeen(_Intake, frozen=True):
-    """A role reports that the definition of the resource's kind has changed.
+    """A role reports that the definition of the resource's kind has changed."""
 
-    ``affected`` of the ``total`` declared resources of the kind have an older definition.
-    """
-
-    generation: int
-    digest: str
-    affected: int
-    total: int
+    generation: Annotated[int, about("Generation of the definition.")]
+    digest: Annotated[str, about("Digest of the definition.")]
+    affected: Annotated[
+        int, about("Number of declared resources of the kind with an older definition.")
+    ]
+    total: Annotated[int, about("Number of declared resources of the kind.")]
 
 
 class StrayCount(_Intake, frozen=True):
-    """Number of undeclared objects that would be deleted in an exclusive scope, of all objects."""
+    """Counts of an exclusive scope: undeclared objects, which Reconciler would delete, and all."""
 
-    strays: int
-    total: int
+    strays: Annotated[int, about("Number of undeclared objects in the scope.")]
+    total: Annotated[int, about("Number of all objects in the scope.")]
 
 
 class LossCount(_Intake, frozen=True):
-    """Number of owned objects that a listing does not contain, and of all owned objects."""
+    """Counts of a listing: owned objects that it does not contain, and all owned objects."""
 
-    missing: int
-    owned: int
+    missing: Missing
+    owned: Owned
 
 
 class Observed(_Intake, frozen=True):
     """An observer read one object, or proved that it does not exist.
 
-    ``evidence``: a ``CompleteListing`` of the scope, or a ``Read`` of this object. ``as_of``:
-    intake position at which the read began; without it, the observation counts as older than all
-    others. ``began_at`` and ``age_seconds``: the same moment by the observer's clock, and its age
-    by a monotonic clock, for APIs with a consistency delay. ``exclusive`` and ``losses``: counts of
-    the whole listing, for the guards. ``taken_by``: another resource that has this object; empty:
-    none; None: unknown. ``absent_uid``: the object that does not exist, if another one may have its
-    name. ``known_version``: the version of the resource that the observer had read before it
-    compared the listing with the log; 0: none.
+    ``began_at`` and ``age_seconds`` are the same moment by two clocks, for APIs that show effects
+    after a delay.
     """
 
-    provider_config: str
-    external_name: str
-    object: ExternalObject | None = None
-    evidence: Literal["CompleteListing", "Read"] = "Read"
-    as_of: int = 0
-    began_at: datetime | None = None
-    exclusive: StrayCount | None = None
-    losses: LossCount | None = None
-    age_seconds: float | None = None
-    taken_by: str | None = None
-    absent_uid: str | None = None
-    known_version: int = 0
+    provider_config: ConfigName
+    external_name: ExternalName
+    object: Annotated[
+        ExternalObject | None, about("State of the object. null: the object does not exist.")
+    ] = None
+    evidence: Annotated[
+        Literal["CompleteListing", "Read"],
+        about("CompleteListing: a complete listing of the scope. Read: a read of this object."),
+    ] = "Read"
+    as_of: Annotated[
+        int,
+        about(
+            "Intake position at which the read began. 0: the observation counts as older than all "
+            "others."
+        ),
+    ] = 0
+    began_at: Annotated[
+        datetime | None, about("Time at which the read began, by the observer's clock.")
+    ] = None
+    exclusive: Annotated[
+        StrayCount | None, about("Counts for the deletion guard, in an exclusive scope.")
+    ] = None
+    losses: Annotated[LossCount | None, about("Counts for the loss guard.")] = None
+    age_seconds: Annotated[
+        float | None, about("Time since the read began, by a monotonic clock.")
+    ] = None
+    taken_by: Annotated[
+        str | None,
+        about(
+            "Another resource that has this object, as NAMESPACE/KIND/NAME. Empty: none. null: "
+            "unknown."
+        ),
+    ] = None
+    absent_uid: Annotated[
+        str | None,
+        about("Uid of the object that does not exist, if another object may have its name."),
+    ] = None
+    known_version: ComparedVersion = 0
 
 
 ErrorClass = Literal["Transient", "Throttled", "Conflict", "NotFound", "Permanent", "Unknown"]
 
 
 class ActionError(_Intake, frozen=True):
-    """The reason why a call did not succeed.
+    """The reason why a call did not succeed."""
 
-    ``Transient``, ``Throttled`` and ``Unknown`` are retried with the same key. ``Conflict`` and
-    ``NotFound`` mean that the known state was outdated. ``Permanent`` waits for a new generation.
-    ``retry_after_seconds`` is the delay that the API requests. ``attempted`` false: the gate was
-    closed, and no call was made. ``nothing_done``: the API was called, and did certainly nothing.
-    """
-
-    error_class: ErrorClass
-    message: str
-    status: int | None = None
-    retry_after_seconds: float | None = None
-    attempted: bool = True
-    nothing_done: bool = False
+    error_class: Annotated[
+        ErrorClass,
+        about(
+            "Transient, Throttled and Unknown: the action is retried with the same key. Conflict "
+            "and NotFound: the known state was outdated. Permanent: the action waits for a new "
+            "generation."
+        ),
+    ]
+    message: Annotated[str, about("Error text.")]
+    status: Annotated[int | None, about("HTTP status of the response. null: no response.")] = None
+    retry_after_seconds: Annotated[float | None, about("Delay that the API requests.")] = None
+    attempted: Annotated[
+        bool, about("Whether the call was made. false: calls to the API were suspended.")
+    ] = True
+    nothing_done: Annotated[bool, about("Whether the call certainly had no effect.")] = False
 
 
 class Reported(_Intake, frozen=True):
-    """A worker reports the result of one attempt of an action.
+    """A worker reports the result of one attempt of an action."""
 
-    ``object``: the object in the API's response; after a conflict, the object that conflicts, if it
-    could be read. ``is_lookup``: the worker only read the API; without an error and without an
-    object, no object exists. ``redelivered``: another worker had or has this attempt, and may have
-    made the call. ``replayed``: the API returned a stored response for the key of the action.
-    ``absent``: a deletion found no object, so which client deleted it is unknown. ``labeled_uids``:
-    several objects of the name have the owner label, and ``object`` is the first of them.
-    """
-
-    action_id: str
-    attempt: int
-    started_at: datetime
-    finished_at: datetime
-    worker: str
-    error: ActionError | None = None
-    object: ExternalObject | None = None
-    replayed: bool = False
-    is_lookup: bool = False
-    redelivered: bool = False
-    absent: bool = False
-    labeled_uids: tuple[str, ...] = ()
+    action_id: Annotated[str, about("Id of the action.")]
+    attempt: Attempt
+    started_at: Annotated[datetime, about("Time at which the worker started.")]
+    finished_at: Annotated[datetime, about("Time of the result.")]
+    worker: Annotated[str, about("Name of the worker.")]
+    error: Annotated[ActionError | None, about("Error of the attempt. null: it succeeded.")] = None
+    object: Annotated[
+        ExternalObject | None,
+        about("Object in the API's response. After a conflict, the object that conflicts."),
+    ] = None
+    replayed: IsReplayed = False
+    is_lookup: Annotated[
+        bool,
+        about(
+            "Whether the worker only read the API. Without an error and an object, the object does "
+            "not exist."
+        ),
+    ] = False
+    redelivered: Annotated[
+        bool, about("Whether another worker had or has this attempt and may have made the call.")
+    ] = False
+    absent: Annotated[
+        bool,
+        about("Whether a deletion found no object, so that the client that deleted it is unknown."),
+    ] = False
+    labeled_uids: Annotated[
+        tuple[str, ...],
+        about(
+            "Uids of the objects of this name with the owner label, if there are several. The "
+            "field object is the first of them."
+        ),
+    ] = ()
 
 
 class NewerObject(_Intake, frozen=True):
-    """An object whose owner label is of this log, written by an action that the log does not have.
+    """An object with an owner label of this log, written by an action that is not in the log."""
 
-    ``kind`` and ``name`` are those of the object in its API. ``action`` is the id of that action:
-    the resource and the version that this log has not reached. ``known_version`` is the newest
-    version of the resource in this log.
-    """
-
-    kind: str
-    name: str
-    uid: str | None
-    action: str
-    known_version: int
+    kind: Annotated[str, about("Kind of the object in its API.")]
+    name: ExternalName
+    uid: Uid
+    action: Annotated[
+        str, about("Id of the action: the resource, and a version that this log does not contain.")
+    ]
+    known_version: Annotated[int, about("Newest version of the resource in this log.")]
 
 
 class ApiReported(_Intake, frozen=True):
-    """A worker or an observer reports the condition of an API to its ``ProviderConfig``.
+    """A worker or an observer reports the condition of an API to its ``ProviderConfig``."""
 
-    ``Throttled``: it accepts no calls for ``retry_after_seconds`` from ``at`` on. ``Failing``:
-    ``failures`` consecutive calls failed. ``Probing``: ``reporter`` requests to make the one call
-    that decides whether an open breaker closes. ``Responding``: the API responded to that call.
-    ``Stopping``: ``reporter`` stops, and makes no probe that it was granted.
-    ``Twin``: it has ``total`` objects that are newer than the log, such as those in ``newer``.
-
-    ``as_of`` is the version of the event that last changed the breaker, as the reporter knew it
-    when the call began; for ``Twin`` of the event that last set or ended that hold. Reports of
-    calls that began earlier are ignored.
-    """
-
-    state: Literal["Throttled", "Failing", "Probing", "Responding", "Stopping", "Twin"]
-    reporter: str
-    at: Annotated[datetime, msgspec.Meta(tz=True)]
-    as_of: int = 0
-    retry_after_seconds: float = 0.0
-    failures: int = 0
-    message: str = ""
-    newer: tuple[NewerObject, ...] = ()
-    total: int = 0
+    state: Annotated[
+        Literal["Throttled", "Failing", "Probing", "Responding", "Stopping", "Twin"],
+        about(
+            "Throttled: the API accepts no calls for a time. Failing: consecutive calls failed. "
+            "Probing: the reporter requests to make the call that decides whether an open breaker "
+            "closes. Responding: the API responded to that call. Stopping: the reporter stops and "
+            "makes no probe. Twin: the API has objects that are newer than the log."
+        ),
+    ]
+    reporter: Annotated[str, about("Process that reports.")]
+    at: Annotated[Annotated[datetime, msgspec.Meta(tz=True)], about("Time of the report.")]
+    as_of: Annotated[
+        int,
+        about(
+            "Version of the event that last changed the breaker when the call began. For Twin: of "
+            "the event that last set or ended that hold. The decider ignores older reports."
+        ),
+    ] = 0
+    retry_after_seconds: Annotated[
+        float, about("Time from `at` on during which the API accepts no calls, for Throttled.")
+    ] = 0.0
+    failures: Annotated[int, about("Number of consecutive failures, for Failing.")] = 0
+    message: ApiErrorText = ""
+    newer: Annotated[
+        tuple[NewerObject, ...], about("The first of the newer objects, for Twin.")
+    ] = ()
+    total: Annotated[int, about("Number of newer objects, for Twin.")] = 0
 
 
 class TimerFired(_Intake, frozen=True):
     """A timer fired, so the decider processes the resource. A lost timer only delays this."""
 
-    purpose: Literal["Retry", "Due", "Sweep", "ConfigChanged"]
+    purpose: Annotated[
+        Literal["Retry", "Due", "Sweep", "ConfigChanged"],
+        about(
+            "Retry: the delay of a retry ended. Due: a renewal or a deadline is due. Sweep: the "
+            "sweeper checks the resource. ConfigChanged: the ProviderConfig or the kind that the "
+            "resource waits for is available."
+        ),
+    ]
 
 
 class Answer(_Intake, frozen=True):
-    """The decider's reply to a publisher that requested one (``events.subjects.REPLY_HEADER``).
+    """The decider's reply to a publisher that sent the header ``Reconciler-Reply-To``."""
 
-    ``reason`` is one word: ``Accepted``, ``Unchanged``, ``Duplicate``, or the reason of the
-    refusal. ``generation`` is the resource's generation after the message. ``position`` is the
-    message's place in the intake. ``resource`` and ``id`` identify the message.
-    """
-
-    accepted: bool
-    reason: str
-    generation: int
-    position: int
-    message: str = ""
-    resource: str = ""
-    id: str = ""
+    accepted: Annotated[bool, about("Whether the decider accepted the message.")]
+    reason: Annotated[
+        str, about("Accepted, Unchanged, Duplicate, or the reason of the rejection, in one word.")
+    ]
+    generation: Annotated[int, about("Generation of the resource after the message.")]
+    position: Annotated[int, about("Position of the message in the intake.")]
+    message: Annotated[str, about("Explanation of a rejection.")] = ""
+    resource: ResourceName = ""
+    id: Annotated[str, about("Id of the message.")] = ""
 
 
 IntakeData = (
@@ -367,25 +449,33 @@ TYPE_OF_INTAKE: dict[type[IntakeData], str] = {
 
 
 class ListingBegan(_Intake, frozen=True, tag_field="part", tag="Began"):
-    """An observer begins a listing of a scope; ``as_of`` is the intake's last position then."""
+    """An observer begins a listing of a scope."""
 
-    provider_config: str
-    kind: str
-    as_of: int
-    prefix: str | None = None
-    labels: dict[str, str] = {}
+    provider_config: ConfigName
+    kind: Annotated[str, about("Kind of the objects.")]
+    as_of: Annotated[int, about("Last position of the intake when the listing began.")]
+    prefix: Annotated[str | None, about("Prefix of the names in the scope. null: every name.")] = (
+        None
+    )
+    labels: Annotated[dict[str, str], about("Labels of the objects in the scope.")] = {}
 
 
 class ListingItem(_Intake, frozen=True, tag_field="part", tag="Item"):
     """One object of the scope."""
 
-    object: ExternalObject
+    object: Annotated[ExternalObject, about("State of the object.")]
 
 
 class ListingCompleted(_Intake, frozen=True, tag_field="part", tag="Completed"):
     """The listing is complete; it proves absence only if ``count`` items were received."""
 
-    count: int
+    count: Annotated[
+        int,
+        about(
+            "Number of objects in the listing. With another number of received items, the listing "
+            "proves no absence."
+        ),
+    ]
 
 
 ListingPart = ListingBegan | ListingItem | ListingCompleted

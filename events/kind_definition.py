@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final, Literal, cast
 import msgspec
 
 from events.composition_definition import CompositionSpec
+from events.described import about
 from events.manifest import Fields, InvalidManifestError, ManifestStruct, Token
 from events.rest_definition import RestSpec
 
@@ -140,16 +141,18 @@ class KindDefinitionSpec(ManifestStruct, frozen=True, kw_only=True):
 
 
 class DefinitionRef(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=True):
-    """The definition that a decision rests on: its generation and its digest.
+    """Generation and digest of the definition of a kind."""
 
-    Of one that changed under a resource, ``affected`` of ``total`` resources were met by the change
-    when that was noticed; zero for a resource that was declared under it.
-    """
-
-    generation: int
-    digest: str
-    affected: int = 0
-    total: int = 0
+    generation: Annotated[int, about("Generation of the KindDefinition.")]
+    digest: Annotated[str, about("Digest of the KindDefinition.")]
+    affected: Annotated[
+        int,
+        about(
+            "Number of resources that a change of the definition affects. 0: the resource was "
+            "declared with this definition."
+        ),
+    ] = 0
+    total: Annotated[int, about("Number of declared resources of the kind at that time.")] = 0
 
 
 def mapped(definition: KindDefinitionSpec, fields: Fields) -> Fields:

@@ -12,17 +12,36 @@ from __future__ import annotations
 
 from datetime import datetime
 from enum import StrEnum
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 
+from events.described import (
+    ApiErrorText,
+    Attempt,
+    ComparedVersion,
+    ConfigName,
+    ExternalName,
+    Finalizer,
+    IsReplayed,
+    Missing,
+    Owned,
+    Reason,
+    ReferencedBy,
+    ResourceName,
+    Secret,
+    SecretDigest,
+    Target,
+    Uid,
+    about,
+)
 from events.external import ExternalObject
 from events.intake import (
     ActionError,
     ApprovalDecision,
     NewerObject,
-    OnWithdrawal,
     TargetState,
+    WithdrawalEffect,
 )
 from events.kind_definition import DefinitionRef
 from events.manifest import ApprovalLevel, Fields, Policy
@@ -40,40 +59,56 @@ class _Event(
     """
 
 
+_Generation = Annotated[int, about("Generation of the declaration.")]
+_ActionId = Annotated[str, about("Id of the action: the id of the event ActionDecided.")]
+_Delay = Annotated[float, about("Delay in seconds, from the time of the event.")]
+_ReportedAt = Annotated[
+    datetime | None,
+    about("Time at which the bus received the result. null: the API shows effects immediately."),
+]
+
+
 class SpecDeclared(_Event, frozen=True):
-    """The decider accepted a new desired state as this generation.
+    """The decider accepted a new desired state, as a new generation."""
 
-    ``references`` and ``secrets`` (by their places) are those of its fields. ``definition`` is the
-    definition that they were checked against, if the kind was defined at run time. ``reason`` is
-    the reason that the declaration gives.
-    """
-
-    generation: int
-    api_version: str
-    provider_config: str
-    external_name: str
-    fields: Fields
-    labels: dict[str, str] = {}
-    annotations: dict[str, str] = {}
-    policy: Policy = Policy()
-    references: tuple[Reference, ...] = ()
-    secrets: tuple[str, ...] = ()
-    definition: DefinitionRef | None = None
-    reason: str = ""
+    generation: _Generation
+    api_version: Annotated[str, about("API version of the manifest.")]
+    provider_config: ConfigName
+    external_name: ExternalName
+    fields: Annotated[
+        Fields, about("Declared fields of the kind. References and secrets are not resolved.")
+    ]
+    labels: Annotated[dict[str, str], about("Labels of the manifest.")] = {}
+    annotations: Annotated[
+        dict[str, str], about("Annotations of the manifest, without the reason.")
+    ] = {}
+    policy: Annotated[Policy, about("Policy of the spec.")] = Policy()
+    references: Annotated[tuple[Reference, ...], about("Resources that the fields reference.")] = ()
+    secrets: Annotated[
+        tuple[str, ...],
+        about("Secrets that the fields name, as STORE/NAME or STORE/NAMESPACE/NAME."),
+    ] = ()
+    definition: Annotated[
+        DefinitionRef | None,
+        about(
+            "Definition that the fields were checked against, if a KindDefinition defines the kind."
+        ),
+    ] = None
+    reason: Reason = ""
 
 
 class SpecWithdrawn(_Event, frozen=True):
-    """The decider accepted the withdrawal of the declaration as this generation."""
+    """The decider accepted the withdrawal of the declaration, as a new generation."""
 
-    generation: int
-    reason: str = ""
+    generation: Annotated[int, about("Generation of the withdrawal.")]
+    reason: Reason = ""
 
 
 class GenerationSuperseded(_Event, frozen=True):
-    """Generation ``by`` replaced this generation before it was settled."""
+    """Generation ``by`` replaced a generation that was not settled yet."""
 
-    generation: int
-    by: int
+    generation: Annotated[int, about("Generation that was not settled yet.")]
+    by: Annotated[int, about("Generation that replaced it.")]
 
 
 class DeclarationSuperseded(_Event, frozen=True):
@@ -82,205 +117,251 @@ class DeclarationSuperseded(_Event, frozen=True):
     The envelope identifies the message, so that a redelivery is ignored too.
     """
 
-    by: int
+    by: Annotated[int, about("Current generation, which is newer than the message.")]
 
 
 class ExternalObserved(_Event, frozen=True):
-    """An observer read a new state of the object. ``object`` is null if the object is missing.
+    """An observer read a new state of the object."""
 
-    ``strays``: number of undeclared objects in an exclusive scope, of ``total``. ``taken_by``:
-    another resource of the log that has this object, empty if none is known. ``known_version``: the
-    version of the resource that the observer had read before it compared its listing with the log.
-    """
-
-    provider_config: str
-    external_name: str
-    object: ExternalObject | None
-    evidence: Literal["CompleteListing", "Read"]
-    as_of: int
-    strays: int | None = None
-    total: int | None = None
-    taken_by: str = ""
-    known_version: int = 0
+    provider_config: ConfigName
+    external_name: ExternalName
+    object: Annotated[
+        ExternalObject | None,
+        about("Observed state of the object. null: the object does not exist."),
+    ]
+    evidence: Annotated[
+        Literal["CompleteListing", "Read"],
+        about("CompleteListing: a complete listing of the scope. Read: a read of this object."),
+    ]
+    as_of: Annotated[int, about("Intake position at which the read began.")]
+    strays: Annotated[
+        int | None,
+        about(
+            "Number of undeclared objects in an exclusive scope. null: the scope is not exclusive."
+        ),
+    ] = None
+    total: Annotated[int | None, about("Number of all objects in an exclusive scope.")] = None
+    taken_by: Annotated[
+        str,
+        about(
+            "Another resource that has this object, as NAMESPACE/KIND/NAME. Empty: none is known."
+        ),
+    ] = ""
+    known_version: ComparedVersion = 0
 
 
 class AbsenceDoubted(_Event, frozen=True):
-    """Too many owned objects are missing from a listing, so this object still counts as existing.
+    """Too many owned objects are missing from a listing, so the object still counts as existing."""
 
-    ``missing`` of the ``owned`` objects were not in the listing.
-    """
-
-    provider_config: str
-    external_name: str
-    missing: int
-    owned: int
+    provider_config: ConfigName
+    external_name: ExternalName
+    missing: Missing
+    owned: Owned
 
 
 class FieldDifference(msgspec.Struct, frozen=True, gc=False, rename="camel"):
-    """A field whose observed value is not the desired one; ``None``: it is not set."""
+    """A field whose observed value is not the desired one."""
 
-    path: str
-    desired: object
-    observed: object
+    path: Annotated[str, about("Path of the field.")]
+    desired: Annotated[object, about("Desired value. null: not set.")]
+    observed: Annotated[object, about("Observed value. null: not set.")]
 
 
 class PathDrift(msgspec.Struct, frozen=True, gc=False, rename="camel"):
-    """How often another client has recently overwritten the field at ``path`` (ADR 0041).
+    """How often another client has recently overwritten a field (ADR 0041)."""
 
-    An empty path is the whole object, which the client deleted.
-    """
-
-    path: str
-    times: int
-    since: datetime
-    last: datetime
+    path: Annotated[str, about("Path of the field. Empty: the object, which the client deleted.")]
+    times: Annotated[int, about("Number of drifts.")]
+    since: Annotated[datetime, about("Time of the first drift.")]
+    last: Annotated[datetime, about("Time of the last drift.")]
 
 
 class DriftDetected(_Event, frozen=True):
-    """The object differs from what Reconciler last applied, because of another client.
+    """The object differs from what Reconciler last applied, because of another client."""
 
-    ``missing``: the object does not exist. ``perhaps_by``: an action of Reconciler with an unknown
-    result that may have caused the difference. ``recent``: the recent drifts of each path, this
-    one included.
-    """
-
-    generation: int
-    missing: bool = False
-    differences: tuple[FieldDifference, ...] = ()
-    perhaps_by: str = ""
-    recent: tuple[PathDrift, ...] = ()
+    generation: _Generation
+    missing: Annotated[bool, about("Whether the object does not exist.")] = False
+    differences: Annotated[
+        tuple[FieldDifference, ...],
+        about("Fields whose observed value differs from the desired one."),
+    ] = ()
+    perhaps_by: Annotated[
+        str, about("Id of an action with an unknown result that may have caused the difference.")
+    ] = ""
+    recent: Annotated[
+        tuple[PathDrift, ...], about("Recent drifts of each path, including this one.")
+    ] = ()
 
 
 class OwnershipClaimed(_Event, frozen=True):
-    """The resource took ownership of an existing object.
+    """The resource took ownership of an existing object."""
 
-    ``Returned``: the object, by its uid, that an earlier listing had not contained. ``Found``: the
-    object carries the owner label of the resource, and an earlier creation had an unknown result.
-    ``object``: it exists beside the object that the resource owns, and is deleted like one that was
-    replaced.
-    ``grace_seconds``: the return shows that the API lists writes late, so observations count only
-    that long after a write of this resource; 0: unchanged.
-    """
-
-    external_name: str
-    uid: str | None
-    reason: Literal["Adopted", "Label", "Prefix", "ExclusiveScope", "Returned", "Found"]
-    provider_config: str = ""
-    object: ExternalObject | None = None
-    grace_seconds: float = 0.0
+    external_name: ExternalName
+    uid: Uid
+    reason: Annotated[
+        Literal["Adopted", "Label", "Prefix", "ExclusiveScope", "Returned", "Found"],
+        about(
+            "Adopted: the policy allows adoption. Label: the object carries the owner label. "
+            "Prefix: its name has the prefix of an exclusive scope. ExclusiveScope: it is in an "
+            "exclusive scope. Returned: the object, by its uid, that an earlier listing did not "
+            "contain. Found: it carries the owner label, and an earlier creation had an unknown "
+            "result."
+        ),
+    ]
+    provider_config: ConfigName = ""
+    object: Annotated[
+        ExternalObject | None,
+        about(
+            "An object that exists beside the owned one. It is deleted like an object that was "
+            "replaced."
+        ),
+    ] = None
+    grace_seconds: Annotated[
+        float,
+        about(
+            "Grace period after a write of this resource in which observations do not count, "
+            "because the API shows writes late. 0: unchanged."
+        ),
+    ] = 0.0
 
 
 class OwnershipReleased(_Event, frozen=True):
-    """The resource no longer owns its object.
+    """The resource no longer owns its object."""
 
-    ``Orphaned``: it was released and still exists. ``Gone``: it does not exist. ``Replaced``:
-    another object has its name. ``seconds_since_write``: how long after the last write of the
-    resource the read began that did not show the object; 0: unknown. ``unconfirmed``: only the
-    answer to the creation had this uid, so the creation may have made another object.
-    """
-
-    external_name: str
-    uid: str | None
-    reason: Literal["Orphaned", "Gone", "Replaced"]
-    provider_config: str = ""
-    seconds_since_write: float = 0.0
-    unconfirmed: bool = False
+    external_name: ExternalName
+    uid: Uid
+    reason: Annotated[
+        Literal["Orphaned", "Gone", "Replaced"],
+        about(
+            "Orphaned: Reconciler released the object, which still exists. Gone: the object does "
+            "not exist. Replaced: another object has its name."
+        ),
+    ]
+    provider_config: ConfigName = ""
+    seconds_since_write: Annotated[
+        float,
+        about(
+            "Time from the last write of the resource to the start of the read that did not show "
+            "the object. 0: unknown."
+        ),
+    ] = 0.0
+    unconfirmed: Annotated[
+        bool,
+        about(
+            "Whether only the response to the creation had this uid, so that the creation may have "
+            "made another object."
+        ),
+    ] = False
 
 
 class ReconcileAccepted(_Event, frozen=True):
     """A client requested a reconciliation, which ends the current wait.
 
-    ``reads``: the resource has an object to read. The envelope names the actor.
+    The envelope names the actor.
     """
 
-    reads: bool
-    reason: str = ""
+    reads: Annotated[bool, about("Whether the resource has an object to read.")]
+    reason: Reason = ""
 
 
 class FinalizerAdded(_Event, frozen=True):
     """The service ``holder`` added a finalizer, which blocks the deletion of the object."""
 
-    finalizer: str
-    holder: str
+    finalizer: Finalizer
+    holder: Annotated[str, about("Service that added it and may remove it.")]
 
 
 class FinalizerRemoved(_Event, frozen=True):
-    """The holder removed a finalizer, or an operator removed it by force; see the actor."""
+    """The holder removed a finalizer, or another client removed it by force."""
 
-    finalizer: str
-    forced: bool = False
-    reason: str = ""
+    finalizer: Finalizer
+    forced: Annotated[bool, about("Whether another client than the holder removed it.")] = False
+    reason: Reason = ""
 
 
 class ReleaseForced(_Event, frozen=True):
     """An operator removed all finalizers and references by force; the envelope names the actor."""
 
-    reason: str
-    orphan: bool = False
-    finalizers: tuple[str, ...] = ()
-    references: tuple[str, ...] = ()
+    reason: Reason
+    orphan: Annotated[
+        bool, about("Whether Reconciler releases the object without deleting it.")
+    ] = False
+    finalizers: Annotated[tuple[str, ...], about("Names of the removed finalizers.")] = ()
+    references: Annotated[tuple[str, ...], about("Resources whose references were removed.")] = ()
 
 
 class HoldApproved(_Event, frozen=True):
     """An operator approved the action of a held resource; the envelope names the actor."""
 
-    hold: str
-    decision: ApprovalDecision = "Proceed"
-    reason: str = ""
-    plan: str = ""
+    hold: Annotated[str, about("Reason of the hold.")]
+    decision: Annotated[
+        ApprovalDecision,
+        about("Proceed: start or repeat the action. Abandon: end it without another call."),
+    ] = "Proceed"
+    reason: Reason = ""
+    plan: Annotated[str, about("Digest of the approved plan, for the hold Approval.")] = ""
 
 
 class ApprovalRefused(_Event, frozen=True):
     """An operator rejected the plan that waited for approval; the envelope names the actor."""
 
-    plan: str
-    reason: str = ""
+    plan: Annotated[str, about("Digest of the rejected plan.")]
+    reason: Reason = ""
 
 
 class ReferenceAdded(_Event, frozen=True):
-    """Another resource now references this one, with this policy."""
+    """Another resource now references this one."""
 
-    by: str
-    on_withdrawal: OnWithdrawal
+    by: ReferencedBy
+    on_withdrawal: WithdrawalEffect
 
 
 class ReferenceRemoved(_Event, frozen=True):
     """Another resource no longer references this one."""
 
-    by: str
+    by: ReferencedBy
 
 
 class TargetObserved(_Event, frozen=True):
     """The decider recorded the state of a resource that this one references."""
 
-    target: str
-    state: TargetState
+    target: Target
+    state: Annotated[TargetState, about("State of the referenced resource.")]
 
 
 class SecretObserved(_Event, frozen=True):
-    """The decider recorded the digest of a referenced secret, empty if it does not exist."""
+    """The decider recorded the digest of a referenced secret."""
 
-    secret: str
-    digest: str
+    secret: Secret
+    digest: SecretDigest
 
 
 class DefinitionObserved(_Event, frozen=True):
     """The decider recorded that the definition of the kind has changed."""
 
-    definition: DefinitionRef
+    definition: Annotated[DefinitionRef, about("Current definition of the kind.")]
 
 
 class SpecResolved(_Event, frozen=True):
-    """The desired fields of a generation, with the values of references and the digests of secrets.
+    """The decider computed the desired fields of a generation from references and secrets.
 
-    ``definition``: the digest of the definition by which the fields of the underlying kind were
-    computed. ``is_applied``: the object was last written with exactly these fields.
+    A reference is replaced by its value, a secret by its digest.
     """
 
-    generation: int
-    fields: Fields
-    definition: str = ""
-    is_applied: bool = False
+    generation: _Generation
+    fields: Annotated[
+        Fields, about("Desired fields of the object. Those of a composed resource are its parts.")
+    ]
+    definition: Annotated[
+        str,
+        about(
+            "Digest of the definition by which the fields were computed, if a KindDefinition "
+            "defines the kind."
+        ),
+    ] = ""
+    is_applied: Annotated[
+        bool, about("Whether the object was last written with exactly these fields.")
+    ] = False
 
 
 Operation = Literal["Create", "Update", "Delete"]
@@ -288,28 +369,41 @@ Purpose = Literal["Converge", "Replace", "Retire", "Renew"]
 """What an action is for: to have the object as declared; to make way for a replacement, or to make
 it; to remove what was replaced; to write again what is due (ADR 0026, ADR 0027)."""
 
+_Operation = Annotated[Operation, about("Operation of the action.")]
+_Purpose = Annotated[
+    Purpose,
+    about(
+        "Purpose of the action. Converge: bring the object to the desired state. Replace: delete "
+        "an object for its replacement, or create the replacement. Retire: delete the object that "
+        "was replaced. Renew: write the object again, because it is due."
+    ),
+]
+
 
 class Action(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=True):
-    """One effect on the external API, frozen: every attempt has the same key and parameters.
+    """One effect on the external API, frozen: every attempt has the same key and parameters."""
 
-    ``because`` lists the events and messages that caused it. ``uid`` and ``version`` are
-    preconditions on the object. ``definition`` is the digest of the kind's definition, if it was
-    defined at run time.
-    """
-
-    action_id: str
-    idempotency_key: str
-    operation: Operation
-    generation: int
-    provider_config: str
-    external_name: str
-    because: tuple[str, ...]
-    fields: Fields = {}
-    labels: dict[str, str] = {}
-    uid: str | None = None
-    version: str | None = None
-    purpose: Purpose = "Converge"
-    definition: str = ""
+    action_id: _ActionId
+    idempotency_key: Annotated[str, about("Key that every attempt sends to the API.")]
+    operation: _Operation
+    generation: _Generation
+    provider_config: ConfigName
+    external_name: ExternalName
+    because: Annotated[
+        tuple[str, ...], about("Ids of the events and messages that caused the action.")
+    ]
+    fields: Annotated[Fields, about("Fields to write. Secrets are digests.")] = {}
+    labels: Annotated[dict[str, str], about("Labels to write.")] = {}
+    uid: Annotated[
+        str | None, about("Precondition: the uid of the object to update or delete. null: none.")
+    ] = None
+    version: Annotated[
+        str | None, about("Precondition: the version of the object to update. null: none.")
+    ] = None
+    purpose: _Purpose = "Converge"
+    definition: Annotated[
+        str, about("Digest of the definition of the kind, if a KindDefinition defines it.")
+    ] = ""
 
     @property
     def namespace(self) -> str:
@@ -318,107 +412,151 @@ class Action(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_default
         return namespace if is_event_id else DEFAULT_NAMESPACE
 
 
+_SameAction = Annotated[Action, about("The action, as in ActionDecided.")]
+
+
 class ApprovalRequested(_Event, frozen=True):
     """An action requires approval before it starts (ADR 0040).
 
-    ``plan`` is the digest of its parameters and of the current object. ``level`` is the least
-    strict approval level that covers the action. ``declared_level`` is the level of a withdrawn
-    declaration: it still applies, even if the row of the resource is forgotten.
+    The approval level of a withdrawn declaration still applies, even if the row of the resource is
+    forgotten.
     """
 
-    plan: str
-    operation: Operation
-    generation: int
-    provider_config: str
-    external_name: str
-    purpose: Purpose = "Converge"
-    changes: tuple[FieldDifference, ...] = ()
-    level: ApprovalLevel = "Always"
-    declared_level: ApprovalLevel | None = None
+    plan: Annotated[str, about("Digest of the action's parameters and of the current object.")]
+    operation: _Operation
+    generation: _Generation
+    provider_config: ConfigName
+    external_name: ExternalName
+    purpose: _Purpose = "Converge"
+    changes: Annotated[tuple[FieldDifference, ...], about("Fields that the action changes.")] = ()
+    level: Annotated[
+        ApprovalLevel, about("Least strict approval level that covers the action.")
+    ] = "Always"
+    declared_level: Annotated[
+        ApprovalLevel | None,
+        about(
+            "Approval level of a declaration that was withdrawn. null: the resource is declared."
+        ),
+    ] = None
 
 
 class Content(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=True):
     """The fields and labels of an object."""
 
-    fields: Fields = {}
-    labels: dict[str, str] = {}
+    fields: Annotated[Fields, about("Fields of the object.")] = {}
+    labels: Annotated[dict[str, str], about("Labels of the object.")] = {}
 
 
 class ActionDecided(_Event, frozen=True):
-    """The decider chose the next action, and recorded it before any external call.
+    """The decider chose the next action, and recorded it before any external call."""
 
-    ``base``: what the resource declares of the written content, which the next three-way comparison
-    starts from; the rest belongs to other clients. Null: all of it.
-    """
-
-    action: Action
-    base: Content | None = None
+    action: Annotated[Action, about("The action. Its first attempt starts.")]
+    base: Annotated[
+        Content | None,
+        about(
+            "Part of the written content that the resource declares: the base of the next "
+            "three-way comparison. null: all of it."
+        ),
+    ] = None
 
 
 class ActionRetried(_Event, frozen=True):
     """The decider started the next attempt of the same action, with the same key and parameters."""
 
-    action: Action
-    attempt: int
+    action: _SameAction
+    attempt: Annotated[int, about("Number of the attempt that starts.")]
 
 
 class LookupDecided(_Event, frozen=True):
     """The result of an attempt is unknown, so a worker reads the API for the effect.
 
     This is the second step for unknown results (ADR 0012). The first one is ``ActionRetried``.
-    ``known_uids``: objects that existed before the action, so that none of them is its result.
     """
 
-    action: Action
-    attempt: int
-    known_uids: tuple[str, ...] = ()
+    action: _SameAction
+    attempt: Annotated[int, about("Number of the lookup, counted with the attempts.")]
+    known_uids: Annotated[
+        tuple[str, ...],
+        about(
+            "Uids of objects that existed before the action, so that none of them is its result."
+        ),
+    ] = ()
 
 
 class ActionHeld(_Event, frozen=True):
     """The result of the action cannot be determined, so an operator must decide.
 
-    This is the third step for unknown results (ADR 0012). ``object`` is the object that the action
-    may have created.
+    This is the third step for unknown results (ADR 0012).
     """
 
-    action_id: str
-    reason: str
-    object: ExternalObject | None = None
+    action_id: _ActionId
+    reason: Annotated[str, about("Decision that an operator must make.")]
+    object: Annotated[ExternalObject | None, about("Object that the action may have created.")] = (
+        None
+    )
 
 
 FoundBy = Literal["Label", "Key", "Content", "Absence"]
 
 
 class ActionSucceeded(_Event, frozen=True):
-    """The action took effect.
+    """The action took effect."""
 
-    ``found_by``: a read of the object shows the effect: by the owner label, the key, the content,
-    or its absence. ``late``: the result arrived after the action had failed or was abandoned.
-    ``outdated``: a newer state was known by then, so the result changes nothing else.
-    ``external_name``: the name of a replacement that has another name; a late creation has both
-    ``provider_config`` and ``external_name``. ``redelivered``: another worker had the attempt too,
-    and may still make its call; for a creation only if the API stores no keys. ``reported_at``: the
-    time at which the bus received the result, for an API that shows effects after a delay.
-    ``refused``: the API executed only the first of several calls, and refuses the rest permanently.
-    ``unconfirmed``: a deletion found no object of a uid that only the answer to the creation had,
-    so the creation may have made another object.
-    """
-
-    action_id: str
-    operation: Operation
-    attempt: int
-    object: ExternalObject | None = None
-    replayed: bool = False
-    found_by: FoundBy | None = None
-    late: bool = False
-    redelivered: bool = False
-    reported_at: datetime | None = None
-    outdated: bool = False
-    purpose: Purpose = "Converge"
-    external_name: str = ""
-    refused: ActionError | None = None
-    provider_config: str = ""
-    unconfirmed: bool = False
+    action_id: _ActionId
+    operation: _Operation
+    attempt: Attempt
+    object: Annotated[
+        ExternalObject | None,
+        about("Object in the API's response, or the one that a lookup returned."),
+    ] = None
+    replayed: IsReplayed = False
+    found_by: Annotated[
+        FoundBy | None,
+        about(
+            "How a read shows the effect. Label: the owner label. Key: the idempotency key. "
+            "Content: the fields. Absence: the object does not exist. null: the API confirmed the "
+            "call."
+        ),
+    ] = None
+    late: Annotated[
+        bool, about("Whether the result arrived after the action had failed or was abandoned.")
+    ] = False
+    redelivered: Annotated[
+        bool,
+        about(
+            "Whether another worker had the attempt too and may still make its call. For a "
+            "creation only if the API stores no keys."
+        ),
+    ] = False
+    reported_at: _ReportedAt = None
+    outdated: Annotated[
+        bool,
+        about("Whether a newer state was known by then, so that the result changes nothing else."),
+    ] = False
+    purpose: _Purpose = "Converge"
+    external_name: Annotated[
+        str,
+        about(
+            "Name of a replacement that has another name, or of an object that was created late."
+        ),
+    ] = ""
+    refused: Annotated[
+        ActionError | None,
+        about(
+            "Error of the rest, if the API executed only the first of several calls and rejects "
+            "the rest permanently."
+        ),
+    ] = None
+    provider_config: Annotated[
+        str, about("Name of the ProviderConfig of an object that was created late.")
+    ] = ""
+    unconfirmed: Annotated[
+        bool,
+        about(
+            "Whether a deletion found no object of a uid that only the response to the creation "
+            "had, so that the creation may have made another object."
+        ),
+    ] = False
 
 
 class ActionNotDone(_Event, frozen=True):
@@ -427,9 +565,9 @@ class ActionNotDone(_Event, frozen=True):
     Another client may have deleted a created object before the read.
     """
 
-    action_id: str
-    operation: Operation
-    attempt: int
+    action_id: _ActionId
+    operation: _Operation
+    attempt: Attempt
 
 
 class Effect(StrEnum):
@@ -464,35 +602,46 @@ class Effect(StrEnum):
 
 
 Consequence = Literal["Retry", "Refused", "Failed", "Outdated", "Conflict", "Observed", "Retired"]
-"""What a failure means for the resource.
-
-``Retry``: the same action is tried again. ``Refused``: the API permanently refuses this generation.
-``Failed``: it permanently refuses a write that the generation does not depend on. ``Outdated``: it
-refuses an older generation. ``Conflict``: the known state was outdated. ``Observed``: so it was,
-and the failure shows the current object, or that none exists. ``Retired``: the object that was
-replaced no longer exists.
-"""
 
 
 class ActionFailed(_Event, frozen=True):
-    """An attempt failed, or its result is unknown. ``object`` is a conflicting object, if any.
+    """An attempt failed, or its result is unknown."""
 
-    ``redelivered``: another worker, which reported nothing, had this attempt before and may have
-    made the call, or may still make it. The failure therefore does not prove that nothing happened.
-    ``reported_at``: as in ``ActionSucceeded``. ``effect``: what this attempt may have changed.
-    ``consequence``: what the failure means for the resource.
-    """
-
-    action_id: str
-    operation: Operation
-    attempt: int
-    error: ActionError
-    object: ExternalObject | None = None
-    redelivered: bool = False
-    reported_at: datetime | None = None
-    purpose: Purpose = "Converge"
-    effect: Effect = Effect.NOT_SENT
-    consequence: Consequence = "Retry"
+    action_id: _ActionId
+    operation: _Operation
+    attempt: Attempt
+    error: Annotated[ActionError, about("Error of the attempt.")]
+    object: Annotated[ExternalObject | None, about("Object that conflicts with the action.")] = None
+    redelivered: Annotated[
+        bool,
+        about(
+            "Whether another worker, which reported no result, had this attempt before. Its call "
+            "may have taken effect, or may still do so. The failure therefore does not prove that "
+            "the action had no effect."
+        ),
+    ] = False
+    reported_at: _ReportedAt = None
+    purpose: _Purpose = "Converge"
+    effect: Annotated[
+        Effect,
+        about(
+            "What this attempt may have changed. NotSent: no call was sent. Refused: nothing, the "
+            "API responded. Partial: the first of several requests, before the API throttled the "
+            "rest. Possible: the API responded with an error. Unknown: the call may still take "
+            "effect."
+        ),
+    ] = Effect.NOT_SENT
+    consequence: Annotated[
+        Consequence,
+        about(
+            "What the failure means for the resource. Retry: the same action is tried again. "
+            "Refused: the API permanently refuses this generation. Failed: it permanently refuses "
+            "a write that the generation does not depend on. Outdated: it refuses an older "
+            "generation. Conflict: the known state was outdated. Observed: the same, and the "
+            "failure shows the current object, or that none exists. Retired: the replaced object "
+            "no longer exists."
+        ),
+    ] = "Retry"
 
 
 class ActionDoubted(_Event, frozen=True):
@@ -501,22 +650,21 @@ class ActionDoubted(_Event, frozen=True):
     Another worker had the attempt, or the action was abandoned. Its effect may appear later.
     """
 
-    action_id: str
-    operation: Operation
-    attempt: int
-    message: str
+    action_id: _ActionId
+    operation: _Operation
+    attempt: Attempt
+    message: Annotated[str, about("Error of the call.")]
 
 
 class ActionAbandoned(_Event, frozen=True):
-    """The decider ended an action without a known effect, because a newer generation replaces it.
+    """The decider ended an action without a known effect."""
 
-    ``in_doubt``: a call may still be in progress, so the effect may appear later.
-    """
-
-    action_id: str
-    operation: Operation
-    reason: str
-    in_doubt: bool = False
+    action_id: _ActionId
+    operation: _Operation
+    reason: Annotated[str, about("Reason why the action ended.")]
+    in_doubt: Annotated[
+        bool, about("Whether a call may still be in progress, so that the effect may appear later.")
+    ] = False
 
 
 REPEATED_DRIFT: Final = "RepeatedDrift"
@@ -524,45 +672,54 @@ REPEATED_DRIFT: Final = "RepeatedDrift"
 
 
 class RetryScheduled(_Event, frozen=True):
-    """The resource waits until ``at`` for the next attempt of ``actionId`` or the next read."""
+    """The resource waits for the next attempt of an action, or for the next read."""
 
-    at: datetime
-    delay_seconds: float
-    reason: str
-    action_id: str | None = None
+    at: Annotated[datetime, about("Time of the next attempt or read.")]
+    delay_seconds: _Delay
+    reason: Annotated[str, about("Class of the error, or another reason of the wait.")]
+    action_id: Annotated[
+        str | None,
+        about("Id of the action that is retried. null: no action is in progress."),
+    ] = None
 
 
 class DueScheduled(_Event, frozen=True):
     """The object is as declared, and its kind requires a renewal at ``due``.
 
-    The resource is decided again at ``at``, slightly later, so that many objects with the same
-    ``due`` are not written at the same time.
+    The decider processes the resource at ``at``, slightly later, so that it does not write many
+    objects with the same ``due`` at the same time.
     """
 
-    due: datetime
-    at: datetime
-    delay_seconds: float
+    due: Annotated[datetime, about("Time at which the object requires a renewal.")]
+    at: Annotated[
+        datetime,
+        about("Time of the next decision, which is at or slightly after the renewal time."),
+    ]
+    delay_seconds: _Delay
 
 
 class ProgressNoted(_Event, frozen=True):
-    """The object is as declared but not ready, and made progress at ``since``.
+    """The object is as declared but not ready, and made progress at ``since``."""
 
-    ``mark`` changes with each progress, and is empty if no more progress is expected. The next
-    progress is expected before ``at``, which is null after that time has passed.
-    """
-
-    mark: str
-    since: datetime
-    at: datetime | None = None
-    delay_seconds: float = 0.0
+    mark: Annotated[
+        str, about("Value that changes with each progress. Empty: no progress is expected.")
+    ]
+    since: Annotated[datetime, about("Time of the latest progress.")]
+    at: Annotated[
+        datetime | None,
+        about(
+            "Time before which the next progress is expected. null: no deadline, or it has passed."
+        ),
+    ] = None
+    delay_seconds: _Delay = 0.0
 
 
 class ApiThrottled(_Event, frozen=True):
     """The API of a ``ProviderConfig`` accepts no calls before ``until``."""
 
-    until: datetime
-    delay_seconds: float
-    message: str = ""
+    until: Annotated[datetime, about("Time until which Reconciler makes no calls.")]
+    delay_seconds: _Delay
+    message: ApiErrorText = ""
 
 
 class BreakerOpened(_Event, frozen=True):
@@ -571,21 +728,21 @@ class BreakerOpened(_Event, frozen=True):
     After ``until``, one call is made as a probe.
     """
 
-    until: datetime
-    delay_seconds: float
-    failures: int
-    message: str = ""
+    until: Annotated[datetime, about("Time of the probe.")]
+    delay_seconds: _Delay
+    failures: Annotated[int, about("Number of consecutive failures.")]
+    message: ApiErrorText = ""
 
 
 class BreakerProbed(_Event, frozen=True):
     """The process ``by`` probes the API of an open breaker, and must finish before ``until``.
 
-    An empty ``by``: the process stopped before it finished, and another one may probe.
+    After a process that stopped before it finished, another one may probe.
     """
 
-    until: datetime
-    delay_seconds: float
-    by: str
+    until: Annotated[datetime, about("Time at which the probe must have finished.")]
+    delay_seconds: _Delay
+    by: Annotated[str, about("Process that makes the probe. Empty: it stopped before it finished.")]
 
 
 class BreakerClosed(_Event, frozen=True):
@@ -595,12 +752,12 @@ class BreakerClosed(_Event, frozen=True):
 class TwinDetected(_Event, frozen=True):
     """The API of a ``ProviderConfig`` has objects that are newer than this log (ADR 0065).
 
-    Another copy of the log writes to the API, or this log is an older copy. ``objects`` are the
-    first of ``total``. Reconciler writes nothing to the API until an operator approves.
+    Another copy of the log writes to the API, or this log is an older copy. Reconciler writes
+    nothing to the API until an operator approves.
     """
 
-    objects: tuple[NewerObject, ...]
-    total: int
+    objects: Annotated[tuple[NewerObject, ...], about("The first of the newer objects.")]
+    total: Annotated[int, about("Number of newer objects.")]
 
 
 OutcomeName = Literal[
@@ -625,28 +782,37 @@ ConditionType = Literal["Converged", "Ready", "Degraded", "Paused"]
 
 
 class Condition(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=True):
-    """One aspect of a resource's state, as Kubernetes users know it."""
+    """One aspect of a resource's state, as in Kubernetes."""
 
-    type: ConditionType
-    status: Literal["True", "False", "Unknown"]
-    reason: str
-    message: str = ""
-    observed_generation: int = 0
+    type: Annotated[
+        ConditionType,
+        about(
+            "Converged: the object is as declared. Ready: it can be used, as its kind defines it. "
+            "Degraded: calls fail. Paused: the policy stops all actions."
+        ),
+    ]
+    status: Annotated[Literal["True", "False", "Unknown"], about("Whether the condition holds.")]
+    reason: Annotated[str, about("Reason in one word.")]
+    message: Annotated[str, about("Explanation for an operator.")] = ""
+    observed_generation: Annotated[int, about("Generation that the condition describes.")] = 0
 
 
 class OutcomeRecorded(_Event, frozen=True):
-    """The outcome of a generation: the public result, to which other services subscribe.
+    """The outcome of a generation: the public result, to which other services subscribe."""
 
-    ``confirms_write``: the object has the content of an update whose result was unknown.
-    """
-
-    outcome: OutcomeName
-    generation: int
-    reason: str
-    message: str = ""
-    conditions: tuple[Condition, ...] = ()
-    action_id: str | None = None
-    confirms_write: bool = False
+    outcome: Annotated[OutcomeName, about("State of the resource.")]
+    generation: Annotated[int, about("Generation that the outcome describes.")]
+    reason: Annotated[str, about("Reason in one word.")]
+    message: Annotated[str, about("Explanation for an operator.")] = ""
+    conditions: Annotated[
+        tuple[Condition, ...], about("Conditions of the resource, as in Kubernetes.")
+    ] = ()
+    action_id: Annotated[
+        str | None, about("Id of the action that led to the outcome. null: none did.")
+    ] = None
+    confirms_write: Annotated[
+        bool, about("Whether the object has the content of an update whose result was unknown.")
+    ] = False
 
 
 ResourceEvent = (
@@ -718,22 +884,22 @@ def log_place(event: ResourceEvent) -> str:
 class LogEvent(msgspec.Struct, frozen=True, gc=False):
     """An event of the log in its envelope: CloudEvents 1.0, structured JSON, with extensions.
 
-    ``resourceversion`` counts the events of one resource without a gap. ``causeid`` and
-    ``causeposition`` name the intake message that led to the event; ``actor`` is that message's
-    source. Attribute names are lower case and joined, as CloudEvents wants.
+    Attribute names are lower case and joined, as CloudEvents requires.
     """
 
-    id: str
-    source: str
-    type: str
-    subject: str
-    time: datetime
-    resourceversion: int
-    data: ResourceEvent
-    causeid: str = ""
-    causeposition: int = 0
-    actor: str = ""
-    specversion: str = "1.0"
+    id: Annotated[str, about("Id of the event: RESOURCE@VERSION.")]
+    source: Annotated[str, about("Always reconciler.")]
+    type: Annotated[str, about("CloudEvents type: reconciler.resource.EVENT.")]
+    subject: ResourceName
+    time: Annotated[datetime, about("Time at which the decider recorded the event.")]
+    resourceversion: Annotated[
+        int, about("Number of the event in the history of its resource, without gaps.")
+    ]
+    data: Annotated[ResourceEvent, about("The event.")]
+    causeid: Annotated[str, about("Id of the intake message that caused the event.")] = ""
+    causeposition: Annotated[int, about("Position of that message in the intake.")] = 0
+    actor: Annotated[str, about("Source of that message.")] = ""
+    specversion: Annotated[str, about("Version of CloudEvents.")] = "1.0"
 
     @property
     def key(self) -> ResourceKey:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final, Literal, get_args
 
 import msgspec
 
+from events.described import about
 from events.field_hints import field_error
 from events.names import DEFAULT_NAMESPACE, ResourceKey, check_token
 
@@ -49,21 +50,27 @@ class ManifestStruct(
 
 
 class Metadata(ManifestStruct, frozen=True):
-    """Who the resource is, and what is attached to it."""
+    """Name, namespace, labels and annotations of a resource."""
 
-    name: str
-    namespace: str = DEFAULT_NAMESPACE
-    labels: dict[str, str] = {}
-    annotations: dict[str, str] = {}
+    name: Annotated[str, about("Name of the resource.")]
+    namespace: Annotated[str, about("Namespace of the resource.")] = DEFAULT_NAMESPACE
+    labels: Annotated[
+        dict[str, str], about("Labels, which Reconciler also writes to the object.")
+    ] = {}
+    annotations: Annotated[
+        dict[str, str], about("Annotations, for clients and for Reconciler.")
+    ] = {}
 
 
 class Manifest(ManifestStruct, frozen=True):
     """A declaration of one resource."""
 
-    api_version: str
-    kind: str
-    metadata: Metadata
-    spec: Fields = {}
+    api_version: Annotated[str, about("API version of the kind.")]
+    kind: Annotated[str, about("Kind of the resource.")]
+    metadata: Annotated[Metadata, about("Identity, labels and annotations.")]
+    spec: Annotated[
+        Fields, about("Desired state: providerConfigRef, policy and the fields of the kind.")
+    ] = {}
 
     @property
     def key(self) -> ResourceKey:
@@ -85,17 +92,7 @@ ApprovalLevel = Literal["Never", "Deletions", "Always"]
 
 
 class Policy(ManifestStruct, frozen=True):
-    """What the reconciler may do to one resource.
-
-    ``deletion``: what happens to the external object at withdrawal. ``mode``: ``Present`` keeps it
-    as declared, ``Absent`` keeps it away, ``CreateOnly`` makes it once and then only reports,
-    ``ObserveOnly`` never writes. ``adoption``: what to do with an object of that name that is there
-    already and is not ours. ``ignore_fields``: paths (``color``, ``size.width``, ``labels.team``)
-    that are left to others. ``paused``: report, but do nothing. ``owner_label``: whether our label
-    is put back when somebody takes it off, or that is only reported. ``approve``: which actions
-    wait for approval, besides those that the ``ProviderConfig`` says. ``referenced_from``: other
-    namespaces whose references to this resource count; ``*`` is every namespace.
-    """
+    """Rules for managing the object of a resource."""
 
     deletion: Annotated[
         Deletion,

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final, Literal, cast
 
 import msgspec
 
+from events.described import Target, about
 from events.field_hints import field_error
 from events.intake import OnWithdrawal, TargetState
 from events.manifest import Fields, InvalidManifestError, ManifestStruct, Token
@@ -29,11 +30,17 @@ _OUTPUTS: Final = "outputs."
 
 
 class Reference(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=True):
-    """Another resource, the fields of it that are wanted, and what its withdrawal means for it."""
+    """A reference to another resource, to its fields, and its effect on a withdrawal."""
 
-    target: str
-    fields: tuple[str, ...] = ()
-    on_withdrawal: OnWithdrawal = "Keep"
+    target: Target
+    fields: Annotated[tuple[str, ...], about("Fields whose values the spec uses.")] = ()
+    on_withdrawal: Annotated[
+        OnWithdrawal,
+        about(
+            "Effect on the withdrawal of the referenced resource. Keep: its object stays. Release: "
+            "Reconciler releases it. Ignore: no effect."
+        ),
+    ] = "Keep"
 
 
 def may_refer(target: ResourceKey, namespace: str, permitted: Collection[str]) -> bool:

@@ -115,8 +115,8 @@ def _cloud_event(event_type: str, data: Schema) -> Schema:
 
 
 def _require_event_constants(schema: Schema) -> None:
-    """Say of the log's envelope what its struct takes for granted."""
-    schema["properties"]["specversion"] = {"const": "1.0"}
+    """Add the constants of the log's envelope, which its struct does not check."""
+    schema["properties"]["specversion"]["const"] = "1.0"
     schema["properties"]["time"]["format"] = "date-time"
     schema["properties"]["type"]["pattern"] = r"^reconciler\.resource\.[A-Za-z]+$"
 
