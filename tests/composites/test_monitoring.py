@@ -109,9 +109,7 @@ def monitoring() -> Iterator[Monitoring]:
         cli = Cli(folder)
         with up(cli, "--no-api", "--with", "docker,composition", "--resync", "2") as running:
             manifests = folder / "examples/monitoring/manifests.yaml"
-            text = manifests.read_text().replace(ROOT, str(root))
-            assert "nats://127.0.0.1:4222" in text
-            manifests.write_text(text.replace("nats://127.0.0.1:4222", running.ready["natsUrl"]))
+            manifests.write_text(manifests.read_text().replace(ROOT, str(root)))
             allow_more(cli, "docker", binds=f"{root}/*/*")
             hands = Hands(running.ready["components"]["docker"])
             hands.import_image("busybox:1", "ENV PATH=/bin")

@@ -28,3 +28,10 @@ def test_an_install_command_names_this_distribution() -> None:
         for each in found
         if each[1] not in (project["name"], ".") or not extras.issuperset(each[2].split(","))
     ] == []
+
+
+def test_no_example_assumes_the_address_of_the_bus() -> None:
+    """That of `up` is 4222 only if the port is free, and it may be the bus of another team."""
+    files = [path for path in (REPOSITORY / "examples").rglob("*") if path.is_file()]
+    assert len(files) > 10
+    assert [path.name for path in files if b":4222" in path.read_bytes()] == []

@@ -76,8 +76,9 @@ class Website:
     def find_systems(self) -> None:
         """Say where they are: after a restart the bus of `up` has another port here."""
         tls = f"file://{self.cli.folder / 'tls'}"
-        places = {"nats://127.0.0.1:4222": self.running.ready["natsUrl"], "file:///srv/tls": tls}
-        self._apply("systems.yaml", places)
+        bus = self.cli.ok("get", "ProviderConfig", "composition", "-o", "yaml").out
+        self.cli.ok("apply", "-f", "-", text=bus.replace(": composition", ": websites"))
+        self._apply("systems.yaml", {"file:///srv/tls": tls})
         allow_more(self.cli, "caddy", certificates=f"{self.cli.folder}/tls/**")
         allow_more(self.cli, "composition", addresses=self.repository.url)
 
