@@ -62,7 +62,7 @@ def apply(
 ) -> int:
     """Declare the resources in files: YAML with one or more documents, or JSON.
 
-    An invalid document does not stop the others.
+    An invalid document does not stop the other documents.
 
     Exit status: 0 all accepted (with --wait: all Converged), 1 some refused
     or failed, 3 some not settled before the timeout. With --dry-run=server:
@@ -101,7 +101,7 @@ def apply(
     wait
         Wait until each resource has a settled outcome: Converged, Failed, Held, ...
     timeout
-        Maximum time to wait: 500ms, 30s, 2m, 1h. Reconciler continues after it.
+        Maximum time to wait: 500ms, 30s, 2m, 1h. Reconciler continues after a timeout.
     """
     check_names(namespace=namespace)
     checked_reason(reason)
@@ -126,7 +126,7 @@ def apply(
         return show_plan(file=file, namespace=namespace, output=output, connection=connection)
     documents = read_all(file, namespace)
     if not documents.good and not documents.bad:
-        raise CommandError(f"{', '.join(file)}: no documents found")
+        raise CommandError(f"{', '.join(file)}: no documents found; name files with manifests")
     if set_name:
         from reconciler.cli.apply_set import apply_set  # noqa: PLC0415 - who has sets pays
 

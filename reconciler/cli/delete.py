@@ -75,7 +75,7 @@ def delete(
     wait
         Wait until each resource is deleted or released.
     timeout
-        Maximum time to wait: 500ms, 30s, 2m, 1h. Reconciler continues after it.
+        Maximum time to wait: 500ms, 30s, 2m, 1h. Reconciler continues after a timeout.
     """
     checked_reason(reason)
     words = names if kind is None else (kind, *names)

@@ -207,10 +207,15 @@ async def _readings(nc: Client, key: ResourceKey) -> Fields:
 
     async with live_object(nc, key) as found:
         if not isinstance(found.provider, MeasuredProvider):
-            raise CommandError(f"{key} has no live values, because kind {key.kind} provides none")
+            raise CommandError(
+                f"{key} has no live values, because kind {key.kind} provides none; omit --live"
+            )
         readings = await found.provider.readings(found.name)
     if readings is None:
-        raise CommandError(f"{key}: its object {found.name!r} does not exist")
+        raise CommandError(
+            f"{key}: its object {found.name!r} does not exist; omit --live to show the last "
+            "observation"
+        )
     return OF_THIS_PROCESS.hide_in(readings)
 
 

@@ -134,7 +134,7 @@ def diff(
     if (from_ is None) == (from_generation is None):
         raise UsageError("--from and --from-generation: give exactly one of them")
     if to is not None and to_generation is not None:
-        raise UsageError("give either --to or --to-generation")
+        raise UsageError("--to and --to-generation: give only one of them")
     wanted = meant(resource if name is None else f"{resource}/{name}", namespace)
     ends = (_End(from_, from_generation), _End(to, to_generation))
     found = run_async(_diff(connection, wanted, ends))

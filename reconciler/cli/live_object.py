@@ -54,8 +54,10 @@ async def live_object(nc: Client, key: ResourceKey) -> AsyncGenerator[LiveObject
     await Definitions(kinds).load(log)
     await configurations.load(log)
     known = kinds.find(key.kind)
-    if known is None or known.connect is None:
-        raise CommandError(f"{key}: kind {key.kind} has no external API in this installation")
+    if known is None:
+        raise CommandError(f"{key}: kind {key.kind} is not installed here; install its package")
+    if known.connect is None:
+        raise CommandError(f"{key}: kind {key.kind} has no external API")
     owned = await _owned(nc, key)
     config = configurations.by_name.get(owned.provider_config)
     if config is None:
@@ -76,5 +78,7 @@ async def _owned(nc: Client, key: ResourceKey) -> OwnershipRow:
     past = await History(nc).get(key)
     row = models_of(past.events).ownership.get(str(key))
     if row is None or not row.owned or row.uid is None:
-        raise CommandError(f"{key} has no external object")
+        raise CommandError(
+            f"{key} has no external object; `reconciler describe {key}` shows its status"
+        )
     return row

@@ -45,7 +45,7 @@ def read_all(paths: Sequence[str], namespace: str) -> Documents:
         for read in read_documents(file, text, namespace):
             if isinstance(read, Read) and read.key in first:
                 again = f"{read.key} is already declared in {first[read.key]}"
-                documents.bad.append(Problem(read.source, again))
+                documents.bad.append(Problem(read.source, f"{again}; remove one of the two"))
             elif isinstance(read, Problem):
                 documents.bad.append(read)
             else:
@@ -75,7 +75,7 @@ def _decoded(file: str, content: bytes) -> str:
     try:
         return io.StringIO(content.decode(), newline=None).read()
     except UnicodeDecodeError as error:
-        raise CommandError(f"{file} is not UTF-8 text: {error}") from None
+        raise CommandError(f"{file}: not UTF-8 text ({error}); save it as UTF-8") from None
 
 
 def _files(path: Path) -> Iterator[Path]:

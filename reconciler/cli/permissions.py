@@ -52,7 +52,7 @@ def permissions(
     key
         Public nkey of a user, as NAME=KEY. May be repeated.
     finalizers
-        Also allow services to add finalizers in their namespace and to remove their own.
+        Also allow services to add and remove finalizers in their namespace.
     output
         A block for the configuration of the NATS server, or claims for JWTs in the format of `nsc`.
     """

@@ -91,7 +91,7 @@ def plan(
     check_names(namespace=namespace)
     documents = read_all(file, namespace)
     if not documents.good and not documents.bad:
-        raise CommandError(f"{', '.join(file)}: no documents found")
+        raise CommandError(f"{', '.join(file)}: no documents found; name files with manifests")
     manifests = [each.manifest for each in documents.good]
     made = run_async(_plan(connection, manifests, refresh=refresh))
     for problem in documents.problems():
@@ -169,7 +169,7 @@ def _write(path: Path, made: Plan) -> None:
     try:
         write_whole(path, content)
     except OSError as error:
-        raise CommandError(f"cannot write {path}: {error.strerror}") from None
+        raise CommandError(f"cannot write {path}: {error.strerror}; name another file") from None
 
 
 def read_plan(path: Path) -> Plan:
@@ -177,7 +177,9 @@ def read_plan(path: Path) -> Plan:
     try:
         made = msgspec.json.decode(read_at_most(path, _MAX_PLAN_BYTES), type=Plan)
     except OSError as error:
-        raise CommandError(f"cannot read {path}: {error.strerror}") from None
+        raise CommandError(
+            f"cannot read {path}: {error.strerror}; create it with `reconciler plan --out`"
+        ) from None
     except msgspec.DecodeError as error:
         raise CommandError(f"{path}: not a plan: {error}; create one with --out") from None
     if made.format != PLAN_FORMAT:

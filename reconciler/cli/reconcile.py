@@ -51,7 +51,7 @@ def reconcile(
     wait
         Wait until each object is read and has a settled outcome: Converged, Failed, Held, ...
     timeout
-        Maximum time to wait: 500ms, 30s, 2m, 1h. Reconciler continues after it.
+        Maximum time to wait: 500ms, 30s, 2m, 1h. Reconciler continues after a timeout.
     """
     checked_reason(reason)
     keys = chosen_keys(

@@ -172,7 +172,7 @@ def print_integrity(found: Integrity) -> None:
     if len(found.damage) > _SHOWN:
         out.print("... (--output json lists all)")
     out.print(
-        "Keep all streams: they may contain what the log has lost. Restore the log with "
+        "Keep all streams: they may contain the lost events. Restore the log with "
         '`reconciler restore`: see "When the log is damaged" in docs/how-to/back-up-and-restore.md.'
     )
 

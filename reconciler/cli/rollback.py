@@ -70,7 +70,7 @@ def rollback(
     wait
         Wait for a settled outcome: Converged, Failed, Held, ...
     timeout
-        Maximum time to wait: 500ms, 30s, 2m, 1h. Reconciler continues after it.
+        Maximum time to wait: 500ms, 30s, 2m, 1h. Reconciler continues after a timeout.
     """
     checked_reason(reason)
     wanted = meant(resource if name is None else f"{resource}/{name}", namespace)

@@ -282,9 +282,11 @@ def _value(key: SecretKey, file: Path | None) -> str:
     try:
         value = content.decode().removesuffix("\n")
     except UnicodeDecodeError:
-        raise UsageError(f"the value of secret {key} is not UTF-8 text") from None
+        raise UsageError(
+            f"the value of secret {key} is not UTF-8 text; encode it, for example with Base64"
+        ) from None
     if not value:
-        raise UsageError(f"the value of secret {key} is empty")
+        raise UsageError(f"the value of secret {key} is empty; provide a value")
     return value
 
 

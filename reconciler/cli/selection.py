@@ -148,7 +148,7 @@ def selection(
     """Read the words of a command line; raises ``UsageError`` and ``InvalidNameError``."""
     check_names(namespace=namespace)
     if everywhere and namespace is not None:
-        raise UsageError("give --namespace or --all-namespaces, not both")
+        raise UsageError("--namespace and --all-namespaces: give only one of them")
     first, rest = (None, words) if not words or "/" in words[0] else (words[0], words[1:])
     check_names(name=first)
     named = tuple(meant(word, namespace) for word in rest)

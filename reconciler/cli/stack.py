@@ -189,7 +189,10 @@ def _locked(data: Path) -> BinaryIO:
         data.mkdir(parents=True, exist_ok=True)
         lock = (data / UP_LOCK).open("ab")
     except OSError as error:
-        raise StackError(f"data directory {data} is not usable: {error.strerror}") from error
+        raise StackError(
+            f"data directory {data} is not usable: {error.strerror}; use another directory with "
+            "--data"
+        ) from error
     if not _is_taken(lock):
         lock.close()
         other = read_up_file(data)

@@ -249,7 +249,7 @@ def summary(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
             return f"The API accepts no calls before {moment(until)}{_because(message)}"
         case BreakerOpened(until, _, failures, message):
             opened = f"The circuit breaker blocks calls until {moment(until)}"
-            return f"{opened}, after {failures} failures in a row{_because(message)}"
+            return f"{opened}, after {failures} consecutive failures{_because(message)}"
         case BreakerProbed(by=""):
             return "The process that probed the API stopped, so another one may probe it"
         case BreakerProbed(by=by):
@@ -257,7 +257,8 @@ def summary(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
         case BreakerClosed():
             return "The API responds again, and the circuit breaker closed"
         case TwinDetected(total=total):
-            return f"The API has {total} objects that are newer than this log; no more writes"
+            newer = f"The API has {total} objects that are newer than this log"
+            return f"{newer}; Reconciler writes nothing to it until an operator approves"
         case OutcomeRecorded():
             return _outcome(data)
         case _:

@@ -58,9 +58,11 @@ def webhook(
     try:
         secret = read_at_most(secret_file, MAX_KEY_BYTES).decode().strip()
     except OSError as error:
-        raise CommandError(f"cannot read {secret_file}: {error.strerror}") from None
+        raise CommandError(
+            f"cannot read {secret_file}: {error.strerror}; name the file with --secret-file"
+        ) from None
     except UnicodeDecodeError as error:
-        raise CommandError(f"cannot read {secret_file}: {error}") from None
+        raise CommandError(f"{secret_file}: not UTF-8 text ({error}); save it as UTF-8") from None
     if len(secret) < _LEAST_CHARACTERS:
         raise UsageError(f"{secret_file}: must have at least {_LEAST_CHARACTERS} characters")
     if namespace is not None:

@@ -60,11 +60,11 @@ def why(
 ) -> int:
     """Explain the status of a resource, or the value of one field.
 
-    The command answers in one sentence, and then follows the causes back to
-    the first one: a declaration, or a change in the API. For a field, it shows the
-    desired, the applied and the observed values, newest first, each with its
-    cause, and the clients that overwrite it. For a part of a composed
-    resource, it continues with that resource.
+    The command explains the status in one sentence, and then shows its
+    causes, back to the first one: a declaration, or a change in the API. For a
+    field, it shows the desired, the applied and the observed values, newest
+    first, each with its cause, and the clients that overwrite it. For a part
+    of a composed resource, it continues with that resource.
 
     For example:
 

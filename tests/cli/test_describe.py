@@ -129,7 +129,8 @@ def test_an_object_that_was_made_after_a_listing_is_not_called_missing(
     assert "generation       1 declared, 1 settled" in told
     refused = live.run("describe", "Shape", "known", "--live")
     assert refused.err == (
-        "error: default/Shape/known has no live values, because kind Shape provides none\n"
+        "error: default/Shape/known has no live values, because kind Shape provides none; "
+        "omit --live\n"
     )
 
     live.ok("delete", "Shape", "known", "--wait")

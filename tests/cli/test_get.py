@@ -94,7 +94,7 @@ def test_several_are_named_at_once_in_several_forms(live: Cli, teams: str) -> No
         ("get Shape ghost", 1, "Shape 'ghost' does not exist in namespace default"),
         ("get Shape/ghost", 1, "Shape 'ghost' does not exist in namespace default"),
         ("get a/b/c/d", 2, "use NAME, KIND/NAME or NAMESPACE/KIND/NAME"),
-        ("get -A -n team", 2, "give --namespace or --all-namespaces, not both"),
+        ("get -A -n team", 2, "--namespace and --all-namespaces: give only one of them"),
         ("get -l =a", 2, "--selector '=a': '=a' is not a condition"),
         ("get -l a,,b", 2, "is not a condition"),
         ("get -l !a=b", 2, "is not a condition"),

@@ -98,7 +98,7 @@ def test_standard_input_that_is_no_text_is_refused_like_a_file(
     given = io.TextIOWrapper(io.BytesIO(b"a: \xff\n"), errors="surrogateescape")
     monkeypatch.setattr(sys, "stdin", given)
     for path in ("-", str(tmp_path / "a.yaml")):
-        with pytest.raises(CommandError, match="is not UTF-8 text"):
+        with pytest.raises(CommandError, match=r"not UTF-8 text .*; save it as UTF-8"):
             read_all([path], "team")
 
 
@@ -113,7 +113,7 @@ def test_a_resource_twice_is_a_mistake(tmp_path: Path) -> None:
     assert documents.good[0].manifest.spec["color"] == "Red"
     assert documents.problems() == [
         f"{tmp_path / 'b.yaml'}, document 1: team/Shape/one is already declared in "
-        f"{tmp_path / 'a.yaml'}, document 1"
+        f"{tmp_path / 'a.yaml'}, document 1; remove one of the two"
     ]
 
 

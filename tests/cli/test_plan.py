@@ -271,7 +271,7 @@ def test_a_plan_with_its_configuration_is_applied_whole(
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (None, "cannot read bad.plan: No such file or directory"),
+        (None, "cannot read bad.plan: No such file or directory; create it with `reconciler plan"),
         ("{}", "bad.plan: not a plan: Object missing required field `log`"),
         ("nothing", "bad.plan: not a plan: JSON is malformed"),
     ],

@@ -239,8 +239,8 @@ TOLD: list[tuple[ResourceEvent, str]] = [
     ),
     (
         BreakerOpened(AT, 2.0, 5, "refused"),
-        "The circuit breaker blocks calls until 2026-01-02T03:04:05Z, after 5 failures in a "
-        "row: refused",
+        "The circuit breaker blocks calls until 2026-01-02T03:04:05Z, after 5 consecutive "
+        "failures: refused",
     ),
     (BreakerProbed(AT, 20.0, "w1"), "w1 probes the API with one call"),
     (
@@ -250,7 +250,8 @@ TOLD: list[tuple[ResourceEvent, str]] = [
     (BreakerClosed(), "The API responds again, and the circuit breaker closed"),
     (
         TwinDetected((NewerObject("Shape", "foo", "u1", "default/Shape/foo@9", 4),), 2),
-        "The API has 2 objects that are newer than this log; no more writes",
+        "The API has 2 objects that are newer than this log; "
+        "Reconciler writes nothing to it until an operator approves",
     ),
     (
         OutcomeRecorded("Converged", 2, "AsDeclared"),
@@ -368,7 +369,7 @@ TOLD: list[tuple[ResourceEvent, str]] = [
     ),
     (
         BreakerOpened(AT, 2.0, 5),
-        "The circuit breaker blocks calls until 2026-01-02T03:04:05Z, after 5 failures in a row",
+        "The circuit breaker blocks calls until 2026-01-02T03:04:05Z, after 5 consecutive failures",
     ),
     (
         OutcomeRecorded("Unowned", 0, "NotDeclared", "no manifest"),

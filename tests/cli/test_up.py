@@ -235,7 +235,11 @@ def test_a_kind_that_is_installed_while_up_runs_needs_a_restart_and_that_is_said
         (("--resync", "1e400"), 2, "--resync inf: must be 0.01 to 31622400 seconds"),
         (("--latency-ms", "1e12"), 2, "--latency-ms 1e+12: must be 0 to 3600000"),
         (("--latency-ms", "nan"), 2, "--latency-ms nan: must be 0 to 3600000"),
-        (("--data", "a-file"), 1, "data directory a-file is not usable"),
+        (
+            ("--data", "a-file"),
+            1,
+            "data directory a-file is not usable: File exists; use another directory with --data",
+        ),
         (("--data", ""), 2, "--data '': name a file or a directory"),
     ],
 )

@@ -81,7 +81,7 @@ def _problem(
         return read.message
     key = read.key
     if key in first:
-        return f"{key} is already declared in {first[key].place}"
+        return f"{key} is already declared in {first[key].place}; remove one of the two"
     try:
         check(read.manifest)
     except (InvalidManifestError, InvalidNameError, UnknownKindError) as error:

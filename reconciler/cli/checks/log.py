@@ -54,9 +54,9 @@ def check_damage(replay: LogReplay) -> Finding:
         part = f" since position {replay.since} (--full reads all)" if replay.since else ""
         return Finding("log", "ok", f"{replay.events} events read, none missing or changed{part}")
     remedy = (
-        "Keep all streams: they may contain what the log has lost. Run the newest release that has "
+        "Keep all streams: they may contain the lost events. Run the newest release that has "
         "written to this log, or restore the log from a backup. Until then, the damaged resources "
-        'are held, and all others continue. See "When the log is damaged" in '
+        'are held, and all other resources continue. See "When the log is damaged" in '
         "docs/how-to/back-up-and-restore.md."
     )
     found = f"damaged in {plural(len(places), 'place')}: {some(places)}"
@@ -74,7 +74,7 @@ async def check_restoration(nc: Client, rows: Iterable[StatusRow]) -> list[Findi
     if not waiting:
         return [Finding("restored", "ok", found)]
     remedy = (
-        "The log may lack what happened after the backup. If you created the objects after it, "
+        "The log may lack the events from after the backup. If you created the objects after it, "
         "declare them with spec.policy.adoption: Adopt. If you withdrew resources after it, "
         'withdraw them again before you approve anything. See "What a restore cannot bring back" '
         "in docs/how-to/back-up-and-restore.md."
