@@ -249,7 +249,7 @@ class OwnershipReleased(_Event, frozen=True):
         bool,
         about(
             "Whether only the response to the creation had this uid, so that the creation may have "
-            "made another object."
+            "created another object."
         ),
     ] = False
 
@@ -275,7 +275,7 @@ class FinalizerRemoved(_Event, frozen=True):
     """The holder removed a finalizer, or another client removed it by force."""
 
     finalizer: Finalizer
-    forced: Annotated[bool, about("Whether another client than the holder removed it.")] = False
+    forced: Annotated[bool, about("Whether a client other than the holder removed it.")] = False
     reason: Reason = ""
 
 
@@ -554,7 +554,7 @@ class ActionSucceeded(_Event, frozen=True):
         bool,
         about(
             "Whether a deletion found no object of a uid that only the response to the creation "
-            "had, so that the creation may have made another object."
+            "had. The creation may then have created another object."
         ),
     ] = False
 
@@ -702,7 +702,10 @@ class ProgressNoted(_Event, frozen=True):
     """The object is as declared but not ready, and made progress at ``since``."""
 
     mark: Annotated[
-        str, about("Value that changes with each progress. Empty: no progress is expected.")
+        str,
+        about(
+            "Value that changes whenever the object makes progress. Empty: no progress is expected."
+        ),
     ]
     since: Annotated[datetime, about("Time of the latest progress.")]
     at: Annotated[
