@@ -4,7 +4,7 @@ In reading order:
 
 `state` (what is known of one resource), `turn` (what goes into a decision, and comes out of it),
 `decide` (the story, top to bottom), `evolve` (every event folded), then what each kind of command
-adds (`declaration`, `observation`, `result`, `holds`), what follows from the state (`next_step`,
-with `inputs`, `replacement` and `due`; `attempt`), and the rules that they rest on (`difference`,
-`ownership`, `api_health`, `backoff`).
+adds (`declaration`, `observation`, `result`, `holds`), what follows from the state (`situation` and
+`next_step`, with `inputs`, `replacement` and `due`; `attempt`), and the rules that they rest on
+(`difference`, `ownership`, `api_health`, `backoff`).
 """

@@ -16,7 +16,7 @@ from events.intake import Approved
 from events.log import Action, ActionDecided, ApprovalRefused, ApprovalRequested, HoldApproved
 from events.manifest import ApprovalLevel, stricter
 from events.names import ResourceKey
-from reconciler.resource.difference import changes, shown
+from reconciler.resource.difference import Comparison, shown
 from reconciler.resource.state import (
     ApprovalState,
     ResourceState,
@@ -37,11 +37,13 @@ def approval_command(key: ResourceKey, *, abandon: bool = False) -> str:
     return f"`reconciler approve {key} --hold {Hold.UNKNOWN_RESULT}{ending}`"
 
 
-def unless_approved(step: Step, state: ResourceState, context: Context) -> Step:
+def unless_approved(
+    step: Step, state: ResourceState, context: Context, compared: Comparison
+) -> Step:
     """Return the step, or what comes in its place while people have not approved it."""
     if not isinstance(step, ActionDecided) or not _needs_approval(step.action, state, context):
         return step
-    asked = _asked(step.action, state, context)
+    asked = _asked(step.action, state, context, compared)
     known = state.holds.approval
     if known is None or known.plan != asked.plan:
         return asked
@@ -103,8 +105,9 @@ def _is_rest_of_what_was_approved(action: Action, state: ResourceState) -> bool:
     return action.purpose == "Retire" or (action.operation == "Create" and is_second_half)
 
 
-def _asked(action: Action, state: ResourceState, context: Context) -> ApprovalRequested:
-    found = tuple(each for each, _ in changes(action, state, context))
+def _asked(
+    action: Action, state: ResourceState, context: Context, compared: Comparison
+) -> ApprovalRequested:
     return ApprovalRequested(
         plan=_digest(action, state, context),
         operation=action.operation,
@@ -112,7 +115,7 @@ def _asked(action: Action, state: ResourceState, context: Context) -> ApprovalRe
         provider_config=action.provider_config,
         external_name=action.external_name,
         purpose=action.purpose,
-        changes=found,
+        changes=tuple(each for each, _ in compared.changes(action)),
         level=level_of(action),
         declared_level=None if state.desired.is_declared else _declared_level(state),
     )

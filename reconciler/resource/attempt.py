@@ -33,6 +33,7 @@ from reconciler.resource.backoff import delay, is_over
 from reconciler.resource.difference import Wanted, differences
 from reconciler.resource.evolve import CHECKED_NOT_DONE, NOT_DONE
 from reconciler.resource.owner_label import OWNER_LABEL
+from reconciler.resource.situation import Situation
 from reconciler.resource.state import InFlight, ResourceState
 from reconciler.resource.turn import PAUSED, UNDER_WAY, Context, Settled, Step, on_hold
 
@@ -234,27 +235,21 @@ def has_waited(state: ResourceState, context: Context) -> bool:
     return waits.until is not None and is_over(waits.until, waits.seconds, context.now)
 
 
-def wait_after_conflicts(
-    state: ResourceState, context: Context, config: ProviderConfigSpec
-) -> RetryScheduled | None:
+def wait_after_conflicts(situation: Situation) -> RetryScheduled | None:
     """Let a resource wait whose knowledge is out of date again and again: no hot loop."""
+    state, context = situation.state, situation.context
     conflicts = state.waits.conflicts - MAX_CONFLICTS
     if conflicts <= 0 or has_waited(state, context):
         return None
-    return _wait(config.retry, conflicts, context, "Conflict")
+    return _wait(situation.config.retry, conflicts, context, "Conflict")
 
 
-def delete_refused(
-    state: ResourceState,
-    context: Context,
-    retry: Retry,
-    reason: str,
-    purpose: Purpose = "Converge",
-) -> Step:
+def delete_refused(situation: Situation, reason: str, purpose: Purpose = "Converge") -> Step:
     """A deletion that the API refuses for good is tried again at the longest interval."""
+    state, context = situation.state, situation.context
     if has_waited(state, context):
         return new_action(state, context, "Delete", {}, {}, purpose=purpose)
-    return wait_longest(retry, context, reason)
+    return wait_longest(situation.config.retry, context, reason)
 
 
 def wait_longest(retry: Retry, context: Context, reason: str) -> RetryScheduled:

@@ -32,6 +32,7 @@ from events.intake import (
 from events.log import (
     SOURCE,
     ActionDecided,
+    ActionRetried,
     LogEvent,
     OutcomeRecorded,
     ResourceEvent,
@@ -40,6 +41,7 @@ from events.log import (
 )
 from reconciler.resource import api_health, declaration, holds, observation, result
 from reconciler.resource.approval import unless_approved
+from reconciler.resource.difference import Comparison
 from reconciler.resource.evolve import evolve
 from reconciler.resource.foresight import turn_digest
 from reconciler.resource.next_step import next_step
@@ -80,7 +82,8 @@ def decide(state: ResourceState, commands: Sequence[Command], context: Context) 
         )
         history.record(facts.events, command)
         if facts.shows_object:
-            history.record(observation.loss_and_drift(command, history.state, context), command)
+            found = observation.loss_and_drift(command, history.state, context, history.compared)
+            history.record(found, command)
         answers.append(facts.answer)
         if facts.may_be_repeat:
             repeats.append(command)
@@ -174,11 +177,14 @@ def _told(event: LogEvent) -> str:
 
 
 def _take_steps(history: _History, cause: Command) -> None:
+    context = history.context
     for _ in range(_MAX_STEPS):
-        wanted = unless_twin(next_step(history.state, history.context), history.context)
-        step = unless_approved(wanted, history.state, history.context)
+        state, compared = history.state, history.compared
+        step = next_step(state, context, compared)
+        if isinstance(step, (ActionDecided, ActionRetried)):
+            step = unless_approved(unless_twin(step, context), state, context, compared)
         if isinstance(step, Settled):
-            outcome = outcome_to_record(history.state, step)
+            outcome = outcome_to_record(state, step)
             history.record(() if outcome is None else (outcome,), cause)
             return
         history.record((step,), cause)
@@ -191,13 +197,21 @@ def _take_steps(history: _History, cause: Command) -> None:
 class _History:
     """A resource's state, and the events of this turn that led to it."""
 
-    __slots__ = ("context", "events", "state", "subject")
+    __slots__ = ("_compared", "context", "events", "state", "subject")
 
     def __init__(self, state: ResourceState, context: Context) -> None:
         self.state = state
         self.context = context
         self.subject = str(context.key)
         self.events: list[LogEvent] = []
+        self._compared = Comparison.of(state, context)
+
+    @property
+    def compared(self) -> Comparison:
+        """The comparison of the state, kept until an event changes what is compared."""
+        if not self._compared.is_of(self.state):
+            self._compared = Comparison.of(self.state, self.context)
+        return self._compared
 
     def record(self, facts: Iterable[ResourceEvent], cause: Command) -> None:
         for data in facts:

@@ -11,6 +11,8 @@ The rules are those of the three-way merge of ``kubectl apply``, without its str
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, cast
 
 import msgspec
@@ -21,7 +23,7 @@ from events.log import Action, FieldDifference
 from events.manifest import Fields, Policy
 from reconciler.provider.kind import Kind
 from reconciler.resource.owner_label import OWNER_LABEL
-from reconciler.resource.state import Applied, ResourceState
+from reconciler.resource.state import Applied, Desired, Owned, ResourceState
 from reconciler.resource.turn import Context
 
 Normalize = Callable[[Fields], Fields]
@@ -84,22 +86,124 @@ def without_ignored(
 # --- of a resource
 
 
-def wanted(state: ResourceState, context: Context) -> Wanted:
-    """Return the content that the object should have; the resource must have a spec."""
-    spec = state.desired.spec
-    assert spec is not None
-    applied = None if state.owned is None else state.owned.applied
-    seen = state.observed.object
-    if context.kind is not None and context.kind.composes is not None and seen is not None:
-        # Whatever a set has is its parent's: an adopted one has nothing that was applied.
-        applied = Applied(seen.fields, {} if applied is None else applied.labels)
-    return Wanted(
-        state.desired.fields,
-        labels_of(state, context),
-        {} if applied is None else applied.fields,
-        {} if applied is None else applied.labels,
-        frozenset(_ignored(spec.policy, context)),
-    )
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """The content that a resource's object should have, and how an object differs from it.
+
+    Each part is computed when it is first read, and then kept: a turn compares once.
+    """
+
+    desired: Desired
+    owned: Owned | None
+    seen: ExternalObject | None
+    context: Context
+
+    @classmethod
+    def of(cls, state: ResourceState, context: Context) -> Comparison:
+        """Return the comparison with the object that was observed last."""
+        return cls(state.desired, state.owned, state.observed.object, context)
+
+    def is_of(self, state: ResourceState) -> bool:
+        """Return whether a state has the very parts that are compared here."""
+        is_same_object = state.observed.object is self.seen
+        return is_same_object and state.desired is self.desired and state.owned is self.owned
+
+    @cached_property
+    def labels(self) -> dict[str, str]:
+        """The labels that the object should carry: the declared ones, and our owner label.
+
+        An object that is only observed is not ours to label.
+        """
+        spec = self.desired.spec
+        assert spec is not None
+        if not self.context.capabilities.labels:
+            return {}
+        if spec.policy.mode == "ObserveOnly" and self.owned is None:
+            # Whose part it is, is said of the declaration: nobody would write it on this object.
+            return {name: each for name, each in spec.labels.items() if name != PART_OF_LABEL}
+        return {**spec.labels, OWNER_LABEL: self.context.owner}
+
+    @cached_property
+    def wanted(self) -> Wanted:
+        """The content that the object should have; the resource must have a spec."""
+        kind, applied = self.context.kind, self._applied
+        if kind is not None and kind.composes is not None and self.seen is not None:
+            # Whatever a set has is its parent's: an adopted one has nothing that was applied.
+            applied = Applied(self.seen.fields, {} if applied is None else applied.labels)
+        return Wanted(
+            self.desired.fields,
+            self.labels,
+            {} if applied is None else applied.fields,
+            {} if applied is None else applied.labels,
+            self._ignored,
+        )
+
+    @cached_property
+    def differences(self) -> tuple[FieldDifference, ...]:
+        """How the object differs from the desired one; empty if there is none of either."""
+        return () if self.seen is None else self.differences_from(self.seen)
+
+    def differences_from(self, seen: ExternalObject) -> tuple[FieldDifference, ...]:
+        """Compare the desired with another object; empty if nothing is desired."""
+        kind = self.context.kind
+        if self.desired.spec is None or kind is None:
+            return ()
+        return differences(self.wanted, seen, kind)
+
+    @cached_property
+    def is_applied(self) -> bool:
+        """Whether what is wanted now is what was last applied: else a difference is no drift."""
+        applied = self._applied
+        if applied is None or applied.in_doubt or self.desired.spec is None:
+            return False
+        fields = without_ignored(self.desired.fields, self._ignored)
+        labels = without_ignored(self.labels, self._ignored, f"{LABELS}.")
+        # The owner label was written with the rest, also where it cannot be put back later.
+        written = without_ignored(applied.labels, self._ignored, f"{LABELS}.")
+        return (applied.fields, written) == (fields, labels)
+
+    @property
+    def is_kept_by_the_api(self) -> bool:
+        """Whether what differs is what the API made of exactly this write.
+
+        Writing it again would change nothing but make a hot loop.
+        """
+        made, seen = None if self._applied is None else self._applied.result, self.seen
+        if made is None or seen is None:
+            return False
+        is_same = (made.fields, made.labels, made.uid) == (seen.fields, seen.labels, seen.uid)
+        return is_same and self.is_applied
+
+    def changes(self, action: Action) -> list[tuple[FieldDifference, object]]:
+        """Return what an action changes: each path as wanted and as seen, and what was applied."""
+        if action.operation == "Delete":
+            return []
+        if action.operation == "Create":
+            found = [FieldDifference(path, each, None) for path, each in action.fields.items()]
+            found += [
+                FieldDifference(f"{LABELS}.{name}", each, None)
+                for name, each in action.labels.items()
+            ]
+            return [(each, None) for each in found]
+        applied = self._applied
+        if applied is None:
+            return [(each, None) for each in self.differences]
+        return [
+            (each, value_at(each.path, applied.fields, applied.labels)) for each in self.differences
+        ]
+
+    @property
+    def _applied(self) -> Applied | None:
+        return None if self.owned is None else self.owned.applied
+
+    @cached_property
+    def _ignored(self) -> frozenset[str]:
+        """What is left to others; our label too, where only a replacement could put it back."""
+        spec, kind = self.desired.spec, self.context.kind
+        assert spec is not None
+        ignored = ignored_paths(spec.policy)
+        is_fixed = kind is not None and LABELS in kind.immutable
+        return frozenset((*ignored, f"{LABELS}.{OWNER_LABEL}") if is_fixed else ignored)
 
 
 def ignored_paths(policy: Policy) -> tuple[str, ...]:
@@ -109,13 +213,6 @@ def ignored_paths(policy: Policy) -> tuple[str, ...]:
     return policy.ignore_fields
 
 
-def _ignored(policy: Policy, context: Context) -> tuple[str, ...]:
-    """Return what is left to others; our label too, where only a replacement could put it back."""
-    ignored = ignored_paths(policy)
-    is_fixed = context.kind is not None and LABELS in context.kind.immutable
-    return (*ignored, f"{LABELS}.{OWNER_LABEL}") if is_fixed else ignored
-
-
 def needs_replacement(found: Iterable[FieldDifference], kind: Kind) -> tuple[str, ...]:
     """Return the paths of differences that the API cannot mend in place."""
     return tuple(
@@ -123,82 +220,6 @@ def needs_replacement(found: Iterable[FieldDifference], kind: Kind) -> tuple[str
         for each in found
         if any(each.path == path or each.path.startswith(f"{path}.") for path in kind.immutable)
     )
-
-
-def labels_of(state: ResourceState, context: Context) -> dict[str, str]:
-    """Return the labels that the object should carry: the declared ones, and our owner label.
-
-    An object that is only observed is not ours to label.
-    """
-    spec = state.desired.spec
-    assert spec is not None
-    if not context.capabilities.labels:
-        return {}
-    if spec.policy.mode == "ObserveOnly" and state.owned is None:
-        # Whose part it is, is said of the declaration: nobody would write it on this object.
-        return {name: each for name, each in spec.labels.items() if name != PART_OF_LABEL}
-    return {**spec.labels, OWNER_LABEL: context.owner}
-
-
-def open_differences(state: ResourceState, context: Context) -> tuple[FieldDifference, ...]:
-    """Compare the desired with the observed object; empty if there is none of either."""
-    seen = state.observed.object
-    return () if seen is None else differences_from(seen, state, context)
-
-
-def differences_from(
-    seen: ExternalObject, state: ResourceState, context: Context
-) -> tuple[FieldDifference, ...]:
-    """Compare the desired with an object; empty if nothing is desired."""
-    if state.desired.spec is None or context.kind is None:
-        return ()
-    return differences(wanted(state, context), seen, context.kind)
-
-
-def changes(
-    action: Action, state: ResourceState, context: Context
-) -> list[tuple[FieldDifference, object]]:
-    """Say what an action changes: each path as wanted and as seen, and what was applied last."""
-    if action.operation == "Delete":
-        return []
-    if action.operation == "Create":
-        found = [FieldDifference(path, each, None) for path, each in action.fields.items()]
-        found += [
-            FieldDifference(f"{LABELS}.{name}", each, None) for name, each in action.labels.items()
-        ]
-        return [(each, None) for each in found]
-    applied = None if state.owned is None else state.owned.applied
-    found = open_differences(state, context)
-    if applied is None:
-        return [(each, None) for each in found]
-    return [(each, value_at(each.path, applied.fields, applied.labels)) for each in found]
-
-
-def api_keeps_its_own(state: ResourceState, context: Context) -> bool:
-    """Return whether what differs is what the API made of exactly this write.
-
-    Writing it again would change nothing but make a hot loop.
-    """
-    applied = None if state.owned is None else state.owned.applied
-    made, seen = None if applied is None else applied.result, state.observed.object
-    if made is None or seen is None:
-        return False
-    is_same = (made.fields, made.labels, made.uid) == (seen.fields, seen.labels, seen.uid)
-    return is_same and is_applied(state, context)
-
-
-def is_applied(state: ResourceState, context: Context) -> bool:
-    """Return whether what is wanted now is what was last applied: else a difference is no drift."""
-    spec = state.desired.spec
-    applied = None if state.owned is None else state.owned.applied
-    if applied is None or applied.in_doubt or spec is None:
-        return False
-    ignored = _ignored(spec.policy, context)
-    labels = without_ignored(labels_of(state, context), ignored, f"{LABELS}.")
-    fields = without_ignored(state.desired.fields, ignored)
-    # The owner label was written with the rest, also where it cannot be put back later.
-    written = without_ignored(applied.labels, ignored, f"{LABELS}.")
-    return (applied.fields, written) == (fields, labels)
 
 
 def value_at(path: str, fields: Mapping[str, object], labels: Mapping[str, str]) -> object:

@@ -6,7 +6,6 @@ from datetime import timedelta
 
 from events.external import ExternalObject
 from events.log import DueScheduled
-from events.provider_config import ProviderConfigSpec
 from reconciler.resource.attempt import (
     has_waited,
     new_action,
@@ -14,32 +13,25 @@ from reconciler.resource.attempt import (
     wait_after_conflicts,
     wait_longest,
 )
-from reconciler.resource.difference import merged, wanted
-from reconciler.resource.state import ResourceState
-from reconciler.resource.turn import Context, Settled, Step
+from reconciler.resource.difference import merged
+from reconciler.resource.situation import Situation
+from reconciler.resource.state import Spec
+from reconciler.resource.turn import Settled, Step
 
 _JITTER = 0.01  # of the time that is left
 _MAX_JITTER = timedelta(minutes=10)
 _NO_TIME = timedelta(0)
 
 
-def when_due(
-    seen: ExternalObject,
-    state: ResourceState,
-    context: Context,
-    config: ProviderConfigSpec,
-    otherwise: Settled,
-) -> Step:
+def when_due(seen: ExternalObject, spec: Spec, situation: Situation, otherwise: Settled) -> Step:
     """Write an object again that is due, though nothing differs; once for each moment.
 
     Whether it is reached is read off the clock of the bus: one that is wrong here does nothing
     twice, and nothing too early.
     """
-    kind, spec = context.kind, state.desired.spec
+    state, context, kind = situation.state, situation.context, situation.kind
     known, now = state.due, context.bus_time or context.now
-    assert kind is not None
     assert kind.due is not None
-    assert spec is not None
     due = kind.due(state.desired.fields, seen)
     if due is None or state.owned is None or spec.policy.mode != "Present":
         return otherwise
@@ -56,9 +48,9 @@ def when_due(
     if rejected is not None:
         return rejected
     if is_still_due and not has_waited(state, context):
-        return wait_longest(config.retry, context, "StillDue")
-    waiting = wait_after_conflicts(state, context, config)
+        return wait_longest(situation.config.retry, context, "StillDue")
+    waiting = wait_after_conflicts(situation)
     if waiting is not None:
         return waiting
-    fields, labels = merged(wanted(state, context), seen, kind.normalize)
+    fields, labels = merged(situation.compared.wanted, seen, kind.normalize)
     return new_action(state, context, "Update", fields, labels, purpose="Renew")

@@ -13,11 +13,9 @@ from msgspec.structs import replace
 
 from events.excerpt import some
 from events.log import REPEATED_DRIFT, DriftDetected, PathDrift, RetryScheduled
-from events.provider_config import ProviderConfigSpec
 from reconciler.resource.backoff import delay
-from reconciler.resource.difference import open_differences
-from reconciler.resource.state import ResourceState
-from reconciler.resource.turn import Context, Settled
+from reconciler.resource.situation import Situation
+from reconciler.resource.turn import Settled
 
 FIGHT_DRIFTS: Final = 3
 FIGHT_WINDOW: Final = timedelta(hours=1)
@@ -43,23 +41,21 @@ def with_drift(
     return tuple(recent.values())[-_MAX_PATHS:]
 
 
-def wait_in_fight(
-    state: ResourceState, context: Context, config: ProviderConfigSpec
-) -> RetryScheduled | None:
+def wait_in_fight(situation: Situation) -> RetryScheduled | None:
     """Let a repair wait if all that it would mend is fought about."""
-    fought = _fought(state, context)
-    if not fought or state.waits.is_fight:
+    fought = _fought(situation)
+    if not fought or situation.state.waits.is_fight:
         return None
-    resync = config.resync_seconds
-    retry = replace(config.retry, max_seconds=resync)
+    config, context = situation.config, situation.context
+    retry = replace(config.retry, max_seconds=config.resync_seconds)
     times = min(each.times for each in fought) - FIGHT_DRIFTS + 1
     wait = delay(retry, times, context.jitter)
     return RetryScheduled(context.now + wait, round(wait.total_seconds(), 3), REPEATED_DRIFT)
 
 
-def waiting_in_fight(state: ResourceState, context: Context) -> Settled | None:
+def waiting_in_fight(situation: Situation) -> Settled | None:
     """Report the fight that a repair waits for; None where something else has to be mended."""
-    fought = _fought(state, context)
+    fought = _fought(situation)
     if not fought:
         return None
     told = some([_told(each) for each in fought], "; ")
@@ -68,11 +64,11 @@ def waiting_in_fight(state: ResourceState, context: Context) -> Settled | None:
     )
 
 
-def _fought(state: ResourceState, context: Context) -> list[PathDrift]:
+def _fought(situation: Situation) -> list[PathDrift]:
     """Return the fights about all that differs; none if anything else differs, too."""
+    state, compared = situation.state, situation.compared
     known = {each.path: each for each in state.fights if each.times >= FIGHT_DRIFTS}
-    is_missing = state.observed.object is None
-    found = [MISSING] if is_missing else [each.path for each in open_differences(state, context)]
+    found = [MISSING] if compared.seen is None else [each.path for each in compared.differences]
     return [known[path] for path in found] if all(path in known for path in found) else []
 
 

@@ -11,14 +11,14 @@ from events.reference import Reference, filled, may_refer
 from events.secret import SecretRef
 from reconciler.errors import UnknownKindError
 from reconciler.provider.kind import Kind
+from reconciler.resource.situation import Situation
 from reconciler.resource.state import Desired, ResourceState, Spec
-from reconciler.resource.turn import NEVER_THERE, Context, Settled, Step, on_hold
+from reconciler.resource.turn import NEVER_THERE, Settled, Step, on_hold
 
 
-def resolve(spec: Spec, state: ResourceState, context: Context) -> Step | None:
+def resolve(spec: Spec, situation: Situation) -> Step | None:
     """Record what the references and secrets of a spec stand for; wait for what is not known."""
-    desired, kind = state.desired, context.kind
-    assert kind is not None
+    desired, kind, key = situation.state.desired, situation.kind, situation.context.key
     for reference in spec.references:
         waiting = _waiting_for(reference, desired)
         if waiting is not None:
@@ -26,10 +26,10 @@ def resolve(spec: Spec, state: ResourceState, context: Context) -> Step | None:
     for secret in spec.secrets:
         if not desired.secrets.get(secret):
             ref = SecretRef.at(secret)
-            label = ref.label(context.key.namespace)
+            label = ref.label(key.namespace)
             message = f"waits for secret {label}: {_why_missing(ref)}"
             return Settled("Waiting", "SecretMissing", message)
-    fields = filled(spec.fields, context.key.namespace, desired.targets, desired.secrets)
+    fields = filled(spec.fields, key.namespace, desired.targets, desired.secrets)
     if desired.resolved is not None and _is_outdated(kind, desired):
         return None  # this process has not read the newer definition yet
     try:
@@ -56,10 +56,9 @@ def _is_outdated(kind: Kind, desired: Desired) -> bool:
     )
 
 
-def compose(spec: Spec, state: ResourceState, context: Context) -> Step | None:
+def compose(spec: Spec, situation: Situation) -> Step | None:
     """Record what the object is made of, as things stand; None if that is recorded."""
-    kind, desired = context.kind, state.desired
-    assert kind is not None
+    desired, kind, context = situation.state.desired, situation.kind, situation.context
     assert kind.composes is not None
     for reference in spec.references:
         waiting = _waiting_for(reference, desired)
@@ -67,7 +66,7 @@ def compose(spec: Spec, state: ResourceState, context: Context) -> Step | None:
             return waiting
     if desired.resolved is not None and _is_outdated(kind, desired):
         return None  # this process has not read the newer definition yet
-    seen = state.observed.object if state.owned is not None else None
+    seen = situation.seen if situation.state.owned is not None else None
     digest = "" if kind.definition is None else kind.definition.digest
     fields, part = spec.fields, ""
     try:

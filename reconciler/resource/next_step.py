@@ -20,7 +20,7 @@ from events.log import (
 )
 from events.manifest import Policy
 from events.names import ResourceKey
-from events.provider_config import DeletionGuard, ProviderConfigSpec, is_config
+from events.provider_config import ProviderConfigSpec, is_config
 from reconciler.provider.kind import Kind, Readiness
 from reconciler.resource.api_health import standing_of_api
 from reconciler.resource.approval import approval_command
@@ -37,13 +37,10 @@ from reconciler.resource.attempt import (
 )
 from reconciler.resource.difference import (
     LABELS,
-    api_keeps_its_own,
-    labels_of,
+    Comparison,
     merged,
     needs_replacement,
-    open_differences,
     shown,
-    wanted,
 )
 from reconciler.resource.due import when_due
 from reconciler.resource.evolve import is_made_by
@@ -61,9 +58,6 @@ from reconciler.resource.observation import (
 from reconciler.resource.owner_label import OWNER_LABEL
 from reconciler.resource.ownership import (
     ClaimReason,
-    Evidence,
-    Verdict,
-    evidence,
     keepers,
     restoration,
     verdict,
@@ -77,6 +71,7 @@ from reconciler.resource.replacement import (
     replacement,
     retirement,
 )
+from reconciler.resource.situation import Situation
 from reconciler.resource.state import ResourceState, Spec
 from reconciler.resource.turn import NEVER_THERE, PAUSED, Context, Settled, Step, on_hold
 
@@ -86,7 +81,7 @@ _FIRST_LOOK = Settled(
 
 
 def next_step(  # noqa: C901, PLR0911, PLR0912 - the ladder: one guard a step
-    state: ResourceState, context: Context
+    state: ResourceState, context: Context, compared: Comparison
 ) -> Step:
     """Return the next event to record, or how the resource stands if there is nothing to do."""
     kind, desired = context.kind, state.desired
@@ -95,6 +90,8 @@ def next_step(  # noqa: C901, PLR0911, PLR0912 - the ladder: one guard a step
     config = context.configs.get(state.provider_config)
     if state.actions.in_flight is not None:
         flight = state.actions.in_flight
+        if flight.failed is None:  # nothing is decided before its attempt ends
+            return pursue(flight, state, context, config)
         blocked = _wrong_provider_meanwhile(flight.action.provider_config, state, context)
         forbidden = None if blocked else _forbidden_meanwhile(state, context, config)
         return pursue(flight, state, context, config, blocked, forbidden)
@@ -113,17 +110,18 @@ def next_step(  # noqa: C901, PLR0911, PLR0912 - the ladder: one guard a step
         return on_hold(Hold.PROVIDER_CONFIG_MISSING, missing)
     if config.provider != kind.provider:
         return _wrong_provider(state.provider_config, config, kind, state)
+    situation = Situation(state, context, kind, config, compared)
     # The second comes with the look that shows it, unless a crash has left half of that turn.
-    known = _known_again(state, context) or release_of_replaced(state)
+    known = _known_again(situation) or release_of_replaced(state)
     if known is not None:
         return known
     if is_paused(state):
-        return _found(state, context, config) or PAUSED
+        return _found(situation) or PAUSED
     if state.observed.doubted is not None and state.owned is not None:
         return _doubted(state.observed.doubted, state, context)
     is_waiting = state.waits.until is not None and not has_waited(state, context)
     if is_waiting and state.waits.is_fight:
-        fight = waiting_in_fight(state, context)
+        fight = waiting_in_fight(situation)
         if fight is not None:
             return fight
     elif is_waiting:
@@ -137,28 +135,17 @@ def next_step(  # noqa: C901, PLR0911, PLR0912 - the ladder: one guard a step
         reason, why = ("Waiting", "") if failure is None else (failure.error_class, failure.message)
         return Settled("Degraded", reason, why)
     if not desired.is_declared:
-        return _let_go(state, context, config)
-    assert desired.spec is not None
-    if desired.spec.policy.mode == "Absent" and state.owned is not None:
-        return _keep_away(state, context, config)
-    forbidden = use_not_permitted(state.provider_config, context, config)
-    if forbidden is not None:
-        return forbidden
-    if desired.spec.policy.mode == "Absent":
-        return _keep_away(state, context, config)
-    if kind.composes is not None:
-        forbidden = host_access_not_permitted(state, context, config)
-        if forbidden is not None:
-            return forbidden
-        composed = compose(desired.spec, state, context)
-        if composed is not None:
-            return composed
-    elif desired.spec.references or desired.spec.secrets or kind.definition is not None:
-        unresolved = resolve(desired.spec, state, context)
-        if unresolved is not None:
-            return unresolved
-    forbidden = host_access_not_permitted(state, context, config)
-    return forbidden or _keep_present(desired.spec, state, context, config)
+        return _let_go(situation)
+    spec = desired.spec
+    assert spec is not None
+    if spec.policy.mode == "Absent" and state.owned is not None:
+        return _remove(situation)
+    unmet = _unmet(spec, situation)
+    if unmet is not None:
+        return unmet
+    if spec.policy.mode == "Absent":
+        return _keep_away(spec, situation)
+    return _keep_present(spec, situation)
 
 
 # --- before anything is done
@@ -244,21 +231,21 @@ def _wrong_provider(
     )
 
 
-def _known_again(state: ResourceState, context: Context) -> OwnershipClaimed | None:
+def _known_again(situation: Situation) -> OwnershipClaimed | None:
     """Claim an object that the log knows: this is no action, so it is recorded under any policy.
 
     Either a listing missed an object of ours, or a call of ours created one that no event owns.
     """
-    seen = state.observed
-    found = seen.object
-    if state.owned is not None or found is None or found.uid is None or seen.taken_by:
+    state, found = situation.state, situation.seen
+    known = state.observed
+    if state.owned is not None or found is None or found.uid is None or known.taken_by:
         return None
-    if found.uid == seen.lost_uid:
-        return _claimed(found, "Returned", state, context)
-    if seen.was_let_go:
+    if found.uid == known.lost_uid:
+        return _claimed(found, "Returned", situation)
+    if known.was_let_go:
         return None  # a creation that is known later changes nothing of its release
     is_made_by_us = any(is_made_by(each, found) for each in state.actions.ended)
-    return _claimed(found, "Found", state, context) if is_made_by_us else None
+    return _claimed(found, "Found", situation) if is_made_by_us else None
 
 
 def _doubted(losses: LossCount, state: ResourceState, context: Context) -> Settled:
@@ -282,20 +269,36 @@ def _doubted(losses: LossCount, state: ResourceState, context: Context) -> Settl
 # --- declared: kept present, or kept away
 
 
-def _keep_present(
-    spec: Spec, state: ResourceState, context: Context, config: ProviderConfigSpec
-) -> Step:
-    seen, mode = state.observed.object, spec.policy.mode
+def _unmet(spec: Spec, situation: Situation) -> Step | None:
+    """Return what comes before the object: its permission, and the values of its inputs."""
+    state, context, config = situation.state, situation.context, situation.config
+    forbidden = use_not_permitted(state.provider_config, context, config)
+    if forbidden is not None or spec.policy.mode == "Absent":
+        return forbidden
+    if situation.kind.composes is not None:
+        # What is not permitted is not composed either: the host access is that of the spec.
+        return host_access_not_permitted(state, context, config) or compose(spec, situation)
+    if spec.references or spec.secrets or situation.kind.definition is not None:
+        unresolved = resolve(spec, situation)
+        if unresolved is not None:
+            return unresolved
+    # Here the host access is that of the resolved fields.
+    return host_access_not_permitted(state, context, config)
+
+
+def _keep_present(spec: Spec, situation: Situation) -> Step:
+    state, context, kind = situation.state, situation.context, situation.kind
+    seen, mode = situation.seen, spec.policy.mode
     if seen is None and state.owned is not None:
         return Settled("Degraded", AWAITING_READ, "waiting for the next read of the owned object")
     if seen is None:
-        return _make(spec, state, context, config)
-    unclear = _whose(spec.policy, seen, state, context, config)
+        return _make(spec, situation)
+    unclear = _whose(spec.policy, seen, situation)
     if unclear is not None:
         return unclear
-    found = open_differences(state, context)
+    found = situation.compared.differences
     if not found:
-        return _as_declared(seen, state, context, config)
+        return _as_declared(seen, spec, situation)
     if mode != "Present":
         return Settled(
             "Drifted", mode, f"drift not corrected (spec.policy.mode {mode}): {_described(found)}"
@@ -303,22 +306,21 @@ def _keep_present(
     rejected = settle_rejected(state)
     if rejected is not None:
         return rejected
-    if api_keeps_its_own(state, context):
+    if situation.compared.is_kept_by_the_api:
         keeps = "the API accepted the write but keeps " + _described(found)
         return Settled("Degraded", "NotAccepted", keeps)
-    waiting = wait_after_conflicts(state, context, config) or wait_in_fight(state, context, config)
+    waiting = wait_after_conflicts(situation) or wait_in_fight(situation)
     if waiting is not None:
         return waiting
-    assert context.kind is not None
-    if needs_replacement(found, context.kind):
-        return held_for_its_definition(state, config) or replacement(spec, seen, state, context)
-    fields, labels = merged(wanted(state, context), seen, context.kind.normalize)
-    held = held_for_its_data(fields, state, context) or held_for_its_parts(state, context, config)
+    if needs_replacement(found, kind):
+        return held_for_its_definition(situation) or replacement(spec, seen, situation)
+    fields, labels = merged(situation.compared.wanted, seen, kind.normalize)
+    held = held_for_its_data(fields, situation) or held_for_its_parts(situation)
     return held or new_action(state, context, "Update", fields, labels)
 
 
-def _make(spec: Spec, state: ResourceState, context: Context, config: ProviderConfigSpec) -> Step:
-    mode = spec.policy.mode
+def _make(spec: Spec, situation: Situation) -> Step:
+    state, context, mode = situation.state, situation.context, spec.policy.mode
     if mode == "ObserveOnly":
         return (
             _FIRST_LOOK
@@ -336,24 +338,20 @@ def _make(spec: Spec, state: ResourceState, context: Context, config: ProviderCo
     rejected = settle_rejected(state)
     if rejected is not None:
         return rejected
-    labels = labels_of(state, context)
-    waiting = wait_after_conflicts(state, context, config) or wait_in_fight(state, context, config)
+    labels = situation.compared.labels
+    waiting = wait_after_conflicts(situation) or wait_in_fight(situation)
     return waiting or new_action(
         state, context, "Create", state.desired.fields, labels, external_name=spec.external_name
     )
 
 
-def _as_declared(
-    seen: ExternalObject, state: ResourceState, context: Context, config: ProviderConfigSpec
-) -> Step:
+def _as_declared(seen: ExternalObject, spec: Spec, situation: Situation) -> Step:
     """Nothing differs; a label that shall not be put back may still be missing."""
-    is_expected = OWNER_LABEL in labels_of(state, context)
-    spec, kind = state.desired.spec, context.kind
-    assert spec is not None
-    assert kind is not None
+    state, kind = situation.state, situation.kind
+    is_expected = OWNER_LABEL in situation.compared.labels
     ready = kind.ready(state.desired.fields, seen)
     if kind.progress is not None:
-        noted = with_progress(ready, seen, state, context)
+        noted = with_progress(ready, seen, spec, situation)
         if not isinstance(noted, Readiness):
             return noted
         ready = noted
@@ -362,47 +360,37 @@ def _as_declared(
         stripped = "the log records ownership of the object, but the object lost its owner label"
         return Settled("Disputed", "LabelMissing", stripped, ready=ready)
     if state.retiring is not None and ready.is_ready and spec.policy.mode == "Present":
-        return retirement(state, context, config)
+        return retirement(situation)
     converged = Settled("Converged", "AsDeclared", ready=ready)
-    return when_due(seen, state, context, config, converged) if kind.due else converged
+    return when_due(seen, spec, situation, converged) if kind.due else converged
 
 
-def _whose(
-    policy: Policy,
-    seen: ExternalObject,
-    state: ResourceState,
-    context: Context,
-    config: ProviderConfigSpec,
-) -> Step | None:
+def _whose(policy: Policy, seen: ExternalObject, situation: Situation) -> Step | None:
     """Return what comes first where the log does not own the object, or another contradicts it."""
-    if state.owned is None and policy.mode != "ObserveOnly":
-        return _take_over(policy, seen, state, context, config)
-    if state.owned is None:
+    if situation.state.owned is None and policy.mode != "ObserveOnly":
+        return _take_over(policy, seen, situation)
+    if situation.state.owned is None:
         # What the object contains is the business of the namespace that has it.
-        if namespace_that_has(state, context):
-            return _taken(state, context)
-        return _found(state, context, config)
-    judged = verdict(evidence(seen, state, context, config), config.ownership)
+        if namespace_that_has(situation.state, situation.context):
+            return _taken(situation)
+        return _found(situation)
     # Writing our label over another's would be a fight, if its owner does the same.
-    return _disputed(judged, seen, context) if judged.owner == "disputed" else None
+    return _disputed(seen, situation) if situation.verdict.owner == "disputed" else None
 
 
-def _found(
-    state: ResourceState, context: Context, config: ProviderConfigSpec
-) -> OwnershipClaimed | Settled | None:
+def _found(situation: Situation) -> OwnershipClaimed | Settled | None:
     """Claim what a creation of ours has made, or ask whether one has: neither is an action."""
-    found = state.observed.object
+    state, found = situation.state, situation.seen
     if state.owned is not None or found is None or state.observed.taken_by:
         return None
-    said = evidence(found, state, context, config)
-    if verdict(said, config.ownership).claim == "Found":
-        return _claimed(found, "Found", state, context)
-    return _held_in_doubt(found, said, state, context)
+    if situation.verdict.claim == "Found":
+        return _claimed(found, "Found", situation)
+    return _held_in_doubt(found, situation)
 
 
-def _taken(state: ResourceState, context: Context) -> Settled:
+def _taken(situation: Situation) -> Settled:
     """Leave an object to the resource that has it, without a name from another namespace."""
-    whose = _without_namespace(state.observed.taken_by, state, context)
+    whose = _without_namespace(situation.state.observed.taken_by, situation)
     return Settled(
         "Conflict",
         "OwnedByAnother",
@@ -410,35 +398,31 @@ def _taken(state: ResourceState, context: Context) -> Settled:
     )
 
 
-def _without_namespace(resource: str, state: ResourceState, context: Context) -> str:
+def _without_namespace(resource: str, situation: Situation) -> str:
     """Name the resource that has the object, unless it is in another namespace."""
-    is_elsewhere = namespace_that_has(state, context)
+    is_elsewhere = namespace_that_has(situation.state, situation.context)
     return "a resource in another namespace" if is_elsewhere else resource
 
 
-def _take_over(
-    policy: Policy,
-    seen: ExternalObject,
-    state: ResourceState,
-    context: Context,
-    config: ProviderConfigSpec,
-) -> Step:
+def _take_over(policy: Policy, seen: ExternalObject, situation: Situation) -> Step:
     """An object of that name is there, and the log does not say that it is ours."""
+    state, context = situation.state, situation.context
     if state.observed.taken_by:
-        return _taken(state, context)
-    said = replace(evidence(seen, state, context, config), referenced=False)
-    judged = verdict(said, config.ownership)
+        return _taken(situation)
+    # What is declared may be relied on: a reference to it is no objection.
+    said = replace(situation.evidence, referenced=False)
+    claim = verdict(said, situation.config.ownership).claim
     is_old = state.observed.position < state.desired.position
-    may_be_ours = judged.claim is not None or policy.adoption == "Adopt"
+    may_be_ours = claim is not None or policy.adoption == "Adopt"
     if may_be_ours and is_old and not context.capabilities.conditional_writes:
         # Others may have written to it since, and nothing would keep us from undoing that.
         return Settled(
             "Degraded", AWAITING_READ, "Reconciler adopts the object after the next read"
         )
-    if judged.claim is not None:
-        return _claimed(seen, judged.claim, state, context)
+    if claim is not None:
+        return _claimed(seen, claim, situation)
     if policy.adoption != "Adopt":
-        held = _held_in_doubt(seen, said, state, context)
+        held = _held_in_doubt(seen, situation)
         if held is not None:
             return held
         whose = (
@@ -461,15 +445,11 @@ def _take_over(
     return OwnershipClaimed(seen.name, seen.uid, "Adopted", state.observed.provider_config)
 
 
-def _keep_away(state: ResourceState, context: Context, config: ProviderConfigSpec) -> Step:
-    """It is declared absent."""
-    spec, seen = state.desired.spec, state.observed.object
-    assert spec is not None
-    if state.owned is not None:
-        return _remove(state, context, config)
-    if seen is not None:
-        return _take_over(spec.policy, seen, state, context, config)
-    return _FIRST_LOOK if awaits_first_look(state) else Settled("Converged", "Absent")
+def _keep_away(spec: Spec, situation: Situation) -> Step:
+    """It is declared absent, and the log owns no object."""
+    if situation.seen is not None:
+        return _take_over(spec.policy, situation.seen, situation)
+    return _FIRST_LOOK if awaits_first_look(situation.state) else Settled("Converged", "Absent")
 
 
 def _described(found: tuple[FieldDifference, ...]) -> str:
@@ -481,10 +461,11 @@ def _described(found: tuple[FieldDifference, ...]) -> str:
 # --- not declared (any more): removed, released or left alone
 
 
-def _let_go(state: ResourceState, context: Context, config: ProviderConfigSpec) -> Step:
+def _let_go(situation: Situation) -> Step:
+    state = situation.state
     owned, holds = state.owned, state.holds
     if owned is None:
-        return _not_ours(state, context, config)
+        return _not_ours(situation)
     kept_for = keepers(holds.references, "Keep")
     if kept_for and not holds.release_forced:
         return on_hold(
@@ -497,15 +478,15 @@ def _let_go(state: ResourceState, context: Context, config: ProviderConfigSpec) 
     if state.retiring is not None:
         before = state.retiring
         if not (holds.orphan_forced or _policy(state).mode == "ObserveOnly"):
-            return retirement(state, context, config)  # that it goes was decided before
+            return retirement(situation)  # that it goes was decided before
         return OwnershipReleased(
             before.external_name, before.uid, "Orphaned", before.provider_config
         )
     if stays_in_the_api(state):
-        return _unlabel(state, context, config) or OwnershipReleased(
+        return _unlabel(situation) or OwnershipReleased(
             owned.external_name, owned.uid, "Orphaned", owned.provider_config
         )
-    return _remove(state, context, config)
+    return _remove(situation)
 
 
 def stays_in_the_api(state: ResourceState) -> bool:
@@ -520,29 +501,28 @@ def _policy(state: ResourceState) -> Policy:
     return Policy() if state.desired.spec is None else state.desired.spec.policy
 
 
-def _unlabel(
-    state: ResourceState, context: Context, config: ProviderConfigSpec
-) -> ActionDecided | None:
+def _unlabel(situation: Situation) -> ActionDecided | None:
     """Take our label off an object that stays: it would go on saying that the object is ours.
 
     None where there is nothing to take off, where nothing may be written, and where the API cannot
     or has refused: a label must not hold the release for ever.
     """
-    found, policy = state.observed.object, _policy(state)
-    if found is None or found.labels.get(OWNER_LABEL) != context.owner or context.kind is None:
+    state, context, kind = situation.state, situation.context, situation.kind
+    found, policy = situation.seen, _policy(state)
+    if found is None or found.labels.get(OWNER_LABEL) != context.owner:
         return None
-    if LABELS in context.kind.immutable:
+    if LABELS in kind.immutable:
         return None
     is_ours_to_write = not (state.holds.orphan_forced or state.observed.taken_by)
     if not is_ours_to_write or policy.mode == "ObserveOnly" or policy.paused:
         return None
     if state.waits.conflicts > MAX_CONFLICTS or is_refused(state):
         return None
-    if verdict(evidence(found, state, context, config), config.ownership).owner == "disputed":
+    if situation.verdict.owner == "disputed":
         return None
     labels = {name: value for name, value in found.labels.items() if name != OWNER_LABEL}
     # Everything else stays as it is, drift too: what nobody declares is not corrected.
-    return new_action(state, context, "Update", context.kind.normalize(found.fields), labels)
+    return new_action(state, context, "Update", kind.normalize(found.fields), labels)
 
 
 def _waiting_for_finalizers(state: ResourceState) -> Settled | None:
@@ -552,31 +532,27 @@ def _waiting_for_finalizers(state: ResourceState) -> Settled | None:
     return on_hold(Hold.FINALIZERS, f"waits for the removal of these finalizers: {holders}")
 
 
-def _not_ours(state: ResourceState, context: Context, config: ProviderConfigSpec) -> Step:
-    seen = state.observed
-    found = seen.object
+def _not_ours(situation: Situation) -> Step:
+    state, context, found = situation.state, situation.context, situation.seen
     if found is None:
         return Settled("Deleted", "Gone")
-    if seen.was_let_go:
+    if state.observed.was_let_go:
         return _orphaned(found, state, context)
-    if seen.taken_by:  # that one knows what shall become of it
-        whose = _without_namespace(seen.taken_by, state, context)
+    if state.observed.taken_by:  # that one knows what shall become of it
+        whose = _without_namespace(state.observed.taken_by, situation)
         return _never_ours(state) or Settled("Unowned", "Taken", f"the object belongs to {whose}")
-    said = evidence(found, state, context, config)
-    judged = verdict(said, config.ownership)
+    judged = situation.verdict
     if judged.claim in ("Returned", "Found"):
-        return _claimed(found, judged.claim, state, context)
+        return _claimed(found, judged.claim, situation)
     if judged.claim is not None:
-        guarded = _guarded(config.deletion_guard, state, context)
-        return (
-            guarded or _until_listed_again(state) or _claimed(found, judged.claim, state, context)
-        )
+        waiting = _guarded(situation) or _until_listed_again(state)
+        return waiting or _claimed(found, judged.claim, situation)
     if judged.owner == "disputed":
-        return _disputed(judged, found, context)
+        return _disputed(found, situation)
     reason, why = judged.reason, f"no {context.key.kind} declares the object"
     # Two kinds may list one API, as a kind that is defined over another one does.
     if named := labelled(found, context):
-        whose = _without_namespace(named, state, context)
+        whose = _without_namespace(named, situation)
         reason, why = "OwnedByAnother", f"the owner label of the object names {whose}"
         is_by_id = not context.capabilities.deterministic_names
         if is_by_id and ResourceKey.parse(named).kind == context.key.kind:
@@ -584,7 +560,7 @@ def _not_ours(state: ResourceState, context: Context, config: ProviderConfigSpec
             why += ", which does not own it"
             return Settled("Disputed", reason, f"{why}; Reconciler leaves it unchanged")
     left_alone = Settled("Unowned", reason, f"{why}; Reconciler leaves it unchanged")
-    return _held_in_doubt(found, said, state, context) or _never_ours(state) or left_alone
+    return _held_in_doubt(found, situation) or _never_ours(state) or left_alone
 
 
 def _orphaned(found: ExternalObject, state: ResourceState, context: Context) -> Settled:
@@ -633,8 +609,9 @@ def _until_listed_again(state: ResourceState) -> Settled | None:
     )
 
 
-def _guarded(guard: DeletionGuard, state: ResourceState, context: Context) -> Settled | None:
+def _guarded(situation: Situation) -> Settled | None:
     """Hold the object if too many would go with it, and nobody has approved that."""
+    state, guard = situation.state, situation.config.deletion_guard
     strays, total = state.observed.strays or 0, state.observed.total or 0
     if strays > 0 and guard.allows(strays, total):
         return None
@@ -645,7 +622,7 @@ def _guarded(guard: DeletionGuard, state: ResourceState, context: Context) -> Se
             return None
         later = f"{what}; the deletion is approved and happens after the next listing"
         return on_hold(Hold.DELETION_GUARD, later)
-    restored = restoration(context)
+    restored = restoration(situation.context)
     hint = f"; {restored}: repeat the declarations made after it" if restored else ""
     return on_hold(
         Hold.DELETION_GUARD,
@@ -657,25 +634,23 @@ def _guarded(guard: DeletionGuard, state: ResourceState, context: Context) -> Se
 # --- whichever it is
 
 
-def _claimed(
-    found: ExternalObject, reason: ClaimReason, state: ResourceState, context: Context
-) -> OwnershipClaimed:
+def _claimed(found: ExternalObject, reason: ClaimReason, situation: Situation) -> OwnershipClaimed:
     """Make an object that is there ours; its return may prove that the API shows it late."""
-    grace = raised_grace(state, context) if reason == "Returned" else 0.0
+    state = situation.state
+    grace = raised_grace(state, situation.context) if reason == "Returned" else 0.0
     place = state.observed.provider_config
     return OwnershipClaimed(found.name, found.uid, reason, place, grace_seconds=grace)
 
 
-def _held_in_doubt(
-    found: ExternalObject, said: Evidence, state: ResourceState, context: Context
-) -> Settled | None:
+def _held_in_doubt(found: ExternalObject, situation: Situation) -> Settled | None:
     """Hold an object without a mark that a creation in doubt may have created (ADR 0012)."""
+    context, said = situation.context, situation.evidence
     capabilities = context.capabilities
     if capabilities.idempotency_keys or not capabilities.deterministic_names:
         return None
     is_in_doubt = any(
         each.action.operation == "Create" and each.in_doubt and found.uid not in each.made
-        for each in state.actions.ended
+        for each in situation.state.actions.ended
     )
     if said.label != "nothing" or not said.uncertain or not is_in_doubt:
         return None
@@ -691,15 +666,16 @@ def _held_in_doubt(
     )
 
 
-def _disputed(judged: Verdict, found: ExternalObject, context: Context) -> Settled:
+def _disputed(found: ExternalObject, situation: Situation) -> Settled:
     """Report that the witnesses disagree, and that the object is left alone."""
+    judged = situation.verdict
     message = judged.message
     if judged.reason == "OwnedByAnother":
         message = (
             f"the owner label of the object is {found.labels[OWNER_LABEL]!r}; Reconciler leaves it "
             "unchanged"
         )
-    elif restored := _created_after_backup(found, context):
+    elif restored := _created_after_backup(found, situation.context):
         message += (
             f"; {restored}. To manage it, declare it with spec.policy.adoption: Adopt; to release "
             f"it, remove its label {OWNER_LABEL}; or delete it in the API"
@@ -715,24 +691,21 @@ def _created_after_backup(found: ExternalObject, context: Context) -> str:
     return f"{restored}, and the object may have been created after it"
 
 
-def _remove(state: ResourceState, context: Context, config: ProviderConfigSpec) -> Step:
+def _remove(situation: Situation) -> Step:
     """Delete what is ours, unless that is disputed, or a service is not finished with it."""
-    seen = state.observed
-    if seen.taken_by:
-        taken = f"the object also belongs to {seen.taken_by}; Reconciler leaves it unchanged"
+    state, context = situation.state, situation.context
+    taken_by = state.observed.taken_by
+    if taken_by:
+        taken = f"the object also belongs to {taken_by}; Reconciler leaves it unchanged"
         return Settled("Disputed", "OwnedByAnother", taken)
-    if seen.object is not None:
-        judged = verdict(evidence(seen.object, state, context, config), config.ownership)
-        if judged.owner == "disputed":
-            return _disputed(judged, seen.object, context)
+    if situation.seen is not None and situation.verdict.owner == "disputed":
+        return _disputed(situation.seen, situation)
     waiting = _waiting_for_finalizers(state)
     if waiting is not None:
         return waiting
     if state.waits.failure is not None and is_refused(state):
-        return delete_refused(state, context, config.retry, state.waits.failure.message)
-    held = held_for_its_data(None, state, context)
+        return delete_refused(situation, state.waits.failure.message)
+    held = held_for_its_data(None, situation)
     if held is not None:
         return held
-    return wait_after_conflicts(state, context, config) or new_action(
-        state, context, "Delete", {}, {}
-    )
+    return wait_after_conflicts(situation) or new_action(state, context, "Delete", {}, {})

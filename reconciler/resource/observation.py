@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import datetime, timedelta
 
 from msgspec.structs import replace
@@ -16,13 +16,12 @@ from events.log import (
     Action,
     DriftDetected,
     ExternalObserved,
-    FieldDifference,
     Operation,
     OwnershipClaimed,
     OwnershipReleased,
     ResourceEvent,
 )
-from reconciler.resource.difference import differences_from, is_applied, open_differences
+from reconciler.resource.difference import Comparison
 from reconciler.resource.owner_label import OWNER_LABEL, resource_of
 from reconciler.resource.ownership import is_obstacle
 from reconciler.resource.state import Owned, ResourceState
@@ -270,7 +269,7 @@ def _doubted(said: Observed, state: ResourceState, context: Context) -> AbsenceD
 
 
 def loss_and_drift(
-    command: Command, state: ResourceState, context: Context
+    command: Command, state: ResourceState, context: Context, compared: Comparison
 ) -> tuple[ResourceEvent, ...]:
     """Return, after a new look at the object, whether it is still ours and as we left it."""
     owned, seen, desired = state.owned, state.observed.object, state.desired
@@ -296,12 +295,10 @@ def loss_and_drift(
         is_marked = seen.labels.get(OWNER_LABEL) == context.owner and not is_written
         is_unclear = is_marked and is_unconfirmed(command, state, context)
         return (replace(replaced, unconfirmed=is_unclear),)
-    if not desired.is_declared or not is_applied(state, context):
+    if not desired.is_declared or not compared.is_applied or not compared.differences:
         return ()
-    found = open_differences(state, context)
-    if not found:
-        return ()
-    written = _in_doubt(state, owned, "Update", _explains(found, state, context))
+    written = _in_doubt(state, owned, "Update", _explains(compared))
+    found = compared.differences
     return (DriftDetected(desired.generation, differences=found, perhaps_by=written),)
 
 
@@ -374,14 +371,12 @@ def _has_lost_its_uid(command: Command, owned: Owned, seen: ExternalObject) -> b
     return is_refused and owned.uid is not None and seen.uid is None
 
 
-def _explains(
-    found: Sequence[FieldDifference], state: ResourceState, context: Context
-) -> Callable[[Action], bool]:
-    """Return the test whether a write would leave something of what is found, had it come last."""
+def _explains(compared: Comparison) -> Callable[[Action], bool]:
+    """Return the test whether a write would leave one of the differences, had it come last."""
 
     def explains(action: Action) -> bool:
         left = ExternalObject(action.external_name, action.fields, labels=action.labels)
-        return any(each in found for each in differences_from(left, state, context))
+        return any(each in compared.differences for each in compared.differences_from(left))
 
     return explains
 

@@ -10,21 +10,19 @@ from datetime import timedelta
 from events.external import ExternalObject
 from events.log import ProgressNoted
 from reconciler.provider.kind import STALLED, Readiness
-from reconciler.resource.state import ResourceState
-from reconciler.resource.turn import Context
+from reconciler.resource.situation import Situation
+from reconciler.resource.state import Spec
 
 
 def with_progress(
-    ready: Readiness, seen: ExternalObject, state: ResourceState, context: Context
+    ready: Readiness, seen: ExternalObject, spec: Spec, situation: Situation
 ) -> Readiness | ProgressNoted:
     """Return whether an object can be used, with its deadline; or the movement to note first.
 
     Whether the deadline is reached is read off the clock of the bus, as in `due`.
     """
-    known, now = state.progress, context.bus_time or context.now
-    spec, kind = state.desired.spec, context.kind
-    assert spec is not None
-    assert kind is not None
+    kind, context = situation.kind, situation.context
+    known, now = situation.state.progress, context.bus_time or context.now
     assert kind.progress is not None
     there = None if ready.is_ready else kind.progress(spec.fields, seen)
     if there is None:  # nothing is waited for

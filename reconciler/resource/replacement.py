@@ -8,63 +8,60 @@ from events.external import ExternalObject
 from events.hold import Hold
 from events.log import event_id
 from events.manifest import Fields
-from events.provider_config import ProviderConfigSpec
 from reconciler.resource.attempt import (
     delete_refused,
     is_refused,
     new_action,
     wait_after_conflicts,
 )
-from reconciler.resource.difference import labels_of
-from reconciler.resource.state import ResourceState, Spec
-from reconciler.resource.turn import Context, Settled, Step, on_hold
+from reconciler.resource.situation import Situation
+from reconciler.resource.state import Spec
+from reconciler.resource.turn import Settled, Step, on_hold
 
 
-def replacement(spec: Spec, seen: ExternalObject, state: ResourceState, context: Context) -> Step:
+def replacement(spec: Spec, seen: ExternalObject, situation: Situation) -> Step:
     """Have another object in the place of one that the API cannot change as it is wanted.
 
     The new one is made first where both can be there at once: it is made ready before the old one
     goes. Else the old one goes first; what is declared, and not there, is made anyway.
     """
+    state, context = situation.state, situation.context
     if state.observed.taken_by:
         return Settled(
             "Disputed", "OwnedByAnother", f"the object also belongs to {state.observed.taken_by}"
         )
-    held = held_for_its_data(None, state, context)
+    held = held_for_its_data(None, situation)
     if held is not None:
         return held
-    name = _second_name(spec, seen.name, state, context)
+    name = _second_name(spec, seen.name, situation)
     if name is None or state.retiring is not None:  # of three, the one that nobody wants goes
         return new_action(state, context, "Delete", {}, {}, purpose="Replace")
-    labels = labels_of(state, context)
     return new_action(
         state,
         context,
         "Create",
         state.desired.fields,
-        labels,
+        situation.compared.labels,
         purpose="Replace",
         external_name=name,
     )
 
 
-def retirement(state: ResourceState, context: Context, config: ProviderConfigSpec) -> Step:
+def retirement(situation: Situation) -> Step:
     """Remove what was replaced, once its replacement can be used, or nothing is wanted any more."""
+    state, context = situation.state, situation.context
     if state.waits.failure is not None and is_refused(state):
-        why = state.waits.failure.message
-        return delete_refused(state, context, config.retry, why, "Retire")
-    waiting = wait_after_conflicts(state, context, config)
+        return delete_refused(situation, state.waits.failure.message, "Retire")
+    waiting = wait_after_conflicts(situation)
     return waiting or new_action(state, context, "Delete", {}, {}, purpose="Retire")
 
 
-def held_for_its_data(
-    fields: Fields | None, state: ResourceState, context: Context
-) -> Settled | None:
+def held_for_its_data(fields: Fields | None, situation: Situation) -> Settled | None:
     """Hold what would lose data, unless a person has approved it; ``fields``: None to delete."""
-    seen, kind = state.observed.object, context.kind
-    if seen is None or kind is None or state.holds.approved == Hold.DATA_LOSS:
+    seen = situation.seen
+    if seen is None or situation.state.holds.approved == Hold.DATA_LOSS:
         return None
-    lost = kind.loses(fields, seen)
+    lost = situation.kind.loses(fields, seen)
     return (
         on_hold(
             Hold.DATA_LOSS,
@@ -75,16 +72,13 @@ def held_for_its_data(
     )
 
 
-def held_for_its_definition(state: ResourceState, config: ProviderConfigSpec) -> Settled | None:
+def held_for_its_definition(situation: Situation) -> Settled | None:
     """Hold a replacement that only a changed definition asks for, if it asks for too many."""
-    definition = state.desired.definition
-    if (
-        definition is None
-        or not definition.affected
-        or state.holds.approved == Hold.DEFINITION_GUARD
-    ):
+    definition = situation.state.desired.definition
+    is_approved = situation.state.holds.approved == Hold.DEFINITION_GUARD
+    if definition is None or not definition.affected or is_approved:
         return None
-    guard = config.deletion_guard
+    guard = situation.config.deletion_guard
     if guard.allows(definition.affected, definition.total):
         return None
     return on_hold(
@@ -96,15 +90,13 @@ def held_for_its_definition(state: ResourceState, config: ProviderConfigSpec) ->
     )
 
 
-def held_for_its_parts(
-    state: ResourceState, context: Context, config: ProviderConfigSpec
-) -> Settled | None:
+def held_for_its_parts(situation: Situation) -> Settled | None:
     """Hold a content that would withdraw too many of the resources that an object is made of."""
-    seen, kind = state.observed.object, context.kind
-    if seen is None or kind is None or state.holds.approved == Hold.PRUNE_GUARD:
+    seen, state = situation.seen, situation.state
+    if seen is None or state.holds.approved == Hold.PRUNE_GUARD:
         return None
-    removed, total, by = kind.removes(state.desired.fields, seen)
-    guard = config.deletion_guard
+    removed, total, by = situation.kind.removes(state.desired.fields, seen)
+    guard = situation.config.deletion_guard
     if guard.allows(removed, total):
         return None
     return on_hold(
@@ -115,12 +107,12 @@ def held_for_its_parts(
     )
 
 
-def _second_name(spec: Spec, taken: str, state: ResourceState, context: Context) -> str | None:
+def _second_name(spec: Spec, taken: str, situation: Situation) -> str | None:
     """Name a replacement that stands beside its predecessor; None where none can."""
-    kind = context.kind
-    assert kind is not None
+    kind, context = situation.kind, situation.context
     if not context.capabilities.deterministic_names:
         return taken  # the API makes the ids: two may have one name
-    tail = hashlib.blake2b(event_id(context.key, state.version + 1).encode(), digest_size=4)
+    event = event_id(context.key, situation.state.version + 1)
+    tail = hashlib.blake2b(event.encode(), digest_size=4)
     name = f"{spec.external_name}-{tail.hexdigest()}"
     return name if kind.has_second_name and kind.name_problem(name) is None else None

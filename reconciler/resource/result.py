@@ -23,6 +23,7 @@ from events.log import (
 )
 from reconciler.resource.approval import approval_command
 from reconciler.resource.attempt import find, find_in_the_way
+from reconciler.resource.difference import Comparison
 from reconciler.resource.next_step import next_step
 from reconciler.resource.observation import is_unconfirmed
 from reconciler.resource.owner_label import OWNER_LABEL
@@ -325,7 +326,8 @@ def _held_unless_claimed(
     if found is not None:
         seen = replace(state.observed, object=found, provider_config=place)
         idle = replace(state.actions, in_flight=None)
-        step = next_step(replace(state, actions=idle, observed=seen), context)
+        shown = replace(state, actions=idle, observed=seen)
+        step = next_step(shown, context, Comparison.of(shown, context))
         if isinstance(step, OwnershipClaimed):
             return failed
     return ActionHeld(failed.action_id, _question(found, context), found)

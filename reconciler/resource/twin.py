@@ -68,10 +68,8 @@ def newer_action(found: ExternalObject, spaces: KeySpaces, known_version: int) -
     return None
 
 
-def unless_twin(step: Step, context: Context) -> Step:
+def unless_twin(step: ActionDecided | ActionRetried, context: Context) -> Step:
     """Return the step, or how the resource stands while nothing may be written to its API."""
-    if not isinstance(step, (ActionDecided, ActionRetried)):
-        return step
     name = step.action.provider_config
     hold = context.twins.get(name)
     if hold is None or not hold.is_held:

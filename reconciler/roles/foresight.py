@@ -54,7 +54,7 @@ from projections.read_models import ReadModels
 from reconciler.ports import EventLog
 from reconciler.provider.kind import KindRegistry
 from reconciler.resource.decide import decide
-from reconciler.resource.difference import changes
+from reconciler.resource.difference import Comparison
 from reconciler.resource.foresight import (
     PartChange,
     expected_report,
@@ -300,7 +300,7 @@ class Foresight:
 
     def _foreseen(self, mine: ForeseenResource, action: Action) -> ForeseenAction:
         approved, mine.is_approved = mine.is_approved, False
-        found = changes(action, mine.state, self._context(mine.key))
+        found = Comparison.of(mine.state, self._context(mine.key)).changes(action)
         parts, is_step = self._parts(mine, action)
         return ForeseenAction(action, found, needs_approval=approved, parts=parts, goes_on=is_step)
 

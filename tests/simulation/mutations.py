@@ -492,13 +492,11 @@ def _a_delete_ignores_the_uid(patch: Patch) -> None:
 
 
 def _what_is_not_ours_is_removed(patch: Patch) -> None:
-    def not_ours(state: Any, context: Any, config: Any) -> Any:
-        if state.observed.object is None:
-            return _really_not_ours(state, context, config)
-        found = state.observed.object
-        return OwnershipClaimed(
-            found.name, found.uid, "ExclusiveScope", state.observed.provider_config
-        )
+    def not_ours(situation: Any) -> Any:
+        found, place = situation.seen, situation.state.observed.provider_config
+        if found is None:
+            return _really_not_ours(situation)
+        return OwnershipClaimed(found.name, found.uid, "ExclusiveScope", place)
 
     patch.setattr(next_step, "_not_ours", not_ours)
 
@@ -507,17 +505,17 @@ _really_not_ours: Any = next_step._not_ours  # pyright: ignore[reportPrivateUsag
 
 
 def _everything_is_adopted(patch: Patch) -> None:
-    def take_over(_policy: Any, found: ExternalObject, state: Any, *_: Any) -> Any:
-        return OwnershipClaimed(found.name, found.uid, "Adopted", state.observed.provider_config)
+    def take_over(_policy: Any, found: ExternalObject, situation: Any) -> Any:
+        place = situation.state.observed.provider_config
+        return OwnershipClaimed(found.name, found.uid, "Adopted", place)
 
     patch.setattr(next_step, "_take_over", take_over)
 
 
 def _withdrawn_objects_are_forgotten(patch: Patch) -> None:
-    def forget(state: Any, _context: Any, _config: Any) -> Any:
-        return OwnershipReleased(
-            state.owned.external_name, state.owned.uid, "Gone", state.owned.provider_config
-        )
+    def forget(situation: Any) -> Any:
+        owned = situation.state.owned
+        return OwnershipReleased(owned.external_name, owned.uid, "Gone", owned.provider_config)
 
     patch.setattr(next_step, "_remove", forget)
 

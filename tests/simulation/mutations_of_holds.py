@@ -105,7 +105,7 @@ def _approvals_lift_nothing(patch: Patch) -> None:
 
 
 def _approval_not_asked_for(patch: Patch) -> None:
-    def unless_approved(step: Any, _state: Any, _context: Any) -> Any:
+    def unless_approved(step: Any, *_: Any) -> Any:
         return step
 
     patch.setattr(decide, "unless_approved", unless_approved)
@@ -135,13 +135,11 @@ def _declared_resources_released_by_force(patch: Patch) -> None:
 def _strangers_adopted_where_absence_is_declared(patch: Patch) -> None:
     """What is declared absent is removed, whosever it is."""
 
-    def keep_away(state: Any, context: Any, config: Any) -> Any:
-        found = state.observed.object
-        if state.owned is None and found is not None:
-            return OwnershipClaimed(
-                found.name, found.uid, "Adopted", state.observed.provider_config
-            )
-        return _really_keep_away(state, context, config)
+    def keep_away(spec: Any, situation: Any) -> Any:
+        found, place = situation.seen, situation.state.observed.provider_config
+        if found is not None:
+            return OwnershipClaimed(found.name, found.uid, "Adopted", place)
+        return _really_keep_away(spec, situation)
 
     patch.setattr(next_step, "_keep_away", keep_away)
 

@@ -9,13 +9,13 @@ from msgspec.structs import replace
 
 from events.intake import TargetState
 from events.kind_definition import DefinitionRef
-from events.provider_config import ProviderConfigSpec
 from events.reference import Reference
 from projections.status import StatusRow
 from reconciler.ports import IntakeMessageOut
 from reconciler.provider.secrets import Secrets
 from reconciler.resource import inputs, next_step, replacement
-from reconciler.resource.state import Desired, ResourceState
+from reconciler.resource.situation import Situation
+from reconciler.resource.state import Desired
 from reconciler.resource.turn import Settled
 from reconciler.roles import providers, references, sweeper
 from reconciler.roles.reference_index import NamedSecret
@@ -129,7 +129,7 @@ def _a_new_definition_reaches_nobody(patch: Patch) -> None:
 
 
 def _a_new_definition_passes_no_guard(patch: Patch) -> None:
-    def never(_state: ResourceState, _config: ProviderConfigSpec) -> Settled | None:
+    def never(_situation: Situation) -> Settled | None:
         return None
 
     for module in (replacement, next_step):

@@ -16,7 +16,8 @@ from projections.status import StatusRow
 from reconciler.provider import Capabilities
 from reconciler.provider.kind import READY, Readiness
 from reconciler.resource import attempt, due, next_step, result
-from reconciler.resource.state import ResourceState
+from reconciler.resource.situation import Situation
+from reconciler.resource.state import Spec
 from reconciler.resource.turn import Context, Settled, Step
 from reconciler.roles.object_reads import ObjectReads
 from reconciler.roles.sweeper import Sweeper
@@ -28,11 +29,7 @@ from tests.simulation.provider import SimulatedProvider
 
 def _nothing_is_ever_due(patch: Patch) -> None:
     def never(
-        _seen: ExternalObject,
-        _state: ResourceState,
-        _context: Context,
-        _config: ProviderConfigSpec,
-        otherwise: Settled,
+        _seen: ExternalObject, _spec: Spec, _situation: Situation, otherwise: Settled
     ) -> Step:
         return otherwise
 
@@ -43,13 +40,10 @@ def _due_by_the_deciders_own_clock(patch: Patch) -> None:
     really = due.when_due
 
     def when_due(
-        seen: ExternalObject,
-        state: ResourceState,
-        context: Context,
-        config: ProviderConfigSpec,
-        otherwise: Settled,
+        seen: ExternalObject, spec: Spec, situation: Situation, otherwise: Settled
     ) -> Step:
-        return really(seen, state, replace(context, bus_time=None), config, otherwise)
+        without = replace(situation.context, bus_time=None)
+        return really(seen, spec, dataclasses.replace(situation, context=without), otherwise)
 
     patch.setattr(next_step, "when_due", when_due)
 
@@ -76,14 +70,11 @@ def _always_ready(_fields: Fields, _shown: ExternalObject) -> Readiness:
 def _what_was_replaced_does_not_wait_for_the_new_one(patch: Patch) -> None:
     really: Any = vars(next_step)["_as_declared"]
 
-    def as_declared(
-        seen: ExternalObject, state: ResourceState, context: Context, config: ProviderConfigSpec
-    ) -> Step:
-        assert context.kind is not None
-        always = dataclasses.replace(context.kind, ready=_always_ready)
-        if state.retiring is not None:
-            context = replace(context, kind=always)
-        return really(seen, state, context, config)
+    def as_declared(seen: ExternalObject, spec: Spec, situation: Situation) -> Step:
+        always = dataclasses.replace(situation.kind, ready=_always_ready)
+        if situation.state.retiring is not None:
+            situation = dataclasses.replace(situation, kind=always)
+        return really(seen, spec, situation)
 
     patch.setattr(next_step, "_as_declared", as_declared)
 
@@ -91,11 +82,9 @@ def _what_was_replaced_does_not_wait_for_the_new_one(patch: Patch) -> None:
 def _readiness_is_told_once(patch: Patch) -> None:
     really: Any = vars(next_step)["_as_declared"]
 
-    def as_declared(
-        seen: ExternalObject, state: ResourceState, context: Context, config: ProviderConfigSpec
-    ) -> Step:
-        step = really(seen, state, context, config)
-        last = state.outcome
+    def as_declared(seen: ExternalObject, spec: Spec, situation: Situation) -> Step:
+        step = really(seen, spec, situation)
+        last = situation.state.outcome
         if isinstance(step, Settled) and last is not None and last.outcome == "Converged":
             told = next(each for each in last.conditions if each.type == "Ready")
             return replace(step, ready=Readiness(told.status == "True", told.reason, told.message))
