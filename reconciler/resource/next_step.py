@@ -248,6 +248,28 @@ def _known_again(situation: Situation) -> OwnershipClaimed | None:
     return _claimed(found, "Found", situation) if is_made_by_us else None
 
 
+def would_claim(found: ExternalObject, place: str, state: ResourceState, context: Context) -> bool:
+    """Return whether an object that a creation has met becomes ours, whoever created it.
+
+    It does not have our owner label, which would show that we created it. Undeclared objects are
+    not claimed at once: the deletion guard and the next listing come first.
+    """
+    kind, config, spec = context.kind, context.configs.get(place), state.desired.spec
+    if kind is None or config is None or config.provider != kind.provider:
+        return False
+    if state.owned is not None:
+        return False
+    compared = Comparison(state.desired, state.owned, found, context)
+    situation = Situation(state, context, kind, config, compared)
+    if _known_again(situation) is not None:
+        return True
+    if not state.desired.is_declared or spec is None or is_paused(state):
+        return False
+    if spec.policy.mode == "ObserveOnly" or _unmet(spec, situation) is not None:
+        return False
+    return isinstance(_take_over(spec.policy, found, situation), OwnershipClaimed)
+
+
 def _doubted(losses: LossCount, state: ResourceState, context: Context) -> Settled:
     """Too many of our objects are missing at once: nothing is done before people are asked."""
     config = state.provider_config

@@ -18,13 +18,11 @@ from events.log import (
     ActionSucceeded,
     Effect,
     FoundBy,
-    OwnershipClaimed,
     ResourceEvent,
 )
 from reconciler.resource.approval import approval_command
 from reconciler.resource.attempt import find, find_in_the_way
-from reconciler.resource.difference import Comparison
-from reconciler.resource.next_step import next_step
+from reconciler.resource.next_step import would_claim
 from reconciler.resource.observation import is_unconfirmed
 from reconciler.resource.owner_label import OWNER_LABEL
 from reconciler.resource.state import Ended, InFlight, ResourceState
@@ -323,13 +321,8 @@ def _held_unless_claimed(
 ) -> ResourceEvent:
     """Ask a person whose an object is, unless it becomes ours whoever made it."""
     found, place = failed.object, flight.action.provider_config
-    if found is not None:
-        seen = replace(state.observed, object=found, provider_config=place)
-        idle = replace(state.actions, in_flight=None)
-        shown = replace(state, actions=idle, observed=seen)
-        step = next_step(shown, context, Comparison.of(shown, context))
-        if isinstance(step, OwnershipClaimed):
-            return failed
+    if found is not None and would_claim(found, place, state, context):
+        return failed
     return ActionHeld(failed.action_id, _question(found, context), found)
 
 
