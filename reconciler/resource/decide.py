@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from msgspec.structs import replace
-
 from events.intake import (
     Answer,
     ApiReported,
@@ -77,9 +75,8 @@ def decide(state: ResourceState, commands: Sequence[Command], context: Context) 
     answers: list[Answer | None] = []
     repeats: list[Command] = []
     for command in commands:
-        facts = _otherwise_than_planned(command, history.state, context) or facts_of(
-            command, history.state, context
-        )
+        facts = facts_of(command, history.state, context)
+        facts = _unless_outdated(facts, command, history.state, context)
         history.record(facts.events, command)
         if facts.shows_object:
             found = observation.loss_and_drift(command, history.state, context, history.compared)
@@ -142,26 +139,28 @@ def facts_of(  # noqa: C901, PLR0911, PLR0912 - one exhaustive match
             return NOTHING_NEW  # a hint: that the resource is looked at is all it does
 
 
-def _otherwise_than_planned(
-    command: Command, state: ResourceState, context: Context
-) -> Facts | None:
-    """Refuse a declaration of which something else would come than its sender has planned."""
+def _unless_outdated(
+    facts: Facts, command: Command, state: ResourceState, context: Context
+) -> Facts:
+    """Return the facts, or refuse a declaration whose result would differ from its plan."""
     said = command.data
     if not isinstance(said, Declared) or said.plan is None or is_handled(command, state):
-        return None
-    turn = decide(state, [replace(command, data=replace(said, plan=None))], context)
-    (answer,) = turn.answers
-    if answer is None or not answer.accepted:
-        return None  # it is refused for a better reason
+        return facts
+    if facts.answer is None or not facts.answer.accepted:
+        return facts  # it is refused for a better reason
     if state.version != said.plan.version:
         moved = (
             f"the plan is for version {said.plan.version}, but the resource is at version "
             f"{state.version}"
         )
         return refused(state, command, PLAN_OUTDATED, f"{moved}; plan again")
-    if turn_digest(turn.events) == said.plan.digest:
-        return None
-    now = ", ".join(_told(each) for each in turn.events) or "nothing"
+    expected = _History(state, context)
+    expected.record(facts.events, command)
+    if context.begins:
+        _take_steps(expected, command)
+    if turn_digest(expected.events) == said.plan.digest:
+        return facts
+    now = ", ".join(_told(each) for each in expected.events) or "nothing"
     otherwise = f"the result would now differ from the plan ({now}); plan again"
     return refused(state, command, PLAN_OUTDATED, otherwise)
 
