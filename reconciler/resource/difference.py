@@ -109,6 +109,13 @@ class Comparison:
         return is_same_object and state.desired is self.desired and state.owned is self.owned
 
     @cached_property
+    def is_replaced(self) -> bool:
+        """Whether another object, by its uid, has the place of the owned one."""
+        if self.owned is None or self.owned.uid is None or self.seen is None:
+            return False
+        return self.seen.uid not in (None, self.owned.uid)
+
+    @cached_property
     def labels(self) -> dict[str, str]:
         """The labels that the object should carry: the declared ones, and our owner label.
 

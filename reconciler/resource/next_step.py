@@ -53,7 +53,6 @@ from reconciler.resource.observation import (
     labelled,
     namespace_that_has,
     raised_grace,
-    release_of_replaced,
 )
 from reconciler.resource.owner_label import OWNER_LABEL
 from reconciler.resource.ownership import (
@@ -111,10 +110,13 @@ def next_step(  # noqa: C901, PLR0911, PLR0912 - the ladder: one guard a step
     if config.provider != kind.provider:
         return _wrong_provider(state.provider_config, config, kind, state)
     situation = Situation(state, context, kind, config, compared)
-    # The second comes with the look that shows it, unless a crash has left half of that turn.
-    known = _known_again(situation) or release_of_replaced(state)
+    known = _known_again(situation)
     if known is not None:
         return known
+    if state.owned is not None and compared.is_replaced:
+        # The look that shows it records this, unless a crash has left half of that turn.
+        place = (state.owned.external_name, state.owned.uid)
+        return OwnershipReleased(*place, "Replaced", state.owned.provider_config)
     if is_paused(state):
         return _found(situation) or PAUSED
     if state.observed.doubted is not None and state.owned is not None:

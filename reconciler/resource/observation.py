@@ -6,8 +6,6 @@ import math
 from collections.abc import Callable
 from datetime import datetime, timedelta
 
-from msgspec.structs import replace
-
 from events.external import ExternalObject, same_content
 from events.hold import Hold
 from events.intake import Observed, Reported
@@ -287,14 +285,12 @@ def loss_and_drift(
         deleted = _in_doubt(state, owned, "Delete", lambda _action: True)
         drift = DriftDetected(desired.generation, missing=True, perhaps_by=deleted)
         return (drift, gone)
-    replaced = release_of_replaced(state)
-    if replaced is None and _has_lost_its_uid(command, owned, seen):
-        replaced = OwnershipReleased(*place, "Replaced", owned.provider_config)
-    if replaced is not None:
+    if compared.is_replaced or _has_lost_its_uid(command, owned, seen):
         is_written = isinstance(command.data, Reported) and command.data.error is None
         is_marked = seen.labels.get(OWNER_LABEL) == context.owner and not is_written
         is_unclear = is_marked and is_unconfirmed(command, state, context)
-        return (replace(replaced, unconfirmed=is_unclear),)
+        config = owned.provider_config
+        return (OwnershipReleased(*place, "Replaced", config, unconfirmed=is_unclear),)
     if not desired.is_declared or not compared.is_applied or not compared.differences:
         return ()
     written = _in_doubt(state, owned, "Update", _explains(compared))
@@ -348,15 +344,6 @@ def raised_grace(state: ResourceState, context: Context) -> float:
     lag = state.observed.lost_after_seconds
     known = context.grace_seconds(state.provider_config, state)
     return float(math.ceil(2 * lag)) if known < 2 * lag and lag <= MAX_LAG_SECONDS else 0.0
-
-
-def release_of_replaced(state: ResourceState) -> OwnershipReleased | None:
-    """Let go what is not there any more, as another object has its place."""
-    owned, seen = state.owned, state.observed.object
-    if owned is None or owned.uid is None or seen is None or seen.uid in (None, owned.uid):
-        return None
-    place = (owned.external_name, owned.uid)
-    return OwnershipReleased(*place, "Replaced", owned.provider_config)
 
 
 def _has_lost_its_uid(command: Command, owned: Owned, seen: ExternalObject) -> bool:
