@@ -71,7 +71,7 @@ from reconciler.resource.replacement import (
     retirement,
 )
 from reconciler.resource.situation import Situation
-from reconciler.resource.state import ResourceState, Spec
+from reconciler.resource.state import InFlight, ResourceState, Spec
 from reconciler.resource.turn import NEVER_THERE, PAUSED, Context, Settled, Step, on_hold
 
 _FIRST_LOOK = Settled(
@@ -82,69 +82,64 @@ _FIRST_LOOK = Settled(
 def next_step(  # noqa: C901, PLR0911, PLR0912 - the ladder: one guard a step
     state: ResourceState, context: Context, compared: Comparison
 ) -> Step:
-    """Return the next event to record, or how the resource stands if there is nothing to do."""
+    """Return the next event to record, or how the resource stands if there is nothing to do.
+
+    The order of the guards is behavior: the line above each says why it stands where it stands.
+    """
     kind, desired = context.kind, state.desired
+    # First: without an object there is no API and no action, which all the others are about.
     if kind is not None and not kind.is_external:
         return _in_the_log_alone(state, context)
+    # Before all that begins something: a call that may have been made is pursued to its end, also
+    # after a withdrawal, and while its kind or configuration is missing.
     config = context.configs.get(state.provider_config)
     if state.actions.in_flight is not None:
-        flight = state.actions.in_flight
-        if flight.failed is None:  # nothing is decided before its attempt ends
-            return pursue(flight, state, context, config)
-        blocked = _wrong_provider_meanwhile(flight.action.provider_config, state, context)
-        forbidden = None if blocked else _forbidden_meanwhile(state, context, config)
-        return pursue(flight, state, context, config, blocked, forbidden)
+        return _pursued(state.actions.in_flight, state, context, config)
+    # Before the kind and the configuration: where nothing is left, neither is needed any more.
     if not desired.is_declared and state.observed.object is None and state.owned is None:
-        return _nothing_left(state)  # whether its API is known does not matter any more
+        return _nothing_left(state)
+    # Before the configuration: the kind says which provider that must have.
     if kind is None:
-        return on_hold(
-            Hold.UNKNOWN_KIND,
-            (
-                f"kind {context.key.kind!r} is not registered; install its package, or declare its "
-                "KindDefinition"
-            ),
-        )
+        return _unknown_kind(context)
+    # Before everything below: it reads the ownership, the guards or the back-off of this API.
     if config is None:
         missing = f"ProviderConfig {state.provider_config!r} is not declared; declare it"
         return on_hold(Hold.PROVIDER_CONFIG_MISSING, missing)
+    # Before ownership: what another provider's API shows under the name proves nothing.
     if config.provider != kind.provider:
         return _wrong_provider(state.provider_config, config, kind, state)
     situation = Situation(state, context, kind, config, compared)
+    # Before the pause, waits and holds: it only records what is known, under any policy.
     known = _known_again(situation)
     if known is not None:
         return known
+    # The same; the look that shows it records it, unless a crash has left half of that turn.
     if state.owned is not None and compared.is_replaced:
-        # The look that shows it records this, unless a crash has left half of that turn.
         place = (state.owned.external_name, state.owned.uid)
         return OwnershipReleased(*place, "Replaced", state.owned.provider_config)
+    # Before holds and waits: a paused resource takes no action that they could keep back.
     if is_paused(state):
         return _found(situation) or PAUSED
+    # Before the withdrawal: this may be the wrong API. Before the waits: no time ends the doubt.
     if state.observed.doubted is not None and state.owned is not None:
         return _doubted(state.observed.doubted, state, context)
-    is_waiting = state.waits.until is not None and not has_waited(state, context)
-    if is_waiting and state.waits.is_fight:
-        fight = waiting_in_fight(situation)
-        if fight is not None:
-            return fight
-    elif is_waiting:
-        failure = state.waits.failure
-        if failure is None and state.due is not None and state.due.is_written:
-            late = (
-                "the object was written again, but is still due for renewal (since "
-                f"{state.due.due:%Y-%m-%dT%H:%M:%SZ})"
-            )
-            return Settled("Degraded", "StillDue", late)
-        reason, why = ("Waiting", "") if failure is None else (failure.error_class, failure.message)
-        return Settled("Degraded", reason, why)
+    # Before all that calls the API, a deletion too: its last calls failed, or were overwritten.
+    waiting = _waiting(situation)
+    if waiting is not None:
+        return waiting
+    # Before permission and inputs: neither keeps an object that is not declared any more.
     if not desired.is_declared:
         return _let_go(situation)
     spec = desired.spec
     assert spec is not None
+    # Before permission too: a deletion needs none.
     if spec.policy.mode == "Absent" and state.owned is not None:
         return _remove(situation)
+    # Before an object is taken over or compared: its content depends on the inputs.
     unmet = _unmet(spec, situation)
     if unmet is not None:
         return unmet
+    # Behind permission: an object that the log does not own is taken over before it is deleted.
     if spec.policy.mode == "Absent":
         return _keep_away(spec, situation)
     return _keep_present(spec, situation)
@@ -195,6 +190,17 @@ def _nothing_left(state: ResourceState) -> Settled:
     return Settled("Deleted", "GoneByOthers")
 
 
+def _pursued(
+    flight: InFlight, state: ResourceState, context: Context, config: ProviderConfigSpec | None
+) -> Step:
+    """Bring the action in flight to its end, with what may have changed since it was decided."""
+    if flight.failed is None:  # nothing is decided before its attempt ends
+        return pursue(flight, state, context, config)
+    blocked = _wrong_provider_meanwhile(flight.action.provider_config, state, context)
+    forbidden = None if blocked else _forbidden_meanwhile(flight, state, context, config)
+    return pursue(flight, state, context, config, blocked, forbidden)
+
+
 def _wrong_provider_meanwhile(name: str, state: ResourceState, context: Context) -> Settled | None:
     """Hold an action whose configuration became one of another provider after it was decided."""
     kind, config = context.kind, context.configs.get(name)
@@ -204,17 +210,24 @@ def _wrong_provider_meanwhile(name: str, state: ResourceState, context: Context)
 
 
 def _forbidden_meanwhile(
-    state: ResourceState, context: Context, config: ProviderConfigSpec | None
+    flight: InFlight, state: ResourceState, context: Context, config: ProviderConfigSpec | None
 ) -> Settled | None:
     """Hold the repetition of a write whose permission has ended; deletions need none."""
-    flight = state.actions.in_flight
-    if config is None or flight is None or flight.action.operation == "Delete":
+    if config is None or flight.action.operation == "Delete":
         return None
     if not state.desired.is_declared:
         return None
     return use_not_permitted(
         flight.action.provider_config, context, config
     ) or host_access_not_permitted(state, context, config)
+
+
+def _unknown_kind(context: Context) -> Settled:
+    return on_hold(
+        Hold.UNKNOWN_KIND,
+        f"kind {context.key.kind!r} is not registered; install its package, or declare its "
+        "KindDefinition",
+    )
 
 
 def _wrong_provider(
@@ -290,6 +303,25 @@ def _doubted(losses: LossCount, state: ResourceState, context: Context) -> Settl
     )
 
 
+def _waiting(situation: Situation) -> Settled | None:
+    """Report the wait after a failure, a conflict or a fight, as long as it lasts."""
+    state = situation.state
+    if state.waits.until is None or has_waited(state, situation.context):
+        return None
+    if state.waits.is_fight:
+        return waiting_in_fight(situation)
+    failure = state.waits.failure
+    if failure is not None:
+        return Settled("Degraded", failure.error_class, failure.message)
+    if state.due is not None and state.due.is_written:
+        late = (
+            "the object was written again, but is still due for renewal (since "
+            f"{state.due.due:%Y-%m-%dT%H:%M:%SZ})"
+        )
+        return Settled("Degraded", "StillDue", late)
+    return Settled("Degraded", "Waiting")
+
+
 # --- declared: kept present, or kept away
 
 
@@ -313,26 +345,32 @@ def _unmet(spec: Spec, situation: Situation) -> Step | None:
 def _keep_present(spec: Spec, situation: Situation) -> Step:
     state, context, kind = situation.state, situation.context, situation.kind
     seen, mode = situation.seen, spec.policy.mode
+    # Before the creation: nothing has proven the absence of what the log owns.
     if seen is None and state.owned is not None:
         return Settled("Degraded", AWAITING_READ, "waiting for the next read of the owned object")
     if seen is None:
         return _make(spec, situation)
+    # Before the comparison: the content of what is not ours is no business of the resource.
     unclear = _whose(spec.policy, seen, situation)
     if unclear is not None:
         return unclear
+    # Before all about writes: it is as declared, even where a write of it was rejected.
     found = situation.compared.differences
     if not found:
         return _as_declared(seen, spec, situation)
+    # Before the rejection and the waits: those are of writes, and this mode writes nothing.
     if mode != "Present":
         return Settled(
             "Drifted", mode, f"drift not corrected (spec.policy.mode {mode}): {_described(found)}"
         )
+    # Before the waits: only another declaration changes what the API rejects or keeps.
     rejected = settle_rejected(state)
     if rejected is not None:
         return rejected
     if situation.compared.is_kept_by_the_api:
         keeps = "the API accepted the write but keeps " + _described(found)
         return Settled("Degraded", "NotAccepted", keeps)
+    # Before the guards on data: a person is asked when the write is next, not before.
     waiting = wait_after_conflicts(situation) or wait_in_fight(situation)
     if waiting is not None:
         return waiting
@@ -490,15 +528,18 @@ def _let_go(situation: Situation) -> Step:
     owned, holds = state.owned, state.holds
     if owned is None:
         return _not_ours(situation)
+    # Before the finalizers: their holders have nothing to do while the object is kept.
     kept_for = keepers(holds.references, "Keep")
     if kept_for and not holds.release_forced:
         return on_hold(
             Hold.REFERENCED,
             f"kept because it is referenced by {some(kept_for)}",
         )
+    # Before a release as well as a deletion: both end what a holder may still use.
     waiting = _waiting_for_finalizers(state)
     if waiting is not None:
         return waiting
+    # Before the object of today: the withdrawal ends with that, and would leave this one.
     if state.retiring is not None:
         before = state.retiring
         if not (holds.orphan_forced or _policy(state).mode == "ObserveOnly"):
@@ -718,17 +759,20 @@ def _created_after_backup(found: ExternalObject, context: Context) -> str:
 def _remove(situation: Situation) -> Step:
     """Delete what is ours, unless that is disputed, or a service is not finished with it."""
     state, context = situation.state, situation.context
+    # Before all others: what may belong to another is deleted for nobody's wait or approval.
     taken_by = state.observed.taken_by
     if taken_by:
         taken = f"the object also belongs to {taken_by}; Reconciler leaves it unchanged"
         return Settled("Disputed", "OwnedByAnother", taken)
     if situation.seen is not None and situation.verdict.owner == "disputed":
         return _disputed(situation.seen, situation)
+    # Again: what is declared absent comes here without a withdrawal.
     waiting = _waiting_for_finalizers(state)
     if waiting is not None:
         return waiting
     if state.waits.failure is not None and is_refused(state):
         return delete_refused(situation, state.waits.failure.message)
+    # Before the wait for conflicts: an approval may take longer than that.
     held = held_for_its_data(None, situation)
     if held is not None:
         return held
