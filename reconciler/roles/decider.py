@@ -94,6 +94,7 @@ class _Work:
 
     deliveries: list[IntakeDelivery] = field(default_factory=list[IntakeDelivery])
     commands: list[Command] = field(default_factory=list[Command])
+    is_one_by_one: bool = False  # one of its messages cannot be stored, and is to be found
 
     @property
     def declarations(self) -> list[IntakeDelivery]:
@@ -112,8 +113,8 @@ class _Work:
     def split(self, at: int = 1) -> tuple[_Work, _Work]:
         """Return the first messages, and those behind them."""
         return (
-            _Work(self.deliveries[:at], self.commands[:at]),
-            _Work(self.deliveries[at:], self.commands[at:]),
+            _Work(self.deliveries[:at], self.commands[:at], self.is_one_by_one),
+            _Work(self.deliveries[at:], self.commands[at:], self.is_one_by_one),
         )
 
 
@@ -166,7 +167,6 @@ class Decider:
             self._repository.hold(damage)
         self._now = chance.now
         self._jitter = chance.jitter
-        self._one_by_one: set[ResourceKey] = set()
         self._refers: Graph = {}
         self._undecided: dict[ResourceKey, str] = {}
         self._postponed = Postponed(max(1, min(reader.slots // 4, MAX_POSTPONED)))
@@ -369,7 +369,6 @@ class Decider:
             await self._settle_what_overtook(done)
             await self._finish(done)
             remaining = _left_over(remaining, done)
-        self._one_by_one.clear()
 
     async def _settle_what_overtook(self, done: Sequence[_Decided]) -> None:
         """After a commit, decide what another decider was handed and may have decided meanwhile.
@@ -408,7 +407,7 @@ class Decider:
         """Park the one message whose events cannot be stored; of several, find out which."""
         key = refused.key
         if len(refused.turn.answers) > 1:
-            self._one_by_one.add(key)
+            remaining[key].is_one_by_one = True
             return
         first, remaining[key] = remaining[key].split()
         if not remaining[key].deliveries:
@@ -546,7 +545,7 @@ class Decider:
         self, key: ResourceKey, mine: _Work, base: KeptResource, context: Context
     ) -> Turn | None:
         """Decide; where that fails, only what comes before the message that it fails for."""
-        most = 1 if key in self._one_by_one else _MAX_COMMANDS_A_TURN
+        most = 1 if mine.is_one_by_one else _MAX_COMMANDS_A_TURN
         commands = mine.commands[:most]
         while commands:
             try:
@@ -799,7 +798,5 @@ def _left_over(
         if handled == len(each.work.commands):
             del remaining[each.key]
         else:
-            remaining[each.key] = _Work(
-                each.work.deliveries[handled:], each.work.commands[handled:]
-            )
+            remaining[each.key] = each.work.split(handled)[1]
     return remaining

@@ -35,7 +35,14 @@ from events.subjects import Intake
 from events.subjects import log as log_subject
 from infra.bus.event_log import JetStreamLog
 from infra.jetstream.publish import publish
-from reconciler.ports import DeadLetter, IntakeDelivery, Rejection, TimerRequest
+from reconciler.ports import (
+    AppendRefusedError,
+    DeadLetter,
+    IntakeDelivery,
+    Rejection,
+    ResourceAppend,
+    TimerRequest,
+)
 from reconciler.provider.kind import installed_kinds
 from reconciler.resource import decide
 from reconciler.resource.state import ResourceState
@@ -227,6 +234,58 @@ async def test_what_left_no_trace_between_two_declarations_of_a_late_batch_is_de
     history = [each.data for each in await history_of(log, key)]
     generations = [each for each in history if isinstance(each, (SpecDeclared, SpecWithdrawn))]
     assert [type(each) for each in generations] == [SpecDeclared, SpecWithdrawn, SpecDeclared]
+
+
+class Overtaken(Bus):
+    """A bus on which another decider was handed newer declarations of some resources."""
+
+    def __init__(self, *overtook: IntakeDelivery) -> None:
+        super().__init__()
+        self.overtook = list(overtook)
+        self.letters: list[int] = []
+
+    async def newer_declarations(
+        self, deliveries: Sequence[IntakeDelivery]
+    ) -> Sequence[Sequence[IntakeDelivery]]:
+        found = await super().newer_declarations(deliveries)
+        return [
+            [newer for newer in of_each if newer.subject == each.subject]
+            for each, of_each in zip(deliveries, found, strict=True)
+        ]
+
+    async def store_dead_letters(self, letters: Sequence[DeadLetter]) -> Sequence[DeadLetter]:
+        self.letters += [each.delivery.position for each in letters]
+        return ()
+
+
+async def test_a_message_that_cannot_be_stored_is_found_while_other_resources_are_overtaken(
+    log: JetStreamLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The resource is decided message by message from its first refusal on."""
+    poisoned, *others = (new_key() for _ in range(6))  # so many are committed in one batch
+    refused: list[int] = []
+    really_append = log.append
+
+    async def append(appends: Sequence[ResourceAppend]) -> Sequence[int]:
+        for each in appends:
+            colors = [
+                event.data.fields["color"]
+                for event in each.events
+                if isinstance(event.data, SpecDeclared) and each.key == poisoned
+            ]
+            if "Blue" in colors:
+                refused.append(len(colors))
+                raise AppendRefusedError("too large")
+        return await really_append(appends)
+
+    monkeypatch.setattr(log, "append", append)
+    colors = ("Red", "Blue", "Green")
+    declared = [declaration(poisoned, at, color) for at, color in enumerate(colors, 1)]
+    declared += [declaration(key, at, "Red") for at, key in enumerate(others, 4)]
+    bus = Overtaken(*(declaration(key, at, "Green") for at, key in enumerate(others, 9)))
+    await decider(log, bus).handle(declared)
+    assert bus.letters == [2]
+    assert refused == [3, 3, 1], "with the others, alone, and the message alone"
 
 
 async def test_what_is_refused_is_refused_by_what_there_is(log: JetStreamLog) -> None:
