@@ -203,12 +203,12 @@ class _History:
         self.context = context
         self.subject = str(context.key)
         self.events: list[LogEvent] = []
-        self._compared = Comparison.of(state, context)
+        self._compared: Comparison | None = None
 
     @property
     def compared(self) -> Comparison:
         """The comparison of the state, kept until an event changes what is compared."""
-        if not self._compared.is_of(self.state):
+        if self._compared is None or not self._compared.is_of(self.state):
             self._compared = Comparison.of(self.state, self.context)
         return self._compared
 
