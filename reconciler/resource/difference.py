@@ -11,8 +11,6 @@ The rules are those of the three-way merge of ``kubectl apply``, without its str
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, cast
 
 import msgspec
@@ -23,7 +21,7 @@ from events.log import Action, FieldDifference
 from events.manifest import Fields, Policy
 from reconciler.provider.kind import Kind
 from reconciler.resource.owner_label import OWNER_LABEL
-from reconciler.resource.state import Applied, Desired, Owned, ResourceState
+from reconciler.resource.state import Applied, Desired, Owned, ResourceState, Spec
 from reconciler.resource.turn import Context
 
 Normalize = Callable[[Fields], Fields]
@@ -36,7 +34,7 @@ class Wanted(msgspec.Struct, frozen=True, gc=False):
     """The content that an object should have, and what of it is left to others."""
 
     fields: Fields
-    labels: Mapping[str, str]
+    labels: dict[str, str]
     applied_fields: Fields = {}
     applied_labels: Mapping[str, str] = {}
     ignored: frozenset[str] = frozenset()
@@ -86,17 +84,18 @@ def without_ignored(
 # --- of a resource
 
 
-@dataclass(frozen=True, eq=False)
-class Comparison:
+class Comparison(msgspec.Struct, gc=False):
     """The content that a resource's object should have, and how an object differs from it.
 
-    Each part is computed when it is first read, and then kept: a turn compares once.
+    Both are computed when they are first read, and then kept: a turn compares once.
     """
 
     desired: Desired
     owned: Owned | None
     seen: ExternalObject | None
     context: Context
+    _wanted: Wanted | None = None
+    _differences: tuple[FieldDifference, ...] | None = None
 
     @classmethod
     def of(cls, state: ResourceState, context: Context) -> Comparison:
@@ -108,47 +107,19 @@ class Comparison:
         is_same_object = state.observed.object is self.seen
         return is_same_object and state.desired is self.desired and state.owned is self.owned
 
-    @cached_property
-    def is_replaced(self) -> bool:
-        """Whether another object, by its uid, has the place of the owned one."""
-        if self.owned is None or self.owned.uid is None or self.seen is None:
-            return False
-        return self.seen.uid not in (None, self.owned.uid)
-
-    @cached_property
-    def labels(self) -> dict[str, str]:
-        """The labels that the object should carry: the declared ones, and our owner label.
-
-        An object that is only observed is not ours to label.
-        """
-        spec = self.desired.spec
-        assert spec is not None
-        if not self.context.capabilities.labels:
-            return {}
-        if spec.policy.mode == "ObserveOnly" and self.owned is None:
-            # Whose part it is, is said of the declaration: nobody would write it on this object.
-            return {name: each for name, each in spec.labels.items() if name != PART_OF_LABEL}
-        return {**spec.labels, OWNER_LABEL: self.context.owner}
-
-    @cached_property
+    @property
     def wanted(self) -> Wanted:
         """The content that the object should have; the resource must have a spec."""
-        kind, applied = self.context.kind, self._applied
-        if kind is not None and kind.composes is not None and self.seen is not None:
-            # Whatever a set has is its parent's: an adopted one has nothing that was applied.
-            applied = Applied(self.seen.fields, {} if applied is None else applied.labels)
-        return Wanted(
-            self.desired.fields,
-            self.labels,
-            {} if applied is None else applied.fields,
-            {} if applied is None else applied.labels,
-            self._ignored,
-        )
+        if self._wanted is None:
+            self._wanted = _wanted(self.desired, self.owned, self.seen, self.context)
+        return self._wanted
 
-    @cached_property
+    @property
     def differences(self) -> tuple[FieldDifference, ...]:
         """How the object differs from the desired one; empty if there is none of either."""
-        return () if self.seen is None else self.differences_from(self.seen)
+        if self._differences is None:
+            self._differences = () if self.seen is None else self.differences_from(self.seen)
+        return self._differences
 
     def differences_from(self, seen: ExternalObject) -> tuple[FieldDifference, ...]:
         """Compare the desired with another object; empty if nothing is desired."""
@@ -157,16 +128,24 @@ class Comparison:
             return ()
         return differences(self.wanted, seen, kind)
 
-    @cached_property
+    @property
+    def is_replaced(self) -> bool:
+        """Whether another object, by its uid, has the place of the owned one."""
+        if self.owned is None or self.owned.uid is None or self.seen is None:
+            return False
+        return self.seen.uid not in (None, self.owned.uid)
+
+    @property
     def is_applied(self) -> bool:
         """Whether what is wanted now is what was last applied: else a difference is no drift."""
         applied = self._applied
         if applied is None or applied.in_doubt or self.desired.spec is None:
             return False
-        fields = without_ignored(self.desired.fields, self._ignored)
-        labels = without_ignored(self.labels, self._ignored, f"{LABELS}.")
+        ignored = self.wanted.ignored
+        fields = without_ignored(self.wanted.fields, ignored)
+        labels = without_ignored(self.wanted.labels, ignored, f"{LABELS}.")
         # The owner label was written with the rest, also where it cannot be put back later.
-        written = without_ignored(applied.labels, self._ignored, f"{LABELS}.")
+        written = without_ignored(applied.labels, ignored, f"{LABELS}.")
         return (applied.fields, written) == (fields, labels)
 
     @property
@@ -203,14 +182,40 @@ class Comparison:
     def _applied(self) -> Applied | None:
         return None if self.owned is None else self.owned.applied
 
-    @cached_property
-    def _ignored(self) -> frozenset[str]:
-        """What is left to others; our label too, where only a replacement could put it back."""
-        spec, kind = self.desired.spec, self.context.kind
-        assert spec is not None
-        ignored = ignored_paths(spec.policy)
-        is_fixed = kind is not None and LABELS in kind.immutable
-        return frozenset((*ignored, f"{LABELS}.{OWNER_LABEL}") if is_fixed else ignored)
+
+def _wanted(
+    desired: Desired, owned: Owned | None, seen: ExternalObject | None, context: Context
+) -> Wanted:
+    spec, kind = desired.spec, context.kind
+    assert spec is not None
+    applied = None if owned is None else owned.applied
+    if kind is not None and kind.composes is not None and seen is not None:
+        # Whatever a set has is its parent's: an adopted one has nothing that was applied.
+        applied = Applied(seen.fields, {} if applied is None else applied.labels)
+    ignored = ignored_paths(spec.policy)
+    if kind is not None and LABELS in kind.immutable:
+        # Only a replacement could put our label back.
+        ignored = (*ignored, f"{LABELS}.{OWNER_LABEL}")
+    return Wanted(
+        desired.fields,
+        _labels(spec, owned, context),
+        {} if applied is None else applied.fields,
+        {} if applied is None else applied.labels,
+        frozenset(ignored),
+    )
+
+
+def _labels(spec: Spec, owned: Owned | None, context: Context) -> dict[str, str]:
+    """Return the labels that the object should carry: the declared ones, and our owner label.
+
+    An object that is only observed is not ours to label.
+    """
+    if not context.capabilities.labels:
+        return {}
+    if spec.policy.mode == "ObserveOnly" and owned is None:
+        # Whose part it is, is said of the declaration: nobody would write it on this object.
+        return {name: each for name, each in spec.labels.items() if name != PART_OF_LABEL}
+    return {**spec.labels, OWNER_LABEL: context.owner}
 
 
 def ignored_paths(policy: Policy) -> tuple[str, ...]:

@@ -66,7 +66,7 @@ def compose(spec: Spec, situation: Situation) -> Step | None:
             return waiting
     if desired.resolved is not None and _is_outdated(kind, desired):
         return None  # this process has not read the newer definition yet
-    seen = situation.seen if situation.state.owned is not None else None
+    seen = situation.compared.seen if situation.state.owned is not None else None
     digest = "" if kind.definition is None else kind.definition.digest
     fields, part = spec.fields, ""
     try:

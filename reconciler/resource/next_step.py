@@ -251,7 +251,7 @@ def _known_again(situation: Situation) -> OwnershipClaimed | None:
 
     Either a listing missed an object of ours, or a call of ours created one that no event owns.
     """
-    state, found = situation.state, situation.seen
+    state, found = situation.state, situation.compared.seen
     known = state.observed
     if state.owned is not None or found is None or found.uid is None or known.taken_by:
         return None
@@ -344,7 +344,7 @@ def _unmet(spec: Spec, situation: Situation) -> Step | None:
 
 def _keep_present(spec: Spec, situation: Situation) -> Step:
     state, context, kind = situation.state, situation.context, situation.kind
-    seen, mode = situation.seen, spec.policy.mode
+    seen, mode = situation.compared.seen, spec.policy.mode
     # Before the creation: nothing has proven the absence of what the log owns.
     if seen is None and state.owned is not None:
         return Settled("Degraded", AWAITING_READ, "waiting for the next read of the owned object")
@@ -400,7 +400,7 @@ def _make(spec: Spec, situation: Situation) -> Step:
     rejected = settle_rejected(state)
     if rejected is not None:
         return rejected
-    labels = situation.compared.labels
+    labels = situation.compared.wanted.labels
     waiting = wait_after_conflicts(situation) or wait_in_fight(situation)
     return waiting or new_action(
         state, context, "Create", state.desired.fields, labels, external_name=spec.external_name
@@ -410,7 +410,6 @@ def _make(spec: Spec, situation: Situation) -> Step:
 def _as_declared(seen: ExternalObject, spec: Spec, situation: Situation) -> Step:
     """Nothing differs; a label that shall not be put back may still be missing."""
     state, kind = situation.state, situation.kind
-    is_expected = OWNER_LABEL in situation.compared.labels
     ready = kind.ready(state.desired.fields, seen)
     if kind.progress is not None:
         noted = with_progress(ready, seen, spec, situation)
@@ -418,7 +417,8 @@ def _as_declared(seen: ExternalObject, spec: Spec, situation: Situation) -> Step
             return noted
         ready = noted
     is_fixed = LABELS in kind.immutable  # one that was adopted cannot get it
-    if state.owned is not None and is_expected and not is_fixed and OWNER_LABEL not in seen.labels:
+    is_missing = state.owned is not None and not is_fixed and OWNER_LABEL not in seen.labels
+    if is_missing and OWNER_LABEL in situation.compared.wanted.labels:
         stripped = "the log records ownership of the object, but the object lost its owner label"
         return Settled("Disputed", "LabelMissing", stripped, ready=ready)
     if state.retiring is not None and ready.is_ready and spec.policy.mode == "Present":
@@ -442,7 +442,7 @@ def _whose(policy: Policy, seen: ExternalObject, situation: Situation) -> Step |
 
 def _found(situation: Situation) -> OwnershipClaimed | Settled | None:
     """Claim what a creation of ours has made, or ask whether one has: neither is an action."""
-    state, found = situation.state, situation.seen
+    state, found = situation.state, situation.compared.seen
     if state.owned is not None or found is None or state.observed.taken_by:
         return None
     if situation.verdict.claim == "Found":
@@ -509,8 +509,8 @@ def _take_over(policy: Policy, seen: ExternalObject, situation: Situation) -> St
 
 def _keep_away(spec: Spec, situation: Situation) -> Step:
     """It is declared absent, and the log owns no object."""
-    if situation.seen is not None:
-        return _take_over(spec.policy, situation.seen, situation)
+    if situation.compared.seen is not None:
+        return _take_over(spec.policy, situation.compared.seen, situation)
     return _FIRST_LOOK if awaits_first_look(situation.state) else Settled("Converged", "Absent")
 
 
@@ -573,7 +573,7 @@ def _unlabel(situation: Situation) -> ActionDecided | None:
     or has refused: a label must not hold the release for ever.
     """
     state, context, kind = situation.state, situation.context, situation.kind
-    found, policy = situation.seen, _policy(state)
+    found, policy = situation.compared.seen, _policy(state)
     if found is None or found.labels.get(OWNER_LABEL) != context.owner:
         return None
     if LABELS in kind.immutable:
@@ -598,7 +598,7 @@ def _waiting_for_finalizers(state: ResourceState) -> Settled | None:
 
 
 def _not_ours(situation: Situation) -> Step:
-    state, context, found = situation.state, situation.context, situation.seen
+    state, context, found = situation.state, situation.context, situation.compared.seen
     if found is None:
         return Settled("Deleted", "Gone")
     if state.observed.was_let_go:
@@ -764,8 +764,8 @@ def _remove(situation: Situation) -> Step:
     if taken_by:
         taken = f"the object also belongs to {taken_by}; Reconciler leaves it unchanged"
         return Settled("Disputed", "OwnedByAnother", taken)
-    if situation.seen is not None and situation.verdict.owner == "disputed":
-        return _disputed(situation.seen, situation)
+    if situation.compared.seen is not None and situation.verdict.owner == "disputed":
+        return _disputed(situation.compared.seen, situation)
     # Again: what is declared absent comes here without a withdrawal.
     waiting = _waiting_for_finalizers(state)
     if waiting is not None:

@@ -41,7 +41,7 @@ def replacement(spec: Spec, seen: ExternalObject, situation: Situation) -> Step:
         context,
         "Create",
         state.desired.fields,
-        situation.compared.labels,
+        situation.compared.wanted.labels,
         purpose="Replace",
         external_name=name,
     )
@@ -58,7 +58,7 @@ def retirement(situation: Situation) -> Step:
 
 def held_for_its_data(fields: Fields | None, situation: Situation) -> Settled | None:
     """Hold what would lose data, unless a person has approved it; ``fields``: None to delete."""
-    seen = situation.seen
+    seen = situation.compared.seen
     if seen is None or situation.state.holds.approved == Hold.DATA_LOSS:
         return None
     lost = situation.kind.loses(fields, seen)
@@ -92,7 +92,7 @@ def held_for_its_definition(situation: Situation) -> Settled | None:
 
 def held_for_its_parts(situation: Situation) -> Settled | None:
     """Hold a content that would withdraw too many of the resources that an object is made of."""
-    seen, state = situation.seen, situation.state
+    seen, state = situation.compared.seen, situation.state
     if seen is None or state.holds.approved == Hold.PRUNE_GUARD:
         return None
     removed, total, by = situation.kind.removes(state.desired.fields, seen)

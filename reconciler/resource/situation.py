@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
+import msgspec
 
-from events.external import ExternalObject
 from events.provider_config import ProviderConfigSpec
 from reconciler.provider.kind import Kind
-from reconciler.resource import ownership
 from reconciler.resource.difference import Comparison
-from reconciler.resource.ownership import Evidence, Verdict
+from reconciler.resource.ownership import Evidence, Verdict, evidence, verdict
 from reconciler.resource.state import ResourceState
 from reconciler.resource.turn import Context
 
 
-@dataclass(frozen=True, eq=False)
-class Situation:
+class Situation(msgspec.Struct, gc=False):
     """A resource without an action in flight, whose kind and configuration are known.
 
-    Each result is computed when a rule first reads it, and then kept for the other rules.
+    Evidence and verdict are computed when a rule first reads them, and kept for the other rules.
     """
 
     state: ResourceState
@@ -27,19 +23,21 @@ class Situation:
     kind: Kind
     config: ProviderConfigSpec
     compared: Comparison
+    _evidence: Evidence | None = None
+    _verdict: Verdict | None = None
 
     @property
-    def seen(self) -> ExternalObject | None:
-        """The object in question: the one that was observed last, or that a report has shown."""
-        return self.compared.seen
-
-    @cached_property
     def evidence(self) -> Evidence:
         """What the witnesses say of the object that is seen; there must be one."""
-        assert self.seen is not None
-        return ownership.evidence(self.seen, self.state, self.context, self.config)
+        if self._evidence is None:
+            seen = self.compared.seen
+            assert seen is not None
+            self._evidence = evidence(seen, self.state, self.context, self.config)
+        return self._evidence
 
-    @cached_property
+    @property
     def verdict(self) -> Verdict:
         """Who owns the object that is seen."""
-        return ownership.verdict(self.evidence, self.config.ownership)
+        if self._verdict is None:
+            self._verdict = verdict(self.evidence, self.config.ownership)
+        return self._verdict

@@ -493,7 +493,7 @@ def _a_delete_ignores_the_uid(patch: Patch) -> None:
 
 def _what_is_not_ours_is_removed(patch: Patch) -> None:
     def not_ours(situation: Any) -> Any:
-        found, place = situation.seen, situation.state.observed.provider_config
+        found, place = situation.compared.seen, situation.state.observed.provider_config
         if found is None:
             return _really_not_ours(situation)
         return OwnershipClaimed(found.name, found.uid, "ExclusiveScope", place)

@@ -43,7 +43,7 @@ def _due_by_the_deciders_own_clock(patch: Patch) -> None:
         seen: ExternalObject, spec: Spec, situation: Situation, otherwise: Settled
     ) -> Step:
         without = replace(situation.context, bus_time=None)
-        return really(seen, spec, dataclasses.replace(situation, context=without), otherwise)
+        return really(seen, spec, replace(situation, context=without), otherwise)
 
     patch.setattr(next_step, "when_due", when_due)
 
@@ -73,7 +73,7 @@ def _what_was_replaced_does_not_wait_for_the_new_one(patch: Patch) -> None:
     def as_declared(seen: ExternalObject, spec: Spec, situation: Situation) -> Step:
         always = dataclasses.replace(situation.kind, ready=_always_ready)
         if situation.state.retiring is not None:
-            situation = dataclasses.replace(situation, kind=always)
+            situation = replace(situation, kind=always)
         return really(seen, spec, situation)
 
     patch.setattr(next_step, "_as_declared", as_declared)
