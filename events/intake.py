@@ -377,14 +377,18 @@ class ApiReported(_Intake, frozen=True):
     total: Annotated[int, about("Number of newer objects, for Twin.")] = 0
 
 
+WaitPurpose = Literal["Retry", "Due", "Progress"]
+"""What a resource waits for: the next attempt, a renewal, or the progress of its object."""
+
+
 class TimerFired(_Intake, frozen=True):
     """A timer fired, so the decider processes the resource. A lost timer only delays this."""
 
     purpose: Annotated[
-        Literal["Retry", "Due", "Sweep", "ConfigChanged"],
+        WaitPurpose | Literal["Sweep", "ConfigChanged"],
         about(
-            "Retry: the delay of a retry ended. Due: a renewal or a deadline is due. Sweep: the "
-            "sweeper checks the resource. ConfigChanged: the ProviderConfig or the kind that the "
+            "Retry: the delay of a retry ended. Due: a renewal is due. Progress: the object should "
+            "have made progress. Sweep: the sweeper checks the resource. ConfigChanged: the ProviderConfig or the kind that the "
             "resource waits for is available."
         ),
     ]

@@ -149,7 +149,8 @@ class StatusRow(msgspec.Struct, gc=False, rename="camel", omit_defaults=True):
     unmet_since: dict[str, datetime] | None = None  # of the conditions that are not as they should
     retry_at: datetime | None = None
     retry_seconds: float = 0.0
-    due_at: datetime | None = None
+    due_at: datetime | None = None  # of a renewal
+    progress_at: datetime | None = None  # its object should have made progress by then
     asked_plan: str = ""  # waits for approval, from ``asked_level`` on
     asked_level: ApprovalLevel = "Never"
 
@@ -226,9 +227,14 @@ class StatusRow(msgspec.Struct, gc=False, rename="camel", omit_defaults=True):
         return hold_of(self.outcome, self.reason)
 
     @property
+    def next_deadline(self) -> datetime | None:
+        """When its object is due for renewal, or should have made progress: the earlier one."""
+        return min(filter(None, (self.due_at, self.progress_at)), default=None)
+
+    @property
     def is_swept(self) -> bool:
         """Whether a sweep has to look at it: it waits, or is held."""
-        return self.outcome == "Held" or bool(self.retry_at or self.due_at)
+        return self.outcome == "Held" or bool(self.retry_at or self.due_at or self.progress_at)
 
     def hold_for_damage(self, damage: LogDamage) -> None:
         """Show that the resource is held: its history must not be folded any further."""
@@ -274,7 +280,7 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
             row.generation = generation
             row.declared = row.paused = False
             row.asked_plan, row.asked_level = "", "Never"
-            row.due_at = None
+            row.due_at = row.progress_at = None
             _stop_waiting(row)
         case GenerationSuperseded() | DeclarationSuperseded():
             pass  # the next outcome speaks of the newer generation
@@ -368,7 +374,7 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
         case DueScheduled(_, at):
             row.due_at = at
         case ProgressNoted() as data:
-            row.due_at = data.at
+            row.progress_at = data.at
         case ApiThrottled(until, seconds):
             row.throttled_until, row.throttled_seconds = until, seconds
         case BreakerOpened(until):
@@ -424,7 +430,7 @@ def _declared(row: StatusRow, data: SpecDeclared) -> None:
         row.declared_name = ""
     if row.hold == Hold.DELETION_GUARD:
         row.doubted = False  # the deletion that was approved is not wanted any more
-    row.due_at = None
+    row.due_at = row.progress_at = None
     row.foreign_identity = ""
     row.generation, row.labels = data.generation, data.labels
     if not row.declared:  # a new life begins, which knows nothing of others yet
@@ -562,7 +568,7 @@ def _disowned(row: StatusRow) -> None:
     row.owned = False
     if not row.retiring:  # else that is ours again, or still
         row.owned_by, row.owned_since, row.owned_reason = "", None, ""
-    row.due_at = None
+    row.due_at = row.progress_at = None
     row.uid = None
     row.listing_disproved = False
     row.external_name, row.declared_name = row.declared_name or row.external_name, ""

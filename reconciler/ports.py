@@ -15,7 +15,7 @@ from typing import Final, Literal, NamedTuple, Protocol
 import msgspec
 
 from events.dead_letter import Stage
-from events.intake import Answer, IntakeData, ListingPart
+from events.intake import Answer, IntakeData, ListingPart, WaitPurpose
 from events.integrity import LogDamage
 from events.log import LogEvent
 from events.names import ResourceKey
@@ -293,7 +293,7 @@ class TimerRequest(NamedTuple):
 
     key: ResourceKey
     at: datetime
-    purpose: Literal["Retry", "Due"] = "Retry"
+    purpose: WaitPurpose = "Retry"
 
 
 class DecisionSink(Protocol):

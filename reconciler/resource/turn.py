@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
 from events.hold import Hold
-from events.intake import Answer, IntakeData
+from events.intake import Answer, IntakeData, WaitPurpose
 from events.log import (
     DueScheduled,
     LogEvent,
@@ -168,15 +168,17 @@ class Turn(NamedTuple):
     repeats: Sequence[Command]  # made a generation, and may be old ones that were sent again
 
     @property
-    def timers(self) -> list[tuple[datetime, Literal["Retry", "Due"]]]:
+    def timers(self) -> list[tuple[datetime, WaitPurpose]]:
         """The waits that this turn decided, each to be timed."""
-        found: list[tuple[datetime, Literal["Retry", "Due"]]] = []
+        found: list[tuple[datetime, WaitPurpose]] = []
         for event in self.events:
             match event.data:
                 case RetryScheduled(at):
                     found.append((at, "Retry"))
-                case DueScheduled(at=at) | ProgressNoted(at=datetime() as at):
+                case DueScheduled(at=at):
                     found.append((at, "Due"))
+                case ProgressNoted(at=datetime() as at):
+                    found.append((at, "Progress"))
                 case _:
                     pass
         return found

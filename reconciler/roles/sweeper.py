@@ -212,10 +212,10 @@ class Sweeper:
             and (row.action_id or row.outcome not in _ENDED_BY_A_MESSAGE)
         }
         waits |= {
-            row.key: row.due_at
+            row.key: deadline
             for row in rows
-            if row.due_at is not None
-            and row.due_at < overdue
+            if (deadline := row.next_deadline) is not None
+            and deadline < overdue
             and not (row.paused or row.outcome in _ENDED_BY_A_MESSAGE)
         }
         guarded = {row.key for row in held if row.hold in _GUARDS}

@@ -159,6 +159,7 @@ class Story:
         self.state: ResourceState = NEW
         self.log: list[LogEvent] = []
         self.answers: list[Answer | None] = []
+        self.timers: list[tuple[datetime, str]] = []
         self._objects = 0
 
     # --- telling
@@ -189,6 +190,7 @@ class Story:
         self.state = turn.state
         self.log += turn.events
         self.answers = list(turn.answers)
+        self.timers += turn.timers
         # As another process reads it: lists, where a tuple was declared.
         assert fold(decode_log(encode_log(each)) for each in self.log) == self.state
         return [event.data for event in turn.events]

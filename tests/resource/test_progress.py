@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import msgspec
 
 from events.external import ExternalObject
 from events.intake import TimerFired
-from events.log import OutcomeRecorded, ProgressNoted
+from events.log import DueScheduled, OutcomeRecorded, ProgressNoted
 from events.manifest import Fields
 from projections.read_models import rebuild
 from projections.status import StatusRow
-from reconciler.provider.kind import READY, Progress, Readiness
+from reconciler.provider.kind import READY, Kind, Progress, Readiness
 from reconciler.resource.state import NEW
 from tests.projections.logs import of
 from tests.resource.building import BLOCK, START, Story, names, only
@@ -32,14 +32,21 @@ def _progress(fields: Fields, shown: ExternalObject) -> Progress | None:
     return Progress(str(shown.outputs.get("percent", 0)), DEADLINE)
 
 
+def _due(_fields: Fields, shown: ExternalObject) -> datetime | None:
+    at = shown.outputs.get("retryAt")
+    return None if at is None else datetime.fromisoformat(at)
+
+
 SLOW = replace(BLOCK, ready=_ready, progress=_progress)
+COMPOSED = replace(SLOW, due=_due)
+"""As kinds made of other kinds are: unfinished, and with a part that is declared again later."""
 
 
 class Slow:
     """Something that becomes ready by and by, and a bus with a clock of its own."""
 
-    def __init__(self, color: str = "Red") -> None:
-        self.story = Story(kind=SLOW)
+    def __init__(self, color: str = "Red", *, kind: Kind = SLOW) -> None:
+        self.story = Story(kind=kind)
         self.story.stored_at = START
         self.story.declare({"type": "Square", "color": color})
         self.story.succeed()
@@ -49,9 +56,9 @@ class Slow:
         self.story.stored_at = START + timedelta(seconds=seconds)
         return list(self.story.turn(TimerFired("Due")))
 
-    def reaches(self, percent: int, seconds: float) -> list[str]:
+    def reaches(self, percent: int, seconds: float, **outputs: str) -> list[str]:
         self.story.stored_at = START + timedelta(seconds=seconds)
-        seen = msgspec.structs.replace(self.story.seen, outputs={"percent": percent})
+        seen = msgspec.structs.replace(self.story.seen, outputs={"percent": percent, **outputs})
         return names(self.story.see(seen))
 
     @property
@@ -69,13 +76,13 @@ def test_37_what_does_not_move_for_as_long_is_stalled_and_says_since_when():
     slow = Slow()
     noted = only(ProgressNoted, [each.data for each in slow.story.log])
     assert (noted.mark, noted.since, noted.at) == ("0", START, START + timedelta(seconds=DEADLINE))
-    assert slow.row.due_at == noted.at
+    assert slow.row.progress_at == noted.at
     assert slow.at(599) == []
     assert slow.ready == ("Progressing", "0 %")
     assert [type(each) for each in slow.at(600)] == [ProgressNoted, OutcomeRecorded]
     assert slow.ready == ("Stalled", "no progress since 2026-01-01T00:00:00Z: 0 %")
     assert slow.story.outcome == "Converged"
-    assert slow.row.due_at is None, "nobody has to look again"
+    assert slow.row.next_deadline is None, "nobody has to look again"
     assert slow.at(6000) == []
 
 
@@ -89,7 +96,7 @@ def test_37_what_moves_has_its_whole_time_again_and_is_not_stalled_any_more():
     assert slow.ready == ("Progressing", "60 %")
     slow.reaches(100, 9001)
     assert slow.ready[0] == "Ready"
-    assert slow.row.due_at is None
+    assert slow.row.next_deadline is None
     assert slow.story.state.progress is None
     assert slow.at(99_999) == []
 
@@ -109,7 +116,7 @@ def test_37_a_new_declaration_has_its_whole_time():
     slow = Slow()
     slow.at(700)
     slow.story.declare({"type": "Square", "color": "Blue"})
-    assert slow.row.due_at is None
+    assert slow.row.next_deadline is None
     slow.story.succeed()
     assert slow.ready == ("Progressing", "0 %")
     assert slow.at(1299) == []
@@ -131,3 +138,20 @@ def test_37_a_wrong_clock_here_makes_nothing_stalled():
     slow.story.now += timedelta(days=3650)
     assert slow.story.turn(TimerFired("Sweep")) == []
     assert NEW.progress is None
+
+
+def test_a_deadline_for_progress_replaces_neither_the_time_nor_the_timer_of_a_renewal():
+    slow = Slow(kind=COMPOSED)
+    due = START + timedelta(seconds=700)
+    slow.reaches(30, 100, retryAt=due.isoformat())
+    slow.reaches(60, 200, retryAt=due.isoformat())
+    scheduled = only(DueScheduled, [each.data for each in slow.story.log])
+    assert (slow.row.due_at, slow.row.progress_at) == (
+        scheduled.at,
+        START + timedelta(seconds=200 + DEADLINE),
+    )
+    assert {purpose for _, purpose in slow.story.timers} == {"Due", "Progress"}
+    assert slow.row.next_deadline == scheduled.at
+    slow.reaches(100, 300, retryAt=due.isoformat())
+    assert slow.ready[0] == "Ready"
+    assert (slow.row.due_at, slow.row.progress_at) == (scheduled.at, None)
