@@ -218,6 +218,7 @@ def _after(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
                 owned=None,
                 observed=observed,
                 due=None,
+                progress=None,
                 because=event.id,
             )
             return state if on_purpose else _with_the_replaced(state)
@@ -811,6 +812,7 @@ def _with_result(
             state,
             owned=None,
             due=None,
+            progress=None,
             observed=replace(
                 state.observed,
                 object=None,

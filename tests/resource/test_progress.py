@@ -155,3 +155,14 @@ def test_a_deadline_for_progress_replaces_neither_the_time_nor_the_timer_of_a_re
     slow.reaches(100, 300, retryAt=due.isoformat())
     assert slow.ready[0] == "Ready"
     assert (slow.row.due_at, slow.row.progress_at) == (scheduled.at, None)
+
+
+def test_an_object_that_is_created_again_has_its_whole_time():
+    slow = Slow()
+    slow.story.stored_at = START + timedelta(seconds=590)
+    slow.story.see(None)
+    slow.story.succeed()
+    assert slow.ready[0] == "Progressing"
+    assert slow.at(601) == []
+    slow.at(1190)
+    assert slow.ready[0] == "Stalled"
