@@ -99,6 +99,7 @@ class StatusRow(msgspec.Struct, gc=False, rename="camel", omit_defaults=True):
     # Where the object is, and whose. ``owned_by`` is the event that made it ours.
     provider_config: str = ""
     external_name: str = ""
+    declared_config: str = ""  # where it is created next, if its object is elsewhere
     declared_name: str = ""  # what it is called next, where its object has a second name
     owned: bool = False
     owned_by: str = ""
@@ -125,7 +126,7 @@ class StatusRow(msgspec.Struct, gc=False, rename="camel", omit_defaults=True):
     retiring: str = ""
     retiring_uid: str | None = None
     retiring_digest: str = ""
-    retiring_outputs: Fields = {}
+    retiring_outputs: Fields | None = None
 
     # Names and uids of objects that were released on purpose, until they are known to be gone.
     released: tuple[tuple[str, str | None], ...] = ()
@@ -296,9 +297,7 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
             row.retiring_digest, row.retiring_outputs = digest(second), second.outputs
         case OwnershipClaimed() as data:
             _owned(row, event, data.reason)
-            declared_name = row.declared_name or row.external_name
-            row.declared_name = "" if declared_name == data.external_name else declared_name
-            row.provider_config, row.external_name = data.provider_config, data.external_name
+            _placed(row, data.provider_config, data.external_name)
             row.uid = data.uid
             _forget_release(row, (data.external_name, data.uid))
             row.listing_disproved = data.reason == "Returned"
@@ -338,7 +337,7 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
             row.asked_plan, row.asked_level = "", "Never"
         case ReconcileAccepted(reads):
             row.doubted = reads and not row.action_id
-            _stop_waiting(row)
+            row.retry_at = row.retry_at and (event.time if row.action_id else None)
         case ReferenceAdded(by, on_withdrawal):
             row.references = {**row.references, by: on_withdrawal}
         case ReferenceRemoved(by):
@@ -423,6 +422,9 @@ def _declared(row: StatusRow, data: SpecDeclared) -> None:
         _seen(row, None)
         row.provider_config, row.external_name, row.seen_uid = data.provider_config, name, None
         row.grace_seconds = 0.0
+    row.declared_config = (
+        "" if data.provider_config == row.provider_config else data.provider_config
+    )
     row.taken_by = row.taken_by if row.observed_digest else ""
     if row.external_name != name:  # a replacement has another name
         row.declared_name = name
@@ -474,6 +476,15 @@ def _begun(row: StatusRow, action: Action, attempt: int) -> None:
     row.retry_at = None
 
 
+def _placed(row: StatusRow, config: str, name: str) -> None:
+    """Keep where the resource is declared, if its object is in another place."""
+    declared_config = row.declared_config or row.provider_config
+    declared_name = row.declared_name or row.external_name
+    row.provider_config, row.external_name = config, name
+    row.declared_config = "" if declared_config == config else declared_config
+    row.declared_name = "" if declared_name == name else declared_name
+
+
 def _owned(row: StatusRow, event: LogEvent, reason: str) -> None:
     row.owned = True
     row.foreign_identity, row.seen_uid = "", None
@@ -501,15 +512,13 @@ def _succeeded(row: StatusRow, event: LogEvent, data: ActionSucceeded) -> None:
         _with_the_replaced(row)
         return
     if data.operation == "Create":
-        declared_name = row.declared_name or row.external_name
         if data.purpose == "Replace" and row.owned:
             row.retiring, row.retiring_uid = row.external_name, row.uid
             row.retiring_digest, row.retiring_outputs = row.observed_digest, row.outputs
-        row.external_name = data.external_name or declared_name
         # A creation that is reported late may have been made where the resource was before.
-        is_second_name = data.purpose == "Replace" or declared_name != row.external_name
-        row.declared_name = declared_name if is_second_name else ""
-        row.provider_config = data.provider_config or row.provider_config
+        name = data.external_name or row.declared_name or row.external_name
+        _placed(row, data.provider_config or row.provider_config, name)
+        row.uid = None
     if data.operation == "Create" or not row.owned:
         _owned(row, event, f"{data.operation}d")
     if data.operation == "Create":
@@ -521,7 +530,7 @@ def _succeeded(row: StatusRow, event: LogEvent, data: ActionSucceeded) -> None:
         )
     row.observed_digest = asked
     if data.object is not None:
-        row.uid = data.object.uid
+        row.uid = row.uid or data.object.uid  # another object that an update met is not ours
         _seen(row, data.object)
 
 
@@ -571,6 +580,7 @@ def _disowned(row: StatusRow) -> None:
     row.due_at = row.progress_at = None
     row.uid = None
     row.listing_disproved = False
+    row.provider_config, row.declared_config = row.declared_config or row.provider_config, ""
     row.external_name, row.declared_name = row.declared_name or row.external_name, ""
 
 
@@ -581,7 +591,7 @@ def _with_the_replaced(row: StatusRow) -> None:
     if row.external_name != row.retiring:
         row.declared_name = row.external_name
     row.owned, row.external_name, row.uid = True, row.retiring, row.retiring_uid
-    row.observed_digest, row.outputs = row.retiring_digest, row.retiring_outputs
+    row.observed_digest, row.outputs = row.retiring_digest, row.retiring_outputs or {}
     _retired(row)
 
 
@@ -596,7 +606,7 @@ def _forget_release(row: StatusRow, place: tuple[str, str | None]) -> None:
 
 def _retired(row: StatusRow) -> None:
     row.retiring = row.retiring_digest = ""
-    row.retiring_uid, row.retiring_outputs = None, {}
+    row.retiring_uid = row.retiring_outputs = None
 
 
 def _ended(row: StatusRow) -> None:

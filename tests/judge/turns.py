@@ -1,4 +1,4 @@
-"""Checks of recorded turns, with the product's own fold and ``decide``.
+"""Checks of recorded turns, with the product's own folds and ``decide``.
 
 They are no judgement of a history: a defect of the fold would be in both. Invariants 5 and 10.
 """
@@ -16,6 +16,7 @@ from reconciler.resource.decide import decide
 from reconciler.resource.evolve import HistoryGapError, evolve
 from reconciler.resource.state import NEW, ResourceState
 from reconciler.resource.turn import Command, Context, Turn
+from tests.judge.agreement import Agreement
 
 
 class RecordedTurn(NamedTuple):
@@ -34,6 +35,7 @@ class Turns:
         self.recorded: list[RecordedTurn] = []
         self.states: dict[ResourceKey, ResourceState] = {}
         self._turn_of: dict[int, RecordedTurn] = {}
+        self._rows: dict[ResourceKey, Agreement] = {}
 
     def decide(self, state: ResourceState, commands: Sequence[Command], context: Context) -> Turn:
         """Take a turn as the decider does, and record it."""
@@ -66,6 +68,8 @@ class Turns:
                 state = evolve(state, event)
             except HistoryGapError:
                 return  # the judge of the versions finds it
+            row = self._rows.setdefault(key, Agreement(event.subject))
+            yield from row.disagreements(event, state)
         self.states[key] = state
 
     def not_repeatable(self) -> Iterator[str]:

@@ -30,10 +30,11 @@ from reconciler.provider import Capabilities, Provider
 from reconciler.provider.kind import PROVIDER_CONFIG, Kind
 from reconciler.provider.secrets import Secrets
 from reconciler.resource.decide import decide
-from reconciler.resource.evolve import fold
+from reconciler.resource.evolve import evolve
 from reconciler.resource.owner_label import OWNER_LABEL, owner
 from reconciler.resource.state import NEW, InFlight, ResourceState
 from reconciler.resource.turn import Command, Context, TwinHold
+from tests.judge.agreement import Agreement
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 LOG_ID = "log1"
@@ -191,9 +192,18 @@ class Story:
         self.log += turn.events
         self.answers = list(turn.answers)
         self.timers += turn.timers
-        # As another process reads it: lists, where a tuple was declared.
-        assert fold(decode_log(encode_log(each)) for each in self.log) == self.state
+        self._check_replay()
         return [event.data for event in turn.events]
+
+    def _check_replay(self) -> None:
+        """Fold the log as another process reads it: lists, where a tuple was declared."""
+        state, row = NEW, Agreement(str(self.key))
+        for each in self.log:
+            event = decode_log(encode_log(each))
+            state = evolve(state, event)
+            wrong = [*row.disagreements(event, state)]
+            assert not wrong, wrong
+        assert state == self.state
 
     def turn(self, *data: IntakeData) -> list[ResourceEvent]:
         return self.give([self.command(each) for each in data])

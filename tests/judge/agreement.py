@@ -1,0 +1,181 @@
+"""Compares the row of a resource with its state: both folds of a log must agree (ADR 0066)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from events.external import ExternalObject, digest, identity
+from events.hold import Hold
+from events.log import Condition, LogEvent
+from projections.status import StatusRow, fold_status
+from reconciler.resource.state import ResourceState
+
+OF_THE_LOG: Final = frozenset(
+    {
+        # The key, and what the newest events say of themselves.
+        *("namespace", "kind", "name", "position", "since", "changed_at", "seen_at"),
+        # What the aggregate does not need: names of objects, times, numbers.
+        *("owned_by", "owned_since", "owned_reason", "drifts", "released", "uncertain_names"),
+        *("unmet_since", "asked_level"),
+        # The state has them only while an outcome or a wait is current.
+        *("retry_seconds", "throttled_seconds"),
+        # The row drops them with its object, and is not told twice.
+        *("refers", "referenced_from"),
+    }
+)
+"""Fields of the row that do not follow from the state."""
+
+
+def fields_of(state: ResourceState) -> Mapping[str, object]:
+    """Return the fields of the row that follow from the state."""
+    desired, observed, spec = state.desired, state.observed, state.desired.spec
+    owned, retiring, flight = state.owned, state.retiring, state.actions.in_flight
+    shown, due, approval = observed.object, state.due, state.holds.approval
+    action = None if flight is None else flight.action
+    return {
+        "version": state.version,
+        "generation": desired.generation,
+        "declared": desired.is_declared,
+        "paused": desired.is_declared and spec is not None and spec.policy.paused,
+        "labels": {} if spec is None else spec.labels,
+        "approve": "Never" if spec is None else spec.policy.approve,
+        "definition": 0 if desired.definition is None else desired.definition.generation,
+        "targets": desired.targets,
+        "secrets": dict.fromkeys(() if spec is None else spec.secrets, "") | desired.secrets,
+        "provider_config": state.provider_config,
+        **_names_of(state),
+        "owned": owned is not None,
+        "uid": None if owned is None else owned.uid,
+        "taken_by": observed.taken_by,
+        "observed_digest": _digest(shown),
+        "outputs": {} if shown is None else shown.outputs,
+        "listing_disproved": observed.is_listing_disproved,
+        "grace_seconds": observed.grace_seconds,
+        "strays": observed.strays,
+        "total": observed.total,
+        "retiring": "" if retiring is None else retiring.external_name,
+        "retiring_uid": None if retiring is None else retiring.uid,
+        "retiring_digest": _digest(None if retiring is None else retiring.shown),
+        "retiring_outputs": None
+        if retiring is None or retiring.shown is None
+        else retiring.shown.outputs,
+        "action_id": "" if action is None else action.action_id,
+        "operation": "" if action is None else action.operation,
+        "attempt": 0 if flight is None else flight.attempt,
+        "asked_name": action.external_name if action and action.operation == "Create" else "",
+        "due_at": None if due is None or due.is_written else due.at,
+        "progress_at": None if state.progress is None else state.progress.at,
+        "asked_plan": approval.plan if approval and approval.decision != "Proceed" else "",
+        "finalizers": {each.name: each.holder for each in state.holds.finalizers},
+        "references": state.holds.references,
+        "throttled_until": state.api.throttled_until,
+        "breaker_until": state.api.open_until,
+    } | _outcome_of(state)
+
+
+def _names_of(state: ResourceState) -> Mapping[str, object]:
+    """Return where the object is, and its next name; nothing of what only listings name."""
+    spec, owned, released = state.desired.spec, state.owned, state.released
+    if owned is not None:
+        name = owned.external_name
+    elif released is not None:
+        name = released.name
+    elif spec is not None and state.desired.is_declared:
+        name = spec.external_name
+    else:
+        return {}
+    names: dict[str, object] = {"external_name": name}
+    if spec is not None and state.desired.is_declared:
+        config = spec.provider_config
+        names["declared_name"] = spec.external_name if spec.external_name != name else ""
+        names["declared_config"] = config if config != state.provider_config else ""
+    return names
+
+
+def _outcome_of(state: ResourceState) -> Mapping[str, object]:
+    """Return what the newest outcome says; nothing while something newer is under way."""
+    last = state.outcome
+    if last is None:
+        return {}
+    return {
+        "outcome": last.outcome,
+        "observed_generation": last.generation,
+        "reason": last.reason,
+        "message": last.message,
+    }
+
+
+def _without_readiness(conditions: Sequence[Condition]) -> list[Condition]:
+    """Leave out what a creation makes unknown in the row before the next outcome says it."""
+    return [each for each in conditions if each.type != "Ready"]
+
+
+class Agreement:
+    """Folds the history of one resource into a row, beside the state that others fold it into."""
+
+    def __init__(self, subject: str) -> None:
+        self.row = StatusRow(*subject.split("/"))
+
+    def disagreements(self, event: LogEvent, after: ResourceState) -> Iterator[str]:
+        """Fold one more event; return the fields that are not those of the state after it."""
+        row = self.row
+        fold_status(row, row.position + 1, event)
+        wrong = {
+            name: (getattr(row, name), expected)
+            for name, expected in fields_of(after).items()
+            if getattr(row, name) != expected
+        }
+        wrong |= _wrong_if_shown(row, event, after)
+        if after.outcome is not None:
+            both = _without_readiness(row.conditions), _without_readiness(after.outcome.conditions)
+            wrong |= {"conditions": both} if both[0] != both[1] else {}
+        for name, (found, expected) in wrong.items():
+            yield (
+                f"{event.id} {type(event.data).__name__}: the row has {name} {found!r}, "
+                f"and the state {expected!r}"
+            )
+
+
+def _wrong_if_shown(
+    row: StatusRow, event: LogEvent, state: ResourceState
+) -> dict[str, tuple[object, object]]:
+    """Compare the fields that the row may leave out, but must not show otherwise."""
+    flight, shown = state.actions.in_flight, state.observed.object
+    is_approved = state.holds.approved in (Hold.DELETION_GUARD, Hold.LOSS_GUARD)
+    is_doubted = state.observed.doubted is not None or state.observed.asked_at is not None
+    expected: dict[str, object] = {
+        "doubted": is_doubted or is_approved,
+        "seen_uid": None if shown is None or state.owned is not None else shown.uid,
+        "foreign_identity": None if shown is None else identity(shown),
+    }
+    if flight is not None and flight.action.operation != "Delete":
+        action = flight.action
+        wanted = (action.external_name, action.fields, action.uid, None, action.labels)
+        expected["asked_digest"] = digest(ExternalObject(*wanted))
+    wrong = {
+        name: (getattr(row, name), value)
+        for name, value in expected.items()
+        if getattr(row, name) and getattr(row, name) != value
+    }
+    # A wait that is over is not shown: what it waited for is decided in the same turn.
+    until = (None if flight is None else flight.retry_at) or state.waits.until
+    is_over = row.retry_at is None and until is not None and until <= event.time
+    if row.retry_at != until and not is_over:
+        wrong["retry_at"] = (row.retry_at, until)
+    return wrong
+
+
+def _digest(shown: ExternalObject | None) -> str:
+    return "" if shown is None else digest(shown)
+
+
+def unclassified() -> set[str]:
+    """Return the fields of the row that are compared in no way, and not known not to be."""
+    compared = {"outcome", "observed_generation", "reason", "message", "conditions"}
+    compared |= {"external_name", "declared_name", "declared_config"}
+    compared |= {"doubted", "seen_uid", "foreign_identity", "asked_digest", "retry_at"}
+    compared |= fields_of(ResourceState()).keys()
+    return {each.name for each in msgspec.structs.fields(StatusRow)} - compared - OF_THE_LOG
