@@ -8,12 +8,12 @@ from typing import assert_never
 import msgspec
 from msgspec.structs import replace
 
+from events.endings import Endings, endings_of
 from events.external import ExternalObject, digest, identity
-from events.hold import A_PLAN_WAITS, Hold, hold_of
+from events.hold import Hold, hold_of
 from events.intake import OnWithdrawal, TargetState
 from events.integrity import LogDamage
 from events.log import (
-    MAY_WAIT,
     AbsenceDoubted,
     Action,
     ActionAbandoned,
@@ -262,10 +262,6 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
             row.generation = row.observed_generation = data.generation
             row.reason = data.reason
             row.message = data.message
-            if data.reason not in A_PLAN_WAITS:
-                row.asked_plan, row.asked_level = "", "Never"
-            if data.outcome not in MAY_WAIT:
-                _stop_waiting(row)
             row.conditions = data.conditions
         case ActionDecided(action):
             row.doubted = False  # what was let go is done with
@@ -280,9 +276,6 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
         case SpecWithdrawn(generation):
             row.generation = generation
             row.declared = row.paused = False
-            row.asked_plan, row.asked_level = "", "Never"
-            row.due_at = row.progress_at = None
-            _stop_waiting(row)
         case GenerationSuperseded() | DeclarationSuperseded():
             pass  # the next outcome speaks of the newer generation
         case ExternalObserved() as data:
@@ -334,7 +327,6 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
             pass  # the outcome tells it
         case HoldApproved() as data:
             row.doubted = not row.action_id and data.hold in _NEED_LISTING
-            row.asked_plan, row.asked_level = "", "Never"
         case ReconcileAccepted(reads):
             row.doubted = reads and not row.action_id
             row.retry_at = row.retry_at and (event.time if row.action_id else None)
@@ -365,8 +357,6 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
             _failed(row, data)
         case ActionAbandoned():
             _remember_uncertain(row, row.asked_name)
-            _ended(row)
-            row.retry_at = None
         case RetryScheduled(at, seconds):
             row.retry_at = at
             row.retry_seconds = seconds
@@ -386,6 +376,7 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
             pass  # the outcome tells it
         case _:
             assert_never(event.data)
+    _end(row, endings_of(event.data))
     if not (row.declared or row.owned or row.action_id):
         # References end with the object of a declaration. What the resource claims afterwards is
         # deleted or released; a row that was forgotten meanwhile could not name a target either.
@@ -432,7 +423,6 @@ def _declared(row: StatusRow, data: SpecDeclared) -> None:
         row.declared_name = ""
     if row.hold == Hold.DELETION_GUARD:
         row.doubted = False  # the deletion that was approved is not wanted any more
-    row.due_at = row.progress_at = None
     row.foreign_identity = ""
     row.generation, row.labels = data.generation, data.labels
     if not row.declared:  # a new life begins, which knows nothing of others yet
@@ -450,14 +440,19 @@ def _declared(row: StatusRow, data: SpecDeclared) -> None:
     row.paused = data.policy.paused
     row.approve = data.policy.approve
     row.referenced_from = data.policy.referenced_from
-    row.asked_plan, row.asked_level = "", "Never"
-    _stop_waiting(row)
 
 
-def _stop_waiting(row: StatusRow) -> None:
-    """Nothing is waited for any more; but an action under way still waits for its next try."""
-    if not row.action_id:
+def _end(row: StatusRow, endings: Endings) -> None:
+    """End what an event ends; the wait of an action ends with the action."""
+    if endings.action:
+        row.action_id = row.operation = row.asked_name = ""
+        row.attempt = 0
+    if endings.wait and not row.action_id:
         row.retry_at = None
+    if endings.deadlines:
+        row.due_at = row.progress_at = None
+    if endings.plan:
+        row.asked_plan, row.asked_level = "", "Never"
 
 
 def _begun(row: StatusRow, action: Action, attempt: int) -> None:
@@ -498,8 +493,6 @@ def _succeeded(row: StatusRow, event: LogEvent, data: ActionSucceeded) -> None:
         return
     asked = row.asked_digest
     if not data.late or not row.action_id:  # told late, another action may be under way
-        _ended(row)
-        row.retry_at = None
         row.asked_digest = ""
     if data.operation == "Delete" and data.purpose == "Retire":
         _retired(row)
@@ -539,7 +532,6 @@ def _failed(row: StatusRow, data: ActionFailed) -> None:
         _remember_uncertain(row, row.asked_name)
     if data.consequence == "Retry":
         return
-    _ended(row)
     if data.consequence == "Retired":
         _retired(row)
     elif data.consequence == "Observed":
@@ -607,8 +599,3 @@ def _forget_release(row: StatusRow, place: tuple[str, str | None]) -> None:
 def _retired(row: StatusRow) -> None:
     row.retiring = row.retiring_digest = ""
     row.retiring_uid = row.retiring_outputs = None
-
-
-def _ended(row: StatusRow) -> None:
-    row.action_id = row.operation = row.asked_name = ""
-    row.attempt = 0

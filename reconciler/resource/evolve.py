@@ -7,11 +7,11 @@ from typing import assert_never, cast
 
 from msgspec.structs import replace
 
+from events.endings import endings_of
 from events.external import ExternalObject
-from events.hold import A_PLAN_WAITS, Hold
+from events.hold import Hold
 from events.intake import ActionError, LossCount
 from events.log import (
-    MAY_WAIT,
     REPEATED_DRIFT,
     AbsenceDoubted,
     Action,
@@ -51,6 +51,7 @@ from events.log import (
     ReferenceAdded,
     ReferenceRemoved,
     ReleaseForced,
+    ResourceEvent,
     RetryScheduled,
     SecretObserved,
     SpecDeclared,
@@ -102,17 +103,6 @@ CHECKED_NOT_DONE = ActionError(
 
 _NO_WAITS = Waits()
 
-_END_AN_APPROVAL = (
-    SpecDeclared,
-    SpecWithdrawn,
-    SpecResolved,
-    DefinitionObserved,
-    ActionDecided,
-    ActionHeld,
-    TwinDetected,
-)
-"""Events after which an earlier approval of a hold no longer counts."""
-
 
 class HistoryGapError(ValueError):
     """A resource's events are not gapless: one is missing, doubled or out of order."""
@@ -128,8 +118,24 @@ def evolve(state: ResourceState, event: LogEvent) -> ResourceState:
             f"{event.subject}: event {event.resourceversion} follows event {state.version}"
         )
     version = event.resourceversion
-    before = _without_approved_hold(state) if isinstance(event.data, _END_AN_APPROVAL) else state
+    before = _without_ended(state, event.data)
     return replace(_with_disowned(state, _after(before, event), version), version=version)
+
+
+def _without_ended(state: ResourceState, data: ResourceEvent) -> ResourceState:
+    """End what an event ends by itself. The end of an action leaves more, as its case says."""
+    endings, holds = endings_of(data), state.holds
+    if endings.wait and state.waits.until is not None:
+        state = replace(state, waits=replace(state.waits, until=None, is_fight=False))
+    if endings.deadlines:
+        state = replace(state, due=None, progress=None)
+    if endings.approval:
+        state = _without_approved_hold(state)
+    # What was approved is kept until its action ends, whatever the outcome is meanwhile.
+    is_kept = isinstance(data, OutcomeRecorded) and state.actions.in_flight is not None
+    if endings.plan and holds.approval is not None and not is_kept:
+        state = _with_approval(state, None)
+    return state
 
 
 def fold(events: Iterable[LogEvent], state: ResourceState = NEW) -> ResourceState:
@@ -158,9 +164,6 @@ def _after(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
                 state,
                 desired=desired,
                 waits=_NO_WAITS,
-                holds=replace(state.holds, approval=None),
-                due=None,
-                progress=None,
                 because=event.id,
             )
         case GenerationSuperseded():
@@ -231,8 +234,6 @@ def _after(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
             return replace(
                 state,
                 actions=replace(state.actions, in_flight=flight),
-                # It has waited; the next wait is another.
-                waits=replace(state.waits, until=None, is_fight=False),
                 outcome=None if _is_news(state, action) else state.outcome,
             )
         case ActionRetried(action, attempt):
@@ -266,12 +267,6 @@ def _after(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
         case ProgressNoted(mark, since, at):
             return replace(state, progress=KnownProgress(mark, since, at) if mark else None)
         case OutcomeRecorded() as data:
-            is_past = data.reason not in A_PLAN_WAITS
-            if is_past and state.actions.in_flight is None:
-                state = _with_approval(state, None)
-            if data.outcome not in MAY_WAIT and state.waits.until is not None:
-                # What it waited to mend is gone, or was mended without us.
-                state = replace(state, waits=replace(state.waits, until=None, is_fight=False))
             if data.confirms_write:
                 state = _without_doubt(state)
             desired = state.desired
@@ -437,9 +432,7 @@ def _declared(state: ResourceState, data: SpecDeclared, event: LogEvent) -> Reso
         observed=observed,
         actions=replace(state.actions, has_created=False) if is_new else state.actions,
         waits=_NO_WAITS,
-        holds=replace(state.holds, release_forced=False, orphan_forced=False, approval=None),
-        due=None,
-        progress=None,
+        holds=replace(state.holds, release_forced=False, orphan_forced=False),
         fights=(),
         because=event.id,
         # The endpoint may be another: what is known of its health begins anew.
@@ -1001,7 +994,7 @@ def _abandoned(state: ResourceState, data: ActionAbandoned) -> ResourceState:
         uncertain_create=state.actions.uncertain_create
         or (data.operation == "Create" and (flight is None or not flight.is_surely_not_done)),
     )
-    waits = replace(state.waits, failures=0, failure=None, until=None)
+    waits = replace(state.waits, failures=0, failure=None)
     applied = _perhaps_applied(state.owned, flight)
     return _with_applied(replace(state, actions=actions, waits=waits), applied)
 
