@@ -121,8 +121,12 @@ class Agreement:
 
     def disagreements(self, event: LogEvent, after: ResourceState) -> Iterator[str]:
         """Fold one more event; return the fields that are not those of the state after it."""
+        fold_status(self.row, self.row.position + 1, event)
+        return self.differences(event, after)
+
+    def differences(self, event: LogEvent, after: ResourceState) -> Iterator[str]:
+        """Return the fields of the row that are not those of the state after the newest event."""
         row = self.row
-        fold_status(row, row.position + 1, event)
         wrong = {
             name: (getattr(row, name), expected)
             for name, expected in fields_of(after).items()
