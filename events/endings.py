@@ -41,11 +41,12 @@ class Endings(NamedTuple):
 NO_ENDINGS: Final = Endings()
 _OF_A_GENERATION: Final = Endings(wait=True, deadlines=True, plan=True, approval=True)
 _OF_A_DECISION: Final = Endings(wait=True, approval=True)
-_OF_A_RESULT: Final = Endings(action=True, wait=True)
-_OF_A_LATE_RESULT: Final = Endings(wait=True)
+_OF_A_RESULT: Final = Endings(action=True, wait=True, plan=True)
+_OF_A_LATE_RESULT: Final = Endings(wait=True, plan=True)
+_OF_A_PLAN: Final = Endings(plan=True)
+_OF_AN_END: Final = Endings(action=True, wait=True)
 _OF_A_FAILURE: Final = Endings(action=True)
 _OF_A_FACT: Final = Endings(approval=True)
-_OF_AN_APPROVAL: Final = Endings(plan=True)
 _OF_AN_OUTCOME: Final = {
     (wait, plan): Endings(wait=wait, plan=plan) for wait in (True, False) for plan in (True, False)
 }
@@ -62,14 +63,14 @@ def endings_of(data: ResourceEvent) -> Endings:
             return _OF_A_RESULT
         case ActionSucceeded(outdated=False):  # another action may be in flight
             return _OF_A_LATE_RESULT
+        case ActionSucceeded() | HoldApproved(hold=Hold.APPROVAL):
+            return _OF_A_PLAN
         case SpecDeclared() | SpecWithdrawn():
             return _OF_A_GENERATION
         case ActionFailed(consequence=consequence):
             return NO_ENDINGS if consequence == "Retry" else _OF_A_FAILURE
         case ActionAbandoned():
-            return _OF_A_RESULT
-        case HoldApproved(hold=Hold.APPROVAL):
-            return _OF_AN_APPROVAL
+            return _OF_AN_END
         case DefinitionObserved() | ActionHeld() | TwinDetected():
             return _OF_A_FACT
         case _:

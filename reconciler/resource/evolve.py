@@ -131,8 +131,10 @@ def _without_ended(state: ResourceState, data: ResourceEvent) -> ResourceState:
         state = replace(state, due=None, progress=None)
     if endings.approval:
         state = _without_approved_hold(state)
-    # What was approved is kept until its action ends, whatever the outcome is meanwhile.
-    is_kept = isinstance(data, OutcomeRecorded) and state.actions.in_flight is not None
+    # What was approved is kept until its action ends, and for what is left of a replacement then.
+    is_kept = state.actions.in_flight is not None and isinstance(
+        data, OutcomeRecorded | ActionSucceeded
+    )
     if endings.plan and holds.approval is not None and not is_kept:
         state = _with_approval(state, None)
     return state
