@@ -388,8 +388,8 @@ class TimerFired(_Intake, frozen=True):
         WaitPurpose | Literal["Sweep", "ConfigChanged"],
         about(
             "Retry: the delay of a retry ended. Due: a renewal is due. Progress: the object should "
-            "have made progress. Sweep: the sweeper checks the resource. ConfigChanged: the ProviderConfig or the kind that the "
-            "resource waits for is available."
+            "have made progress. Sweep: the sweeper checks the resource. ConfigChanged: the "
+            "ProviderConfig or the kind that the resource waits for is available."
         ),
     ]
 

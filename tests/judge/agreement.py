@@ -40,7 +40,7 @@ def fields_of(state: ResourceState) -> Mapping[str, object]:
         "generation": desired.generation,
         "declared": desired.is_declared,
         "paused": desired.is_declared and spec is not None and spec.policy.paused,
-        "labels": {} if spec is None else spec.labels,
+        "labels": dict[str, str]() if spec is None else spec.labels,
         "approve": "Never" if spec is None else spec.policy.approve,
         "definition": 0 if desired.definition is None else desired.definition.generation,
         "targets": desired.targets,
@@ -117,7 +117,8 @@ class Agreement:
     """Folds the history of one resource into a row, beside the state that others fold it into."""
 
     def __init__(self, subject: str) -> None:
-        self.row = StatusRow(*subject.split("/"))
+        namespace, kind, name = subject.split("/")
+        self.row = StatusRow(namespace, kind, name)
 
     def disagreements(self, event: LogEvent, after: ResourceState) -> Iterator[str]:
         """Fold one more event; return the fields that are not those of the state after it."""
