@@ -35,12 +35,12 @@ def fields_of(state: ResourceState) -> Mapping[str, object]:
     owned, retiring, flight = state.owned, state.retiring, state.actions.in_flight
     shown, due, approval = observed.object, state.due, state.holds.approval
     action = None if flight is None else flight.action
-    return {
+    fields: dict[str, object] = {
         "version": state.version,
         "generation": desired.generation,
         "declared": desired.is_declared,
         "paused": desired.is_declared and spec is not None and spec.policy.paused,
-        "labels": dict[str, str]() if spec is None else spec.labels,
+        "labels": {} if spec is None else spec.labels,
         "approve": "Never" if spec is None else spec.policy.approve,
         "definition": 0 if desired.definition is None else desired.definition.generation,
         "targets": desired.targets,
@@ -73,7 +73,8 @@ def fields_of(state: ResourceState) -> Mapping[str, object]:
         "references": state.holds.references,
         "throttled_until": state.api.throttled_until,
         "breaker_until": state.api.open_until,
-    } | _outcome_of(state)
+    }
+    return {**fields, **_outcome_of(state)}
 
 
 def _names_of(state: ResourceState) -> Mapping[str, object]:
