@@ -255,12 +255,12 @@ async def ensure_topology(
 ) -> Topology:
     """Make or upgrade every stream and consumer; doing it again changes nothing.
 
-    ``replicas``: None for as many as the log has, or 1. ``restored``: the identity of a log that is
-    being restored, and stays marked so. ``namespaces``: those whose services read outcomes. Raises
-    ``IncompatibleStreamError`` for a difference that cannot be changed in place.
+    ``replicas``: None for as many as any stream has, or 1. ``restored``: the identity of a log that
+    is being restored, and stays marked so. ``namespaces``: those whose services read outcomes.
+    Raises ``IncompatibleStreamError`` for a difference that cannot be changed in place.
     """
     if replicas is None:
-        replicas = int((await _found(nc, f"STREAM.INFO.{LOG}")).get("num_replicas", 1))
+        replicas = await _most_replicas(nc)
     if restored is None:
         identity, first_position = await _existing_log(nc)
         metadata = _metadata(identity)
@@ -293,6 +293,12 @@ async def ensure_topology(
             )
             reach(Failpoint.INIT_STEP)
     return Topology(identity.log_id, changes)
+
+
+async def _most_replicas(nc: Client) -> int:
+    """Return the largest number of replicas, because another client may have reduced any."""
+    found = [await _found(nc, f"STREAM.INFO.{name}") for name in SUBJECTS]
+    return max(int(each.get("num_replicas", 1)) for each in found)
 
 
 async def _ensure_service_consumer(

@@ -35,8 +35,8 @@ def init(
     Parameters
     ----------
     replicas
-        Replicas of each stream: 1, or 3 or 5 in a cluster. Default: those of the existing log, or
-        1.
+        Replicas of each stream: 1, or 3 or 5 in a cluster. Default: those of the existing
+        streams, or 1.
     namespace
         Namespace of a service account. `init` creates the consumers with which the service reads
         its outcomes. May be repeated.

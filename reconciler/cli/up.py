@@ -118,8 +118,8 @@ def up(
     latency_ms
         Minimum duration of each request to the example API, in milliseconds.
     replicas
-        Replicas of each stream: 1, or 3 or 5 in a cluster. Default: those of the existing log, or
-        1.
+        Replicas of each stream: 1, or 3 or 5 in a cluster. Default: those of the existing
+        streams, or 1.
     roles
         Roles to run here, separated by commas; or none.
     no_api

@@ -2,12 +2,15 @@
 
 import pytest
 
-from infra.bus.streams import LOG
+from infra.bus.copies import copies
+from infra.bus.streams import LOG, RATES
 from infra.jetstream.append import append
+from infra.jetstream.connection import api_request
 from infra.jetstream.errors import AppendConflictError, BusUnavailableError
 from infra.jetstream.outgoing import OutgoingMessage
 from infra.jetstream.reads import stream_state
-from reconciler.wiring import connected
+from reconciler.cli.checks.cluster import judge_copies
+from reconciler.wiring import connected, initialise
 from tests.cluster.servers import EmbeddedCluster
 from tests.cluster.story import until, until_whole
 
@@ -53,3 +56,22 @@ async def test_a_copy_of_several_blocks_is_whole_again_after_its_node_was_killed
 
         await until(is_appended, lambda: "the copy makes no majority with another one")
         assert (await stream_state(nc, LOG)).messages == FIRST + MORE + 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+async def test_replicas_that_another_client_removed_are_named_and_restored(
+    cluster: EmbeddedCluster,
+) -> None:
+    async with connected(cluster.url_of(0)) as nc:
+        for stream in (LOG, RATES):
+            config = (await api_request(nc, f"STREAM.INFO.{stream}", None))["config"]
+            await api_request(nc, f"STREAM.UPDATE.{stream}", {**config, "num_replicas": 1})
+        found = judge_copies(await copies(nc))
+        assert found.found == "too few replicas: LOG_1 has 1 of 3, RATES has 1 of 3"
+        await initialise(nc)
+
+        async def has_all() -> bool:
+            return judge_copies(await copies(nc)).verdict == "ok"
+
+        await until(has_all, lambda: "replicas are missing")

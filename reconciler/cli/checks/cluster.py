@@ -32,7 +32,12 @@ async def check_copies(nc: Client) -> list[Finding]:
 
 def judge_copies(found: Sequence[Copies]) -> Finding:
     """Return which streams have no leader, or copies that are away or not up to date."""
-    wanted = min((each.wanted for each in found), default=1)
+    wanted = max((each.wanted for each in found), default=1)
+    few = [
+        f"{each.stream} has {min(each.wanted, each.present)} of {wanted}"
+        for each in found
+        if min(each.wanted, each.present) < wanted
+    ]
     leaderless = [each.stream for each in found if not each.leader]
     behind = [f"{each.stream} on {', '.join(each.behind)}" for each in found if each.behind]
     outdated = f"replicas are missing or outdated: {some(behind)}"
@@ -50,6 +55,13 @@ def judge_copies(found: Sequence[Copies]) -> Finding:
             "failure may stop the bus or lose data."
         )
         return Finding("replicas", "warn", outdated, remedy)
+    if few:
+        remedy = (
+            f"Run `reconciler init --replicas {wanted}` while all servers run. If a server was "
+            "removed from the cluster, add one. Until then, one failure may stop the bus or lose "
+            "data."
+        )
+        return Finding("replicas", "warn", f"too few replicas: {some(few)}", remedy)
     if wanted == 1:
         return Finding(
             "replicas", "ok", "one replica of each stream; back up the log (`reconciler backup`)"
