@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager
 from datetime import UTC, datetime
 from typing import Final
@@ -39,11 +39,20 @@ from infra.jetstream.errors import BusDeniedError, BusUnavailableError
 from infra.jetstream.outgoing import MESSAGE_ID, OutgoingMessage
 from infra.jetstream.publish import publish, publish_many, store_all
 from infra.jetstream.reads import last_for_subjects, last_of_each, stream_state
+from reconciler.errors import WaitTimeoutError
 from reconciler.ports import IntakeMessageOut, StoredEvent
 
 _RETRY_SECONDS: Final = 0.2
 _LOOK_SECONDS: Final = 0.5  # between two looks whether the connection was lost in the meantime
 _logger = structlog.get_logger(__name__)
+
+OnRetry = Callable[[int], object]
+"""Called with the number of messages that the server did not confirm, before each repetition."""
+
+
+def log_retry(count: int) -> None:
+    """Log a repetition."""
+    _logger.warning("the server did not confirm messages; retrying", count=count)
 
 
 class JetStreamClientBus:
@@ -52,9 +61,10 @@ class JetStreamClientBus:
     Every method may raise ``BusError`` classes; what is unknown is tried again inside.
     """
 
-    def __init__(self, nc: Client, source: str) -> None:
+    def __init__(self, nc: Client, source: str, on_retry: OnRetry = log_retry) -> None:
         self._nc = nc
         self._source = source
+        self._on_retry = on_retry
         self._answers = AnswerBox(nc)
         self._rows = JetStreamRows(nc)
         self._is_bound = False
@@ -72,24 +82,38 @@ class JetStreamClientBus:
     # --- the intake
 
     async def store(self, messages: Sequence[IntakeMessageOut], *, timeout_seconds: float) -> None:
-        """Store messages, again under the same ids while it is unknown whether they are."""
+        """Store messages, again under the same ids while it is unknown whether they are.
+
+        Raises ``WaitTimeoutError``.
+        """
         outgoing = [self._outgoing(each, {}) for each in messages]
-        async with asyncio.timeout(timeout_seconds):
-            await self._store(outgoing)
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                await self._store(outgoing)
+        except TimeoutError:
+            raise _unconfirmed(len(messages), timeout_seconds) from None
 
     async def ask(
         self, messages: Sequence[IntakeMessageOut], *, timeout_seconds: float
     ) -> Sequence[Answer | None]:
-        """Store messages and wait for the answers; None for one that does not arrive in time."""
+        """Store messages and wait for the answers; None for one that does not arrive in time.
+
+        Raises ``WaitTimeoutError`` if the server has not confirmed by then that it stored them.
+        """
+        stored = asyncio.Event()
         with self._answers.round(len(messages)) as questions:
             try:
                 async with asyncio.timeout(timeout_seconds):
-                    await self._ask(messages, questions)
+                    await self._ask(messages, questions, stored)
             except TimeoutError:
+                if not stored.is_set():
+                    raise _unconfirmed(len(messages), timeout_seconds) from None
                 _logger.info("replies are missing", count=len(questions.unanswered))
             return questions.answers
 
-    async def _ask(self, messages: Sequence[IntakeMessageOut], questions: Round) -> None:
+    async def _ask(
+        self, messages: Sequence[IntakeMessageOut], questions: Round, stored: asyncio.Event
+    ) -> None:
         """Ask; and after a lost connection, which loses answers, ask for what is missing again.
 
         The decider recognizes the repeat by its id and answers `Duplicate`.
@@ -102,6 +126,7 @@ class JetStreamClientBus:
                     for index in questions.unanswered
                 ]
             )
+            stored.set()
             while self._nc.stats["reconnects"] == reconnects:
                 if await _is_set(questions.complete):
                     return
@@ -118,9 +143,7 @@ class JetStreamClientBus:
                     raise result
             outgoing = unknown
             if outgoing:
-                _logger.warning(
-                    "the server did not confirm messages; retrying", count=len(outgoing)
-                )
+                self._on_retry(len(outgoing))
                 await asyncio.sleep(_RETRY_SECONDS)
 
     def _outgoing(self, message: IntakeMessageOut, headers: Mapping[str, str]) -> OutgoingMessage:
@@ -256,6 +279,15 @@ class JetStreamClientBus:
     async def rows(self, pattern: str) -> Mapping[str, bytes]:
         """Read the rows whose names match."""
         return await patiently(self._nc, lambda: self._rows.matching(pattern))
+
+
+def _unconfirmed(count: int, seconds: float) -> WaitTimeoutError:
+    noun = "message" if count == 1 else "messages"
+    return WaitTimeoutError(
+        f"the server did not confirm {count} {noun} within {seconds:g} s, and may or may not "
+        "have stored them; check that the disk of the server has room, then send them again, "
+        "which is safe"
+    )
 
 
 async def _is_set(event: asyncio.Event) -> bool:

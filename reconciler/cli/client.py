@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import getpass
+import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from events.intake import Answer
 from events.names import ResourceKey
 from reconciler.cli.connection import PATIENCE_SECONDS, Connection
+from reconciler.cli.output import plural
 from reconciler.cli.own_clock import warn_of_own_clock
 from reconciler.cli.own_logs import configure_logs
 from reconciler.cli.results import Result, result_of
@@ -27,6 +29,23 @@ def who() -> str:
         return "cli"
 
 
+class RetryNotice:
+    """Reports once on standard error that the server does not confirm what the command sends."""
+
+    def __init__(self) -> None:
+        self._is_printed = False
+
+    def __call__(self, count: int) -> None:
+        """Take the number of messages that are sent again."""
+        if not self._is_printed:
+            self._is_printed = True
+            sys.stderr.write(
+                f"waiting: the server does not confirm {plural(count, 'message')}; this command "
+                "sends them again until its timeout. The disk of the server may be full: see "
+                "`reconciler doctor`\n"
+            )
+
+
 @asynccontextmanager
 async def client_of(connection: Connection, *, sends: bool = True) -> AsyncGenerator[Client]:
     """Connect for one command, which sends something, or only reads.
@@ -39,6 +58,7 @@ async def client_of(connection: Connection, *, sends: bool = True) -> AsyncGener
         source=who(),
         access=connection.access,
         patience_seconds=PATIENCE_SECONDS,
+        on_retry=RetryNotice(),
     ) as client:
         await warn_of_own_clock(client.read_clock)
         if sends:

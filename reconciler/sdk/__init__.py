@@ -21,7 +21,7 @@ from events.integrity import LogDamage, LogDamagedError
 from events.log import OutcomeName
 from events.manifest import InvalidManifestError, Manifest, Metadata
 from events.names import InvalidNameError, ResourceKey
-from infra.bus.client_bus import JetStreamClientBus
+from infra.bus.client_bus import JetStreamClientBus, OnRetry, log_retry
 from infra.bus.streams import has_log
 from infra.jetstream import connection
 from infra.jetstream.access import ANYBODY, Access
@@ -91,14 +91,17 @@ async def connect(
     source: str,
     access: Access = ANYBODY,
     patience_seconds: float = 30.0,
+    on_retry: OnRetry = log_retry,
 ) -> AsyncGenerator[Client]:
     """Connect to the bus of a reconciler; lost connections are repaired.
 
     ``source`` names your service: it is the actor in the history. ``access`` says which key to use
     and whom to trust; what it leaves out is taken from the environment (``RECONCILER_CREDENTIALS``,
     ``RECONCILER_NKEY``, ``RECONCILER_TLS_CA``, ...). ``patience_seconds`` is how long the first
-    connection may take. Raises ``BusError`` when the bus cannot be used, and
-    ``ConfigurationError`` for a source that cannot be used or a bus without a reconciler.
+    connection may take. ``on_retry`` is called with the number of messages that the server did not
+    confirm within five seconds, before they are sent again. Raises ``BusError`` when the bus cannot
+    be used, and ``ConfigurationError`` for a source that cannot be used or a bus without a
+    reconciler.
     """
     _check_source(source)
     nc = await connection.connect(
@@ -106,14 +109,16 @@ async def connect(
     )
     try:
         await connection.require_jetstream(nc)
-        async with client_on(nc, source=source) as client:
+        async with client_on(nc, source=source, on_retry=on_retry) as client:
             yield client
     finally:
         await connection.close(nc)
 
 
 @asynccontextmanager
-async def client_on(nc: Connection, *, source: str) -> AsyncGenerator[Client]:
+async def client_on(
+    nc: Connection, *, source: str, on_retry: OnRetry = log_retry
+) -> AsyncGenerator[Client]:
     """Make a client on a connection that stays its maker's; raises as ``connect``."""
     _check_source(source)
     if not await has_log(nc):
@@ -121,7 +126,7 @@ async def client_on(nc: Connection, *, source: str) -> AsyncGenerator[Client]:
             "this server has no event log; run `reconciler init` on a new server, or restore a "
             "lost log from a backup"
         )
-    bus = JetStreamClientBus(nc, source)
+    bus = JetStreamClientBus(nc, source, on_retry)
     await bus.open()
     client = Client(bus, nc)
     try:

@@ -37,7 +37,7 @@ from projections.read_models import (
     status_name,
 )
 from projections.status import StatusRow
-from reconciler.errors import DeclarationRefusedError, WaitTimeoutError
+from reconciler.errors import DeclarationRefusedError
 from reconciler.ports import IntakeMessageOut, StoredEvent
 from reconciler.sdk.dead_letters import (
     ANSWERED,
@@ -203,7 +203,8 @@ class Client:
 
         Refusals are among the outcomes. Raises as ``declare``, but no refusals.
         """
-        await self._store([declaration(manifest) for manifest in manifests], timeout_seconds)
+        messages = [declaration(manifest) for manifest in manifests]
+        await self._bus.store(messages, timeout_seconds=timeout_seconds)
 
     # --- what holds a resource
 
@@ -291,16 +292,6 @@ class Client:
     ) -> list[Answer | DeclarationRefusedError]:
         answers = await self._bus.ask(messages, timeout_seconds=timeout_seconds)
         return checked_answers(messages, answers, timeout_seconds)
-
-    async def _store(self, messages: Sequence[IntakeMessageOut], timeout_seconds: float) -> None:
-        try:
-            await self._bus.store(messages, timeout_seconds=timeout_seconds)
-        except TimeoutError:
-            raise WaitTimeoutError(
-                f"the server did not confirm {len(messages)} messages within "
-                f"{timeout_seconds:g} s, and may or may not have stored them; send them again, "
-                "which is safe"
-            ) from None
 
     # --- outcomes
 
@@ -589,7 +580,8 @@ class Client:
 
         Raises ``InvalidNameError`` and ``WaitTimeoutError``.
         """
-        await self._store([observation(resource, observed)], timeout_seconds)
+        message = observation(resource, observed)
+        await self._bus.store([message], timeout_seconds=timeout_seconds)
 
     def listing(
         self,

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from infra.jetstream.errors import BusUnavailableError
+from reconciler.cli.client import RetryNotice
 from reconciler.cli.commands import COMMANDS, first_page
 from reconciler.cli.console import coloured, console, print_table
 from reconciler.cli.errors import UsageError, one_line, report
@@ -153,3 +154,14 @@ def test_wrong_usage_is_told_in_one_line(
 def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.strip()[0].isdigit()
+
+
+def test_a_command_reports_once_that_the_server_does_not_confirm_what_it_sends(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    notice = RetryNotice()
+    notice(2)
+    notice(1)
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("waiting: the server does not confirm 2 messages")
+    assert "disk" in line

@@ -14,6 +14,7 @@ from events.intake import Answer
 from events.log import OutcomeRecorded
 from events.names import ResourceKey
 from events.subjects import intake as intake_subject
+from reconciler.errors import WaitTimeoutError
 from reconciler.ports import DeadLetter, IntakeMessageOut, StoredEvent
 from reconciler.sdk import Client
 from reconciler.sdk.messages import as_key
@@ -46,8 +47,11 @@ class MemoryClientBus:
 
     async def store(self, messages: Sequence[IntakeMessageOut], *, timeout_seconds: float) -> None:
         """Store messages."""
-        async with asyncio.timeout(timeout_seconds):
-            await self._store([(*self._outgoing(each), None) for each in messages])
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                await self._store([(*self._outgoing(each), None) for each in messages])
+        except TimeoutError:
+            raise WaitTimeoutError("the bus did not confirm the messages") from None
 
     async def ask(
         self, messages: Sequence[IntakeMessageOut], *, timeout_seconds: float

@@ -3,16 +3,22 @@
 import asyncio
 import itertools
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
+from nats.aio.client import Client as NatsClient
 
+from infra.bus import client_bus
 from infra.bus.rows import JetStreamRows
 from infra.embedded import EmbeddedServer
 from infra.jetstream.connection import connect as connect_bus
+from infra.jetstream.errors import BusUnavailableError
 from infra.jetstream.reads import stream_state
 from reconciler.sdk import BusError, ConfigurationError, WaitTimeoutError, client_on, connect
+from reconciler.sdk.messages import withdrawal
 from reconciler.wiring import connected, initialise, running
 from tests.sdk.conftest import shape
 
@@ -36,6 +42,26 @@ async def test_without_a_decider_the_answer_does_not_come(bus: EmbeddedServer) -
         await client.publish([shape("bar")])
     async with connected(bus.url) as nc:
         assert (await stream_state(nc, "INTAKE")).messages == 2
+
+
+async def test_messages_that_the_server_does_not_confirm_are_reported_before_the_timeout(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As a server whose disk is full, which no longer responds to a publish."""
+
+    async def unconfirmed(_nc: object, messages: Sequence[object]) -> Sequence[BusError]:
+        return [BusUnavailableError("no response")] * len(messages)
+
+    monkeypatch.setattr(client_bus, "store_all", unconfirmed)
+    nc = SimpleNamespace(is_closed=False, stats={"reconnects": 0}, new_inbox=lambda: "_INBOX.x")
+    retries: list[int] = []
+    bus = client_bus.JetStreamClientBus(cast("NatsClient", nc), "test", retries.append)
+    message = withdrawal("default/Shape/foo")
+    for send in (bus.ask, bus.store):
+        retries.clear()
+        with pytest.raises(WaitTimeoutError, match=r"did not confirm 1 message within 0\.1 s"):
+            await send([message], timeout_seconds=0.1)
+        assert retries == [1]
 
 
 async def test_lost_answer_is_asked_for_again(bus: EmbeddedServer) -> None:
