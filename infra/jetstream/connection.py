@@ -27,6 +27,7 @@ from infra.jetstream.identity import Identity, Login
 from infra.jetstream.parser import Incoming
 from infra.jetstream.transport_security import TransportSecurity
 from infra.jetstream.wire import (
+    JETSTREAM_OFF_REMEDY,
     PENDING_BYTES,
     AccessFailedError,
     ApiError,
@@ -447,8 +448,7 @@ async def require_jetstream(nc: Client) -> ServerVersion:
         starts = isinstance(nc, FastClient) and nc.server_has_jetstream
         if isinstance(error.__cause__, nats.errors.NoRespondersError) and not starts:
             raise IncompatibleServerError(
-                f"JetStream is disabled on the server at {_where(nc)}; start it with -js, or "
-                'with "jetstream {}" in its configuration'
+                f"JetStream is disabled on the server at {_where(nc)}; {JETSTREAM_OFF_REMEDY}"
             ) from error
         if is_clustered(nc) and not isinstance(error.__cause__, nats.errors.NoRespondersError):
             raise BusUnavailableError(

@@ -72,6 +72,12 @@ _TOO_MANY_WAITING: Final = 10167
 _NO_FILES: Final = 10049
 
 
+JETSTREAM_OFF_REMEDY: Final = (
+    'start the server with -js, or with "jetstream {}" in its configuration. A server with a full '
+    "disk turns JetStream off: free space, and restart it"
+)
+
+
 class ApiError(msgspec.Struct, frozen=True):
     """The `error` object of a JetStream answer."""
 
@@ -90,7 +96,7 @@ def to_bus_error(error: ApiError, what: str) -> BusError:
     if error.err_code in _NOT_FOUND:
         return NotFoundOnBusError(text)
     if error.err_code in _JETSTREAM_OFF:
-        return IncompatibleServerError(f"{text}; start the server with JetStream (-js)")
+        return IncompatibleServerError(f"{text}; {JETSTREAM_OFF_REMEDY}")
     if error.err_code in _AWAY:
         return BusUnavailableError(
             f"{text}; retry in 10 seconds, after an election. If the cluster still has no leader, "

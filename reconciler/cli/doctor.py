@@ -12,7 +12,12 @@ from nats.aio.client import Client
 
 from events.envelope import InvalidMessageError
 from infra.jetstream.connection import is_clustered, leave_server, server_urls
-from infra.jetstream.errors import BusDeniedError, BusError, BusUnavailableError
+from infra.jetstream.errors import (
+    BusDeniedError,
+    BusError,
+    BusUnavailableError,
+    IncompatibleServerError,
+)
 from reconciler.cli.checks.actions import check_actions
 from reconciler.cli.checks.apis import check_apis
 from reconciler.cli.checks.bus import check_server, check_stages, check_streams, check_sync
@@ -107,14 +112,14 @@ async def diagnose(
                     raise
                 await leave_server(nc)  # this server may be cut off, or an election be over
                 return await _examine_log_and_all(nc, full=full, monitoring_url=monitoring_url)
-    except BusUnavailableError as error:
+    except (BusUnavailableError, IncompatibleServerError) as error:
         known = await _examine_around(monitoring_url)  # a server that is silent may say why there
         if not (known or has_several):
             raise
         remedy = (
             "Start the NATS server, or correct --nats-url. The server's log may show the cause."
         )
-        if has_several:
+        if has_several and isinstance(error, BusUnavailableError):
             remedy = NO_RESPONSE_OF_CLUSTER
         return [*known, Finding("bus", "fail", str(error), remedy)]
 

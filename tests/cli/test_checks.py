@@ -17,7 +17,7 @@ import pytest
 from events.excerpt import some
 from events.provider_config import ProviderConfigSpec
 from infra.bus.copies import Copies
-from infra.jetstream.errors import BusUnavailableError
+from infra.jetstream.errors import BusUnavailableError, IncompatibleServerError
 from infra.jetstream.reads import StreamState
 from infra.providers.records import RECORD
 from infra.providers.shapes import SHAPE
@@ -122,6 +122,30 @@ async def test_another_server_of_a_cluster_is_asked_before_it_is_called_silent(
     with pytest.raises(BusUnavailableError):
         await diagnose(Connection(nats_url="a:4222"), full=False)
     assert len(looks) == 1
+
+
+async def test_a_server_that_turned_jetstream_off_is_named_with_its_health(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As one does whose disk is full: it responds, but its streams are not there."""
+    health = Finding("server health", "fail", "JetStream turned off, possibly by a full disk")
+
+    @asynccontextmanager
+    async def bus(_: Connection) -> AsyncGenerator[None]:
+        raise IncompatibleServerError("JetStream is disabled on the server at a:4222")
+        yield
+
+    async def check_health(_: str) -> list[Finding]:
+        return [health]
+
+    for each in (bus, check_health):
+        monkeypatch.setattr(f"reconciler.cli.doctor.{each.__name__}", each)
+    at = Connection(nats_url="a:4222")
+    found = await diagnose(at, full=False, monitoring_url="http://a:8222")
+    assert found[-2] == health
+    assert found[-1].found == "JetStream is disabled on the server at a:4222"
+    with pytest.raises(IncompatibleServerError):
+        await diagnose(at, full=False)
 
 
 async def test_a_command_leaves_a_server_of_a_cluster_that_has_no_leader(
