@@ -10,7 +10,7 @@ from nats.aio.client import Client
 
 from events.integrity import LogDamage
 from infra.backup.file import Backup
-from infra.backup.inspection import inspect
+from infra.backup.inspection import Knowledge, inspect
 from infra.backup.restoration import (
     Plan,
     RestoredLog,
@@ -90,13 +90,19 @@ async def _restore(
     with progress_bar("checking", source.size) as progress:
         knowledge = inspect(source, progress)
     async with bus(connection, sends=True) as nc:
-        plan = await plan_restoration(nc, source, knowledge, replace)
-        if plan.found is not None and plan.present == knowledge.events:
-            plan = await _without_lost_end(nc, plan, plan.found.log_id, replace)
+        plan = await plan_of(nc, source, knowledge, replace)
         if plan.way == "nothing":
             return _unchanged(plan, finish(source.path))
         with progress_bar("restoring", knowledge.events) as progress:
             return await restore_log(nc, source, knowledge, plan, progress, replicas=replicas)
+
+
+async def plan_of(nc: Client, source: Backup, knowledge: Knowledge, replace: str | None) -> Plan:
+    """Plan a restoration; raises ``RestoreRefusedError``, also for a log that has lost its end."""
+    plan = await plan_restoration(nc, source, knowledge, replace)
+    if plan.found is None or plan.present != knowledge.events:
+        return plan
+    return await _without_lost_end(nc, plan, plan.found.log_id, replace)
 
 
 async def _without_lost_end(nc: Client, plan: Plan, log_id: str, replace: str | None) -> Plan:

@@ -8,7 +8,6 @@ from typing import Protocol
 from events.integrity import LogDamage
 from events.names import ResourceKey
 from projections.read_models import (
-    CHECKPOINT,
     DAMAGE,
     ReadModels,
     decode_checkpoint,
@@ -70,9 +69,12 @@ class LogTooShortError(ReconcilerError):
 
 
 async def find_short_end(log: LogWithGaps, rows: NamedRows) -> LogDamage | None:
-    """Return the damage of a log that ends before what stored rows or cached states contain."""
-    checkpoint = (await rows.get([CHECKPOINT])).get(CHECKPOINT)
-    of_rows = decode_checkpoint(checkpoint).position if checkpoint is not None else 0
+    """Return the damage of a log that ends before what stored rows or cached states contain.
+
+    Raises ``NotFoundOnBusError`` if nothing can store rows.
+    """
+    checkpoint, _ = await rows.checkpoint()
+    of_rows = decode_checkpoint(checkpoint).position if checkpoint else 0
     of_states = await log.state_position()
     last = await log.last_position()  # read last: the log only grows
     position = max(of_rows, of_states)

@@ -15,7 +15,6 @@ from infra.backup.inspection import inspect
 from infra.backup.restoration import (
     RestoredLog,
     RestoreRefusedError,
-    plan_restoration,
     restore_log,
 )
 from infra.bus.event_log import JetStreamLog, open_log
@@ -27,6 +26,7 @@ from infra.jetstream.outgoing import MESSAGE_ID
 from infra.jetstream.publish import publish
 from infra.jetstream.reads import read_subject
 from infra.jetstream.topology import delete_stream
+from reconciler.cli.restore import plan_of
 from reconciler.failpoints import Failpoint, arm
 from reconciler.ports import ResourceAppend
 from reconciler.wiring import initialise
@@ -50,7 +50,7 @@ async def log(nc: Client) -> JetStreamLog:
 async def restore(nc: Client, path: Path, replace: str | None) -> RestoredLog:
     backup = Backup(path)
     knowledge = inspect(backup, lambda _: None)
-    plan = await plan_restoration(nc, backup, knowledge, replace)
+    plan = await plan_of(nc, backup, knowledge, replace)
     return await restore_log(nc, backup, knowledge, plan, lambda _: None)
 
 
