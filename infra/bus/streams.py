@@ -138,7 +138,7 @@ _RETIRED: Final = "OUTCOMES"
 """A copy of the log's outcomes, of format 2 and before."""
 
 _NEW_SERVER: Final = (
-    "All other streams are as required. Until this one is, no role starts: back up the log with "
+    "All other streams and consumers are as required. Until this one is, no role starts: back up the log with "
     "`reconciler backup`, and restore it to another server or account with `reconciler restore`"
 )
 """The way out of a change that the server cannot undo. No stream has to be deleted for it."""
@@ -278,8 +278,6 @@ async def ensure_topology(
             continue
         changes[config["name"]] = change
         reach(Failpoint.INIT_STEP)
-    if refused:
-        raise IncompatibleStreamError(" ".join((*refused, _NEW_SERVER)))
     await _retire(nc)
     for stream, consumer in await _consumers(nc):
         name = f"{stream}/{consumer['durable_name']}"
@@ -292,6 +290,8 @@ async def ensure_topology(
                 nc, stream, consumer, begins_now=restored is None
             )
             reach(Failpoint.INIT_STEP)
+    if refused:
+        raise IncompatibleStreamError(" ".join((*refused, _NEW_SERVER)))
     return Topology(identity.log_id, changes)
 
 
@@ -746,6 +746,7 @@ _CONSUMER_DEFAULTS: Final[Config] = {
     "max_batch": 0,
     "max_bytes": 0,
     "max_expires": 0,
+    "max_waiting": 512,  # the server's default: pull requests at the same time
     "inactive_threshold": 0,
     "backoff": [],
     "mem_storage": False,

@@ -205,12 +205,48 @@ async def test_a_change_that_the_server_cannot_undo_stops_no_other_repair(
         for stream, changed in ((REJECTIONS, {"deny_purge": True}), (INTAKE, {"max_msgs": 9})):
             config = (await api_request(nc, f"STREAM.INFO.{stream}", None))["config"]
             await api_request(nc, f"STREAM.UPDATE.{stream}", {**config, **changed})
+        decider = decider_consumers()[0]
+        pause = {"pause_until": "2099-01-01T00:00:00Z"}
+        await api_request(nc, f"CONSUMER.PAUSE.{INTAKE}.{decider}", pause)
         with pytest.raises(IncompatibleStreamError, match=r"deny_purge.*reconciler restore"):
             await ensure_topology(nc)
         wrong = {
             name: fields for name, fields in (await topology_differences(nc)).items() if fields
         }
         assert wrong == {REJECTIONS: {"deny_purge": (False, True)}}
+    finally:
+        await nc.close()
+
+
+async def test_a_consumer_with_few_pull_requests_is_told(fresh_bus_url: str) -> None:
+    """The server cannot change the number: a client deleted the consumer and created another."""
+    nc = await connect(fresh_bus_url, name="test")
+    try:
+        await ensure_topology(nc)
+        decider = f"{INTAKE}.{decider_consumers()[0]}"
+        config = (await api_request(nc, f"CONSUMER.INFO.{decider}", None))["config"]
+        await api_request(nc, f"CONSUMER.DELETE.{decider}", None)
+        few = {"stream_name": INTAKE, "config": {**config, "max_waiting": 1}}
+        await api_request(nc, f"CONSUMER.CREATE.{decider}", few)
+        found = (await topology_differences(nc))[decider.replace(".", "/")]
+        assert found == {"max_waiting": (512, 1)}
+        with pytest.raises(IncompatibleStreamError, match="Delete it, and run the command again"):
+            await ensure_topology(nc)
+    finally:
+        await nc.close()
+
+
+async def test_without_the_intake_the_check_of_the_streams_names_it_and_the_remedy(
+    fresh_bus_url: str,
+) -> None:
+    """As after an `init` for which the account has too little room."""
+    nc = await connect(fresh_bus_url, name="test")
+    try:
+        await ensure_topology(nc)
+        await delete_stream(nc, INTAKE)
+        [found] = await check_streams(nc)
+        assert f"{INTAKE} (" in found.found
+        assert found.remedy == "Run `reconciler init`, which restores them."
     finally:
         await nc.close()
 
