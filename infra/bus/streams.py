@@ -138,8 +138,9 @@ _RETIRED: Final = "OUTCOMES"
 """A copy of the log's outcomes, of format 2 and before."""
 
 _NEW_SERVER: Final = (
-    "All other streams and consumers are as required. Until this one is, no role starts: back up the log with "
-    "`reconciler backup`, and restore it to another server or account with `reconciler restore`"
+    "All other streams and consumers are as required. Until this one is, no role starts: back up "
+    "the log with `reconciler backup`, and restore it to another server or account with "
+    "`reconciler restore`"
 )
 """The way out of a change that the server cannot undo. No stream has to be deleted for it."""
 

@@ -48,10 +48,11 @@ async def ensure_stream(
         try:
             await api_request(nc, f"STREAM.CREATE.{name}", dict(config))
         except StreamFullError as error:
+            limit = config.get("max_bytes")
+            reserved = f" The server reserves its max_bytes ({limit})." if limit != -1 else ""
             raise StreamFullError(
-                f"stream {name} cannot be created: {error}. The server reserves its max_bytes "
-                f"({config.get('max_bytes', 'unlimited')}); give JetStream a larger disk or "
-                "account, or a higher max_file_store"
+                f"stream {name} cannot be created: {error}.{reserved} Give JetStream a larger disk "
+                "or account, or a higher max_file_store"
             ) from error
         except BusRefusedError as error:
             if error.err_code not in _NAME_IN_USE:

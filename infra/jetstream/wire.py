@@ -70,6 +70,7 @@ _JETSTREAM_OFF: Final = frozenset({10039, 10076})
 _AWAY: Final = frozenset({10008, 10009, 10041})
 _TOO_MANY_WAITING: Final = 10167
 _NO_FILES: Final = 10049
+_NO_CLUSTER: Final = 10074  # replicas on a single server
 
 
 JETSTREAM_OFF_REMEDY: Final = (
@@ -106,6 +107,8 @@ def to_bus_error(error: ApiError, what: str) -> BusError:
         return BusUnavailableError(f"{text}; retry later")
     if error.err_code == _NO_FILES:
         text += "; the disk of the server is full, or the server cannot write to it"
+    if error.err_code == _NO_CLUSTER:
+        text += "; use --replicas 1, or a cluster"
     return BusRefusedError(text, code=error.code, err_code=error.err_code)
 
 

@@ -10,9 +10,11 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 import msgspec
 import pytest
+from nats.aio.client import Client
 
 from events.excerpt import some
 from events.provider_config import ProviderConfigSpec
@@ -31,7 +33,7 @@ from reconciler.cli.checks.finding import Finding
 from reconciler.cli.checks.log import check_held, check_ownership, check_watched
 from reconciler.cli.checks.room import judge_room
 from reconciler.cli.connection import BusOptions, Connection, UpFile, bus, read_up_file
-from reconciler.cli.doctor import diagnose, look
+from reconciler.cli.doctor import diagnose, examine, look
 from reconciler.cli.row_comparison import differences
 from reconciler.errors import ConfigurationError
 from reconciler.provider.kind import KindRegistry
@@ -148,6 +150,24 @@ async def test_a_server_that_turned_jetstream_off_is_named_with_its_health(
         await diagnose(at, full=False)
 
 
+async def test_without_a_monitoring_url_the_health_of_the_server_is_unknown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A stream whose disk is full still responds to all requests but a publish."""
+
+    async def look(*_: object, **__: object) -> list[Finding]:
+        return []
+
+    def check_sync(_: Client) -> Finding:
+        return Finding("sync", "ok", "unknown")
+
+    monkeypatch.setattr("reconciler.cli.doctor.look", look)
+    monkeypatch.setattr("reconciler.cli.doctor.check_sync", check_sync)
+    found = await examine(cast("Client", None), full=False)
+    [health] = [one for one in found if one.check == "server health"]
+    assert health.found.startswith("unknown: a server reports a full disk only at its monitoring")
+
+
 async def test_a_command_leaves_a_server_of_a_cluster_that_has_no_leader(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -262,6 +282,7 @@ def test_a_replica_that_is_behind_may_be_of_a_server_that_hangs() -> None:
     found = judge_copies([behind])
     assert (found.verdict, "LOG_1 on c (not up to date)" in found.found) == ("warn", True)
     assert "restart those that do not respond" in found.remedy
+    assert "disk" in found.remedy
 
 
 def test_a_stream_without_a_leader_may_have_one_soon() -> None:

@@ -2,7 +2,12 @@ import pytest
 from nats.aio.client import Client
 
 from infra.jetstream.connection import api_request
-from infra.jetstream.errors import BusRefusedError, IncompatibleStreamError, NotFoundOnBusError
+from infra.jetstream.errors import (
+    BusRefusedError,
+    IncompatibleStreamError,
+    NotFoundOnBusError,
+    StreamFullError,
+)
 from infra.jetstream.reads import stream_state
 from infra.jetstream.topology import (
     delete_consumer,
@@ -50,6 +55,29 @@ async def test_an_incompatible_stream_says_what_differs(nc: Client, stream: str)
 async def test_an_impossible_stream_is_refused(nc: Client, unique: str) -> None:
     with pytest.raises(BusRefusedError):
         await ensure_stream(nc, {"name": unique, "subjects": ["a b"]})
+
+
+async def test_replicas_on_a_single_server_are_refused_with_a_remedy(
+    nc: Client, unique: str
+) -> None:
+    with pytest.raises(BusRefusedError, match=r"non-clustered mode.*use --replicas 1"):
+        await ensure_stream(nc, {"name": unique, "subjects": [f"{unique}.>"], "num_replicas": 3})
+
+
+@pytest.mark.parametrize(("limit", "is_reserved"), [(4_096, True), (-1, False)])
+async def test_only_a_limit_of_bytes_is_reported_as_reserved(
+    monkeypatch: pytest.MonkeyPatch, nc: Client, unique: str, limit: int, is_reserved: bool
+) -> None:
+    async def no_room(_nc: Client, question: str, _body: object) -> dict[str, object]:
+        if question.startswith("STREAM.INFO"):
+            raise NotFoundOnBusError("stream not found")
+        raise StreamFullError("insufficient storage resources available")
+
+    monkeypatch.setattr("infra.jetstream.topology.api_request", no_room)
+    with pytest.raises(StreamFullError) as refused:
+        await ensure_stream(nc, {"name": unique, "max_bytes": limit})
+    assert ("reserves its max_bytes" in str(refused.value)) == is_reserved
+    assert "larger disk" in str(refused.value)
 
 
 async def test_consumers(nc: Client, stream: str) -> None:

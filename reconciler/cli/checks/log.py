@@ -219,7 +219,9 @@ async def check_rows(nc: Client, replay: LogReplay, *, full: bool) -> Finding:
     if not wrong:
         return Finding("stored rows", "ok", what)
     remedy = (
-        "The log is correct. `reconciler replay --verify` shows the rows and how to rebuild them."
+        "The log is correct. If the disk of the server is full (see the check server health), free "
+        "space and restart the server first: it may have stored a part of the rows. `reconciler "
+        "replay --verify` shows the rows and how to rebuild them."
     )
     return Finding(
         "stored rows", "fail", f"{len(wrong)} differ from the log: {some(wrong)}", remedy

@@ -8,6 +8,7 @@ import msgspec
 from infra.embedded.full_disk import has_turned_off, means_full_disk
 from reconciler.cli.checks.finding import Finding, Verdict
 
+HEALTH = "server health"
 MONITORING_VARIABLE = "RECONCILER_NATS_MONITORING_URL"
 _PATIENCE_SECONDS = 5.0
 _NEARLY_FULL_PERCENT = 90
@@ -47,14 +48,14 @@ async def check_health(url: str) -> list[Finding]:
         problem = f"{url} does not respond: {str(error) or type(error).__name__}"
         return [
             Finding(
-                "server health",
+                HEALTH,
                 "warn",
                 problem,
                 "Check that the server runs and that --monitoring-url is correct.",
             )
         ]
     if not problem:
-        return [Finding("server health", "ok", "the server reports no problem")]
+        return [Finding(HEALTH, "ok", "the server reports no problem")]
     if means_full_disk(problem) or has_turned_off(problem):
         remedy = (
             "Free disk space, and restart this server (`reconciler up` restarts its own server). "
@@ -65,8 +66,8 @@ async def check_health(url: str) -> list[Finding]:
             if means_full_disk(problem)
             else "JetStream turned off, possibly by a full disk"
         )
-        return [Finding("server health", "fail", f"{what}: {problem}", remedy)]
-    return [Finding("server health", "fail", problem, "Read the server's log.")]
+        return [Finding(HEALTH, "fail", f"{what}: {problem}", remedy)]
+    return [Finding(HEALTH, "fail", problem, "Read the server's log.")]
 
 
 async def check_monitoring(url: str) -> list[Finding]:
