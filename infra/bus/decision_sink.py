@@ -20,7 +20,7 @@ from events.subjects import fired, namespace_of, rejection, schedule
 from infra.bus.dead_letters import discard, may_hold_a_secret, store_letters
 from infra.bus.streams import INTAKE, TIMERS_KEPT
 from infra.jetstream.connection import api_request
-from infra.jetstream.errors import BusError
+from infra.jetstream.errors import BusError, MessageTooLargeError
 from infra.jetstream.outgoing import OutgoingMessage
 from infra.jetstream.publish import store_all
 from infra.jetstream.schedules import Schedule, schedule_many
@@ -63,13 +63,27 @@ class JetStreamDecisionSink:
         _raise_first(await schedule_many(self._nc, schedules))
 
     async def answer(self, answers: Sequence[tuple[str, Answer]]) -> None:
-        """Answer on reply subjects; nobody may be there any more."""
+        """Answer on reply subjects; nobody may be there any more.
+
+        What the bus cannot send as it is would fail each time, and hold up all others.
+        """
         for subject, answer in answers:
-            await send(self._nc, subject, _encoder.encode(answer))
+            try:
+                await send(self._nc, subject, _encoder.encode(answer))
+            except MessageTooLargeError as error:
+                _logger.warning("an answer was not sent", why=str(error))
 
     async def reject(self, rejections: Sequence[Rejection]) -> None:
-        """Publish rejections, which are not in the log: nothing happened to the resource."""
-        _raise_first(await store_all(self._nc, [_rejected_outcome(each) for each in rejections]))
+        """Publish rejections, which are not in the log: nothing happened to the resource.
+
+        What the bus cannot take as it is would fail each time, and hold up all others.
+        """
+        outgoing = [_rejected_outcome(each) for each in rejections]
+        results = await store_all(self._nc, outgoing)
+        for each, result in zip(outgoing, results, strict=True):
+            if isinstance(result, MessageTooLargeError):
+                _logger.warning("a rejection was not stored", subject=each.subject, why=str(result))
+        _raise_first([each for each in results if not isinstance(each, MessageTooLargeError)])
 
     async def store_dead_letters(self, letters: Sequence[DeadLetter]) -> Sequence[DeadLetter]:
         """Store dead letters, but those that were told already; give those that wait for room."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final, cast
@@ -45,6 +46,10 @@ from reconciler.ports import IntakeDelivery, IntakeMessageOut, NotStoredError
 
 _MESSAGE_ID_HEADER: Final = "Nats-Msg-Id"
 _REPLY_PREFIX: Final = "_INBOX"
+_REPLY: Final = re.compile(r"[!-)+\-/-=?-~]+(\.[!-)+\-/-=?-~]+)*")
+"""Tokens of printable ASCII without wildcards."""
+
+_MAX_REPLY_BYTES: Final = 1_000
 _MAX_NEWER: Final = 100
 _READS_AT_ONCE: Final = 64
 _ROOM_MESSAGES: Final = 4_000
@@ -286,9 +291,10 @@ def _checked_reply(subject: str | None, user: str) -> str | None:
     """Return the inbox for an answer, or None if the publisher may not name it.
 
     Any other subject would let a client publish where only we may. A verified user can name only
-    an inbox of its own, because the answer would otherwise arrive at another account.
+    an inbox of its own, because the answer would otherwise arrive at another account. What the bus
+    does not accept as a subject could never be answered.
     """
     prefix = f"{_REPLY_PREFIX}.{user}." if user else _REPLY_PREFIX
-    if subject is None or not subject.startswith(prefix):
+    if subject is None or not subject.startswith(prefix) or len(subject) > _MAX_REPLY_BYTES:
         return None
-    return None if any(bad in subject for bad in "*> \t\r\n") else subject
+    return subject if _REPLY.fullmatch(subject) else None

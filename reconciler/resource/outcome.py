@@ -6,6 +6,7 @@ from typing import Literal
 
 from msgspec.structs import replace
 
+from events.excerpt import shortened
 from events.log import Condition, OutcomeName, OutcomeRecorded
 from reconciler.provider.kind import Readiness
 from reconciler.resource.state import ResourceState
@@ -24,7 +25,7 @@ def outcome_to_record(state: ResourceState, settled: Settled) -> OutcomeRecorded
         outcome=settled.outcome,
         generation=state.desired.generation,
         reason=str(settled.reason),  # a `Hold` is one, too
-        message=settled.message,
+        message=shortened(settled.message),
         conditions=conditions(state, settled),
         action_id=settled.action_id,
     )
@@ -39,11 +40,12 @@ def conditions(state: ResourceState, settled: Settled) -> tuple[Condition, ...]:
     calls fail. ``Paused``: the declaration asks for no action.
     """
     generation = state.desired.generation
-    name, reason, message = settled.outcome, str(settled.reason), settled.message
+    name, reason, message = settled.outcome, str(settled.reason), shortened(settled.message)
     ready = settled.ready or Readiness(name == "Converged", reason, message)
+    why = shortened(ready.message)
     shown = [
         Condition("Converged", _truth(name in _CONVERGED), reason, message, generation),
-        Condition("Ready", _truth(ready.is_ready), ready.reason, ready.message, generation),
+        Condition("Ready", _truth(ready.is_ready), ready.reason, why, generation),
     ]
     if name in _TROUBLED:
         shown.append(Condition("Degraded", "True", reason, message, generation))

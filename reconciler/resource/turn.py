@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from events.excerpt import shortened
 from events.hold import Hold
 from events.intake import Answer, IntakeData, WaitPurpose
 from events.log import (
@@ -205,5 +206,5 @@ def refused(
     state: ResourceState, command: Command, reason: str, message: str, *events: ResourceEvent
 ) -> Facts:
     """Answer that it is not done, and why."""
-    answer = Answer(False, reason, state.desired.generation, command.position, message)
+    answer = Answer(False, reason, state.desired.generation, command.position, shortened(message))
     return Facts(events, answer)

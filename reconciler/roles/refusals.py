@@ -7,6 +7,7 @@ from datetime import datetime
 
 from events.dead_letter import sender_in
 from events.envelope import MAX_MESSAGE_BYTES, InvalidMessageError, decode_intake
+from events.excerpt import shortened
 from events.intake import Answer
 from events.names import ResourceKey
 from events.subjects import BY_CLIENTS, Intake, actor, namespace_of, parse_stored_intake
@@ -96,7 +97,8 @@ def _answer(letter: DeadLetter) -> Answer:
         resource = str(parse_stored_intake(delivery.subject)[1])
     except ValueError:
         resource = ""
-    return Answer(False, reason, 0, delivery.position, letter.reason, resource, delivery.message_id)
+    why = shortened(letter.reason)
+    return Answer(False, reason, 0, delivery.position, why, resource, delivery.message_id)
 
 
 def _rejection(letter: DeadLetter, now: datetime) -> list[Rejection]:

@@ -1,5 +1,6 @@
 """What a decider tells besides its events: all of it is stored, or the whole has failed."""
 
+import asyncio
 import uuid
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -17,9 +18,11 @@ from infra.jetstream.connection import api_request
 from infra.jetstream.errors import StreamFullError
 from infra.jetstream.publish import publish
 from infra.jetstream.reads import read_subject, stream_state
+from infra.jetstream.wire import subscribe
 from reconciler.ports import DeadLetter, IntakeDelivery, Rejection, TimerRequest
 from tests.bus.histories import new_key
 
+PATIENCE_SECONDS = 10
 LATER = datetime.now(UTC) + timedelta(hours=1)
 
 
@@ -69,6 +72,21 @@ async def test_a_refusal_that_was_not_stored_is_a_failure(bus: Client) -> None:
         with pytest.raises(StreamFullError):
             await sink.reject(refused)
     assert len(await read_subject(bus, REJECTIONS, f"rejection.{key.tokens}")) == 2
+
+
+async def test_what_the_bus_cannot_take_as_it_is_holds_up_nothing(bus: Client) -> None:
+    """It would fail each time, and a decider repeats a batch that was not told."""
+    sink, key = JetStreamDecisionSink(bus), new_key()
+    endless = Answer(False, "Invalid", 0, 1, "x" * (bus.max_payload + 1))
+    await sink.reject([Rejection(key, endless, "test", datetime.now(UTC)), rejection(key, 2)])
+    assert len(await read_subject(bus, REJECTIONS, f"rejection.{key.tokens}")) == 1
+
+    told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    inbox = bus.new_inbox()
+    await subscribe(bus, inbox, lambda _answer: told.set_result(None))
+    short = Answer(True, "Accepted", 1, 1)
+    await sink.answer([(f"_INBOX.{'a' * 4_000}", short), (inbox, endless), (inbox, short)])
+    await asyncio.wait_for(told, PATIENCE_SECONDS)
 
 
 async def test_what_may_hold_a_secret_is_erased_when_its_letter_is_stored_and_not_before(

@@ -11,6 +11,7 @@ from events.envelope import encode_intake
 from events.intake import Declared, TimerFired, Withdrawn
 from events.manifest import Manifest, Metadata
 from events.names import ResourceKey
+from events.subjects import REPLY_HEADER
 from events.subjects import intake as intake_subject
 from infra.bus.intake import JetStreamIntakeReader, JetStreamIntakeWriter
 from infra.bus.intake_trim import trim
@@ -189,3 +190,27 @@ async def test_a_flood_of_declarations_is_counted_once(
     second = await declare("second")
     assert set(await reader.declarations_of({key: {second} for key in keys})) == set(keys)
     assert len(asked) == 2, "what came later is not in the first count"
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "_INBOX.ann." + "a" * 3_000,
+        "_INBOX.ann.",
+        "_INBOX.ann..a",
+        "_INBOX.ann.*",
+        "_INBOX.ann.>",
+        "_INBOX.ann.\xe9",
+        "log.ann.a",
+    ],
+)
+async def test_an_answer_goes_to_no_subject_that_the_bus_may_refuse(
+    bus: Client, reader: JetStreamIntakeReader, reply: str
+) -> None:
+    """A decider repeats a batch whose answers fail, so one message would hold up all others."""
+    key = new_key()
+    for name in (reply, "_INBOX.ann.1.a=b"):
+        headers = {REPLY_HEADER: name}
+        await publish(bus, f"rec.desired=ann.{key.tokens}", b"{}", headers=headers)
+    taken = await _take(reader, 2)
+    assert [each.reply_to for each in taken] == [None, "_INBOX.ann.1.a=b"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -565,3 +566,13 @@ def test_a_list_that_is_declared_again_after_a_restart_is_no_new_generation(
     story.state = fold(decode_log(encode_log(each)) for each in story.log)
     assert story.declare(fields, api_version="reconciler/v1") == []
     assert story.answer.reason == "Unchanged"
+
+
+def test_a_refusal_does_not_repeat_a_long_declaration():
+    """Quoted, 470 KiB become more than a megabyte, which a bus with default limits refuses."""
+    story = Story()
+    quoted = replace(manifest(), api_version="\U0010ffff" * 118_000)
+    story.give([story.command(Declared(quoted))])
+    assert not story.answer.accepted
+    assert story.answer.message.startswith("apiVersion '\\U0010ffff")
+    assert len(msgspec.json.encode(story.answer)) < 64 * 1024
