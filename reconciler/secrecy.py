@@ -82,7 +82,8 @@ class Secrecy:
     """Hides every secret that was added, also after another one has replaced it.
 
     A search takes the same time for one secret as for a thousand. ``clock`` is in seconds;
-    without one, no secret is ever dropped.
+    without one, no secret is ever dropped. ``searched_bytes`` counts what was searched so far, and
+    each decoding: callers give way to other work by it.
     """
 
     def __init__(
@@ -95,6 +96,7 @@ class Secrecy:
         self._forms: dict[bytes, tuple[bytes, ...]] = {}  # by the bytes that are needed of them
         self._starts = (0,)  # where windows begin; a form of six bytes needs them twice as dense
         self._longest = 0
+        self.searched_bytes = 0
         self.add(secret or "")
 
     def __repr__(self) -> str:
@@ -198,7 +200,9 @@ class Secrecy:
         """Return where secrets are: in the content itself, or in what it is an encoding of."""
         found = self._find_forms(content)
         views = [content]
+        self.searched_bytes += len(content)
         while len(views) <= levels and any(mark in views[-1] for mark in _MARKS):
+            self.searched_bytes += len(views[-1])
             view = _ESCAPE.sub(_unescaped, views[-1])
             if view == views[-1]:
                 break

@@ -7,6 +7,7 @@ proves that what it does not show is absent (invariant 6).
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -29,6 +30,10 @@ from reconciler.secrecy import Secrecy
 
 MAX_LISTED_OBJECTS = 250_000
 """Of one listing: it is complete or void, so all of it is in memory, about 1 KiB an object."""
+
+
+SEARCHED_AT_ONCE = 256 * 1024
+"""Bytes of objects that are searched for secrets between two turns of the event loop."""
 
 
 class ListingRefusedError(ValueError):
@@ -152,8 +157,12 @@ async def observations(
     losses = await _loss_count(listing, objects, known)
     found: list[tuple[ResourceKey, Observed]] = []
     creators: set[ResourceKey] = set()
+    searched = secrecy.searched_bytes
     async for some in in_slices(objects.items()):
         for place, each in some:
+            if secrecy.searched_bytes - searched > SEARCHED_AT_ONCE:
+                searched = secrecy.searched_bytes
+                await asyncio.sleep(0)
             mine = known.get(place, ())
             # The listing may have begun before the deletion, or the API shows the deletion late.
             # With our label it is that object, however late; without, the id may have returned.

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from events.external import ExternalObject, digest
 from projections.status import StatusRow
 from reconciler.resource.owner_label import OWNER_LABEL
+from reconciler.roles.oversize import MAX_SEARCHED_BYTES
 from reconciler.secrecy import Secrecy, strings_in
 
 _encoder = msgspec.json.Encoder()
@@ -21,14 +22,19 @@ def hide_secrets(seen: ExternalObject, secrecy: Secrecy, *known: object) -> Exte
     """Return an object without secrets; None if its name or id contains one.
 
     An object under a changed name or id would be another object. ``known``: JSON-like data that
-    the log has already. Its strings stay, so that a weak secret does not look like drift.
+    the log has already. Its strings stay, so that a weak secret does not look like drift. An object
+    above ``MAX_SEARCHED_BYTES`` is returned unchanged, because it is shown nowhere.
     """
-    if _is_clean(seen, secrecy):
+    content = _encoded(seen)
+    is_searched = len(content) <= MAX_SEARCHED_BYTES
+    if content and is_searched and not secrecy.is_in_json(content):
         return seen
     kept = strings_in(*known)
     if any(secrecy.is_in(each) for each in (seen.name, seen.uid) if each and each not in kept):
         _logger.warning("an object is not recorded: its name or its id contains a secret")
         return None
+    if not is_searched:
+        return seen
     return replace(
         seen,
         fields=secrecy.hide_in(seen.fields, kept),
@@ -61,8 +67,8 @@ def hide_and_digest(
     return hidden, digest(hidden)
 
 
-def _is_clean(seen: ExternalObject, secrecy: Secrecy) -> bool:
+def _encoded(seen: ExternalObject) -> bytes:
     try:
-        return not secrecy.is_in_json(_encoder.encode(seen))
+        return _encoder.encode(seen)
     except Exception:  # noqa: BLE001 - a provider may show what is no JSON
-        return False
+        return b""

@@ -23,25 +23,33 @@ MAX_OBJECT_BYTES = MAX_MESSAGE_BYTES // 2
 MAX_OBJECT_NESTING = MAX_NESTING - 10
 """Levels of an object's JSON. An observation is a message with some levels around the object."""
 
+MAX_ID_CHARACTERS = 2048
+"""Of the name or the id of an object: the row of a resource may have a dozen of them."""
+
+MAX_SEARCHED_BYTES = 2 * MAX_OBJECT_BYTES
+"""A longer object is not searched for secrets, which takes a second per MiB, and is shown nowhere.
+"""
+
 _encoder = msgspec.json.Encoder()
 _logger = structlog.get_logger(__name__)
 
 
 def is_too_large(seen: ExternalObject | None) -> bool:
     """Return whether an object is too long, or nested too deep, to be reported."""
-    if seen is None:
-        return False
-    return bool(_excess(_encoder.encode(seen)))
+    return seen is not None and bool(_excess(seen, _encoder.encode(seen)))
 
 
 def build_size_letter(key: ResourceKey, observed: Observed) -> DeadLetter:
     """Return the letter about an object that is too large, the same one for the same content."""
-    assert observed.object is not None
-    payload = _encoder.encode(observed.object)
+    seen = observed.object
+    assert seen is not None
+    payload, name = _encoder.encode(seen), observed.external_name[:MAX_ID_CHARACTERS]
     reason = (
-        f"object {observed.external_name!r} of {observed.provider_config!r}: its "
-        f"{_excess(payload)}, so its changes are not detected; make it smaller"
+        f"object {name!r} of {observed.provider_config!r}: its {_excess(seen, payload)}, so its "
+        "changes are not detected; make it smaller"
     )
+    if len(payload) > MAX_SEARCHED_BYTES:
+        payload = _encoder.encode({"name": name})
     delivery = IntakeDelivery(
         position=observed.as_of,
         subject=intake("observed", key),
@@ -52,11 +60,14 @@ def build_size_letter(key: ResourceKey, observed: Observed) -> DeadLetter:
         receipt=None,
     )
     about = f"{observed.provider_config}/{key.kind}/{observed.external_name}"
-    return DeadLetter("observation", reason, delivery, about, digest(observed.object))
+    return DeadLetter("observation", reason, delivery, about, digest(seen))
 
 
-def _excess(payload: bytes) -> str:
+def _excess(seen: ExternalObject, payload: bytes) -> str:
     """Return what an object has more of than is allowed; empty for one that can be reported."""
+    longest = max(len(seen.name), len(seen.uid or ""))
+    if longest > MAX_ID_CHARACTERS:
+        return f"name or id of {longest} characters exceeds the limit of {MAX_ID_CHARACTERS}"
     if len(payload) > MAX_OBJECT_BYTES:
         return f"{len(payload)} bytes exceed the limit of {MAX_OBJECT_BYTES}"
     if is_nested_deeper(payload, MAX_OBJECT_NESTING):

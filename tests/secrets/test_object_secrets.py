@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -10,11 +11,13 @@ from msgspec.structs import replace
 
 from events.external import ExternalObject, digest
 from events.intake import ListingBegan, Observed
+from events.names import ResourceKey
 from events.provider_config import ProviderConfigSpec
 from projections.status import StatusRow
 from reconciler.resource.owner_label import OWNER_LABEL, owner
 from reconciler.roles.listing import ListingAssembler, observations
 from reconciler.roles.object_secrets import hide_and_digest, hide_secrets
+from reconciler.roles.oversize import MAX_SEARCHED_BYTES, build_size_letter, is_too_large
 from reconciler.secrecy import HIDDEN, Secrecy
 from tests.security.encodings import every_way
 
@@ -93,6 +96,41 @@ async def test_an_object_whose_identity_contains_a_secret_is_not_recorded(
 async def test_an_object_of_ours_with_such_an_id_is_neither_changed_nor_gone() -> None:
     known = row(shape())
     assert await observed(shape(uid=TOKEN), known) == []
+
+
+async def test_an_object_too_large_to_search_is_shown_nowhere() -> None:
+    """A search takes a second per MiB, so one response would stop a process that serves all."""
+    secrecy = Secrecy(TOKEN)
+    huge = shape(text="%2561" * (MAX_SEARCHED_BYTES // 5) + TOKEN)
+    [seen] = await observed(huge, row(shape()), secrecy=secrecy)
+    assert secrecy.searched_bytes < 1_000
+    assert is_too_large(seen.object), "the observer publishes none of it"
+    letter = build_size_letter(ResourceKey("default", "Shape", "foo"), seen)
+    assert TOKEN not in letter.reason + letter.delivery.payload.decode()
+    assert "'foo' of 'default': its 5" in letter.reason
+
+
+async def test_a_search_of_many_objects_gives_way_to_other_work() -> None:
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    listing = ListingAssembler(ListingBegan("default", "Shape", 5), None)
+    listing.add([shape(f"n{number}", text="%61" * 30_000) for number in range(20)])
+    counting = asyncio.create_task(count())
+    await observations(listing, listing.complete(20), {}, CONFIG, "log", secrecy=Secrecy(TOKEN))
+    counting.cancel()
+    assert turns >= 8
+
+
+def test_an_object_with_a_long_name_or_id_is_too_large() -> None:
+    assert not is_too_large(shape("n" * 2048, uid="u" * 2048))
+    assert is_too_large(shape("n" * 2049))
+    assert is_too_large(shape(uid="u" * 2049))
 
 
 def test_what_the_action_itself_contains_stays() -> None:
