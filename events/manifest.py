@@ -29,6 +29,9 @@ RECONCILER_API_VERSION = "reconciler/v1"
 MAX_LABEL_BYTES = 8 * 1024
 """Of all labels of a resource: an API shows those of all objects in one listing."""
 
+MAX_POLICY_ENTRIES = 256
+"""Of a list in a policy: the row of the resource has the namespaces that may reference it."""
+
 Fields = dict[str, Any]
 Token = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]{1,63}(?!\n)$")]
 TokenOrAll = Annotated[str, msgspec.Meta(pattern=r"^(\*|[A-Za-z0-9_-]{1,63})(?!\n)$")]
@@ -199,6 +202,15 @@ def take_apart(manifest: Manifest) -> Declaration:
         decided = Policy() if policy is None else msgspec.convert(policy, Policy)
     except msgspec.ValidationError as error:
         raise InvalidManifestError(field_error(error, Policy, "spec.policy")) from None
+    for name, entries in (
+        ("ignoreFields", decided.ignore_fields),
+        ("referencedFrom", decided.referenced_from),
+    ):
+        if len(entries) > MAX_POLICY_ENTRIES:
+            raise InvalidManifestError(
+                f"spec.policy.{name}: has {len(entries)} entries, more than the limit of "
+                f"{MAX_POLICY_ENTRIES}; declare fewer"
+            )
     external_name = manifest.metadata.annotations.get(
         EXTERNAL_NAME_ANNOTATION, manifest.metadata.name
     )

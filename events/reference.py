@@ -24,6 +24,9 @@ MAX_REFERENCES: Final = 64
 MAX_SECRETS: Final = 64
 """Of one spec: each is read every few seconds, by processes that serve all tenants."""
 
+MAX_FIELD_CHARACTERS: Final = 16 * 1024
+"""Of all fields that a spec references: the row of the resource and its outcomes name them."""
+
 _REF: Final = "$ref"
 _SECRET: Final = "$secret"  # noqa: S105 - the mark of a name
 _OUTPUTS: Final = "outputs."
@@ -98,6 +101,12 @@ def references_in(fields: Fields, namespace: str) -> tuple[Reference, ...]:
     if len(wanted) > MAX_REFERENCES:
         raise InvalidManifestError(
             f"spec: references more than {MAX_REFERENCES} resources; use fewer"
+        )
+    length = sum(len(field) for names in wanted.values() for field in names)
+    if length > MAX_FIELD_CHARACTERS:
+        raise InvalidManifestError(
+            f"spec: the fields of all references have {length} characters, more than the limit of "
+            f"{MAX_FIELD_CHARACTERS}; reference fewer fields"
         )
     return tuple(Reference(target, tuple(names)) for target, names in wanted.items())
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Container, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, Final
 
 import msgspec
+from msgspec.structs import replace
 
 from events.intake import (
     DefinitionSeen,
@@ -29,6 +30,12 @@ from projections.status import StatusRow
 from reconciler.ports import IntakeMessageOut
 from reconciler.resource.circle import circle
 from reconciler.roles.reference_index import Concerned, NamedSecret, ReferenceIndex, rows_of
+
+MAX_REFERRERS: Final = 500
+"""Resources that a target knows to reference it. When one of them ends, it is told of another."""
+
+MAX_VALUE_BYTES: Final = 64 * 1024
+"""Of all values that a resource takes from others: its row and its state contain them."""
 
 _encoder = msgspec.json.Encoder(order="deterministic")
 _Rows = Mapping[str, StatusRow]
@@ -50,7 +57,7 @@ def reference_messages(
             continue
         row = every_row.get(target)
         known = {} if row is None else row.references
-        wanted = _wanted(target, index, every_row, damaged)
+        wanted = _first(_wanted(target, index, every_row, damaged), known)
         for by, (referrer, reference) in wanted.items():
             if known.get(by) != reference.on_withdrawal:
                 data = Referenced(by, reference.on_withdrawal)
@@ -125,6 +132,22 @@ def _wanted(
     }
 
 
+def _first(
+    wanted: dict[str, tuple[StatusRow, Reference]], known: Container[str]
+) -> dict[str, tuple[StatusRow, Reference]]:
+    """Return the references that a target is told of: its row has no room for any number.
+
+    While there are others, it is not deleted: it learns of them before it forgets the first.
+    """
+    if len(wanted) <= MAX_REFERRERS:
+        return wanted
+
+    def rank(by: str) -> tuple[bool, bool, str]:
+        return wanted[by][1].on_withdrawal != "Keep", by not in known, by
+
+    return {by: wanted[by] for by in sorted(wanted, key=rank)[:MAX_REFERRERS]}
+
+
 def _permits(target: StatusRow | None, name: str, namespace: str) -> bool:
     permitted = () if target is None else target.referenced_from
     return may_refer(ResourceKey.parse(name), namespace, permitted)
@@ -136,11 +159,15 @@ def _to_references(
     for row in rows:
         if not row.declared:
             continue
+        room = MAX_VALUE_BYTES
         for reference in row.refers:
             if reference.target in damaged:
                 continue
             known = row.targets.get(reference.target)
             state = _state_of(row, reference, known, every_row)
+            room -= len(_encoder.encode(state.values)) if state.values else 0
+            if room < 0 and state.values:
+                state = replace(state, values={})
             if state != known:
                 told = hashlib.blake2b(_encoder.encode(state), digest_size=8).hexdigest()
                 data = TargetSeen(reference.target, state, row.version)

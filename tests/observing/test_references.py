@@ -22,7 +22,12 @@ from projections.read_models import ReadModels
 from projections.status import StatusRow
 from reconciler.ports import IntakeMessageOut
 from reconciler.roles.reference_index import NamedSecret, ReferenceIndex
-from reconciler.roles.references import reference_messages, secret_messages
+from reconciler.roles.references import (
+    MAX_REFERRERS,
+    MAX_VALUE_BYTES,
+    reference_messages,
+    secret_messages,
+)
 
 TARGET = ResourceKey("default", "Shape", "foo")
 REFERENCE = ResourceKey("default", REFERENCE_KIND, "shop-needs-foo")
@@ -282,3 +287,57 @@ def test_a_permission_that_is_withdrawn_ends_the_reference() -> None:
         (OTHERS, TargetSeen(str(TARGET), TargetState(declared=False), 1)),
         (TARGET, Unreferenced(str(OTHERS))),
     ]
+
+
+def _references_to_target(count: int) -> list[StatusRow]:
+    return [
+        StatusRow(
+            "default",
+            REFERENCE_KIND,
+            f"by-{number:04d}",
+            version=7,
+            declared=True,
+            refers=(Reference(str(TARGET), (), "Ignore" if number % 2 else "Keep"),),
+            targets={str(TARGET): TargetState(True)},
+        )
+        for number in range(count)
+    ]
+
+
+def test_a_target_is_told_of_a_limited_number_of_references_and_of_another_when_one_ends():
+    """Its row would grow with each of them, until no message could contain it."""
+    rows = _references_to_target(3 * MAX_REFERRERS)
+    target = StatusRow(TARGET.namespace, TARGET.kind, TARGET.name, version=1, declared=True)
+    every_row = {str(row.key): row for row in (target, *rows)}
+    told = [each.data for each in _looked_at(every_row)]
+    added = [each for each in told if isinstance(each, Referenced)]
+    assert len(told) == len(added) == MAX_REFERRERS
+    assert {each.on_withdrawal for each in added} == {"Keep"}, "those that hold it come first"
+
+    target.references = {each.by: each.on_withdrawal for each in added}
+    ended = every_row.pop(added[0].by)
+    told = [each.data for each in _looked_at(every_row)]
+    assert [type(each) for each in told] == [Referenced, Unreferenced], "it is never without one"
+    assert told[1] == Unreferenced(str(ended.key))
+
+
+def test_a_resource_is_told_values_of_a_limited_size():
+    sizes = (40_000, 40_000, 1_000)
+    targets = [
+        StatusRow(
+            "default",
+            "Shape",
+            f"t{number}",
+            declared=True,
+            owned=True,
+            outcome="Converged",
+            outputs={"text": "x" * size},
+        )
+        for number, size in enumerate(sizes)
+    ]
+    refers = tuple(Reference(str(each.key), ("outputs.text",)) for each in targets)
+    reader = StatusRow("default", "Shape", "reader", version=1, declared=True, refers=refers)
+    told = _looked_at({str(row.key): row for row in (*targets, reader)})
+    states = [each.data.state for each in told if isinstance(each.data, TargetSeen)]
+    assert [len(each.values) for each in states] == [1, 0, 0]
+    assert sum(len(str(each.values)) for each in states) < MAX_VALUE_BYTES

@@ -292,6 +292,27 @@ def test_a_spec_names_a_limited_number_of_secrets():
     assert len(secrets_in({"tags": tags[1:] * 2})) == MAX_SECRETS
 
 
+def test_the_fields_that_a_spec_references_have_a_limited_length():
+    """The row of the resource and the outcome that it waits for name all of them."""
+    story = Story(kind=SERVER)
+    fields = [f"outputs.{number}{'x' * 500}" for number in range(40)]
+    tags: list[Any] = [{"a": {"$ref": "Block/Orders", "field": each}} for each in fields]
+    story.declare({"type": "db", "tags": tags})
+    assert not story.answer.accepted
+    assert "the fields of all references have" in story.answer.message
+    story.declare({"type": "db", "tags": tags[:30]})
+    assert story.answer.accepted
+
+
+def test_a_policy_has_lists_of_limited_length():
+    for name, entry in (("ignoreFields", "color"), ("referencedFrom", "shop")):
+        story = Story(kind=SERVER)
+        story.declare({"type": "db", "policy": {name: [entry] * 257}})
+        assert f"spec.policy.{name}: has 257 entries" in story.answer.message
+        story.declare({"type": "db", "policy": {name: [entry] * 256}})
+        assert story.answer.accepted
+
+
 def test_whoever_declares_leaves_the_digest_out():
     story = Story(kind=SERVER)
     story.declare({"type": "db", "password": {"$secret": "db-password", "digest": "mine"}})
