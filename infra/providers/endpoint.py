@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
-from urllib.parse import quote
+from typing import Final
+from urllib.parse import quote, unquote
 
 from yarl import URL
 
 from reconciler.errors import ConfigurationError, PermanentError
 
 _SOCKET = "unix://"
+_SEPARATOR: Final = re.compile(r"[/\\]")
+_MAX_DECODINGS: Final = 3
 
 
 def socket_path(endpoint: str) -> str | None:
@@ -65,6 +69,19 @@ def path_segment(external_name: str, name_problem: Callable[[str], str | None]) 
     if problem is not None:
         raise PermanentError(f"invalid name {external_name!r}: {problem}")
     return quote(external_name, safe="")
+
+
+def leads_elsewhere(text: str) -> bool:
+    """Return whether a text would be another path at an API that decodes before it routes.
+
+    Such an API takes an encoded slash for a separator, some take a backslash, and some decode
+    twice. So ``..%2Fadmin`` would lead out of its collection, and ``a/`` or ``/`` to a collection.
+    """
+    for _ in range(_MAX_DECODINGS):
+        if any(segment in ("", ".", "..") for segment in _SEPARATOR.split(text)):
+            return True
+        text = unquote(text)
+    return False
 
 
 def authorization(secret: str | None, header: str | None = None) -> dict[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from infra.providers.endpoint import authorization, checked_endpoint
+from infra.providers.endpoint import authorization, checked_endpoint, leads_elsewhere
 from reconciler.errors import ConfigurationError
 
 
@@ -60,3 +60,31 @@ def test_a_secret_that_cannot_be_a_header_is_refused_and_not_shown(secret: str) 
     with pytest.raises(ConfigurationError) as caught:
         authorization(secret)
     assert "s3c" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        ".",
+        "..",
+        "/",
+        "a/",
+        "../secrets/root",
+        "..%2fsecrets",
+        "%2e%2e%2Fsecrets",
+        "%252e%252e",
+        "..\\secrets\\root",
+        "a%5C..%5Cb",
+        "a//b",
+    ],
+)
+def test_a_text_that_an_api_may_decode_to_another_path_is_detected(text: str) -> None:
+    assert leads_elsewhere(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["a", "a.b", "..a", "projects/x", "100%", "a%2Fb", "é", "...", "a\\b"]
+)
+def test_any_other_text_stays_one_segment(text: str) -> None:
+    assert not leads_elsewhere(text)

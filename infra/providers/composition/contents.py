@@ -29,11 +29,11 @@ class Contents:
     def __init__(self, standing: Standing, ask: Ask) -> None:
         self._standing = standing
         self._ask = ask
-        self._read: dict[str, list[Part]] = {}
+        self._read: dict[tuple[str, str], list[Part]] = {}
 
     async def load(self, namespace: str, digest: str) -> list[Part] | None:
         """Return the parts of a content; None if it is not stored any more."""
-        known = self._read.get(digest)
+        known = self._read.get((namespace, digest))
         if known is not None:
             return known
         index = (await self._specs(namespace, [digest])).get(digest)
@@ -43,7 +43,10 @@ class Contents:
         if len(portions) < len(index.portions):
             return None
         parts = list(parts_of(portions[name] for name in index.portions))
-        self._read = {**dict(list(self._read.items())[-1:]), digest: parts}  # of the newest two
+        self._read = {
+            **dict(list(self._read.items())[-1:]),
+            (namespace, digest): parts,
+        }  # of the newest two
         return parts
 
     async def store(self, namespace: str, content: StoredContent) -> None:

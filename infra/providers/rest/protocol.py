@@ -22,6 +22,7 @@ from events.rest_definition import (
     Reading,
     RestSpec,
 )
+from infra.providers.endpoint import leads_elsewhere
 from infra.providers.rest.document import Document
 from infra.providers.rest.expressions import Expression, ExpressionError
 from infra.providers.rest.marks import Marking
@@ -192,7 +193,8 @@ class Protocol:
         """Describe what is wrong with a name for this API, or None."""
         if not 0 < len(name) <= MAX_NAME_CHARACTERS:
             return f"use 1 to {MAX_NAME_CHARACTERS} characters"
-        if name in (".", "..") or "/" in name or not name.isprintable() or name != name.strip():
+        is_path = "/" in name or leads_elsewhere(name)
+        if is_path or not name.isprintable() or name != name.strip():
             return "do not use /, control characters, surrounding spaces, or the names . and .."
         if self._matches is None:
             return None

@@ -31,6 +31,7 @@ from infra.providers.answers import (
     unusable,
 )
 from infra.providers.conflicts import check_uid
+from infra.providers.endpoint import leads_elsewhere
 from infra.providers.http import HttpApi
 from infra.providers.listing import all_pages
 from infra.providers.rest.document import without_nothing
@@ -482,7 +483,7 @@ class RestProvider:
         """Return what placeholders stand for; a step such as .. would be another path."""
         values = {"name": self._protocol.api_name(external_name)}
         if uid is not None:
-            if uid in (".", "..") or not uid:
+            if leads_elsewhere(uid):
                 raise PermanentError(f"{external_name!r}: {uid!r} is not a valid id")
             values["uid"] = uid
         return values
