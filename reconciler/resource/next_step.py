@@ -282,7 +282,9 @@ def would_claim(found: ExternalObject, place: str, state: ResourceState, context
         return False
     if spec.policy.mode == "ObserveOnly" or _unmet(spec, situation) is not None:
         return False
-    return isinstance(_take_over(spec.policy, found, situation), OwnershipClaimed)
+    step = _take_over(spec.policy, found, situation)
+    is_claimed_later = isinstance(step, Settled) and step.reason == AWAITING_READ
+    return is_claimed_later or isinstance(step, OwnershipClaimed)
 
 
 def _doubted(losses: LossCount, state: ResourceState, context: Context) -> Settled:
@@ -481,6 +483,15 @@ def _take_over(policy: Policy, seen: ExternalObject, situation: Situation) -> St
         return Settled(
             "Degraded", AWAITING_READ, "Reconciler adopts the object after the next read"
         )
+    has_no_label = not context.capabilities.labels and context.capabilities.listing
+    if may_be_ours and has_no_label:
+        # What has created it, or a response that shows it, does not show whose it is.
+        waiting = _until_listed_again(
+            state,
+            "Reconciler adopts the object after the next listing, unless another resource owns it",
+        )
+        if waiting is not None:
+            return waiting
     if claim is not None:
         return _claimed(seen, claim, situation)
     if policy.adoption != "Adopt":
@@ -502,8 +513,7 @@ def _take_over(policy: Policy, seen: ExternalObject, situation: Situation) -> St
             "or use another name",
         )
     if said.label == "another's":
-        label = f"the owner label of the object is {seen.labels[OWNER_LABEL]!r}"
-        return Settled("Conflict", "OwnedByAnother", label)
+        return Settled("Conflict", "OwnedByAnother", _described_label(seen, context))
     return OwnershipClaimed(seen.name, seen.uid, "Adopted", state.observed.provider_config)
 
 
@@ -610,7 +620,11 @@ def _not_ours(situation: Situation) -> Step:
     if judged.claim in ("Returned", "Found"):
         return _claimed(found, judged.claim, situation)
     if judged.claim is not None:
-        waiting = _guarded(situation) or _until_listed_again(state)
+        waiting = _guarded(situation) or _until_listed_again(
+            state,
+            "no manifest declares the object; Reconciler deletes it after the next listing, unless "
+            "another resource owns it by then",
+        )
         return waiting or _claimed(found, judged.claim, situation)
     if judged.owner == "disputed":
         return _disputed(found, situation)
@@ -653,8 +667,8 @@ def _never_ours(state: ResourceState) -> Settled | None:
     return None
 
 
-def _until_listed_again(state: ResourceState) -> Settled | None:
-    """Wait for a listing that shows whether another resource has the undeclared object.
+def _until_listed_again(state: ResourceState, message: str) -> Settled | None:
+    """Wait for a listing that shows whether another resource has an object that nothing marks.
 
     The listing that showed it may have waited in the intake, while newer ones gave the object to
     another resource. From this outcome on, listings give it to no other one (`roles/listing.py`).
@@ -666,12 +680,7 @@ def _until_listed_again(state: ResourceState) -> Settled | None:
         and state.observed.known_version >= state.outcome_version
     ):
         return None
-    return Settled(
-        "Degraded",
-        AWAITING_READ,
-        "no manifest declares the object; Reconciler deletes it after the next listing, unless "
-        "another resource owns it by then",
-    )
+    return Settled("Degraded", AWAITING_READ, message)
 
 
 def _guarded(situation: Situation) -> Settled | None:
@@ -736,16 +745,21 @@ def _disputed(found: ExternalObject, situation: Situation) -> Settled:
     judged = situation.verdict
     message = judged.message
     if judged.reason == "OwnedByAnother":
-        message = (
-            f"the owner label of the object is {found.labels[OWNER_LABEL]!r}; Reconciler leaves it "
-            "unchanged"
-        )
+        message = f"{_described_label(found, situation.context)}; Reconciler leaves it unchanged"
     elif restored := _created_after_backup(found, situation.context):
         message += (
             f"; {restored}. To manage it, declare it with spec.policy.adoption: Adopt; to release "
             f"it, remove its label {OWNER_LABEL}; or delete it in the API"
         )
     return Settled("Disputed", judged.reason, message)
+
+
+def _described_label(found: ExternalObject, context: Context) -> str:
+    """Describe another's owner label, without a name from another namespace."""
+    named = labelled(found, context)
+    if named and ResourceKey.parse(named).namespace != context.key.namespace:
+        return "the owner label of the object names a resource in another namespace"
+    return f"the owner label of the object is {found.labels[OWNER_LABEL]!r}"
 
 
 def _created_after_backup(found: ExternalObject, context: Context) -> str:
@@ -762,7 +776,8 @@ def _remove(situation: Situation) -> Step:
     # Before all others: what may belong to another is deleted for nobody's wait or approval.
     taken_by = state.observed.taken_by
     if taken_by:
-        taken = f"the object also belongs to {taken_by}; Reconciler leaves it unchanged"
+        whose = _without_namespace(taken_by, situation)
+        taken = f"the object also belongs to {whose}; Reconciler leaves it unchanged"
         return Settled("Disputed", "OwnedByAnother", taken)
     if situation.compared.seen is not None and situation.verdict.owner == "disputed":
         return _disputed(situation.compared.seen, situation)

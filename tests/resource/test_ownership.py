@@ -272,6 +272,7 @@ def test_an_adopted_and_orphaned_object_of_an_exclusive_scope_stays():
     story.see(thing(), strays=(3, 5))
     policy = {"adoption": "Adopt", "deletion": "Orphan"}
     story.declare({"type": "Square", "color": "Red"}, policy=policy)
+    story.see(thing(), taken_by="")
     assert story.outcome == "Converged"
     story.see(thing({"type": "Square", "color": "Red", "note": 1}), strays=(1, 5))
     events = story.withdraw()

@@ -16,6 +16,7 @@ from events.log import (
 )
 from events.manifest import EXTERNAL_NAME_ANNOTATION
 from events.names import ResourceKey
+from events.provider_config import ProviderConfigSpec
 from reconciler.provider import Capabilities
 from reconciler.resource.owner_label import OWNER_LABEL, owner
 from tests.resource.building import (
@@ -24,6 +25,7 @@ from tests.resource.building import (
     EXCLUSIVE,
     LOG_ID,
     SHARED,
+    UNLABELLED,
     Story,
     converged,
     every,
@@ -261,3 +263,61 @@ def test_the_label_of_another_log_names_no_resource_of_this_one():
     story = Story(configs={CONFIG: SHARED})
     story.see(thing(uid="h1", labels={OWNER_LABEL: "another.default.Badge.Foo"}))
     assert (story.outcome, story.reason) == ("Unowned", "NotDeclared")
+
+
+# --- an object without a label: only a listing shows which resource has it
+
+
+@pytest.mark.parametrize("config", [SHARED, EXCLUSIVE], ids=["shared", "exclusive"])
+def test_an_object_without_labels_that_a_creation_met_is_adopted_after_a_listing(
+    config: ProviderConfigSpec,
+):
+    """Else a tenant could take, change and delete the object of another one."""
+    story = Story(kind=UNLABELLED, configs={CONFIG: config})
+    story.declare(policy={"adoption": "Adopt"})
+    events = story.fail("Conflict", shown=thing(uid="theirs"))
+    assert not every(OwnershipClaimed, events)
+    assert (story.outcome, story.reason) == ("Degraded", "AwaitingRead")
+    events = story.see(thing(uid="theirs"), taken_by=ANOTHER)
+    assert not every(OwnershipClaimed, events)
+    assert (story.outcome, story.reason) == ("Conflict", "OwnedByAnother")
+    events = story.withdraw()
+    assert not every(ActionDecided, events)
+
+
+def test_an_object_without_labels_that_no_resource_has_is_adopted():
+    story = Story(kind=UNLABELLED)
+    story.declare(policy={"adoption": "Adopt"})
+    story.fail("Conflict", shown=thing(uid="nobodys"))
+    events = story.see(thing(uid="nobodys"), taken_by="")
+    assert only(OwnershipClaimed, events).uid == "nobodys"
+    assert story.outcome == "Converged"
+
+
+def test_adoption_after_a_creation_with_an_unknown_result_waits_for_a_listing_and_for_no_person():
+    capabilities = UNLABELLED.capabilities
+    assert capabilities is not None
+    kind = dataclasses.replace(
+        UNLABELLED, capabilities=replace(capabilities, idempotency_keys=False)
+    )
+    story = Story(kind=kind)
+    story.declare(policy={"adoption": "Adopt"})
+    story.fail("Unknown")
+    story.wake(600)
+    story.fail("Conflict", shown=thing(uid="nobodys"))
+    assert (story.outcome, story.reason) == ("Degraded", "AwaitingRead")
+    events = story.see(thing(uid="nobodys"), taken_by="")
+    assert only(OwnershipClaimed, events).uid == "nobodys"
+
+
+def test_a_message_names_no_resource_of_another_namespace():
+    theirs = thing(
+        uid="theirs", labels={OWNER_LABEL: owner(LOG_ID, ResourceKey("team", "Block", "y"))}
+    )
+    story = Story()
+    story.declare(policy={"adoption": "Adopt"})
+    story.fail("Conflict", shown=theirs)
+    assert (story.outcome, story.reason) == ("Conflict", "OwnedByAnother")
+    assert "another namespace" in story.outcome_message
+    assert "team" not in story.outcome_message
+    assert LOG_ID not in story.outcome_message
