@@ -52,6 +52,9 @@ from reconciler.provider.host_access import HostUse, uses_nothing
 
 ENTRY_POINT_GROUP = "reconciler.kinds"
 
+MAX_GROWTH_BYTES = 64 * 1024
+"""How much larger references, values and a definition may make the fields of a declaration."""
+
 _LOOK_AGAIN = timedelta(seconds=5)
 _NEWLY_INSTALLED = "restart the roles, because these kinds were installed after they started"
 _NOT_INSTALLED = "install its package where the roles run, then restart the roles"
@@ -206,9 +209,11 @@ class Kind:
         try:
             # As the log gives them back: a tuple would differ from the list that is read.
             checked = cast("Fields", msgspec.json.decode(msgspec.json.encode(checked)))
-            return self.normalize(checked) if is_content else checked
+            checked = self.normalize(checked) if is_content else checked
         except OverflowError as error:  # of a time near the year 1 or 9999, in another zone
             raise InvalidManifestError(f"spec: {error}") from None
+        check_growth(fields, checked)
+        return checked
 
     def object_name(self, namespace: str, name: str) -> str:
         """Return what the object of a resource is called, for the name that was declared."""
@@ -216,7 +221,11 @@ class Kind:
 
     def object_fields(self, fields: Fields) -> Fields:
         """Return the fields that an object should have, for checked ones; raises as above."""
-        return fields if self.maps is None else self.maps(fields)
+        if self.maps is None:
+            return fields
+        mapped = self.maps(fields)
+        check_growth(fields, mapped)
+        return mapped
 
     def check_declared(self, fields: Fields) -> Fields:
         """Validate declared fields, and canonicalise those that refer to nothing; raises as above.
@@ -253,6 +262,23 @@ class Kind:
             if each.required and name not in fields:
                 raise InvalidManifestError(f"spec.{name}: required")
         return fields
+
+
+def check_growth(declared: Fields, made: Fields) -> None:
+    """Raise ``InvalidManifestError`` for fields that are much larger than what they are made of.
+
+    Events and calls contain them. Hundreds of short declarations, each with the same value in many
+    places, would fill the memory of a decider.
+    """
+    try:
+        growth = len(msgspec.json.encode(made)) - len(msgspec.json.encode(declared))
+    except (OverflowError, TypeError, ValueError):  # what is no JSON is refused elsewhere
+        return
+    if growth > MAX_GROWTH_BYTES:
+        raise InvalidManifestError(
+            f"spec: its values make it {growth} bytes larger, more than the limit of "
+            f"{MAX_GROWTH_BYTES}; use fewer or shorter values"
+        )
 
 
 _MAY_HOLD_A_SECRET = re.compile(r"(?:[^/?#]*//)?[^/?#]*@|.*[?#]", re.DOTALL)

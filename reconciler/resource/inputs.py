@@ -10,7 +10,7 @@ from events.names import InvalidNameError, ResourceKey
 from events.reference import Reference, filled, may_refer
 from events.secret import SecretRef
 from reconciler.errors import UnknownKindError
-from reconciler.provider.kind import Kind
+from reconciler.provider.kind import Kind, check_growth
 from reconciler.resource.situation import Situation
 from reconciler.resource.state import Desired, ResourceState, Spec
 from reconciler.resource.turn import NEVER_THERE, Settled, Step, on_hold
@@ -33,6 +33,7 @@ def resolve(spec: Spec, situation: Situation) -> Step | None:
     if desired.resolved is not None and _is_outdated(kind, desired):
         return None  # this process has not read the newer definition yet
     try:
+        check_growth(spec.fields, fields)
         fields = kind.object_fields(kind.checked_fields(fields))
     except InvalidManifestError as error:
         by = (

@@ -18,11 +18,13 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import cast
 
+import msgspec
 import structlog
 from msgspec.structs import replace
 
 from events.intake import Answer, Declared, DefinitionSeen, Withdrawn
 from events.integrity import LogDamage
+from events.log import ActionDecided, ActionRetried, LookupDecided, SpecResolved
 from events.manifest import Fields, config_named_in
 from events.names import KIND_DEFINITION_KIND, SYSTEM_NAMESPACE, ResourceKey, system_rank
 from events.provider_config import is_config
@@ -83,8 +85,10 @@ _EXTEND_SECONDS = 3.0
 """Less than a third of a lease: what waits for its turn must not be delivered again."""
 
 _DECLARES = (Declared, Withdrawn)
+_WITH_FIELDS = (SpecResolved, ActionDecided, ActionRetried, LookupDecided)
 _UNUSABLE = ("Invalid", "UnknownKind")
 
+_encoder = msgspec.json.Encoder()
 _logger = structlog.get_logger(__name__)
 
 
@@ -133,6 +137,17 @@ class _Decided:
         """Where the intake has what this turn knows: its own, and that of the generation before."""
         own = {each.position for each in self.work.commands if isinstance(each.data, _DECLARES)}
         return own | {self.base.state.desired.position}
+
+    @property
+    def size(self) -> int:
+        """About as many bytes as its events have: references may make them longer than messages."""
+        resolved = self.turn.state.desired.resolved
+        if resolved is None:
+            return self.work.size
+        length = len(_encoder.encode(resolved))
+        return self.work.size + length * sum(
+            isinstance(each.data, _WITH_FIELDS) for each in self.turn.events
+        )
 
     @property
     def commit(self) -> Commit:
@@ -767,10 +782,10 @@ def _groups(decided: Sequence[_Decided]) -> list[list[_Decided]]:
     events, size = 0, 0
     for each in decided:
         events += len(each.turn.events)
-        size += each.work.size
+        size += each.size
         if not groups or events > MAX_EVENTS_AT_ONCE or size > _MAX_BYTES_AT_ONCE:
             groups.append([])
-            events, size = len(each.turn.events), each.work.size
+            events, size = len(each.turn.events), each.size
         groups[-1].append(each)
     return groups
 

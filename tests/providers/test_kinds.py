@@ -9,6 +9,7 @@ import pytest
 from events.documents import Problem, read_documents
 from events.manifest import Fields, InvalidManifestError
 from infra.providers.certificates.spec import seconds_of
+from infra.providers.file import FILE
 from infra.providers.shapes import SHAPE
 from reconciler.provider.kind import KindRegistry, installed_kinds
 
@@ -108,3 +109,10 @@ def test_a_number_that_json_does_not_have_is_refused(number: str) -> None:
     (problem,) = read_documents("f.yaml", text, "default")
     assert isinstance(problem, Problem)
     assert problem.message.startswith("a manifest must not contain .inf or .nan")
+
+
+def test_a_file_does_not_grow_by_one_value_in_many_places() -> None:
+    """A declaration of 4 KB would lead to events of a megabyte."""
+    with pytest.raises(InvalidManifestError, match="larger, more than the limit of 65536"):
+        FILE.check_declared({"content": "${A}" * 500, "values": {"A": "x" * 1_800}})
+    FILE.check_declared({"content": "x" * 300_000 + "${A}" * 30, "values": {"A": "x" * 1_800}})

@@ -304,6 +304,17 @@ def test_the_fields_that_a_spec_references_have_a_limited_length():
     assert story.answer.accepted
 
 
+def test_a_spec_does_not_grow_by_one_value_in_many_places():
+    """A message of 20 KB would lead to events of a megabyte, and hundreds to a full memory."""
+    tags: list[Any] = [{"a": HOST}] * 500
+    story = server(tags=tags)
+    seen(story, **known("x" * 1_000))
+    assert (story.outcome, story.reason) == ("Failed", "InvalidInput")
+    assert "more than the limit of 65536" in story.outcome_message
+    assert not every(SpecResolved, seen(story, **known("x" * 2_000)))
+    assert every(SpecResolved, seen(story, **known("x" * 100)))
+
+
 def test_a_policy_has_lists_of_limited_length():
     for name, entry in (("ignoreFields", "color"), ("referencedFrom", "shop")):
         story = Story(kind=SERVER)
