@@ -132,7 +132,18 @@ class ObjectReads:
             async with slots:
                 return await self._read_one(row)
 
-        return sum(await asyncio.gather(*(one(row) for row in rows if not row.action_id)))
+        readable = (row for row in rows if not (row.action_id or self._needs_listing(row)))
+        return sum(await asyncio.gather(*map(one, readable)))
+
+    def _needs_listing(self, row: StatusRow) -> bool:
+        """Return whether only a listing shows which resource has the object of a row.
+
+        Without a label, a read would show the object of another namespace as one that none has.
+        """
+        capabilities = self._providers.capabilities(row.kind)
+        if capabilities is None or capabilities.labels or not capabilities.listing:
+            return False
+        return not row.owned
 
     async def _read_one(self, row: StatusRow) -> int:
         name = row.provider_config

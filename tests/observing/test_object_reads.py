@@ -265,6 +265,18 @@ async def test_a_released_object_is_read_by_its_uid_if_its_name_may_have_others(
     assert (told.object, told.absent_uid) == (None, expected)
 
 
+async def test_an_object_without_a_label_that_is_not_owned_is_only_listed() -> None:
+    """A read does not show which resource has it, so it would show that of another namespace."""
+    stage = Stage(replace(BLIND, labels=False, listing=True))
+    stage.records(SpecDeclared(1, "test/v1", "default", "foo", {}, policy=Policy()))
+    row, config = stage.models.status[str(FOO)], stage.configurations.by_name["default"]
+    assert await stage.reads.read([row], config) == 0
+    assert stage.api.reads == 0
+    stage.records(ActionSucceeded("a", "Create", 1, stage.api.server))
+    await stage.reads.read([row], config)
+    assert stage.api.reads == 1
+
+
 async def test_a_read_reports_the_name_that_it_asked_for(stage: Stage) -> None:
     """Meanwhile the object was replaced by one of another name: the read shows nothing of that."""
     stage.made(ready=True)
