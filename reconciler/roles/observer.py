@@ -7,7 +7,7 @@ an API tells of changes, the next listing begins earlier.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import structlog
 from msgspec.structs import replace
@@ -52,6 +52,11 @@ JITTER = 0.1
 
 CATCH_UP_SECONDS = 10.0
 """So long a listing waits for what the log says of its objects."""
+
+OBSERVED_AT_ONCE = 2_000
+PACE_SECONDS = 1.0
+"""Of a listing that shows more, so many observations are published each second: the decider takes
+the intake in order, and an API with many new objects would hold up the declarations of all."""
 
 _MAX_RETRY_SECONDS = 5.0
 _HALF_MILLISECOND = 0.0005
@@ -318,6 +323,18 @@ class Observer:
             raise ListingRefusedError("its ProviderConfig was changed during the listing")
         found = await self._without_unclear(began, found)
         reach(Failpoint.OBSERVER_LISTED)
+        for start in range(0, max(1, len(found)), OBSERVED_AT_ONCE):
+            if start:
+                await asyncio.sleep(PACE_SECONDS)
+                if self._configurations.by_name.get(began.provider_config) != config:
+                    raise ListingRefusedError("its ProviderConfig was changed meanwhile")
+            await self._publish(listing, found[start : start + OBSERVED_AT_ONCE])
+        reach(Failpoint.OBSERVER_PUBLISHED)
+        return len(found)
+
+    async def _publish(
+        self, listing: ListingAssembler, found: Sequence[tuple[ResourceKey, Observed]]
+    ) -> None:
         age = self._age(listing)
         await self._intake.publish(
             [
@@ -328,8 +345,6 @@ class Observer:
                 if str(key) not in self._models.damage  # held: nobody would decide it
             ]
         )
-        reach(Failpoint.OBSERVER_PUBLISHED)
-        return len(found)
 
     async def _read_unlisted(
         self,
