@@ -291,8 +291,8 @@ class Decider:
             await self._refuse(letters)
         await self._add_what_overtook(work)
         # Definitions and configurations first: the resources of the same batch may need them.
-        for rank in sorted({system_rank(key.kind) for key in work}):
-            of_rank = {key: each for key, each in work.items() if system_rank(key.kind) == rank}
+        for rank in sorted({_rank(key) for key in work}):
+            of_rank = {key: each for key, each in work.items() if _rank(key) == rank}
             if rank == system_rank(KIND_DEFINITION_KIND):
                 for key, each in of_rank.items():  # which one can be used depends on those before
                     await self._settle({key: each})
@@ -766,6 +766,11 @@ class _News:
             await sink.reject(self.rejections)
         if self.answers:
             await sink.answer(self.answers)
+
+
+def _rank(key: ResourceKey) -> int:
+    """Return how early a resource is decided; a definition that is refused need not be alone."""
+    return system_rank(key.kind if key.namespace == SYSTEM_NAMESPACE else "")
 
 
 def _is_accepted(answer: Answer | None) -> bool:

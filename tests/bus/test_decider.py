@@ -554,7 +554,13 @@ async def test_a_message_of_a_damaged_resource_is_never_given_up(
     assert min(full.waits.values()) > 0
 
 
-def definition(position: int, name: str, type_: str, provider: str = "") -> IntakeDelivery:
+def definition(
+    position: int,
+    name: str,
+    type_: str,
+    provider: str = "",
+    namespace: str = SYSTEM_NAMESPACE,
+) -> IntakeDelivery:
     spec: dict[str, Any] = {
         "apiVersion": "badges/v1",
         "provider": provider or name,
@@ -562,7 +568,7 @@ def definition(position: int, name: str, type_: str, provider: str = "") -> Inta
         "fields": {"color": {}},
         "constants": {"type": type_},
     }
-    key = ResourceKey(SYSTEM_NAMESPACE, KIND_DEFINITION_KIND, name)
+    key = ResourceKey(namespace, KIND_DEFINITION_KIND, name)
     manifest = Manifest(RECONCILER_API_VERSION, key.kind, Metadata(name, key.namespace), spec)
     return delivery("desired", key, position, Declared(manifest))
 
@@ -577,6 +583,26 @@ async def test_of_two_definitions_in_one_batch_the_second_knows_of_the_first(
     assert bus.answers[1].message == (
         f"spec.provider: {one!r} is already the provider of {one}; use another name"
     )
+
+
+async def test_definitions_that_a_tenant_may_not_declare_are_refused_at_once(
+    log: JetStreamLog,
+) -> None:
+    """One by one, each would be told and acknowledged alone, and all other tenants would wait."""
+
+    class Counting(Bus):
+        tells = 0
+
+        async def reject(self, rejections: Sequence[Rejection]) -> None:
+            self.tells += 1
+            assert len(rejections) == 20
+
+    bus = Counting()
+    names = [new_key().name for _ in range(20)]
+    batch = [definition(at, name, "Circle", namespace="shop") for at, name in enumerate(names, 1)]
+    await decider(log, bus).handle(batch)
+    assert [answer.reason for answer in bus.answers] == ["Invalid"] * 20
+    assert bus.tells == 1
 
 
 async def test_a_decider_reads_the_definitions_that_others_know_before_it_decides(
