@@ -10,7 +10,7 @@ import pytest_asyncio
 
 from events.manifest import Fields
 from events.provider_config import ProviderConfigSpec, Scope
-from reconciler.errors import TransientError
+from reconciler.errors import PermanentError, TransientError
 from reconciler.provider import Provider
 from reconciler.provider.contract import ProviderContract, listing
 from reconciler.provider.http_faults import HttpFaultContract
@@ -102,6 +102,17 @@ class TestByOffset(_OfNotes):
 async def connected(kind: Kind, url: str) -> Provider:
     assert kind.connect is not None
     return kind.connect(ProviderConfigSpec("memos", url), Secrets(None))
+
+
+@pytest.mark.parametrize("uid", ["../notes-of-others/1", "..%2Fx", "..\\x", "/", ""])
+async def test_an_id_that_an_api_may_decode_to_another_path_is_not_called(uid: str):
+    api = NotesApi()
+    async with api.serving() as url:
+        provider = await connected(memo("Link"), url)
+        with pytest.raises(PermanentError, match="is not a valid id"):
+            await provider.read("note", uid)
+        await provider.close()
+    assert memo("Link").name_problem("..\\secrets") is not None
 
 
 @pytest.mark.parametrize("paging", ["Page", "Offset"])
