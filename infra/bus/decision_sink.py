@@ -71,7 +71,7 @@ class JetStreamDecisionSink:
             try:
                 await send(self._nc, subject, _encoder.encode(answer))
             except MessageTooLargeError as error:
-                _logger.warning("an answer was not sent", why=str(error))
+                _logger.warning("a reply was not sent", why=str(error))
 
     async def reject(self, rejections: Sequence[Rejection]) -> None:
         """Publish rejections, which are not in the log: nothing happened to the resource.
