@@ -53,10 +53,13 @@ JITTER = 0.1
 CATCH_UP_SECONDS = 10.0
 """So long a listing waits for what the log says of its objects."""
 
-OBSERVED_AT_ONCE = 2_000
+UNDECLARED_AT_ONCE = 2_000
 PACE_SECONDS = 1.0
-"""Of a listing that shows more, so many observations are published each second: the decider takes
-the intake in order, and an API with many new objects would hold up the declarations of all."""
+"""Observations of undeclared objects that a listing publishes each second, after all others.
+
+The decider processes the intake in order, so an API with many new objects would delay the
+declarations of all namespaces. Declarations bound the number of all other observations.
+"""
 
 _MAX_RETRY_SECONDS = 5.0
 _HALF_MILLISECOND = 0.0005
@@ -323,14 +326,20 @@ class Observer:
             raise ListingRefusedError("its ProviderConfig was changed during the listing")
         found = await self._without_unclear(began, found)
         reach(Failpoint.OBSERVER_LISTED)
-        for start in range(0, max(1, len(found)), OBSERVED_AT_ONCE):
-            if start:
-                await asyncio.sleep(PACE_SECONDS)
-                if self._configurations.by_name.get(began.provider_config) != config:
-                    raise ListingRefusedError("its ProviderConfig was changed meanwhile")
-            await self._publish(listing, found[start : start + OBSERVED_AT_ONCE])
+        undeclared = [each for each in found if self._is_undeclared(each[0])]
+        declared = [each for each in found if not self._is_undeclared(each[0])]
+        await self._publish(listing, [*declared, *undeclared[:UNDECLARED_AT_ONCE]])
+        for start in range(UNDECLARED_AT_ONCE, len(undeclared), UNDECLARED_AT_ONCE):
+            await asyncio.sleep(PACE_SECONDS)
+            if self._configurations.by_name.get(began.provider_config) != config:
+                raise ListingRefusedError("its ProviderConfig was changed meanwhile")
+            await self._publish(listing, undeclared[start : start + UNDECLARED_AT_ONCE])
         reach(Failpoint.OBSERVER_PUBLISHED)
         return len(found)
+
+    def _is_undeclared(self, key: ResourceKey) -> bool:
+        row = self._models.status.get(str(key))
+        return row is None or row.is_foreign
 
     async def _publish(
         self, listing: ListingAssembler, found: Sequence[tuple[ResourceKey, Observed]]

@@ -24,7 +24,7 @@ OLD_STREAMS = {
     "KV_reconciler": ["$KV.reconciler.>"],
 }
 MESSAGE = (
-    "error: stream SHAPES has the older format 0, and this release reads formats 2 to 3; use the "
+    "error: stream SHAPES has the older format 0, and this release reads format 4; use the "
     "revision that wrote it, which is one of 16875afe to 05ae88b7\n"
 )
 

@@ -527,7 +527,7 @@ def test_differences_are_a_table_that_says_between_which_moments(past: Past) -> 
     [
         ("foo", "--from and --from-generation: give exactly one of them"),
         ("foo --from 1 --from-generation 1", "--from and --from-generation: give exactly one"),
-        ("foo --from 1 --to 2 --to-generation 1", "either --to or --to-generation"),
+        ("foo --from 1 --to 2 --to-generation 1", "--to and --to-generation: give only one"),
         ("foo --from 17", "position 17: after the end of the log"),
         ("foo --from 2020-01-01", "is before the start of the log"),
         (

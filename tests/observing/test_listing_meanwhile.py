@@ -30,7 +30,7 @@ from reconciler.roles import observer as observer_module
 from reconciler.roles.api_gates import ApiGates
 from reconciler.roles.configurations import Configurations
 from reconciler.roles.listing import ListingRefusedError
-from reconciler.roles.observer import OBSERVED_AT_ONCE, Observer
+from reconciler.roles.observer import UNDECLARED_AT_ONCE, Observer
 from reconciler.roles.providers import ProviderPool
 from reconciler.roles.slices import SLICE
 from tests.bus.histories import event
@@ -332,12 +332,12 @@ async def test_an_api_with_many_new_objects_does_not_fill_the_intake(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(observer_module, "PACE_SECONDS", 0.05)
-    api = Api(*(f"n{number}" for number in range(2 * OBSERVED_AT_ONCE + 1)))
+    api = Api(*(f"n{number}" for number in range(2 * UNDECLARED_AT_ONCE + 1)))
     stage = Stage(api, _nothing_new)
     listing = asyncio.create_task(stage.observer.list_once("default", "Shape"))
     await stage.intake.came.wait()
-    assert len(stage.intake.observed) == OBSERVED_AT_ONCE
-    assert await listing == len(stage.intake.observed) == 2 * OBSERVED_AT_ONCE + 1
+    assert len(stage.intake.observed) == UNDECLARED_AT_ONCE
+    assert await listing == len(stage.intake.observed) == 2 * UNDECLARED_AT_ONCE + 1
 
     stage.intake.observed.clear()
     stage.intake.came.clear()
@@ -346,4 +346,4 @@ async def test_an_api_with_many_new_objects_does_not_fill_the_intake(
     stage.configurations.by_name["default"] = ProviderConfigSpec("test", "http://other")
     with pytest.raises(ListingRefusedError, match="changed meanwhile"):
         await listing
-    assert len(stage.intake.observed) == OBSERVED_AT_ONCE
+    assert len(stage.intake.observed) == UNDECLARED_AT_ONCE

@@ -61,12 +61,10 @@ async def check_health(url: str) -> list[Finding]:
             "Free disk space, and restart this server (`reconciler up` restarts its own server). "
             "All acknowledged messages are kept."
         )
-        what = (
-            "disk full"
-            if means_full_disk(problem)
-            else "JetStream turned off, possibly by a full disk"
-        )
-        return [Finding(HEALTH, "fail", f"{what}: {problem}", remedy)]
+        found = f"JetStream turned off, possibly by a full disk: {problem}"
+        if means_full_disk(problem):
+            found = f"disk full: {problem}"
+        return [Finding(HEALTH, "fail", found, remedy)]
     return [Finding(HEALTH, "fail", problem, "Read the server's log.")]
 
 
