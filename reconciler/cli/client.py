@@ -39,11 +39,12 @@ class RetryNotice:
         """Take the number of messages that are sent again."""
         if not self._is_printed:
             self._is_printed = True
-            sys.stderr.write(
+            notice = (
                 f"waiting: the server does not confirm {plural(count, 'message')}; this command "
                 "sends them again until its timeout. The disk of the server may be full: see "
-                "`reconciler doctor`\n"
+                "`reconciler doctor`"
             )
+            sys.stderr.write(f"{notice}\n")
 
 
 @asynccontextmanager
