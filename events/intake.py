@@ -352,9 +352,9 @@ class ApiReported(_Intake, frozen=True):
         Literal["Throttled", "Failing", "Probing", "Responding", "Stopping", "Twin"],
         about(
             "Throttled: the API accepts no calls for a time. Failing: consecutive calls failed. "
-            "Probing: the reporter requests to make the call that decides whether an open breaker "
-            "closes. Responding: the API responded to that call. Stopping: the reporter stops and "
-            "makes no probe. Twin: the API has objects that are newer than the log."
+            "Probing: the reporter requests permission for the call that decides whether an open "
+            "breaker closes. Responding: the API responded to that call. Stopping: the reporter "
+            "stops and makes no probe. Twin: the API has objects that are newer than the log."
         ),
     ]
     reporter: Annotated[str, about("Process that reports.")]
@@ -367,7 +367,7 @@ class ApiReported(_Intake, frozen=True):
         ),
     ] = 0
     retry_after_seconds: Annotated[
-        float, about("Time from `at` on during which the API accepts no calls, for Throttled.")
+        float, about("Time after `at` during which the API accepts no calls, for Throttled.")
     ] = 0.0
     failures: Annotated[int, about("Number of consecutive failures, for Failing.")] = 0
     message: ApiErrorText = ""

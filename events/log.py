@@ -202,10 +202,10 @@ class OwnershipClaimed(_Event, frozen=True):
         Literal["Adopted", "Label", "Prefix", "ExclusiveScope", "Returned", "Found"],
         about(
             "Adopted: the policy allows adoption. Label: the object carries the owner label. "
-            "Prefix: its name has the prefix of an exclusive scope. ExclusiveScope: it is in an "
-            "exclusive scope. Returned: the object, by its uid, that an earlier listing did not "
-            "contain. Found: it carries the owner label, and an earlier creation had an unknown "
-            "result."
+            "Prefix: its name has the ownerPrefix of the ProviderConfig. ExclusiveScope: it is in "
+            "an exclusive scope. Returned: it has the uid of an owned object that was missing from "
+            "an earlier listing. Found: it carries the owner label, and an earlier creation had an "
+            "unknown result."
         ),
     ]
     provider_config: ConfigName = ""
@@ -524,14 +524,14 @@ class ActionSucceeded(_Event, frozen=True):
     redelivered: Annotated[
         bool,
         about(
-            "Whether another worker had the attempt too and may still make its call. For a "
-            "creation only if the API stores no keys."
+            "Whether another worker also received the attempt and may still make its call. Set for "
+            "a creation only if the API stores no keys."
         ),
     ] = False
     reported_at: _ReportedAt = None
     outdated: Annotated[
         bool,
-        about("Whether a newer state was known by then, so that the result changes nothing else."),
+        about("Whether the log had a newer state, so that the result does not change the state."),
     ] = False
     purpose: _Purpose = "Converge"
     external_name: Annotated[
@@ -543,8 +543,8 @@ class ActionSucceeded(_Event, frozen=True):
     refused: Annotated[
         ActionError | None,
         about(
-            "Error of the rest, if the API executed only the first of several calls and rejects "
-            "the rest permanently."
+            "Error of the remaining calls, if the API executed only the first of several calls and "
+            "rejects the others permanently."
         ),
     ] = None
     provider_config: Annotated[
@@ -553,8 +553,8 @@ class ActionSucceeded(_Event, frozen=True):
     unconfirmed: Annotated[
         bool,
         about(
-            "Whether a deletion found no object of a uid that only the response to the creation "
-            "had. The creation may then have created another object."
+            "Whether a deletion found no object with the recorded uid, and only the response to "
+            "the creation had shown that uid. The creation may then have created another object."
         ),
     ] = False
 
@@ -625,10 +625,10 @@ class ActionFailed(_Event, frozen=True):
     effect: Annotated[
         Effect,
         about(
-            "What this attempt may have changed. NotSent: no call was sent. Refused: nothing, the "
-            "API responded. Partial: the first of several requests, before the API throttled the "
-            "rest. Possible: the API responded with an error. Unknown: the call may still take "
-            "effect."
+            "What this attempt may have changed. NotSent: no call was sent. Refused: nothing, "
+            "according to the response of the API. Partial: the first of several requests, before "
+            "the API throttled the rest. Possible: the API responded with an error. Unknown: the "
+            "call may still take effect."
         ),
     ] = Effect.NOT_SENT
     consequence: Annotated[
@@ -637,9 +637,9 @@ class ActionFailed(_Event, frozen=True):
             "What the failure means for the resource. Retry: the same action is tried again. "
             "Refused: the API permanently refuses this generation. Failed: it permanently refuses "
             "a write that the generation does not depend on. Outdated: it refuses an older "
-            "generation. Conflict: the known state was outdated. Observed: the same, and the "
-            "failure shows the current object, or that none exists. Retired: the replaced object "
-            "no longer exists."
+            "generation. Conflict: the recorded state was outdated. Observed: as Conflict, and the "
+            "failure shows the current object, or shows that none exists. Retired: the replaced "
+            "object no longer exists."
         ),
     ] = "Retry"
 
@@ -745,7 +745,12 @@ class BreakerProbed(_Event, frozen=True):
 
     until: Annotated[datetime, about("Time at which the probe must have finished.")]
     delay_seconds: _Delay
-    by: Annotated[str, about("Process that makes the probe. Empty: it stopped before it finished.")]
+    by: Annotated[
+        str,
+        about(
+            "Process that makes the probe. Empty: the process stopped before it finished the probe."
+        ),
+    ]
 
 
 class BreakerClosed(_Event, frozen=True):
