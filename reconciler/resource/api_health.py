@@ -26,7 +26,7 @@ from events.log import (
 from events.provider_config import ProviderConfigSpec, Retry, is_config
 from reconciler.resource.backoff import delay, is_over
 from reconciler.resource.state import ApiHealth, ResourceState, Twin
-from reconciler.resource.turn import NOTHING_NEW, Context, Facts, Settled, on_hold
+from reconciler.resource.turn import NOTHING_NEW, Conclusion, Context, Facts, on_hold
 
 MAX_THROTTLED_SECONDS = 3_600.0
 """No API is left alone for longer at once: an absurd ``Retry-After`` would stop all that use it."""
@@ -69,14 +69,14 @@ def _news(said: ApiReported, state: ResourceState, context: Context) -> Resource
             assert_never(said.state)
 
 
-def standing_of_api(health: ApiHealth) -> Settled | None:
+def standing_of_api(health: ApiHealth) -> Conclusion | None:
     """Return how a configuration stands whose API's breaker is open."""
     if health.twin.objects:
         return on_hold(Hold.TWIN, _describe(health.twin))
     if health.open_until is None:
         return None
     why = f": {health.message}" if health.message else ""
-    return Settled(
+    return Conclusion(
         "Degraded",
         "BreakerOpen",
         f"breaker open until {health.open_until:%Y-%m-%dT%H:%M:%SZ}, after {health.failures} "

@@ -35,7 +35,7 @@ from reconciler.resource.evolve import CHECKED_NOT_DONE, NOT_DONE
 from reconciler.resource.owner_label import OWNER_LABEL
 from reconciler.resource.situation import Situation
 from reconciler.resource.state import InFlight, ResourceState
-from reconciler.resource.turn import PAUSED, UNDER_WAY, Context, Settled, Step, on_hold
+from reconciler.resource.turn import PAUSED, UNDER_WAY, Conclusion, Context, Step, on_hold
 
 MAX_CONFLICTS = 3  # in a row that are answered at once; then each waits like a failure
 MAX_REPEATS = 3  # in a row whose result stays unknown, before a lookup is worth more than another
@@ -107,8 +107,8 @@ def pursue(
     state: ResourceState,
     context: Context,
     config: ProviderConfigSpec | None,
-    blocked: Settled | None = None,
-    forbidden: Settled | None = None,
+    blocked: Conclusion | None = None,
+    forbidden: Conclusion | None = None,
 ) -> Step:
     """Bring the action in flight to its end: the same key and parameters until it is known.
 
@@ -175,13 +175,13 @@ def is_refused(state: ResourceState) -> bool:
     return failure is not None and failure.error_class == "Permanent"
 
 
-def settle_rejected(state: ResourceState) -> Settled | None:
+def rejection(state: ResourceState) -> Conclusion | None:
     """Return how a resource stands whose newest generation the API has rejected."""
     if state.desired.refused_generation != state.desired.generation:
         return None
     failure = state.waits.failure
     message = "" if failure is None else failure.message
-    return Settled("Failed", "Permanent", message or "the API rejected this generation")
+    return Conclusion("Failed", "Permanent", message or "the API rejected this generation")
 
 
 def next_rung(flight: InFlight, context: Context, *, is_wanted: bool = True) -> Rung:
@@ -217,13 +217,13 @@ def _given_up(flight: InFlight, reason: str) -> ActionAbandoned:
     return ActionAbandoned(action.action_id, action.operation, reason, in_doubt=in_doubt)
 
 
-def _under_way(flight: InFlight, state: ResourceState) -> Settled:
+def _under_way(flight: InFlight, state: ResourceState) -> Conclusion:
     """While an action is under way, only trouble is worth an outcome."""
     failure = state.waits.failure
     if failure is None or (state.waits.failures == 0 and failure.attempted):
         return UNDER_WAY
     action_id = flight.action.action_id
-    return Settled("Degraded", failure.error_class, failure.message, action_id)
+    return Conclusion("Degraded", failure.error_class, failure.message, action_id)
 
 
 # --- waits

@@ -49,9 +49,9 @@ from reconciler.resource.state import PLAN_OUTDATED, ResourceState
 from reconciler.resource.turn import (
     NOTHING_NEW,
     Command,
+    Conclusion,
     Context,
     Facts,
-    Settled,
     Turn,
     accepted,
     is_handled,
@@ -182,7 +182,7 @@ def _take_steps(history: _History, cause: Command) -> None:
         step = next_step(state, context, compared)
         if isinstance(step, (ActionDecided, ActionRetried)):
             step = unless_approved(unless_twin(step, context), state, context, compared)
-        if isinstance(step, Settled):
+        if isinstance(step, Conclusion):
             outcome = outcome_to_record(state, step)
             history.record(() if outcome is None else (outcome,), cause)
             return

@@ -88,7 +88,7 @@ def _next_generation(
 ) -> Facts:
     last = state.desired.generation
     events: list[ResourceEvent] = [event]
-    if 0 < last != state.desired.settled_generation:
+    if 0 < last != state.desired.completed_generation:
         events.append(GenerationSuperseded(last, by=event.generation))
     answer = Answer(True, "Accepted", event.generation, command.position)
     may_be_repeat = could_be_old and command.first_position is None  # nobody has looked

@@ -9,21 +9,21 @@ from events.log import DueScheduled
 from reconciler.resource.attempt import (
     has_waited,
     new_action,
-    settle_rejected,
+    rejection,
     wait_after_conflicts,
     wait_longest,
 )
 from reconciler.resource.difference import merged
 from reconciler.resource.situation import Situation
 from reconciler.resource.state import Spec
-from reconciler.resource.turn import Settled, Step
+from reconciler.resource.turn import Conclusion, Step
 
 _JITTER = 0.01  # of the time that is left
 _MAX_JITTER = timedelta(minutes=10)
 _NO_TIME = timedelta(0)
 
 
-def when_due(seen: ExternalObject, spec: Spec, situation: Situation, otherwise: Settled) -> Step:
+def when_due(seen: ExternalObject, spec: Spec, situation: Situation, otherwise: Conclusion) -> Step:
     """Write an object again that is due, though nothing differs; once for each moment.
 
     Whether it is reached is read off the clock of the bus: one that is wrong here does nothing
@@ -44,7 +44,7 @@ def when_due(seen: ExternalObject, spec: Spec, situation: Situation, otherwise: 
     if not is_still_due and now < known.at:
         return otherwise
     # Another client made the object so; the API has rejected what a renewal would write.
-    rejected = settle_rejected(state)
+    rejected = rejection(state)
     if rejected is not None:
         return rejected
     if is_still_due and not has_waited(state, context):

@@ -88,7 +88,7 @@ MAX_DECLARATIONS = 64  # ids and contents that are remembered, to recognise what
 MAX_ENDED_ACTIONS = 16  # that are remembered, of which a call may still arrive or be reported
 MAX_DISOWNED = 16  # uids that are remembered: one of those actions may have created the object
 
-SETTLED: frozenset[OutcomeName] = frozenset(
+COMPLETED: frozenset[OutcomeName] = frozenset(
     {"Converged", "Failed", "Conflict", "Deleted", "Released", "Drifted", "Paused"}
 )
 """Outcomes after which a generation is not superseded by the next, but followed by it."""
@@ -272,8 +272,8 @@ def _after(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
             if data.confirms_write:
                 state = _without_doubt(state)
             desired = state.desired
-            if data.outcome in SETTLED:
-                desired = replace(desired, settled_generation=data.generation)
+            if data.outcome in COMPLETED:
+                desired = replace(desired, completed_generation=data.generation)
             version = event.resourceversion
             return replace(state, desired=desired, outcome=data, outcome_version=version)
 
@@ -573,7 +573,7 @@ def _in_flight(state: ResourceState, **changes: object) -> ResourceState:
 def _is_news(state: ResourceState, action: Action) -> bool:
     """Return whether the end of the action is news, though the outcome may be as before."""
     last = state.outcome
-    return last is None or last.outcome in SETTLED or action.operation == "Delete"
+    return last is None or last.outcome in COMPLETED or action.operation == "Delete"
 
 
 def _base(action: Action, base: Content | None) -> Applied | None:

@@ -15,7 +15,7 @@ from events.excerpt import some
 from events.log import REPEATED_DRIFT, DriftDetected, PathDrift, RetryScheduled
 from reconciler.resource.backoff import delay
 from reconciler.resource.situation import Situation
-from reconciler.resource.turn import Settled
+from reconciler.resource.turn import Conclusion
 
 FIGHT_DRIFTS: Final = 3
 FIGHT_WINDOW: Final = timedelta(hours=1)
@@ -53,13 +53,13 @@ def wait_in_fight(situation: Situation) -> RetryScheduled | None:
     return RetryScheduled(context.now + wait, round(wait.total_seconds(), 3), REPEATED_DRIFT)
 
 
-def waiting_in_fight(situation: Situation) -> Settled | None:
+def waiting_in_fight(situation: Situation) -> Conclusion | None:
     """Report the fight that a repair waits for; None where something else has to be mended."""
     fought = _fought(situation)
     if not fought:
         return None
     told = some([_told(each) for each in fought], "; ")
-    return Settled(
+    return Conclusion(
         "Degraded", REPEATED_DRIFT, f"{told}; each repair waits longer than the one before"
     )
 

@@ -13,7 +13,7 @@ from reconciler.errors import UnknownKindError
 from reconciler.provider.kind import Kind, check_growth
 from reconciler.resource.situation import Situation
 from reconciler.resource.state import Desired, ResourceState, Spec
-from reconciler.resource.turn import NEVER_THERE, Settled, Step, on_hold
+from reconciler.resource.turn import NEVER_THERE, Conclusion, Step, on_hold
 
 
 def resolve(spec: Spec, situation: Situation) -> Step | None:
@@ -28,7 +28,7 @@ def resolve(spec: Spec, situation: Situation) -> Step | None:
             ref = SecretRef.at(secret)
             label = ref.label(key.namespace)
             message = f"waits for secret {label}: {_why_missing(ref)}"
-            return Settled("Waiting", "SecretMissing", message)
+            return Conclusion("Waiting", "SecretMissing", message)
     fields = filled(spec.fields, key.namespace, desired.targets, desired.secrets)
     if desired.resolved is not None and _is_outdated(kind, desired):
         return None  # this process has not read the newer definition yet
@@ -41,7 +41,7 @@ def resolve(spec: Spec, situation: Situation) -> Step | None:
             if kind.definition
             else "the current values of its references"
         )
-        return Settled("Failed", "InvalidInput", f"the spec is invalid with {by}: {error}")
+        return Conclusion("Failed", "InvalidInput", f"the spec is invalid with {by}: {error}")
     digest = "" if kind.definition is None else kind.definition.digest
     if (fields, digest) == (desired.resolved, desired.resolved_by):
         return None
@@ -82,7 +82,7 @@ def compose(spec: Spec, situation: Situation) -> Step | None:
     except UnknownKindError as error:
         return on_hold(Hold.UNKNOWN_KIND, f"{part}{error}")
     except (InvalidManifestError, InvalidNameError) as error:
-        return Settled("Failed", "InvalidInput", f"{part}{error}")
+        return Conclusion("Failed", "InvalidInput", f"{part}{error}")
     return SpecResolved(desired.generation, content, digest)
 
 
@@ -94,7 +94,7 @@ def reliance(spec: Spec, state: ResourceState, key: ResourceKey) -> Step:
             return NEVER_THERE  # the next sweep tells
         if not target.declared:
             return on_hold(Hold.DANGLING, _why_dangling(reference.target, key))
-    return Settled("Converged", "Resolved")
+    return Conclusion("Converged", "Resolved")
 
 
 def _why_dangling(target: str, key: ResourceKey) -> str:
@@ -106,26 +106,26 @@ def _why_dangling(target: str, key: ResourceKey) -> str:
     )
 
 
-def _waiting_for(reference: Reference, desired: Desired) -> Settled | None:
+def _waiting_for(reference: Reference, desired: Desired) -> Conclusion | None:
     """Name what a resource waits for; once it had all of its values, a pause of theirs is none."""
     name, target = reference.target, desired.targets.get(reference.target)
     if target is None:
-        return Settled(
+        return Conclusion(
             "Waiting", "ReferenceUnknown", f"waits for {name}: its state has not been read yet"
         )
     if target.circle:
         circle = " → ".join(target.circle)
         remedy = "withdraw one of the resources, or remove a reference"
-        return Settled(
+        return Conclusion(
             "Waiting", "DependencyCycle", f"the references form a cycle, {circle}; {remedy}"
         )
     if not target.declared:
-        return Settled("Waiting", "ReferenceMissing", f"waits for {name}: it is not declared")
+        return Conclusion("Waiting", "ReferenceMissing", f"waits for {name}: it is not declared")
     missing = ", ".join(each for each in reference.fields if target.values.get(each) is None)
     if missing:
-        return Settled("Waiting", "ValueMissing", f"waits for {name}: it has no {missing} yet")
+        return Conclusion("Waiting", "ValueMissing", f"waits for {name}: it has no {missing} yet")
     if desired.resolved is None and not target.ready:
-        return Settled("Waiting", "NotReady", f"waits for {name}: it is not ready")
+        return Conclusion("Waiting", "NotReady", f"waits for {name}: it is not ready")
     return None
 
 

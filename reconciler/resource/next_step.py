@@ -32,7 +32,7 @@ from reconciler.resource.attempt import (
     is_refused,
     new_action,
     pursue,
-    settle_rejected,
+    rejection,
     wait_after_conflicts,
 )
 from reconciler.resource.difference import (
@@ -72,9 +72,9 @@ from reconciler.resource.replacement import (
 )
 from reconciler.resource.situation import Situation
 from reconciler.resource.state import InFlight, ResourceState, Spec
-from reconciler.resource.turn import NEVER_THERE, PAUSED, Context, Settled, Step, on_hold
+from reconciler.resource.turn import NEVER_THERE, PAUSED, Conclusion, Context, Step, on_hold
 
-_FIRST_LOOK = Settled(
+_FIRST_LOOK = Conclusion(
     "Waiting", LOOKING, "waits for the first complete listing that begins after the declaration"
 )
 
@@ -151,17 +151,17 @@ def next_step(  # noqa: C901, PLR0911, PLR0912 - the ladder: one guard a step
 def _in_the_log_alone(state: ResourceState, context: Context) -> Step:
     """Resources without an object, such as a ProviderConfig, are what they are declared."""
     if not state.desired.is_declared:
-        return Settled("Deleted", "Withdrawn") if state.desired.generation else NEVER_THERE
+        return Conclusion("Deleted", "Withdrawn") if state.desired.generation else NEVER_THERE
     if state.desired.spec is not None and state.desired.spec.references:
         return reliance(state.desired.spec, state, context.key)
     return (
         _unknown_provider(state, context)
         or standing_of_api(state.api)
-        or Settled("Converged", "Declared")
+        or Conclusion("Converged", "Declared")
     )
 
 
-def _unknown_provider(state: ResourceState, context: Context) -> Settled | None:
+def _unknown_provider(state: ResourceState, context: Context) -> Conclusion | None:
     """Report a configuration whose provider was known when it was declared, and is no more."""
     spec = state.desired.spec
     if not is_config(context.key) or context.providers is None or spec is None:
@@ -175,19 +175,19 @@ def _unknown_provider(state: ResourceState, context: Context) -> Settled | None:
     )
 
 
-def _nothing_left(state: ResourceState) -> Settled:
+def _nothing_left(state: ResourceState) -> Conclusion:
     """Nobody declares it, and nothing is there: say so once, if anything was ever said."""
     last, taken_by = state.outcome, state.observed.taken_by
     if state.desired.spec is not None:
-        return Settled("Deleted", "Gone")
+        return Conclusion("Deleted", "Gone")
     if last is None:
         had_effect = state.actions.effect_at is not None
-        return Settled("Deleted", "Gone") if had_effect else NEVER_THERE
+        return Conclusion("Deleted", "Gone") if had_effect else NEVER_THERE
     if last.outcome == "Deleted":
-        return Settled("Deleted", last.reason, last.message)
+        return Conclusion("Deleted", last.reason, last.message)
     if taken_by:
-        return Settled("Deleted", "Gone", f"{taken_by} owned the object")
-    return Settled("Deleted", "GoneByOthers")
+        return Conclusion("Deleted", "Gone", f"{taken_by} owned the object")
+    return Conclusion("Deleted", "GoneByOthers")
 
 
 def _pursued(
@@ -201,7 +201,9 @@ def _pursued(
     return pursue(flight, state, context, config, blocked, forbidden)
 
 
-def _wrong_provider_meanwhile(name: str, state: ResourceState, context: Context) -> Settled | None:
+def _wrong_provider_meanwhile(
+    name: str, state: ResourceState, context: Context
+) -> Conclusion | None:
     """Hold an action whose configuration became one of another provider after it was decided."""
     kind, config = context.kind, context.configs.get(name)
     if kind is None or config is None or config.provider == kind.provider:
@@ -211,7 +213,7 @@ def _wrong_provider_meanwhile(name: str, state: ResourceState, context: Context)
 
 def _forbidden_meanwhile(
     flight: InFlight, state: ResourceState, context: Context, config: ProviderConfigSpec | None
-) -> Settled | None:
+) -> Conclusion | None:
     """Hold the repetition of a write whose permission has ended; deletions need none."""
     if config is None or flight.action.operation == "Delete":
         return None
@@ -222,7 +224,7 @@ def _forbidden_meanwhile(
     ) or host_access_not_permitted(state, context, config)
 
 
-def _unknown_kind(context: Context) -> Settled:
+def _unknown_kind(context: Context) -> Conclusion:
     return on_hold(
         Hold.UNKNOWN_KIND,
         f"kind {context.key.kind!r} is not registered; install its package, or declare its "
@@ -232,7 +234,7 @@ def _unknown_kind(context: Context) -> Settled:
 
 def _wrong_provider(
     name: str, config: ProviderConfigSpec, kind: Kind, state: ResourceState
-) -> Settled:
+) -> Conclusion:
     """Hold what no worker can call in the API that its configuration names: no retry mends that."""
     remedy = f"declare {name!r} with provider {kind.provider!r}"
     if state.owned is not None or state.actions.in_flight is not None:
@@ -283,11 +285,11 @@ def would_claim(found: ExternalObject, place: str, state: ResourceState, context
     if spec.policy.mode == "ObserveOnly" or _unmet(spec, situation) is not None:
         return False
     step = _take_over(spec.policy, found, situation)
-    is_claimed_later = isinstance(step, Settled) and step.reason == AWAITING_READ
+    is_claimed_later = isinstance(step, Conclusion) and step.reason == AWAITING_READ
     return is_claimed_later or isinstance(step, OwnershipClaimed)
 
 
-def _doubted(losses: LossCount, state: ResourceState, context: Context) -> Settled:
+def _doubted(losses: LossCount, state: ResourceState, context: Context) -> Conclusion:
     """Too many of our objects are missing at once: nothing is done before people are asked."""
     config = state.provider_config
     what = f"{losses.missing} of {losses.owned} owned objects in {config!r} are missing"
@@ -305,7 +307,7 @@ def _doubted(losses: LossCount, state: ResourceState, context: Context) -> Settl
     )
 
 
-def _waiting(situation: Situation) -> Settled | None:
+def _waiting(situation: Situation) -> Conclusion | None:
     """Report the wait after a failure, a conflict or a fight, as long as it lasts."""
     state = situation.state
     if state.waits.until is None or has_waited(state, situation.context):
@@ -314,14 +316,14 @@ def _waiting(situation: Situation) -> Settled | None:
         return waiting_in_fight(situation)
     failure = state.waits.failure
     if failure is not None:
-        return Settled("Degraded", failure.error_class, failure.message)
+        return Conclusion("Degraded", failure.error_class, failure.message)
     if state.due is not None and state.due.is_written:
         late = (
             "the object was written again, but is still due for renewal (since "
             f"{state.due.due:%Y-%m-%dT%H:%M:%SZ})"
         )
-        return Settled("Degraded", "StillDue", late)
-    return Settled("Degraded", "Waiting")
+        return Conclusion("Degraded", "StillDue", late)
+    return Conclusion("Degraded", "Waiting")
 
 
 # --- declared: kept present, or kept away
@@ -349,7 +351,9 @@ def _keep_present(spec: Spec, situation: Situation) -> Step:
     seen, mode = situation.compared.seen, spec.policy.mode
     # Before the creation: nothing has proven the absence of what the log owns.
     if seen is None and state.owned is not None:
-        return Settled("Degraded", AWAITING_READ, "waiting for the next read of the owned object")
+        return Conclusion(
+            "Degraded", AWAITING_READ, "waiting for the next read of the owned object"
+        )
     if seen is None:
         return _make(spec, situation)
     # Before the comparison: the content of what is not ours is no business of the resource.
@@ -362,16 +366,16 @@ def _keep_present(spec: Spec, situation: Situation) -> Step:
         return _as_declared(seen, spec, situation)
     # Before the rejection and the waits: those are of writes, and this mode writes nothing.
     if mode != "Present":
-        return Settled(
+        return Conclusion(
             "Drifted", mode, f"drift not corrected (spec.policy.mode {mode}): {_described(found)}"
         )
     # Before the waits: only another declaration changes what the API rejects or keeps.
-    rejected = settle_rejected(state)
+    rejected = rejection(state)
     if rejected is not None:
         return rejected
     if situation.compared.is_kept_by_the_api:
         keeps = "the API accepted the write but keeps " + _described(found)
-        return Settled("Degraded", "NotAccepted", keeps)
+        return Conclusion("Degraded", "NotAccepted", keeps)
     # Before the guards on data: a person is asked when the write is next, not before.
     waiting = wait_after_conflicts(situation) or wait_in_fight(situation)
     if waiting is not None:
@@ -389,17 +393,17 @@ def _make(spec: Spec, situation: Situation) -> Step:
         return (
             _FIRST_LOOK
             if awaits_first_look(state)
-            else Settled(
+            else Conclusion(
                 "Drifted",
                 mode,
                 "the object does not exist; not created (spec.policy.mode ObserveOnly)",
             )
         )
     if mode == "CreateOnly" and state.actions.has_created:
-        return Settled(
+        return Conclusion(
             "Drifted", mode, "the object is missing; not recreated (spec.policy.mode CreateOnly)"
         )
-    rejected = settle_rejected(state)
+    rejected = rejection(state)
     if rejected is not None:
         return rejected
     labels = situation.compared.wanted.labels
@@ -422,10 +426,10 @@ def _as_declared(seen: ExternalObject, spec: Spec, situation: Situation) -> Step
     is_missing = state.owned is not None and not is_fixed and OWNER_LABEL not in seen.labels
     if is_missing and OWNER_LABEL in situation.compared.wanted.labels:
         stripped = "the log records ownership of the object, but the object lost its owner label"
-        return Settled("Disputed", "LabelMissing", stripped, ready=ready)
+        return Conclusion("Disputed", "LabelMissing", stripped, ready=ready)
     if state.retiring is not None and ready.is_ready and spec.policy.mode == "Present":
         return retirement(situation)
-    converged = Settled("Converged", "AsDeclared", ready=ready)
+    converged = Conclusion("Converged", "AsDeclared", ready=ready)
     return when_due(seen, spec, situation, converged) if kind.due else converged
 
 
@@ -442,7 +446,7 @@ def _whose(policy: Policy, seen: ExternalObject, situation: Situation) -> Step |
     return _disputed(seen, situation) if situation.verdict.owner == "disputed" else None
 
 
-def _found(situation: Situation) -> OwnershipClaimed | Settled | None:
+def _found(situation: Situation) -> OwnershipClaimed | Conclusion | None:
     """Claim what a creation of ours has made, or ask whether one has: neither is an action."""
     state, found = situation.state, situation.compared.seen
     if state.owned is not None or found is None or state.observed.taken_by:
@@ -452,10 +456,10 @@ def _found(situation: Situation) -> OwnershipClaimed | Settled | None:
     return _held_in_doubt(found, situation)
 
 
-def _taken(situation: Situation) -> Settled:
+def _taken(situation: Situation) -> Conclusion:
     """Leave an object to the resource that has it, without a name from another namespace."""
     whose = _without_namespace(situation.state.observed.taken_by, situation)
-    return Settled(
+    return Conclusion(
         "Conflict",
         "OwnedByAnother",
         f"the object belongs to {whose}; use another external name",
@@ -480,7 +484,7 @@ def _take_over(policy: Policy, seen: ExternalObject, situation: Situation) -> St
     may_be_ours = claim is not None or policy.adoption == "Adopt"
     if may_be_ours and is_old and not context.capabilities.conditional_writes:
         # Others may have written to it since, and nothing would keep us from undoing that.
-        return Settled(
+        return Conclusion(
             "Degraded", AWAITING_READ, "Reconciler adopts the object after the next read"
         )
     has_no_label = not context.capabilities.labels and context.capabilities.listing
@@ -506,14 +510,14 @@ def _take_over(policy: Policy, seen: ExternalObject, situation: Situation) -> St
                 "has the owner label of this resource, but the log never recorded ownership; "
                 f"{restored}"
             )
-        return Settled(
+        return Conclusion(
             "Conflict",
             "AlreadyExists",
             f"{seen.name!r} exists and {whose}; set spec.policy.adoption: Adopt to take ownership, "
             "or use another name",
         )
     if said.label == "another's":
-        return Settled("Conflict", "OwnedByAnother", _described_label(seen, context))
+        return Conclusion("Conflict", "OwnedByAnother", _described_label(seen, context))
     return OwnershipClaimed(seen.name, seen.uid, "Adopted", state.observed.provider_config)
 
 
@@ -521,7 +525,7 @@ def _keep_away(spec: Spec, situation: Situation) -> Step:
     """It is declared absent, and the log owns no object."""
     if situation.compared.seen is not None:
         return _take_over(spec.policy, situation.compared.seen, situation)
-    return _FIRST_LOOK if awaits_first_look(situation.state) else Settled("Converged", "Absent")
+    return _FIRST_LOOK if awaits_first_look(situation.state) else Conclusion("Converged", "Absent")
 
 
 def _described(found: tuple[FieldDifference, ...]) -> str:
@@ -600,7 +604,7 @@ def _unlabel(situation: Situation) -> ActionDecided | None:
     return new_action(state, context, "Update", kind.normalize(found.fields), labels)
 
 
-def _waiting_for_finalizers(state: ResourceState) -> Settled | None:
+def _waiting_for_finalizers(state: ResourceState) -> Conclusion | None:
     if not state.holds.finalizers:
         return None
     holders = some([f"{each.name} (set by {each.holder})" for each in state.holds.finalizers])
@@ -610,12 +614,14 @@ def _waiting_for_finalizers(state: ResourceState) -> Settled | None:
 def _not_ours(situation: Situation) -> Step:
     state, context, found = situation.state, situation.context, situation.compared.seen
     if found is None:
-        return Settled("Deleted", "Gone")
+        return Conclusion("Deleted", "Gone")
     if state.observed.was_let_go:
         return _orphaned(found, state, context)
     if state.observed.taken_by:  # that one knows what shall become of it
         whose = _without_namespace(state.observed.taken_by, situation)
-        return _never_ours(state) or Settled("Unowned", "Taken", f"the object belongs to {whose}")
+        return _never_ours(state) or Conclusion(
+            "Unowned", "Taken", f"the object belongs to {whose}"
+        )
     judged = situation.verdict
     if judged.claim in ("Returned", "Found"):
         return _claimed(found, judged.claim, situation)
@@ -637,26 +643,26 @@ def _not_ours(situation: Situation) -> Step:
         if is_by_id and ResourceKey.parse(named).kind == context.key.kind:
             # No name shows that it is a copy: that resource may have created it, and lost it.
             why += ", which does not own it"
-            return Settled("Disputed", reason, f"{why}; Reconciler leaves it unchanged")
-    left_alone = Settled("Unowned", reason, f"{why}; Reconciler leaves it unchanged")
+            return Conclusion("Disputed", reason, f"{why}; Reconciler leaves it unchanged")
+    left_alone = Conclusion("Unowned", reason, f"{why}; Reconciler leaves it unchanged")
     return _held_in_doubt(found, situation) or _never_ours(state) or left_alone
 
 
-def _orphaned(found: ExternalObject, state: ResourceState, context: Context) -> Settled:
+def _orphaned(found: ExternalObject, state: ResourceState, context: Context) -> Conclusion:
     message = "the object stays in the API, and Reconciler no longer manages it"
     if found.labels.get(OWNER_LABEL) == context.owner:
         message += "; it still has its owner label"
         if state.waits.failure is not None and is_refused(state):
             message += f", because the API rejected its removal: {state.waits.failure.message}"
-    return Settled("Released", "Orphaned", message)
+    return Conclusion("Released", "Orphaned", message)
 
 
-def _never_ours(state: ResourceState) -> Settled | None:
+def _never_ours(state: ResourceState) -> Conclusion | None:
     """Report the object that a withdrawn resource has met and never had."""
     desired = state.desired
     was_said = state.outcome is not None and state.outcome.reason == "NotOurs"
-    if desired.generation and (desired.settled_generation != desired.generation or was_said):
-        return Settled(
+    if desired.generation and (desired.completed_generation != desired.generation or was_said):
+        return Conclusion(
             "Deleted",
             "NotOurs",
             (
@@ -667,7 +673,7 @@ def _never_ours(state: ResourceState) -> Settled | None:
     return None
 
 
-def _until_listed_again(state: ResourceState, message: str) -> Settled | None:
+def _until_listed_again(state: ResourceState, message: str) -> Conclusion | None:
     """Wait for a listing that shows whether another resource has an object that nothing marks.
 
     The listing that showed it may have waited in the intake, while newer ones gave the object to
@@ -680,10 +686,10 @@ def _until_listed_again(state: ResourceState, message: str) -> Settled | None:
         and state.observed.known_version >= state.outcome_version
     ):
         return None
-    return Settled("Degraded", AWAITING_READ, message)
+    return Conclusion("Degraded", AWAITING_READ, message)
 
 
-def _guarded(situation: Situation) -> Settled | None:
+def _guarded(situation: Situation) -> Conclusion | None:
     """Hold the object if too many would go with it, and nobody has approved that."""
     state, guard = situation.state, situation.config.deletion_guard
     strays, total = state.observed.strays or 0, state.observed.total or 0
@@ -716,7 +722,7 @@ def _claimed(found: ExternalObject, reason: ClaimReason, situation: Situation) -
     return OwnershipClaimed(found.name, found.uid, reason, place, grace_seconds=grace)
 
 
-def _held_in_doubt(found: ExternalObject, situation: Situation) -> Settled | None:
+def _held_in_doubt(found: ExternalObject, situation: Situation) -> Conclusion | None:
     """Hold an object without a mark that a creation in doubt may have created (ADR 0012)."""
     context, said = situation.context, situation.evidence
     capabilities = context.capabilities
@@ -740,7 +746,7 @@ def _held_in_doubt(found: ExternalObject, situation: Situation) -> Settled | Non
     )
 
 
-def _disputed(found: ExternalObject, situation: Situation) -> Settled:
+def _disputed(found: ExternalObject, situation: Situation) -> Conclusion:
     """Report that the witnesses disagree, and that the object is left alone."""
     judged = situation.verdict
     message = judged.message
@@ -751,7 +757,7 @@ def _disputed(found: ExternalObject, situation: Situation) -> Settled:
             f"; {restored}. To manage it, declare it with spec.policy.adoption: Adopt; to release "
             f"it, remove its label {OWNER_LABEL}; or delete it in the API"
         )
-    return Settled("Disputed", judged.reason, message)
+    return Conclusion("Disputed", judged.reason, message)
 
 
 def _described_label(found: ExternalObject, context: Context) -> str:
@@ -778,7 +784,7 @@ def _remove(situation: Situation) -> Step:
     if taken_by:
         whose = _without_namespace(taken_by, situation)
         taken = f"the object also belongs to {whose}; Reconciler leaves it unchanged"
-        return Settled("Disputed", "OwnedByAnother", taken)
+        return Conclusion("Disputed", "OwnedByAnother", taken)
     if situation.compared.seen is not None and situation.verdict.owner == "disputed":
         return _disputed(situation.compared.seen, situation)
     # Again: what is declared absent comes here without a withdrawal.

@@ -10,38 +10,42 @@ from events.excerpt import shortened
 from events.log import Condition, OutcomeName, OutcomeRecorded
 from reconciler.provider.kind import Readiness
 from reconciler.resource.state import ResourceState
-from reconciler.resource.turn import Settled
+from reconciler.resource.turn import Conclusion
 
 _CONVERGED: frozenset[OutcomeName] = frozenset({"Converged", "Deleted", "Released"})
 _TROUBLED: frozenset[OutcomeName] = frozenset({"Degraded", "Failed"})
 
 
-def outcome_to_record(state: ResourceState, settled: Settled) -> OutcomeRecorded | None:
+def outcome_to_record(state: ResourceState, conclusion: Conclusion) -> OutcomeRecorded | None:
     """Return the outcome to record, or None when nobody would learn anything new from it."""
-    if not settled.is_reported:
+    if not conclusion.is_reported:
         return None
     last = state.outcome
     outcome = OutcomeRecorded(
-        outcome=settled.outcome,
+        outcome=conclusion.outcome,
         generation=state.desired.generation,
-        reason=str(settled.reason),  # a `Hold` is one, too
-        message=shortened(settled.message),
-        conditions=conditions(state, settled),
-        action_id=settled.action_id,
+        reason=str(conclusion.reason),  # a `Hold` is one, too
+        message=shortened(conclusion.message),
+        conditions=conditions(state, conclusion),
+        action_id=conclusion.action_id,
     )
-    is_known = last is not None and replace(last, action_id=settled.action_id) == outcome
+    is_known = last is not None and replace(last, action_id=conclusion.action_id) == outcome
     return None if is_known else outcome
 
 
-def conditions(state: ResourceState, settled: Settled) -> tuple[Condition, ...]:
+def conditions(state: ResourceState, conclusion: Conclusion) -> tuple[Condition, ...]:
     """Return the conditions as Kubernetes users know them.
 
     ``Converged``: it is as declared. ``Ready``: it can be used, as its kind judges. ``Degraded``:
     calls fail. ``Paused``: the declaration asks for no action.
     """
     generation = state.desired.generation
-    name, reason, message = settled.outcome, str(settled.reason), shortened(settled.message)
-    ready = settled.ready or Readiness(name == "Converged", reason, message)
+    name, reason, message = (
+        conclusion.outcome,
+        str(conclusion.reason),
+        shortened(conclusion.message),
+    )
+    ready = conclusion.ready or Readiness(name == "Converged", reason, message)
     why = shortened(ready.message)
     shown = [
         Condition("Converged", _truth(name in _CONVERGED), reason, message, generation),

@@ -10,10 +10,10 @@ from events.hold import Hold
 from events.provider_config import ProviderConfigSpec
 from reconciler.provider.host_access import first_refused
 from reconciler.resource.state import ResourceState
-from reconciler.resource.turn import Context, Settled, on_hold
+from reconciler.resource.turn import Conclusion, Context, on_hold
 
 
-def use_not_permitted(name: str, context: Context, config: ProviderConfigSpec) -> Settled | None:
+def use_not_permitted(name: str, context: Context, config: ProviderConfigSpec) -> Conclusion | None:
     """Return the hold of a resource whose namespace may not use a configuration, or None."""
     namespace = context.key.namespace
     if config.may_be_used_in(namespace):
@@ -27,7 +27,7 @@ def use_not_permitted(name: str, context: Context, config: ProviderConfigSpec) -
 
 def host_access_not_permitted(
     state: ResourceState, context: Context, config: ProviderConfigSpec
-) -> Settled | None:
+) -> Conclusion | None:
     """Return the hold of a resource whose fields use more of the host than allowed, or None."""
     kind, spec = context.kind, state.desired.spec
     if kind is None or spec is None or spec.policy.mode not in ("Present", "CreateOnly"):

@@ -16,7 +16,7 @@ from reconciler.resource.attempt import (
 )
 from reconciler.resource.situation import Situation
 from reconciler.resource.state import Spec
-from reconciler.resource.turn import Settled, Step, on_hold
+from reconciler.resource.turn import Conclusion, Step, on_hold
 
 
 def replacement(spec: Spec, seen: ExternalObject, situation: Situation) -> Step:
@@ -27,7 +27,7 @@ def replacement(spec: Spec, seen: ExternalObject, situation: Situation) -> Step:
     """
     state, context = situation.state, situation.context
     if state.observed.taken_by:
-        return Settled(
+        return Conclusion(
             "Disputed", "OwnedByAnother", f"the object also belongs to {state.observed.taken_by}"
         )
     held = held_for_its_data(None, situation)
@@ -56,7 +56,7 @@ def retirement(situation: Situation) -> Step:
     return waiting or new_action(state, context, "Delete", {}, {}, purpose="Retire")
 
 
-def held_for_its_data(fields: Fields | None, situation: Situation) -> Settled | None:
+def held_for_its_data(fields: Fields | None, situation: Situation) -> Conclusion | None:
     """Hold what would lose data, unless a person has approved it; ``fields``: None to delete."""
     seen = situation.compared.seen
     if seen is None or situation.state.holds.approved == Hold.DATA_LOSS:
@@ -72,7 +72,7 @@ def held_for_its_data(fields: Fields | None, situation: Situation) -> Settled | 
     )
 
 
-def held_for_its_definition(situation: Situation) -> Settled | None:
+def held_for_its_definition(situation: Situation) -> Conclusion | None:
     """Hold a replacement that only a changed definition asks for, if it asks for too many."""
     definition = situation.state.desired.definition
     is_approved = situation.state.holds.approved == Hold.DEFINITION_GUARD
@@ -90,7 +90,7 @@ def held_for_its_definition(situation: Situation) -> Settled | None:
     )
 
 
-def held_for_its_parts(situation: Situation) -> Settled | None:
+def held_for_its_parts(situation: Situation) -> Conclusion | None:
     """Hold a content that would withdraw too many of the resources that an object is made of."""
     seen, state = situation.compared.seen, situation.state
     if seen is None or state.holds.approved == Hold.PRUNE_GUARD:

@@ -30,7 +30,7 @@ from reconciler.resource.turn import Command, Context, Facts
 
 
 def report(said: Reported, command: Command, state: ResourceState, context: Context) -> Facts:
-    """Record the end of an attempt; what is settled already is not settled again."""
+    """Record the end of an attempt; an attempt that has ended does not end again."""
     flight = state.actions.in_flight
     if flight is None or flight.action.action_id != said.action_id:
         late = _late_successes(said, command, state, context)

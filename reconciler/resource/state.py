@@ -15,7 +15,7 @@ from events.log import Action, Effect, OutcomeRecorded, PathDrift
 from events.manifest import Fields, Policy
 from events.reference import Reference
 
-STATE_SCHEMA = 30
+STATE_SCHEMA = 31
 """Raised whenever the meaning of a stored state changes: what was cached before is then ignored."""
 
 _encoder = msgspec.json.Encoder(order="deterministic")
@@ -49,7 +49,7 @@ class Desired(msgspec.Struct, frozen=True, gc=False):
     position: int = 0  # of the newest generation, in the intake
     declaration_ids: tuple[str, ...] = ()  # the newest, to recognise one that is delivered again
     contents: tuple[str, ...] = ()  # digests of the newest specs: what may be a repeat (ADR 0016)
-    settled_generation: int = 0
+    completed_generation: int = 0
     refused_generation: int = 0  # by the API, for good
     targets: dict[str, TargetState] = {}  # what is known of those that the spec refers to
     secrets: dict[str, str] = {}  # digests of those that it names

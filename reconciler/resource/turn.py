@@ -120,7 +120,7 @@ class Context(msgspec.Struct, frozen=True):
         )
 
 
-class Settled(msgspec.Struct, frozen=True, gc=False):
+class Conclusion(msgspec.Struct, frozen=True, gc=False):
     """There is no next step: this is how the resource stands."""
 
     outcome: OutcomeName
@@ -131,20 +131,20 @@ class Settled(msgspec.Struct, frozen=True, gc=False):
     is_reported: bool = True  # False: the outcome has no news for readers
 
 
-NEVER_THERE = Settled("Deleted", "", is_reported=False)
-UNDER_WAY = Settled("Converged", "", is_reported=False)
+NEVER_THERE = Conclusion("Deleted", "", is_reported=False)
+UNDER_WAY = Conclusion("Converged", "", is_reported=False)
 
 
-def on_hold(hold: Hold, message: str, action_id: str | None = None) -> Settled:
+def on_hold(hold: Hold, message: str, action_id: str | None = None) -> Conclusion:
     """Return that a resource waits for what ends this hold."""
-    return Settled("Held", hold, message, action_id)
+    return Conclusion("Held", hold, message, action_id)
 
 
-PAUSED = Settled(
+PAUSED = Conclusion(
     "Paused", "PausedByPolicy", "spec.policy.paused is true; Reconciler takes no action"
 )
 
-Step = ResourceEvent | Settled
+Step = ResourceEvent | Conclusion
 """The next event to record, or how the resource stands if there is none."""
 
 

@@ -272,7 +272,7 @@ def test_of_five_declarations_one_by_one_the_newest_wins_with_one_more_effect():
     assert story.outcomes() == [("Converged", 5)]
 
 
-def test_a_settled_generation_is_followed_and_not_superseded():
+def test_a_completed_generation_is_followed_and_not_superseded():
     story = converged()
     assert every(GenerationSuperseded, story.declare({"color": "Blue"})) == []
 

@@ -74,7 +74,9 @@ async def test_3_what_a_human_deletes_is_made_again(world: World):
     assert found["uid"] != lost["uid"]
     assert await world.human.effects("foo") == ["POST", "human DELETE", "POST"]
     facts = await world.facts("foo")
-    assert only(DriftDetected, facts) == DriftDetected(generation=1, missing=True)
+    drift = only(DriftDetected, facts)
+    assert (drift.generation, drift.missing, drift.differences) == (1, True, ())
+    assert [(each.path, each.times) for each in drift.recent] == [("", 1)]
     assert only(OwnershipReleased, facts).reason == "Gone"
     assert only(OwnershipReleased, facts).uid == lost["uid"]
     assert [each.outcome for each in every(OutcomeRecorded, facts)] == ["Converged", "Converged"]

@@ -16,7 +16,7 @@ from reconciler.provider.secrets import Secrets
 from reconciler.resource import inputs, next_step, replacement
 from reconciler.resource.situation import Situation
 from reconciler.resource.state import Desired
-from reconciler.resource.turn import Settled
+from reconciler.resource.turn import Conclusion
 from reconciler.roles import providers, references, sweeper
 from reconciler.roles.reference_index import NamedSecret
 from tests.simulation.mutation import Mutation, Patch
@@ -43,7 +43,7 @@ def _a_value_is_looked_up_once(patch: Patch) -> None:
 def _what_is_not_ready_is_not_waited_for(patch: Patch) -> None:
     really: Any = vars(inputs)["_waiting_for"]
 
-    def waiting_for(reference: Reference, desired: Desired) -> Settled | None:
+    def waiting_for(reference: Reference, desired: Desired) -> Conclusion | None:
         waiting = really(reference, desired)
         return None if waiting is not None and waiting.reason == "NotReady" else waiting
 
@@ -129,7 +129,7 @@ def _a_new_definition_reaches_nobody(patch: Patch) -> None:
 
 
 def _a_new_definition_passes_no_guard(patch: Patch) -> None:
-    def never(_situation: Situation) -> Settled | None:
+    def never(_situation: Situation) -> Conclusion | None:
         return None
 
     for module in (replacement, next_step):

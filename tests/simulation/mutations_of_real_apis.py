@@ -18,7 +18,7 @@ from reconciler.provider.kind import READY, Readiness
 from reconciler.resource import attempt, due, next_step, result
 from reconciler.resource.situation import Situation
 from reconciler.resource.state import Spec
-from reconciler.resource.turn import Context, Settled, Step
+from reconciler.resource.turn import Conclusion, Context, Step
 from reconciler.roles.object_reads import ObjectReads
 from reconciler.roles.sweeper import Sweeper
 from tests.simulation.mutation import Mutation, Patch
@@ -29,7 +29,7 @@ from tests.simulation.provider import SimulatedProvider
 
 def _nothing_is_ever_due(patch: Patch) -> None:
     def never(
-        _seen: ExternalObject, _spec: Spec, _situation: Situation, otherwise: Settled
+        _seen: ExternalObject, _spec: Spec, _situation: Situation, otherwise: Conclusion
     ) -> Step:
         return otherwise
 
@@ -40,7 +40,7 @@ def _due_by_the_deciders_own_clock(patch: Patch) -> None:
     really = due.when_due
 
     def when_due(
-        seen: ExternalObject, spec: Spec, situation: Situation, otherwise: Settled
+        seen: ExternalObject, spec: Spec, situation: Situation, otherwise: Conclusion
     ) -> Step:
         without = replace(situation.context, bus_time=None)
         return really(seen, spec, replace(situation, context=without), otherwise)
@@ -85,7 +85,7 @@ def _readiness_is_told_once(patch: Patch) -> None:
     def as_declared(seen: ExternalObject, spec: Spec, situation: Situation) -> Step:
         step = really(seen, spec, situation)
         last = situation.state.outcome
-        if isinstance(step, Settled) and last is not None and last.outcome == "Converged":
+        if isinstance(step, Conclusion) and last is not None and last.outcome == "Converged":
             told = next(each for each in last.conditions if each.type == "Ready")
             return replace(step, ready=Readiness(told.status == "True", told.reason, told.message))
         return step
