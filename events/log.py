@@ -440,11 +440,16 @@ class ApprovalRequested(_Event, frozen=True):
     ] = None
 
 
-class Content(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=True):
-    """The fields and labels of an object."""
+class Base(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=True):
+    """The part of a write that the resource declares. It contains only what is not known otherwise.
 
-    fields: Annotated[Fields, about("Fields of the object.")] = {}
-    labels: Annotated[dict[str, str], about("Labels of the object.")] = {}
+    A write that keeps the fields of other clients would otherwise record the desired ones twice.
+    """
+
+    fields: Annotated[Fields | None, about("Declared fields. null: the desired fields.")] = None
+    labels: Annotated[
+        dict[str, str] | None, about("Declared labels. null: those of the action.")
+    ] = None
 
 
 class ActionDecided(_Event, frozen=True):
@@ -452,7 +457,7 @@ class ActionDecided(_Event, frozen=True):
 
     action: Annotated[Action, about("The action. Its first attempt starts.")]
     base: Annotated[
-        Content | None,
+        Base | None,
         about(
             "Part of the written content that the resource declares: the base of the next "
             "three-way comparison. null: all of it."

@@ -26,10 +26,10 @@ from events.log import (
     ApiThrottled,
     ApprovalRefused,
     ApprovalRequested,
+    Base,
     BreakerClosed,
     BreakerOpened,
     BreakerProbed,
-    Content,
     DeclarationSuperseded,
     DefinitionObserved,
     DriftDetected,
@@ -230,7 +230,7 @@ def _after(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
 
         # --- what is done about it
         case ActionDecided(action, base):
-            flight = InFlight(action, base=_base(action, base))
+            flight = InFlight(action, base=_base(action, base, state.desired))
             if action.purpose == "Renew" and state.due is not None:
                 state = replace(state, due=replace(state.due, is_written=True))
             return replace(
@@ -576,12 +576,14 @@ def _is_news(state: ResourceState, action: Action) -> bool:
     return last is None or last.outcome in COMPLETED or action.operation == "Delete"
 
 
-def _base(action: Action, base: Content | None) -> Applied | None:
+def _base(action: Action, base: Base | None, desired: Desired) -> Applied | None:
     """Return the base of the next three-way comparison, if the action succeeds."""
     if action.operation == "Delete":
         return None
-    content = base or action
-    return Applied(content.fields, content.labels)
+    if base is None:
+        return Applied(action.fields, action.labels)
+    fields = desired.fields if base.fields is None else base.fields
+    return Applied(fields, action.labels if base.labels is None else base.labels)
 
 
 def _begun_again(

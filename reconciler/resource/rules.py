@@ -16,8 +16,8 @@ from events.log import (
     Action,
     ActionDecided,
     ActionFailed,
+    Base,
     Consequence,
-    Content,
     DriftDetected,
     Effect,
     OutcomeRecorded,
@@ -35,9 +35,14 @@ def apply_rules(data: ResourceEvent, state: ResourceState, now: datetime) -> Res
     """Return an event with the results of the rules, given the state before it."""
     match data:
         case ActionDecided(action) if action.operation != "Delete":
-            base = _declared_part(action, state)
-            is_whole = (base.fields, base.labels) == (action.fields, action.labels)
-            return data if is_whole else replace(data, base=base)
+            fields, labels = _declared_part(action, state)
+            if (fields, labels) == (action.fields, action.labels):
+                return data
+            base = Base(
+                None if fields == state.desired.fields else fields,
+                None if labels == action.labels else labels,
+            )
+            return replace(data, base=base)
         case DriftDetected():
             return replace(data, recent=with_drift(state.fights, data, now))
         case ActionFailed():
@@ -58,7 +63,7 @@ def apply_rules(data: ResourceEvent, state: ResourceState, now: datetime) -> Res
             return data
 
 
-def _declared_part(action: Action, state: ResourceState) -> Content:
+def _declared_part(action: Action, state: ResourceState) -> tuple[Fields, dict[str, str]]:
     """Return what the resource declares of the content of a write, without what it ignores."""
     spec, desired = state.desired.spec, state.desired
     is_wanted = desired.is_declared and spec is not None and spec.policy.mode in _WRITING_MODES
@@ -69,7 +74,7 @@ def _declared_part(action: Action, state: ResourceState) -> Content:
     ours = {OWNER_LABEL} if spec is None else spec.labels.keys() | {OWNER_LABEL}
     labels = {name: value for name, value in action.labels.items() if name in ours}
     ignored = () if spec is None else ignored_paths(spec.policy)
-    return Content(without_ignored(fields, ignored), without_ignored(labels, ignored, f"{LABELS}."))
+    return without_ignored(fields, ignored), without_ignored(labels, ignored, f"{LABELS}.")
 
 
 _WRITING_MODES = ("Present", "CreateOnly")

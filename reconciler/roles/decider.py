@@ -142,12 +142,10 @@ class _Decided:
     def size(self) -> int:
         """About as many bytes as its events have: references may make them longer than messages."""
         resolved = self.turn.state.desired.resolved
-        if resolved is None:
+        copies = sum(isinstance(each.data, _WITH_FIELDS) for each in self.turn.events)
+        if resolved is None or not copies:
             return self.work.size
-        length = len(_encoder.encode(resolved))
-        return self.work.size + length * sum(
-            isinstance(each.data, _WITH_FIELDS) for each in self.turn.events
-        )
+        return self.work.size + copies * len(_encoder.encode(resolved))
 
     @property
     def commit(self) -> Commit:

@@ -37,13 +37,13 @@ from events.log import (
     ApiThrottled,
     ApprovalRefused,
     ApprovalRequested,
+    Base,
     BreakerClosed,
     BreakerOpened,
     BreakerProbed,
     Condition,
     ConditionType,
     Consequence,
-    Content,
     DeclarationSuperseded,
     DefinitionObserved,
     DriftDetected,
@@ -263,7 +263,7 @@ BUILDERS: dict[type[ResourceEvent], st.SearchStrategy[Any]] = {
     DefinitionObserved: st.builds(DefinitionObserved, definitions),
     SpecResolved: st.builds(SpecResolved, numbers, fields, texts, st.booleans()),
     ActionDecided: st.builds(
-        ActionDecided, actions, st.none() | st.builds(Content, fields, labels)
+        ActionDecided, actions, st.none() | st.builds(Base, st.none() | fields, st.none() | labels)
     ),
     ActionRetried: st.builds(ActionRetried, actions, numbers),
     LookupDecided: st.builds(LookupDecided, actions, numbers, names),

@@ -14,8 +14,8 @@ from events.log import (
     ActionAbandoned,
     ActionDecided,
     ActionFailed,
+    Base,
     Consequence,
-    Content,
     Effect,
     Operation,
     Purpose,
@@ -113,7 +113,15 @@ def test_the_base_of_a_write_is_recorded_where_it_is_not_all_of_it() -> None:
     assert created.base is None
     update = only(ActionDecided, story.see(repainted(story.seen, color="Blue", size=3)))
     assert update.action.fields == {"color": "Red", "size": 3}
-    assert update.base == Content({"color": "Red"}, update.action.labels)
+    assert update.base == Base(), "the desired fields, and all labels"
+
+
+def test_the_base_of_a_write_lacks_the_ignored_fields() -> None:
+    story = Story()
+    story.declare({"type": "Square", "color": "Red"}, policy=Policy(ignore_fields=("color",)))
+    created = only(ActionDecided, [each.data for each in story.log])
+    assert created.action.fields == {"type": "Square", "color": "Red"}
+    assert created.base == Base({"type": "Square"})
 
 
 def test_a_creation_that_was_never_sent_ends_with_its_generation() -> None:
