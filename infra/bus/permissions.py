@@ -333,7 +333,7 @@ def _restore() -> Iterator[str]:
     yield from _installer()
     yield from _follows(LOG)
     yield from _gets(LOG)
-    yield f"{_API}.DIRECT.GET.{ROWS}"  # these two show whether the log has lost its end
+    yield f"{_API}.STREAM.MSG.GET.{ROWS}"  # these two show whether the log has lost its end
     yield f"{_API}.STREAM.MSG.GET.{STATES}"
     yield subjects.log_filter(_EVERY)
     yield "rec.*.*.*.*"  # what was declared and not decided, in the name of whoever had declared it
