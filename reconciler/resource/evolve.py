@@ -132,8 +132,12 @@ def _without_ended(state: ResourceState, data: ResourceEvent) -> ResourceState:
     if endings.approval:
         state = _without_approved_hold(state)
     # What was approved is kept until its action ends, and for what is left of a replacement then.
-    is_kept = state.actions.in_flight is not None and isinstance(
-        data, OutcomeRecorded | ActionSucceeded
+    # A plan that nobody approved is outdated when another action is in flight.
+    is_approved = holds.approval is not None and holds.approval.decision == "Proceed"
+    is_kept = (
+        is_approved
+        and state.actions.in_flight is not None
+        and isinstance(data, OutcomeRecorded | ActionSucceeded)
     )
     if endings.plan and holds.approval is not None and not is_kept:
         state = _with_approval(state, None)

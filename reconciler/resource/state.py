@@ -15,7 +15,7 @@ from events.log import Action, Effect, OutcomeRecorded, PathDrift
 from events.manifest import Fields, Policy
 from events.reference import Reference
 
-STATE_SCHEMA = 31
+STATE_SCHEMA = 32
 """Raised whenever the meaning of a stored state changes: what was cached before is then ignored."""
 
 _encoder = msgspec.json.Encoder(order="deterministic")

@@ -231,6 +231,17 @@ def test_a_replacement_is_approved_as_a_whole(approve_at: ApprovalLevel, has_sec
     assert story.idle
 
 
+def test_a_plan_that_nobody_approved_ends_when_another_action_is_in_flight():
+    story = made("Deletions", immutable=frozenset({"type"}))
+    story.declare({"type": "Circle"})
+    assert asked(story).purpose == "Replace"
+    story.see(None)
+    assert story.action.operation == "Create", "the object is missing: nothing is replaced"
+    story.fail("Transient")
+    assert story.outcome == "Degraded"
+    assert story.state.holds.approval is None
+
+
 def test_an_undeclared_object_of_an_exclusive_scope_waits():
     config = changed(EXCLUSIVE, scope=Scope(mode="Exclusive"), approve="Deletions")
     story = Story(configs={CONFIG: config})
