@@ -63,9 +63,9 @@ class JetStreamDecisionSink:
         _raise_first(await schedule_many(self._nc, schedules))
 
     async def answer(self, answers: Sequence[tuple[str, Answer]]) -> None:
-        """Answer on reply subjects; nobody may be there any more.
+        """Answer on reply subjects, which may have no subscriber.
 
-        What the bus cannot send as it is would fail each time, and hold up all others.
+        Skip answers that are too large for the bus: repeating them would block all messages.
         """
         for subject, answer in answers:
             try:
@@ -76,7 +76,7 @@ class JetStreamDecisionSink:
     async def reject(self, rejections: Sequence[Rejection]) -> None:
         """Publish rejections, which are not in the log: nothing happened to the resource.
 
-        What the bus cannot take as it is would fail each time, and hold up all others.
+        Skip rejections that are too large for the bus: repeating them would block all messages.
         """
         outgoing = [_rejected_outcome(each) for each in rejections]
         results = await store_all(self._nc, outgoing)

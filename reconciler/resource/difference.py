@@ -213,7 +213,7 @@ def _labels(spec: Spec, owned: Owned | None, context: Context) -> dict[str, str]
     if not context.capabilities.labels:
         return {}
     if spec.policy.mode == "ObserveOnly" and owned is None:
-        # Whose part it is, is said of the declaration: nobody would write it on this object.
+        # The part-of label belongs to the declaration: Reconciler does not write to this object.
         return {name: each for name, each in spec.labels.items() if name != PART_OF_LABEL}
     return {**spec.labels, OWNER_LABEL: context.owner}
 

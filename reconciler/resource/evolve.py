@@ -132,7 +132,7 @@ def _without_ended(state: ResourceState, data: ResourceEvent) -> ResourceState:
     if endings.approval:
         state = _without_approved_hold(state)
     # What was approved is kept until its action ends, and for what is left of a replacement then.
-    # A plan that nobody approved is outdated when another action is in flight.
+    # A plan without an approval is outdated when another action is in flight.
     is_approved = holds.approval is not None and holds.approval.decision == "Proceed"
     is_kept = (
         is_approved

@@ -266,7 +266,7 @@ def _known_again(situation: Situation) -> OwnershipClaimed | None:
 
 
 def would_claim(found: ExternalObject, place: str, state: ResourceState, context: Context) -> bool:
-    """Return whether an object that a creation has met becomes ours, whoever created it.
+    """Return whether the resource would own an object that a creation met, whatever created it.
 
     It does not have our owner label, which would show that we created it. Undeclared objects are
     not claimed at once: the deletion guard and the next listing come first.
@@ -779,7 +779,7 @@ def _created_after_backup(found: ExternalObject, context: Context) -> str:
 def _remove(situation: Situation) -> Step:
     """Delete what is ours, unless that is disputed, or a service is not finished with it."""
     state, context = situation.state, situation.context
-    # Before all others: what may belong to another is deleted for nobody's wait or approval.
+    # Before all others: no wait or approval permits deleting an object of another resource.
     taken_by = state.observed.taken_by
     if taken_by:
         whose = _without_namespace(taken_by, situation)

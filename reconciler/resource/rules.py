@@ -128,7 +128,7 @@ def _consequence(data: ActionFailed, state: ResourceState) -> Consequence:
                 return "Retired" if _is_retired(data, retiring) else "Conflict"
             is_beside = data.purpose == "Replace" and data.operation == "Create"
             if is_beside and state.owned is not None:
-                return "Conflict"  # what it met is not in the place of the owned object
+                return "Conflict"  # the conflicting object does not have the name of the owned one
             is_shown = error_class == "NotFound" or data.object is not None
             return "Observed" if is_shown else "Conflict"
         case _:

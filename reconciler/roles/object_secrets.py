@@ -23,7 +23,7 @@ def hide_secrets(seen: ExternalObject, secrecy: Secrecy, *known: object) -> Exte
 
     An object under a changed name or id would be another object. ``known``: JSON-like data that
     the log has already. Its strings stay, so that a weak secret does not look like drift. An object
-    above ``MAX_SEARCHED_BYTES`` is returned unchanged, because it is shown nowhere.
+    above ``MAX_SEARCHED_BYTES`` is returned unchanged, because no caller records it.
     """
     content = _encoded(seen)
     is_searched = len(content) <= MAX_SEARCHED_BYTES

@@ -27,8 +27,7 @@ MAX_ID_CHARACTERS = 2048
 """Of the name or the id of an object: the row of a resource may have a dozen of them."""
 
 MAX_SEARCHED_BYTES = 2 * MAX_OBJECT_BYTES
-"""A longer object is not searched for secrets, which takes a second per MiB, and is shown nowhere.
-"""
+"""Longer objects are not searched for secrets, which takes one second per MiB, or recorded."""
 
 _encoder = msgspec.json.Encoder()
 _logger = structlog.get_logger(__name__)

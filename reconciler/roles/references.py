@@ -32,7 +32,7 @@ from reconciler.resource.circle import circle
 from reconciler.roles.reference_index import Concerned, NamedSecret, ReferenceIndex, rows_of
 
 MAX_REFERRERS: Final = 500
-"""Resources that a target knows to reference it. When one of them ends, it is told of another."""
+"""Number of references that a target records. When one is removed, it records a further one."""
 
 MAX_VALUE_BYTES: Final = 64 * 1024
 """Of all values that a resource takes from others: its row and its state contain them."""
@@ -135,9 +135,10 @@ def _wanted(
 def _first(
     wanted: dict[str, tuple[StatusRow, Reference]], known: Container[str]
 ) -> dict[str, tuple[StatusRow, Reference]]:
-    """Return the references that a target is told of: its row has no room for any number.
+    """Return the references that a target records, at most `MAX_REFERRERS`, to bound its row.
 
-    While there are others, it is not deleted: it learns of them before it forgets the first.
+    The target is not deleted while further references exist, because it records them before it
+    removes the first.
     """
     if len(wanted) <= MAX_REFERRERS:
         return wanted
