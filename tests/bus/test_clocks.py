@@ -88,7 +88,8 @@ async def publish_as(
 
 
 @pytest.mark.parametrize(
-    ("ahead", "told"), [(HOUR, "3600 s ahead"), (-HOUR, "3600 s behind"), (timedelta(0), "")]
+    ("ahead", "told"),
+    [(HOUR, "3600 s ahead"), (-HOUR, "3600 s behind, or stored late"), (timedelta(0), "")],
 )
 async def test_a_clock_that_is_wrong_is_told_with_its_role(
     bus: Client, log: JetStreamLog, ahead: timedelta, told: str
@@ -107,6 +108,14 @@ async def test_a_clock_that_is_wrong_is_told_with_its_role(
     assert found.found == (
         f"differ from the bus's clock: a decider ({told}), observer reconciler@a:1 ({told})"
     )
+
+
+async def test_what_one_process_stored_late_shows_no_wrong_clock(bus: Client) -> None:
+    seen = Observed("default", "foo", None, "CompleteListing", 1, datetime.now(UTC))
+    await publish_as(bus, "reconciler@a:1", "observed", seen, -HOUR)
+    assert [each.verdict for each in await check_role_clocks(bus)] == ["fail"]
+    await publish_as(bus, "reconciler@a:1", "observed", seen, timedelta(0))
+    assert [each.verdict for each in await check_role_clocks(bus)] == ["ok"]
 
 
 async def test_an_event_that_a_restoration_wrote_again_shows_no_clock(
