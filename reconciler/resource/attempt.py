@@ -8,6 +8,7 @@ up what is there, past the API's grace; and where nothing can tell, a person is 
 from __future__ import annotations
 
 import hashlib
+from datetime import datetime, timedelta
 from typing import Literal
 
 from msgspec.structs import replace
@@ -41,7 +42,7 @@ MAX_CONFLICTS = 3  # in a row that are answered at once; then each waits like a 
 MAX_REPEATS = 3  # in a row whose result stays unknown, before a lookup is worth more than another
 
 _NOT_DONE = (NOT_DONE, CHECKED_NOT_DONE)
-_ROUNDED_SECONDS = 0.001  # waits are recorded in milliseconds
+_ROUNDING = timedelta(milliseconds=1)  # of a wait that was reckoned in seconds
 
 Rung = Literal["Repeat", "Lookup"]
 
@@ -135,21 +136,29 @@ def pursue(
     if forbidden is not None and (flight.failed in _NOT_DONE or flight.is_surely_not_done):
         return _given_up(flight, forbidden.message)
     rung = next_rung(flight, context, is_wanted=is_wanted and forbidden is None)
-    # A lookup has to wait until it sees what the attempt did.
-    grace = context.grace_seconds(action.provider_config, state) if rung == "Lookup" else 0.0
-    # What was timed as a call may be too early for a lookup.
-    is_too_early = flight.retry_seconds < grace - _ROUNDED_SECONDS
-    if flight.retry_at is None or is_too_early:
+    not_before = _visible_at(flight, state, context) if rung == "Lookup" else context.now
+    # A wait for a call, or one that an operator ended, may be too short for a lookup.
+    retry_at = flight.retry_at
+    if retry_at is None or (context.now < not_before and retry_at < not_before - _ROUNDING):
         retry = Retry() if config is None else config.retry
-        at_least = max(flight.failed.retry_after_seconds or 0.0, grace)
+        left = (not_before - context.now).total_seconds()
+        at_least = max(flight.failed.retry_after_seconds or 0.0, left)
         return _wait(
             retry, state.waits.failures, context, flight.failed.error_class, at_least, flight
         )
-    if is_over(flight.retry_at, flight.retry_seconds, context.now):
+    if is_over(retry_at, flight.retry_seconds, context.now):
         if rung == "Repeat":
             return ActionRetried(action, flight.attempt + 1)
         return LookupDecided(action, flight.attempt + 1, _known_uids(action, state, context))
     return _under_way(flight, state)
+
+
+def _visible_at(flight: InFlight, state: ResourceState, context: Context) -> datetime:
+    """Return when a lookup sees what the last attempt did, or now if that time has come."""
+    assert flight.failed_at is not None
+    grace = context.grace_seconds(flight.action.provider_config, state)
+    visible_at = flight.failed_at + timedelta(seconds=grace)
+    return context.now if is_over(visible_at, grace, context.now) else visible_at
 
 
 def _known_uids(action: Action, state: ResourceState, context: Context) -> tuple[str, ...]:

@@ -610,6 +610,7 @@ def _to_be_repeated(
     return _in_flight(
         state,
         failed=failed,
+        failed_at=event.time,
         retry_at=event.time,
         retry_seconds=0.0,
         unknown=0,
@@ -922,7 +923,7 @@ def _with_applied(state: ResourceState, applied: Applied | None) -> ResourceStat
 def _failed(state: ResourceState, data: ActionFailed, event: LogEvent) -> ResourceState:
     waits, flight = replace(state.waits, failure=data.error), state.actions.in_flight
     if flight is not None:
-        flight = _with_failure(flight, data)
+        flight = _with_failure(flight, data, event)
     if data.consequence == "Retry":
         return replace(
             state,
@@ -980,11 +981,12 @@ def _with_obstacle(ended: tuple[Ended, ...], data: ActionFailed) -> tuple[Ended,
     return (*ended[:-1], replace(ended[-1], obstacle=data.object.uid))
 
 
-def _with_failure(flight: InFlight, data: ActionFailed) -> InFlight:
+def _with_failure(flight: InFlight, data: ActionFailed, event: LogEvent) -> InFlight:
     """Count an attempt that did not succeed: what is known of the action after it."""
     return replace(
         flight,
         failed=data.error,
+        failed_at=event.time,
         retry_at=None,
         unknown=flight.unknown + (data.effect is Effect.UNKNOWN),
         effect=effect_after(flight.effect, data.effect),

@@ -15,7 +15,7 @@ from events.log import Action, Effect, OutcomeRecorded, PathDrift
 from events.manifest import Fields, Policy
 from events.reference import Reference
 
-STATE_SCHEMA = 32
+STATE_SCHEMA = 33
 """Raised whenever the meaning of a stored state changes: what was cached before is then ignored."""
 
 _encoder = msgspec.json.Encoder(order="deterministic")
@@ -118,6 +118,7 @@ class InFlight(msgspec.Struct, frozen=True, gc=False):
     action: Action
     attempt: int = 1
     failed: ActionError | None = None  # the last attempt, while no newer one has begun
+    failed_at: datetime | None = None  # when it did
     retry_at: datetime | None = None
     retry_seconds: float = 0.0  # how long that wait is
     base: Applied | None = None  # of the three-way comparison, once it has succeeded

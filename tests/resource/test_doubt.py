@@ -7,7 +7,14 @@ from datetime import timedelta
 import pytest
 from msgspec.structs import replace
 
-from events.intake import ActionError, Approved, ErrorClass, ForcedRelease, Reported
+from events.intake import (
+    ActionError,
+    Approved,
+    ErrorClass,
+    ForcedRelease,
+    ReconcileRequested,
+    Reported,
+)
 from events.log import (
     ActionAbandoned,
     ActionDecided,
@@ -135,6 +142,26 @@ def test_a_look_that_was_timed_as_a_call_waits_for_the_grace_of_the_api():
     assert waits.delay_seconds >= 60.0
     assert not every(LookupDecided, story.wake(59))
     assert every(LookupDecided, story.wake(3600))
+
+
+def test_a_look_that_was_timed_as_a_call_waits_only_for_what_is_left_of_the_grace():
+    story = converged(kind=kind_that_can(keys=True, grace=60.0))
+    story.withdraw()
+    story.fail("Transient", redelivered=True)
+    story.now += timedelta(seconds=50)
+    waits = only(RetryScheduled, story.declare({"type": "Circle"}))
+    assert 10.0 <= waits.delay_seconds < 60.0
+    assert every(LookupDecided, story.wake(waits.delay_seconds))
+
+
+def test_the_end_of_a_wait_on_request_leaves_a_look_what_is_left_of_the_grace():
+    story = converged(kind=kind_that_can(keys=True, grace=60.0))
+    story.withdraw()
+    story.fail("Transient", redelivered=True)
+    story.declare({"type": "Circle"})
+    story.now += timedelta(seconds=50)
+    waits = only(RetryScheduled, story.turn(ReconcileRequested("impatient")))
+    assert 10.0 <= waits.delay_seconds < 60.0
 
 
 def test_the_fields_of_an_update_in_doubt_count_as_ours():

@@ -181,6 +181,7 @@ flights = st.builds(
     numbers,
     st.none() | errors,
     st.none() | moments,
+    st.none() | moments,
     seconds,
     st.none(),
     st.sampled_from(Effect),
