@@ -627,6 +627,7 @@ class ActionFailed(_Event, frozen=True):
     ] = False
     reported_at: _ReportedAt = None
     purpose: _Purpose = "Converge"
+    # The aggregate sets this and `consequence` when it records the event (`apply_rules`).
     effect: Annotated[
         Effect,
         about(

@@ -30,7 +30,7 @@ from events.log import (
 from events.manifest import Fields
 from events.provider_config import ProviderConfigSpec, Retry
 from reconciler.provider import Capabilities
-from reconciler.resource.backoff import delay, is_over
+from reconciler.resource.backoff import MAX_SECONDS, delay, is_over
 from reconciler.resource.difference import Wanted, differences
 from reconciler.resource.evolve import CHECKED_NOT_DONE, NOT_DONE
 from reconciler.resource.owner_label import OWNER_LABEL
@@ -111,26 +111,32 @@ def pursue(
     blocked: Conclusion | None = None,
     forbidden: Conclusion | None = None,
 ) -> Step:
-    """Bring the action in flight to its end: the same key and parameters until it is known.
+    """Return the next event for the action in flight, or why it waits.
 
-    `blocked` is how it stands while nothing can be called for it; `forbidden` while it may be
-    looked up but not repeated.
+    Every attempt has the same key and parameters. The bus delivers an attempt to another worker if
+    the first one stops, so an attempt has no deadline here. `blocked` is how the resource stands
+    while nothing can be called for it; `forbidden` while it may be looked up but not repeated.
     """
     generation, action = state.desired.generation, flight.action
+    # First: an operator's decision ends every wait.
     if flight.abandoned:
         return _given_up(flight, "an operator abandoned the action")
     if flight.is_held:
         return on_hold(Hold.UNKNOWN_RESULT, flight.question, action.action_id)
+    # Before the rest: until the attempt ends, nothing is known that could follow.
     if flight.failed is None:
         return _under_way(flight, state)
     # A creation that is not wanted any more would leak: it is pursued to its end.
     may_leak = action.operation == "Create" and not flight.is_surely_not_done
     is_wanted = action.generation == generation or may_leak
+    # Before the API is asked for: what is not wanted and had no effect needs no call.
     if not is_wanted and not flight.unknown:
         newer = f"generation {generation} replaces generation {action.generation}"
         return _given_up(flight, newer)
+    # From here on, a call follows, or the end of the wait for one.
     if blocked is not None:
         return blocked
+    # Before the permission: a paused action is kept, so that it goes on when the pause ends.
     if is_paused(state):
         return PAUSED
     if forbidden is not None and (flight.failed in _NOT_DONE or flight.is_surely_not_done):
@@ -156,7 +162,7 @@ def pursue(
 def _visible_at(flight: InFlight, state: ResourceState, context: Context) -> datetime:
     """Return when a lookup sees what the last attempt did, or now if that time has come."""
     assert flight.failed_at is not None
-    grace = context.grace_seconds(flight.action.provider_config, state)
+    grace = min(context.grace_seconds(flight.action.provider_config, state), MAX_SECONDS)
     visible_at = flight.failed_at + timedelta(seconds=grace)
     return context.now if is_over(visible_at, grace, context.now) else visible_at
 
@@ -216,7 +222,7 @@ def next_rung(flight: InFlight, context: Context, *, is_wanted: bool = True) -> 
 def is_safe_to_repeat(action: Action, capabilities: Capabilities) -> bool:
     """Return whether a second call does no harm, whatever the first one did."""
     if action.operation != "Create":
-        return True  # bound to a uid or a version, and the second changes nothing
+        return True  # it writes the same content, to the same uid and version where there are any
     return capabilities.idempotency_keys or capabilities.deterministic_names
 
 
@@ -227,7 +233,7 @@ def _given_up(flight: InFlight, reason: str) -> ActionAbandoned:
 
 
 def _under_way(flight: InFlight, state: ResourceState) -> Conclusion:
-    """While an action is under way, only trouble is worth an outcome."""
+    """Return the last failure as an outcome while the action runs or waits; none without one."""
     failure = state.waits.failure
     if failure is None or (state.waits.failures == 0 and failure.attempted):
         return UNDER_WAY
@@ -314,8 +320,9 @@ def find_in_the_way(
     if obstacle is None or action.operation == "Delete":
         return "Another"
     if action.operation == "Update":
-        may_be_ours = uncertain and not has_keys
-        return _find_updated(action, obstacle, context) if may_be_ours else "Another"
+        finding = _find_updated(action, obstacle, context)
+        may_be_ours = finding == "Key" or (uncertain and not has_keys)
+        return finding if may_be_ours else "Another"
     finding = _find_created(action, obstacle, context)
     if finding == "Label" and has_keys and not uncertain:
         return "Another"

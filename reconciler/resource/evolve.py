@@ -606,7 +606,7 @@ def _begun_again(
 def _to_be_repeated(
     state: ResourceState, event: LogEvent, failed: ActionError, **changes: object
 ) -> ResourceState:
-    """It is known that the action was not done: it is called again immediately."""
+    """Return the state in which the action is due now, because it had no effect."""
     return _in_flight(
         state,
         failed=failed,
@@ -669,7 +669,7 @@ def _approved(state: ResourceState, data: HoldApproved, event: LogEvent) -> Reso
 
 
 def _doubted(state: ResourceState, data: ActionDoubted) -> ResourceState:
-    """Look it up before anything else, if it is under way; else remember what it may have done."""
+    """Count a call of unknown result of an action in flight; mark an action that has ended."""
     flight = state.actions.in_flight
     if flight is not None and flight.action.action_id == data.action_id:
         effect = effect_after(flight.effect, Effect.UNKNOWN)
@@ -695,9 +695,9 @@ def _succeeded(state: ResourceState, data: ActionSucceeded, event: LogEvent) -> 
         ended = _with_ended(state, flight, in_doubt=in_doubt, known_by=event.causeid)
         if data.operation == "Create":
             ended = (*ended[:-1], _created(ended[-1], data))
-    perhaps_twice = data.redelivered and data.operation == "Create"
-    # An attempt of unknown result may still be under way where the API keeps no keys.
-    uncertain = perhaps_twice or (flight is not None and flight.effect.may_exist)
+    # A call of unknown result may still be under way where the API keeps no keys.
+    perhaps_twice = data.redelivered or (flight is not None and flight.effect.may_exist)
+    uncertain = perhaps_twice and data.operation == "Create"
     actions = replace(
         _with_effect(state.actions, data, event),
         in_flight=None,
@@ -827,7 +827,7 @@ def _with_result(
     if ended is None:
         return state
     action = ended.action
-    # An API that shows nothing after a write has made what it was asked for.
+    # Without an object in the response, assume that the API wrote the content of the request.
     shown = data.object or ExternalObject(
         action.external_name, action.fields, action.uid, None, action.labels
     )

@@ -194,7 +194,7 @@ def _pursued(
     flight: InFlight, state: ResourceState, context: Context, config: ProviderConfigSpec | None
 ) -> Step:
     """Bring the action in flight to its end, with what may have changed since it was decided."""
-    if flight.failed is None:  # nothing is decided before its attempt ends
+    if flight.failed is None:  # the attempt runs, or an operator has to decide
         return pursue(flight, state, context, config)
     blocked = _wrong_provider_meanwhile(flight.action.provider_config, state, context)
     forbidden = None if blocked else _forbidden_meanwhile(flight, state, context, config)

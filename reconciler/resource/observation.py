@@ -160,6 +160,7 @@ def _is_of_another_id(said: Observed, state: ResourceState) -> bool:
 def _is_stale(said: Observed, command: Command, state: ResourceState, context: Context) -> bool:
     """Return whether the observation began before something that we know better (invariant 6)."""
     known, actions, holds = state.observed, state.actions, state.holds
+    # It may have begun before or after the call, whose result shows the object.
     if actions.in_flight is not None:
         return True
     # An approved deletion waits for a newer look: rows stop asking for one once any is recorded.
@@ -276,9 +277,9 @@ def loss_and_drift(
     place = (owned.external_name, owned.uid)
     if seen is None:
         since_write = _seconds_since_write(command, state, context)
-        # A look shows that nothing has the name; a refusal, that nothing has the uid.
-        is_refusal = isinstance(command.data, Reported)
-        is_unclear = is_refusal and is_unconfirmed(command, state, context)
+        # A look shows that nothing has the name; a result of an action, that nothing has the uid.
+        is_result = isinstance(command.data, Reported)
+        is_unclear = is_result and is_unconfirmed(command, state, context)
         gone = OwnershipReleased(*place, "Gone", owned.provider_config, since_write, is_unclear)
         if not desired.is_declared:
             return (gone,)

@@ -29,8 +29,9 @@ def outcome_to_record(state: ResourceState, conclusion: Conclusion) -> OutcomeRe
         conditions=conditions(state, conclusion),
         action_id=conclusion.action_id,
     )
-    is_known = last is not None and replace(last, action_id=conclusion.action_id) == outcome
-    return None if is_known else outcome
+    if last is not None:
+        last = replace(last, action_id=conclusion.action_id, confirms_write=False)
+    return None if last == outcome else outcome
 
 
 def conditions(state: ResourceState, conclusion: Conclusion) -> tuple[Condition, ...]:

@@ -30,7 +30,11 @@ from reconciler.resource.turn import Command, Context, Facts
 
 
 def report(said: Reported, command: Command, state: ResourceState, context: Context) -> Facts:
-    """Record the end of an attempt; an attempt that has ended does not end again."""
+    """Record the result of an attempt.
+
+    A success of any attempt ends the action. A failure counts only for the attempt that runs, so
+    an attempt that has failed does not fail again.
+    """
     flight = state.actions.in_flight
     if flight is None or flight.action.action_id != said.action_id:
         late = _late_successes(said, command, state, context)
@@ -163,8 +167,8 @@ def _open_to_doubt(state: ResourceState, context: Context) -> tuple[Ended, ...]:
 def _still_counts(said: Reported, ended: Ended, state: ResourceState) -> bool:
     """Return whether a success that is reported late says how the object stands now.
 
-    What was made or written may have changed since, if another action has begun. What was deleted
-    stays so: a uid is given once.
+    While another action is under way, it may have changed what was made or written. What was
+    deleted stays so: a uid is given once.
     """
     action = ended.action
     owned = state.retiring if action.purpose == "Retire" else state.owned
@@ -275,7 +279,8 @@ def _after_failure(
         return replace(_success(said, action, redelivered=may_be_done), refused=error)
     if error.error_class != "Conflict":
         return failed
-    # An earlier attempt may have left an object, and no repeat or lookup has shown it since.
+    # An earlier attempt may have left an object, and no repeat or lookup has shown it since:
+    # after a lookup that found nothing, `unknown` is 0 again, while `effect` stays Unknown.
     may_be_left = flight.unknown or flight.effect is Effect.POSSIBLE
     if said.object is None and not said.replayed and (may_be_left or said.redelivered):
         # It may have been our own object, or our own call may still run: a repeat or lookup tells.

@@ -149,7 +149,7 @@ class Ended(msgspec.Struct, frozen=True, gc=False):
 
     action: Action
     base: Applied | None
-    in_doubt: bool  # a worker that had it was not heard of
+    in_doubt: bool  # a call of it may still take effect
     version: int  # of the event that ended it
     known_by: str = ""  # the message that said that it was done
     reported_late: bool = False  # another one has said so since
@@ -163,7 +163,7 @@ class Actions(msgspec.Struct, frozen=True, gc=False):
     """What is done about the object, and what may have been."""
 
     in_flight: InFlight | None = None
-    ended: tuple[Ended, ...] = ()  # creations, and what is in doubt; the newest last
+    ended: tuple[Ended, ...] = ()  # without certain successes of updates and deletions; newest last
     disowned: dict[str, int] = {}  # by the uid of what was ours: the version that ended that
     effect_position: int = 0  # of the newest result, in the intake: what was seen before is stale
     effect_at: datetime | None = None

@@ -26,11 +26,13 @@ from events.log import (
     DriftDetected,
     ExternalObserved,
     LookupDecided,
+    OutcomeRecorded,
     OwnershipClaimed,
     OwnershipReleased,
     RetryScheduled,
 )
 from events.provider_config import ProviderConfigSpec
+from reconciler.resource.backoff import MAX_SECONDS
 from tests.resource.building import (
     BLOCK,
     CONFIG,
@@ -563,6 +565,47 @@ def test_a_write_in_doubt_that_was_done_counts_as_written():
     story.fail("Conflict", shown=written, redelivered=True)
     assert story.outcome == "Converged"
     assert every(DriftDetected, story.see(repainted(written, type="Circle")))
+
+
+def test_what_confirms_a_write_is_reported_once():
+    story = converged({"color": "Red"})
+    before = story.seen
+    story.declare({"type": "Square", "color": "Red"})
+    written = repainted(before, type="Square")
+    events = story.fail("Conflict", shown=written, redelivered=True)
+    assert only(OutcomeRecorded, events).confirms_write
+    assert not every(OutcomeRecorded, story.see(written))
+
+
+@pytest.mark.parametrize("keys", [True, False])
+def test_a_conflict_that_shows_the_key_of_the_update_shows_its_own_work(keys: bool):
+    story = converged({"color": "Red"}, kind=kind_that_can(keys=keys))
+    before = story.seen
+    story.declare({"type": "Square", "color": "Red"})
+    written = repainted(before, type="Square")
+    written = replace(written, written_by=story.action.idempotency_key)
+    events = story.fail("Conflict", shown=written)
+    assert only(ActionSucceeded, events).found_by == "Key"
+
+
+def test_an_update_of_unknown_result_does_not_make_a_copied_label_ours():
+    story = converged({"color": "Red"})
+    story.declare({"type": "Square", "color": "Red"})
+    story.fail("Unknown")
+    story.wake(3600)
+    story.succeed()
+    assert story.outcome == "Converged"
+    events = story.see(thing(uid="u9", labels=owned_labels()))
+    assert not every(OwnershipClaimed, events)
+    assert (story.outcome, story.reason) == ("Conflict", "AlreadyExists")
+
+
+def test_a_grace_above_the_longest_wait_ends_after_that_wait():
+    story = converged(kind=kind_that_can(keys=True, grace=2 * MAX_SECONDS))
+    story.withdraw()
+    story.fail("Transient", redelivered=True)
+    story.declare({"type": "Circle"})
+    assert every(LookupDecided, story.wake(MAX_SECONDS))
 
 
 def test_an_abandoned_write_that_never_happened_is_decided_again():
