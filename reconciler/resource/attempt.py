@@ -36,7 +36,15 @@ from reconciler.resource.evolve import CHECKED_NOT_DONE, NOT_DONE
 from reconciler.resource.owner_label import OWNER_LABEL
 from reconciler.resource.situation import Situation
 from reconciler.resource.state import InFlight, ResourceState
-from reconciler.resource.turn import PAUSED, UNDER_WAY, Conclusion, Context, Step, on_hold
+from reconciler.resource.turn import (
+    NOTHING_TO_REPORT,
+    PAUSED,
+    Conclusion,
+    Context,
+    NothingToReport,
+    Step,
+    on_hold,
+)
 
 MAX_CONFLICTS = 3  # in a row that are answered at once; then each waits like a failure
 MAX_REPEATS = 3  # in a row whose result stays unknown, before a lookup is worth more than another
@@ -232,11 +240,11 @@ def _given_up(flight: InFlight, reason: str) -> ActionAbandoned:
     return ActionAbandoned(action.action_id, action.operation, reason, in_doubt=in_doubt)
 
 
-def _under_way(flight: InFlight, state: ResourceState) -> Conclusion:
+def _under_way(flight: InFlight, state: ResourceState) -> Conclusion | NothingToReport:
     """Return the last failure as an outcome while the action runs or waits; none without one."""
     failure = state.waits.failure
     if failure is None or (state.waits.failures == 0 and failure.attempted):
-        return UNDER_WAY
+        return NOTHING_TO_REPORT
     action_id = flight.action.action_id
     return Conclusion("Degraded", failure.error_class, failure.message, action_id)
 

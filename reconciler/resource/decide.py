@@ -52,6 +52,7 @@ from reconciler.resource.turn import (
     Conclusion,
     Context,
     Facts,
+    NothingToReport,
     Turn,
     accepted,
     is_handled,
@@ -182,6 +183,8 @@ def _take_steps(history: _History, cause: Command) -> None:
         step = next_step(state, context, compared)
         if isinstance(step, (ActionDecided, ActionRetried)):
             step = unless_approved(unless_twin(step, context), state, context, compared)
+        if isinstance(step, NothingToReport):
+            return
         if isinstance(step, Conclusion):
             outcome = outcome_to_record(state, step)
             history.record(() if outcome is None else (outcome,), cause)

@@ -13,7 +13,7 @@ from reconciler.errors import UnknownKindError
 from reconciler.provider.kind import Kind, check_growth
 from reconciler.resource.situation import Situation
 from reconciler.resource.state import Desired, ResourceState, Spec
-from reconciler.resource.turn import NEVER_THERE, Conclusion, Step, on_hold
+from reconciler.resource.turn import NOTHING_TO_REPORT, Conclusion, Step, on_hold
 
 
 def resolve(spec: Spec, situation: Situation) -> Step | None:
@@ -91,7 +91,7 @@ def reliance(spec: Spec, state: ResourceState, key: ResourceKey) -> Step:
     for reference in spec.references:
         target = state.desired.targets.get(reference.target)
         if target is None:
-            return NEVER_THERE  # the next sweep tells
+            return NOTHING_TO_REPORT  # the next sweep tells
         if not target.declared:
             return on_hold(Hold.DANGLING, _why_dangling(reference.target, key))
     return Conclusion("Converged", "Resolved")

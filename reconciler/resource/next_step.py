@@ -72,7 +72,15 @@ from reconciler.resource.replacement import (
 )
 from reconciler.resource.situation import Situation
 from reconciler.resource.state import InFlight, ResourceState, Spec
-from reconciler.resource.turn import NEVER_THERE, PAUSED, Conclusion, Context, Step, on_hold
+from reconciler.resource.turn import (
+    NOTHING_TO_REPORT,
+    PAUSED,
+    Conclusion,
+    Context,
+    NothingToReport,
+    Step,
+    on_hold,
+)
 
 _FIRST_LOOK = Conclusion(
     "Waiting", LOOKING, "waits for the first complete listing that begins after the declaration"
@@ -151,7 +159,8 @@ def next_step(  # noqa: C901, PLR0911, PLR0912 - the ladder: one guard a step
 def _in_the_log_alone(state: ResourceState, context: Context) -> Step:
     """Resources without an object, such as a ProviderConfig, are what they are declared."""
     if not state.desired.is_declared:
-        return Conclusion("Deleted", "Withdrawn") if state.desired.generation else NEVER_THERE
+        was_declared = bool(state.desired.generation)
+        return Conclusion("Deleted", "Withdrawn") if was_declared else NOTHING_TO_REPORT
     if state.desired.spec is not None and state.desired.spec.references:
         return reliance(state.desired.spec, state, context.key)
     return (
@@ -175,14 +184,14 @@ def _unknown_provider(state: ResourceState, context: Context) -> Conclusion | No
     )
 
 
-def _nothing_left(state: ResourceState) -> Conclusion:
+def _nothing_left(state: ResourceState) -> Conclusion | NothingToReport:
     """Nobody declares it, and nothing is there: say so once, if anything was ever said."""
     last, taken_by = state.outcome, state.observed.taken_by
     if state.desired.spec is not None:
         return Conclusion("Deleted", "Gone")
     if last is None:
         had_effect = state.actions.effect_at is not None
-        return Conclusion("Deleted", "Gone") if had_effect else NEVER_THERE
+        return Conclusion("Deleted", "Gone") if had_effect else NOTHING_TO_REPORT
     if last.outcome == "Deleted":
         return Conclusion("Deleted", last.reason, last.message)
     if taken_by:

@@ -18,8 +18,6 @@ _TROUBLED: frozenset[OutcomeName] = frozenset({"Degraded", "Failed"})
 
 def outcome_to_record(state: ResourceState, conclusion: Conclusion) -> OutcomeRecorded | None:
     """Return the outcome to record, or None when nobody would learn anything new from it."""
-    if not conclusion.is_reported:
-        return None
     last = state.outcome
     outcome = OutcomeRecorded(
         outcome=conclusion.outcome,

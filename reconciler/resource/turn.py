@@ -128,11 +128,13 @@ class Conclusion(msgspec.Struct, frozen=True, gc=False):
     message: str = ""
     action_id: str | None = None
     ready: Readiness | None = None  # of the object; None where it does not count
-    is_reported: bool = True  # False: the outcome has no news for readers
 
 
-NEVER_THERE = Conclusion("Deleted", "", is_reported=False)
-UNDER_WAY = Conclusion("Converged", "", is_reported=False)
+class NothingToReport(msgspec.Struct, frozen=True, gc=False):
+    """There is no next step, and the last outcome is still true."""
+
+
+NOTHING_TO_REPORT = NothingToReport()
 
 
 def on_hold(hold: Hold, message: str, action_id: str | None = None) -> Conclusion:
@@ -144,7 +146,7 @@ PAUSED = Conclusion(
     "Paused", "PausedByPolicy", "spec.policy.paused is true; Reconciler takes no action"
 )
 
-Step = ResourceEvent | Conclusion
+Step = ResourceEvent | Conclusion | NothingToReport
 """The next event to record, or how the resource stands if there is none."""
 
 
