@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager
@@ -50,9 +51,21 @@ OnRetry = Callable[[int], object]
 """Called with the number of messages that the server did not confirm, before each repetition."""
 
 
-def log_retry(count: int) -> None:
-    """Log a repetition."""
-    _logger.warning("the server did not confirm messages; retrying", count=count)
+class RetryLog:
+    """Logs a repetition, at most one a second: each message of a service may be repeated alone."""
+
+    def __init__(self) -> None:
+        self._not_before = 0.0
+
+    def __call__(self, count: int) -> None:
+        """Log that messages were not confirmed, unless that was logged just now."""
+        now = time.monotonic()
+        if now >= self._not_before:
+            self._not_before = now + 1.0
+            _logger.warning("the server did not confirm messages; retrying", count=count)
+
+
+log_retry: OnRetry = RetryLog()
 
 
 class JetStreamClientBus:

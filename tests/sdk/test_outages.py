@@ -10,8 +10,10 @@ from typing import cast
 
 import pytest
 from nats.aio.client import Client as NatsClient
+from structlog.testing import capture_logs
 
 from infra.bus import client_bus
+from infra.bus.client_bus import RetryLog
 from infra.bus.rows import JetStreamRows
 from infra.embedded import EmbeddedServer
 from infra.jetstream.connection import connect as connect_bus
@@ -149,3 +151,11 @@ async def test_rows_that_are_written_again_while_they_are_read_are_not_missed(
                 assert sorted(found) == sorted(names)
         writing.cancel()
         await asyncio.gather(writing, return_exceptions=True)
+
+
+def test_repetitions_of_many_messages_are_logged_once_a_second() -> None:
+    log = RetryLog()
+    with capture_logs() as logs:
+        for _ in range(100):
+            log(1)
+    assert [each["count"] for each in logs] == [1]
