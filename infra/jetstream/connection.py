@@ -19,6 +19,7 @@ from nats.aio.msg import Msg
 from infra.jetstream.access import ANYBODY, Access
 from infra.jetstream.errors import (
     BusAccessError,
+    BusDeniedError,
     BusError,
     BusUnavailableError,
     IncompatibleServerError,
@@ -72,7 +73,10 @@ _LEAVE_POLL_SECONDS: Final = 0.02
 _LOOK_PAUSE_SECONDS: Final = 5.0  # between two looks at a silent connection; doubles each time
 _MAX_LOOK_PAUSE_SECONDS: Final = 300.0
 _ELECTION_PAUSE_SECONDS: Final = 1.0
+_ACCOUNT_INFO: Final = "$JS.API.INFO"
+_CROSSINGS: Final = 3
 _NO_RESPONSE: Final = "no response"
+_CUT_OFF: Final = "its server does not reach the others"
 _TOO_MANY_CONNECTIONS: Final = "maximum connections exceeded"
 _CUT: Final = (BrokenPipeError, ConnectionResetError, nats.errors.UnexpectedEOF)
 _log = logging.getLogger(__name__)
@@ -186,8 +190,9 @@ class _Doubt:
     """Reconnects a connection whose server is of no use while another connection is answered.
 
     The server may have forgotten the subscriptions of this connection, or be cut off from the other
-    servers of its cluster: then it responds immediately that there is no leader. A slow server is
-    left alone, because reconnections add to its load.
+    servers of its cluster: then it responds immediately that there is no leader, or takes itself
+    for the leader, for as long as 20 s. A slow server is left alone, because reconnections add to
+    its load.
     """
 
     def __init__(
@@ -207,32 +212,35 @@ class _Doubt:
 
     async def _look_into_it(self) -> None:
         problem = await _problem_of(self._client)
+        may_be_cut_off = not problem and is_clustered(self._client)
+        if (problem or may_be_cut_off) and self._client.is_connected:  # else it is being repaired
+            problem = await self._compare(problem)
         if not problem:
             self._pause = _LOOK_PAUSE_SECONDS
-        elif self._client.is_connected:  # else it is being repaired
-            await self._compare(problem)
-            # An election ends in seconds, and a server that is cut off answers at no cost.
-            is_silent = problem == _NO_RESPONSE
-            self._pause = (
-                min(2 * self._pause, _MAX_LOOK_PAUSE_SECONDS)
-                if is_silent
-                else _ELECTION_PAUSE_SECONDS
-            )
+        elif problem == _NO_RESPONSE:
+            self._pause = min(2 * self._pause, _MAX_LOOK_PAUSE_SECONDS)
+        else:  # an election ends in seconds, and a server that is cut off answers at no cost
+            self._pause = _ELECTION_PAUSE_SECONDS
         self._not_before = time.monotonic() + self._pause
 
-    async def _compare(self, problem: str) -> None:
+    async def _compare(self, problem: str) -> str:
+        """Reconnect if another server is better; return the problem of this connection's server."""
         try:
             another = await self._another()
         except BusError as error:
-            _log.warning(
-                "bus connection %s: %s, and opening another connection failed: %s",
-                self._name,
-                problem,
-                error,
-            )
-            return
+            if problem:
+                _log.warning(
+                    "bus connection %s: %s, and opening another connection failed: %s",
+                    self._name,
+                    problem,
+                    error,
+                )
+            return problem
         where = _where(another)
         try:
+            if not problem and await _hears(another, self._client):
+                return ""
+            problem = problem or _CUT_OFF
             other_problem = await _problem_of(another)
         finally:
             await close(another)
@@ -251,6 +259,37 @@ class _Doubt:
                 where,
             )
             await self._client.force_reconnect()
+        return problem
+
+
+async def _hears(another: Client, client: Client) -> bool:
+    """Return whether the answer to a question from one connection arrives at another one.
+
+    The server of the first connection, the leader of the metadata and the server of the other one
+    reach each other then.
+    """
+    heard: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def hear(_message: Incoming) -> None:
+        if not heard.done():
+            heard.set_result(None)
+
+    inbox = another.new_inbox()
+    subscription = await subscribe(another, inbox, hear)
+    try:
+        await request(client, _ACCOUNT_INFO, b"", timeout=_HEARING_SECONDS)
+        for _ in range(_CROSSINGS):  # the other servers learn of the subscription with a delay
+            await send(client, _ACCOUNT_INFO, b"", reply=inbox)
+            await asyncio.wait((heard,), timeout=_SECOND_OPINION_SECONDS)
+            if heard.done():
+                return True
+    except BusDeniedError:
+        return True  # a user without the permission cannot tell
+    except BusError:
+        return False
+    finally:
+        await unsubscribe(subscription)
+    return False
 
 
 def _is_about_our_key(text: str) -> bool:
@@ -265,7 +304,7 @@ async def _problem_of(client: Client) -> str:
     another way through the server.
     """
     try:
-        answer = await request(client, "$JS.API.INFO", b"", timeout=_HEARING_SECONDS)
+        answer = await request(client, _ACCOUNT_INFO, b"", timeout=_HEARING_SECONDS)
     except BusUnavailableError:
         return _NO_RESPONSE
     except BusError:

@@ -137,6 +137,14 @@ class EmbeddedCluster:
             return self.route_ports[target]
         return self._route_port(source, target)
 
+    def metadata_leader(self) -> int:
+        """Return the node that leads the cluster's metadata, by the newest line of node 0 on it."""
+        lines = (self._folder / node_name(0) / "nats.log").read_text().splitlines()
+        newest = [each for each in lines if "metadata leader" in each][-1]
+        if newest.endswith("Self is new JetStream cluster metadata leader"):
+            return 0
+        return next(index for index in range(NODES) if f"{node_name(index)}/" in newest)
+
 
 def node_name(index: int) -> str:
     """Name a node as the server's answers do."""

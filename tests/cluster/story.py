@@ -18,6 +18,7 @@ from events.names import SYSTEM_NAMESPACE
 from events.provider_config import PROVIDER_CONFIG_KIND, Breaker, Limits
 from infra.bus.copies import copies
 from infra.bus.streams import INTAKE, LOG
+from infra.jetstream.connection import api_request
 from infra.jetstream.errors import BusError, BusUnavailableError
 from reconciler.sdk import Client as SdkClient
 from reconciler.sdk import client_on
@@ -74,11 +75,20 @@ class Story:
         return found
 
     async def find_server(self, which: str) -> int:
-        """Return the "leader" of the log, or a "follower" that leads neither log nor intake."""
+        """Return the "leader" of the log, or a "follower" that leads neither log nor intake.
+
+        A "metadata leader" is such a follower, too.
+        """
         leaders = [await self._leader(each) for each in (LOG, INTAKE)]
         if which == "leader":
             return leaders[0]
-        return next(each for each in range(NODES) if each not in leaders)
+        if which == "follower":
+            return next(each for each in range(NODES) if each not in leaders)
+        found = self.cluster.metadata_leader()
+        for stream in (LOG, INTAKE):
+            while await self._leader(stream) == found:
+                await api_request(self.nc, f"STREAM.LEADER.STEPDOWN.{stream}", {})
+        return found
 
     async def _leader(self, stream: str) -> int:
         found: int | None = None

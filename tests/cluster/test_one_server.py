@@ -52,12 +52,13 @@ async def test_a_server_that_loses_its_disk_has_its_copies_again(
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
+@pytest.mark.parametrize("which", ["follower", "metadata leader"])
 async def test_roles_leave_a_server_that_is_cut_off(
-    routes: Routes, api_url: str, logs: Path
+    routes: Routes, api_url: str, logs: Path, which: str
 ) -> None:
-    """It responds immediately that there is no leader, so no request times out."""
+    """A follower responds that there is no leader, and a leader as if it were still one."""
     async with told(routes.cluster, ROLES, api_url, logs) as story:
-        await _assert_progress(story, "follower", lambda index: cut_off(routes, index))
+        await _assert_progress(story, which, lambda index: cut_off(routes, index))
 
 
 async def _assert_progress(story: Story, which: str, fault_of: Callable[[int], Fault]) -> None:
