@@ -14,8 +14,9 @@ import pytest
 
 from events.allow import Allow
 from events.names import ResourceKey
-from infra.providers.git.checks import check_credential, checked_parts, documents_in
+from infra.providers.git.checks import checked_parts, documents_in
 from infra.providers.git.problems import GitError
+from infra.providers.git.reader_process import Failure, Request, read_source
 from infra.providers.git.repository import (
     Remote,
     _ssh,  # pyright: ignore[reportPrivateUsage]
@@ -268,15 +269,44 @@ def test_ssh_uses_no_key_and_no_configuration_of_the_roles_account(credential: s
     assert shlex.split(options["ssh_command"])[1:3] == ["-F", "none"]
 
 
-@pytest.mark.parametrize("text", [PASSWORD, f"a: git:{PASSWORD}", PASSWORD.replace(" ", "%20")])
-def test_files_that_contain_the_credential_that_their_server_was_sent_are_refused(
-    text: str,
-) -> None:
-    read = {"a.yaml": b"a: 1", "b.yaml": text.encode()}
-    with pytest.raises(
-        GitError, match=r"^b\.yaml contains the credential of this source$"
-    ) as caught:
-        check_credential(read, f"git:{PASSWORD}")
-    assert caught.value.reason == "BadCommit"
-    check_credential(read, "")
-    check_credential(read, "git:another token")
+IN_PIECES = "\\\n    ".join(PASSWORD[at : at + 9] for at in range(0, len(PASSWORD), 9))
+"""As YAML joins the lines of a text in quotation marks."""
+
+MANIFEST = """\
+apiVersion: shapes/v1
+kind: Shape
+metadata: {{name: foo}}
+spec:
+  color: "{}"
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.yaml", PASSWORD),
+        ("a.yaml", f"a: git:{PASSWORD}"),
+        ("a.yaml", PASSWORD.replace(" ", "%20")),
+        ("a.yaml", IN_PIECES),
+        (f"{PASSWORD}.yaml", "Blue"),
+        (f"{PASSWORD}/a.yaml", "Blue"),
+    ],
+)
+async def test_a_commit_with_the_credential_that_its_server_was_sent_is_refused(
+    repository: Repository, name: str, text: str
+):
+    repository.write({"b.yaml": MANIFEST.format("Blue"), name: MANIFEST.format(text)})
+    repository.commit()
+    source = {"url": repository.url}
+
+    async def failure_of(credential: str) -> Failure | None:
+        request = Request(source, "default", credential, 10, 60, EVERYTHING)
+        return (await read_source(request)).failure
+
+    failure = await failure_of(f"git:{PASSWORD}")
+
+    assert failure is not None
+    assert failure.reason == "BadCommit"
+    assert failure.message.endswith("contains the credential of this source")
+    assert await failure_of("") is None
+    assert await failure_of("git:another token") is None

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Final
 
+import msgspec
+
 from events.documents import SUFFIXES, Problem, Read, Source, read_documents
 from events.manifest import InvalidManifestError, Manifest
 from events.names import InvalidNameError, ResourceKey, system_rank
@@ -19,6 +21,8 @@ Check = Callable[[Manifest], None]
 """Raises ``InvalidManifestError`` or ``UnknownKindError`` for what could not be declared."""
 
 _MAX_NAMED: Final = 5
+
+_encoder = msgspec.json.Encoder()
 
 
 def checked_parts(reads: Sequence[Read | Problem], parent: ResourceKey, check: Check) -> list[Part]:
@@ -46,12 +50,17 @@ def checked_parts(reads: Sequence[Read | Problem], parent: ResourceKey, check: C
     return [Part(read.manifest, read.source.place) for read in reads if isinstance(read, Read)]
 
 
-def check_credential(files: Mapping[str, bytes], credential: str) -> None:
-    """Raise ``GitError`` if a server put the credential that it was sent into its files."""
-    secrecy = Secrecy(credential)
-    for name, content in files.items():
-        if secrecy.is_in(content.decode(errors="replace")):
-            raise GitError("BadCommit", f"{name} contains the credential of this source")
+def check_credential(read: Read | Problem, secrecy: Secrecy) -> None:
+    """Raise ``GitError`` if a server put the credential that it was sent into a manifest.
+
+    The manifest is searched as it was parsed, since YAML joins lines, and so is the name of its
+    file, which the log contains as the origin of a part.
+    """
+    name = read.source.file
+    if secrecy.is_in(name):
+        raise GitError("BadCommit", "the name of a file contains the credential of this source")
+    if isinstance(read, Read) and secrecy.is_in_json(_encoder.encode(read.manifest)):
+        raise GitError("BadCommit", f"{name} contains the credential of this source")
 
 
 def documents_in(

@@ -28,6 +28,7 @@ from infra.providers.git.signatures import check_signature
 from reconciler.answer_budget import MAX_ANSWER_BYTES, decoded_bytes
 from reconciler.composites.git_source import told_revision
 from reconciler.errors import ConfigurationError
+from reconciler.secrecy import Secrecy
 
 _MIB: Final = 1024 * 1024
 
@@ -103,7 +104,6 @@ def _read(request: Request) -> Reply:
                 check_signature(checkout.folder, found.commit, str(source["signers"]))
             path, render = str(source.get("path", "")), str(source.get("render", ""))
             files = checkout.files("" if render else path)
-            check_credential(files, request.credential)
             if render:
                 renderers = {
                     name: command
@@ -111,17 +111,19 @@ def _read(request: Request) -> Reply:
                     if request.allow.permits("renderers", name)
                 }
                 files = rendered(renderers, render, files, path)
-            documents = _documents(files, request.namespace, is_rendered=bool(render))
+            documents = _documents(files, request, is_rendered=bool(render))
         except GitError as error:
             message = f"{told_revision(revision)}: {error.message}"
             raise GitError(error.reason, message, revision) from None
     return Reply(found.ref, found.commit, revision, documents)
 
 
-def _documents(files: dict[str, bytes], namespace: str, *, is_rendered: bool) -> list[Document]:
+def _documents(files: dict[str, bytes], request: Request, *, is_rendered: bool) -> list[Document]:
     documents: list[Document] = []
     size = memory = 0
-    for each in documents_in(files, namespace, is_rendered=is_rendered):
+    secrecy = Secrecy(request.credential)
+    for each in documents_in(files, request.namespace, is_rendered=is_rendered):
+        check_credential(each, secrecy)
         source = each.source
         place = (source.file, source.number, source.line)
         document = (
