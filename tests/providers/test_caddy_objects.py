@@ -49,10 +49,10 @@ BACKENDS = ["127.0.0.1:9001"]
 MANY = 1000
 
 
-def connected(server: Caddy) -> Provider:
+def connected(server: Caddy, secrets: Secrets | None = None) -> Provider:
     assert ROUTE.connect is not None
     config = ProviderConfigSpec(provider="caddy", endpoint=server.endpoint, limits=Limits())
-    return ROUTE.connect(config, Secrets())
+    return ROUTE.connect(config, secrets or Secrets())
 
 
 @pytest.fixture
@@ -523,6 +523,21 @@ async def test_files_that_cannot_be_used_take_nothing_away_and_hinder_no_other_c
         assert "PRIVATE KEY" not in repr(changed)
     put(tls["keyFile"], good_key)
     assert "certificateProblem" not in (await seen(routes, "ours")).outputs
+
+
+async def test_the_key_of_a_certificate_is_hidden_where_caddy_repeats_it(
+    caddy_server: Caddy, hands: Hands, authority: trustme.CA, tmp_path: Path
+) -> None:
+    """The worker sends it to Caddy; what Caddy says later, the observer may be told, too."""
+    certificate = authority.issue_cert("a.example.org")
+    tls = stored(tmp_path, certificate)
+    _, line, *_ = certificate.private_key_pem.bytes().decode().splitlines()
+    worker, observer = Secrets(), Secrets()
+    await made(connected(caddy_server, worker), "ours", **_tls(tls))
+    assert worker.secrecy.is_in(f"loading new config: {line}")
+    await listing(connected(caddy_server, observer), Scope())
+    assert observer.secrecy.is_in(f"loading new config: {line}")
+    assert await hands.find("ours") is not None
 
 
 async def test_a_certificate_is_loaded_where_there_was_no_place_for_any(

@@ -47,7 +47,7 @@ def state(marks: Marks | None, pair: Pair | None) -> CertificateState:
         found = checked_pair(marks.tls, unless=Files(pair.certificate, pair.key))
     except NothingDoneError as error:
         return CertificateState(fingerprint=has, problem=error.message)
-    return CertificateState((pair.certificate, pair.key) == found, has)
+    return CertificateState((pair.certificate, pair.key) == found, has, key=found.key)
 
 
 def checked_pair(tls: Fields, *, unless: Files | None = None) -> Files:

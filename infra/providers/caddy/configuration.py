@@ -99,11 +99,15 @@ class Pair(msgspec.Struct, frozen=True):
 
 
 class CertificateState(NamedTuple):
-    """Whether Caddy has what it should, what it has, and what is wrong with the files."""
+    """Whether Caddy has what it should, what it has, and what is wrong with the files.
+
+    ``key``: the private key that was read, which nothing may show.
+    """
 
     is_current: bool = True
     fingerprint: str | None = None
     problem: str = ""
+    key: str = ""
 
 
 _encoder = msgspec.json.Encoder(order="deterministic")

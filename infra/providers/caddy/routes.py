@@ -140,6 +140,7 @@ class RoutesProvider:
 
     def __init__(self, config: ProviderConfigSpec, secrets: Secrets) -> None:
         self._api = AdminApi(config, secrets)
+        self._secrecy = secrets.secrecy
         # Caddy makes one change after the other. Who waits for his turn here uses up no time of
         # his call, and finds the place of his route as it was a moment ago.
         self._turn = asyncio.Lock()
@@ -148,7 +149,7 @@ class RoutesProvider:
     async def create(self, action: Action) -> Effect:
         """Put a route where it belongs among the others, then its certificate."""
         name, fields = _checked(action.external_name), normalize(action.fields)
-        files = await _files(fields)
+        files = await self._files(fields)
         uid = new_uid(action)
         creation = _Creation(name, fields, written(action, uid))
         self._creations.append(creation)
@@ -224,7 +225,9 @@ class RoutesProvider:
     ) -> AsyncIterator[Sequence[ExternalObject]]:
         """List a scope: Caddy shows the whole configuration at once."""
         apps = _as(_Apps, (await self._api.get(APPS)).content or {})
-        listed = await asyncio.to_thread(_objects, apps)
+        listed, keys = await asyncio.to_thread(_objects, apps)
+        for key in keys:
+            self._secrecy.add(key)
         wanted = [each for each in listed if scope.has(each.name, each.labels)]
         for start in range(0, len(wanted), page_size):
             yield wanted[start : start + page_size]
@@ -276,6 +279,7 @@ class RoutesProvider:
         standing = _standing(name, server.routes or ())
         marks = marks_of(route)
         has = await asyncio.to_thread(state, marks, None if pair is None else _as(Pair, pair))
+        self._secrecy.add(has.key)
         shown = as_object(name, route, found[1], server, standing, has)
         return _Look(servers, part, found[1], certificate, shown)
 
@@ -303,10 +307,19 @@ class RoutesProvider:
             await self._keep_certificate(action, look.certificate, uid, files)
             return Effect(await self._shown(action), replayed=True)
 
+    async def _files(self, fields: Fields) -> Files | None:
+        """Read the files of a certificate; what Caddy says from now on is without their key."""
+        tls: Fields | None = fields["tls"]
+        if tls is None:
+            return None
+        found = await asyncio.to_thread(checked_pair, tls)
+        self._secrecy.add(found.key)
+        return found
+
     async def _files_or_kept(self, look: _Look, fields: Fields, uid: str) -> Files | None:
         """Return the files of a certificate, or what Caddy has of them if they cannot be used."""
         try:
-            return await _files(fields)
+            return await self._files(fields)
         except NothingDoneError:
             marks = marks_of(look.route)
             is_same = marks is not None and marks.tls == fields["tls"]
@@ -476,11 +489,6 @@ def _as(struct: type[_T], content: Any) -> _T:
         raise TransientError(f"Caddy's configuration has an unknown form: {error}") from None
 
 
-async def _files(fields: Fields) -> Files | None:
-    tls: Fields | None = fields["tls"]
-    return None if tls is None else await asyncio.to_thread(checked_pair, tls)
-
-
 def _usable(servers: _Servers, fields: Fields) -> CaddyServer:
     """Return the server of a route; raises ``NothingDoneError`` where it can't be in it yet."""
     name: str = fields["server"]
@@ -526,17 +534,19 @@ def _standing(name: str, routes: Sequence[CaddyRoute]) -> Standing:
     return Standing(False, None)
 
 
-def _objects(apps: _Apps) -> list[ExternalObject]:
-    """Return all routes that have a name, in the order of their names."""
+def _objects(apps: _Apps) -> tuple[list[ExternalObject], set[str]]:
+    """Return all routes that have a name, in the order of their names, and the keys of files."""
     pairs = {str(each.id): each for each in apps.pairs if each.id is not None}
     found: list[ExternalObject] = []
+    keys = set[str]()
     for server_name, server in apps.servers.items():
         routes = server.routes or ()
         for route, standing in zip(routes, standings(_reaches(routes)), strict=True):
             if (name := name_of(route)) is not None:
                 has = state(marks_of(route), pairs.get(certificate_id(name)))
                 found.append(as_object(name, route, server_name, server, standing, has))
-    return sorted(found, key=lambda each: each.name)
+                keys.add(has.key)
+    return sorted(found, key=lambda each: each.name), keys
 
 
 @contextmanager
