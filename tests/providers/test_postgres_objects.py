@@ -6,6 +6,7 @@ import asyncio
 import os
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
@@ -25,7 +26,7 @@ from events.secret import SecretRef
 from infra.components.postgres import Postgres
 from infra.providers.postgres.database import DATABASE
 from infra.providers.postgres.databases import LEFTOVER_SECONDS, DatabaseMark
-from infra.providers.postgres.errors import classified
+from infra.providers.postgres.errors import classified, not_connected
 from infra.providers.postgres.grant import GRANT, PRIVILEGES, place_of
 from infra.providers.postgres.marks import Mark, mark_in, with_mark
 from infra.providers.postgres.names import UNFINISHED_PREFIX, unfinished_name
@@ -49,12 +50,14 @@ from reconciler.provider.secrets import Secrets
 from reconciler.resource.difference import Wanted, differences
 from tests.folders import short_folder
 from tests.postgres import Hands
+from tests.postgres import hands as hands_on
 from tests.providers.connect import Connect
 
 pytestmark = [pytest.mark.postgres]
 
 PASSWORD = "planted-pässwörd-with-'quotes\\-9d3b"
 OTHER = "planted-another-password-5c11"
+SCHEMAS = 5_000
 
 
 @pytest.fixture
@@ -622,6 +625,7 @@ async def test_a_membership_in_a_role_with_an_allowed_privilege_is_granted(
     [
         *("default_transaction_read_only=on", "local_preload_libraries=nothing"),
         *("lock_timeout=1", "statement_timeout=1", "search_path=nothing"),
+        *("idle_session_timeout=1", "idle_in_transaction_session_timeout=1"),
     ],
 )
 async def test_the_owner_of_a_database_ends_no_listing(
@@ -631,9 +635,66 @@ async def test_the_owner_of_a_database_ends_no_listing(
     await run(hands, "CREATE ROLE {} LOGIN", unique)
     await made(databases, DATABASE, name, {"owner": unique, "extensions": ["hstore"]})
     await run(hands, f"ALTER DATABASE {{}} SET {variable} = '{value}'", name)
-    assert [each.name for each in await listing(databases, Scope(prefix=name))] == [name]
-    assert await listing(grants, Scope(prefix=f"public@{name}"))
+    for _ in range(10):  # a limit of a millisecond is not always met
+        assert [each.name for each in await listing(databases, Scope(prefix=name))] == [name]
+        assert await listing(grants, Scope(prefix=f"public@{name}"))
     await made(grants, GRANT, f"{unique}@{name}/public", {"privileges": ["USAGE"]})
+
+
+async def test_names_with_a_slash_give_no_two_grants_one_name(
+    databases: Provider,
+    grants: Provider,
+    postgres_server: Postgres,
+    unique: str,
+) -> None:
+    """A listing in which two objects have one name is refused, and with it those of all tenants."""
+    name = unique.lower()
+    for each in (name, f"{name}/public"):
+        await made(databases, DATABASE, each, {})
+    async with await hands_on(postgres_server, name) as owner:
+        await owner.execute("CREATE FUNCTION public.f() RETURNS int LANGUAGE sql AS 'SELECT 1'")
+        await owner.execute('CREATE SCHEMA "public/functions"')
+        await owner.execute('GRANT USAGE ON SCHEMA "public/functions" TO PUBLIC')
+    found = [each.name for each in await listing(grants, Scope(prefix=f"public@{name}"))]
+    assert sorted(found) == [f"public@{name}{end}" for end in ("", "/public", "/public/functions")]
+
+
+async def test_a_database_whose_deletion_was_interrupted_ends_no_listing(
+    databases: Provider, grants: Provider, hands: Hands, unique: str
+) -> None:
+    """Its owner may cancel a deletion: the server then lets nobody connect."""
+    name = unique.lower()
+    await made(databases, DATABASE, name, {"extensions": ["hstore"]})
+    await hands.run(
+        sql.SQL("UPDATE pg_database SET datconnlimit = -2 WHERE datname = {}").format(name)
+    )
+    assert [each.name for each in await listing(databases, Scope(prefix=name))] == [name]
+    found = await listing(grants, Scope(prefix=f"public@{name}"))
+    assert [each.name for each in found] == [f"public@{name}"]
+    await run(hands, "DROP DATABASE {}", name)
+
+
+async def test_many_schemas_of_a_tenant_make_no_listing_slow(
+    databases: Provider, grants: Provider, postgres_server: Postgres, unique: str
+) -> None:
+    name = unique.lower()
+    await made(databases, DATABASE, name, {})
+    async with await hands_on(postgres_server, name) as owner:
+        for start in range(0, SCHEMAS, 500):
+            await owner.execute(
+                f"DO $$ BEGIN FOR each IN {start} .. {start + 499} LOOP "
+                "EXECUTE format('CREATE SCHEMA s%s CREATE VIEW v AS SELECT 1', each); "
+                "EXECUTE format('GRANT USAGE ON SCHEMA s%s TO PUBLIC', each); "
+                "EXECUTE format('GRANT SELECT ON s%s.v TO PUBLIC', each); "
+                "END LOOP; END $$"
+            )
+    seconds: list[float] = []
+    for _ in range(2):
+        began = time.monotonic()
+        found = await listing(grants, Scope(prefix=f"public@{name}"))
+        seconds.append(time.monotonic() - began)
+    assert len(found) >= 2 * SCHEMAS
+    assert min(seconds) < 1.0
 
 
 async def test_a_role_that_takes_our_lock_stops_no_write(
@@ -950,6 +1011,15 @@ def test_only_an_error_about_the_server_says_that_it_is_down(
     error: psycopg.Error, is_about_the_server: bool
 ) -> None:
     assert (classified(error, may_be_done=False).status is None) is is_about_the_server
+
+
+def test_a_full_database_throttles_no_other() -> None:
+    """Its owner sets the limit, and may use all connections of it."""
+    full = psycopg.OperationalError('FATAL:  too many connections for database "orders"')
+    assert not_connected(full).error_class == "Transient"
+    assert not_connected(full).status == HTTPStatus.CONFLICT
+    full = psycopg.OperationalError("FATAL:  sorry, too many clients already")
+    assert not_connected(full).error_class == "Throttled"
 
 
 def test_the_kinds_load_without_psycopg_and_their_providers_say_what_to_install() -> None:

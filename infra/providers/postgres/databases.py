@@ -25,6 +25,7 @@ from infra.providers.postgres.errors import IN_USE, NO_DATABASE, REFUSED, state_
 from infra.providers.postgres.limits import MAX_COMMENT_CHARACTERS
 from infra.providers.postgres.marks import Mark, mark_in, with_mark
 from infra.providers.postgres.names import (
+    INVALID,
     PROTECTED_DATABASES,
     UNFINISHED_PREFIX,
     database_problem,
@@ -53,11 +54,11 @@ _SELECT = sql.SQL(
         d.datname AS name, o.rolname AS owner, pg_encoding_to_char(d.encoding) AS encoding,
         d.datcollate AS collation, d.datctype AS ctype, d.datconnlimit AS connection_limit,
         d.datallowconn AS allow_connections, right(c.description, {characters}) AS comment,
-        has_database_privilege(d.oid, 'CONNECT') AS may_connect
+        d.datconnlimit <> {invalid} AND has_database_privilege(d.oid, 'CONNECT') AS may_connect
     FROM pg_database d JOIN pg_roles o ON o.oid = d.datdba
         LEFT JOIN pg_shdescription c
             ON c.objoid = d.oid AND c.classoid = 'pg_database'::regclass
-    WHERE {}
+    WHERE {condition}
     """
 )
 
@@ -400,7 +401,7 @@ def _is_leftover(row: _Row, action: Action) -> bool:
 
 
 def _select(condition: sql.Composable) -> sql.Composed:
-    return _SELECT.format(condition, characters=MAX_COMMENT_CHARACTERS)
+    return _SELECT.format(condition=condition, characters=MAX_COMMENT_CHARACTERS, invalid=INVALID)
 
 
 def _named(name: str) -> sql.Composed:

@@ -72,6 +72,8 @@ def classified(error: psycopg.Error, *, may_be_done: bool) -> ProviderError:
 def not_connected(error: psycopg.Error) -> ProviderError:
     """Return what a failed connection means: nothing was sent, and libpq has words only."""
     text = _text(error)
+    if "too many connections for database" in text:  # its owner's limit, and no one else's
+        return TransientError(text, status=REFUSED)
     if "too many" in text:
         return ThrottledError(text, retry_after_seconds=_RETRY_SECONDS)
     return TransientError(text)

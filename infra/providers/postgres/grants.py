@@ -29,7 +29,12 @@ from infra.providers.postgres.grant import (
     normalize,
     place_of,
 )
-from infra.providers.postgres.names import PROTECTED_DATABASES, PUBLIC, UNFINISHED_PREFIX
+from infra.providers.postgres.names import (
+    INVALID,
+    PROTECTED_DATABASES,
+    PUBLIC,
+    UNFINISHED_PREFIX,
+)
 from infra.providers.postgres.server import PostgresServer, Session
 from reconciler.errors import (
     ConflictError,
@@ -46,34 +51,44 @@ _DIGEST_BYTES: Final = 12
 
 _DATABASES = sql.SQL(
     """
-    SELECT d.oid::text AS uid, d.datname AS name, d.datallowconn AS allow_connections
+    SELECT d.oid::text AS uid, d.datname AS name,
+        d.datallowconn AND d.datconnlimit <> {invalid} AS allow_connections
     FROM pg_database d WHERE d.datname <> ALL({protected}) AND NOT starts_with(d.datname, {ours})
         AND {condition}
     """
 )
 
 # Of each grantee and kind of object in one schema: how many objects there are that are not the
-# grantee's own, and on how many of them it has a privilege.
+# grantee's own, and on how many of them it has a privilege. Its own are counted as an entry without
+# a privilege: a join would cost objects times entries, of which a tenant may make many.
 _SELECT = sql.SQL(
     """
-    WITH objects AS ({objects}),
+    WITH objects AS (
+        SELECT found.*, count(*) OVER (PARTITION BY place, level) AS number FROM ({objects}) found
+    ),
     entries AS (
-        SELECT o.schema, o.level, o.place, x.grantee, x.privilege_type AS privilege,
+        SELECT o.schema, o.level, o.place, o.number, x.grantee, x.privilege,
             count(DISTINCT o.oid) AS held,
             count(DISTINCT o.oid) FILTER (WHERE x.is_grantable) AS grantable,
             array_agg(DISTINCT x.grantor::text) AS grantors,
             bool_or(x.grantor <> o.owner) AS by_others
-        FROM objects o CROSS JOIN LATERAL aclexplode(o.acl) x
-        WHERE x.grantee <> o.owner
-        GROUP BY 1, 2, 3, 4, 5
+        FROM objects o CROSS JOIN LATERAL (
+            SELECT grantee, privilege_type, is_grantable, grantor
+                FROM aclexplode(o.acl) WHERE grantee <> o.owner
+            UNION ALL SELECT o.owner, NULL, NULL, NULL
+        ) x (grantee, privilege, is_grantable, grantor)
+        GROUP BY 1, 2, 3, 4, 5, 6
+    ),
+    counted AS (
+        SELECT e.*, e.number - coalesce(sum(e.held) FILTER (WHERE e.privilege IS NULL)
+            OVER (PARTITION BY e.place, e.level, e.grantee), 0) AS objects
+        FROM entries e
     )
     SELECT e.schema, e.level, e.place::text AS place, e.grantee::text AS grantee_uid,
         coalesce(g.rolname::text, 'public') AS grantee, e.privilege, e.held, e.grantable,
-        e.grantors, e.by_others,
-        (SELECT count(*) FROM objects o WHERE o.place = e.place AND o.level = e.level
-            AND o.owner <> e.grantee) AS objects
-    FROM entries e LEFT JOIN pg_roles g ON g.oid = e.grantee
-    WHERE (e.grantee = 0 OR g.rolname IS NOT NULL) AND {condition}
+        e.grantors, e.by_others, e.objects::bigint AS objects
+    FROM counted e LEFT JOIN pg_roles g ON g.oid = e.grantee
+    WHERE e.privilege IS NOT NULL AND (e.grantee = 0 OR g.rolname IS NOT NULL) AND {condition}
     ORDER BY e.schema, e.level, grantee, e.privilege
     """
 )
@@ -248,7 +263,10 @@ class GrantsProvider:
 
     async def _databases(self, condition: sql.Composable) -> list[_Database]:
         query = _DATABASES.format(
-            protected=self._protected, ours=UNFINISHED_PREFIX, condition=condition
+            protected=self._protected,
+            ours=UNFINISHED_PREFIX,
+            invalid=INVALID,
+            condition=condition,
         )
         return await self._server.read(_Database, query)
 
@@ -292,9 +310,8 @@ class GrantsProvider:
                 if await self._databases(sql.SQL("d.oid = {}").format(int(database.uid))):
                     raise
                 return []  # dropped since it was listed
-        grouped = groupby(rows, lambda row: (row.schema, row.level, row.grantee))
-        shown = [_as_object(database, list(each)) for _, each in grouped]
-        return [thing for thing in shown if grant_problem(thing.name) is None]
+        grouped = groupby(rows, lambda row: _place(database, row))
+        return [_as_object(database, list(each)) for place, each in grouped if _is_named(place)]
 
     # --- writing
 
@@ -354,7 +371,7 @@ def _databases_of(prefix: str) -> sql.Composable:
 
 def _as_object(database: _Database, rows: Sequence[_Row]) -> ExternalObject:
     first = rows[0]
-    place = GrantPlace(first.grantee, database.name, first.schema, first.level)
+    place = _place(database, first)
     parts = [first.grantee_uid, database.uid]
     if first.schema:
         parts += [first.place, first.level]
@@ -372,6 +389,18 @@ def _as_object(database: _Database, rows: Sequence[_Row]) -> ExternalObject:
         version=_digest(rows),
         outputs={"role": first.grantee, "database": database.name},
     )
+
+
+def _place(database: _Database, row: _Row) -> GrantPlace:
+    return GrantPlace(row.grantee, database.name, row.schema, row.level)
+
+
+def _is_named(place: GrantPlace) -> bool:
+    """Return whether its name can be declared, and is not that of another place.
+
+    The owner of a database may put a slash into names, and so give two places one name.
+    """
+    return grant_problem(place.name) is None and place_of(place.name) == place
 
 
 def _partial(rows: Iterable[_Row]) -> list[str]:

@@ -10,6 +10,9 @@ UNFINISHED_PREFIX: Final = "reconciler_unfinished_"
 """A database is made under such a name, and gets its own when it is complete."""
 
 PROTECTED_DATABASES: Final = frozenset({"postgres", "template0", "template1"})
+INVALID: Final = -2
+"""Connection limit of a database whose deletion was interrupted: it can only be dropped."""
+
 PUBLIC: Final = "public"
 """How a ``Grant`` names everybody; no role can have that name."""
 

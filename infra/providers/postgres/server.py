@@ -35,6 +35,13 @@ MAX_CONNECTIONS: Final = 4
 
 DEFAULT_PORT: Final = 5432
 _REQUIRE_AUTH_SINCE: Final = 160_000
+_NEWER: Final = {
+    120_000: "tcp_user_timeout",
+    140_000: "idle_session_timeout",
+    170_000: "transaction_timeout",
+}
+"""Settings that would end our sessions, by the version of the server since which there are."""
+
 _NO_FILE: Final = "/dev/null/none"
 _LOCK: Final = 0x7265636F
 """Of the advisory lock under which all of our writes are made: two at once on one row of the
@@ -135,6 +142,7 @@ class PostgresServer:
         self._slots = asyncio.Semaphore(MAX_CONNECTIONS)
         self._idle: list[psycopg.AsyncConnection[DictRow]] = []
         self._closed = False
+        self._newer_options = ""
 
     @asynccontextmanager
     async def session(self, database: str | None = None) -> AsyncGenerator[Session]:
@@ -216,14 +224,15 @@ class PostgresServer:
             "options": f"-c search_path=pg_catalog -c statement_timeout={milliseconds}"
             f" -c lock_timeout={max(1, milliseconds // _LOCKS_SHARE)}"
             " -c default_transaction_read_only=off -c local_preload_libraries="
-            " -c datestyle=ISO -c intervalstyle=postgres",
+            " -c datestyle=ISO -c intervalstyle=postgres"
+            " -c idle_in_transaction_session_timeout=0" + self._newer_options,
             **self._tls,
         }
         if psycopg.pq.version() >= _REQUIRE_AUTH_SINCE and "sslrootcert" not in settings:
             settings["require_auth"] = "!password"  # nobody who listens may ask for it in clear
         try:
             async with asyncio.timeout(self.timeout_seconds):
-                return await LimitedConnection.connect(
+                connection = await LimitedConnection.connect(
                     autocommit=True, prepare_threshold=None, row_factory=dict_row, **settings
                 )
         except TimeoutError:
@@ -234,6 +243,11 @@ class PostgresServer:
             raise TransientError(f"not connected to {place.host}:{place.port}: {error}") from None
         except psycopg.Error as error:
             raise not_connected(error) from error
+        # An older server refuses a connection that sets these. The first one is to the operator's
+        # own database, whose defaults are no tenant's.
+        newer = (each for since, each in _NEWER.items() if connection.info.server_version >= since)
+        self._newer_options = "".join(f" -c {each}=0" for each in newer)
+        return connection
 
 
 def place_of(endpoint: str) -> Place:
