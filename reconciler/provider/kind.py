@@ -215,6 +215,14 @@ class Kind:
         check_growth(fields, checked)
         return checked
 
+    def check_namespace(self, namespace: str) -> None:
+        """Raise ``InvalidManifestError`` for a namespace in which it cannot be declared."""
+        if self.namespace not in (None, namespace):
+            raise InvalidManifestError(
+                f"namespace {namespace!r}: not allowed for {self.name}; use namespace "
+                f"{self.namespace!r}"
+            )
+
     def object_name(self, namespace: str, name: str) -> str:
         """Return what the object of a resource is called, for the name that was declared."""
         return f"{namespace}.{name}" if self.composes is not None else self.name_prefix + name
@@ -451,6 +459,7 @@ class KindRegistry(Mapping[str, Kind]):
                 f"apiVersion: {manifest.api_version!r} is unsupported for {kind.name}; use "
                 f"{kind.api_version!r}"
             )
+        kind.check_namespace(manifest.metadata.namespace)
         declaration = take_apart(manifest)
         kind.check_declared(declaration.fields)
         kind.references(declaration.fields, manifest.metadata.namespace)

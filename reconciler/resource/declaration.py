@@ -138,11 +138,7 @@ def _spec_declared(said: Declared, context: Context, kind: Kind, generation: int
         taken = replace(taken, external_name=name)
         _check_external_name(taken, kind, context)
     else:
-        if kind.namespace not in (None, context.key.namespace):
-            raise InvalidManifestError(
-                f"namespace {context.key.namespace!r}: not allowed for {kind.name}; use "
-                f"namespace {kind.namespace!r}"
-            )
+        kind.check_namespace(context.key.namespace)
         labels = dict(manifest.metadata.labels)
         taken = Declaration("", _NO_POLICY, manifest.metadata.name, dict(manifest.spec), labels)
         _check_provider(taken, context)

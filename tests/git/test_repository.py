@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from events.allow import Allow
+from events.manifest import Manifest
 from events.names import ResourceKey
 from infra.providers.git.checks import checked_parts, documents_in
 from infra.providers.git.problems import GitError
@@ -54,6 +55,24 @@ def files(remote: Remote, path: str = "", **ref: str) -> dict[str, bytes]:
 def parts_of(content: dict[str, bytes]) -> None:
     reads = [*documents_in(content, SHOP.namespace)]
     checked_parts(reads, SHOP, KindRegistry([SHAPE]).check)
+
+
+@pytest.mark.parametrize("place", ["", ", namespace: default"])
+def test_a_definition_of_a_tenant_is_refused_before_it_is_checked(place: str):
+    """Its expressions are compiled then, which takes as long as a tenant likes."""
+    text = "apiVersion: reconciler/v1\nkind: KindDefinition\nmetadata: {name: Foo%s}\n"
+    text += "spec: {apiVersion: foo/v1, provider: foo, over: Shape, fields: {}}\n"
+    checked: list[str] = []
+    kinds = KindRegistry([SHAPE])
+
+    def check(manifest: Manifest) -> None:
+        kinds.check(manifest)
+        checked.append(manifest.metadata.name)
+
+    reads = [*documents_in({"a.yaml": (text % place).encode()}, SHOP.namespace)]
+    with pytest.raises(GitError, match="namespace"):
+        checked_parts(reads, SHOP, check)
+    assert not checked
 
 
 async def test_over_http_with_a_password(repository: Repository):

@@ -91,8 +91,10 @@ def _problem(
     key = read.key
     if key in first:
         return f"{key} is already declared in {first[key].place}; remove one of the two"
+    if problem := problem_of_part(parent, key):  # first: a check of a definition takes long
+        return problem
     try:
         check(read.manifest)
     except (InvalidManifestError, InvalidNameError, UnknownKindError) as error:
         return f"{key}: {error}"
-    return problem_of_part(parent, key)
+    return ""
