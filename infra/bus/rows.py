@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+import structlog
 from nats.aio.client import Client
 
 from infra.bus.streams import ROWS, ROWS_PREFIX
@@ -22,7 +23,10 @@ from reconciler.ports import RowsConflictError
 
 _CHECKPOINT: Final = "checkpoint"
 _ROWS_AT_ONCE: Final = 900  # the server takes 1,000 messages in a batch
+_HEADERS_BYTES: Final = 1024  # more than those of a batch take
 _DELETED: Final = {"KV-Operation": "DEL"}
+
+_logger = structlog.get_logger(__name__)
 
 
 class JetStreamRows:
@@ -74,13 +78,17 @@ class JetStreamRows:
         }
 
     async def save(self, changes: Mapping[str, bytes | None], revision: int) -> int:
-        """Write changed rows and the checkpoint over a revision, and return the new one."""
+        """Write changed rows and the checkpoint over a revision, and return the new one.
+
+        A row that is larger than a message stays as it was: a resource of one tenant must not keep
+        the rows of all others from being written.
+        """
         checkpoint = changes[_CHECKPOINT]
         assert checkpoint is not None
         rows = [
             OutgoingMessage(ROWS_PREFIX + name, payload or b"", None if payload else _DELETED)
             for name, payload in changes.items()
-            if name != _CHECKPOINT
+            if name != _CHECKPOINT and self._fits(name, payload or b"")
         ]
         subject = ROWS_PREFIX + _CHECKPOINT
         lock = OutgoingMessage(subject, checkpoint, expected_filter=subject, expected_last=revision)
@@ -89,6 +97,13 @@ class JetStreamRows:
         except AppendConflictError as conflict:
             raise RowsConflictError(str(conflict)) from conflict
         return sequences[-1]
+
+    def _fits(self, name: str, payload: bytes) -> bool:
+        """Return whether a row fits into a message of the bus, with its headers."""
+        if len(payload) + _HEADERS_BYTES <= self._nc.max_payload:
+            return True
+        _logger.error("a row is too large to be written", row=name, size=len(payload))
+        return False
 
     async def clear(self, before: int) -> None:
         """Remove every row that was written before a revision."""

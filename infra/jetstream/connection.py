@@ -44,6 +44,10 @@ from infra.jetstream.wire import (
 )
 
 _SCHEMES: Final = ("nats", "tls", "ws", "wss")
+LEAST_PAYLOAD_BYTES: Final = 1024 * 1024
+"""The default of NATS. An event has the fields of a declaration and those of an object, and a row
+has more; what does not fit would be repeated, and hold up all tenants."""
+
 OLDEST_SERVER: Final = (2, 14)  # streams without a duplicate window (ADR 0059)
 _DEFAULT_PORT: Final = 4222
 API_TIMEOUT_SECONDS: Final = 10.0
@@ -471,7 +475,7 @@ async def require_jetstream(nc: Client) -> ServerVersion:
     """Return the server's version once it is known to be new enough, with JetStream on.
 
     Raises:
-        IncompatibleServerError: older than 2.14, or JetStream is off.
+        IncompatibleServerError: older than 2.14, with too short messages, or JetStream is off.
         BusUnavailableError: no answer, or a server that starts, or nodes without a leader.
     """
     version = nc.connected_server_version
@@ -480,6 +484,11 @@ async def require_jetstream(nc: Client) -> ServerVersion:
         raise IncompatibleServerError(
             f"nats-server {found} at {_where(nc)} is too old; upgrade it to "
             f"{'.'.join(map(str, OLDEST_SERVER))} or newer"
+        )
+    if nc.max_payload < LEAST_PAYLOAD_BYTES:
+        raise IncompatibleServerError(
+            f"nats-server at {_where(nc)} accepts messages of at most {nc.max_payload} bytes; set "
+            "max_payload in its configuration to 1MB or more"
         )
     try:
         await api_request(nc, "INFO", None)

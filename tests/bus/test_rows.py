@@ -58,3 +58,17 @@ async def test_rows_are_read_as_of_one_save(bus: Client, store: JetStreamRows) -
     await asyncio.gather(writing, return_exceptions=True)
     assert [len(set(rows.values())) for rows in seen] == [1] * len(seen)
     assert all(len(rows) == MANY + 1 for rows in seen)
+
+
+async def test_a_row_that_is_larger_than_a_message_keeps_no_other_from_being_written(
+    bus: Client, store: JetStreamRows
+) -> None:
+    """The resource of a tenant may have one; the rows of all others are in the same batch."""
+    rows: dict[str, bytes | None] = {
+        "status.a.b.large": b"x" * (bus.max_payload + 1),
+        "status.a.b.small": b"y",
+        "checkpoint": b"9",
+    }
+    revision = await store.save(rows, 0)
+    assert await store.get(["status.a.b.large", "status.a.b.small"]) == {"status.a.b.small": b"y"}
+    assert await store.checkpoint() == (b"9", revision)

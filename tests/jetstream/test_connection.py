@@ -192,6 +192,16 @@ async def test_an_old_server(nc: Client, monkeypatch: pytest.MonkeyPatch) -> Non
         await require_jetstream(nc)
 
 
+async def test_a_server_that_takes_only_short_messages(
+    nc: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Results and rows would not fit: they are repeated, and hold up those of all tenants."""
+    short = property(lambda _: 1024 * 1024 - 1)  # pyright: ignore[reportUnknownLambdaType]
+    monkeypatch.setattr(Client, "max_payload", short)
+    with pytest.raises(IncompatibleServerError, match=r"1048575 bytes.*max_payload"):
+        await require_jetstream(nc)
+
+
 async def test_a_cluster_that_gives_no_answer_may_be_electing(
     nc: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
