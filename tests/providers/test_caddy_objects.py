@@ -42,6 +42,7 @@ from reconciler.provider import Effect, MeasuredProvider, Provider, WatchingProv
 from reconciler.provider.contract import action, listing, upon
 from reconciler.provider.secrets import Secrets
 from tests.caddy import SERVERS, Hands, kept, put, stored
+from tests.hostile_server import measured_loop
 
 pytestmark = [pytest.mark.caddy]
 
@@ -592,6 +593,28 @@ async def test_of_a_thousand_routes_each_is_listed_and_one_is_changed(
     changed = await updated(routes, one, hosts=["other.example.org"])
     assert changed.fields["hosts"] == ["other.example.org"]
     assert time.monotonic() - began < 5, "tenths of a second, on a machine with nothing else to do"
+    await hands.does("PATCH", f"{SERVERS}/http/routes", [])
+
+
+async def test_routes_of_many_hosts_and_paths_do_not_block_the_process(
+    routes: Provider, hands: Hands
+) -> None:
+    """The process makes the calls of all tenants, and looks at all routes for each of theirs."""
+    await made(routes, "one", hosts=["one.example.org"])
+    written = await hands.find("one")
+    paths = [each for number in range(10) for each in (f"/{number}", f"/{number}/*")]
+    many = [
+        {
+            **(written or {}),
+            "@id": f"r{number}",
+            "match": [{"host": [f"h{each}.r{number}.org" for each in range(100)], "path": paths}],
+        }
+        for number in range(MANY)
+    ]
+    await hands.does("PATCH", f"{SERVERS}/http/routes", [*many, written])
+    async with measured_loop() as cost:
+        await updated(routes, await seen(routes, "one"), hosts=["h1.r1.org"])
+    assert cost.blocked_seconds < 0.3
     await hands.does("PATCH", f"{SERVERS}/http/routes", [])
 
 

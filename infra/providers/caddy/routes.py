@@ -276,7 +276,7 @@ class RoutesProvider:
         if server is None:
             raise TransientError(f"route {name!r} was moved during the read")
         route, pair = part.content, None if certificate is None else certificate.content
-        standing = _standing(name, server.routes or ())
+        standing = await asyncio.to_thread(_standing, name, server.routes or ())
         marks = marks_of(route)
         has = await asyncio.to_thread(state, marks, None if pair is None else _as(Pair, pair))
         self._secrecy.add(has.key)
@@ -375,12 +375,7 @@ class RoutesProvider:
         routes: list[CaddyRoute] = list(whole.content or ())
         if not routes:
             return False
-        reaches = _reaches(routes)
-        for each in group:
-            own = reach(each.route, each.name)
-            index = place(own, reaches)
-            routes.insert(index, each.route)
-            reaches.insert(index, own)
+        routes = await asyncio.to_thread(_together, routes, group)
         answer = await self._api.change("PATCH", whole.path, routes, if_match=whole.etag)
         if answer.status_code != HTTPStatus.OK:
             return False
@@ -393,7 +388,7 @@ class RoutesProvider:
         fields, route = creation.fields, creation.route
         server = _usable(servers, fields)
         routes = server.routes or ()
-        index = place(reach(route, creation.name), _reaches(routes))
+        index = await asyncio.to_thread(_index, creation.name, route, routes)
         path = f"{SERVERS}/{fields['server']}/routes"
         if server.routes is None:  # Caddy would take one route for the list of them
             answer = await self._api.change("PUT", path, [route])
@@ -412,7 +407,7 @@ class RoutesProvider:
         assert look.part is not None
         routes = look.servers[look.server_name].routes or ()
         new = [route if name_of(each) == name else each for each in routes]
-        if not _standing(name, new).is_misplaced:
+        if not (await asyncio.to_thread(_standing, name, new)).is_misplaced:
             await self._changed("PATCH", look.part, route)
             return new
         whole = await self._api.get(f"{SERVERS}/{look.server_name}/routes")
@@ -420,7 +415,8 @@ class RoutesProvider:
         others = [each for each in before if each != look.route]
         if len(others) != len(before) - 1:
             raise TransientError(f"route {name!r} was changed during the write")
-        moved = _inserted(others, place(reach(route, name), _reaches(others)), route)
+        index = await asyncio.to_thread(_index, name, route, others)
+        moved = _inserted(others, index, route)
         await self._changed("PATCH", whole, moved)
         return moved
 
@@ -515,6 +511,21 @@ def _usable(servers: _Servers, fields: Fields) -> CaddyServer:
 
 def _inserted(routes: Sequence[CaddyRoute], index: int, route: CaddyRoute) -> list[CaddyRoute]:
     return [*routes[:index], route, *routes[index:]]
+
+
+def _index(name: str, route: CaddyRoute, others: Sequence[CaddyRoute]) -> int:
+    return place(reach(route, name), _reaches(others))
+
+
+def _together(routes: Sequence[CaddyRoute], group: Sequence[_Creation]) -> list[CaddyRoute]:
+    """Return routes with those of a group where they belong."""
+    result, reaches = list(routes), _reaches(routes)
+    for each in group:
+        own = reach(each.route, each.name)
+        index = place(own, reaches)
+        result.insert(index, each.route)
+        reaches.insert(index, own)
+    return result
 
 
 def _with(servers: _Servers, fields: Fields, routes: list[CaddyRoute]) -> _Servers:
