@@ -441,5 +441,13 @@ def decode_checkpoint(payload: bytes) -> Checkpoint:
     return _checkpoint.decode(payload)
 
 
+def read_checkpoint(payload: bytes) -> Checkpoint | None:
+    """Decode the stored checkpoint; None if there is none, or another client has overwritten it."""
+    try:
+        return decode_checkpoint(payload)
+    except msgspec.DecodeError:
+        return None
+
+
 def _row_name(model: str, key_text: str) -> str:
     return f"{model}.{key_text.replace('/', '.')}"

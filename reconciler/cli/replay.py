@@ -12,10 +12,11 @@ from nats.aio.client import Client
 from infra.bus.rows import JetStreamRows
 from projections.read_models import (
     CHECKPOINT,
+    NOTHING,
     FleetSummary,
     ReadModels,
-    decode_checkpoint,
     encode_checkpoint,
+    read_checkpoint,
 )
 from reconciler.cli.connection import HERE, Connection, bus, run_async
 from reconciler.cli.console import coloured, console, print_table
@@ -129,7 +130,7 @@ async def _repair(nc: Client, verified: Comparison | None, integrity: Integrity)
         return False
     store = JetStreamRows(nc)
     payload, revision = await store.checkpoint()
-    partly = replace(decode_checkpoint(payload), is_whole=False)
+    partly = replace(read_checkpoint(payload) or NOTHING, is_whole=False)
     try:
         await store.save({CHECKPOINT: encode_checkpoint(partly)}, revision)
     except RowsConflictError:

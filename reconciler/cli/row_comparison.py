@@ -9,7 +9,7 @@ import msgspec
 from nats.aio.client import Client
 
 from infra.bus.rows import JetStreamRows
-from projections.read_models import CHECKPOINT, SCHEMA, decode_checkpoint
+from projections.read_models import CHECKPOINT, SCHEMA, read_checkpoint
 from reconciler.cli.log_replay import log_of
 from reconciler.sdk.log_replay import LogReplay, Progress
 
@@ -54,7 +54,10 @@ async def _look(nc: Client, replay: LogReplay, progress: Progress) -> Comparison
         is_empty = await log.last_position() == 0
         note = "the log is empty" if is_empty else "no projector has stored rows yet"
         return Comparison(0, len(rows), [], note)
-    checkpoint = decode_checkpoint(rows[CHECKPOINT])
+    checkpoint = read_checkpoint(rows[CHECKPOINT])
+    if checkpoint is None:
+        live = rows[CHECKPOINT].decode(errors="replace")
+        return Comparison(0, len(rows), [Difference(CHECKPOINT, "different", live=live)])
     if checkpoint.schema != SCHEMA:
         note = (
             f"the rows have schema {checkpoint.schema}; the next projector writes schema {SCHEMA}"

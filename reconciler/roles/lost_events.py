@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Protocol
+
+from msgspec import DecodeError
 
 from events.integrity import LogDamage
 from events.names import ResourceKey
 from projections.read_models import (
     DAMAGE,
     ReadModels,
-    decode_checkpoint,
     decode_damage,
+    read_checkpoint,
 )
 from reconciler.errors import ReconcilerError
 from reconciler.ports import RowStore
@@ -74,7 +77,8 @@ async def find_short_end(log: LogWithGaps, rows: NamedRows) -> LogDamage | None:
     Raises ``NotFoundOnBusError`` if nothing can store rows.
     """
     checkpoint, _ = await rows.checkpoint()
-    of_rows = decode_checkpoint(checkpoint).position if checkpoint else 0
+    known = read_checkpoint(checkpoint)
+    of_rows = 0 if known is None else known.position
     of_states = await log.state_position()
     last = await log.last_position()  # read last: the log only grows
     position = max(of_rows, of_states)
@@ -105,8 +109,11 @@ async def find_lost(log: LogWithGaps, rows: NamedRows, models: ReadModels) -> li
 
 async def stored_losses(rows: NamedRows) -> list[LogDamage]:
     """Return the lost events that the stored rows contain."""
-    stored = (await rows.matching(f"{DAMAGE}.>")).values()
-    return [one for one in map(decode_damage, stored) if one.problem == "Lost"]
+    found: list[LogDamage] = []
+    for payload in (await rows.matching(f"{DAMAGE}.>")).values():
+        with suppress(DecodeError):  # another client wrote it: the rows are rebuilt
+            found.append(decode_damage(payload))
+    return [one for one in found if one.problem == "Lost"]
 
 
 async def mark_lost(log: LogEnds, models: ReadModels) -> None:

@@ -13,7 +13,6 @@ from contextlib import suppress
 from typing import NamedTuple
 
 import structlog
-from msgspec import DecodeError
 from msgspec.structs import replace
 
 from events.integrity import LogDamage
@@ -26,8 +25,8 @@ from projections.read_models import (
     OutdatedRowsError,
     ReadModels,
     RowChanges,
-    decode_checkpoint,
     encode_checkpoint,
+    read_checkpoint,
     restore,
 )
 from reconciler.failpoints import Failpoint, reach
@@ -195,9 +194,7 @@ class Projector:
     async def _look(self) -> _Stored:
         """Read the checkpoint, one message. A later release's counts: it is greater than ours."""
         payload, revision = await self._store.checkpoint()
-        found: Checkpoint | None = None
-        with suppress(DecodeError):
-            found = decode_checkpoint(payload)
+        found = read_checkpoint(payload)
         if found is not None and (found.schema, found.is_whole) < (SCHEMA, True):
             found = None
         self._stored = _Stored(found, revision)

@@ -17,7 +17,7 @@ from projections.read_models import (
     OutdatedRowsError,
     ReadModels,
     damage_name,
-    decode_checkpoint,
+    read_checkpoint,
     restore,
     status_name,
 )
@@ -164,7 +164,8 @@ async def losses(nc: Client, log: JetStreamLog) -> list[LogDamage]:
 async def _stored_position(nc: Client) -> int:
     """Return the position of the stored rows: one read, where all rows may be very many."""
     payload, _ = await JetStreamRows(nc).checkpoint()
-    return decode_checkpoint(payload).position if payload else 0
+    stored = read_checkpoint(payload)
+    return 0 if stored is None else stored.position
 
 
 @asynccontextmanager

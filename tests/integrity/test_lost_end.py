@@ -16,7 +16,13 @@ from infra.jetstream.errors import IncompatibleStreamError, StreamReplacedError
 from infra.jetstream.publish import publish
 from infra.jetstream.reads import stream_state
 from infra.jetstream.topology import delete_stream
-from projections.read_models import CHECKPOINT, Checkpoint, encode_checkpoint, status_name
+from projections.read_models import (
+    CHECKPOINT,
+    Checkpoint,
+    damage_name,
+    encode_checkpoint,
+    status_name,
+)
 from reconciler.ports import ResourceAppend
 from reconciler.roles.lost_events import LogTooShortError
 from reconciler.wiring import initialise, running
@@ -219,3 +225,35 @@ async def test_rows_that_differ_are_rebuilt_and_nothing_is_deleted(
     verified = await operator.succeeds(url, "replay", "--verify")
     assert "stored rows" in verified.out
     assert "incomplete" not in verified.out
+
+
+@pytest.mark.parametrize("change", ["purged", "overwritten"])
+async def test_rows_that_another_client_removed_or_overwrote_are_told_and_rebuilt(
+    bare_world: World, operator: Operator, change: str
+) -> None:
+    world, url = bare_world, bare_world.server.url
+    await world.start_reconciler()
+    await world.configure(api_config(world.human.url))
+    await world.declare("foo")
+    await world.until_outcome("foo", "Converged")
+    await world.until_settled()
+    await world.stop_reconciler()
+    if change == "purged":
+        await api_request(world.nc, f"STREAM.PURGE.{ROWS}", None)
+    else:
+        for row in (CHECKPOINT, damage_name(shape("foo"))):
+            await publish(world.nc, ROWS_PREFIX + row, b"not of ours")
+
+    for full in ((), ("--full",)):
+        findings = (await operator.runs(url, "doctor", *full, "--output", "json")).json
+        (found,) = [each for each in findings if each["check"] == "stored rows"]
+        assert found["status"] == "fail"
+        assert "projector" in found["remedy"]
+    assert (await operator.succeeds(url, "get", "Shape", "foo", "-o", "json")).json
+    await operator.succeeds(url, "backup", change)
+    await world.start_reconciler()
+    await world.until_settled()
+    await world.stop_reconciler()
+    assert (await operator.finds(url, "stored rows"))["status"] == "ok"
+    verified = await operator.succeeds(url, "replay", "--verify")
+    assert "equal the rebuilt rows" in " ".join(verified.out.split())

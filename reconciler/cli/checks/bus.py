@@ -24,7 +24,7 @@ from infra.bus.streams import (
 from infra.jetstream.connection import api_request, require_jetstream
 from infra.jetstream.errors import NotFoundOnBusError
 from infra.jetstream.reads import stream_state
-from projections.read_models import CHECKPOINT, decode_checkpoint
+from projections.read_models import read_checkpoint
 from reconciler.cli.checks.clocks import check_clock
 from reconciler.cli.checks.finding import Finding, Verdict
 from reconciler.cli.connection import DATA_FOLDER, read_up_file
@@ -203,8 +203,9 @@ def _servers_away(consumer: dict[str, Any]) -> list[str]:
 
 async def _check_projection(nc: Client) -> Finding:
     last = (await stream_state(nc, LOG)).last_seq
-    rows = await JetStreamRows(nc).get([CHECKPOINT])
-    position = decode_checkpoint(rows[CHECKPOINT]).position if CHECKPOINT in rows else 0
+    payload, _ = await JetStreamRows(nc).checkpoint()
+    stored = read_checkpoint(payload)
+    position = 0 if stored is None else stored.position
     lag = max(0, last - position)
     text = f"{lag} events behind the log, which is at position {last}"
     if lag <= _LAG_EVENTS:

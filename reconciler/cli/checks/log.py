@@ -18,7 +18,7 @@ from infra.bus.rows import JetStreamRows
 from infra.bus.streams import find_log
 from projections.read_models import (
     CHECKPOINT,
-    decode_checkpoint,
+    read_checkpoint,
     status_name,
 )
 from projections.status import StatusRow
@@ -215,6 +215,11 @@ async def check_rows(nc: Client, replay: LogReplay, *, full: bool) -> Finding:
     if replay.damage:
         text = "not compared, because the log is damaged"
         return Finding("stored rows", "warn", text, "See the check `log`.")
+    payload, _ = await JetStreamRows(nc).checkpoint()
+    if replay.position and read_checkpoint(payload) is None:
+        text = "another client has overwritten their checkpoint" if payload else "none are stored"
+        remedy = "Start a projector, or restart it. It then rebuilds the rows from the log."
+        return Finding("stored rows", "fail", text, remedy)
     wrong, what = await (_all_rows(nc) if full else _sampled_rows(nc, replay))
     if not wrong:
         return Finding("stored rows", "ok", what)
@@ -256,11 +261,11 @@ async def _wrong_of(nc: Client, names: Sequence[str]) -> list[str]:
         key = ResourceKey.parse(name)
         wanted = status_name(key)
         live = dict(await store.get([wanted, CHECKPOINT]))
-        if CHECKPOINT not in live:
+        stored = read_checkpoint(live.pop(CHECKPOINT, b""))
+        if stored is None:
             return []
-        checkpoint = decode_checkpoint(live.pop(CHECKPOINT)).position
         past = await reader.get(key)
-        models = models_of([stored for stored in past.events if stored.position <= checkpoint])
+        models = models_of([each for each in past.events if each.position <= stored.position])
         rebuilt = {row: payload for row, payload in models.rows() if row == wanted}
         wrong += [one.row for one in differences(rebuilt, live)]
     return wrong
