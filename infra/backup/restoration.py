@@ -43,6 +43,7 @@ from infra.bus.streams import (
     is_being_restored,
     lost_log,
     new_name,
+    prepare_restoration,
     worker_consumers,
 )
 from infra.jetstream.append import append
@@ -178,6 +179,7 @@ async def restore_log(
     Raises ``BackupFileError``, ``OSError``, ``RestoreRefusedError`` and ``BusError`` classes; doing
     it again continues after the last step, whatever step that was.
     """
+    await prepare_restoration(nc)
     epoch = _new_epoch(backup, plan.found)
     identity = LogIdentity(backup.header.identity.log_id, epoch, _made_at(backup))
     floor = await _put_aside(nc, backup.path, plan)

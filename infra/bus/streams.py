@@ -144,6 +144,8 @@ _NEW_SERVER: Final = (
 )
 """The way out of a change that the server cannot undo. No stream has to be deleted for it."""
 
+_ELSEWHERE: Final = " This run removed nothing. Restore the backup to another server or account"
+
 _RESERVED: Final = "restoring.intake"
 """Subject of an intake that takes nothing yet."""
 
@@ -312,6 +314,18 @@ async def _ensure_service_consumer(
     if change == "created" and begins_now:
         await api_request(nc, f"CONSUMER.RESET.{stream}.{name}", {"seq": end + 1})
     return change
+
+
+async def prepare_restoration(nc: Client) -> None:
+    """Restore the settings of the streams that a restoration keeps, before it removes anything.
+
+    Raises ``IncompatibleStreamError`` for one that cannot be changed in place, and for a foreign
+    stream with subjects of ours: no restoration could end beside them.
+    """
+    await _check_subjects(nc)
+    for config in (_observations(), _dead_letters(), _rates()):
+        if await _exists(nc, config["name"]):
+            await ensure_stream(nc, config, remedy=_ELSEWHERE)
 
 
 async def begin_restoration(

@@ -18,9 +18,16 @@ from infra.backup.restoration import (
     restore_log,
 )
 from infra.bus.event_log import JetStreamLog, open_log
-from infra.bus.streams import INTAKE, LOG, find_log, topology_differences
+from infra.bus.streams import (
+    INTAKE,
+    LISTINGS,
+    LOG,
+    SUBJECTS,
+    find_log,
+    topology_differences,
+)
 from infra.embedded import EmbeddedServer
-from infra.jetstream.connection import connect
+from infra.jetstream.connection import api_request, connect
 from infra.jetstream.errors import IncompatibleStreamError, NotFoundOnBusError, StreamFullError
 from infra.jetstream.outgoing import MESSAGE_ID
 from infra.jetstream.publish import publish
@@ -178,6 +185,34 @@ async def test_another_backup_does_not_end_an_interrupted_restore(
             break
     assert steps > 8
     assert await declared(nc) == ["after"]
+
+
+async def test_a_restore_that_cannot_end_is_refused_before_anything_is_written_or_removed(
+    nc: Client, log: JetStreamLog, tmp_path: Path
+) -> None:
+    path, key = tmp_path / "b", new_key()
+    await log.append([ResourceAppend(key, events(key, 1, 3), 0)])
+    await save_log(nc, path, await find_log(nc), lambda _: None)
+    await log.append([ResourceAppend(key, events(key, 4, 4), 3)])
+    await declare(nc, "after")
+    wanted = await contents(nc)
+    changed = {"subjects": SUBJECTS[LISTINGS], "storage": "file", "deny_delete": True}
+    await delete_stream(nc, LISTINGS)
+    await api_request(nc, f"STREAM.CREATE.{LISTINGS}", {"name": LISTINGS, **changed})
+    with pytest.raises(IncompatibleStreamError, match="another server or account"):
+        await restore(nc, path, log.log_id)
+    assert await contents_if_usable(nc) == wanted
+    assert await declared(nc) == ["after"]
+
+    for stream in SUBJECTS:
+        await delete_stream(nc, stream)
+    await api_request(nc, "STREAM.CREATE.MINE", {"name": "MINE", "subjects": ["state.>"]})
+    with pytest.raises(IncompatibleStreamError, match="MINE of another client"):
+        await restore(nc, path, None)
+    assert (await api_request(nc, "STREAM.NAMES", {}))["streams"] == ["MINE"]
+    await delete_stream(nc, "MINE")
+    await restore(nc, path, None)
+    assert await contents(nc) == wanted[:-1]
 
 
 _SMALL = """
