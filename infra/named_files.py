@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import secrets
 from pathlib import Path
 from typing import Final
 
@@ -33,9 +34,9 @@ def write_whole(path: Path, content: bytes) -> None:
     if target.exists() and not target.is_file():
         path.write_bytes(content)
         return
-    partial = target.with_name(f"{target.name}.partial")
+    partial = target.with_name(f"{target.name}.{secrets.token_hex(4)}.partial")
     try:
-        with partial.open("wb") as file:
+        with partial.open("xb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())

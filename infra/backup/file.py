@@ -16,6 +16,7 @@ cut, changed, put together of two, or goes on behind its footer is refused.
 from __future__ import annotations
 
 import os
+import secrets
 import struct
 import zlib
 from collections.abc import Generator, Iterable, Sequence
@@ -141,16 +142,16 @@ def new_backup(path: Path) -> Generator[BackupWriter]:
 
     Raises ``BackupFileError`` if there is a file of that name or no folder, or no room.
     """
-    if path.exists():
-        raise BackupFileError(f"{path} already exists; use another name, or remove it")
+    _check_new(path)
     if not path.parent.is_dir():
         raise BackupFileError(f"{path}: the directory {path.parent} does not exist; create it")
-    partial = path.with_name(f"{path.name}{PARTIAL}")
+    partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}{PARTIAL}")
     try:
-        with partial.open("wb") as file:
+        with partial.open("xb") as file:
             yield BackupWriter(file)
             file.flush()
             os.fsync(file.fileno())
+        _check_new(path)  # another backup of this name may have been quicker
         partial.replace(path)
     except BaseException as error:
         partial.unlink(missing_ok=True)
@@ -162,6 +163,11 @@ def new_backup(path: Path) -> Generator[BackupWriter]:
         os.fsync(folder)  # the name, too, has to survive a power cut
     finally:
         os.close(folder)
+
+
+def _check_new(path: Path) -> None:
+    if path.exists():
+        raise BackupFileError(f"{path} already exists; use another name, or remove it")
 
 
 class Backup:

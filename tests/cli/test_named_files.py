@@ -34,3 +34,19 @@ def test_a_link_stays_one_and_a_device_is_written_directly(tmp_path: Path) -> No
     assert (tmp_path / "today.plan").read_bytes() == b"content"
     write_whole(Path("/dev/null"), b"content")
     assert not Path("/dev/null").is_file()
+
+
+def test_two_writers_of_one_file_do_not_mix(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, sync = tmp_path / "today.plan", os.fsync
+
+    def write_another(file: int) -> None:
+        monkeypatch.setattr(os, "fsync", sync)
+        write_whole(plan, b"another, longer content")
+        sync(file)
+
+    monkeypatch.setattr(os, "fsync", write_another)
+    write_whole(plan, b"content")
+    assert plan.read_bytes() == b"content"
+    assert list(tmp_path.iterdir()) == [plan]

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import os
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,9 @@ from events.log import Action
 from events.names import ResourceKey
 from events.provider_config import ProviderConfigSpec
 from events.subjects import log_filter
-from infra.backup.file import MAGIC, BackupFileError, new_backup
+from infra.backup.file import MAGIC, Backup, BackupFileError, Header, new_backup
 from infra.bus.event_log import JetStreamLog, open_log
-from infra.bus.streams import INTAKE, LOG, find_log, make_worker_consumer
+from infra.bus.streams import INTAKE, LOG, LogIdentity, find_log, make_worker_consumer
 from infra.embedded import EmbeddedServer
 from infra.jetstream.connection import connect
 from infra.jetstream.publish import publish
@@ -81,6 +82,25 @@ async def test_an_existing_file_is_not_overwritten(
     refused = await operator.runs(fresh_bus_url, "backup", "b")
     assert (refused.status, (operator.folder / "b").read_text()) == (1, "precious")
     assert refused.err == "error: b already exists; use another name, or remove it\n"
+
+
+def test_two_backups_of_one_name_at_the_same_time_do_not_mix(tmp_path: Path) -> None:
+    path, header = tmp_path / "b", Header(LogIdentity("log"), datetime.now(UTC), {})
+    stored = [StoredMessage(seq, "log.a.B.c.fact", b"{}", None, 1) for seq in range(1, 100)]
+
+    def write_slowly() -> None:
+        with new_backup(path) as slow:
+            slow.begin(header)
+            with new_backup(path) as quick:
+                quick.begin(header)
+                quick.add(b"E", stored)
+                quick.finish(99)
+            slow.finish(0)
+
+    with pytest.raises(BackupFileError, match="already exists"):
+        write_slowly()
+    assert len([one for block in Backup(path).events() for one in block]) == 99
+    assert list(tmp_path.iterdir()) == [path]
 
 
 async def test_a_backup_under_writes_is_a_prefix_of_the_log(
