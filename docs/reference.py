@@ -62,7 +62,7 @@ def _fields() -> str:
     lines = [
         "# Fields of every kind",
         _GENERATED,
-        "`reconciler explain KIND` prints the same for one kind, including a kind from a "
+        "`reconciler explain KIND` prints this information for one kind, including a kind from a "
         "`KindDefinition`. Internal kinds, which only Reconciler declares, are not on this page.",
         'Changing a field marked "replaces" replaces the object, because its API cannot change '
         "the field in place.",

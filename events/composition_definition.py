@@ -61,7 +61,9 @@ class PartDefinition(ManifestStruct, frozen=True):
 
     name: Annotated[
         _PartName,
-        msgspec.Meta(description="Unique name of the part, by which expressions refer to it."),
+        msgspec.Meta(
+            description="Unique name of the part. Expressions use it to refer to the part."
+        ),
     ]
     manifest: Annotated[
         PartManifest,

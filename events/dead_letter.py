@@ -52,10 +52,10 @@ class DeadLetterRecord(msgspec.Struct, frozen=True, rename="camel"):
             "intake: the decider could not read the message. declaration: the decider rejected it. "
             "request: the decider rejected an approval, a release or a finalizer. decision: the "
             "decider failed. action: no worker could read the action. observation: the object is "
-            "too long. listing: the listing of another observer proves nothing."
+            "too large. listing: a listing that another observer published was rejected."
         ),
     ]
-    reason: Annotated[str, about("Reason of the rejection.")]
+    reason: Annotated[str, about("Reason for the rejection.")]
     subject: Annotated[str, about("Subject of the message.")]
     position: Annotated[int, about("Position of the message in the stream of its subject.")]
     message_id: Annotated[str, about("Id of the message.")]

@@ -25,8 +25,8 @@ class ExternalObject(msgspec.Struct, frozen=True, gc=False, rename="camel", omit
     uid: Annotated[
         str | None,
         about(
-            "Identity of the object. Two objects of the same name differ in it. null: the API has "
-            "none."
+            "Identity of the object. Two objects with the same name have different uids. null: "
+            "the API has none."
         ),
     ] = None
     version: Annotated[

@@ -47,14 +47,14 @@ class _Intake(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaul
 _ExpectedGeneration = Annotated[
     int | None,
     about(
-        "Required generation of the resource. 0: it does not exist. With another generation, the "
+        "Required generation of the resource. 0: it does not exist. If the generation differs, the "
         "decider rejects the message. null: any."
     ),
 ]
 
 
 class PlanRef(_Intake, frozen=True):
-    """A plan: the resource's version at that time, and the digest of the resulting turn.
+    """A plan: the resource's version when it was planned, and the digest of the resulting events.
 
     The digest is that of ``reconciler.resource.foresight.turn_digest``.
     """
@@ -131,9 +131,9 @@ class Approved(_Intake, frozen=True):
     hold: Annotated[
         str,
         about(
-            "Reason of the hold: DeletionGuard, LossGuard, UnknownResult, DataLoss, "
+            "Reason for the hold: DeletionGuard, LossGuard, UnknownResult, DataLoss, "
             "DefinitionGuard, PruneGuard, Twin or Approval. The decider rejects the message if the "
-            "resource has another reason."
+            "resource is held for another reason."
         ),
     ]
     decision: Annotated[
@@ -213,7 +213,7 @@ class DefinitionSeen(_Intake, frozen=True):
 
 
 class StrayCount(_Intake, frozen=True):
-    """Counts of an exclusive scope: undeclared objects, which Reconciler would delete, and all."""
+    """Counts of an exclusive scope: undeclared objects, which would be deleted, and all objects."""
 
     strays: Annotated[int, about("Number of undeclared objects in the scope.")]
     total: Annotated[int, about("Number of all objects in the scope.")]
@@ -262,8 +262,8 @@ class Observed(_Intake, frozen=True):
     taken_by: Annotated[
         str | None,
         about(
-            "Another resource that has this object, as NAMESPACE/KIND/NAME. Empty: none. null: "
-            "unknown."
+            "Another resource that this object belongs to, as NAMESPACE/KIND/NAME. Empty: none. "
+            "null: unknown."
         ),
     ] = None
     absent_uid: Annotated[
@@ -318,16 +318,16 @@ class Reported(_Intake, frozen=True):
         ),
     ] = False
     redelivered: Annotated[
-        bool, about("Whether another worker had or has this attempt and may have made the call.")
+        bool, about("Whether another worker also received this attempt and may have made the call.")
     ] = False
     absent: Annotated[
         bool,
-        about("Whether a deletion found no object, so that the client that deleted it is unknown."),
+        about("Whether a deletion found no object, so it is unknown which client deleted it."),
     ] = False
     labeled_uids: Annotated[
         tuple[str, ...],
         about(
-            "Uids of the objects of this name with the owner label, if there are several. The "
+            "Uids of the objects with this name and the owner label, if there are several. The "
             "field object is the first of them."
         ),
     ] = ()
@@ -362,8 +362,9 @@ class ApiReported(_Intake, frozen=True):
     as_of: Annotated[
         int,
         about(
-            "Version of the event that last changed the breaker when the call began. For Twin: of "
-            "the event that last set or ended that hold. The decider ignores older reports."
+            "Version of the event that last changed the breaker when the call began. For Twin: "
+            "version of the event that last set or ended that hold. The decider ignores older "
+            "reports."
         ),
     ] = 0
     retry_after_seconds: Annotated[
@@ -372,7 +373,7 @@ class ApiReported(_Intake, frozen=True):
     failures: Annotated[int, about("Number of consecutive failures, for Failing.")] = 0
     message: ApiErrorText = ""
     newer: Annotated[
-        tuple[NewerObject, ...], about("The first of the newer objects, for Twin.")
+        tuple[NewerObject, ...], about("The first few of the newer objects, for Twin.")
     ] = ()
     total: Annotated[int, about("Number of newer objects, for Twin.")] = 0
 
@@ -399,7 +400,7 @@ class Answer(_Intake, frozen=True):
 
     accepted: Annotated[bool, about("Whether the decider accepted the message.")]
     reason: Annotated[
-        str, about("Accepted, Unchanged, Duplicate, or the reason of the rejection, in one word.")
+        str, about("Accepted, Unchanged, Duplicate, or the reason for the rejection, in one word.")
     ]
     generation: Annotated[int, about("Generation of the resource after the message.")]
     position: Annotated[int, about("Position of the message in the intake.")]
@@ -476,8 +477,8 @@ class ListingCompleted(_Intake, frozen=True, tag_field="part", tag="Completed"):
     count: Annotated[
         int,
         about(
-            "Number of objects in the listing. With another number of received items, the listing "
-            "proves no absence."
+            "Number of objects in the listing. If the observer receives a different number of "
+            "items, the listing proves no absence."
         ),
     ]
 

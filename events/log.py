@@ -144,7 +144,8 @@ class ExternalObserved(_Event, frozen=True):
     taken_by: Annotated[
         str,
         about(
-            "Another resource that has this object, as NAMESPACE/KIND/NAME. Empty: none is known."
+            "Another resource that this object belongs to, as NAMESPACE/KIND/NAME. Empty: none is "
+            "known."
         ),
     ] = ""
     known_version: ComparedVersion = 0
@@ -177,7 +178,7 @@ class PathDrift(msgspec.Struct, frozen=True, gc=False, rename="camel"):
 
 
 class DriftDetected(_Event, frozen=True):
-    """The object differs from what Reconciler last applied, because of another client."""
+    """The object differs from what Reconciler last applied."""
 
     generation: _Generation
     missing: Annotated[bool, about("Whether the object does not exist.")] = False
@@ -212,8 +213,8 @@ class OwnershipClaimed(_Event, frozen=True):
     object: Annotated[
         ExternalObject | None,
         about(
-            "An object that exists beside the owned one. It is deleted like an object that was "
-            "replaced."
+            "A second object that exists in addition to the owned one. Reconciler deletes it as "
+            "it deletes a replaced object."
         ),
     ] = None
     grace_seconds: Annotated[
@@ -248,8 +249,8 @@ class OwnershipReleased(_Event, frozen=True):
     unconfirmed: Annotated[
         bool,
         about(
-            "Whether only the response to the creation had this uid, so that the creation may have "
-            "created another object."
+            "Whether this uid appeared only in the response to the creation, so the creation may "
+            "have created another object."
         ),
     ] = False
 
@@ -293,7 +294,7 @@ class ReleaseForced(_Event, frozen=True):
 class HoldApproved(_Event, frozen=True):
     """An operator approved the action of a held resource; the envelope names the actor."""
 
-    hold: Annotated[str, about("Reason of the hold.")]
+    hold: Annotated[str, about("Reason for the hold.")]
     decision: Annotated[
         ApprovalDecision,
         about("Proceed: start or repeat the action. Abandon: end it without another call."),
@@ -355,7 +356,7 @@ class SpecResolved(_Event, frozen=True):
     definition: Annotated[
         str,
         about(
-            "Digest of the definition by which the fields were computed, if a KindDefinition "
+            "Digest of the definition that was used to compute the fields, if a KindDefinition "
             "defines the kind."
         ),
     ] = ""
@@ -381,7 +382,7 @@ _Purpose = Annotated[
 
 
 class Action(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=True):
-    """One effect on the external API, frozen: every attempt has the same key and parameters."""
+    """One immutable change to the external API: every attempt has the same key and parameters."""
 
     action_id: _ActionId
     idempotency_key: Annotated[str, about("Key that every attempt sends to the API.")]
@@ -441,7 +442,7 @@ class ApprovalRequested(_Event, frozen=True):
 
 
 class Base(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=True):
-    """The part of a write that the resource declares. It contains only what is not known otherwise.
+    """The declared part of a write, without what the action or the desired state contains.
 
     A write that keeps the fields of other clients would otherwise record the desired ones twice.
     """
@@ -473,7 +474,7 @@ class ActionRetried(_Event, frozen=True):
 
 
 class LookupDecided(_Event, frozen=True):
-    """The result of an attempt is unknown, so a worker reads the API for the effect.
+    """The result of an attempt is unknown, so a worker reads the API to check for its effect.
 
     This is the second step for unknown results (ADR 0012). The first one is ``ActionRetried``.
     """
@@ -482,9 +483,7 @@ class LookupDecided(_Event, frozen=True):
     attempt: Annotated[int, about("Number of the lookup, counted with the attempts.")]
     known_uids: Annotated[
         tuple[str, ...],
-        about(
-            "Uids of objects that existed before the action, so that none of them is its result."
-        ),
+        about("Uids of objects that existed before the action and therefore cannot be its result."),
     ] = ()
 
 
@@ -529,14 +528,14 @@ class ActionSucceeded(_Event, frozen=True):
     redelivered: Annotated[
         bool,
         about(
-            "Whether another worker also received the attempt and may still make its call. Set for "
-            "a creation only if the API stores no keys."
+            "Whether another worker also received the attempt and may still make its call. For a "
+            "creation, set only if the API stores no keys."
         ),
     ] = False
     reported_at: _ReportedAt = None
     outdated: Annotated[
         bool,
-        about("Whether the log had a newer state, so that the result does not change the state."),
+        about("Whether the log had a newer state, so the result does not change the state."),
     ] = False
     purpose: _Purpose = "Converge"
     external_name: Annotated[
@@ -620,9 +619,9 @@ class ActionFailed(_Event, frozen=True):
     redelivered: Annotated[
         bool,
         about(
-            "Whether another worker, which reported no result, had this attempt before. Its call "
-            "may have taken effect, or may still do so. The failure therefore does not prove that "
-            "the action had no effect."
+            "Whether another worker, which reported no result, had already received this attempt. "
+            "Its call may have taken effect, or may still do so. The failure therefore does not "
+            "prove that the action had no effect."
         ),
     ] = False
     reported_at: _ReportedAt = None
@@ -653,7 +652,8 @@ class ActionFailed(_Event, frozen=True):
 class ActionDoubted(_Event, frozen=True):
     """A late call of the action has an unknown result.
 
-    Another worker had the attempt, or the action was abandoned. Its effect may appear later.
+    Another worker also received the attempt, or the action was abandoned. Its effect may appear
+    later.
     """
 
     action_id: _ActionId
@@ -663,13 +663,13 @@ class ActionDoubted(_Event, frozen=True):
 
 
 class ActionAbandoned(_Event, frozen=True):
-    """The decider ended an action without a known effect."""
+    """The decider abandoned an action that has no known effect."""
 
     action_id: _ActionId
     operation: _Operation
     reason: Annotated[str, about("Reason why the action ended.")]
     in_doubt: Annotated[
-        bool, about("Whether a call may still be in progress, so that the effect may appear later.")
+        bool, about("Whether a call may still be in progress, so the effect may appear later.")
     ] = False
 
 
@@ -682,7 +682,7 @@ class RetryScheduled(_Event, frozen=True):
 
     at: Annotated[datetime, about("Time of the next attempt or read.")]
     delay_seconds: _Delay
-    reason: Annotated[str, about("Class of the error, or another reason of the wait.")]
+    reason: Annotated[str, about("Class of the error, or another reason for the wait.")]
     action_id: Annotated[
         str | None,
         about("Id of the action that is retried. null: no action is in progress."),
@@ -716,9 +716,7 @@ class ProgressNoted(_Event, frozen=True):
     since: Annotated[datetime, about("Time of the latest progress.")]
     at: Annotated[
         datetime | None,
-        about(
-            "Time before which the next progress is expected. null: no deadline, or it has passed."
-        ),
+        about("Time by which more progress is expected. null: no deadline, or it has passed."),
     ] = None
     delay_seconds: _Delay = 0.0
 
@@ -770,7 +768,7 @@ class TwinDetected(_Event, frozen=True):
     nothing to the API until an operator approves.
     """
 
-    objects: Annotated[tuple[NewerObject, ...], about("The first of the newer objects.")]
+    objects: Annotated[tuple[NewerObject, ...], about("The first few of the newer objects.")]
     total: Annotated[int, about("Number of newer objects.")]
 
 
@@ -801,8 +799,8 @@ class Condition(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defa
     type: Annotated[
         ConditionType,
         about(
-            "Converged: the object is as declared. Ready: it can be used, as its kind defines it. "
-            "Degraded: calls fail. Paused: the policy stops all actions."
+            "Converged: the object is as declared. Ready: the object is usable, according to its "
+            "kind. Degraded: calls fail. Paused: the policy stops all actions."
         ),
     ]
     status: Annotated[Literal["True", "False", "Unknown"], about("Whether the condition holds.")]

@@ -100,7 +100,7 @@ class Policy(ManifestStruct, frozen=True):
     deletion: Annotated[
         Deletion,
         msgspec.Meta(
-            description="Action when the resource is withdrawn. Delete: "
+            description="Effect on the object when the resource is withdrawn. Delete: "
             "Reconciler deletes it. Orphan: Reconciler releases it."
         ),
     ] = "Delete"
@@ -114,8 +114,8 @@ class Policy(ManifestStruct, frozen=True):
     adoption: Annotated[
         Adoption,
         msgspec.Meta(
-            description="Action when an object of this name already exists. Adopt: take ownership "
-            "of it. Refuse: report a Conflict."
+            description="Action when an object with this name already exists. Adopt: take "
+            "ownership of it. Refuse: report a Conflict."
         ),
     ] = "Refuse"
     ignore_fields: Annotated[

@@ -317,9 +317,9 @@ class ProviderConfigSpec(ManifestStruct, frozen=True):
     deletion_guard: Annotated[
         DeletionGuard,
         msgspec.Meta(
-            description="Maximum number of undeclared objects that one listing may delete, of "
-            "objects that a changed KindDefinition may replace, and of resources that "
-            "one commit may withdraw. If there are more, they are Held."
+            description="Limits on the undeclared objects that Reconciler deletes after one "
+            "listing, the objects that a changed KindDefinition replaces, and the resources that "
+            "one commit withdraws. If their number exceeds a limit, they are Held."
         ),
     ] = DeletionGuard()
     loss_guard: Annotated[

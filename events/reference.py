@@ -33,7 +33,7 @@ _OUTPUTS: Final = "outputs."
 
 
 class Reference(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=True):
-    """A reference to another resource, to its fields, and its effect on a withdrawal."""
+    """A reference to a resource or its fields, with the effect on a withdrawal of that resource."""
 
     target: Target
     fields: Annotated[tuple[str, ...], about("Fields whose values the spec uses.")] = ()

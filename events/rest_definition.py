@@ -182,8 +182,8 @@ class Reading(ManifestStruct, frozen=True):
     confirm: Annotated[
         _Path | None,
         msgspec.Meta(
-            description="Path that responds only if the collection exists. Without it, the "
-            "first page of list must respond before absence is proven."
+            description="URL path that returns success only if the collection exists. Without it, "
+            "the first page of list must be read successfully before absence is proven."
         ),
     ] = None
 
@@ -235,7 +235,7 @@ class Idempotency(ManifestStruct, frozen=True):
     replayed: Annotated[
         _Header | None,
         msgspec.Meta(
-            description="Response header by which the API reports that it repeats a stored "
+            description="Response header with which the API reports that it repeats a stored "
             "response."
         ),
     ] = None

@@ -102,14 +102,14 @@ class FileFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         _Account | None,
         msgspec.Meta(
             description="User name or number. Default: the worker's account for a new file. "
-            "Reconciler keeps later changes."
+            "If you omit it, Reconciler keeps later changes by other programs."
         ),
     ] = None
     group: Annotated[
         _Account | None,
         msgspec.Meta(
             description="Group name or number. Default: the worker's group for a new file. "
-            "Reconciler keeps later changes."
+            "If you omit it, Reconciler keeps later changes by other programs."
         ),
     ] = None
 

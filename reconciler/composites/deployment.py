@@ -83,7 +83,8 @@ class DeploymentFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     port: Annotated[
         Annotated[int, msgspec.Meta(ge=1, le=65_535)] | None,
         _about(
-            description="Port on which clients use each container. Required for outputs.backends."
+            description="Port that clients connect to on each container. Required for "
+            "outputs.backends."
         ),
     ] = None
 

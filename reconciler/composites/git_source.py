@@ -42,11 +42,16 @@ _Ref = Annotated[str, msgspec.Meta(min_length=1, max_length=200, pattern=r"^[^\s
 class Ref(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Which commit; without any, that of the repository's default branch."""
 
-    branch: Annotated[_Ref | None, _about(description="Branch: its newest commit.")] = None
-    tag: Annotated[_Ref | None, _about(description="Tag: its commit.")] = None
+    branch: Annotated[
+        _Ref | None, _about(description="Branch whose newest commit is declared.")
+    ] = None
+    tag: Annotated[_Ref | None, _about(description="Tag whose commit is declared.")] = None
     semver: Annotated[
         str | None,
-        _about(description="Version range, such as `^1.2` or `>=1.2 <2`: the newest tag in it."),
+        _about(
+            description="Version range, such as `^1.2` or `>=1.2 <2`. The newest tag in the range "
+            "is declared."
+        ),
     ] = None
 
     def __post_init__(self) -> None:

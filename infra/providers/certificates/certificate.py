@@ -134,7 +134,7 @@ class CertificateOutputs(msgspec.Struct, frozen=True, rename="camel"):
     digest: Annotated[
         str,
         msgspec.Meta(
-            description="Digest that changes with any of the files. Reference it from "
+            description="Digest that changes whenever one of the files changes. Reference it from "
             "resources that must reload."
         ),
     ]
