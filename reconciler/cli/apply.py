@@ -62,7 +62,7 @@ def apply(
 ) -> int:
     """Declare the resources in files: YAML with one or more documents, or JSON.
 
-    An invalid document does not stop the other documents.
+    An invalid document does not prevent `apply` from declaring the others.
 
     Exit status: 0 all accepted (with --wait: all Converged), 1 some refused
     or failed, 3 some not settled before the timeout. With --dry-run=server:

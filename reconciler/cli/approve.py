@@ -52,10 +52,10 @@ def approve(
 ) -> int:
     """Approve the action of a held resource, so that Reconciler continues.
 
-    The hold is the reason of the outcome Held, as `get` shows it. An
+    The hold is the reason that `get` shows for the outcome Held. An
     approval ends one occurrence of a hold. An approval of the hold Approval
-    covers one plan. If the plan changes first, the decider refuses it.
-    The log keeps the approval with your name and reason.
+    covers one plan. If the plan changes first, the decider refuses the
+    approval. The log keeps the approval with your name and reason.
 
     For example:
 

@@ -26,7 +26,7 @@ _MEGABYTE = 1e6
 
 
 def backup(file: NamedPath, /, *, output: Output = "table", connection: Connection = HERE) -> int:
-    """Save the whole log to one file, while the roles run.
+    """Save the whole log to one file, while the roles are running.
 
     The file contains all events, and the declarations that no decider has
     processed. The command writes a temporary file, and renames it when it

@@ -42,7 +42,7 @@ COMMANDS: Final[tuple[tuple[str, str, str], ...]] = (
     ("restore", KEEP, "Restore the log from a backup."),
     ("config", RUN, "Show the effective settings and the source of each."),
     ("secrets", RUN, "Store, list, grant and remove the secrets that specs name."),
-    ("webhook", RUN, "Receive webhooks of a Git host, to detect pushes immediately."),
+    ("webhook", RUN, "Receive webhooks from a Git host, to detect pushes immediately."),
     ("completion", RUN, "Print a completion script for a shell."),
     ("permissions", RUN, "Print the minimal NATS permissions of each principal."),
     ("schema", LOOK, "Print the JSON Schema of all messages, or AsyncAPI."),
@@ -65,13 +65,13 @@ The first three commands:
     reconciler get
 
 Commands find the NATS server in this order: --nats-url, $RECONCILER_NATS_URL,
-a `reconciler up` that runs in this directory (./reconciler-data/up.json), the
-settings file (see `reconciler config --help`). If none of
-these names a server, a command ends with an error.
+a `reconciler up` that is running in this directory (./reconciler-data/up.json),
+the settings file (see `reconciler config --help`). If none of
+these names a server, the command fails.
 
-Exit status: 0 success, 1 refused or failed, 2 wrong usage, 3 timeout.
-`plan`, `diff` and --dry-run: 0 no changes, 1 an error (including wrong usage),
-2 changes, as `terraform plan -detailed-exitcode`.
+Exit status: 0 success, 1 refused or failed, 2 usage error, 3 timeout.
+`plan`, `diff` and --dry-run: 0 no changes, 1 an error (including a usage
+error), 2 changes, as `terraform plan -detailed-exitcode`.
 """
 
 _OPTIONS: Final = (

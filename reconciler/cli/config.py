@@ -17,7 +17,7 @@ A setting comes from the first of these sources that has it:
 
     1. a flag, such as --tls-ca
     2. its environment variable, such as RECONCILER_TLS_CA
-    3. a `reconciler up` that runs in this directory
+    3. a `reconciler up` that is running in this directory
     4. the settings file: $RECONCILER_CONFIG, else ./reconciler.toml,
        else ~/.config/reconciler/config.toml
 

@@ -120,8 +120,8 @@ class BusOptions:
             has_ended = (DATA_FOLDER / UP_FILE).exists()
             raise NoBusError(
                 "no NATS server is selected: "
-                + ("the `reconciler up` of" if has_ended else "no `reconciler up` runs in")
-                + (" this directory has ended" if has_ended else " this directory")
+                + ("the `reconciler up` of" if has_ended else "no `reconciler up` is running in")
+                + (" this directory has stopped" if has_ended else " this directory")
                 + "; start it, or set --nats-url, $RECONCILER_NATS_URL or nats-url in "
                 "reconciler.toml"
             )

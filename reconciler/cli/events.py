@@ -90,9 +90,9 @@ def events(
         Only events of this type, as `-o wide` shows it: SpecDeclared, DriftDetected, ... May be
         repeated.
     since
-        Only events since then.
+        Only events since TIME.
     until
-        Only events until then.
+        Only events until TIME.
     limit
         Show only the newest events, at most this many.
     follow

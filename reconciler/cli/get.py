@@ -85,7 +85,7 @@ def get(
     JSON and YAML output consists of manifests that `apply` accepts, with the
     status added. With only a kind, the command lists namespace `default`.
     With only a name, it searches all namespaces. It works even if no role
-    runs.
+    is running.
 
     For example:
 

@@ -54,10 +54,10 @@ def history(
     name
         The name, after a kind.
     since
-        Only events since then: a log position (1234), a time (2026-01-31T12:00:05Z; UTC without a
-        zone) or a time span before now (30m, 2h, 7d).
+        Only events since this point: a log position (1234), a time (2026-01-31T12:00:05Z; UTC
+        without a zone) or a time span before now (30m, 2h, 7d).
     until
-        Only events until then, in the same forms.
+        Only events until this point, in the same forms.
     limit
         Show only the newest events, at most this many.
     raw

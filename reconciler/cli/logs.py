@@ -53,7 +53,7 @@ def logs(
     kind
         The kind, if only the name is given.
     follow
-        Continue with new lines, until the object ends or Ctrl-C.
+        Continue with new lines until the object stops or you press Ctrl-C.
     tail
         Show only the newest existing lines, at most this many.
     """

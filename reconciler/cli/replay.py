@@ -64,8 +64,8 @@ def replay(
     With --verify, it also compares the result with the stored rows, byte for
     byte, at their log position. It writes nothing without --repair.
 
-    Exit status: 1 if the log is damaged, or if rows that were not marked
-    differ.
+    Exit status: 1 if the log is damaged, or if rows differ and --repair did
+    not mark them.
 
     For example:
 

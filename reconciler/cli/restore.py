@@ -165,6 +165,6 @@ def _print(restored: RestoredLog) -> None:
         for one in restored.damage[:_SHOWN]:
             out.print(f"{one.problem}: {one}")
     out.print(
-        "Start only the decider first: a listing may delete objects that were created after the "
-        "backup (docs/how-to/back-up-and-restore.md)"
+        "Start only the decider first: after a listing, Reconciler may delete objects that were "
+        "created after the backup (docs/how-to/back-up-and-restore.md)"
     )

@@ -82,8 +82,9 @@ def set_secret(
     """Store a secret, or replace its value.
 
     The value comes from a file or from standard input. On a terminal, the
-    command prompts for it and does not show your input. Reconciler writes a
-    replaced value to the objects that use it within seconds.
+    command prompts for it and does not show your input. If you replace a
+    value, Reconciler writes the new value within seconds to the objects that
+    use it.
 
     For example:
 

@@ -79,7 +79,7 @@ _CLAIMS: Mapping[str, str] = {
     "Returned": "it has the uid of an owned object that an earlier listing did not contain",
     "Found": "it has the owner label of this resource, and a creation had an unknown result",
 }
-_UNCONFIRMED = "; only the response to the creation had its uid"
+_UNCONFIRMED = "; the recorded uid appeared only in the response to the creation"
 _MARKS: Mapping[str, str] = {
     "Label": "its owner label",
     "Key": "the key of the action",
@@ -166,7 +166,9 @@ def summary(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
         case DriftDetected():
             return drifted(data)
         case OwnershipClaimed(name, _, reason, grace_seconds=grace):
-            late = f"; observations now count {grace:g} s after a write" if grace else ""
+            late = (
+                f"; observations within {grace:g} s after a write no longer count" if grace else ""
+            )
             return f"Reconciler took ownership of {name}: {_CLAIMS[reason]}{late}"
         case OwnershipReleased(name, _, reason, unconfirmed=unconfirmed):
             return _released(name, reason) + (_UNCONFIRMED if unconfirmed else "")
@@ -255,7 +257,7 @@ def summary(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
         case BreakerProbed(by=by):
             return f"{by} probes the API with one call"
         case BreakerClosed():
-            return "The API responds again, and the circuit breaker closed"
+            return "The API responded again, and the circuit breaker closed"
         case TwinDetected(total=total):
             newer = f"The API has {total} objects that are newer than this log"
             return f"{newer}; Reconciler writes nothing to it until an operator approves"

@@ -30,7 +30,7 @@ def webhook(
     namespace: Annotated[str | None, Parameter(name=("--namespace", "-n"))] = None,
     connection: Connection = HERE,
 ) -> int:
-    """Receive the webhooks of a Git host, to detect pushes immediately.
+    """Receive webhooks from a Git host, to detect pushes immediately.
 
     A push makes Reconciler read the GitSources of that repository. Without a
     webhook, the observer polls each source at its own interval. GitHub, Gitea and
@@ -52,8 +52,9 @@ def webhook(
     port
         Port to listen on; 0 selects a free port.
     namespace
-        Only GitSources of this namespace. By default, the secret lets a client
-        read those of every namespace, and shows their names.
+        Only GitSources of this namespace. By default, a client with the secret
+        can trigger reads of the GitSources of every namespace, and the response
+        contains their names.
     """
     try:
         secret = read_at_most(secret_file, MAX_KEY_BYTES).decode().strip()
@@ -100,5 +101,5 @@ async def _serve(
         config = uvicorn.Config(
             webhook(secret, on_push), log_config=None, access_log=False, server_header=False
         )
-        print(f"listens on http://{host}:{listener.getsockname()[1]}/", flush=True)
+        print(f"listening on http://{host}:{listener.getsockname()[1]}/", flush=True)
         await uvicorn.Server(config).serve(sockets=[listener])

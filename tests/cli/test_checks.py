@@ -451,7 +451,7 @@ def test_the_bus_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
     with pytest.raises(
-        ConfigurationError, match="no `reconciler up` runs in this directory; start"
+        ConfigurationError, match="no `reconciler up` is running in this directory; start"
     ):
         _ = BusOptions().url
     folder = tmp_path / "reconciler-data"
@@ -461,7 +461,7 @@ def test_the_bus_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     with (folder / "up.lock").open("ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert BusOptions().url == "nats://127.0.0.1:5"
-    with pytest.raises(ConfigurationError, match="`reconciler up` of this directory has ended; st"):
+    with pytest.raises(ConfigurationError, match="`reconciler up` of this directory has stopped;"):
         _ = BusOptions().url
     monkeypatch.setenv("RECONCILER_NATS_URL", "nats://env:4")
     assert BusOptions().url == "nats://env:4"

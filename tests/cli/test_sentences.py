@@ -247,7 +247,7 @@ TOLD: list[tuple[ResourceEvent, str]] = [
         BreakerProbed(AT, 0.0, ""),
         "The process that probed the API stopped, so another one may probe it",
     ),
-    (BreakerClosed(), "The API responds again, and the circuit breaker closed"),
+    (BreakerClosed(), "The API responded again, and the circuit breaker closed"),
     (
         TwinDetected((NewerObject("Shape", "foo", "u1", "default/Shape/foo@9", 4),), 2),
         "The API has 2 objects that are newer than this log; "
@@ -281,7 +281,8 @@ TOLD: list[tuple[ResourceEvent, str]] = [
     (
         OwnershipClaimed("foo", "u1", "Returned", grace_seconds=10.0),
         "Reconciler took ownership of foo: it has the uid of an owned object that an earlier "
-        "listing did not contain; observations now count 10 s after a write",
+        "listing did not contain; observations within 10 s after a write no longer "
+        "count",
     ),
     (
         OwnershipReleased("foo", None, "Gone"),
@@ -293,13 +294,13 @@ TOLD: list[tuple[ResourceEvent, str]] = [
     ),
     (
         OwnershipReleased("foo", "u1", "Replaced", unconfirmed=True),
-        "Reconciler no longer owns foo: another object has its name; only the response to the "
-        "creation had its uid",
+        "Reconciler no longer owns foo: another object has its name; the recorded uid "
+        "appeared only in the response to the creation",
     ),
     (
         ActionSucceeded("a@2", "Delete", 1, found_by="Absence", unconfirmed=True),
-        "The worker found the object already deleted; only the response to the creation had its "
-        "uid",
+        "The worker found the object already deleted; the recorded uid appeared only in the "
+        "response to the creation",
     ),
     (ReleaseForced("no need"), "alice forced a release that nothing blocked (reason: no need)"),
     (

@@ -116,15 +116,15 @@ def test_without_a_bus_of_its_own_a_command_refuses(cli: Cli) -> None:
         ran = cli.run(*command, HOME=home, XDG_CONFIG_HOME=home)
         assert ran.status == 1
         assert ran.err == (
-            "error: no NATS server is selected: no `reconciler up` runs in this directory; start "
-            "it, or set --nats-url, $RECONCILER_NATS_URL or nats-url in reconciler.toml\n"
+            "error: no NATS server is selected: no `reconciler up` is running in this directory; "
+            "start it, or set --nats-url, $RECONCILER_NATS_URL or nats-url in reconciler.toml\n"
         )
     with up(cli, "--no-api", "--roles", "none") as running:
         assert cli.run("get").status == 0
         running.stop(signal.SIGKILL)
     ran = cli.run("delete", "Shape", "foo", HOME=home, XDG_CONFIG_HOME=home)
     assert (ran.status, ran.err.count("\n")) == (1, 1)
-    assert "the `reconciler up` of this directory has ended; start it" in ran.err
+    assert "the `reconciler up` of this directory has stopped; start it" in ran.err
 
 
 def test_a_command_that_sends_names_the_bus_unless_it_is_its_own(

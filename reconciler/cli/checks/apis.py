@@ -81,7 +81,7 @@ async def check_api(
     except (ProviderError, TimeoutError) as error:
         text = str(error) or f"no response within {_PATIENCE_SECONDS:.0f} s"
         remedy = (
-            "Check that the API runs and that spec.endpoint is correct. Until it responds, "
+            "Check that the API is running and that spec.endpoint is correct. Until it responds, "
             "declarations wait, and nothing is lost."
         )
         return Finding(check, "fail", f"{config.endpoint}: {text}", remedy)

@@ -181,8 +181,8 @@ def check_stage(stage: str, role: str, consumers: Sequence[dict[str, Any]]) -> F
         if away := sorted({name for one in consumers for name in _servers_away(one)}):
             found += f"; server {', '.join(away)} of the cluster is down or does not respond"
             remedy = (
-                f"Fix the check replicas first. A {role} that runs reconnects within 30 seconds. "
-                f"If none runs, start one: `reconciler run {role}`."
+                f"Fix the check replicas first. A running {role} reconnects within 30 seconds. "
+                f"If none is running, start one: `reconciler run {role}`."
             )
         return Finding(stage, verdict, found, remedy)
     if pending > _BACKLOG:

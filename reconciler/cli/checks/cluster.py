@@ -44,8 +44,8 @@ def judge_copies(found: Sequence[Copies]) -> Finding:
     if leaderless:
         remedy = (
             "Wait 10 seconds for an election, and run `reconciler doctor` again. If the leader is "
-            "still missing, start the servers that are down: more than half must run and reach "
-            "each other."
+            "still missing, start the servers that are down: more than half must be running and "
+            "able to reach each other."
         )
         text = f"no leader: {some(leaderless)}" + (f"; {outdated}" if behind else "")
         return Finding("replicas", "fail", text, remedy)
@@ -57,9 +57,9 @@ def judge_copies(found: Sequence[Copies]) -> Finding:
         return Finding("replicas", "warn", outdated, remedy)
     if few:
         remedy = (
-            f"Run `reconciler init --replicas {wanted}` while all servers run. If a server was "
-            "removed from the cluster, add one. Until then, one failure may stop the bus or lose "
-            "data."
+            f"Run `reconciler init --replicas {wanted}` while all servers are running. If a server "
+            "was removed from the cluster, add one. Until then, one failure may stop the bus or "
+            "lose data."
         )
         return Finding("replicas", "warn", f"too few replicas: {some(few)}", remedy)
     if wanted == 1:

@@ -202,8 +202,8 @@ async def check_discarded(nc: Client) -> Finding:
         return Finding("discarded", "ok", f"{text}; none in the last {_DISCARDED_SHOWN.days} days")
     remedy = (
         "Stop the publisher, or correct its messages. At stage quota, too many messages of a "
-        "namespace waited: publish more slowly. A namespace may use a quarter of the dead "
-        "letters (`reconciler deadletters list`). To make room, see "
+        "namespace waited: publish more slowly. Each namespace may use at most a quarter of the "
+        "space for dead letters (`reconciler deadletters list`). To make room, see "
         '"Handle dead letters" in docs/how-to/operate.md. This warning ends '
         f"{_DISCARDED_SHOWN.days} days after the last discarded message."
     )
@@ -225,8 +225,8 @@ async def check_rows(nc: Client, replay: LogReplay, *, full: bool) -> Finding:
         return Finding("stored rows", "ok", what)
     remedy = (
         "The log is correct. If the disk of the server is full (see the check server health), free "
-        "space and restart the server first: it may have stored a part of the rows. `reconciler "
-        "replay --verify` shows the rows and how to rebuild them."
+        "space and restart the server first: it may have stored only some of the rows. "
+        "`reconciler replay --verify` shows the rows and how to rebuild them."
     )
     return Finding(
         "stored rows", "fail", f"{len(wrong)} differ from the log: {some(wrong)}", remedy

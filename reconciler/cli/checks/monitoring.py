@@ -51,7 +51,7 @@ async def check_health(url: str) -> list[Finding]:
                 HEALTH,
                 "warn",
                 problem,
-                "Check that the server runs and that --monitoring-url is correct.",
+                "Check that the server is running and that --monitoring-url is correct.",
             )
         ]
     if not problem:
