@@ -99,7 +99,7 @@ class Caddy:
     async def start(self, data: Path) -> None:
         """Start it on a folder and return once it answers; raises ``ComponentError``."""
         if self.is_running:
-            raise ComponentError(f"Caddy already runs on {self._folder}; stop it first")
+            raise ComponentError(f"Caddy is already running on {self._folder}; stop it first")
         self._folder = await asyncio.to_thread(data.resolve)
         await asyncio.to_thread(self._prepare)
         began = self.log.stat().st_size if self.log.exists() else 0

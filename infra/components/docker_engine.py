@@ -71,7 +71,7 @@ class DockerEngine:
     async def start(self, data: Path) -> None:
         """Start it on a folder and return once it answers; raises ``ComponentError``."""
         if self.is_running:
-            raise ComponentError(f"this Engine already runs on {self._folder}; stop it first")
+            raise ComponentError(f"this Engine is already running on {self._folder}; stop it first")
         self._folder = await asyncio.to_thread(data.resolve)
         program = _checked_machine(self._folder)
         began = await asyncio.to_thread(self._prepare)

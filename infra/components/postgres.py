@@ -94,7 +94,7 @@ class Postgres:
     async def start(self, data: Path) -> None:
         """Start it on a folder and return once it answers; raises ``ComponentError``."""
         if self.is_running:
-            raise ComponentError(f"PostgreSQL already runs on {self._folder}; stop it first")
+            raise ComponentError(f"PostgreSQL is already running on {self._folder}; stop it first")
         self._folder = await asyncio.to_thread(data.resolve)
         await asyncio.to_thread(self._prepare)
         deadline = time.monotonic() + START_SECONDS

@@ -137,7 +137,9 @@ class EmbeddedServer:
             EmbeddedServerError: the folder or the port is in use, or the server refuses to start.
         """
         if self.is_running:
-            raise EmbeddedServerError(f"this server already runs on {self.url}; stop it first")
+            raise EmbeddedServerError(
+                f"this server is already running on {self.url}; stop it first"
+            )
         folder = await asyncio.to_thread(data_dir.resolve)
         settings = _Settings(http_port, sync_always, max_payload, extra_config)
         self._process = _spawn(folder, _configuration(folder, port, settings))
@@ -350,5 +352,5 @@ def _why_it_ended(folder: Path) -> str:
     complaints = [line for line in written.splitlines() if "[FTL]" in line or "[ERR]" in line]
     reason = complaints[-1] if complaints else (written.strip().splitlines() or ["no output"])[-1]
     if "address already in use" in reason:
-        return f"another process uses the port ({reason.strip()}); use another port, or 0"
+        return f"another process is using the port ({reason.strip()}); use another port, or 0"
     return f"nats-server on {folder} exited immediately: {reason.strip()}"

@@ -64,7 +64,7 @@ class ExampleApi:
             ExampleApiError: the folder or the port cannot be used.
         """
         if self.is_running:
-            raise ExampleApiError(f"this API already runs on {self._url}; stop it first")
+            raise ExampleApiError(f"this API is already running on {self._url}; stop it first")
         await self.kill()  # lets go of a process that ended by itself
         log = data_dir / LOG_FILE_NAME
         self._process, log_start = _spawn(self.module, data_dir, log, port, latency_ms)

@@ -133,8 +133,8 @@ class _Events:
         text = without_secrets(str(error) or type(error).__name__)
         if _is_about_our_key(text):
             return (
-                f"the server rejects user {self._identity} ({text}); use other credentials. A "
-                "replaced file is read again at the next attempt"
+                f"the server rejects user {self._identity} ({text}); use other credentials. If "
+                "you replace the file, the next attempt reads it again"
             )
         if isinstance(error, ssl.SSLCertVerificationError):
             return (
@@ -502,7 +502,8 @@ async def require_jetstream(nc: Client) -> ServerVersion:
             raise BusUnavailableError(
                 f"JetStream does not respond at {_where(nc)} ({error}). After a server of a "
                 "cluster fails, an election takes about 10 seconds; then retry. If it still does "
-                "not respond, check that more than half of the servers run and reach each other"
+                "not respond, check that more than half of the servers are running and can reach "
+                "each other"
             ) from error
         raise
     return version

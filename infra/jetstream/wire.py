@@ -101,7 +101,7 @@ def to_bus_error(error: ApiError, what: str) -> BusError:
     if error.err_code in _AWAY:
         return BusUnavailableError(
             f"{text}; retry in 10 seconds, after an election. If the cluster still has no leader, "
-            "check that more than half of its servers run and reach each other"
+            "check that more than half of its servers are running and can reach each other"
         )
     if error.err_code == _TOO_MANY_WAITING:  # messages of all clients for one stream
         return BusUnavailableError(f"{text}; retry later")

@@ -219,7 +219,7 @@ class Decider:
                 await self.handle(batch)
             except Exception as error:  # noqa: BLE001 - such as the bus being away
                 _logger.warning(
-                    "deciding a batch failed; retrying", why=str(error), size=len(batch)
+                    "processing a batch failed; retrying", why=str(error), size=len(batch)
                 )
                 await asyncio.sleep(_RETRY_SECONDS)
             else:
@@ -565,9 +565,9 @@ class Decider:
                 return decide(base.state, commands, context)
             except Exception as error:  # a defect, of a kind or of ours: the others go on
                 if len(commands) == 1:
-                    _logger.exception("deciding a resource failed", resource=str(key))
+                    _logger.exception("processing a resource failed", resource=str(key))
                 self._undecided[key] = (
-                    f"deciding the resource failed: {type(error).__name__}: {error}"
+                    f"processing the resource failed: {type(error).__name__}: {error}"
                 )
                 commands = commands[: len(commands) // 2]
         return None
@@ -608,7 +608,7 @@ class Decider:
                 held, behind = held.split()  # it fails for the first: the others are tried
             if behind.deliveries:
                 remaining[key] = behind
-            failed = self._undecided.pop(key, "deciding the resource failed")
+            failed = self._undecided.pop(key, "processing the resource failed")
             why = self._why_held(key) if broken else failed
             for each in held.deliveries:
                 if each.delivered < _MAX_DELIVERIES:
@@ -689,7 +689,7 @@ class Decider:
     def _why_held(self, key: ResourceKey) -> str:
         damage = self._repository.broken.get(key)
         if damage is None:
-            return "deciding the resource failed; see the logs of the decider"
+            return "processing the resource failed; see the logs of the decider"
         return (
             f"the resource is held because its log is damaged: {damage}; restore the log, then "
             "send the message again"

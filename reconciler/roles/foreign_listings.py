@@ -148,8 +148,9 @@ class ForeignListings:
             largest = max(self._open.values(), key=lambda each: each.size)
             await self._refuse(
                 largest.beginning,
-                f"the unfinished listings exceed the limit of {MAX_OPEN_BYTES // _MIB} MiB of "
-                "memory together, and this one is the largest; publish it again later",
+                "the unfinished listings together exceed the limit of "
+                f"{MAX_OPEN_BYTES // _MIB} MiB of memory, and this one is the largest; publish it "
+                "again later",
             )
 
     def _close(self, subject: str) -> None:

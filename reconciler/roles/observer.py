@@ -332,7 +332,7 @@ class Observer:
         for start in range(UNDECLARED_AT_ONCE, len(undeclared), UNDECLARED_AT_ONCE):
             await asyncio.sleep(PACE_SECONDS)
             if self._configurations.by_name.get(began.provider_config) != config:
-                raise ListingRefusedError("its ProviderConfig was changed meanwhile")
+                raise ListingRefusedError("its ProviderConfig was changed in the meantime")
             await self._publish(listing, undeclared[start : start + UNDECLARED_AT_ONCE])
         reach(Failpoint.OBSERVER_PUBLISHED)
         return len(found)
@@ -411,7 +411,7 @@ class Observer:
         try:
             await self._catch_up(CATCH_UP_SECONDS)
         except TimeoutError:
-            raise ListingRefusedError("this process has not read the log up to its end") from None
+            raise ListingRefusedError("this process has not yet read the log to the end") from None
 
 
 async def _read_one(

@@ -103,7 +103,7 @@ def checked_answers(
             f"no reply within {timeout_seconds:g} s for {len(silent)} of {len(messages)} "
             f"messages (first: {silent[0]}). The bus may have stored them, and a decider may "
             "still process them; sending them again is safe. `reconciler doctor` shows whether a "
-            "decider runs, the servers respond, and their disks have room"
+            "decider is running, the servers respond, and their disks have room"
         )
     return [one for one in told if one is not None]
 

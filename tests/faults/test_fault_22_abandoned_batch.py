@@ -57,7 +57,7 @@ async def test_22_while_others_keep_all_batches_open_deciding_waits_and_then_goe
     for each in names:
         await lane.until_outcome(each, "Converged")
     await lane.until_at_rest()
-    refused = "deciding a batch failed; retrying" in process.said
+    refused = "processing a batch failed; retrying" in process.said
     assert refused or not in_time, "the server refused one batch more"
     assert await lane.history(f"{name}-x") == [], "what was sent of the open batches is not there"
     assert [await lane.effects(each) for each in names] == [["POST"]] * MANY

@@ -219,7 +219,7 @@ def test_without_a_leader_an_election_comes_before_servers_that_are_down() -> No
     error = to_bus_error(ApiError(503, 10008, "JetStream system temporarily unavailable"), "INFO")
     assert isinstance(error, BusUnavailableError)
     assert "retry in 10 seconds" in str(error)
-    assert "more than half of its servers run and reach each other" in str(error)
+    assert "more than half of its servers are running and can reach each other" in str(error)
 
 
 @pytest.fixture

@@ -74,7 +74,7 @@ async def test_a_folder_has_one_server(own_server: EmbeddedServer) -> None:
 
 async def test_a_port_has_one_server(own_server: EmbeddedServer, tmp_path: Path) -> None:
     second = EmbeddedServer()
-    with pytest.raises(EmbeddedServerError, match="another process uses the port"):
+    with pytest.raises(EmbeddedServerError, match="another process is using the port"):
         await second.start(tmp_path / "second", port=own_server.port)
     assert not second.is_running
 

@@ -232,7 +232,7 @@ async def test_nothing_is_concluded_where_the_end_of_the_log_is_not_known() -> N
         raise TimeoutError
 
     stage = Stage(Api("x"), never)
-    with pytest.raises(ListingRefusedError, match="not read the log up to its end"):
+    with pytest.raises(ListingRefusedError, match="not yet read the log to the end"):
         await stage.observer.list_once("default", "Shape")
     assert not stage.intake.observed
 
@@ -344,6 +344,6 @@ async def test_an_api_with_many_new_objects_does_not_fill_the_intake(
     listing = asyncio.create_task(stage.observer.list_once("default", "Shape"))
     await stage.intake.came.wait()
     stage.configurations.by_name["default"] = ProviderConfigSpec("test", "http://other")
-    with pytest.raises(ListingRefusedError, match="changed meanwhile"):
+    with pytest.raises(ListingRefusedError, match="changed in the meantime"):
         await listing
     assert len(stage.intake.observed) == UNDECLARED_AT_ONCE

@@ -49,7 +49,7 @@ async def test_a_message_that_always_fails_is_parked_and_a_retry_decides_it_in_t
     assert (letter.record.stage, letter.sender, letter.state) == ("decision", ACTOR, "Open")
     assert (
         letter.record.reason
-        == "deciding the resource failed: ZeroDivisionError: purple is too much"
+        == "processing the resource failed: ZeroDivisionError: purple is too much"
     )
     declared = [
         each.fields["color"] for each in await world.facts("foo") if isinstance(each, SpecDeclared)

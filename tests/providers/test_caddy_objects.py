@@ -381,7 +381,7 @@ async def test_a_server_that_cannot_have_it_is_waited_for_and_named(
     listen = {"listen": ["127.0.0.1:0"]}
     await hands.does("PUT", f"{SERVERS}/other", {**listen, "automatic_https": {"skip": ["a"]}})
     try:
-        with pytest.raises(NothingDoneError, match="Caddy would order certificates"):
+        with pytest.raises(NothingDoneError, match="Caddy itself would obtain certificates"):
             await made(routes, "ours", server="other", hosts=["a.example.org"])
     finally:
         await hands.does("DELETE", f"{SERVERS}/other")

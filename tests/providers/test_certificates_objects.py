@@ -536,7 +536,7 @@ async def test_two_calls_at_once_are_one(root: Path, provider: CertificatesProvi
     )
     refused = [each for each in answers if isinstance(each, TransientError)]
     assert len(refused) == 1
-    assert "another call uses 'web'" in str(refused[0])
+    assert "another call is using 'web'" in str(refused[0])
 
 
 # --- ACME

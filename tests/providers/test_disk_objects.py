@@ -1017,7 +1017,7 @@ async def test_a_mkfs_whose_worker_was_killed_is_waited_for_and_not_run_again(
 ) -> None:
     create, mkfs = new_disk(), slow("mkfs.ext4")
     await killed_within(case, Call("Disk", case.root.as_uri(), create), mkfs)
-    with pytest.raises(TransientError, match="another call still uses disk 'data'"):
+    with pytest.raises(TransientError, match="another call is still using disk 'data'"):
         await case.disks.create(create)
     mkfs.go_on()
 
@@ -1039,7 +1039,7 @@ async def test_a_growth_whose_worker_was_killed_is_waited_for_and_never_ended(
     update = upon(action("Update", "data", {**made.fields, "sizeBytes": 16 * MIB}), made)
     await killed_within(case, Call("Disk", case.root.as_uri(), update), resize)
     for change in (case.changes(made, sizeBytes=32 * MIB), case.deletes(made), case.attached()):
-        with pytest.raises(TransientError, match="another call still uses disk 'data'"):
+        with pytest.raises(TransientError, match="another call is still using disk 'data'"):
             await change
     resize.go_on()
 

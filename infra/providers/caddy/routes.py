@@ -497,7 +497,7 @@ def _usable(servers: _Servers, fields: Fields) -> CaddyServer:
         )
     if not server.asks_nobody_for_certificates:
         raise NothingDoneError(
-            f"Caddy would order certificates for the hosts of server {name!r} itself; set "
+            f"Caddy itself would obtain certificates for the hosts of server {name!r}; set "
             "automatic_https.disable_certificates there",
             status=HTTPStatus.CONFLICT,
         )

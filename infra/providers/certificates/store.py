@@ -182,7 +182,7 @@ class Store(Generic[_R]):
             locked = os.dup(folder)
         if not self._is_locked_by_us(name, locked):
             os.close(locked)
-            raise TransientError(f"another call uses {name!r}", status=409)
+            raise TransientError(f"another call is using {name!r}", status=409)
         return locked
 
     def _is_locked_by_us(self, name: str, locked: int) -> bool:

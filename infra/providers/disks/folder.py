@@ -157,7 +157,7 @@ def locked(folder: int, segment: str, what: str) -> Generator[int | None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise waiting(f"another call still uses {what}") from None
+            raise waiting(f"another call is still using {what}") from None
         try:
             if not is_named(folder, segment, file):
                 raise waiting(f"{what} was deleted or replaced during the call")

@@ -461,8 +461,8 @@ def name_problem(name: str) -> str | None:
     if len(parts) == len(_Place._fields) and all(map(NAME.fullmatch, parts)) and name.isprintable():
         return None
     return (
-        "set the annotation reconciler/external-name to STREAM/CONSUMER, without spaces and "
-        "none of . * > \\ "
+        "set the annotation reconciler/external-name to STREAM/CONSUMER, without spaces or "
+        "any of . * > \\ "
     )
 
 

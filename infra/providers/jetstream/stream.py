@@ -164,7 +164,7 @@ def name_problem(name: str) -> str | None:
             "Bucket for a bucket"
         )
     if NAME.fullmatch(name) is None or not name.isprintable():
-        return r"use 1 to 255 characters, without spaces and none of . * > / and \ "
+        return r"use 1 to 255 characters, without spaces or any of . * > / \ "
     return None
 
 

@@ -216,7 +216,9 @@ def ready(_fields: Fields, thing: ExternalObject) -> Readiness:
     """Return whether somebody leads it: else nothing can be stored or read."""
     if thing.outputs.get("hasLeader", True):
         return READY
-    return Readiness(False, "NoLeader", "more than half of the servers with its replicas must run")
+    return Readiness(
+        False, "NoLeader", "more than half of the servers with its replicas must be running"
+    )
 
 
 def duplicate_window(value: float | None, max_age_seconds: float) -> float:

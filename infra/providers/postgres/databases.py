@@ -362,9 +362,9 @@ class DatabasesProvider:
             f"{row['usename']} ({row['application_name'] or 'unnamed'}, pid {row['pid']})"
             for row in rows
         ]
+        users = ", ".join(sessions) or "sessions that have since ended"
         return TransientError(
-            f"{error.message}; in use by {', '.join(sessions) or 'sessions that have ended'}. "
-            "Reconciler does not terminate sessions",
+            f"{error.message}; in use by {users}. Reconciler does not terminate sessions",
             status=REFUSED,
         )
 
