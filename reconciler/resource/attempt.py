@@ -149,7 +149,7 @@ def pursue(
         return PAUSED
     if forbidden is not None and (flight.failed in _NOT_DONE or flight.is_surely_not_done):
         return _given_up(flight, forbidden.message)
-    rung = next_rung(flight, context, is_wanted=is_wanted and forbidden is None)
+    rung = next_rung(flight, context, may_repeat=is_wanted and forbidden is None)
     not_before = _visible_at(flight, state, context) if rung == "Lookup" else context.now
     # A wait for a call, or one that an operator ended, may be too short for a lookup.
     retry_at = flight.retry_at
@@ -207,11 +207,11 @@ def rejection(state: ResourceState) -> Conclusion | None:
     return Conclusion("Failed", "Permanent", message or "the API rejected this generation")
 
 
-def next_rung(flight: InFlight, context: Context, *, is_wanted: bool = True) -> Rung:
+def next_rung(flight: InFlight, context: Context, *, may_repeat: bool = True) -> Rung:
     """Choose between calling again and looking, after an attempt that did not succeed."""
     assert flight.failed is not None
-    if not is_wanted:
-        return "Lookup"  # nobody wants it done any more
+    if not may_repeat:
+        return "Lookup"
     is_safe = is_safe_to_repeat(flight.action, context.capabilities)
     if flight.failed == NOT_DONE:
         return "Repeat"
@@ -301,13 +301,13 @@ Finding = FoundBy | Literal["NotDone", "Gone", "Another", "Unclear"]
 another object, or nothing that can be told."""
 
 
-def find(action: Action, found: ExternalObject | None, context: Context) -> Finding:
+def judge_lookup(action: Action, found: ExternalObject | None, context: Context) -> Finding:
     """Return what came of an action from what is there now."""
     match action.operation:
         case "Create":
-            return _find_created(action, found, context)
+            return _judge_created(action, found, context)
         case "Update":
-            return _find_updated(action, found, context)
+            return _judge_updated(action, found, context)
         case "Delete":
             if found is None:
                 return "Absence"
@@ -315,7 +315,7 @@ def find(action: Action, found: ExternalObject | None, context: Context) -> Find
             return "Another" if is_other else "NotDone"
 
 
-def find_in_the_way(
+def judge_conflict(
     action: Action, obstacle: ExternalObject | None, context: Context, *, uncertain: bool
 ) -> Finding:
     """Return whether what stands in the way of a write is what its own earlier attempt did.
@@ -328,10 +328,10 @@ def find_in_the_way(
     if obstacle is None or action.operation == "Delete":
         return "Another"
     if action.operation == "Update":
-        finding = _find_updated(action, obstacle, context)
+        finding = _judge_updated(action, obstacle, context)
         may_be_ours = finding == "Key" or (uncertain and not has_keys)
         return finding if may_be_ours else "Another"
-    finding = _find_created(action, obstacle, context)
+    finding = _judge_created(action, obstacle, context)
     if finding == "Label" and has_keys and not uncertain:
         return "Another"
     if finding == "Unclear" and (has_keys or not uncertain):
@@ -339,7 +339,7 @@ def find_in_the_way(
     return finding
 
 
-def _find_created(action: Action, found: ExternalObject | None, context: Context) -> Finding:
+def _judge_created(action: Action, found: ExternalObject | None, context: Context) -> Finding:
     capabilities = context.capabilities
     if found is None:
         is_findable = capabilities.deterministic_names or capabilities.labels
@@ -357,7 +357,7 @@ def _find_created(action: Action, found: ExternalObject | None, context: Context
     return "Unclear"
 
 
-def _find_updated(action: Action, found: ExternalObject | None, context: Context) -> Finding:
+def _judge_updated(action: Action, found: ExternalObject | None, context: Context) -> Finding:
     if found is None:
         return "Gone"
     if action.uid is not None and found.uid not in (None, action.uid):

@@ -9,7 +9,7 @@ from typing import Final
 
 from events.log import Effect
 
-OF_AN_ATTEMPT: Final = (
+EFFECTS_BY_SEVERITY: Final = (
     Effect.NOT_SENT,
     Effect.REFUSED,
     Effect.PARTIAL,
@@ -25,4 +25,4 @@ def effect_after(known: Effect, attempt: Effect) -> Effect:
         return known  # only an operator ends it
     if known is Effect.CHECKED:  # an earlier call may still arrive, whatever comes later
         return Effect.UNKNOWN if attempt.may_exist else known
-    return max(known, attempt, key=OF_AN_ATTEMPT.index)
+    return max(known, attempt, key=EFFECTS_BY_SEVERITY.index)

@@ -21,7 +21,7 @@ from events.log import (
     ResourceEvent,
 )
 from reconciler.resource.approval import approval_command
-from reconciler.resource.attempt import find, find_in_the_way
+from reconciler.resource.attempt import judge_conflict, judge_lookup
 from reconciler.resource.next_step import would_claim
 from reconciler.resource.observation import is_unconfirmed
 from reconciler.resource.owner_label import OWNER_LABEL
@@ -219,7 +219,7 @@ def _after_lookup(
         said.object,
         purpose=action.purpose,
     )
-    finding = find(action, said.object, context)
+    finding = judge_lookup(action, said.object, context)
     if said.labeled_uids or _is_what_is_replaced(action, said.object, state):
         finding = "Unclear"  # of two of one name it was the old one
     match finding:
@@ -263,7 +263,7 @@ def _after_failure(
 ) -> ResourceEvent:
     """Settle a failed attempt: what stands in the way of a creation may be its own work."""
     action = flight.action
-    redelivered = not said.is_lookup and _is_unheard_of(said, action, context)
+    redelivered = not said.is_lookup and _may_earlier_call_arrive(said, action, context)
     # With keys, what the other worker's call has done would have been the answer to this one.
     may_be_done = redelivered and not context.capabilities.idempotency_keys
     failed = ActionFailed(
@@ -286,7 +286,7 @@ def _after_failure(
         # It may have been our own object, or our own call may still run: a repeat or lookup tells.
         return replace(failed, error=replace(error, error_class="Unknown"))
     uncertain = flight.effect.may_exist or state.actions.uncertain_create or may_be_done
-    finding = find_in_the_way(action, said.object, context, uncertain=uncertain)
+    finding = judge_conflict(action, said.object, context, uncertain=uncertain)
     if finding == "Unclear":
         return _held_unless_claimed(failed, flight, state, context)
     if finding in ("Label", "Key", "Content"):
@@ -297,10 +297,10 @@ def _after_failure(
 def _is_its_beginning(found: ExternalObject | None, action: Action, context: Context) -> bool:
     """Return whether a creation of several calls, one of which was refused, has made this."""
     is_creation = action.operation == "Create" and found is not None
-    return is_creation and find(action, found, context) in ("Key", "Label")
+    return is_creation and judge_lookup(action, found, context) in ("Key", "Label")
 
 
-def _is_unheard_of(said: Reported, action: Action, context: Context) -> bool:
+def _may_earlier_call_arrive(said: Reported, action: Action, context: Context) -> bool:
     """Return whether the call of a worker that had the attempt before may take effect yet.
 
     Only a refusal that the API has kept under the key of a creation settles that call as well.

@@ -6,7 +6,7 @@ import itertools
 from pathlib import Path
 
 from events.log import Effect
-from reconciler.resource.effect import OF_AN_ATTEMPT, effect_after
+from reconciler.resource.effect import EFFECTS_BY_SEVERITY, effect_after
 
 PAGE = Path(__file__).parents[2] / "docs" / "concepts" / "actions.md"
 BEGIN = "<!-- effects: by tests/docs/test_effects.py from reconciler/resource/effect.py -->\n"
@@ -14,9 +14,9 @@ END = "<!-- /effects -->"
 
 
 def table() -> str:
-    lines = [["effect so far", *(f"`{each}`" for each in OF_AN_ATTEMPT)], ["---"] * 6]
+    lines = [["effect so far", *(f"`{each}`" for each in EFFECTS_BY_SEVERITY)], ["---"] * 6]
     for known in Effect:
-        after = [effect_after(known, attempt) for attempt in OF_AN_ATTEMPT]
+        after = [effect_after(known, attempt) for attempt in EFFECTS_BY_SEVERITY]
         lines.append([f"`{known}`", *map(str, after)])
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
@@ -28,7 +28,7 @@ def test_the_documented_effects_are_those_of_the_code() -> None:
 
 
 def test_no_attempt_makes_an_effect_more_certain() -> None:
-    for known, attempt in itertools.product(Effect, OF_AN_ATTEMPT):
+    for known, attempt in itertools.product(Effect, EFFECTS_BY_SEVERITY):
         after = effect_after(known, attempt)
         assert after.may_arrive >= (known.may_arrive or attempt.may_arrive), (known, attempt)
         assert after.may_exist >= (known.may_exist or attempt.may_exist), (known, attempt)
@@ -36,9 +36,9 @@ def test_no_attempt_makes_an_effect_more_certain() -> None:
 
 
 def test_only_an_operator_ends_a_hold() -> None:
-    assert {effect_after(Effect.HELD, attempt) for attempt in OF_AN_ATTEMPT} == {Effect.HELD}
+    assert {effect_after(Effect.HELD, attempt) for attempt in EFFECTS_BY_SEVERITY} == {Effect.HELD}
     others = set(Effect) - {Effect.HELD}
-    for known, attempt in itertools.product(others, OF_AN_ATTEMPT):
+    for known, attempt in itertools.product(others, EFFECTS_BY_SEVERITY):
         assert effect_after(known, attempt) is not Effect.HELD
 
 

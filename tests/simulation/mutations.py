@@ -282,7 +282,7 @@ def _a_refused_redelivery_taken_for_undone(patch: Patch) -> None:
     def is_unheard_of(*_: Any) -> bool:
         return False
 
-    patch.setattr(result, "_is_unheard_of", is_unheard_of)
+    patch.setattr(result, "_may_earlier_call_arrive", is_unheard_of)
 
 
 def _late_successes_ignored(patch: Patch) -> None:
