@@ -93,7 +93,7 @@ async def test_it_starts_stops_and_starts_again_with_what_it_had(
     await hands.does("POST", f"{SERVERS}/http/routes", hello)
     ports = server.http_port, server.https_port
     assert await said(ports[0]) == "hello"
-    with pytest.raises(ComponentError, match="already runs"):
+    with pytest.raises(ComponentError, match="already running"):
         await component.start(folder)
     for end in (component.stop, component.kill, component.kill):
         await end()

@@ -80,7 +80,7 @@ async def test_it_answers_and_its_folder_can_be_used_again(
     assert {path.name for path in server.root.iterdir()} == {ROOT_MARKER, CA_FILE}
     (first,) = certificates_in((await server.authority()).encode())
     where = (server.directory, server.http01)
-    with pytest.raises(ComponentError, match="already runs"):
+    with pytest.raises(ComponentError, match="already running"):
         await server.start(tmp_path / "certificates")
 
     await server.kill()

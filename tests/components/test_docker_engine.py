@@ -80,7 +80,7 @@ async def test_it_starts_and_ends_and_its_folder_can_be_used_again(folder: Path)
         assert engine.is_running
         assert answers(engine.endpoint)
         assert engine.log.exists()
-        with pytest.raises(ComponentError, match="already runs"):
+        with pytest.raises(ComponentError, match="already running"):
             await engine.start(folder)
         with client_of(engine.endpoint) as client:
             client.post("/volumes/create", json={"Name": "kept"})

@@ -109,7 +109,7 @@ async def test_it_starts_stops_and_starts_again_on_its_folder_and_port(
     await component.start(cluster)
     assert server.port == port
     await (await hands(server, "kept")).close()
-    with pytest.raises(ComponentError, match="already runs"):
+    with pytest.raises(ComponentError, match="already running"):
         await component.start(cluster)
 
 

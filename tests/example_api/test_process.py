@@ -48,7 +48,7 @@ async def test_latency_is_there_from_the_start(own_process: FaultyApi, tmp_path:
 
 async def test_a_second_start_is_refused(own_process: FaultyApi, tmp_path: Path) -> None:
     await own_process.start(tmp_path / "data")
-    with pytest.raises(ExampleApiError, match="already runs"):
+    with pytest.raises(ExampleApiError, match="already running"):
         await own_process.start(tmp_path / "data")
     assert own_process.is_running
 

@@ -65,7 +65,7 @@ async def test_a_folder_has_one_server(own_server: EmbeddedServer) -> None:
     port = own_server.port
     with pytest.raises(EmbeddedServerError, match="in use by another server"):
         await EmbeddedServer().start(own_server.data_dir)
-    with pytest.raises(EmbeddedServerError, match="already runs"):
+    with pytest.raises(EmbeddedServerError, match="already running"):
         await own_server.start(own_server.data_dir)
     nc = await connect(own_server.url, name="test")  # the first one is unharmed
     await nc.close()
