@@ -574,7 +574,7 @@ def _readable() -> str:
 def _too_old(stream: str, found: int) -> IncompatibleStreamError:
     return IncompatibleStreamError(
         f"stream {stream} has the older format {found}, and this release reads format "
-        f"{_readable()}; use the revision that wrote it, which is one of "
+        f"{_readable()}; use the revision that wrote it, which is in the range "
         f"{_REVISIONS[found]}"
     )
 

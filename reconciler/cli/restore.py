@@ -118,9 +118,9 @@ async def _without_lost_end(nc: Client, plan: Plan, log_id: str, replace: str | 
     if replace == log_id:
         return msgspec.structs.replace(plan, way="continue")
     raise RestoreRefusedError(
-        f"the log has lost its end: expected {short.expected}, found {short.found}. This backup "
-        "has no event that the log lacks; restore a backup with the lost events. If there is none, "
-        f"use --replace {log_id}, which discards them"
+        f"the newest events of the log are missing: expected {short.expected}, found "
+        f"{short.found}. This backup has no event that the log lacks; restore a backup with the "
+        f"lost events. If there is none, use --replace {log_id}, which discards them"
     )
 
 

@@ -152,8 +152,9 @@ def _describe(twin: Twin) -> str:
     more = f" and {twin.total - _SHOWN_OBJECTS} more" if twin.total > _SHOWN_OBJECTS else ""
     return (
         f"{twin.total} objects were written by actions that this log does not contain: {shown}"
-        f"{more}; another copy of this log is running, or this log was copied or restored from an "
-        "older state. Reconciler writes nothing to this API. Stop the other copy, then approve"
+        f"{more}; another installation is running on a copy of this log, or this log was copied or "
+        "restored from an older state. Reconciler writes nothing to this API. Stop the other "
+        "installation, then approve"
     )
 
 

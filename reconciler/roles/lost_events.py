@@ -66,8 +66,9 @@ class LogTooShortError(ReconcilerError):
 
     def __init__(self, damage: LogDamage) -> None:
         super().__init__(
-            f"the log has lost its end: expected {damage.expected}, found {damage.found}. Keep all "
-            "streams, stop all roles, and restore the log from a backup with `reconciler restore`"
+            f"the newest events of the log are missing: expected {damage.expected}, found "
+            f"{damage.found}. Keep all streams, stop all roles, and restore the log from a backup "
+            "with `reconciler restore`"
         )
 
 

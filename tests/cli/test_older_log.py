@@ -25,7 +25,7 @@ OLD_STREAMS = {
 }
 MESSAGE = (
     "error: stream SHAPES has the older format 0, and this release reads format 4; use the "
-    "revision that wrote it, which is one of 16875afe to 05ae88b7\n"
+    "revision that wrote it, which is in the range 16875afe to 05ae88b7\n"
 )
 
 

@@ -78,7 +78,7 @@ async def test_a_copy_that_is_behind_writes_nothing_until_it_is_approved(
 
     await copy.start_reconciler()
     held = await copy.until_outcome(CONFIG, "Held", reason="Twin")
-    assert "another copy of this log is running" in held.message
+    assert "another installation is running on a copy of this log" in held.message
     (detected,) = every(TwinDetected, await copy.facts(CONFIG))
     assert {each.name for each in detected.objects} == {"foo", "later"}, "all are listed at once"
     await declare(copy, "foo", "Green")

@@ -733,7 +733,9 @@ async def test_a_name_that_cannot_be_shown_to_be_ours_is_said_and_tried_with_ano
 ) -> None:
     await use(root, gate, http01={"folder": "challenges"})  # where nobody serves it
     wanted = create(OVER_ACME)
-    with pytest.raises(TransientError, match=r"web\.test: .*a new order follows") as refused:
+    with pytest.raises(
+        TransientError, match=r"web\.test: .*the next attempt places a new order"
+    ) as refused:
         await provider.create(wanted)
     assert refused.value.status == 424
     assert list((root / "challenges").iterdir()) == [], "the answer is taken away again"

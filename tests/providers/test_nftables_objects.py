@@ -292,7 +292,7 @@ async def test_what_others_put_into_our_table_is_shown_if_it_is_like_a_service_a
 async def test_a_table_of_somebody_else_is_refused(services: Services) -> None:
     services.place.nft("add table ip reconciler; add chain ip reconciler theirs")
     with pytest.raises(
-        ConfigurationError, match="is in use by another program, which created theirs"
+        ConfigurationError, match="is in use by another program, which created chain theirs"
     ):
         await services.made("web", ("10.0.0.1", 80))
     assert await services.listed() == []

@@ -42,7 +42,8 @@ class OrderFailedError(TransientError):
 
     def __init__(self, url: str, why: str) -> None:
         super().__init__(
-            f"the order {url} failed: {why}; a new order follows", status=FAILED_DEPENDENCY
+            f"the order {url} failed: {why}; the next attempt places a new order",
+            status=FAILED_DEPENDENCY,
         )
 
 

@@ -510,8 +510,8 @@ def _not_mounted(error: ReconcilerError, found: Attachment) -> ReconcilerError:
         return error
     return PermanentError(
         (
-            f"{error}; its filesystem may be damaged, so check it with e2fsck and declare the "
-            "attachment again"
+            f"{error}; its filesystem may be damaged, so check it with e2fsck, then apply the "
+            "manifest with a change"
         ),
         obstacle=found.shown(),
     )

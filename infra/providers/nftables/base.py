@@ -143,6 +143,7 @@ def _check_hook(place: Place, there: Chain, wanted: _Shared) -> None:
 
 def _strangers(shown: Listed) -> str:
     """Name what is in a table, and not of the form of ours."""
-    chains = (each for each in shown.chains if each not in _CHAINS and name_of(each) is None)
+    named = (each for each in shown.chains if each not in _CHAINS and name_of(each) is None)
+    chains = (f"chain {each}" for each in named)
     strange = sorted({*chains, *shown.maps, *(shown.sets - {MASQUERADED})})
     return ", ".join(strange[:5])

@@ -276,7 +276,8 @@ class DatabasesProvider:
             if row["what"] == "role":
                 raise NothingDoneError(f"role {row['name']!r} does not exist (yet)", status=REFUSED)
             # A package comes by hands, so its creation waits for theirs: for a new declaration.
-            raise PermanentError(_not_available(row["name"]))
+            text = _not_available(row["name"])
+            raise PermanentError(f"{text}, then apply the manifest with a change")
 
     async def _finished(
         self, action: Action, unfinished: str, mark: DatabaseMark
@@ -471,7 +472,4 @@ def _there_already(shown: ExternalObject) -> ConflictError:
 
 
 def _not_available(extension: str) -> str:
-    return (
-        f"extension {extension!r} is not available on this server; install its package there, "
-        "then declare the database again"
-    )
+    return f"extension {extension!r} is not available on this server; install its package there"
