@@ -145,7 +145,7 @@ class Secrets:
         if not self._key:
             raise ConfigurationError(
                 "secrets require a directory with the key for their digests; set "
-                "RECONCILER_SECRETS to it for all roles"
+                "RECONCILER_SECRETS to it for the workers and the observers"
             )
 
     def _store(self, name: str) -> SecretStore:
