@@ -187,11 +187,11 @@ WITHOUT_BUS = ("config", "completion", "permissions", "secrets", "up", "run")
 
 def typed_on_the_bus(line: str) -> Iterator[list[str]]:
     """Return the words of each command of ours in a line of a shell."""
-    words = shlex.shlex(line, posix=True, punctuation_chars="|>&")
+    words = shlex.shlex(line, posix=True, punctuation_chars="|<>&")
     words.whitespace_split = True
     parts: list[list[str]] = [[]]
     for word in words:
-        if word in ("|", ">", "&"):
+        if word in ("|", "<", ">", "&"):
             parts.append([])
         else:
             parts[-1].append(word)
