@@ -138,7 +138,7 @@ _FACTS: Final[Mapping[Hold, _Facts]] = {
     ),
     Hold.DATA_LOSS: _Facts(
         "Message",
-        "The action would destroy data that nothing can restore",
+        "The action would destroy data that Reconciler cannot restore",
         "Back up the data, then approve the action; or undo the change",
     ),
     Hold.DEFINITION_GUARD: _Facts(
