@@ -99,9 +99,10 @@ async def test_a_listing_that_is_too_large_is_an_error_that_names_the_limit() ->
     assert memory.peak_bytes < 2 * ENOUGH_BYTES
 
 
-async def test_a_listing_of_large_containers_is_read_in_parts() -> None:
-    """100 containers with 400 KB each are more than the limit of one response."""
-    ids = [f"{number:064}" for number in range(100)]
+@pytest.mark.parametrize(("number", "size"), [(100, 400_000), (30, 1_500_000), (6, 20 * MIB)])
+async def test_a_listing_of_large_containers_is_read_in_parts(number: int, size: int) -> None:
+    """Together they exceed the limit of a response. An image may have labels of any size."""
+    ids = [f"{each:064}" for each in range(number)]
 
     def answer(connection: socket.socket, head: bytes) -> None:
         url = urlsplit(head.split(b" ")[1].decode())
@@ -113,7 +114,7 @@ async def test_a_listing_of_large_containers_is_read_in_parts() -> None:
             before = json.loads(query["filters"][0]).get("before")
             start = ids.index(before[0]) + 1 if before else 0
             shown = ids[start : start + int(query.get("limit", ["1000"])[0])]
-            body = json.dumps([{"Id": each, "Command": "x" * 400_000} for each in shown]).encode()
+            body = json.dumps([{"Id": each, "Command": "x" * size} for each in shown]).encode()
         connection.sendall(HEAD + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body))
         connection.sendall(body)
 

@@ -20,6 +20,7 @@ from events.provider_config import ProviderConfigSpec, Scope
 from events.secret import SecretRef
 from infra.providers.answers import Answer, decoded
 from infra.providers.conflicts import check_uid
+from infra.providers.connections import UnusableAnswerError
 from infra.providers.docker.engine import (
     EngineApi,
     begun,
@@ -78,6 +79,7 @@ LISTED_AT_ONCE: Final = 25
 """A container shows its command and its labels in a listing, which are as large as a declaration.
 So this many fit into a response, and no tenant can keep the others from being listed."""
 
+_SMALLER: Final = 5
 _LISTING_ATTEMPTS: Final = 3
 _CALLS_AT_ONCE: Final = 8
 _PAGE_BYTES: Final = 4096
@@ -339,18 +341,28 @@ class ContainersProvider:
         return await self._listed_in_parts(scope)
 
     async def _listed_in_parts(self, scope: Scope) -> list[_Listed]:
-        """List the newest containers, and then those that are older than the last one."""
+        """List the newest containers, and then those that are older than the last one.
+
+        In smaller parts where a response is too large: an image may have labels of any size.
+        """
         found: list[_Listed] = []
+        most = LISTED_AT_ONCE
         while True:
             before = [found[-1].id] if found else []
             query = [
                 ("all", "true"),
-                ("limit", str(LISTED_AT_ONCE)),
+                ("limit", str(most)),
                 filters(label=label_filter(scope.labels), before=before),
             ]
-            part = await self._api.ask("/containers/json", _listed_decoder, query)
+            try:
+                part = await self._api.ask("/containers/json", _listed_decoder, query)
+            except TransientError as error:
+                if most == 1 or not isinstance(error.__cause__, UnusableAnswerError):
+                    raise
+                most //= _SMALLER
+                continue
             found += part
-            if len(part) < LISTED_AT_ONCE:
+            if len(part) < most:
                 return found
 
     async def _inspected(self, external_name: str, *, is_id: bool = False) -> Inspection | None:

@@ -224,7 +224,7 @@ class PostgresServer:
             "options": f"-c search_path=pg_catalog -c statement_timeout={milliseconds}"
             f" -c lock_timeout={max(1, milliseconds // _LOCKS_SHARE)}"
             " -c default_transaction_read_only=off -c local_preload_libraries="
-            " -c datestyle=ISO -c intervalstyle=postgres"
+            " -c datestyle=ISO -c intervalstyle=postgres -c client_min_messages=warning -c jit=off"
             " -c idle_in_transaction_session_timeout=0" + self._newer_options,
             **self._tls,
         }
