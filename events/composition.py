@@ -137,10 +137,17 @@ def content_of(children: Iterable[Manifest]) -> Fields:
     """
     manifests: dict[str, Fields] = {}
     digests: dict[str, str] = {}
-    for each in children:
-        body = without_name(each)
-        digests[str(each.key)] = digest = digest_of(body)
-        manifests[digest] = body
+    known: dict[tuple[object, ...], str] = {}  # the replicas of a template have the same objects
+    every = list(children)  # kept, so that no other object has an id of theirs
+    for each in every:
+        metadata = each.metadata
+        told = (id(each.spec), id(metadata.labels), id(metadata.annotations), each.api_version)
+        digest = known.get(told)
+        if digest is None:
+            body = without_name(each)
+            digest = known[told] = digest_of(body)
+            manifests[digest] = body
+        digests[str(each.key)] = digest
     content = {CHILDREN: digests, MANIFESTS: manifests}
     size = len(_encoder.encode(content))
     if size > MAX_CONTENT_BYTES:

@@ -22,6 +22,7 @@ from events.external import ExternalObject
 from events.field_hints import closest, field_error, unknown_field
 from events.kind_definition import DefinitionRef, KindDefinitionSpec
 from events.manifest import (
+    EXTERNAL_NAME_ANNOTATION,
     RECONCILER_API_VERSION,
     Fields,
     InvalidManifestError,
@@ -463,7 +464,13 @@ class KindRegistry(Mapping[str, Kind]):
         declaration = take_apart(manifest)
         kind.check_declared(declaration.fields)
         kind.references(declaration.fields, manifest.metadata.namespace)
-        name = kind.object_name(manifest.metadata.namespace, declaration.external_name)
+        self.check_name(manifest)
+
+    def check_name(self, manifest: Manifest) -> None:
+        """Check the name of a manifest that otherwise equals a checked one; raises as above."""
+        kind, metadata = self[manifest.kind], manifest.metadata
+        external_name = metadata.annotations.get(EXTERNAL_NAME_ANNOTATION, metadata.name)
+        name = kind.object_name(metadata.namespace, external_name)
         problem = kind.name_problem(name)
         if problem is not None:
             raise InvalidManifestError(f"external name {name!r}: {problem}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from events.composition import manifests_of
+from events.composition import CHILDREN, manifests_of
 from events.hold import Hold
 from events.log import SpecResolved
 from events.manifest import InvalidManifestError
@@ -76,9 +76,13 @@ def compose(spec: Spec, situation: Situation) -> Step | None:
         content = kind.composes(context.key, fields, seen)
         if (content, digest) == (desired.resolved, desired.resolved_by):
             return None
+        checked = set[tuple[str, str]]()
         for each in manifests_of(content):  # all or nothing
             part = f"{each.key}: "
-            context.check_part(each)
+            alike = (each.kind, content[CHILDREN][str(each.key)])
+            check = context.check_part_name if alike in checked else context.check_part
+            check(each)
+            checked.add(alike)
     except UnknownKindError as error:
         return on_hold(Hold.UNKNOWN_KIND, f"{part}{error}")
     except (InvalidManifestError, InvalidNameError) as error:

@@ -86,6 +86,8 @@ class Context(msgspec.Struct, frozen=True):
     check_definition: Callable[[ResourceKey, Fields], None] = lambda _key, _fields: None
     # Raises the same, or `UnknownKindError`, for a resource that another is to be made of.
     check_part: Callable[[Manifest], None] = lambda _manifest: None
+    # The same for one that has another name than a part that was checked, and else is equal.
+    check_part_name: Callable[[Manifest], None] = lambda _manifest: None
     # What to do about a missing kind or provider: for the words of a refusal, which is no event.
     missing_hint: Callable[[datetime], str] = lambda _now: (
         "install its package where the roles run, then restart the roles"

@@ -589,6 +589,7 @@ class Decider:
             refers=self._refers,
             check_definition=self._definitions.check,
             check_part=self._kinds.check,
+            check_part_name=self._kinds.check_name,
             missing_hint=self._kinds.missing_hint,
         )
 

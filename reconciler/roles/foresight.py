@@ -515,5 +515,6 @@ class Foresight:
             refers=self._refers,
             check_definition=self._definitions.check,
             check_part=self.kinds.check,
+            check_part_name=self.kinds.check_name,
             missing_hint=self.kinds.missing_hint,
         )

@@ -13,8 +13,11 @@ from events.composition import CHILDREN, Child, manifests_of
 from events.external import ExternalObject
 from events.intake import Declared, DefinitionSeen, TimerFired
 from events.log import ActionDecided, SpecDeclared, SpecResolved
-from events.manifest import Fields, InvalidManifestError
+from events.manifest import Fields, InvalidManifestError, Manifest
+from events.names import ResourceKey
 from infra.providers.composition.kind import CompositionFactory
+from infra.providers.deployment import DEPLOYMENT
+from infra.providers.docker.container import CONTAINER
 from infra.providers.rest.expressions import Expression
 from reconciler.cli.explain import explanation_of
 from reconciler.provider.defined_kind import defined
@@ -540,6 +543,28 @@ def test_a_part_of_an_unknown_kind_holds_the_object_until_the_kind_is_installed(
     assert outcome.message.startswith("default/Shape/t-middle: kind 'Shape' is unknown")
     woken = decide(held.state, [told.command(TimerFired("Sweep"))], told.context)
     assert only(ActionDecided, [each.data for each in woken.events]).action.operation == "Create"
+
+
+def test_replicas_of_one_template_are_checked_once():
+    """Else a short declaration takes the decider of all tenants seconds, at each turn."""
+    kinds = KindRegistry([CONTAINER])
+    checked: list[str] = []
+
+    def check(manifest: Manifest) -> None:
+        kinds.check(manifest)
+        checked.append(manifest.metadata.name)
+
+    key = ResourceKey("default", "Deployment", "web")
+    told = Story(kind=replace(DEPLOYMENT, provider=BLOCK.provider), key=key)
+    context = msgspec.structs.replace(
+        told.context, check_part=check, check_part_name=kinds.check_name
+    )
+    fields: Fields = {"replicas": 500, "template": {"spec": {"image": "web:1"}}}
+    declared = told.command(Declared(manifest(fields, key=key, api_version="composition/v1")))
+    decided = decide(told.state, [declared], context)
+    made = only(SpecResolved, [each.data for each in decided.events]).fields
+    assert len(made[CHILDREN]) == 500
+    assert len(checked) == 1
 
 
 def test_an_expression_that_fails_later_keeps_the_last_good_state():
