@@ -121,7 +121,8 @@ async def _look(nc: Client, replay: LogReplay) -> _Look:
     suspects = await _not_handed_out(nc, called)
     lost = await _really_lost(nc, replay, suspects) if suspects else frozenset[str]()
     # What a person holds is not tried again, whenever that would be due; when it is let go, it is.
-    timed = [row for row in waiting if row.outcome != "Held" and not row.paused]
+    # The log was read on: a retry that has begun since then waits for nothing.
+    timed = [row for row in waiting if row.retry_at and row.outcome != "Held" and not row.paused]
     overdue, untimed = await _not_timed(nc, timed)
     cared_for = len(called) + len(waiting) - len(lost) - len(overdue) - len(untimed)
     return _Look(cared_for, lost, overdue, untimed)
