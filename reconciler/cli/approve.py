@@ -127,7 +127,7 @@ def _confirmation(hold: str, *, abandon: bool) -> str:
     if abandon:
         return "approved: the action is abandoned"
     if Hold(hold).needs_listing:
-        return "approved: takes effect with the next listing"
+        return "approved: takes effect after the next one or two listings"
     return "approved"
 
 

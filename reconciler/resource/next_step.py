@@ -709,7 +709,7 @@ def _guarded(situation: Situation) -> Conclusion | None:
         # Somebody may have declared it since it was seen: only a later listing shows that.
         if state.observed.position >= state.holds.approved_position:
             return None
-        later = f"{what}; the deletion is approved and happens after the next listing"
+        later = f"{what}; the deletion is approved and happens after the next two listings"
         return on_hold(Hold.DELETION_GUARD, later)
     restored = restoration(situation.context)
     hint = f"; {restored}: repeat the declarations made after it" if restored else ""

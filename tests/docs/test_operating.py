@@ -145,7 +145,9 @@ def test_a_quoted_message_is_one_of_the_product(quoted: str) -> None:
 
 def commands(page: Path) -> list[str]:
     """Return the product's commands in the blocks and texts of a page."""
-    lines = [line for block in blocks(page, "sh") for line in block.splitlines()]
+    lines = [
+        line.partition(" | ")[0] for block in blocks(page, "sh") for line in block.splitlines()
+    ]
     typed = [shlex.join(shlex.split(line, comments=True)) for line in lines]
     return sorted({line for line in typed if line.startswith("reconciler ")})
 
@@ -155,9 +157,9 @@ HERE = {"reconciler config view", "reconciler explain Shape", "reconciler kinds"
 
 
 def commands_on_the_bus() -> list[str]:
-    """Leave out those of a directory or file on this machine, which other tests run."""
-    local = ("secrets", "restore", "up")
-    return [each for each in commands(TROUBLESHOOTING) if shlex.split(each)[1] not in local]
+    """Leave out roles, and those of a directory or file on this machine: other tests run them."""
+    others = ("run", "secrets", "restore", "up")
+    return [each for each in commands(TROUBLESHOOTING) if shlex.split(each)[1] not in others]
 
 
 @pytest.mark.parametrize("command", commands_on_the_bus())
@@ -211,7 +213,9 @@ def test_what_a_guide_says_to_type_is_no_wrong_usage(
     (tmp_path / "shapes").mkdir()
     (tmp_path / "shapes/bar.yaml").write_text(shape("bar"))
     page = DOCS / f"how-to/{guide}.md"
-    lines = [line for block in blocks(page, "sh") for line in block.splitlines()]
+    lines = [
+        line.partition(" | ")[0] for block in blocks(page, "sh") for line in block.splitlines()
+    ]
     typed = [words for line in lines for words in typed_on_the_bus(line)]
     assert typed
     for words in typed:
