@@ -32,6 +32,10 @@ STUCK: Final = frozenset({REFUSED, "Failed", "Held", "Conflict", "Disputed", "De
 MAX_CONTENT_BYTES: Final = 128 * 1024
 """Half of what an object may have: how its children stand is in it, too."""
 
+MAX_DECLARED_BYTES: Final = 4 * 1024 * 1024
+"""Of all parts of an object. Each is declared by itself: a short object that repeats a long part
+would fill the memory of a worker, and the log."""
+
 CHILDREN: Final = "children"
 RETRY_AT: Final = "retryAt"
 MANIFESTS: Final = "manifests"
@@ -133,11 +137,13 @@ def blocker(children: Mapping[str, Child]) -> str:
 def content_of(children: Iterable[Manifest]) -> Fields:
     """Return the fields of an object that is made of these resources.
 
-    Raises ``InvalidManifestError`` if they are too large for one event, with what is told of them.
+    Raises ``InvalidManifestError`` if they are too large for one event, with what is told of them,
+    or to be declared.
     """
     manifests: dict[str, Fields] = {}
     digests: dict[str, str] = {}
     known: dict[tuple[object, ...], str] = {}  # the replicas of a template have the same objects
+    sizes: dict[str, int] = {}
     every = list(children)  # kept, so that no other object has an id of theirs
     for each in every:
         metadata = each.metadata
@@ -145,8 +151,9 @@ def content_of(children: Iterable[Manifest]) -> Fields:
         digest = known.get(told)
         if digest is None:
             body = without_name(each)
-            digest = known[told] = digest_of(body)
-            manifests[digest] = body
+            encoded = _encoder.encode(body)
+            digest = known[told] = _digest_of(encoded)
+            manifests[digest], sizes[digest] = body, len(encoded)
         digests[str(each.key)] = digest
     content = {CHILDREN: digests, MANIFESTS: manifests}
     size = len(_encoder.encode(content))
@@ -154,6 +161,12 @@ def content_of(children: Iterable[Manifest]) -> Fields:
         raise InvalidManifestError(
             f"the {len(digests)} parts have {size} bytes, more than the limit of "
             f"{MAX_CONTENT_BYTES}; divide the resource"
+        )
+    total = sum(sizes[digest] for digest in digests.values())
+    if total > MAX_DECLARED_BYTES:
+        raise InvalidManifestError(
+            f"the {len(digests)} parts have {total} bytes together, more than the limit of "
+            f"{MAX_DECLARED_BYTES}; use fewer or smaller ones, or divide the resource"
         )
     return content
 
@@ -185,7 +198,11 @@ def manifest_of(name: str, body: Fields) -> Manifest:
 
 def digest_of(body: Fields) -> str:
     """Digest a manifest without its name."""
-    return hashlib.blake2b(_encoder.encode(body), digest_size=8).hexdigest()
+    return _digest_of(_encoder.encode(body))
+
+
+def _digest_of(encoded: bytes) -> str:
+    return hashlib.blake2b(encoded, digest_size=8).hexdigest()
 
 
 def without_name(manifest: Manifest) -> Fields:

@@ -156,6 +156,14 @@ def test_what_is_too_large_for_an_event_is_refused():
         compose(WEB, spec({"image": "x" * 200_000}), None)
 
 
+def test_replicas_that_are_too_large_together_are_refused():
+    """Each is declared by itself: a message of 100 KB would become 50 MB of the log."""
+    large = {"image": "x", "command": ["x" * 100_000]}
+    with pytest.raises(InvalidManifestError, match=r"the 500 parts have .* together"):
+        compose(WEB, spec(large, 500), None)
+    assert len(compose(WEB, spec(large, 40), None)[CHILDREN]) == 40
+
+
 def test_what_is_idle_is_composed_the_same():
     fleet = Fleet(spec(GOOD))
     fleet.settle()
