@@ -24,7 +24,7 @@ from nats.aio.client import Client
 
 from events.envelope import InvalidMessageError, decode_log
 from events.integrity import LogDamage, next_digest
-from events.subjects import REPLY_HEADER
+from events.subjects import EVERY_STORED_INTAKE, REPLY_HEADER
 from infra.backup.backup import intake_position, recorded, save_log
 from infra.backup.file import PARTIAL, Backup, Saved
 from infra.backup.inspection import Knowledge, content_of
@@ -51,7 +51,7 @@ from infra.jetstream.connection import api_request
 from infra.jetstream.errors import IncompatibleStreamError, NotFoundOnBusError
 from infra.jetstream.follow import follow
 from infra.jetstream.outgoing import MESSAGE_ID, OutgoingMessage
-from infra.jetstream.reads import StoredMessage, stream_state
+from infra.jetstream.reads import StoredMessage, read_subject, stream_state
 from infra.jetstream.topology import delete_stream
 from reconciler.errors import ReconcilerError
 from reconciler.failpoints import Failpoint, reach
@@ -70,15 +70,24 @@ class RestoreRefusedError(ReconcilerError):
     """A backup must not be restored here; the message says why, and what to do."""
 
 
+class SeenLog(msgspec.Struct, frozen=True):
+    """What tells a log from one that was recreated, or has grown, since."""
+
+    created: str
+    last: int
+
+
 class Plan(msgspec.Struct, frozen=True):
     """What a restoration will do; nothing is written yet.
 
-    ``present``: how many events of the backup the server has already.
+    ``present``: how many events of the backup the server has already. ``seen``: the log that this
+    was planned for, None for none.
     """
 
     way: Literal["new", "continue", "replace", "nothing"]
     present: int = 0
     found: LogIdentity | None = None
+    seen: SeenLog | None = None
 
 
 class RestoredLog(msgspec.Struct, frozen=True, rename="camel"):
@@ -112,20 +121,22 @@ async def plan_restoration(
         _check_no_other_restore(backup.path)
         return Plan("new")
     state = await stream_state(nc, LOG)
+    seen = SeenLog(state.created, state.last_seq)
     if is_being_restored(state.config.get("metadata", {})) and replace != found.log_id:
         _check_same_file(backup, found)
     if state.last_seq == 0:
-        return Plan("new", found=found)
+        return Plan("new", found=found, seen=seen)
     if found.log_id == backup.header.identity.log_id and state.messages == state.last_seq:
         present = await _common(nc, backup, state.last_seq)
         if present == state.last_seq:
             is_finished = not is_being_restored(state.config.get("metadata", {}))
             if present == knowledge.events and is_finished:
-                return Plan("continue" if await _must_continue(nc) else "nothing", present, found)
-            return Plan("continue", present, found)
+                must = await _must_continue(nc) or await _lacks_saved(nc, backup, knowledge)
+                return Plan("continue" if must else "nothing", present, found, seen)
+            return Plan("continue", present, found, seen)
     is_repeated = is_being_restored(state.config.get("metadata", {})) and _unfinished(backup.path)
     if replace == found.log_id or is_repeated:
-        return Plan("replace", 0, found)
+        return Plan("replace", 0, found, seen)
     if replace is not None:
         raise RestoreRefusedError(
             f"this server has log {found.log_id}, not {replace}; nothing was changed"
@@ -261,6 +272,22 @@ async def _must_continue(nc: Client) -> bool:
     return await intake_position(nc) > 0 and await find_intake_problem(nc) != ""
 
 
+async def _lacks_saved(nc: Client, backup: Backup, knowledge: Knowledge) -> bool:
+    """Tell whether an interrupted restore has saved what a log that is whole lacks.
+
+    Another one may have ended meanwhile, from a copy of the backup.
+    """
+    asides = [Backup(path) for path in _unfinished(backup.path)]
+    saved = _each_of_log(asides, backup.header.identity.log_id)
+    if any(_fits(one, knowledge) == "next" for one in saved):
+        return True
+    names = {_name(one) for each in asides for some in _undecided(each, knowledge) for one in some}
+    if not names or not await intake_position(nc):
+        return bool(names)
+    stored = await read_subject(nc, INTAKE, EVERY_STORED_INTAKE)
+    return bool(names - {_name(_declaration(_saved(one))) for one in stored})
+
+
 async def _check_nobody_works(nc: Client) -> None:
     consumers = await worker_consumers(nc)
     for name in decider_consumers():
@@ -293,12 +320,34 @@ async def _put_aside(nc: Client, path: Path, plan: Plan) -> int:
     found = plan.found
     if found is None:
         if not floor:
+            await _check_unchanged(nc, plan)
             return 0
         found = await lost_log(nc)
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%f")
     aside = path.with_name(f"{path.name}{_UNFINISHED}{stamp}")
     await save_log(nc, aside, found, lambda _done: None, all_declarations=True)
+    try:
+        await _check_unchanged(nc, plan)
+    except RestoreRefusedError:
+        aside.unlink()  # nothing of it is removed from the server
+        raise
     return floor
+
+
+async def _check_unchanged(nc: Client, plan: Plan) -> None:
+    """Refuse to remove a log, or what belongs to it, that is not the one that was planned for."""
+    try:
+        state = await stream_state(nc, LOG)
+    except NotFoundOnBusError:
+        found = None
+    else:
+        found = SeenLog(state.created, state.last_seq)
+    if found != plan.seen:
+        raise RestoreRefusedError(
+            f"another client has changed stream {LOG} in the meantime, for example another "
+            "`reconciler restore`; this one changed nothing. Wait until the other one has ended, "
+            "then retry"
+        )
 
 
 # --- writing
@@ -408,13 +457,7 @@ async def _declare_again(nc: Client, sources: Sequence[Backup], knowledge: Knowl
     for source in sources:
         if source.header.identity.log_id != log_id:
             continue
-        is_behind = 0 < source.header.intake_position < knowledge.newest_cause
-        for messages in source.declarations():
-            unknown = [
-                _declaration(one)
-                for one in messages
-                if not knowledge.has_decided(one, is_behind=is_behind)
-            ]
+        for unknown in _undecided(source, knowledge):
             # A file of an interrupted restoration has those again that it had already stored.
             fresh = {_name(one): one for one in unknown if _name(one) not in known}
             if not fresh:
@@ -425,6 +468,17 @@ async def _declare_again(nc: Client, sources: Sequence[Backup], knowledge: Knowl
                     raise result
             reach(Failpoint.RESTORE_STEP)
     return len(known)
+
+
+def _undecided(source: Backup, knowledge: Knowledge) -> Generator[list[OutgoingMessage]]:
+    """Return the declarations of a file that the log does not know, in blocks."""
+    is_behind = 0 < source.header.intake_position < knowledge.newest_cause
+    for messages in source.declarations():
+        yield [
+            _declaration(one)
+            for one in messages
+            if not knowledge.has_decided(one, is_behind=is_behind)
+        ]
 
 
 def _name(declaration: OutgoingMessage) -> tuple[str, str]:

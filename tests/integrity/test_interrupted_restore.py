@@ -61,6 +61,12 @@ async def restore(nc: Client, path: Path, replace: str | None) -> RestoredLog:
     return await restore_log(nc, backup, knowledge, plan, lambda _: None)
 
 
+async def way(nc: Client, path: Path) -> str:
+    """Return what the command would do now."""
+    backup = Backup(path)
+    return (await plan_of(nc, backup, inspect(backup, lambda _: None), None)).way
+
+
 async def declare(nc: Client, name: str) -> None:
     """Store what no decider reads."""
     await publish(nc, f"rec.desired.default.Shape.{name}", b"{}", headers={MESSAGE_ID: name})
@@ -213,6 +219,55 @@ async def test_a_restore_that_cannot_end_is_refused_before_anything_is_written_o
     await delete_stream(nc, "MINE")
     await restore(nc, path, None)
     assert await contents(nc) == wanted[:-1]
+
+
+async def test_a_log_that_has_changed_since_the_plan_is_not_removed(
+    nc: Client, log: JetStreamLog, tmp_path: Path
+) -> None:
+    path, first, second = tmp_path / "b", new_key(), new_key()
+    await log.append([ResourceAppend(first, events(first, 1, 3), 0)])
+    await save_log(nc, path, await find_log(nc), lambda _: None)
+    backup = Backup(path)
+    knowledge = inspect(backup, lambda _: None)
+    plan = await plan_of(nc, backup, knowledge, log.log_id)
+    await log.append([ResourceAppend(second, events(second, 1, 3), 0)])
+    wanted = await contents(nc)
+    with pytest.raises(RestoreRefusedError, match="another client has changed stream LOG_1"):
+        await restore_log(nc, backup, knowledge, plan, lambda _: None)
+    assert await contents_if_usable(nc) == wanted
+    assert files_in(tmp_path) == {str(path)}
+
+
+@pytest.mark.parametrize("saved", ["events", "declarations"])
+async def test_a_repeat_recovers_what_was_saved_though_another_restore_has_ended(
+    nc: Client, log: JetStreamLog, tmp_path: Path, saved: str
+) -> None:
+    path, copy = tmp_path / "one" / "b", tmp_path / "two" / "b"
+    first, second = new_key(), new_key()
+    await log.append([ResourceAppend(first, events(first, 1, 3), 0)])
+    path.parent.mkdir()
+    await save_log(nc, path, await find_log(nc), lambda _: None)
+    copy.parent.mkdir()
+    copy.write_bytes(path.read_bytes())
+    if saved == "events":
+        await log.append([ResourceAppend(second, events(second, 1, 3), 0)])
+    else:
+        await declare(nc, "after")
+        await publish(nc, "log.default.Shape.foreign.fact", b"damage")
+    wanted = [each for each in await contents(nc) if each[2] != b"damage"]
+    arm(f"{Failpoint.RESTORE_STEP}:3=error")  # when log and intake are removed
+    with pytest.raises(OSError, match="failpoint"):
+        await restore(nc, path, log.log_id)
+    arm(None)
+    await restore(nc, copy, None)
+    assert await contents(nc) == wanted[:3]
+    assert await declared(nc) == []
+
+    assert await way(nc, path) == "continue"
+    await restore(nc, path, None)
+    assert await contents(nc) == wanted
+    assert await declared(nc) == ([] if saved == "events" else ["after"])
+    assert not [each for each in files_in(path.parent) if "replacing" in each]
 
 
 _SMALL = """
