@@ -126,7 +126,7 @@ async def _load(
         rates=JetStreamRates(nc),
         intake=JetStreamIntakeWriter(nc, process_name()),
         sink=JetStreamDecisionSink(nc),
-        intake_reader=lambda: JetStreamIntakeReader(nc),
+        intake_reader=lambda: JetStreamIntakeReader(nc, log.identity),
         action_reader=lambda: JetStreamActionReader(nc),
         listing_reader=lambda: JetStreamListingReader(nc),
         lost_events=lambda models: find_lost(log, rows, models),

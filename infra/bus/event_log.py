@@ -89,6 +89,11 @@ class JetStreamLog:
         self._sequences = Sequences(nc, LOG, sequence_of=log_filter_of, digested=True)
 
     @property
+    def identity(self) -> LogIdentity:
+        """Which log this is, as it was opened."""
+        return self._identity
+
+    @property
     def log_id(self) -> str:
         """The log's own random name."""
         return self._identity.log_id

@@ -21,11 +21,12 @@ from events.subjects import (
     what_is_stored,
 )
 from events.subjects import intake as intake_subject
-from infra.bus.removals import telling_what_to_do
+from infra.bus.removals import check_same_log, telling_what_to_do
 from infra.bus.streams import (
     DECIDER_GROUP,
     INTAKE,
     MAX_UNACKNOWLEDGED,
+    LogIdentity,
     decider_consumers,
 )
 from infra.jetstream.deliveries import Delivered, ack, in_progress, nak
@@ -109,10 +110,15 @@ class JetStreamIntakeWriter:
 
 
 class JetStreamIntakeReader:
-    """Implements ``reconciler.ports.IntakeReader`` over the partitions' pinned consumers."""
+    """Implements ``reconciler.ports.IntakeReader`` over the partitions' pinned consumers.
 
-    def __init__(self, nc: Client) -> None:
+    ``identity``: that of the log that the process has read. It is compared once the consumers are
+    known, since a later restoration recreates these.
+    """
+
+    def __init__(self, nc: Client, identity: LogIdentity) -> None:
         self._nc = nc
+        self._unchecked: LogIdentity | None = identity
         self._group = PullGroup(
             nc,
             INTAKE,
@@ -133,7 +139,11 @@ class JetStreamIntakeReader:
     async def next_batch(self, *, wait: bool = True) -> Sequence[IntakeDelivery]:
         """Return messages of any partition; wait for one, unless told not to."""
         with telling_what_to_do():
-            return [self._delivery(each) for each in await self._group.next_batch(wait=wait)]
+            delivered = await self._group.next_batch(wait=wait)
+        if self._unchecked is not None:
+            await check_same_log(self._nc, self._unchecked)
+            self._unchecked = None
+        return [self._delivery(each) for each in delivered]
 
     async def extend(self, deliveries: Sequence[IntakeDelivery]) -> None:
         """Start the leases of these afresh."""

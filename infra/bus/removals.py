@@ -9,7 +9,8 @@ from typing import Final
 from nats.aio.client import Client
 
 from events.envelope import InvalidMessageError, decode_log
-from infra.bus.streams import INTAKE, LOG
+from infra.bus.retries import patiently
+from infra.bus.streams import INTAKE, LOG, LogIdentity, find_log
 from infra.jetstream.errors import NotFoundOnBusError, StreamReplacedError
 from infra.jetstream.reads import StoredMessage, read_subject, stream_state
 
@@ -39,6 +40,17 @@ def telling_what_to_do() -> Generator[None]:
             f"{error}; run `reconciler init`, which creates missing streams, then start the "
             f"process again (if stream {LOG} itself is missing, restore it from a backup first)"
         ) from error
+
+
+async def check_same_log(nc: Client, identity: LogIdentity) -> None:
+    """Check that the log was not restored since its identity was read.
+
+    Raises ``StreamReplacedError`` if it was: new actions would have the keys of lost ones.
+    """
+    if await patiently(nc, lambda: find_log(nc)) != identity:
+        raise StreamReplacedError(
+            f"stream {LOG} was restored while this process started; start the process again"
+        )
 
 
 async def check_intake_positions(nc: Client) -> None:

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 
 import pytest
+from msgspec.structs import replace
 from nats.aio.client import Client
 
 from events.envelope import encode_intake
@@ -15,9 +16,9 @@ from events.subjects import REPLY_HEADER
 from events.subjects import intake as intake_subject
 from infra.bus.intake import JetStreamIntakeReader, JetStreamIntakeWriter
 from infra.bus.intake_trim import trim
-from infra.bus.streams import INTAKE, PARTITIONS
+from infra.bus.streams import INTAKE, PARTITIONS, end_restoration, find_log
 from infra.jetstream.connection import api_request
-from infra.jetstream.errors import MessageTooLargeError, StreamFullError
+from infra.jetstream.errors import MessageTooLargeError, StreamFullError, StreamReplacedError
 from infra.jetstream.publish import publish
 from infra.jetstream.reads import SubjectCounts, read_subject, stream_state, subject_counts
 from reconciler.ports import IntakeDelivery, IntakeMessageOut, NotStoredError
@@ -39,7 +40,7 @@ async def _take(reader: JetStreamIntakeReader, count: int) -> list[IntakeDeliver
 async def reader(bus: Client) -> AsyncIterator[JetStreamIntakeReader]:
     """The only reader of an intake that is empty."""
     await api_request(bus, f"STREAM.PURGE.{INTAKE}", {})
-    reader = JetStreamIntakeReader(bus)
+    reader = JetStreamIntakeReader(bus, await find_log(bus))
     yield reader
     await reader.close()
 
@@ -214,3 +215,20 @@ async def test_an_answer_goes_to_no_subject_that_the_bus_may_refuse(
         await publish(bus, f"rec.desired=ann.{key.tokens}", b"{}", headers=headers)
     taken = await _take(reader, 2)
     assert [each.reply_to for each in taken] == [None, "_INBOX.ann.1.a=b"]
+
+
+async def test_a_reader_that_began_before_a_restoration_hands_nothing_out(bus: Client) -> None:
+    identity = await find_log(bus)
+    restored = replace(identity, epoch="newer")
+    await end_restoration(bus, restored)
+    key = new_key()
+    await JetStreamIntakeWriter(bus, "test").publish(
+        [IntakeMessageOut("desired", key, Withdrawn(), uuid.uuid4().hex)]
+    )
+    early = JetStreamIntakeReader(bus, identity)
+    with pytest.raises(StreamReplacedError, match="was restored while this process started"):
+        await early.next_batch()
+    await early.close()
+    late = JetStreamIntakeReader(bus, restored)
+    assert await late.next_batch()
+    await late.close()

@@ -9,7 +9,7 @@ from nats.aio.client import Client
 from events.names import ResourceKey
 from events.subjects import actor, intake, user_of
 from infra.bus.intake import JetStreamIntakeReader
-from infra.bus.streams import ensure_topology
+from infra.bus.streams import ensure_topology, find_log
 from infra.bus.user import user_of_connection
 from infra.embedded import EmbeddedServer
 from infra.jetstream.connection import close, connect
@@ -47,7 +47,7 @@ async def test_where_nobody_says_who_he_is_no_name_is_believed(tmp_path: Path) -
     key = ResourceKey("default", "Shape", "foo")
     subject = intake("desired", key, "ann")
     await publish(nc, subject, b"{}")
-    reader = JetStreamIntakeReader(nc)
+    reader = JetStreamIntakeReader(nc, await find_log(nc))
     [delivery] = await reader.next_batch()
     assert (user_of(delivery.subject), delivery.user) == ("ann", "")
     await reader.close()

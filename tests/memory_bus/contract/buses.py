@@ -19,7 +19,7 @@ from infra.bus import streams
 from infra.bus.actions import JetStreamActionReader
 from infra.bus.dead_letters import read_discarded, read_letters
 from infra.bus.decision_sink import JetStreamDecisionSink
-from infra.bus.event_log import open_log
+from infra.bus.event_log import JetStreamLog, open_log
 from infra.bus.foreign_listings import JetStreamListingReader
 from infra.bus.intake import JetStreamIntakeReader, JetStreamIntakeWriter
 from infra.bus.rates import JetStreamRates
@@ -258,16 +258,17 @@ class OnMemory(Bus):
 class OnJetStream(Bus):
     """The bus of the product, on an account of its own."""
 
-    def __init__(self, nc: Client, log: EventLog, lease_seconds: float) -> None:
+    def __init__(self, nc: Client, log: JetStreamLog, lease_seconds: float) -> None:
         super().__init__()
         self.lease_seconds = lease_seconds
         self._nc = nc
+        self._identity = log.identity
         self.log = log
         self.writer = JetStreamIntakeWriter(nc, "test")
         self.sink = JetStreamDecisionSink(nc)
 
     def intake_reader(self) -> IntakeReader:
-        return JetStreamIntakeReader(self._nc)
+        return JetStreamIntakeReader(self._nc, self._identity)
 
     def action_reader(self) -> ActionReader:
         return JetStreamActionReader(self._nc)
