@@ -135,6 +135,13 @@ class Secrecy:
         found = self._find(content)
         return _decoded(_replaced(content, found)) if found else text
 
+    def hide_start(self, text: str, most: int) -> str:
+        """Return the first characters of a text without secrets, and search little more of it.
+
+        The beginning of a secret that a cut has shortened would not be found.
+        """
+        return self.hide(text[: most + self.reach_bytes])[:most]
+
     def hide_in(self, value: _T, known: AbstractSet[str] = frozenset()) -> _T:
         """Return JSON-like data without secrets, in its keys too; ``known`` strings stay."""
         return cast("_T", self._hidden(value, known)) if self._forms else value

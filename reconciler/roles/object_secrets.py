@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
 
 import msgspec
 import structlog
@@ -13,6 +14,9 @@ from projections.status import StatusRow
 from reconciler.resource.owner_label import OWNER_LABEL
 from reconciler.roles.oversize import MAX_SEARCHED_BYTES
 from reconciler.secrecy import Secrecy, strings_in
+
+MAX_SHOWN_ID_CHARACTERS: Final = 256
+"""Of each of several ids in a message for people; the API chooses them."""
 
 _encoder = msgspec.json.Encoder()
 _logger = structlog.get_logger(__name__)
@@ -50,13 +54,13 @@ def hide_and_digest(
 ) -> tuple[ExternalObject, str] | None:
     """Return an object of some resources without secrets, and its digest.
 
-    An object that the log has already is returned unchanged, and is not searched.
+    Of an object that the log has already, only what the digest leaves out is searched.
     """
     shown, known = digest(seen), list[object]()
     mark = seen.labels.get(OWNER_LABEL, "")
     for row in rows:
         if row.observed_digest == shown:
-            return seen, shown
+            return _without_secret_marks(seen, secrecy), shown
         known += [row.external_name, row.uid, row.seen_uid, row.labels]
         tokens = row.key.tokens
         if mark.endswith(tokens) and not secrecy.is_in(mark.removesuffix(tokens)):
@@ -65,6 +69,19 @@ def hide_and_digest(
     if hidden is None or hidden is seen:
         return None if hidden is None else (seen, shown)
     return hidden, digest(hidden)
+
+
+def shown_ids(uids: Iterable[str], secrecy: Secrecy) -> tuple[str, ...]:
+    """Return ids of objects as people are told of them: short, and without secrets."""
+    return tuple(secrecy.hide_start(each, MAX_SHOWN_ID_CHARACTERS) for each in uids)
+
+
+def _without_secret_marks(seen: ExternalObject, secrecy: Secrecy) -> ExternalObject:
+    """Return an object without secrets in what is no part of its digest."""
+    if not secrecy.is_in(f"{seen.version} {seen.written_by}"):
+        return seen
+    version, written_by = secrecy.hide_in(seen.version), secrecy.hide_in(seen.written_by)
+    return replace(seen, version=version, written_by=written_by)
 
 
 def _encoded(seen: ExternalObject) -> bytes:

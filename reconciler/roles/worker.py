@@ -59,7 +59,7 @@ from reconciler.roles.cancellation import is_being_cancelled
 from reconciler.roles.chance import REAL, Chance
 from reconciler.roles.configurations import Configurations
 from reconciler.roles.lookup import LookupResult, look_up
-from reconciler.roles.object_secrets import hide_secrets
+from reconciler.roles.object_secrets import hide_secrets, shown_ids
 from reconciler.roles.oversize import is_too_large
 from reconciler.roles.providers import ProviderPool
 from reconciler.roles.twins import Comparison, Suspect, TwinDetector
@@ -231,7 +231,7 @@ class Worker:
             is_lookup=is_lookup,
             redelivered=self._may_be_another_workers(delivery),
             absent=effect is not None and effect.absent,
-            labeled_uids=effect.labeled_uids if isinstance(effect, LookupResult) else (),
+            labeled_uids=shown_ids(_labeled_uids(effect), self._providers.secrecy),
         )
         self._report(delivery, reported)
         if not gate.inside or len(self._results) >= _RESULTS_AT_ONCE:
@@ -583,6 +583,10 @@ def _tellable(text: str) -> str:
 
 def _is_kept_answer(answer: Effect | ProviderError | ConfigurationError | None) -> bool:
     return isinstance(answer, Effect | ProviderError) and answer.replayed
+
+
+def _labeled_uids(effect: Effect | None) -> Sequence[str]:
+    return effect.labeled_uids if isinstance(effect, LookupResult) else ()
 
 
 def _obstacle(error: ProviderError | ConfigurationError | None) -> ExternalObject | None:

@@ -615,6 +615,42 @@ async def test_a_report_contains_no_secret_but_all_that_was_decided(log: JetStre
     assert report.object.fields == {"owner": "postgres", "seen": "Bearer ***"}
 
 
+class Copies(Api):
+    """Two objects of an API that makes the ids, with the label of one action."""
+
+    def __init__(self, *objects: ExternalObject) -> None:
+        super().__init__()
+        self._objects = objects
+
+    async def pages(
+        self, scope: Scope, *, page_size: int
+    ) -> AsyncIterator[Sequence[ExternalObject]]:
+        assert scope
+        assert page_size
+        yield self._objects
+
+
+async def test_ids_of_objects_with_one_label_are_reported_short_and_without_secrets(
+    log: JetStreamLog,
+) -> None:
+    """The API chooses the ids: longer ones would make a report that the bus never stores."""
+    stores = SecretStores()
+    stores.secrecy.add("planted&token")
+    key = new_key()
+    labels = {OWNER_LABEL: "ours"}
+    action = Action(f"{key}@1", "key", "Create", 1, "default", "foo", (), labels=labels)
+    uids = ("u1", "id-planted%26token", "x" * 100_000)
+    api = Copies(*(ExternalObject("foo", {}, uid, labels=labels) for uid in uids))
+    bus = Bus(ActionDelivery(1, event(key, 1, LookupDecided(action, 2)), 1, None))
+    can = Capabilities(
+        idempotency_keys=False, deterministic_names=False, labels=True, conditional_writes=False
+    )
+    async with at_work(log, api, bus, stores=stores, capabilities=can):
+        await asyncio.wait_for(bus.acknowledged.wait(), 60)
+    [report] = bus.reports
+    assert report.labeled_uids == ("u1", "id-***", "x" * 256)
+
+
 # --- objects that are newer than the log (ADR 0065)
 
 

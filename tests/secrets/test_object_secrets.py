@@ -172,3 +172,11 @@ def test_a_secret_in_a_list_of_bytes_is_hidden() -> None:
     assert secrecy.hide_in(buffer) == {"type": "Buffer", "data": [HIDDEN]}
     for harmless in ([1, 2, 3, 4, 5, 6, 7], [300, -1, 0, 0, 0, 0], [True] * 9, list(TOKEN)):
         assert secrecy.hide_in({"at": harmless}) == {"at": harmless}
+
+
+@pytest.mark.parametrize("part", ["version", "written_by"])
+def test_a_secret_is_hidden_in_what_the_digest_of_a_known_object_leaves_out(part: str) -> None:
+    known = replace(shape(), version="1", written_by="key")
+    seen = replace(known, **{part: TOKEN})
+    recorded = hide_and_digest(seen, Secrecy(TOKEN), [row(known)])
+    assert recorded == (replace(seen, **{part: HIDDEN}), digest(known))
