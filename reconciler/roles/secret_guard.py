@@ -24,6 +24,10 @@ from reconciler.secrecy import Secrecy
 MAX_PAGES: Final = 20_000
 """Of one listing: 250,000 objects where an API has 13 a page; a listing without an end has more."""
 
+MAX_ERROR_CHARACTERS: Final = 16_384
+"""Of an error. A longer one is cut before it is searched: an API may repeat megabytes in its answer,
+and searching one takes a second in which nothing else in this process goes on."""
+
 _KEPT_BACK = (
     "the API's error message is suppressed: it may contain an earlier value of a secret, which "
     "this process never read and cannot mask"
@@ -137,32 +141,40 @@ def without_secret(secrecy: Secrecy) -> Generator[None]:
     try:
         yield
     except ProviderError as error:
-        error.message = secrecy.hide(error.message)
+        error.message = _cleaned(error.message, secrecy)
         error.args = tuple(_hidden(each, secrecy) for each in error.args)
         if _is_in_cause(error, secrecy):
             error.__cause__ = error.__context__ = None
         raise
     except ConfigurationError as error:
-        if not secrecy.is_in(str(error)) and not _is_in_cause(error, secrecy):
+        if not _is_in(str(error), secrecy) and not _is_in_cause(error, secrecy):
             raise
-        raise ConfigurationError(secrecy.hide(str(error))) from None
+        raise ConfigurationError(_cleaned(str(error), secrecy)) from None
     except Exception as error:
-        if not secrecy.is_in(repr(error)) and not _is_in_cause(error, secrecy):
+        if not _is_in(repr(error), secrecy) and not _is_in_cause(error, secrecy):
             raise
-        text = secrecy.hide(f"{type(error).__name__}: {error}")
-        raise ProviderError(text) from None
+        raise ProviderError(_cleaned(f"{type(error).__name__}: {error}", secrecy)) from None
+
+
+def _cleaned(text: str, secrecy: Secrecy) -> str:
+    return secrecy.hide_start(text, MAX_ERROR_CHARACTERS)
+
+
+def _is_in(text: str, secrecy: Secrecy) -> bool:
+    """Return whether a text contains a secret, or is too long to be searched."""
+    return len(text) > MAX_ERROR_CHARACTERS or secrecy.is_in(text)
 
 
 def _hidden(part: object, secrecy: Secrecy) -> object:
-    return secrecy.hide(part) if isinstance(part, str) else part
+    return _cleaned(part, secrecy) if isinstance(part, str) else part
 
 
 def _is_in_cause(error: BaseException, secrecy: Secrecy) -> bool:
-    """Whether what led to an error repeats the secret: a traceback would show it."""
+    """Whether what led to an error may repeat the secret: a traceback would show it."""
     looked_at = {id(error)}  # a provider may raise an error from itself
     seen: BaseException | None = error.__cause__ or error.__context__
     while seen is not None and id(seen) not in looked_at:
-        if secrecy.is_in(f"{seen!r} {seen}"):
+        if _is_in(f"{seen!r} {seen}", secrecy):
             return True
         looked_at.add(id(seen))
         seen = seen.__cause__ or seen.__context__

@@ -22,8 +22,8 @@ from infra.jetstream.connection import api_request, connect, without_secrets
 from infra.jetstream.errors import BusAccessError, BusError
 from infra.jetstream.reads import read_subject
 from reconciler.cli.own_logs import configure_logs
-from reconciler.errors import DeclarationRefusedError, ProviderError
-from reconciler.roles.secret_guard import without_secret
+from reconciler.errors import ConfigurationError, DeclarationRefusedError, ProviderError
+from reconciler.roles.secret_guard import MAX_ERROR_CHARACTERS, without_secret
 from reconciler.sdk import Client as Sdk
 from reconciler.sdk import client_on
 from reconciler.secrecy import Secrecy
@@ -223,6 +223,27 @@ def test_an_error_that_nobody_expected_is_told_without_the_secret() -> None:
         assert FROM_FILE not in repr(chain)
         chain = chain.__cause__
     assert told.value.__suppress_context__
+
+
+def test_a_long_error_is_cut_before_it_is_searched() -> None:
+    """An API may repeat megabytes in its answer, and searching them would stop the event loop."""
+    secrecy = Secrecy(FROM_VARIABLE)
+    long = "\\u1234" * 500_000
+    for error in (ProviderError(long), ConfigurationError(long), ValueError(long)):
+        with pytest.raises(Exception, match="u1234") as caught, without_secret(secrecy):
+            raise error from ProviderError(f"{long} {FROM_VARIABLE}")
+        assert len(str(caught.value)) <= MAX_ERROR_CHARACTERS + len("ValueError: ")
+        assert caught.value.__cause__ is None
+    assert secrecy.searched_bytes < 1_000_000
+
+
+def test_a_secret_at_the_end_of_a_cut_error_is_hidden() -> None:
+    secrecy = Secrecy(FROM_VARIABLE)
+    begun = "." * (MAX_ERROR_CHARACTERS - len(FROM_VARIABLE) // 3)
+    with pytest.raises(ProviderError) as caught, without_secret(secrecy):
+        raise ProviderError(f"{begun}{FROM_VARIABLE}{begun}")
+    assert caught.value.message.startswith(begun)
+    assert caught.value.message.strip(".*") == ""
 
 
 def test_an_error_that_is_its_own_cause_is_told_like_any_other() -> None:
