@@ -7,6 +7,7 @@ import contextlib
 import errno
 import os
 import shutil
+import struct
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator
@@ -27,6 +28,7 @@ from infra.providers.disks.attachment import ATTACHMENT, AttachmentsProvider, re
 from infra.providers.disks.disk import DISK, DisksProvider, loses
 from infra.providers.disks.images import filesystem_uuid
 from infra.providers.disks.mounts import mount_at, mounts
+from infra.providers.disks.superblock import superblock_of
 from infra.providers.file_root import temporary_name
 from reconciler.call_permit import CALL_PERMIT
 from reconciler.errors import (
@@ -1081,3 +1083,18 @@ async def until(holds: Callable[[], Awaitable[bool]]) -> None:
             return
         await asyncio.sleep(0.01)
     pytest.fail("not within 20 s")
+
+
+def test_a_superblock_with_an_impossible_block_size_has_a_size_that_fits_into_memory(
+    tmp_path: Path,
+) -> None:
+    """The observer reads the images of all tenants; this one would have a size of 512 MiB."""
+    image = bytearray(4096)
+    struct.pack_into("<H", image, 1024 + 0x38, 0xEF53)
+    struct.pack_into("<II", image, 1024 + 0x4, 1, 0)
+    struct.pack_into("<I", image, 1024 + 0x18, 0xFFFF_FFFF)
+    (tmp_path / "image").write_bytes(image)
+    with (tmp_path / "image").open("rb") as file:
+        found = superblock_of(file.fileno())
+    assert found is not None
+    assert found.size_bytes < 2**64

@@ -15,6 +15,7 @@ _MAGIC = 0xEF53
 _VALID = 0x1  # state: unmounted in order, or made to the end
 _EXTENTS = 0x40  # what ext2 and ext3 do not have
 _64_BIT = 0x80
+_MAX_BLOCK_BITS = 6  # above 1 KiB: 64 KiB is what ext4 has at most
 
 
 class Superblock(NamedTuple):
@@ -35,6 +36,8 @@ def superblock_of(file: int) -> Superblock | None:
     data = os.pread(file, _BYTES, _OFFSET)
     if len(data) < _BYTES or _number("<H", data, 0x38) != _MAGIC:
         return None
+    # Of a damaged one, the size would be a number of half a gigabyte.
+    block_bits = min(_number("<I", data, 0x18), _MAX_BLOCK_BITS)
     incompatible = _number("<I", data, 0x60)
     blocks = _number("<I", data, 0x4)
     if incompatible & _64_BIT:
@@ -43,7 +46,7 @@ def superblock_of(file: int) -> Superblock | None:
         filesystem=FILESYSTEM if incompatible & _EXTENTS else "ext2 or ext3",
         uuid=UUID(bytes=data[0x68:0x78]),
         label=data[0x78:0x88].rstrip(b"\0").decode(errors="replace"),
-        size_bytes=blocks * (1024 << _number("<I", data, 0x18)),
+        size_bytes=blocks * (1024 << block_bits),
         is_clean=bool(_number("<H", data, 0x3A) & _VALID),
     )
 
