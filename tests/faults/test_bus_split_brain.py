@@ -18,7 +18,7 @@ from events.log import ActionDecided, ActionSucceeded, SpecDeclared
 from infra.bus.decision_sink import JetStreamDecisionSink
 from infra.bus.event_log import JetStreamLog, open_log
 from infra.bus.intake import JetStreamIntakeReader
-from infra.bus.streams import INTAKE, find_log
+from infra.bus.streams import INTAKE, LogIdentity, find_log
 from infra.embedded import EmbeddedServer
 from infra.jetstream.pull import PullReader
 from infra.jetstream.topology import ensure_consumer
@@ -52,8 +52,8 @@ class CountingLog(JetStreamLog):
 class SecondReader(JetStreamIntakeReader):
     """Gets the whole intake by a consumer of its own, whomever the server prefers."""
 
-    def __init__(self, nc: Client) -> None:
-        super().__init__(nc)
+    def __init__(self, nc: Client, identity: LogIdentity) -> None:
+        super().__init__(nc, identity)
         self._group = PullReader(nc, INTAKE, "second")
 
 
@@ -78,7 +78,7 @@ async def second_decider(world: World) -> AsyncGenerator[CountingLog]:
         configurations = Configurations()
         await configurations.load(log)
         second = Decider(
-            reader=SecondReader(nc),
+            reader=SecondReader(nc, log.identity),
             log=log,
             sink=JetStreamDecisionSink(nc),
             kinds=world.kinds,
