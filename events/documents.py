@@ -18,6 +18,7 @@ import msgspec
 import yaml
 
 from events.checked_manifest import checked_manifest
+from events.excerpt import shortened
 from events.field_hints import field_error
 from events.manifest import InvalidManifestError, Manifest
 from events.names import InvalidNameError, ResourceKey, home_of
@@ -66,7 +67,7 @@ class Problem:
     message: str
 
     def __str__(self) -> str:
-        return f"{self.source}: {self.message}"
+        return f"{self.source}: {shortened(self.message)}"
 
 
 def read_documents(file: str, text: str, namespace: str) -> Iterator[Read | Problem]:

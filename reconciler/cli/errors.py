@@ -13,6 +13,7 @@ from typing import cast
 import msgspec
 
 from events.envelope import InvalidMessageError
+from events.excerpt import shortened
 from events.manifest import InvalidManifestError
 from events.names import InvalidNameError
 from infra.components import ComponentError
@@ -94,7 +95,7 @@ def _with_flags(line: str, tokens: Sequence[str]) -> str:
 
 def one_line(error: BaseException) -> str:
     """Say an error in one line; one that nobody expected names its class, too."""
-    text = harmless(" ".join(_said(error).split())) or type(error).__name__
+    text = harmless(shortened(" ".join(_said(error).split()))) or type(error).__name__
     if isinstance(error, EXPECTED):
         return text
     return (
