@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from typing import Final, TypeVar
 
 from events.external import ExternalObject
 from events.provider_config import Scope
 from reconciler.errors import TransientError
+
+
+_TURN_SECONDS: Final = 0.01
+"""Of one turn of the event loop. One object takes 0.1 ms if its kind has expressions, and up to a
+second if these loop over long lists."""
+
+_Item = TypeVar("_Item")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,3 +47,19 @@ async def all_pages(
                 "the API returned the same page token twice, so the listing would never end"
             )
         token = page.next
+
+
+async def in_turns(
+    items: Sequence[_Item], converted: Callable[[_Item], ExternalObject | None]
+) -> list[ExternalObject]:
+    """Convert the items of an answer, for a short time at once: an API may send any number."""
+    objects: list[ExternalObject] = []
+    until = time.monotonic() + _TURN_SECONDS
+    for each in items:
+        found = converted(each)
+        if found is not None:
+            objects.append(found)
+        if time.monotonic() >= until:
+            await asyncio.sleep(0)
+            until = time.monotonic() + _TURN_SECONDS
+    return objects

@@ -24,7 +24,7 @@ from infra.providers.answers import Answer, decoded, decoded_about, problem_text
 from infra.providers.conflicts import check_uid
 from infra.providers.endpoint import path_segment
 from infra.providers.http import HttpApi
-from infra.providers.listing import Page, all_pages
+from infra.providers.listing import Page, all_pages, in_turns
 from reconciler.errors import (
     ConflictError,
     NotFoundError,
@@ -227,7 +227,7 @@ class RecordsProvider:
         if response.status_code != HTTPStatus.OK:
             raise refusal(response)
         page = decoded(response, _page_decoder)
-        return Page([record.as_object() for record in page.records], page.next_cursor)
+        return Page(await in_turns(page.records, _Record.as_object), page.next_cursor)
 
     async def _own_or_refused(self, action: Action, why: str, *, absent: ProviderError) -> Effect:
         """Return what a failed precondition means: our earlier attempt, a stranger, or nothing."""

@@ -37,7 +37,7 @@ from infra.providers.answers import (
 from infra.providers.conflicts import check_uid, with_obstacle
 from infra.providers.endpoint import path_segment
 from infra.providers.http import HttpApi
-from infra.providers.listing import Page, all_pages
+from infra.providers.listing import Page, all_pages, in_turns
 from reconciler.errors import (
     ConflictError,
     ListingExpiredError,
@@ -197,7 +197,7 @@ class ShapesProvider:
         if response.status_code != HTTPStatus.OK:
             raise refusal(response)
         page = decoded(response, _page_decoder)
-        return Page([shape.as_object() for shape in page.items], page.next)
+        return Page(await in_turns(page.items, _Shape.as_object), page.next)
 
     async def _confirm_absence(self, external_name: str) -> None:
         """Have the collection say, too, that there is no such shape: any gateway can answer 404.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections.abc import AsyncIterator
 from typing import Any, ClassVar
 
@@ -16,7 +18,7 @@ from reconciler.provider.contract import ProviderContract, listing
 from reconciler.provider.http_faults import HttpFaultContract
 from reconciler.provider.kind import Kind
 from reconciler.provider.secrets import Secrets
-from tests.hostile_server import measured_loop
+from tests.hostile_server import HEAD, hostile_server, measured_loop, send
 from tests.rest.kinds import kind_from
 from tests.rest.notes_api import NotesApi
 
@@ -183,3 +185,20 @@ async def test_a_link_of_many_brackets_does_not_block_the_event_loop():
                 await listing(provider, Scope(), page_size=2)
         await provider.close()
     assert loop.blocked_seconds < 0.2  # it was 0.6 s, and 33 s for 60,000 of them
+
+
+async def test_a_page_of_many_objects_does_not_block_the_event_loop():
+    """An API may ignore the size of a page that it is asked for."""
+    note = {"id": "1", "rev": 1, "text": "x", "config": {"tags": ["a", "b"], "options": {"a": 1}}}
+    notes = [{**note, "title": f"note-{number}"} for number in range(10_000)]
+    body = json.dumps(notes).encode()
+    rest = {**SPEC["rest"], "ready": "= object.text.startsWith('x') && object.rev > 0"}
+    kind = kind_from({"metadata": {"name": "Memo"}, "spec": {**SPEC, "rest": rest}})
+    length = f"Content-Length: {len(body)}\r\n\r\n".encode()
+    with hostile_server(send(HEAD, length, body)) as port:
+        provider = await connected(kind, f"http://127.0.0.1:{port}")
+        async with measured_loop() as loop:
+            assert len(await listing(provider, Scope())) == len(notes)
+            await asyncio.sleep(0)
+        await provider.close()
+    assert loop.blocked_seconds < 0.3  # it was 0.7 s, and up to 60 s for 32 MiB

@@ -26,7 +26,7 @@ _LINK = re.compile(r"<([^<>]*)>((?:[^,\"]|\"[^\"]*\")*)")
 _NEXT = re.compile(r";\s*rel\s*=\s*(?:next\b|\"(?:[^\"]*\s)?next[\s\"])", re.IGNORECASE)
 
 _Query = list[tuple[str, str]]
-ObjectsOf = Callable[[Answer, Sequence[Any]], Sequence[ExternalObject]]
+ObjectsOf = Callable[[Answer, Sequence[Any]], Awaitable[Sequence[ExternalObject]]]
 """Finds the objects of the kind among the items of an answer."""
 
 
@@ -72,7 +72,7 @@ class Pages:
         """Fetch the page of a token, the first with an empty one."""
         paging = self._paging
         if paging is None:
-            return self._page(await self._fetch(None, ()), None)
+            return await self._page(await self._fetch(None, ()), None)
         match paging.by:
             case "Token":
                 return await self._by_token(paging, token)
@@ -83,8 +83,8 @@ class Pages:
             case "Page":
                 return await self._by_number(paging, token)
 
-    def _page(self, listed: Listed, following: str | None) -> Page:
-        return Page(self._objects_of(listed.answer, listed.items), following)
+    async def _page(self, listed: Listed, following: str | None) -> Page:
+        return Page(await self._objects_of(listed.answer, listed.items), following)
 
     async def _by_token(self, paging: Paging, token: str) -> Page:
         assert self._token_at is not None
@@ -94,15 +94,15 @@ class Pages:
         except ExpressionError as error:
             raise unusable(listed.answer, str(error)) from None
         if following is MISSING or following is None:
-            return self._page(listed, None)
+            return await self._page(listed, None)
         if not isinstance(following, str | int) or isinstance(following, bool):
             raise unusable(listed.answer, f"the value at {paging.at} is not a token")
-        return self._page(listed, str(following))
+        return await self._page(listed, str(following))
 
     async def _by_link(self, token: str) -> Page:
         path = f"{self._path}?{token}" if token else None
         listed = await self._fetch(path, self._size)
-        return self._page(listed, _next_query(listed.answer))
+        return await self._page(listed, _next_query(listed.answer))
 
     async def _by_offset(self, paging: Paging, token: str) -> Page:
         begin = int(token or 0)
@@ -118,7 +118,7 @@ class Pages:
                 raise unusable(listed.answer, what)
         self._last = behind[-1:]
         page = Listed(listed.answer, listed.content, behind)
-        return self._page(page, str(begin + len(behind)) if behind else None)
+        return await self._page(page, str(begin + len(behind)) if behind else None)
 
     async def _by_number(self, paging: Paging, token: str) -> Page:
         number = int(token or paging.first)
@@ -126,7 +126,7 @@ class Pages:
         if self._last and (await self._more(paging, str(number - 1))).items != self._last:
             raise _moved()
         self._last = listed.items
-        return self._page(listed, str(number + 1) if listed.items else None)
+        return await self._page(listed, str(number + 1) if listed.items else None)
 
     async def _more(self, paging: Paging, value: str | None) -> Listed:
         assert paging.parameter is not None

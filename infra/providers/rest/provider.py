@@ -33,7 +33,7 @@ from infra.providers.answers import (
 from infra.providers.conflicts import check_uid
 from infra.providers.endpoint import leads_elsewhere
 from infra.providers.http import HttpApi
-from infra.providers.listing import all_pages
+from infra.providers.listing import all_pages, in_turns
 from infra.providers.rest.document import without_nothing
 from infra.providers.rest.expressions import ExpressionError
 from infra.providers.rest.marks import made_uid
@@ -198,7 +198,7 @@ class RestProvider:
         found = (
             self._one_shown(answer, content, name)
             if protocol.read_items_at is None
-            else self._one_of(answer, content, name)
+            else await self._one_of(answer, content, name)
         )
         if found is None:
             return None
@@ -214,12 +214,12 @@ class RestProvider:
             raise unusable(answer, f"it has no object at {self._protocol.read_at.text}")
         return self._about(answer, shown, name)
 
-    def _one_of(self, answer: Answer, content: Any, name: str) -> ExternalObject | None:
+    async def _one_of(self, answer: Answer, content: Any, name: str) -> ExternalObject | None:
         """Find an object among several; one of another name is no answer to a question for one."""
         protocol = self._protocol
         assert protocol.read_items_at is not None
         items = _as_list(answer, _at(protocol.read_items_at, answer, content))
-        found = self._those_of_kind(answer, items)
+        found = await self._those_of_kind(answer, items)
         mine = [each for each in found if each.name == name]
         if len(mine) > 1:
             raise unusable(answer, f"{len(mine)} objects have the name {name!r}")
@@ -249,10 +249,14 @@ class RestProvider:
     def _pages(self, page_size: int) -> Pages:
         return Pages(self._protocol, self._listed, self._those_of_kind, page_size)
 
-    def _those_of_kind(self, answer: Answer, items: Sequence[Any]) -> list[ExternalObject]:
+    async def _those_of_kind(self, answer: Answer, items: Sequence[Any]) -> list[ExternalObject]:
         protocol = self._protocol
+
+        def seen(item: Any) -> ExternalObject | None:
+            return protocol.seen(item) if protocol.is_one(item) else None
+
         try:
-            return [protocol.seen(each) for each in items if protocol.is_one(each)]
+            return await in_turns(items, seen)
         except UnusableObjectError as error:
             raise unusable(answer, str(error)) from None
 
