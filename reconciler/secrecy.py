@@ -270,14 +270,15 @@ def _forms(secret: str) -> Iterable[bytes]:
     lines = (each.strip() for each in secret.splitlines())
     plain |= {_encoded(each) for each in lines if _is_secret_line(each)}
     plain.add(b"".join(_latin(each) for each in secret))
-    texts = set(plain)
-    for each in plain:
-        texts |= {each.replace(old, new) for old, new in _QUOTES}
-        texts |= {text.replace(b" ", b"+") for text in (each, *texts)}  # of forms
+    texts: set[bytes] = set()
+    for each in plain:  # a file has thousands of lines: each is looked at by itself
+        written = {each, *(each.replace(old, new) for old, new in _QUOTES)}
+        written |= {text.replace(b" ", b"+") for text in written}  # of forms
         decoded = each
         for _ in range(_LEVELS):  # what looks like an escape in it is decoded where it is quoted
             decoded = _ESCAPE.sub(_unescaped, decoded)
-            texts.add(decoded)
+            written.add(decoded)
+        texts |= written
     whole = _encoded(secret)
     lists = set(_lists_of_bytes(whole))
     texts |= lists | {each.replace(b" ", b"+") for each in lists}

@@ -12,7 +12,6 @@ from events.external import ExternalObject
 from events.provider_config import Scope
 from reconciler.errors import TransientError
 
-
 _TURN_SECONDS: Final = 0.01
 """Of one turn of the event loop. One object takes 0.1 ms if its kind has expressions, and up to a
 second if these loop over long lists."""

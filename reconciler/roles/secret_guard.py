@@ -25,8 +25,8 @@ MAX_PAGES: Final = 20_000
 """Of one listing: 250,000 objects where an API has 13 a page; a listing without an end has more."""
 
 MAX_ERROR_CHARACTERS: Final = 16_384
-"""Of an error. A longer one is cut before it is searched: an API may repeat megabytes in its answer,
-and searching one takes a second in which nothing else in this process goes on."""
+"""Of an error. A longer one is cut before it is searched: an API may repeat megabytes in its
+answer, and searching one takes a second in which nothing else in this process goes on."""
 
 _KEPT_BACK = (
     "the API's error message is suppressed: it may contain an earlier value of a secret, which "

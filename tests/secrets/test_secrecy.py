@@ -212,3 +212,15 @@ def test_above_the_bound_the_secrets_that_were_replaced_long_ago_are_dropped() -
         True,
         True,
     ]
+
+
+def test_the_time_to_add_a_secret_is_proportional_to_its_lines() -> None:
+    """A bundle of certificates or a dump of a database may be a secret, of up to 1 MiB."""
+
+    def seconds(lines: int) -> float:
+        secret = "\n".join(f"line {number} of a long secret" for number in range(lines))
+        start = time.process_time()
+        Secrecy(secret)
+        return time.process_time() - start
+
+    assert seconds(2_000) < 10 * seconds(400)  # it was 25 times as long
