@@ -236,7 +236,7 @@ def test_debug_shows_the_traceback_and_no_secret(cli: Cli) -> None:
 def test_no_decider_is_told(idle: Inside) -> None:
     ran = idle.run("apply", "-f", "-", "--timeout", "500ms", text=shape("foo"))
     assert ran.status == 3
-    assert "shows whether a decider runs" in ran.err
+    assert "shows whether a decider is running" in ran.err
     assert idle.run("get").status == 0
     found = {one["check"]: one for one in idle.run("doctor", "-o", "json").json}
     assert "no decider pulls messages" in found["intake"]["details"]

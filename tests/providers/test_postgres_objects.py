@@ -6,7 +6,6 @@ import asyncio
 import os
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
@@ -675,26 +674,23 @@ async def test_a_database_whose_deletion_was_interrupted_ends_no_listing(
 
 
 async def test_many_schemas_of_a_tenant_make_no_listing_slow(
-    databases: Provider, grants: Provider, postgres_server: Postgres, unique: str
+    databases: Provider, connect: Connect, postgres_server: Postgres, unique: str
 ) -> None:
     name = unique.lower()
     await made(databases, DATABASE, name, {})
     async with await hands_on(postgres_server, name) as owner:
         for start in range(0, SCHEMAS, 500):
-            await owner.execute(
-                f"DO $$ BEGIN FOR each IN {start} .. {start + 499} LOOP "
+            many = sql.SQL(
+                "DO $$ BEGIN FOR each IN {} .. {} LOOP "
                 "EXECUTE format('CREATE SCHEMA s%s CREATE VIEW v AS SELECT 1', each); "
                 "EXECUTE format('GRANT USAGE ON SCHEMA s%s TO PUBLIC', each); "
                 "EXECUTE format('GRANT SELECT ON s%s.v TO PUBLIC', each); "
                 "END LOOP; END $$"
             )
-    seconds: list[float] = []
-    for _ in range(2):
-        began = time.monotonic()
-        found = await listing(grants, Scope(prefix=f"public@{name}"))
-        seconds.append(time.monotonic() - began)
+            await owner.execute(many.format(start, start + 499))
+    impatient = connect(GRANT, postgres_server.endpoint, timeout_seconds=2.0)
+    found = await listing(impatient, Scope(prefix=f"public@{name}"))
     assert len(found) >= 2 * SCHEMAS
-    assert min(seconds) < 1.0
 
 
 async def test_a_role_that_takes_our_lock_stops_no_write(

@@ -47,7 +47,7 @@ def test_every_option_and_variable_is_there() -> None:
 def test_the_pages_commands_print_what_it_says(tmp_path: Path) -> None:
     cli: Cli = Inside(tmp_path)
     blocks = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
-    lines = [line for block in blocks for line in block.splitlines()]
+    lines = [line for block in blocks for line in block.splitlines() if "reconciler" in line]
     assert len(lines) == 4
     for line in lines:
         ran = cli.run(*line.split(" > ")[0].split()[1:])
