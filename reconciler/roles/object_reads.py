@@ -7,11 +7,13 @@ after a second, two, four, … until it is ready, or as seldom as it is listed.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import structlog
+from msgspec.structs import replace
 
-from events.intake import Observed
+from events.intake import LossCount, Observed
 from events.log import LogEvent, ReconcileAccepted
 from events.provider_config import ProviderConfigSpec
 from projections.read_models import ReadModels
@@ -40,6 +42,14 @@ def is_news(shown: str, row: StatusRow) -> bool:
     return is_awaited or shown != row.observed_digest
 
 
+class _Read(NamedTuple):
+    """What a read has shown, without its age, and when it began by the steady clock."""
+
+    row: StatusRow
+    observed: Observed
+    began_by: float
+
+
 class ObjectReads:
     """Reads single objects, and tells the intake what the log does not know."""
 
@@ -54,6 +64,7 @@ class ObjectReads:
         twins: TwinDetector | None = None,
         chance: Chance = REAL,
     ) -> None:
+        self.ask_for_listing: Callable[[str, str], None] = lambda _config, _kind: None
         self._intake = intake
         self._twins = twins
         self._configurations = configurations
@@ -124,16 +135,53 @@ class ObjectReads:
     async def read(self, rows: Iterable[StatusRow], config: ProviderConfigSpec) -> int:
         """Read the objects of some resources of one API, and give how many observations came of it.
 
-        What fails is read again later.
+        What fails is read again later. That an owned object is missing is not told: it may be one
+        of many, which only a listing shows. So a listing begins, and the loss guard judges it.
         """
+        found, missing = await self._read_some(rows, config)
+        for name, kind in {(each.row.provider_config, each.row.kind) for each in missing}:
+            self.ask_for_listing(name, kind)
+        return found
+
+    async def read_all(self, rows: Iterable[StatusRow], config: ProviderConfigSpec) -> int:
+        """Read all objects of an API that cannot list, in the place of a listing."""
+        rows = list(rows)
+        found, missing = await self._read_some(rows, config)
+        losses = LossCount(len(missing), sum(row.owned for row in rows))
+        for each in missing:
+            await self._publish(each._replace(observed=replace(each.observed, losses=losses)))
+        return found + len(missing)
+
+    async def _read_some(
+        self, rows: Iterable[StatusRow], config: ProviderConfigSpec
+    ) -> tuple[int, list[_Read]]:
+        """Tell what is there, or is not owned; return how much that is, and what is missing."""
         slots = asyncio.Semaphore(min(config.limits.concurrency, READS_AT_ONCE))
+        missing: list[_Read] = []
 
         async def one(row: StatusRow) -> int:
+            is_owned = row.owned
             async with slots:
-                return await self._read_one(row)
+                read = await self._read_one(row)
+                if read is None:
+                    return 0
+                if read.observed.object is None and is_owned:
+                    missing.append(read)
+                    return 0
+                await self._publish(read)
+                return 1
 
-        readable = (row for row in rows if not (row.action_id or self._needs_listing(row)))
-        return sum(await asyncio.gather(*map(one, readable)))
+        readable = [row for row in rows if not (row.action_id or self._needs_listing(row))]
+        return sum(await asyncio.gather(*map(one, readable))), missing
+
+    async def _publish(self, read: _Read) -> None:
+        age = round(self._clock() - read.began_by, 3)
+        observed = replace(read.observed, age_seconds=age)
+        reach(Failpoint.OBSERVER_LISTED)
+        await self._intake.publish(
+            [IntakeMessageOut("observed", read.row.key, observed, self._new_id())]
+        )
+        reach(Failpoint.OBSERVER_PUBLISHED)
 
     def _needs_listing(self, row: StatusRow) -> bool:
         """Return whether only a listing shows which resource has the object of a row.
@@ -145,7 +193,7 @@ class ObjectReads:
             return False
         return not row.owned
 
-    async def _read_one(self, row: StatusRow) -> int:
+    async def _read_one(self, row: StatusRow) -> _Read | None:
         name = row.provider_config
         capabilities = self._providers.capabilities(row.kind)
         has_names = capabilities is None or capabilities.deterministic_names
@@ -161,24 +209,24 @@ class ObjectReads:
                 seen = await provider.read(external_name, uid)
         except (ProviderError, ConfigurationError) as error:
             _logger.info("reading an object failed", resource=str(row.key), why=str(error))
-            return 0
+            return None
         except Exception as error:  # noqa: BLE001 - a defect of one kind must not end the role
             what = f"{type(error).__name__}: {error}"
             _logger.warning("reading an object failed", resource=str(row.key), why=what)
-            return 0
+            return None
         shown = ""
         if seen is not None:
             recorded = hide_and_digest(seen, self._providers.secrecy, [row])
             if recorded is None:
-                return 0
+                return None
             seen, shown = recorded
         if not is_news(shown, row) or is_too_large(seen):
-            return 0
+            return None
         if seen is not None and self._twins is not None:
             suspects, known_version = [Suspect(row.key, seen)], self._models.known_version
             compared = await self._twins.report(name, row.kind, suspects, known_version)
             if not compared.allows(row.key):
-                return 0  # it is read again, when its ProviderConfig is held
+                return None  # it is read again, when its ProviderConfig is held
         observed = Observed(
             name,
             external_name,
@@ -186,12 +234,6 @@ class ObjectReads:
             "Read",
             as_of,
             began_at,
-            age_seconds=round(self._clock() - began_by, 3),
             absent_uid=uid if seen is None else None,
         )
-        reach(Failpoint.OBSERVER_LISTED)
-        await self._intake.publish(
-            [IntakeMessageOut("observed", row.key, observed, self._new_id())]
-        )
-        reach(Failpoint.OBSERVER_PUBLISHED)
-        return 1
+        return _Read(row, observed, began_by)

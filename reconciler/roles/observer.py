@@ -108,6 +108,7 @@ class Observer:
             gates=gates,
             chance=chance,
         )
+        self._reads.ask_for_listing = self._list_now
         self._jitter = chance.jitter
         self._new_id = chance.new_id
         self._watches: dict[_Place, asyncio.Task[None]] = {}
@@ -143,6 +144,11 @@ class Observer:
             for (config, _kind), listing in self._next.items():
                 if config == event.key.name:
                     listing.now()
+
+    def _list_now(self, config_name: str, kind: str) -> None:
+        listing = self._next.get((config_name, kind))
+        if listing is not None:
+            listing.now()
 
     def notice_kinds(self, _name: str) -> None:
         """Look at once which scopes there are: a kind was defined, or is no more."""
@@ -271,7 +277,7 @@ class Observer:
                 if (row.provider_config, row.kind) == (config_name, kind)
                 and (row.declared or row.owned or row.doubted)
             ]
-        found = await self._reads.read(rows, config)
+        found = await self._reads.read_all(rows, config)
         self.listings += 1
         return found
 

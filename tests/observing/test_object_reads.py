@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from events.external import ExternalObject, digest
-from events.intake import Observed
+from events.intake import LossCount, Observed
 from events.log import (
     ActionSucceeded,
     Condition,
@@ -235,7 +235,40 @@ async def test_an_api_that_cannot_list_is_read_object_by_object(stage: Stage) ->
     assert await stage.observer.list_once("default", "Server") == 1
     (told,) = stage.intake.observed
     assert (told.object, told.evidence) == (None, "Read")
+    assert told.losses == LossCount(1, 1), "the loss guard judges what is missing"
     assert stage.api.reads == 2
+
+
+@pytest.mark.parametrize("lists", [False, True])
+async def test_that_an_owned_object_is_missing_is_left_to_a_listing(lists: bool) -> None:
+    """Where an API lost all objects, or is another one, each read misses one: no guard would."""
+    stage = Stage(replace(BLIND, listing=lists))
+    stage.made()
+    asked: list[tuple[str, str]] = []
+    stage.reads.ask_for_listing = lambda config, kind: asked.append((config, kind))
+    stage.api.server = None
+    row, config = stage.models.status[str(FOO)], stage.configurations.by_name["default"]
+    assert await stage.reads.read([row], config) == 0
+    assert not stage.intake.observed
+    assert asked == [("default", "Server")]
+
+
+async def test_a_missing_object_begins_a_listing_at_once(stage: Stage) -> None:
+    stage.made(ready=True)
+    was_read = asyncio.Event()
+    stage.api.meanwhile = was_read.set
+    listening = asyncio.create_task(stage.observer.run())
+    try:
+        await was_read.wait()
+        stage.api.server = None
+        row, config = stage.models.status[str(FOO)], stage.configurations.by_name["default"]
+        await stage.reads.read([row], config)
+        async with asyncio.timeout(10):
+            await stage.intake.came.wait()
+        assert stage.observer.listings == 2
+        assert [each.object for each in stage.intake.observed] == [None]
+    finally:
+        listening.cancel()
 
 
 async def test_what_nobody_declares_is_read_once_a_person_has_let_it_go(stage: Stage) -> None:
