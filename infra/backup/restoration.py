@@ -36,6 +36,7 @@ from infra.bus.streams import (
     LogIdentity,
     begin_restoration,
     check_format,
+    check_streams_are_ours,
     decider_consumers,
     end_restoration,
     ensure_topology,
@@ -115,6 +116,7 @@ async def plan_restoration(
 ) -> Plan:
     """Look at what the server has; raises ``RestoreRefusedError`` if that is in the way."""
     _check_format(backup)
+    await check_streams_are_ours(nc)
     found = await existing_log(nc)
     await _check_nobody_works(nc)
     if found is None:

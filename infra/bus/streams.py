@@ -37,6 +37,7 @@ from infra.jetstream.errors import (
     BusDeniedError,
     IncompatibleStreamError,
     NotFoundOnBusError,
+    StreamExistsError,
 )
 from infra.jetstream.reads import StreamState, stream_state
 from infra.jetstream.topology import (
@@ -265,17 +266,24 @@ async def ensure_topology(
     if replicas is None:
         replicas = await _most_replicas(nc)
     if restored is None:
+        is_new = not await _exists(nc, LOG)
         identity, first_position = await _existing_log(nc)
         metadata = _metadata(identity)
     else:
+        is_new = False
         identity, first_position = restored, 0
         metadata = {**_metadata(identity), RESTORING_METADATA: "yes"}
+    await check_streams_are_ours(nc)
     await _check_subjects(nc)
     changes: dict[str, str] = {}
     refused: list[str] = []
     for config in await _streams(nc, metadata, first_position):
+        is_new_log = config["name"] == LOG and is_new
         try:
-            change = await ensure_stream(nc, {**config, "num_replicas": replicas}, remedy="")
+            wanted = {**config, "num_replicas": replicas}
+            change = await ensure_stream(nc, wanted, remedy="", must_be_new=is_new_log)
+        except StreamExistsError:  # another process has created the log meanwhile: it has a name
+            return await ensure_topology(nc, replicas=replicas, namespaces=namespaces)
         except IncompatibleStreamError as error:  # the others are restored all the same
             refused.append(str(error))
             continue
@@ -322,6 +330,7 @@ async def prepare_restoration(nc: Client) -> None:
     Raises ``IncompatibleStreamError`` for one that cannot be changed in place, and for a foreign
     stream with subjects of ours: no restoration could end beside them.
     """
+    await check_streams_are_ours(nc)
     await _check_subjects(nc)
     for config in (_observations(), _dead_letters(), _rates()):
         if await _exists(nc, config["name"]):
@@ -339,7 +348,7 @@ async def begin_restoration(
     exists is deleted: an empty server requires no permission to delete.
     """
     for stream in (INTAKE, TIMERS, REJECTIONS, _RETIRED, STATES, ROWS):
-        if await _exists(nc, stream):
+        if await _exists(nc, stream) and not await _is_foreign(nc, stream):
             await delete_stream(nc, stream)
             reach(Failpoint.RESTORE_STEP)
     intake = await _intake(nc, first_position)
@@ -470,6 +479,30 @@ async def _check_no_lost_log(nc: Client) -> None:
                     "the log from a backup with `reconciler restore`. To start with an empty log "
                     "instead, use another NATS account or an empty data directory"
                 )
+
+
+async def check_streams_are_ours(nc: Client) -> None:
+    """Raise ``IncompatibleStreamError`` for a foreign stream with the name of one of ours.
+
+    Its configuration would be replaced, which deletes messages, or a restore would delete it.
+    """
+    for name in SUBJECTS:
+        if await _is_foreign(nc, name):
+            raise IncompatibleStreamError(
+                f"stream {name} belongs to another client, and Reconciler requires a stream of "
+                "this name; use another NATS account. Nothing was changed"
+            )
+
+
+async def _is_foreign(nc: Client, name: str) -> bool:
+    """Return whether a stream exists that has neither our mark nor a subject of ours.
+
+    A library that declares a stream of ours again removes the mark, and keeps the subjects.
+    """
+    found = await _found(nc, f"STREAM.INFO.{name}")
+    if not found or is_own(found.get("metadata") or {}):
+        return False
+    return not set(SUBJECTS.get(name, ())) & set(found.get("subjects") or ())
 
 
 async def _check_subjects(nc: Client) -> None:

@@ -50,6 +50,10 @@ class AppendConflictError(BusError):
         self.actual_last = actual_last
 
 
+class StreamExistsError(BusError):
+    """A stream that had to be new exists: nothing was changed."""
+
+
 class StreamFullError(BusError):
     """The stream, its account or its disk has no room left: nothing was stored."""
 

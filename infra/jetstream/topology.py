@@ -14,6 +14,7 @@ from infra.jetstream.errors import (
     BusRefusedError,
     IncompatibleStreamError,
     NotFoundOnBusError,
+    StreamExistsError,
     StreamFullError,
 )
 
@@ -30,13 +31,15 @@ _UNSET: Final[tuple[object, ...]] = (None, 0, -1, "", False)
 
 
 async def ensure_stream(
-    nc: Client, config: Config, *, remedy: str = _NEW_NAME
+    nc: Client, config: Config, *, remedy: str = _NEW_NAME, must_be_new: bool = False
 ) -> Literal["created", "updated", "unchanged"]:
     """Make the stream `config["name"]` as given. Keys that `config` doesn't set are left alone.
 
-    `remedy`: what to do about a stream that can't be changed in place.
+    `remedy`: what to do about a stream that can't be changed in place. `must_be_new`: don't change
+    one that exists.
 
     Raises:
+        StreamExistsError: it exists, and had to be new.
         IncompatibleStreamError: it exists and can't be changed in place: which field, what is
             wanted, what was found, what to do.
         BusRefusedError: the server refuses the configuration itself.
@@ -60,6 +63,8 @@ async def ensure_stream(
             found = await _found(nc, f"STREAM.INFO.{name}") or {}
         else:
             return "created"
+    if must_be_new:
+        raise StreamExistsError(f"stream {name} exists")
     config = with_raised_limit(config, found)
     wrong = differences(config, found)
     if not wrong:

@@ -26,6 +26,7 @@ from infra.bus.streams import (
     find_log_id,
     follower_names,
     make_worker_consumer,
+    prepare_restoration,
     topology_differences,
 )
 from infra.jetstream.connection import api_request, connect
@@ -419,6 +420,49 @@ async def test_a_foreign_stream_with_our_subjects_is_named_before_anything_is_cr
         with pytest.raises(IncompatibleStreamError, match="stream MINE of another client uses"):
             await ensure_topology(nc)
         assert (await api_request(nc, "STREAM.NAMES", None))["streams"] == ["MINE"]
+    finally:
+        await nc.close()
+
+
+@pytest.mark.parametrize("name", [TIMERS, STATES, "RATES", LOG])
+async def test_a_foreign_stream_with_the_name_of_ours_stays_as_it_is(
+    fresh_bus_url: str, name: str
+) -> None:
+    """Its configuration would have deleted messages, and a restore the whole stream."""
+    nc = await connect(fresh_bus_url, name="test")
+    try:
+        await api_request(nc, f"STREAM.CREATE.{name}", {"name": name, "subjects": ["mine.>"]})
+        for number in range(3):
+            await publish(nc, "mine.one", str(number).encode())
+        before = (await stream_state(nc, name)).config
+        with pytest.raises(IncompatibleStreamError, match=f"stream {name} belongs to another"):
+            await ensure_topology(nc)
+        with pytest.raises(IncompatibleStreamError, match=f"stream {name} belongs to another"):
+            await prepare_restoration(nc)
+        if name != LOG:
+            await begin_restoration(nc, LogIdentity("log", "epoch"))
+        after = await stream_state(nc, name)
+        assert (after.config, after.messages) == (before, 3)
+    finally:
+        await nc.close()
+
+
+async def test_an_init_that_stood_still_does_not_rename_the_log_of_another(
+    fresh_bus_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The roles of that log have read its id, and have written it into owner labels."""
+    nc = await connect(fresh_bus_url, name="test")
+    others: list[streams.Topology] = []
+
+    async def other_is_faster(client: Client) -> None:
+        monkeypatch.undo()
+        others.append(await ensure_topology(client))
+
+    monkeypatch.setattr(streams, "_check_subjects", other_is_faster)
+    try:
+        mine = await ensure_topology(nc)
+        assert await find_log_id(nc) == others[0].log_id == mine.log_id
+        assert set(mine.changes.values()) == {"unchanged"}
     finally:
         await nc.close()
 
