@@ -263,6 +263,7 @@ async def ensure_topology(
     is being restored, and stays marked so. ``namespaces``: those whose services read outcomes.
     Raises ``IncompatibleStreamError`` for a difference that cannot be changed in place.
     """
+    await check_streams_are_ours(nc)
     if replicas is None:
         replicas = await _most_replicas(nc)
     if restored is None:
@@ -273,7 +274,6 @@ async def ensure_topology(
         is_new = False
         identity, first_position = restored, 0
         metadata = {**_metadata(identity), RESTORING_METADATA: "yes"}
-    await check_streams_are_ours(nc)
     await _check_subjects(nc)
     changes: dict[str, str] = {}
     refused: list[str] = []
@@ -348,7 +348,8 @@ async def begin_restoration(
     exists is deleted: an empty server requires no permission to delete.
     """
     for stream in (INTAKE, TIMERS, REJECTIONS, _RETIRED, STATES, ROWS):
-        if await _exists(nc, stream) and not await _is_foreign(nc, stream):
+        found = await _found(nc, f"STREAM.INFO.{stream}")
+        if found and not _is_foreign(stream, found):
             await delete_stream(nc, stream)
             reach(Failpoint.RESTORE_STEP)
     intake = await _intake(nc, first_position)
@@ -472,7 +473,8 @@ async def _check_no_lost_log(nc: Client) -> None:
     """Raise ``IncompatibleStreamError`` if messages of a log exist that does not."""
     for stream in (ROWS, INTAKE):
         with suppress(NotFoundOnBusError, BusDeniedError):
-            if (state := await stream_state(nc, stream)).last_seq:
+            state = await stream_state(nc, stream)
+            if state.last_seq and not _is_foreign(stream, state.config):
                 raise IncompatibleStreamError(
                     f"stream {LOG} was deleted or recreated, but stream {stream} contains messages "
                     f"of its log (up to position {state.last_seq}). Keep all streams, and restore "
@@ -487,19 +489,18 @@ async def check_streams_are_ours(nc: Client) -> None:
     Its configuration would be replaced, which deletes messages, or a restore would delete it.
     """
     for name in SUBJECTS:
-        if await _is_foreign(nc, name):
+        if _is_foreign(name, await _found(nc, f"STREAM.INFO.{name}")):
             raise IncompatibleStreamError(
                 f"stream {name} belongs to another client, and Reconciler requires a stream of "
                 "this name; use another NATS account. Nothing was changed"
             )
 
 
-async def _is_foreign(nc: Client, name: str) -> bool:
+def _is_foreign(name: str, found: Config) -> bool:
     """Return whether a stream exists that has neither our mark nor a subject of ours.
 
     A library that declares a stream of ours again removes the mark, and keeps the subjects.
     """
-    found = await _found(nc, f"STREAM.INFO.{name}")
     if not found or is_own(found.get("metadata") or {}):
         return False
     return not set(SUBJECTS.get(name, ())) & set(found.get("subjects") or ())
