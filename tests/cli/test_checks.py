@@ -261,11 +261,6 @@ def test_stages(consumer: dict[str, int], verdict: str) -> None:
     assert bool(found.remedy) == (verdict != "ok")
 
 
-def test_without_a_configuration_there_is_nothing_that_a_worker_could_pull() -> None:
-    found = check_stage("actions", "worker", [])
-    assert (found.verdict, found.remedy) == ("ok", "")
-
-
 @pytest.mark.parametrize("pending", [0, 1])
 def test_while_a_server_of_the_cluster_is_away_that_comes_first(pending: int) -> None:
     """The role may run, and reconnect just now."""

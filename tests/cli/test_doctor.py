@@ -16,7 +16,7 @@ from infra.embedded import EmbeddedServer
 from infra.jetstream.connection import api_request
 from infra.jetstream.publish import publish
 from reconciler.cli.checks.actions import check_actions
-from reconciler.cli.checks.bus import check_sources
+from reconciler.cli.checks.bus import check_sources, check_stages
 from reconciler.cli.checks.finding import Finding
 from reconciler.cli.checks.monitoring import check_health, check_monitoring
 from reconciler.cli.doctor import examine
@@ -35,6 +35,10 @@ async def actions(nc: Client) -> Finding:
     async with replay_for_checks(nc, full=True) as replay:
         await replay.go_on()
         return await check_actions(nc, replay)
+
+
+async def workers(nc: Client) -> Finding:
+    return {each.check: each for each in await check_stages(nc)}["actions"]
 
 
 async def findings(world: World) -> dict[str, Finding]:
@@ -72,7 +76,13 @@ async def test_actions_are_followed_to_the_worker_and_one_acknowledged_by_hand_i
     bare_world: World,
 ) -> None:
     world = bare_world
+    assert (await workers(world.nc)).verdict == "ok", "no ProviderConfig is declared"
     await decided_and_not_called(world)
+    absent = await workers(world.nc)
+    assert (absent.verdict, absent.found) == (
+        "fail",
+        "no worker pulls messages of 1 ProviderConfig: default",
+    )
     waiting = await actions(world.nc)
     assert (waiting.verdict, waiting.found) == ("ok", "none; 3 in flight, all accounted for")
 
@@ -99,6 +109,7 @@ async def test_actions_are_followed_to_the_worker_and_one_acknowledged_by_hand_i
     consumer = worker_consumer("default")
     await api_request(world.nc, f"CONSUMER.DELETE.{LOG}.{consumer}", None)
     assert (await actions(world.nc)).verdict == "ok", "they wait for the next worker"
+    assert (await workers(world.nc)).verdict == "fail"
     await world.restart_reconciler()
     for name in NAMES:
         await world.until_outcome(name, "Converged")

@@ -10,6 +10,9 @@ from typing import Any
 from nats.aio.client import Client
 
 from events.excerpt import some
+from events.names import ResourceKey
+from events.provider_config import config_key
+from events.subjects import log
 from infra.bus.intake_trim import KEPT_MESSAGES, removed_unread
 from infra.bus.removals import INTAKE_REMEDY, find_intake_problem
 from infra.bus.rows import JetStreamRows
@@ -23,8 +26,8 @@ from infra.bus.streams import (
 )
 from infra.jetstream.connection import api_request, require_jetstream
 from infra.jetstream.errors import NotFoundOnBusError
-from infra.jetstream.reads import stream_state
-from projections.read_models import read_checkpoint
+from infra.jetstream.reads import read_subject, stream_state
+from projections.read_models import decode_status, read_checkpoint, status_name
 from reconciler.cli.checks.clocks import check_clock
 from reconciler.cli.checks.finding import Finding, Verdict
 from reconciler.cli.connection import DATA_FOLDER, read_up_file
@@ -140,10 +143,27 @@ async def check_stages(nc: Client) -> list[Finding]:
     workers = await worker_consumers(nc)
     return [
         check_stage("intake", "decider", deciders),
-        check_stage("actions", "worker", workers),
+        check_stage("actions", "worker", workers) if workers else await _check_no_workers(nc),
         await _check_projection(nc),
         check_sources(await api_request(nc, f"STREAM.INFO.{INTAKE}", None)),
     ]
+
+
+async def _check_no_workers(nc: Client) -> Finding:
+    """Return whether nothing is there to be done where no worker has created a consumer.
+
+    A worker creates one for each declared configuration. A client may have deleted them all.
+    """
+    pattern = status_name(config_key("*"))
+    found = (await JetStreamRows(nc).matching(pattern)).values()
+    names = sorted(row.name for row in map(decode_status, found) if row.declared)
+    if not names:
+        return Finding("actions", "ok", "no ProviderConfig, so no worker has to pull messages")
+    decided = await read_subject(nc, LOG, log(ResourceKey("*", "*", "*"), "action.*"), limit=1)
+    verdict: Verdict = "fail" if decided else "warn"
+    text = f"no worker pulls messages of {plural(len(names), 'ProviderConfig')}: {some(names)}"
+    remedy = "Start one: `reconciler run worker` or `reconciler up`."
+    return Finding("actions", verdict, text, remedy)
 
 
 def check_sources(intake: dict[str, Any]) -> Finding:
@@ -172,8 +192,6 @@ def check_stage(stage: str, role: str, consumers: Sequence[dict[str, Any]]) -> F
     if paused := [one["name"] for one in consumers if one.get("paused")]:
         remedy = "Run `reconciler init`, which resumes them."
         return Finding(stage, "fail", f"{text}; paused: {some(paused)}", remedy)
-    if not consumers:
-        return Finding(stage, "ok", f"no consumer, so no {role} has to pull messages")
     if not waiting:
         verdict: Verdict = "fail" if pending or leased else "warn"
         remedy = f"Start one: `reconciler run {role}` or `reconciler up`."
