@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import timedelta
 from typing import assert_never
 
 from msgspec.structs import replace
@@ -22,6 +23,7 @@ from events.log import (
 )
 from reconciler.resource.approval import approval_command
 from reconciler.resource.attempt import judge_conflict, judge_lookup
+from reconciler.resource.backoff import MAX_SECONDS
 from reconciler.resource.next_step import would_claim
 from reconciler.resource.observation import is_unconfirmed
 from reconciler.resource.owner_label import OWNER_LABEL
@@ -40,6 +42,9 @@ def report(said: Reported, command: Command, state: ResourceState, context: Cont
         late = _late_successes(said, command, state, context)
         return Facts((*late, *_doubts(said, _open_to_doubt(state, context))))
     action = flight.action
+    early = _error_if_too_early(said, action, command, state, context)
+    if early is not None:
+        said = replace(said, error=early, absent=False)
     if said.error is None and not said.is_lookup:
         done = _success(said, action, redelivered=_may_be_made_twice(said, action, context))
         shown = None if said.object is None else said.object.uid
@@ -56,6 +61,30 @@ def report(said: Reported, command: Command, state: ResourceState, context: Cont
     return Facts(
         (_dated(ended, action, command, state, context),), shows_object=_shows_object(ended)
     )
+
+
+def _error_if_too_early(
+    said: Reported, action: Action, command: Command, state: ResourceState, context: Context
+) -> ActionError | None:
+    """Return the error of a call that met nothing, while the API may not show our last write.
+
+    It would be taken for the proof that the object is gone, and another one be created beside it.
+    Lookups wait for the grace before they begin.
+    """
+    has_met_nothing = said.absent if said.error is None else said.error.error_class == "NotFound"
+    written_at, stored_at = state.actions.effect_at, command.stored_at
+    if said.is_lookup or not has_met_nothing or written_at is None or stored_at is None:
+        return None
+    grace = min(context.grace_seconds(action.provider_config, state), MAX_SECONDS)
+    took = max(said.finished_at - said.started_at, timedelta())
+    left = grace - (stored_at - took - written_at).total_seconds()
+    if not grace or left <= 0:
+        return None
+    why = (
+        "the API returned that the object does not exist; it may not show the last write yet "
+        f"(consistencyGraceSeconds: {grace:g})"
+    )
+    return ActionError("Transient", why, retry_after_seconds=round(left, 3), nothing_done=True)
 
 
 def _shows_object(ended: ResourceEvent) -> bool:

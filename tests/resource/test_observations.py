@@ -9,7 +9,12 @@ import msgspec
 import pytest
 
 from events.intake import Observed
-from events.log import OwnershipClaimed, OwnershipReleased
+from events.log import (
+    OwnershipClaimed,
+    OwnershipReleased,
+    ResourceEvent,
+    RetryScheduled,
+)
 from reconciler.provider import Capabilities
 from reconciler.resource.evolve import fold
 from tests.resource.building import (
@@ -93,6 +98,32 @@ def test_the_grace_is_counted_by_the_clock_of_the_bus(
     began_at = bus_time + timedelta(seconds=after_seconds) + clocks_ahead
     events = story.see(None, began_at=began_at, age_seconds=30.0)
     assert bool(events) is believed
+
+
+@pytest.mark.parametrize("is_withdrawn", [False, True])
+def test_a_call_that_meets_nothing_proves_nothing_within_the_grace(is_withdrawn: bool):
+    """An API that shows its objects late would get a second one, or keep one without an owner."""
+    slow = msgspec.structs.replace(SHARED, consistency_grace_seconds=5.0)
+    story = Story(configs={CONFIG: slow})
+    story.declare()
+    story.stored_at = created_at = story.now
+    story.succeed()
+    if is_withdrawn:
+        story.withdraw()
+    else:
+        story.declare({"type": "Square", "color": "Green"})
+
+    def meets_nothing(after_seconds: float) -> list[ResourceEvent]:
+        story.stored_at = story.now = created_at + timedelta(seconds=after_seconds)
+        return story.report(absent=True) if is_withdrawn else story.fail("NotFound")
+
+    events = meets_nothing(4.0)
+    assert names(events)[:2] == ["ActionFailed", "RetryScheduled"]
+    assert only(RetryScheduled, events).delay_seconds >= 1.0
+    assert story.state.owned is not None
+    assert "ActionRetried" in names(story.wake(10))
+    meets_nothing(15.0)
+    assert story.state.owned is None, "past the grace, it counts"
 
 
 def test_who_stood_still_before_it_told_what_it_had_seen_is_not_believed_too_early():
