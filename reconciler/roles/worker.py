@@ -91,6 +91,11 @@ _LAST_CALLS_SECONDS = 2.0
 
 _DEFAULT_CONCURRENCY = 64
 
+_UNREPORTABLE = (
+    "a read found an object that cannot be reported: it is too large, or its name or id contains a "
+    "secret"
+)
+
 _logger = structlog.get_logger(__name__)
 
 _Result = tuple[ActionDelivery, IntakeMessageOut]
@@ -216,7 +221,11 @@ class Worker:
                         reach(Failpoint.WORKER_CALLED, action.operation)
         finally:
             gate.inside -= 1
-        shown = self._hide_secrets(effect.object if effect else _obstacle(error), action)
+        found = effect.object if effect else _obstacle(error)
+        shown = self._hide_secrets(found, action)
+        is_omitted = effect is not None and found is not None and shown is None
+        if is_lookup and is_omitted and not _labeled_uids(effect):
+            error, effect = TransientError(_UNREPORTABLE), None  # nothing there, it would say
         if is_lookup or effect is None:
             error, shown = await self._without_newer(delivery.event, action, error, shown)
         reported = Reported(

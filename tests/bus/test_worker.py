@@ -651,6 +651,31 @@ async def test_ids_of_objects_with_one_label_are_reported_short_and_without_secr
     assert report.labeled_uids == ("u1", "id-***", "x" * 256)
 
 
+@pytest.mark.parametrize(
+    "found",
+    [
+        ExternalObject("foo", {}, "id-planted%26token"),
+        ExternalObject("foo", {"text": "x" * MAX_OBJECT_BYTES}, "u1"),
+    ],
+)
+async def test_a_lookup_that_finds_what_cannot_be_reported_does_not_report_an_absence(
+    log: JetStreamLog, found: ExternalObject
+) -> None:
+    """The decider would repeat the creation, and the API would create one more object each time."""
+    stores = SecretStores()
+    stores.secrecy.add("planted&token")
+    key = new_key()
+    action = Action(f"{key}@1", "key", "Create", 1, "default", "foo", ())
+    bus = Bus(ActionDelivery(1, event(key, 1, LookupDecided(action, 2)), 1, None))
+    async with at_work(log, Api(found), bus, stores=stores):
+        await asyncio.wait_for(bus.acknowledged.wait(), 60)
+    [report] = bus.reports
+    assert report.object is None
+    assert report.error is not None
+    assert report.error.error_class == "Transient"
+    assert "cannot be reported" in report.error.message
+
+
 # --- objects that are newer than the log (ADR 0065)
 
 
