@@ -7,6 +7,7 @@ from typing import ClassVar
 import pytest
 import trustme
 
+from events.allow import EVERY_PATH, Allow
 from events.manifest import Fields
 from infra.components.caddy import Caddy
 from infra.providers.caddy.route import ROUTE
@@ -36,6 +37,7 @@ class TestRoutes(ProviderContract, HttpFaultContract):
 
 class TestRoutesWithTls(ProviderContract):
     kind = ROUTE
+    allow = Allow(certificates=(EVERY_PATH,))
     fields: ClassVar[Fields]
     other_fields: ClassVar[Fields]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -14,17 +15,22 @@ import trustme
 from hypothesis import given
 from hypothesis import strategies as st
 
+from events.allow import EVERY_PATH, Allow
 from events.external import ExternalObject
 from events.manifest import Fields, InvalidManifestError
 from events.provider_config import Limits, ProviderConfigSpec, Scope
 from infra.components.caddy import Caddy
 from infra.providers.answers import Answer
 from infra.providers.caddy.admin import AdminApi, caddy_refusal
+from infra.providers.caddy.certificate import checked_pair, state
 from infra.providers.caddy.configuration import (
     MAX_URLS,
     CaddyServer,
     CertificateState,
+    Marks,
+    Pair,
     as_object,
+    certificate_tag,
     reach,
 )
 from infra.providers.caddy.order import Reach, place, standings
@@ -52,7 +58,8 @@ MANY = 1000
 
 def connected(server: Caddy, secrets: Secrets | None = None) -> Provider:
     assert ROUTE.connect is not None
-    config = ProviderConfigSpec(provider="caddy", endpoint=server.endpoint, limits=Limits())
+    allow = Allow(certificates=(EVERY_PATH,))
+    config = ProviderConfigSpec("caddy", server.endpoint, limits=Limits(), allow=allow)
     return ROUTE.connect(config, secrets or Secrets())
 
 
@@ -236,6 +243,31 @@ def test_a_route_of_many_hosts_and_paths_takes_little_time_and_memory() -> None:
     shown = as_object("big", route, "http", server, standing, CertificateState())
     assert time.process_time() - began < 5
     assert len(shown.outputs["urls"]) == MAX_URLS
+
+
+@pytest.mark.parametrize("tls", [{"certificateFile": "{}", "keyFile": "{}"}, {}, {"keyFile": 1}])
+def test_files_that_caddy_names_are_read_only_where_routes_may_use_them(
+    tls: Fields, tmp_path: Path
+) -> None:
+    """What Caddy has of a route may come from another client, and could name any file."""
+    file = tmp_path / "passwords"
+    file.write_text("planted in a file of the host")
+    tls = {name: each.format(file) if each == "{}" else each for name, each in tls.items()}
+    marks = Marks("u1", "key", {}, tls)
+    pair = Pair(file.read_text(), file.read_text(), [certificate_tag("u1")])
+    for allow in (Allow(), Allow(certificates=(f"{tmp_path}/*.pem",))):
+        found = state(marks, pair, allow)
+        assert (found.key, found.is_current) == ("", True)
+        assert "spec.allow.certificates" in found.problem
+
+
+def test_a_pipe_is_no_certificate(tmp_path: Path) -> None:
+    """To open it would block a thread of the process until somebody writes to it."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    tls = {"certificateFile": str(pipe), "keyFile": str(pipe)}
+    with pytest.raises(NothingDoneError, match="is not a PEM file"):
+        checked_pair(tls)
 
 
 # --- what others do

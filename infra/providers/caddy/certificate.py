@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import ssl
+import stat
 from http import HTTPStatus
-from pathlib import Path
 from typing import Final, NamedTuple
 
+from events.allow import Allow
 from events.manifest import Fields
 from infra.providers.caddy.configuration import (
     CertificateState,
@@ -19,6 +21,7 @@ from reconciler.errors import NothingDoneError
 
 MAX_FILE_BYTES: Final = 1_000_000
 
+_FILES: Final = ("certificateFile", "keyFile")
 _BEGIN: Final = "-----BEGIN CERTIFICATE-----"
 _END: Final = "-----END CERTIFICATE-----"
 
@@ -30,10 +33,12 @@ class Files(NamedTuple):
     key: str
 
 
-def state(marks: Marks | None, pair: Pair | None) -> CertificateState:
+def state(marks: Marks | None, pair: Pair | None, allow: Allow) -> CertificateState:
     """Compare what Caddy has for a route with its files.
 
-    Files that cannot be used are no reason to take away what Caddy has: they are a problem.
+    Files that cannot be used are no reason to take away what Caddy has: they are a problem. Any
+    client of Caddy can write marks that name other files, so only those are read that ``allow``
+    permits.
     """
     if marks is None:
         return CertificateState()
@@ -43,6 +48,11 @@ def state(marks: Marks | None, pair: Pair | None) -> CertificateState:
     if pair is None or not is_ours:
         return CertificateState(is_current=False)
     has = fingerprint(pair)
+    for name in _FILES:
+        path: object = marks.tls.get(name)
+        if not isinstance(path, str) or not allow.permits("certificates", path):
+            why = f"spec.allow.certificates of the ProviderConfig does not permit its {name}"
+            return CertificateState(fingerprint=has, problem=why)
     try:
         found = checked_pair(marks.tls, unless=Files(pair.certificate, pair.key))
     except NothingDoneError as error:
@@ -87,11 +97,17 @@ def _no_password() -> str:
     return ""
 
 
+def _open_at_once(path: str, flags: int) -> int:
+    """Open a file; a pipe without a writer would block its thread."""
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
 def _read(path: str) -> str:
     try:
-        with Path(path).open("rb") as file:
-            content = file.read(MAX_FILE_BYTES + 1)
-        if len(content) <= MAX_FILE_BYTES:
+        with open(path, "rb", opener=_open_at_once) as file:
+            is_file = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+            content = file.read(MAX_FILE_BYTES + 1) if is_file else b""
+        if is_file and len(content) <= MAX_FILE_BYTES:
             return content.decode("ascii")
     except OSError as error:
         raise NothingDoneError(

@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
+from events.allow import Allow
 from events.external import ExternalObject
 from events.log import Action
 from events.manifest import Fields
@@ -141,6 +142,7 @@ class RoutesProvider:
     def __init__(self, config: ProviderConfigSpec, secrets: Secrets) -> None:
         self._api = AdminApi(config, secrets)
         self._secrecy = secrets.secrecy
+        self._allow = config.allow
         # Caddy makes one change after the other. Who waits for his turn here uses up no time of
         # his call, and finds the place of his route as it was a moment ago.
         self._turn = asyncio.Lock()
@@ -225,7 +227,7 @@ class RoutesProvider:
     ) -> AsyncIterator[Sequence[ExternalObject]]:
         """List a scope: Caddy shows the whole configuration at once."""
         apps = _as(_Apps, (await self._api.get(APPS)).content or {})
-        listed, keys = await asyncio.to_thread(_objects, apps)
+        listed, keys = await asyncio.to_thread(_objects, apps, self._allow)
         for key in keys:
             self._secrecy.add(key)
         wanted = [each for each in listed if scope.has(each.name, each.labels)]
@@ -278,7 +280,8 @@ class RoutesProvider:
         route, pair = part.content, None if certificate is None else certificate.content
         standing = await asyncio.to_thread(_standing, name, server.routes or ())
         marks = marks_of(route)
-        has = await asyncio.to_thread(state, marks, None if pair is None else _as(Pair, pair))
+        kept = None if pair is None else _as(Pair, pair)
+        has = await asyncio.to_thread(state, marks, kept, self._allow)
         self._secrecy.add(has.key)
         shown = as_object(name, route, found[1], server, standing, has)
         return _Look(servers, part, found[1], certificate, shown)
@@ -545,7 +548,7 @@ def _standing(name: str, routes: Sequence[CaddyRoute]) -> Standing:
     return Standing(False, None)
 
 
-def _objects(apps: _Apps) -> tuple[list[ExternalObject], set[str]]:
+def _objects(apps: _Apps, allow: Allow) -> tuple[list[ExternalObject], set[str]]:
     """Return all routes that have a name, in the order of their names, and the keys of files."""
     pairs = {str(each.id): each for each in apps.pairs if each.id is not None}
     found: list[ExternalObject] = []
@@ -554,7 +557,7 @@ def _objects(apps: _Apps) -> tuple[list[ExternalObject], set[str]]:
         routes = server.routes or ()
         for route, standing in zip(routes, standings(_reaches(routes)), strict=True):
             if (name := name_of(route)) is not None:
-                has = state(marks_of(route), pairs.get(certificate_id(name)))
+                has = state(marks_of(route), pairs.get(certificate_id(name)), allow)
                 found.append(as_object(name, route, server_name, server, standing, has))
                 keys.add(has.key)
     return sorted(found, key=lambda each: each.name), keys
