@@ -67,7 +67,7 @@ class DeadLetterRecord(msgspec.Struct, frozen=True, rename="camel"):
         about("Encoding of the payload. base64: the message is not text."),
     ]
     payload_truncated: Annotated[
-        bool, about("Whether the payload has only the beginning of the message.")
+        bool, about("Whether the payload contains only the beginning of the message.")
     ]
 
 

@@ -109,7 +109,9 @@ class FinalizerReleased(_Intake, frozen=True):
     """A service removes its finalizer, or with ``force`` that of another service."""
 
     finalizer: Finalizer
-    force: Annotated[bool, about("Whether another service's finalizer is removed too.")] = False
+    force: Annotated[
+        bool, about("Whether the finalizer is removed even if another service added it.")
+    ] = False
     reason: Reason = ""
 
 
@@ -293,7 +295,9 @@ class ActionError(_Intake, frozen=True):
     attempted: Annotated[
         bool, about("Whether the call was made. false: calls to the API were suspended.")
     ] = True
-    nothing_done: Annotated[bool, about("Whether the call certainly had no effect.")] = False
+    nothing_done: Annotated[bool, about("Whether it is certain that the call had no effect.")] = (
+        False
+    )
 
 
 class Reported(_Intake, frozen=True):

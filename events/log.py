@@ -442,7 +442,7 @@ class ApprovalRequested(_Event, frozen=True):
 
 
 class Base(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=True):
-    """The declared part of a write, without what the action or the desired state contains.
+    """The declared part of a write, if it differs from the desired fields and the action's labels.
 
     A write that keeps the fields of other clients would otherwise record the desired ones twice.
     """

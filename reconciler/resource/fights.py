@@ -60,7 +60,7 @@ def waiting_in_fight(situation: Situation) -> Conclusion | None:
         return None
     told = some([_told(each) for each in fought], "; ")
     return Conclusion(
-        "Degraded", REPEATED_DRIFT, f"{told}; each repair waits longer than the one before"
+        "Degraded", REPEATED_DRIFT, f"{told}; each repair waits longer than the previous one"
     )
 
 
