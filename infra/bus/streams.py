@@ -80,6 +80,11 @@ FOLLOWERS: Final = 5
 """How many streams of outcomes a service may follow at once, all its processes together. Each is
 named in its user's JWT, which must fit into a line of the protocol."""
 
+SERVICE_PULLS: Final = 16
+"""How many pull requests may wait at a consumer of a service, one for each of its processes. The
+server answers each with heartbeats, as often as its sender asks for: hundreds of them, each with a
+heartbeat a nanosecond, had other clients wait for half a minute."""
+
 MAX_UNACKNOWLEDGED: Final = 16_000
 """Number of messages of a partition that are handed out and not acknowledged; then none comes.
 
@@ -197,6 +202,7 @@ def service_consumers(namespace: str) -> list[tuple[str, Config]]:
                 "durable_name": name,
                 "filter_subject": readable,
                 "ack_policy": "none",
+                "max_waiting": SERVICE_PULLS,
             }
             found.append((stream, config))
     return found
@@ -216,6 +222,7 @@ def durable_outcomes(name: str, readable: str) -> Config:
         "filter_subject": readable,
         "ack_wait": _SERVICE_LEASE,
         "max_ack_pending": 1,  # in order, also what is handed out again
+        "max_waiting": SERVICE_PULLS,
     }
 
 

@@ -27,6 +27,7 @@ from infra.bus.streams import (
     follower_names,
     make_worker_consumer,
     prepare_restoration,
+    service_consumers,
     topology_differences,
 )
 from infra.jetstream.connection import api_request, connect
@@ -233,6 +234,25 @@ async def test_a_consumer_with_few_pull_requests_is_told(fresh_bus_url: str) -> 
         assert found == {"max_waiting": (512, 1)}
         with pytest.raises(IncompatibleStreamError, match="Delete it, and run the command again"):
             await ensure_topology(nc)
+    finally:
+        await nc.close()
+
+
+async def test_few_pull_requests_may_wait_at_a_consumer_of_a_service(fresh_bus_url: str) -> None:
+    """The server sends each a heartbeat as often as it asks for, such as every nanosecond."""
+    nc = await connect(fresh_bus_url, name="test")
+    try:
+        await ensure_topology(nc, namespaces=["billing"])
+        inbox = nc.new_inbox()
+        await nc.subscribe(inbox)
+        for stream, config in service_consumers("billing"):
+            consumer = f"{stream}.{config['durable_name']}"
+            for _ in range(40):
+                pull = b'{"batch": 1, "expires": 30000000000}'
+                await nc.publish(f"$JS.API.CONSUMER.MSG.NEXT.{consumer}", pull, reply=inbox)
+            await nc.flush()
+            found = await api_request(nc, f"CONSUMER.INFO.{consumer}", None)
+            assert found["num_waiting"] == 16
     finally:
         await nc.close()
 
