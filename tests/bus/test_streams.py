@@ -244,7 +244,7 @@ async def test_few_pull_requests_may_wait_at_a_consumer_of_a_service(fresh_bus_u
     try:
         await ensure_topology(nc, namespaces=["billing"])
         inbox = nc.new_inbox()
-        await nc.subscribe(inbox)
+        await nc.subscribe(inbox)  # pyright: ignore[reportUnknownMemberType]
         for stream, config in service_consumers("billing"):
             consumer = f"{stream}.{config['durable_name']}"
             for _ in range(40):
