@@ -124,11 +124,12 @@ class ManifestSets:
             generation, declared = found.generation, found.fields or {}
             if CONTENT not in declared:
                 return generation, ()
-            parts = await self._contents.load(key.namespace, declared[CONTENT])
+            # Nobody stores again what an operator has withdrawn, if not this declaration.
+            parts = await self._contents.load(key.namespace, declared[CONTENT], is_withdrawn=True)
         except ProviderError as error:
             raise _cause(error) from error
         if parts is None:
-            raise InvalidManifestError(f"{key}: its content changed during the read; retry")
+            raise InvalidManifestError(f"{key}: the log does not contain its content")
         return generation, parts
 
 

@@ -70,6 +70,18 @@ def test_a_set_is_declared_and_pruned(team: Team) -> None:
     assert names(team) == []
 
 
+def test_a_set_whose_content_was_withdrawn_can_be_applied_again(team: Team) -> None:
+    applied = ("apply", "-f", "-", "--set", "lost", "--wait")
+    team.ok(*applied, text=documents("one", "two"))
+    contents = team.ok("get", "ComposedContent", "-o", "name").out.split()
+    team.ok("delete", *contents, "--wait")
+
+    kept = team.ok(*applied, text=documents("one", color="Blue"))
+    assert f"keep {team.namespace}/Shape/two, which no file declares" in kept.out
+    assert names(team) == ["one", "two"]
+    assert team.ok("get", "ComposedContent", "-o", "name").out.split()
+
+
 def test_nothing_of_a_bad_set_is_declared_and_few_words_do_no_great_harm(team: Team) -> None:
     bad = team.run("apply", "-f", "-", "--set", "bad", text=documents("good") + "\n---\nkind: 7\n")
     assert bad.status == 1

@@ -18,7 +18,7 @@ from events.stored_content import (
     parts_of,
 )
 from infra.providers.composition.children import Ask
-from infra.providers.composition.standing import Standing, converted
+from infra.providers.composition.standing import Declaration, Standing, converted
 from reconciler.errors import NothingDoneError
 from reconciler.ports import IntakeMessageOut
 
@@ -31,15 +31,20 @@ class Contents:
         self._ask = ask
         self._read: dict[tuple[str, str], list[Part]] = {}
 
-    async def load(self, namespace: str, digest: str) -> list[Part] | None:
-        """Return the parts of a content; None if it is not stored any more."""
+    async def load(
+        self, namespace: str, digest: str, *, is_withdrawn: bool = False
+    ) -> list[Part] | None:
+        """Return the parts of a content; None if it is not stored any more.
+
+        ``is_withdrawn``: read what the log keeps of one that was withdrawn, too.
+        """
         known = self._read.get((namespace, digest))
         if known is not None:
             return known
-        index = (await self._specs(namespace, [digest])).get(digest)
+        index = (await self._specs(namespace, [digest], is_withdrawn)).get(digest)
         if index is None:
             return None
-        portions = await self._specs(namespace, index.portions)
+        portions = await self._specs(namespace, index.portions, is_withdrawn)
         if len(portions) < len(index.portions):
             return None
         parts = list(parts_of(portions[name] for name in index.portions))
@@ -89,12 +94,16 @@ class Contents:
             await self._ask(messages)
 
     async def _specs(
-        self, namespace: str, digests: Collection[str]
+        self, namespace: str, digests: Collection[str], is_withdrawn: bool
     ) -> Mapping[str, ComposedContentSpec]:
         names = {f"{namespace}/{COMPOSED_CONTENT_KIND}/{each}": each for each in digests}
         found = await self._standing.declarations(list(names))
         return {
             names[name]: spec
             for name, each in found.items()
-            if (spec := converted(each.fields, ComposedContentSpec)) is not None
+            if (spec := converted(_fields(each, is_withdrawn), ComposedContentSpec)) is not None
         }
+
+
+def _fields(found: Declaration, is_withdrawn: bool) -> Fields | None:
+    return found.fields if found.is_declared or not is_withdrawn else found.withdrawn
