@@ -78,11 +78,13 @@ async def test_actions_are_followed_to_the_worker_and_one_acknowledged_by_hand_i
     world = bare_world
     assert (await workers(world.nc)).verdict == "ok", "no ProviderConfig is declared"
     await decided_and_not_called(world)
-    absent = await workers(world.nc)
-    assert (absent.verdict, absent.found) == (
-        "fail",
-        "no worker pulls messages of 1 ProviderConfig: default",
-    )
+    absent = "no worker pulls messages of 1 ProviderConfig: default"
+
+    async def is_told() -> bool:  # once the projector has written the row of the configuration
+        found = await workers(world.nc)
+        return (found.verdict, found.found) == ("fail", absent)
+
+    await world.until(is_told, absent)
     waiting = await actions(world.nc)
     assert (waiting.verdict, waiting.found) == ("ok", "none; 3 in flight, all accounted for")
 
