@@ -43,18 +43,24 @@ _ESCAPE: Final = re.compile(
     rb"""
     [%&=\\\r\n]  # the first character alone, which a search finds fastest
     (?: (?<=%)  (?: [0-9A-F]{2}
-                  | U D[89AB][0-9A-F]{2} %U D[C-F][0-9A-F]{2} | U [0-9A-F]{4} )
-      | (?<=&)  (?: (?: \#[0-9]{1,7} | \#X[0-9A-F]{1,6} | [A-Z]\w{1,31} ); | amp | lt | gt | quot )
+                  | U D[89AB][0-9A-F]{2} %U D[C-F][0-9A-F]{2} | U (?!D[89A-F]) [0-9A-F]{4} )
+      | (?<=&)  (?: (?: \#[0-9]{1,7} | \#X[0-9A-F]{1,6} | [A-Z]\w{1,31} );
+                  | (?: amp | lt | gt | quot ) (?!=\r?\n) )
       | (?<==)  (?: [0-9A-F]{2} | \r?\n )
-      | (?<=\\) (?: (?-i:u)D[89AB][0-9A-F]{2}\\(?-i:u)D[C-F][0-9A-F]{2} | (?-i:u)[0-9A-F]{4}
+      | (?<=\\) (?: (?-i:u)D[89AB][0-9A-F]{2}\\(?-i:u)D[C-F][0-9A-F]{2}
+                  | (?-i:u)(?!D[89A-F])[0-9A-F]{4}
                   | (?-i:U)00[0-9A-F]{6} | (?-i:u)\{[0-9A-F]{1,6}\} | (?-i:x)[0-9A-F]{2}
-                  | [0-3][0-7]{2} | [\ -/:-@\[-`{-~] | (?-i:[bfnrt]) )
+                  | [0-3][0-7]{2} | (?!=\r?\n)[\ -/:-@\[-`{-~] | (?-i:[bfnrt]) )
       | (?<=\n)  [ \t]*
       | (?<=\r)  \n[ \t]*
     )""",
     re.VERBOSE | re.IGNORECASE,
 )
-"""The escapes of URLs, HTML, mail, JSON, Python, Git and shells; a line break with its indent."""
+"""The escapes of URLs, HTML, mail, JSON, Python, Git and shells; a line break with its indent.
+
+Half of a surrogate pair, or what ends at a soft line break of mail, is left as it is: the next
+level may complete it.
+"""
 
 _MAX_ESCAPE_BYTES: Final = len(r"\u0026")  # of one byte; longer ones stand for more
 _QUOTES: Final = ((b"'", b"''"), (b'"', b'""'), (b"'", b"'\"'\"'"))  # SQL, CSV, shells
@@ -140,7 +146,11 @@ class Secrecy:
 
         The beginning of a secret that a cut has shortened would not be found.
         """
-        return self.hide(text[: most + self.reach_bytes])[:most]
+        part = text[: most + self.reach_bytes]
+        hidden = self.hide(part)
+        if len(part) < len(text):  # what is hidden is shorter: the cut may have moved to the front
+            hidden = hidden[: len(hidden) - self.reach_bytes]
+        return hidden[:most]
 
     def hide_in(self, value: _T, known: AbstractSet[str] = frozenset()) -> _T:
         """Return JSON-like data without secrets, in its keys too; ``known`` strings stay."""

@@ -26,8 +26,10 @@ from reconciler.errors import (
 from reconciler.secrecy import Secrecy
 
 MAX_DETAIL_CHARACTERS = 500
-MIN_SEARCHED_BYTES = 16_384
+MIN_SEARCHED_CHARACTERS = 16_384
 """Of a refusal's body, before its beginning is quoted; more where a secret is that long."""
+
+_MAX_UTF8_BYTES = 4  # of a character
 
 
 class _Named(Protocol):
@@ -144,11 +146,11 @@ def problem_text(response: Answer) -> str:
     except UNDECODABLE:
         problem = _Problem()
     text = problem.detail or problem.title
-    searched = MIN_SEARCHED_BYTES + response.secrecy.reach_bytes
     if not text:
-        text = response.content[:searched].decode(errors="replace").strip()
+        characters = MIN_SEARCHED_CHARACTERS + response.secrecy.reach_bytes + 1
+        text = response.content[: characters * _MAX_UTF8_BYTES].decode(errors="replace")
     # Before it is cut: the beginning of a secret would not be found.
-    text = response.secrecy.hide(text[:searched])
+    text = response.secrecy.hide_start(text, MIN_SEARCHED_CHARACTERS)
     return " ".join(text[:MAX_DETAIL_CHARACTERS].split()) or "no explanation"
 
 

@@ -150,3 +150,12 @@ def test_a_secret_that_is_longer_than_what_is_searched_at_least_is_hidden(form: 
     answer = answered(422, form.format(secret).encode())
     shown = problem_text(msgspec.structs.replace(answer, secrecy=Secrecy(secret)))
     assert shown == HIDDEN
+
+
+@pytest.mark.parametrize("form", ["{}", '{{"detail": "{}"}}', "          {}"])
+def test_of_a_secret_that_is_repeated_often_none_is_quoted_in_part(form: str) -> None:
+    """Hidden, they are short, so what stood at the end of what is searched comes to the front."""
+    secret = "".join(f"{number:x}Zq" for number in range(3_000))
+    answer = answered(422, form.format(secret * 50).encode())
+    shown = problem_text(msgspec.structs.replace(answer, secrecy=Secrecy(secret)))
+    assert secret[:20] not in shown

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import quopri
 import re
 import time
 from collections.abc import Callable
@@ -35,6 +36,14 @@ def test_a_secret_is_hidden_in_every_encoding() -> None:
     left = {name: secrecy.hide(f"«{way}»") for name, way in every_way(TOKEN).items()}
     assert [name for name, hidden in left.items() if HIDDEN not in hidden] == []
     assert {left[name] for name in ESCAPES} == {f"«{HIDDEN}»"}
+
+
+@pytest.mark.parametrize("inner", list(ESCAPES))
+def test_a_soft_line_break_of_mail_within_an_escape_hides_no_secret(inner: str) -> None:
+    secrecy = Secrecy(f"a&b<c{TOKEN}😀")
+    for before in range(76):
+        text = "x" * before + ESCAPES[inner](f"a&b<c{TOKEN}😀")
+        assert HIDDEN in secrecy.hide(quopri.encodestring(text.encode()).decode()), before
 
 
 @given(secret=_SECRETS, outer=_OUTER, inner=_ESCAPES)
@@ -225,3 +234,16 @@ def test_the_time_to_add_a_secret_is_proportional_to_its_lines() -> None:
 
     few, many = (min(seconds(lines) for _ in range(3)) for lines in (300, 3_000))
     assert many < 30 * few  # it was 100 times as long
+
+
+@pytest.mark.parametrize("length", [40, 1_000, 5_000])
+def test_where_many_secrets_are_hidden_the_one_at_the_cut_does_not_move_to_the_front(
+    length: int,
+) -> None:
+    secret = "".join(chr(ord("a") + number * number % 26) for number in range(length))
+    secrecy = Secrecy(secret)
+    for most in (100, 16_384):
+        for text in (secret * 500, f" {secret}" * 500, "x" * (most - 5) + secret * 500):
+            shown = secrecy.hide_start(text, most)
+            assert len(shown) <= most
+            assert secret[:20] not in shown
