@@ -146,11 +146,13 @@ class Secrecy:
 
         The beginning of a secret that a cut has shortened would not be found.
         """
-        part = text[: most + self.reach_bytes]
-        hidden = self.hide(part)
-        if len(part) < len(text):  # what is hidden is shorter: the cut may have moved to the front
-            hidden = hidden[: len(hidden) - self.reach_bytes]
-        return hidden[:most]
+        content = _encoded(text[: most + self.reach_bytes])
+        spans = self._find(content) if self._forms else []
+        end = len(_encoded(text[:most]))
+        end = max([end, *(stop for start, stop in spans if start < end)])
+        # What is behind does not move to the front because what is hidden is shorter.
+        kept = [span for span in spans if span[0] < end]
+        return _decoded(_replaced(content[:end], kept))[:most]
 
     def hide_in(self, value: _T, known: AbstractSet[str] = frozenset()) -> _T:
         """Return JSON-like data without secrets, in its keys too; ``known`` strings stay."""
