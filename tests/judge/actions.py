@@ -152,6 +152,8 @@ def unrecorded_success(ledger: Ledger) -> Iterator[Breach]:
         decided = ledger.actions.get(report.action_id)
         if decided is None or decided.key in ledger.history.damaged:
             continue
+        if report.absent:
+            continue  # it met nothing, which the aggregate does not believe within the grace
         uid = None if report.object is None else report.object.uid
         if not decided.has_succeeded:
             text = "it was reported as done, the log does not record it"

@@ -102,7 +102,7 @@ def _what_cannot_be_listed_is_not_read(patch: Patch) -> None:
     ) -> int:
         return 0
 
-    patch.setattr(ObjectReads, "read", read)
+    patch.setattr(ObjectReads, "read_all", read)
 
 
 # --- ids made by the server
