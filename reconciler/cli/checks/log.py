@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
+import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
@@ -34,6 +36,8 @@ from reconciler.sdk.log_replay import LogReplay
 
 SAMPLE = 50
 _MAX_LETTERS = 20_000
+_FIRST_ROWS_SECONDS = 3.0
+_POLL_SECONDS = 0.2
 _DISCARDED_SHOWN = timedelta(days=7)
 _AFTER_RESTORATION = frozenset(
     {
@@ -210,12 +214,22 @@ async def check_discarded(nc: Client) -> Finding:
     return Finding("discarded", "warn", text, remedy)
 
 
+async def _stored_checkpoint(nc: Client) -> bytes:
+    """Return the checkpoint of the rows; a projector that has just started needs a moment."""
+    rows, until = JetStreamRows(nc), time.monotonic() + _FIRST_ROWS_SECONDS
+    while True:
+        payload, _ = await rows.checkpoint()
+        if read_checkpoint(payload) is not None or time.monotonic() >= until:
+            return payload
+        await asyncio.sleep(_POLL_SECONDS)
+
+
 async def check_rows(nc: Client, replay: LogReplay, *, full: bool) -> Finding:
     """Compare stored rows with the log: all of them, or those of some resources."""
     if replay.damage:
         text = "not compared, because the log is damaged"
         return Finding("stored rows", "warn", text, "See the check `log`.")
-    payload, _ = await JetStreamRows(nc).checkpoint()
+    payload = await _stored_checkpoint(nc) if replay.position else b""
     if replay.position and read_checkpoint(payload) is None:
         text = "another client has overwritten their checkpoint" if payload else "none are stored"
         remedy = "Start a projector, or restart it. It then rebuilds the rows from the log."
