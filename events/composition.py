@@ -137,7 +137,7 @@ def blocker(children: Mapping[str, Child]) -> str:
 def content_of(children: Iterable[Manifest]) -> Fields:
     """Return the fields of an object that is made of these resources.
 
-    Raises ``InvalidManifestError`` if they are too large for one event, with what is told of them,
+    Raises ``InvalidManifestError`` if they are too large for one event, together with their status,
     or to be declared.
     """
     manifests: dict[str, Fields] = {}

@@ -72,7 +72,7 @@ class RestoreRefusedError(ReconcilerError):
 
 
 class SeenLog(msgspec.Struct, frozen=True):
-    """What tells a log from one that was recreated, or has grown, since."""
+    """What distinguishes a log from one that was recreated, or has grown, since."""
 
     created: str
     last: int

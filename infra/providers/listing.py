@@ -51,7 +51,7 @@ async def all_pages(
 async def in_turns(
     items: Sequence[_Item], converted: Callable[[_Item], ExternalObject | None]
 ) -> list[ExternalObject]:
-    """Convert the items of an answer, for a short time at once: an API may send any number."""
+    """Convert the items of a response in short turns: an API may send any number."""
     objects: list[ExternalObject] = []
     until = time.monotonic() + _TURN_SECONDS
     for each in items:

@@ -144,7 +144,7 @@ def pursue(
     # From here on, a call follows, or the end of the wait for one.
     if blocked is not None:
         return blocked
-    # Before the permission: a paused action is kept, so that it goes on when the pause ends.
+    # Before the permission: a paused action is kept, so that it continues when the pause ends.
     if is_paused(state):
         return PAUSED
     if forbidden is not None and (flight.failed in _NOT_DONE or flight.is_surely_not_done):

@@ -95,7 +95,7 @@ def reliance(spec: Spec, state: ResourceState, key: ResourceKey) -> Step:
     for reference in spec.references:
         target = state.desired.targets.get(reference.target)
         if target is None:
-            return NOTHING_TO_REPORT  # the next sweep tells
+            return NOTHING_TO_REPORT  # the next sweep shows it
         if not target.declared:
             return on_hold(Hold.DANGLING, _why_dangling(reference.target, key))
     return Conclusion("Converged", "Resolved")

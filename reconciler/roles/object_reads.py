@@ -144,7 +144,7 @@ class ObjectReads:
         return found
 
     async def read_all(self, rows: Iterable[StatusRow], config: ProviderConfigSpec) -> int:
-        """Read all objects of an API that cannot list, in the place of a listing."""
+        """Read all objects of an API that cannot list them."""
         rows = list(rows)
         found, missing = await self._read_some(rows, config)
         losses = LossCount(len(missing), sum(row.owned for row in rows))

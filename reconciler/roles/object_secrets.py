@@ -72,7 +72,7 @@ def hide_and_digest(
 
 
 def shown_ids(uids: Iterable[str], secrecy: Secrecy) -> tuple[str, ...]:
-    """Return ids of objects as people are told of them: short, and without secrets."""
+    """Return ids of objects for messages to people: short, and without secrets."""
     return tuple(secrecy.hide_start(each, MAX_SHOWN_ID_CHARACTERS) for each in uids)
 
 

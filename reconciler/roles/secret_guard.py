@@ -26,7 +26,7 @@ MAX_PAGES: Final = 20_000
 
 MAX_ERROR_CHARACTERS: Final = 16_384
 """Of an error. A longer one is cut before it is searched: an API may repeat megabytes in its
-answer, and searching one takes a second in which nothing else in this process goes on."""
+answer, and searching one takes a second in which this process does nothing else."""
 
 _KEPT_BACK = (
     "the API's error message is suppressed: it may contain an earlier value of a secret, which "

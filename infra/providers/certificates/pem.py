@@ -22,7 +22,7 @@ PrivateKey = ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey
 
 _PUBLIC_EXPONENT = 65_537
 _MAKING = threading.Lock()
-"""Of RSA: each key takes a processor for seconds, and a tenant may want hundreds at once."""
+"""Of RSA: each key occupies a CPU core for seconds, and a tenant may declare hundreds."""
 
 
 class Facts(msgspec.Struct, frozen=True):
@@ -62,7 +62,7 @@ def read_key(pem: bytes | None) -> PrivateKey | None:
         return None
     try:
         # A listing reads all keys, and to validate one of RSA takes a third of a second. Of what
-        # somebody has changed, the public half differs from that of the certificate.
+        # another client has changed, the public half differs from that of the certificate.
         key = serialization.load_pem_private_key(
             pem, password=None, unsafe_skip_rsa_key_validation=True
         )

@@ -107,7 +107,7 @@ def _error(role: str, ahead: list[timedelta]) -> timedelta:
     """Return how far the clock of a role is ahead, by how far its messages were.
 
     What is stored late looks as if its clock were behind, so the message that is furthest ahead
-    tells the clock of one process. Messages of several deciders cannot be told apart.
+    shows the clock of one process. Messages of several deciders cannot be told apart.
     """
     return max(ahead, key=abs) if role == _DECIDER else max(ahead)
 
