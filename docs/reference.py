@@ -114,8 +114,9 @@ def _events() -> str:
         "# Events",
         _GENERATED,
         "Every message is a CloudEvent in JSON. `reconciler schema` prints the JSON Schema, and "
-        "`reconciler schema asyncapi` prints the subjects, as AsyncAPI 3.0. A type that begins "
-        "with a capital letter, such as `Action`, is described under [Types](#types).",
+        "`reconciler schema asyncapi` prints the subjects, as AsyncAPI 3.0. A type such "
+        "as `Action` is described under [Types](#types). An entry such as `Delete or Orphan` lists "
+        "the allowed values.",
         "## Events of the log",
         "The decider appends these events to `LOG_1`. The stream contains no other messages. Each "
         "event is the `data` of a `LogEvent`.",

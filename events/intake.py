@@ -366,7 +366,7 @@ class ApiReported(_Intake, frozen=True):
     as_of: Annotated[
         int,
         about(
-            "Version of the event that last changed the breaker when the call began. For Twin: "
+            "Version of the event that had last changed the breaker when the call began. For Twin: "
             "version of the event that last set or ended that hold. The decider ignores older "
             "reports."
         ),

@@ -221,7 +221,7 @@ class OwnershipClaimed(_Event, frozen=True):
         float,
         about(
             "Grace period after a write of this resource in which observations do not count, "
-            "because the API shows writes late. 0: unchanged."
+            "because the API returns writes with a delay. 0: unchanged."
         ),
     ] = 0.0
 
@@ -548,7 +548,7 @@ class ActionSucceeded(_Event, frozen=True):
         ActionError | None,
         about(
             "Error of the remaining calls, if the API executed only the first of several calls and "
-            "rejects the others permanently."
+            "permanently rejected the others."
         ),
     ] = None
     provider_config: Annotated[
@@ -642,9 +642,9 @@ class ActionFailed(_Event, frozen=True):
             "What the failure means for the resource. Retry: the same action is tried again. "
             "Refused: the API permanently refuses this generation. Failed: it permanently refuses "
             "a write that the generation does not depend on. Outdated: it refuses an older "
-            "generation. Conflict: the recorded state was outdated. Observed: as Conflict, and the "
-            "failure shows the current object, or shows that none exists. Retired: the replaced "
-            "object no longer exists."
+            "generation. Conflict: the recorded state was outdated. Observed: like Conflict, and "
+            "the failure also shows the current object, or shows that none exists. Retired: the "
+            "replaced object no longer exists."
         ),
     ] = "Retry"
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from events.wording import plural
 from infra.backup.backup import SavedLog, save_log
 from infra.bus.rows import JetStreamRows
 from infra.bus.streams import find_log
@@ -16,7 +17,7 @@ from reconciler.cli.console import console
 from reconciler.cli.exits import Exit
 from reconciler.cli.log_replay import log_of
 from reconciler.cli.options import NamedPath, Output
-from reconciler.cli.output import plural, print_structured
+from reconciler.cli.output import print_structured
 from reconciler.cli.progress import progress_bar
 from reconciler.cli.standard_streams import even_if_nobody_reads
 from reconciler.roles.lost_events import find_short_end

@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 
 from events.intake import Answer
 from events.names import ResourceKey
+from events.wording import plural
 from reconciler.cli.connection import PATIENCE_SECONDS, Connection
-from reconciler.cli.output import plural
 from reconciler.cli.own_clock import warn_of_own_clock
 from reconciler.cli.own_logs import configure_logs
 from reconciler.cli.results import Result, result_of

@@ -71,7 +71,7 @@ these names a server, the command fails.
 
 Exit status: 0 success, 1 refused or failed, 2 usage error, 3 timeout.
 `plan`, `diff` and --dry-run: 0 no changes, 1 an error (including a usage
-error), 2 changes, as `terraform plan -detailed-exitcode`.
+error), 2 changes: the same as `terraform plan -detailed-exitcode`.
 """
 
 _OPTIONS: Final = (

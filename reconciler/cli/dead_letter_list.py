@@ -15,9 +15,10 @@ from events.dead_letter import OTHERS, Discarded, Stage
 from events.excerpt import some
 from events.names import ResourceKey
 from events.subjects import NO_NAMESPACE
+from events.wording import plural
 from reconciler.cli.console import coloured, console, print_table
 from reconciler.cli.errors import CommandError, UsageError
-from reconciler.cli.output import Format, plural, print_structured
+from reconciler.cli.output import Format, print_structured
 from reconciler.sdk.client import Client
 from reconciler.sdk.dead_letters import DeadLetter, Retried, matching
 
@@ -85,8 +86,9 @@ class Chosen(msgspec.Struct, frozen=True):
         found = matching(letters, stage=self.stage, resource=key)
         if self.count != len(found):
             meant = "use" if self.count is None else f"--count is {self.count}; use"
+            select = plural(len(found), "open dead letter matches", "open dead letters match")
             raise CommandError(
-                f"{len(found)} open dead letters match, and nothing was changed; {meant} "
+                f"{select}, and nothing was changed; {meant} "
                 f"--count {len(found)} to select all of them"
             )
         return found

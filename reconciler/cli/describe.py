@@ -400,7 +400,7 @@ def _status_pairs(row: StatusRow, settled: int, now: datetime) -> list[tuple[str
     if row.action_id:
         pairs.append(("action", f"{row.operation}, attempt {row.attempt} ({row.action_id})"))
     if row.grace_seconds:
-        late = "because the API showed its object late"
+        late = "because the API returned its object with a delay"
         pairs.append(("grace", f"{row.grace_seconds:g} s after a write, {late}"))
     if row.throttled_until is not None and throttled(row, now):
         pairs.append(("throttled until", f"{row.throttled_until:%Y-%m-%dT%H:%M:%SZ}"))

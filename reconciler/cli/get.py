@@ -14,6 +14,7 @@ from nats.aio.client import Client
 from events.manifest import Manifest
 from events.names import ResourceKey
 from events.stored_content import COMPOSED_KINDS
+from events.wording import plural
 from projections.read_models import ReadModels
 from projections.status import StatusRow
 from reconciler.cli.connection import HERE, Connection, bus, run_async
@@ -23,7 +24,7 @@ from reconciler.cli.exits import Exit
 from reconciler.cli.log_replay import Stood, current_models, models_as_of
 from reconciler.cli.naming import known_outcome
 from reconciler.cli.options import AllNamespaces, Namespace
-from reconciler.cli.output import as_yaml, plural, print_json_line, print_structured
+from reconciler.cli.output import as_yaml, print_json_line, print_structured
 from reconciler.cli.own_clock import note_own_clock
 from reconciler.cli.resource_table import PENDING, ResourceTable
 from reconciler.cli.row_changes import row_changes

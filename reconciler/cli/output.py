@@ -19,11 +19,6 @@ def harmless(text: str) -> str:
     return _CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
 
 
-def plural(number: int, noun: str) -> str:
-    """Return a number with its noun: ``1 place``, ``2 places``."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
 def print_structured(thing: object, output: WideFormat) -> None:
     """Print structs, dicts and lists as YAML if that is asked for, else as JSON."""
     plain = msgspec.to_builtins(thing, str_keys=True)

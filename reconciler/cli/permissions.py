@@ -111,8 +111,8 @@ def _with_keys(users: list[User], keys: tuple[str, ...]) -> list[User]:
     for user in users:
         if user.principal == "service" and user.name in taken:
             raise UsageError(
-                f"a service cannot have the name {user.name} of a principal, because both "
-                "would have the same inbox; name its users with --user"
+                f"a service cannot be named {user.name}: this is the name of a principal, and "
+                "both would have the same inbox; name its users with --user"
             )
         keyed = User(
             user.name, user.principal, public.get(user.name, ""), user.namespace, user.finalizers

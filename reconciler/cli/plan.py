@@ -68,7 +68,7 @@ def plan(
     resources, adoptions, holds by a guard, and refused documents.
 
     Exit status: 0 no changes, 2 changes, 1 an error or an invalid document
-    (as `terraform plan -detailed-exitcode`).
+    (the same as `terraform plan -detailed-exitcode`).
 
     For example:
 
@@ -219,6 +219,10 @@ def _is_quiet_part(each: PlannedResource) -> bool:
 
 
 def _summary(resources: Sequence[PlannedResource]) -> str:
+    return f"Plan: {_counts(resources)}"
+
+
+def _counts(resources: Sequence[PlannedResource]) -> str:
     new = [each for one in resources for each in one.actions if not each.under_way]
     actions = Counter(each.operation for each in new)
     words = [f"{actions[each]} to {each.lower()}" for each in _SIGNS if actions[each]]
@@ -231,7 +235,7 @@ def _summary(resources: Sequence[PlannedResource]) -> str:
     words += [f"{says[each]} {name}" for each, name in names.items() if says[each]]
     if says["NoChange"]:
         words.append(f"{says['NoChange']} unchanged")
-    return "Plan: " + (", ".join(words) or "nothing to do")
+    return ", ".join(words) or "nothing to do"
 
 
 def _print_resource(each: PlannedResource, now: datetime) -> None:
@@ -322,4 +326,4 @@ def moved(before: Plan, after: Plan) -> Iterable[str]:
                 f"{other.version}"
             )
         elif other.digest != each.digest:
-            yield f"{each.resource}: the result would now be different: {_summary([other])}"
+            yield f"{each.resource}: the result would now differ from the plan: {_counts([other])}"

@@ -9,6 +9,7 @@ import msgspec
 from msgspec.structs import replace
 from nats.aio.client import Client
 
+from events.wording import plural
 from infra.bus.rows import JetStreamRows
 from projections.read_models import (
     CHECKPOINT,
@@ -24,7 +25,7 @@ from reconciler.cli.errors import CommandError
 from reconciler.cli.exits import Exit
 from reconciler.cli.log_replay import log_of, replay_from_start
 from reconciler.cli.options import Output
-from reconciler.cli.output import plural, print_structured
+from reconciler.cli.output import print_structured
 from reconciler.cli.progress import progress_bar
 from reconciler.cli.row_comparison import Comparison, compare
 from reconciler.cli.standard_streams import even_if_nobody_reads
@@ -146,7 +147,7 @@ def _dump(models: ReadModels) -> None:
 def _print(replayed: Replayed) -> None:
     out = console()
     out.print(
-        f"{replayed.events} events up to position {replayed.position} "
+        f"{plural(replayed.events, 'event')} up to position {replayed.position} "
         f"in {replayed.seconds:.2f} s ({replayed.events_per_second:.0f}/s)"
     )
     print_integrity(replayed.integrity)

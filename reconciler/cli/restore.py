@@ -9,6 +9,7 @@ import msgspec
 from nats.aio.client import Client
 
 from events.integrity import LogDamage
+from events.wording import plural
 from infra.backup.file import Backup
 from infra.backup.inspection import Knowledge, inspect
 from infra.backup.restoration import (
@@ -28,7 +29,7 @@ from reconciler.cli.console import console
 from reconciler.cli.exits import Exit
 from reconciler.cli.init import check_replicas
 from reconciler.cli.options import NamedPath, Output
-from reconciler.cli.output import plural, print_structured
+from reconciler.cli.output import print_structured
 from reconciler.cli.progress import progress_bar
 from reconciler.cli.standard_streams import even_if_nobody_reads
 from reconciler.roles.lost_events import find_short_end
@@ -120,7 +121,7 @@ async def _without_lost_end(nc: Client, plan: Plan, log_id: str, replace: str | 
     raise RestoreRefusedError(
         f"the newest events of the log are missing: expected {short.expected}, found "
         f"{short.found}. This backup has no event that the log lacks; restore a backup with the "
-        f"lost events. If there is none, use --replace {log_id}, which discards them"
+        f"lost events. If there is none, use --replace {log_id} to continue without them"
     )
 
 

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from events.intake import Answer
 from events.names import ResourceKey
+from events.wording import plural
 from reconciler.cli.console import NOT_READY, coloured, print_table
 from reconciler.cli.errors import UsageError
 from reconciler.cli.exits import Exit
@@ -140,7 +141,7 @@ def _counts(results: Sequence[Result], problems: Sequence[str]) -> str:
     counts = Counter(str(_word(each)) for each in results)
     counts["invalid"] += len(problems)
     told = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
-    return f"{counts.total()} resources: {told}"
+    return f"{plural(counts.total(), 'resource')}: {told}"
 
 
 def _print(results: Sequence[Result], output: Format, good: Collection[str]) -> None:
@@ -150,7 +151,7 @@ def _print(results: Sequence[Result], output: Format, good: Collection[str]) -> 
     shown = results
     if len(results) > FEW and sys.stdout.isatty():
         shown = [one for one in results if not one.accepted or one.outcome not in (*good, "")]
-        sys.stdout.write(f"{len(results) - len(shown)} resources succeeded\n")
+        sys.stdout.write(f"{plural(len(results) - len(shown), 'resource')} succeeded\n")
     if shown:
         print_table(("RESOURCE", "RESULT", "GENERATION", "REASON", "MESSAGE"), map(_row, shown))
 

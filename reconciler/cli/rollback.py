@@ -42,8 +42,8 @@ def rollback(
     """Declare an older generation again: spec, labels, annotations and policy.
 
     Without --to, it declares the last generation that was ready and differs
-    from the current one. The decider checks the declaration like any other,
-    records a new generation, and refuses it if a newer declaration has
+    from the current one. The decider checks the declaration like any other. It
+    records a new generation, or refuses the declaration if a newer one has
     arrived. You can also roll back a withdrawn resource.
 
     Exit status: 0 accepted (with --wait: Converged), 1 refused or failed,

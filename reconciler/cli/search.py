@@ -114,6 +114,6 @@ async def check_namespace(nc: Client, namespace: str | None) -> None:
         return
     known = sorted({row.namespace for row in (await current_models(nc)).status.values()})
     raise CommandError(
-        f"namespace {namespace} never had a resource{closest(str(namespace), known)}; the "
-        f"namespaces are: {some(known) or 'none yet'}"
+        f"namespace {namespace} never had a resource; the namespaces are: "
+        f"{some(known) or 'none yet'}{closest(str(namespace), known)}"
     )

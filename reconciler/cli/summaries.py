@@ -57,6 +57,7 @@ from events.log import (
 )
 from events.secret import SecretRef
 from events.subjects import USER_SIGN
+from events.wording import plural
 from reconciler.ports import StoredEvent
 from reconciler.resource.approval import SHORT_PLAN, described
 from reconciler.resource.owner_label import OWNER_LABEL
@@ -159,10 +160,10 @@ def summary(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
         case ExternalObserved():
             return _observed(data)
         case AbsenceDoubted(external_name=name, missing=missing, owned=owned):
-            return (
-                f"{missing} of the {owned} owned objects, including {name}, are missing from the "
-                "observer's listing, so the decider ignored it"
-            )
+            what = f"{missing} of the {owned} owned objects, including {name}, are"
+            if missing == 1:
+                what = f"The object {name}, one of {owned} owned objects, is"
+            return f"{what} missing from the observer's listing, so the decider ignored it"
         case DriftDetected():
             return drifted(data)
         case OwnershipClaimed(name, _, reason, grace_seconds=grace):
@@ -251,7 +252,7 @@ def summary(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
             return f"The API accepts no calls before {moment(until)}{_because(message)}"
         case BreakerOpened(until, _, failures, message):
             opened = f"The circuit breaker blocks calls until {moment(until)}"
-            return f"{opened}, after {failures} consecutive failures{_because(message)}"
+            return f"{opened}, after {plural(failures, 'consecutive failure')}{_because(message)}"
         case BreakerProbed(by=""):
             return "The process that probed the API stopped, so another one may probe it"
         case BreakerProbed(by=by):
@@ -259,8 +260,9 @@ def summary(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
         case BreakerClosed():
             return "The API responded again, and the circuit breaker closed"
         case TwinDetected(total=total):
-            newer = f"The API has {total} objects that are newer than this log"
-            return f"{newer}; Reconciler writes nothing to it until an operator approves"
+            newer = plural(total, "object that is", "objects that are")
+            held = "Reconciler writes nothing to it until an operator approves"
+            return f"The API has {newer} newer than this log; {held}"
         case OutcomeRecorded():
             return _outcome(data)
         case _:

@@ -19,7 +19,7 @@ from reconciler.errors import ConfigurationError
 from reconciler.secrecy import Secrecy
 
 _DIGEST_BYTES = 12
-_ENV_IS_OFF: Final = "an operator turns on store 'env' with RECONCILER_SECRET_ENV"
+_ENV_IS_OFF: Final = "an operator can enable store 'env' with RECONCILER_SECRET_ENV"
 
 
 class SecretKey(NamedTuple):
@@ -185,6 +185,6 @@ def _missing(reference: SecretRef, namespace: str) -> str:
         return f"{what} is {where}; add it with {command}"
     grant = f"`reconciler secrets grant {key.name} -n {key.namespace} --to {namespace}`"
     return (
-        f"{what} is {where}, or not granted to namespace {namespace!r}; an operator adds it with "
-        f"{command} or grants it with {grant}"
+        f"{what} is {where}, or not granted to namespace {namespace!r}; an operator can add it "
+        f"with {command}, or grant it with {grant}"
     )

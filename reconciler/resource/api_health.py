@@ -24,6 +24,7 @@ from events.log import (
     TwinDetected,
 )
 from events.provider_config import ProviderConfigSpec, Retry, is_config
+from events.wording import plural
 from reconciler.resource.backoff import delay, is_over
 from reconciler.resource.state import ApiHealth, ResourceState, Twin
 from reconciler.resource.turn import NOTHING_NEW, Conclusion, Context, Facts, on_hold
@@ -79,8 +80,8 @@ def standing_of_api(health: ApiHealth) -> Conclusion | None:
     return Conclusion(
         "Degraded",
         "BreakerOpen",
-        f"breaker open until {health.open_until:%Y-%m-%dT%H:%M:%SZ}, after {health.failures} "
-        f"consecutive failures{why}",
+        f"breaker open until {health.open_until:%Y-%m-%dT%H:%M:%SZ}, after "
+        f"{plural(health.failures, 'consecutive failure')}{why}",
     )
 
 
@@ -145,13 +146,14 @@ def _twin(said: ApiReported, known: Twin) -> TwinDetected | None:
 
 def _describe(twin: Twin) -> str:
     shown = ", ".join(
-        f"{each.kind} {each.name!r} (uid {each.uid}) by {each.action}, of which this log has "
-        f"version {each.known_version}"
+        f"{each.kind} {each.name!r} (uid {each.uid}) by {each.action}, but this log has the "
+        f"resource only up to version {each.known_version}"
         for each in twin.objects[:_SHOWN_OBJECTS]
     )
     more = f" and {twin.total - _SHOWN_OBJECTS} more" if twin.total > _SHOWN_OBJECTS else ""
     return (
-        f"{twin.total} objects were written by actions that this log does not contain: {shown}"
+        f"{plural(twin.total, 'object was', 'objects were')} written by actions that this log does "
+        f"not contain: {shown}"
         f"{more}; another installation is running on a copy of this log, or this log was copied or "
         "restored from an older state. Reconciler writes nothing to this API. Stop the other "
         "installation, then approve"

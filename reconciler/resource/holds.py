@@ -141,8 +141,8 @@ def approve(said: Approved, command: Command, state: ResourceState) -> Facts:
             state, command, "Invalid", f"decision Reject: allowed only for hold {Hold.APPROVAL}"
         )
     if hold == Hold.TWIN and not state.api.twin.objects:
-        of_api = f"hold {Hold.TWIN}: approve it for the ProviderConfig, which the message names"
-        return refused(state, command, "Invalid", of_api)
+        of_api = "approve it for the ProviderConfig that the resource's status message names"
+        return refused(state, command, "Invalid", f"hold {Hold.TWIN}: {of_api}")
     if state.holds.approved == hold:
         return accepted(state, command, reason="Unchanged")
     return accepted(state, command, HoldApproved(hold, said.decision, said.reason))
@@ -151,7 +151,7 @@ def approve(said: Approved, command: Command, state: ResourceState) -> Facts:
 def _but(state: ResourceState) -> str:
     """Describe how it stands, for those who thought that it stood otherwise."""
     if state.outcome is None:
-        return "; the log has no events of it" if state.version == 0 else ""
+        return "; the log has no events for it" if state.version == 0 else ""
     if state.outcome.outcome == "Held":
         return f" but by {state.outcome.reason!r}"
     return f"; its outcome is {state.outcome.outcome}"

@@ -301,7 +301,8 @@ def would_claim(found: ExternalObject, place: str, state: ResourceState, context
 def _doubted(losses: LossCount, state: ResourceState, context: Context) -> Conclusion:
     """Too many of our objects are missing at once: nothing is done before people are asked."""
     config = state.provider_config
-    what = f"{losses.missing} of {losses.owned} owned objects in {config!r} are missing"
+    are = "is" if losses.missing == 1 else "are"
+    what = f"{losses.missing} of {losses.owned} owned objects in {config!r} {are} missing"
     if state.holds.approved == Hold.LOSS_GUARD:
         return on_hold(
             Hold.LOSS_GUARD,
@@ -704,7 +705,8 @@ def _guarded(situation: Situation) -> Conclusion | None:
     strays, total = state.observed.strays or 0, state.observed.total or 0
     if strays > 0 and guard.allows(strays, total):
         return None
-    what = f"{strays} of {total} objects in the scope are undeclared and would be deleted"
+    are = "is" if strays == 1 else "are"
+    what = f"{strays} of {total} objects in the scope {are} undeclared and would be deleted"
     if state.holds.approved == Hold.DELETION_GUARD:
         # Somebody may have declared it since it was seen: only a later listing shows that.
         if state.observed.position >= state.holds.approved_position:

@@ -89,7 +89,7 @@ def restoration(context: Context) -> str:
     """Say that the log may lack newer events, because it was restored; empty if it never was."""
     if not context.epoch:
         return ""
-    as_of = f" of {context.restored_as_of}" if context.restored_as_of else ""
+    as_of = f" made at {context.restored_as_of}" if context.restored_as_of else ""
     return f"the log was restored from a backup{as_of}"
 
 

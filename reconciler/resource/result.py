@@ -81,7 +81,7 @@ def _error_if_too_early(
     if not grace or left <= 0:
         return None
     why = (
-        "the API returned that the object does not exist; it may not show the last write yet "
+        "the API reported that the object does not exist; it may not show the last write yet "
         f"(consistencyGraceSeconds: {grace:g})"
     )
     return ActionError("Transient", why, retry_after_seconds=round(left, 3), nothing_done=True)

@@ -136,7 +136,7 @@ class ApiGate:
             raise TurnedAwayError(
                 (
                     "the bus connection was lost: this process calls no API until it has verified "
-                    "that the log is the one that it has read"
+                    "that the log is still the one that it read before"
                 ),
                 retry_after_seconds=PROBE_PATIENCE_SECONDS,
             )
@@ -272,7 +272,7 @@ class ApiGate:
         turn = max(self._turned_away_until, now + expected)
         self._turned_away_until = turn + limiter.interval
         return TurnedAwayError(
-            f"waits for the rate limit of {limiter.per_second:g} requests per second",
+            f"waits for the rate limit ({limiter.per_second:g} per second)",
             retry_after_seconds=turn - now,
             throttled=True,
         )

@@ -397,7 +397,8 @@ class Observer:
         compared = await self._twins.report(began.provider_config, began.kind, shown, known_version)
         if compared.must_wait:
             raise ListingRefusedError(
-                "the API has objects that are newer than this log; its ProviderConfig is held first"
+                "the API has objects that are newer than this log; the listing waits until its "
+                "ProviderConfig is held"
             )
         return [each for each in found if each[0] not in compared.unclear]
 

@@ -177,7 +177,7 @@ def check_not_overtaken(letter: DeadLetter, history: Sequence[StoredEvent]) -> N
         if is_declaration and event.causeposition > letter.record.position:
             raise _refused(
                 letter,
-                f"a retry would overwrite the newer declaration or withdrawal by {event.actor} of "
+                f"a retry would overwrite the newer declaration or withdrawal by {event.actor} at "
                 f"{event.time:%Y-%m-%dT%H:%M:%SZ}; use --force to retry anyway",
             )
 

@@ -14,6 +14,7 @@ import msgspec
 
 from events.log import Condition, OutcomeName, OutcomeRecorded
 from events.names import ResourceKey
+from events.wording import plural
 from infra.bus.client_bus import JetStreamClientBus
 from infra.bus.outcome_feeds import OutcomeFeed
 from reconciler.errors import WaitTimeoutError
@@ -245,7 +246,7 @@ async def wait(bus: JetStreamClientBus, waiting: Waiting, timeout_seconds: float
                 await _look_and_follow(bus, waiting, feed)
     except TimeoutError:
         raise WaitTimeoutError(
-            f"{len(waiting.missing)} resources not settled after {timeout_seconds:g} s: "
+            f"{plural(len(waiting.missing), 'resource')} not settled after {timeout_seconds:g} s: "
             f"{waiting.describe_missing()}"
         ) from None
 

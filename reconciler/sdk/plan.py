@@ -15,6 +15,7 @@ from events.log import Operation, OutcomeName, Purpose
 from events.manifest import Manifest
 from events.names import SYSTEM_NAMESPACE, ResourceKey
 from events.provider_config import is_config
+from events.wording import plural
 from infra.bus.event_log import open_log
 from reconciler.provider.kind import KindRegistry, installed_kinds
 from reconciler.resource.foresight import PartChange
@@ -194,7 +195,8 @@ def _planned(foresight: Foresight, key: ResourceKey, manifest: Manifest | None) 
         says, reason, message = "Refused", answer.reason, answer.message
     elif is_config(key) and (count := foresight.elsewhere.get(key.name)):
         message = (
-            f"{count} objects are expected at another endpoint; use --refresh to list them there"
+            f"{plural(count, 'object is', 'objects are')} expected at another endpoint; use "
+            "--refresh to list the objects there"
         )
     return PlannedResource(
         resource=str(key),

@@ -89,7 +89,11 @@ async def publish_as(
 
 @pytest.mark.parametrize(
     ("ahead", "told"),
-    [(HOUR, "3600 s ahead"), (-HOUR, "3600 s behind, or stored late"), (timedelta(0), "")],
+    [
+        (HOUR, "3600 s ahead"),
+        (-HOUR, "3600 s behind, or its messages were stored with a delay"),
+        (timedelta(0), ""),
+    ],
 )
 async def test_a_clock_that_is_wrong_is_told_with_its_role(
     bus: Client, log: JetStreamLog, ahead: timedelta, told: str

@@ -332,7 +332,7 @@ def test_an_api_that_is_left_alone_is_told_and_not_asked() -> None:
             "shapes",
             ("Record", "Shpae"),
             "spec.kinds names Record, Shpae, but provider 'shapes' has only Shape here",
-            "without spec.kinds",
+            "omit spec.kinds",
         ),
         ("dns", (), "no kind of provider 'dns' is installed here", "Install the package"),
         ("dns", ("Zone",), "no kind of provider 'dns' is installed here", "Install the package"),

@@ -116,7 +116,7 @@ def test_what_could_only_fail_again_is_refused_and_can_be_dismissed(
     ran = live.run("deadletters", "dismiss", "--resource", "default/Shape/unreadable")
     assert (ran.status, ran.err) == (
         1,
-        "error: 1 open dead letters match, and nothing was changed; use --count 1 to select "
+        "error: 1 open dead letter matches, and nothing was changed; use --count 1 to select "
         "all of them\n",
     )
     live.ok(

@@ -105,7 +105,7 @@ def test_what_is_known_of_the_object_names_who_knows_it(
 def test_a_raised_grace_is_shown_with_its_reason() -> None:
     row = StatusRow("d", "Shape", "foo", grace_seconds=10.0)
     pairs = vars(describe)["_status_pairs"](row, 1, datetime.now(UTC))
-    late = "10 s after a write, because the API showed its object late"
+    late = "10 s after a write, because the API returned its object with a delay"
     assert ("grace", late) in pairs
 
 

@@ -102,7 +102,7 @@ def test_held_deletions_are_told_and_approved_by_name_and_all_together(
 def test_what_nobody_knows_cannot_be_approved(live: Cli) -> None:
     ran = live.run("approve", "Shape", "unheard-of", "--hold", "UnknownResult", "--abandon")
     assert ran.status == 1
-    assert "the resource is not held by 'UnknownResult'; the log has no events of it" in ran.out
+    assert "the resource is not held by 'UnknownResult'; the log has no events for it" in ran.out
     assert live.run("history", "unheard-of").status == 1
 
 

@@ -97,8 +97,8 @@ async def test_ownership_comes_back_with_no_call_and_the_next_listing_repairs_th
 
 
 def _expect_guidance(finding: dict[str, str], restored: LogIdentity, message: str) -> None:
-    assert f"the log was restored from a backup of {restored.restored_as_of}" in message
-    origin = f"from a backup of {restored.restored_as_of} (epoch {restored.epoch})"
+    assert f"the log was restored from a backup made at {restored.restored_as_of}" in message
+    origin = f"from a backup made at {restored.restored_as_of} (epoch {restored.epoch})"
     affected = "1 resource may be affected: default/Shape/later"
     assert finding["status"] == "warn"
     assert finding["details"].startswith(f"{origin}; {affected}")

@@ -352,7 +352,7 @@ def test_nothing_is_approved_that_is_not_held():
 
 
 def test_what_a_restoration_may_explain_names_it_and_the_ways_out():
-    restored = "the log was restored from a backup of 2026-11-25T03:00:00Z"
+    restored = "the log was restored from a backup made at 2026-11-25T03:00:00Z"
     lost = converged()
     lost.restored_as_of = "2026-11-25T03:00:00Z"
     missing(lost, 12, 14)

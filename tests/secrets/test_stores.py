@@ -109,7 +109,9 @@ async def test_without_a_list_there_is_no_store_env(
 ) -> None:
     monkeypatch.setenv("DB_PASSWORD", "s3cr3t-value")
     monkeypatch.delenv(VARIABLE, raising=False)
-    with pytest.raises(ConfigurationError, match="turns on store 'env' with RECONCILER_SECRET_ENV"):
+    with pytest.raises(
+        ConfigurationError, match="can enable store 'env' with RECONCILER_SECRET_ENV"
+    ):
         await secrets(folder).value(SecretRef("DB_PASSWORD", "env"), "billing")
 
 

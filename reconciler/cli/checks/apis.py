@@ -104,8 +104,8 @@ def _nothing_watched(check: str, config: ProviderConfigSpec, installed: list[str
     named, known = ", ".join(config.kinds), ", ".join(installed)
     found = f"spec.kinds names {named}, but provider {config.provider!r} has only {known} here"
     remedy = (
-        "Declare the ProviderConfig with kinds of its provider, or without spec.kinds, which "
-        "selects all of them. If another package has the named kind, install it here and where "
+        "Declare the ProviderConfig with kinds of its provider, or omit spec.kinds to "
+        "select all of them. If another package has the named kind, install it here and where "
         "the roles run."
     )
     return Finding(check, "warn", found, remedy)

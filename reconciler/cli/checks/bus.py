@@ -13,6 +13,7 @@ from events.excerpt import some
 from events.names import ResourceKey
 from events.provider_config import config_key
 from events.subjects import log
+from events.wording import plural
 from infra.bus.intake_trim import KEPT_MESSAGES, removed_unread
 from infra.bus.removals import INTAKE_REMEDY, find_intake_problem
 from infra.bus.rows import JetStreamRows
@@ -31,7 +32,6 @@ from projections.read_models import decode_status, read_checkpoint, status_name
 from reconciler.cli.checks.clocks import check_clock
 from reconciler.cli.checks.finding import Finding, Verdict
 from reconciler.cli.connection import DATA_FOLDER, read_up_file
-from reconciler.cli.output import plural
 
 _FULL_PERCENT = 90
 _WHOLE_PERCENT = 100

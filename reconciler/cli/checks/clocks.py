@@ -78,19 +78,21 @@ async def check_role_clocks(nc: Client) -> list[Finding]:
         role: told for role, ahead in clocks.items() if abs(told := _error(role, ahead)) > WRONG
     }
     if not wrong:
-        who = f"the clocks of {len(clocks)} processes agree with the bus's clock"
+        many = f"the clocks of {len(clocks)} processes agree"
+        who = "the clock of one process agrees" if len(clocks) == 1 else many
+        who += " with the bus's clock"
         minutes = _RECENT.total_seconds() / 60
         nothing = f"no role has written anything in the last {minutes:.0f} minutes"
         return [Finding("role clocks", "ok", who if clocks else nothing)]
     told = [f"{role} ({_shown(ahead)})" for role, ahead in wrong.items()]
     remedy = (
-        "Synchronize the clocks of these machines (NTP). Until then, times of the log are wrong, "
-        "and retries wait for the sweeper of an observer."
+        "Synchronize the clocks of these machines (NTP). Until then, the times in the log are "
+        "wrong, and retries wait for the sweeper of an observer."
     )
     if any(ahead < timedelta(0) for ahead in wrong.values()):
         remedy += (
             " If the bus accepted no writes for that time, for example because its disk was full, "
-            "the clock can be right, and this check passes ten minutes later."
+            "the clock may be correct, and this check passes ten minutes later."
         )
     return [Finding("role clocks", "fail", f"differ from the bus's clock: {some(told)}", remedy)]
 
@@ -147,4 +149,6 @@ def _differences(
 
 def _shown(ahead: timedelta) -> str:
     seconds = ahead.total_seconds()
-    return f"{seconds:.0f} s ahead" if seconds > 0 else f"{-seconds:.0f} s behind, or stored late"
+    if seconds > 0:
+        return f"{seconds:.0f} s ahead"
+    return f"{-seconds:.0f} s behind, or its messages were stored with a delay"

@@ -15,6 +15,7 @@ from events.excerpt import some
 from events.hold import Hold, hold_of
 from events.names import ResourceKey
 from events.provider_config import is_config
+from events.wording import plural
 from infra.bus.dead_letters import read_discarded, read_letters
 from infra.bus.rows import JetStreamRows
 from infra.bus.streams import find_log
@@ -27,7 +28,6 @@ from projections.status import StatusRow
 from reconciler.cli.checks.finding import Finding
 from reconciler.cli.dead_letter_list import discarded_text
 from reconciler.cli.log_replay import replay_from_start
-from reconciler.cli.output import plural
 from reconciler.cli.row_comparison import compare, differences
 from reconciler.cli.search import models_of
 from reconciler.sdk.dead_letters import collect, matching
@@ -56,7 +56,9 @@ def check_damage(replay: LogReplay) -> Finding:
     places = [f"{one.problem}: {one}" for one in replay.damage]
     if not places:
         part = f" since position {replay.since} (--full reads all)" if replay.since else ""
-        return Finding("log", "ok", f"{replay.events} events read, none missing or changed{part}")
+        return Finding(
+            "log", "ok", f"{plural(replay.events, 'event')} read, none missing or changed{part}"
+        )
     remedy = (
         "Keep all streams: they may contain the lost events. Run the newest release that has "
         "written to this log, or restore the log from a backup. Until then, the damaged resources "
@@ -72,7 +74,7 @@ async def check_restoration(nc: Client, rows: Iterable[StatusRow]) -> list[Findi
     identity = await find_log(nc)
     if not identity.epoch:
         return []
-    as_of = f" of {identity.restored_as_of}" if identity.restored_as_of else ""
+    as_of = f" made at {identity.restored_as_of}" if identity.restored_as_of else ""
     found = f"from a backup{as_of} (epoch {identity.epoch})"
     waiting = [_how(row) for row in rows if (row.outcome, row.reason) in _AFTER_RESTORATION]
     if not waiting:
