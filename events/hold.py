@@ -133,7 +133,7 @@ _FACTS: Final[Mapping[Hold, _Facts]] = {
     Hold.LOSS_GUARD: _Facts(
         "Message",
         "More owned objects are missing from one listing than `lossGuard` allows, so "
-        "Reconciler ignores that listing",
+        "Reconciler does not treat them as deleted",
         "Check that the `ProviderConfig` points to the right API, or approve the loss",
     ),
     Hold.DATA_LOSS: _Facts(

@@ -494,7 +494,7 @@ class ActionHeld(_Event, frozen=True):
     """
 
     action_id: _ActionId
-    reason: Annotated[str, about("Decision that an operator must make.")]
+    reason: Annotated[str, about("Why the result is unknown, and what an operator must do.")]
     object: Annotated[ExternalObject | None, about("Object that the action may have created.")] = (
         None
     )

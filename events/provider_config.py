@@ -326,7 +326,8 @@ class ProviderConfigSpec(ManifestStruct, frozen=True):
         LossGuard,
         msgspec.Meta(
             description="If a listing lacks at least minCount of your objects, and more than "
-            "maxPercent percent of them, Reconciler ignores it, and the resources are Held."
+            "maxPercent percent of them, Reconciler does not treat them as deleted, and their "
+            "resources are Held."
         ),
     ] = LossGuard()
     consistency_grace_seconds: Annotated[

@@ -78,8 +78,8 @@ class ReferenceSpec(ManifestStruct, frozen=True):
         Literal["Keep", "Release", "Ignore"],
         msgspec.Meta(
             description="Action when the resource is withdrawn. Keep: "
-            "Reconciler keeps it until this reference is withdrawn too. Release: "
-            "Reconciler releases it without deleting it. Ignore: Reconciler deletes it."
+            "Reconciler keeps its object until this reference is withdrawn too. Release: "
+            "Reconciler releases the object without deleting it. Ignore: no effect."
         ),
     ] = "Keep"
 

@@ -156,7 +156,7 @@ def _check_same_file(backup: Backup, found: LogIdentity) -> None:
     if found.restored_as_of not in ("", _made_at(backup)):
         raise RestoreRefusedError(
             f"the restore of the backup made at {found.restored_as_of} was interrupted, and this "
-            f"one was made at {_made_at(backup)}; run `reconciler restore` with the same file "
+            f"one was made at {_made_at(backup)}; run `reconciler restore` with the earlier file "
             "again: the files next to it may contain declarations that exist nowhere else. Without "
             f"that file, use --replace {found.log_id}"
         )

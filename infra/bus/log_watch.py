@@ -122,7 +122,7 @@ class JetStreamLogWatch:
         if state.created != self._created:
             return (
                 f"stream {LOG} was deleted and recreated while this process read it (created "
-                f"{state.created}, before {self._created}), so positions of the old stream are "
+                f"{state.created}, previously {self._created}), so positions of the old stream are "
                 f"invalid; {LOG_GONE}"
             )
         if state.last_seq < position:

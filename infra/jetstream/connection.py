@@ -80,7 +80,7 @@ _ELECTION_PAUSE_SECONDS: Final = 1.0
 _ACCOUNT_INFO: Final = "$JS.API.INFO"
 _CROSSINGS: Final = 3
 _NO_RESPONSE: Final = "no response"
-_CUT_OFF: Final = "its server does not reach the others"
+_CUT_OFF: Final = "its server cannot reach the others"
 _TOO_MANY_CONNECTIONS: Final = "maximum connections exceeded"
 _CUT: Final = (BrokenPipeError, ConnectionResetError, nats.errors.UnexpectedEOF)
 _log = logging.getLogger(__name__)
@@ -250,8 +250,8 @@ class _Doubt:
             await close(another)
         if other_problem:
             _log.warning(
-                "bus connection %s: %s, nor on a second connection; the server is overloaded, its "
-                "cluster has no majority, or it must be restarted",
+                "bus connection %s: %s, and a second connection does not work either; the server "
+                "is overloaded, its cluster has no majority, or it must be restarted",
                 self._name,
                 problem,
             )

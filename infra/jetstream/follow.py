@@ -222,7 +222,7 @@ class Follower:
         if created != self._created:
             raise StreamReplacedError(
                 f"stream {self._stream} was deleted and recreated while this process read it "
-                f"(created {created}, before {self._created}), so positions of the old stream "
+                f"(created {created}, previously {self._created}), so positions of the old stream "
                 "are invalid"
             )
 

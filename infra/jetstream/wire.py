@@ -259,7 +259,10 @@ def encode(
     text = "NATS/1.0\r\n"
     for name, value in headers.items():
         if not _is_header_name(name):
-            raise ValueError(f"header name {name!r} of a message to {subject}")
+            raise ValueError(
+                f"message to {subject}: header name {name!r} must be printable ASCII without "
+                "spaces and colons"
+            )
         clean = value if value.isprintable() else value.translate(_NO_LINE_ENDS)
         text += f"{name}: {clean}\r\n"
     block = (text + "\r\n").encode() if headers else b""

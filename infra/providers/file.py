@@ -483,7 +483,7 @@ def _check(found: ExternalObject, action: Action) -> None:
 def _changed(found: ExternalObject | None) -> ProviderError:
     if found is None:
         return NotFoundError("the file was deleted during the write")
-    return ConflictError(f"{found.name!r} was changed since it was read", obstacle=found)
+    return ConflictError(f"{found.name!r} has changed since it was read", obstacle=found)
 
 
 def uses(fields: Fields) -> Sequence[HostUse]:

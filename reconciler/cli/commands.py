@@ -66,7 +66,7 @@ The first three commands:
 
 Commands find the NATS server in this order: --nats-url, $RECONCILER_NATS_URL,
 a `reconciler up` that is running in this directory (./reconciler-data/up.json),
-the settings file (see `reconciler config --help`). If none of
+and the settings file (see `reconciler config --help`). If none of
 these names a server, the command fails.
 
 Exit status: 0 success, 1 refused or failed, 2 usage error, 3 timeout.

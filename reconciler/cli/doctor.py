@@ -52,7 +52,7 @@ from reconciler.cli.progress import progress_bar
 from reconciler.cli.standard_streams import even_if_nobody_reads
 
 NO_RESPONSE_OF_CLUSTER: Final = (
-    "A server of the cluster is down or does not respond: see the check replicas. After a server "
+    "A server of the cluster is down or does not respond: see the check `replicas`. After a server "
     "fails, an election takes about 10 seconds; then run `reconciler doctor` again."
 )
 _LOOKS: Final = 3

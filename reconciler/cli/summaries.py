@@ -163,7 +163,7 @@ def summary(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
             what = f"{missing} of the {owned} owned objects, including {name}, are"
             if missing == 1:
                 what = f"The object {name}, one of {owned} owned objects, is"
-            return f"{what} missing from the observer's listing, so the decider ignored it"
+            return f"{what} missing from the observer's listing, so the decider ignored the absence"
         case DriftDetected():
             return drifted(data)
         case OwnershipClaimed(name, _, reason, grace_seconds=grace):

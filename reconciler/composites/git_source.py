@@ -49,8 +49,8 @@ class Ref(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     semver: Annotated[
         str | None,
         _about(
-            description="Version range, such as `^1.2` or `>=1.2 <2`. The newest tag in the range "
-            "is declared."
+            description="Version range, such as `^1.2` or `>=1.2 <2`. The tag with the highest "
+            "version in the range is declared."
         ),
     ] = None
 

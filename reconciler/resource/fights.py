@@ -75,8 +75,8 @@ def _fought(situation: Situation) -> list[PathDrift]:
 def _told(fight: PathDrift) -> str:
     since = f"{fight.since:%Y-%m-%dT%H:%M:%SZ}"
     if fight.path == MISSING:
-        return f"another client deleted the object {fight.times} times since {since}"
+        return f"another client has deleted the object {fight.times} times since {since}"
     return (
-        f"another client overwrote {fight.path} {fight.times} times since {since} (to accept "
+        f"another client has overwritten {fight.path} {fight.times} times since {since} (to accept "
         "its values, use spec.policy.ignoreFields)"
     )

@@ -20,6 +20,7 @@ from events.intake import ListingBegan, LossCount, Observed, StrayCount
 from events.integrity import LogDamage
 from events.names import ResourceKey, name_for_external
 from events.provider_config import DeletionGuard, ProviderConfigSpec, is_within
+from events.wording import plural
 from projections.status import StatusRow
 from reconciler.process_secrets import OF_THIS_PROCESS
 from reconciler.resource.observation import AWAITING_READ, LOOKING
@@ -96,8 +97,8 @@ class ListingAssembler:
         """
         if count != len(self._objects):
             raise ListingRefusedError(
-                f"the listing has {len(self._objects)} objects, but its last message reports "
-                f"{count}; the listing is ignored"
+                f"the listing has {plural(len(self._objects), 'object')}, but its last message "
+                f"reports {count}; the listing is ignored"
             )
         return self._objects
 

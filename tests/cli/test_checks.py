@@ -269,7 +269,7 @@ def test_while_a_server_of_the_cluster_is_away_that_comes_first(pending: int) ->
     found = check_stage("intake", "decider", [consumer])
     assert found.verdict == ("fail" if pending else "warn")
     assert "server c of the cluster is down or does not respond" in found.found
-    assert found.remedy.startswith("Fix the check replicas first.")
+    assert found.remedy.startswith("First fix what the check `replicas` reports.")
 
 
 def test_a_replica_that_is_behind_may_be_of_a_server_that_hangs() -> None:

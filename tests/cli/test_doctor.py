@@ -188,7 +188,7 @@ async def test_rows_that_somebody_changed_are_told(world: World) -> None:
 
     found = await findings(world)
     assert found["stored rows"].verdict == "fail"
-    assert found["stored rows"].found == "1 differ from the log: status.default.Shape.foo"
+    assert found["stored rows"].found == "1 row differs from the log: status.default.Shape.foo"
     assert found["intake"].verdict == found["actions"].verdict == "warn"  # no role runs
     assert "no decider pulls messages" in found["intake"].found
 

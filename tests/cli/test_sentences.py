@@ -88,7 +88,7 @@ TOLD: list[tuple[ResourceEvent, str]] = [
     (
         AbsenceDoubted("default", "foo", 12, 14),
         "12 of the 14 owned objects, including foo, are missing from the observer's "
-        "listing, so the decider ignored it",
+        "listing, so the decider ignored the absence",
     ),
     (FinalizerAdded("billing/invoice", "billing"), "billing added the finalizer billing/invoice"),
     (FinalizerRemoved("billing/invoice"), "alice removed the finalizer billing/invoice"),

@@ -254,7 +254,7 @@ def seen(kind: Kind, fields: Fields, *, has_data: bool | None = True) -> Externa
         (STREAM, {"maxBytes": 10}, {}, ""),
         (STREAM, {"retention": "interest"}, {}, ""),
         (STREAM, {}, {"maxMessageBytes": 5, "discard": "new", "description": "x"}, ""),
-        (BUCKET, {"history": 5}, {"history": 4}, "history from 5 values a key to 4"),
+        (BUCKET, {"history": 5}, {"history": 4}, "history from 5 values per key to 4"),
         (BUCKET, {}, {"ttlSeconds": 5}, "ttlSeconds"),
         (BUCKET, {}, {"maxBytes": 5}, "maxBytes"),
         (BUCKET, {"ttlSeconds": 5}, {"history": 2}, ""),

@@ -52,7 +52,7 @@ def test_42_the_third_time_the_repair_waits_and_says_why():
     assert story.idle
     assert (story.outcome, story.reason) == ("Degraded", "RepeatedDrift")
     assert story.state.outcome is not None
-    assert "overwrote color 3 times since" in story.state.outcome.message
+    assert "has overwritten color 3 times since" in story.state.outcome.message
     assert "ignoreFields" in story.state.outcome.message
     assert story.wake() == [], "it waits"
     story.wake(wait_of(story))
@@ -123,7 +123,7 @@ def test_who_deletes_it_again_and_again_is_met_more_slowly():
     story.see(None)
     assert (story.outcome, story.reason, story.idle) == ("Degraded", "RepeatedDrift", True)
     assert story.state.outcome is not None
-    assert "another client deleted the object 3 times" in story.state.outcome.message
+    assert "another client has deleted the object 3 times" in story.state.outcome.message
     story.wake(RESYNC)
     assert story.action.operation == "Create"
 

@@ -31,7 +31,7 @@ async def test_42_a_fight_is_named_and_the_loop_is_damped(bare_world: World) -> 
     overwritten: list[int] = []
     other = asyncio.create_task(overwrite_for_ever())
     told = await world.until_outcome("foo", "Degraded", reason=REPEATED_DRIFT)
-    assert "another client overwrote color 3 times since" in told.message
+    assert "another client has overwritten color 3 times since" in told.message
     await world.until(lambda: _has_waited(world, 3), "three repairs that waited")
     other.cancel()
     with contextlib.suppress(asyncio.CancelledError):

@@ -182,7 +182,7 @@ class RoutesProvider:
             is_repeated = look.shown.written_by == action.idempotency_key
             if not is_repeated and action.version not in (None, look.shown.version):
                 raise ConflictError(
-                    f"route {name!r} was changed since it was read", obstacle=look.shown
+                    f"route {name!r} has changed since it was read", obstacle=look.shown
                 )
             if fields["server"] != look.server_name:
                 raise PermanentError(

@@ -169,7 +169,7 @@ class Ordering:
     async def _authorize(self, url: str, order: Order) -> None:
         """Show that all names are ours; raises ``OrderFailedError``."""
         for each in order.authorizations:
-            self._check_time(0.0, f"order {url} has {len(order.authorizations)} authorizations")
+            self._check_time(0.0, f"not all authorizations of order {url} have been checked")
             found = await self._ask(lambda each=each: self._client.authorization(each))
             if found.status == "pending":
                 found = await self._prove(found, each)

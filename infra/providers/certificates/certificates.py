@@ -124,7 +124,7 @@ class CertificatesProvider:
                 check_uid(found, action)
                 if action.version not in (None, found.version):
                     raise ConflictError(
-                        f"certificate {name!r} was changed since it was read", obstacle=found
+                        f"certificate {name!r} has changed since it was read", obstacle=found
                     )
                 is_due = action.purpose == "Renew"
                 case = kept.case._replace(wanted=action.fields, is_due=is_due)

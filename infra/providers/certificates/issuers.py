@@ -83,7 +83,7 @@ class IssuersProvider:
             check_uid(found, action)
             if action.version not in (None, found.version):
                 raise ConflictError(
-                    f"issuer {name!r} was changed since it was read", obstacle=found
+                    f"issuer {name!r} has changed since it was read", obstacle=found
                 )
             with self._asking(action):
                 await self._folder.step(lambda: self._change(action, found))

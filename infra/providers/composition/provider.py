@@ -105,7 +105,7 @@ class CompositionProvider:
             check_uid(there, action)
             if action.version not in (None, there.version):
                 raise ConflictError(
-                    f"{action.external_name} was changed since it was read", obstacle=there
+                    f"{action.external_name} has changed since it was read", obstacle=there
                 )
         return await self._write(action, found, found.spec.uid)
 
@@ -296,7 +296,7 @@ class CompositionProvider:
         [answer] = await self._ask([message_of(action, found.key, said, step)])
         match answer.reason:
             case "StaleGeneration" | "Superseded":
-                raise ConflictError(f"{found.key} was changed since it was read")
+                raise ConflictError(f"{found.key} has changed since it was read")
             case _ if not answer.accepted:
                 raise PermanentError(f"{found.key}: {answer.reason}: {answer.message}")
             case _:

@@ -303,7 +303,7 @@ class AttachmentsProvider:
         check_uid(shown, action)
         if action.version not in (None, shown.version):
             raise ConflictError(
-                f"attachment {name!r} was changed since it was read", obstacle=shown
+                f"attachment {name!r} has changed since it was read", obstacle=shown
             )
         if action.fields["disk"] != found.disk:
             raise PermanentError(

@@ -308,7 +308,7 @@ class DisksProvider:
             if shown.written_by == action.idempotency_key and shown.fields == wanted:
                 return Effect(shown, replayed=True)
             if action.version not in (None, shown.version):
-                raise ConflictError(f"disk {name!r} was changed since it was read", obstacle=shown)
+                raise ConflictError(f"disk {name!r} has changed since it was read", obstacle=shown)
             if found.superblock is None or found.superblock.filesystem != wanted["filesystem"]:
                 raise PermanentError(
                     f"disk {name!r} has the filesystem {shown.fields['filesystem']}; "

@@ -444,6 +444,6 @@ def _not_done(answer: Answer) -> ProviderError:
     """Describe a change that failed; a container that is gone is a conflict."""
     if answer.status_code == HTTPStatus.NOT_FOUND and "no such container" in said(answer).lower():
         return ConflictError(
-            "the container was deleted since it was read", status=answer.status_code
+            "the container has been deleted since it was read", status=answer.status_code
         )
     return engine_refusal(answer)

@@ -234,7 +234,7 @@ class ContainerFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, r
         )
         _check_once("networks: name", [each.name for each in self.networks])
         if len(self.networks) > 1 and {"host", "none"} & {each.name for each in self.networks}:
-            raise ValueError("networks: host and none must be the only network")
+            raise ValueError("networks: host or none must be the only network")
 
 
 class ContainerOutputs(msgspec.Struct, frozen=True, rename="camel"):

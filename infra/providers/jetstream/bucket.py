@@ -33,7 +33,7 @@ from infra.providers.jetstream.subjects import BUCKET_PREFIX, reserved_of_stream
 from reconciler.provider.kind import Kind
 from reconciler.provider.secrets import Secrets
 
-LIMITS = {"history": "values a key", "ttlSeconds": "seconds", "maxBytes": "bytes"}
+LIMITS = {"history": "values per key", "ttlSeconds": "seconds", "maxBytes": "bytes"}
 MAX_HISTORY = 64
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,252}")

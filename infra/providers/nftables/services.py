@@ -97,7 +97,7 @@ class ServicesProvider:
         if found.written_by == action.idempotency_key:
             return Effect(found, replayed=True)
         if action.version not in (None, found.version):
-            raise ConflictError(f"{found.name!r} was changed since it was read", obstacle=found)
+            raise ConflictError(f"{found.name!r} has changed since it was read", obstacle=found)
         assert found.uid is not None
         commands = written(self._table, action, found.uid, seen)
         # Where the service itself is as it shall be, or all rules are gone, more must be wrong.
@@ -305,7 +305,7 @@ class ServicesProvider:
             return NotFoundError(
                 f"service {action.external_name!r} does not exist", status=error.status
             )
-        return ConflictError(f"{found.name!r} was changed since it was read", obstacle=found)
+        return ConflictError(f"{found.name!r} has changed since it was read", obstacle=found)
 
     async def _front_taken(self, action: Action, error: TakenError) -> ProviderError:
         """Say who has the address and port that a service wants: it waits until they are free."""
@@ -313,7 +313,7 @@ class ServicesProvider:
         element, _ = await self._led_by(front)
         if element is None:
             return TransientError(
-                f"{error.message}; it was changed since it was read", status=error.status
+                f"{error.message}; it has changed since it was read", status=error.status
             )
         return TransientError(
             f"port {front.port}/{front.protocol} of {front.address} is already mapped "

@@ -163,7 +163,7 @@ class DatabasesProvider:
             (now,) = await session.read(_Row, _select(_named(name))) or (None,)
             if now is None or (now.uid, now.version) != (row.uid, row.version):
                 raise TransientError(
-                    f"database {name!r} was changed since it was read", status=REFUSED
+                    f"database {name!r} has changed since it was read", status=REFUSED
                 )
             await session.run(
                 *_alter_statements(name, now, action.fields),
@@ -463,7 +463,7 @@ def _needs_opening(shown: ExternalObject, fields: Fields) -> bool:
 def _check_version(shown: ExternalObject, action: Action) -> None:
     if action.version not in (None, shown.version):
         raise ConflictError(
-            f"database {shown.name!r} was changed since it was read", obstacle=shown
+            f"database {shown.name!r} has changed since it was read", obstacle=shown
         )
 
 

@@ -181,7 +181,7 @@ class GrantsProvider:
                 raise NotFoundError(f"{place.name!r} has no privileges")
             check_uid(shown, action)
             if action.version not in (None, shown.version):
-                raise ConflictError(f"{place.name!r} was changed since it was read", obstacle=shown)
+                raise ConflictError(f"{place.name!r} has changed since it was read", obstacle=shown)
             return Effect(await self._written(session, place, found, action, shown))
 
     async def delete(self, action: Action) -> Effect:

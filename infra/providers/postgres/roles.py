@@ -225,7 +225,7 @@ class DatabaseRolesProvider:
             if shown.written_by == action.idempotency_key:
                 return Effect(shown, replayed=True)
             if action.version not in (None, row.version):
-                raise ConflictError(f"role {name!r} was changed since it was read", obstacle=shown)
+                raise ConflictError(f"role {name!r} has changed since it was read", obstacle=shown)
             # What a role has that was not ours before was never checked.
             checked = set[str]() if row.mark is None else set(shown.fields["memberOf"])
             added = set(action.fields["memberOf"]) - checked

@@ -197,9 +197,15 @@ def check_stage(stage: str, role: str, consumers: Sequence[dict[str, Any]]) -> F
         remedy = f"Start one: `reconciler run {role}` or `reconciler up`."
         found = f"{text}; no {role} pulls messages"
         if away := sorted({name for one in consumers for name in _servers_away(one)}):
-            found += f"; server {', '.join(away)} of the cluster is down or does not respond"
+            which = ", ".join(away)
+            found += (
+                f"; server {which} of the cluster is down or does not respond"
+                if len(away) == 1
+                else f"; servers {which} of the cluster are down or do not respond"
+            )
             remedy = (
-                f"Fix the check replicas first. A running {role} reconnects within 30 seconds. "
+                f"First fix what the check `replicas` reports. A running {role} reconnects within "
+                "30 seconds. "
                 f"If none is running, start one: `reconciler run {role}`."
             )
         return Finding(stage, verdict, found, remedy)
@@ -225,7 +231,7 @@ async def _check_projection(nc: Client) -> Finding:
     stored = read_checkpoint(payload)
     position = 0 if stored is None else stored.position
     lag = max(0, last - position)
-    text = f"{lag} events behind the log, which is at position {last}"
+    text = f"{plural(lag, 'event')} behind the log, which is at position {last}"
     if lag <= _LAG_EVENTS:
         return Finding("projection", "ok", text)
     remedy = (

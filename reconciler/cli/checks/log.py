@@ -240,13 +240,12 @@ async def check_rows(nc: Client, replay: LogReplay, *, full: bool) -> Finding:
     if not wrong:
         return Finding("stored rows", "ok", what)
     remedy = (
-        "The log is correct. If the disk of the server is full (see the check server health), free "
-        "space and restart the server first: it may have stored only some of the rows. "
+        "The log is correct. If the disk of the server is full (see the check `server health`), "
+        "free space and restart the server first: it may have stored only some of the rows. "
         "`reconciler replay --verify` shows the rows and how to rebuild them."
     )
-    return Finding(
-        "stored rows", "fail", f"{len(wrong)} differ from the log: {some(wrong)}", remedy
-    )
+    what = f"{plural(len(wrong), 'row differs', 'rows differ')} from the log: {some(wrong)}"
+    return Finding("stored rows", "fail", what, remedy)
 
 
 async def _all_rows(nc: Client) -> tuple[list[str], str]:
