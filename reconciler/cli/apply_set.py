@@ -18,6 +18,7 @@ from reconciler.cli.exits import Exit
 from reconciler.cli.manifests import Documents
 from reconciler.cli.output import Format, harmless
 from reconciler.cli.results import Result, exit_status, print_results, wait_for_results
+from reconciler.cli.standard_streams import even_if_nobody_reads
 from reconciler.errors import DeclarationRefusedError
 from reconciler.sdk.manifest_sets import MANIFEST_SET_KIND, ManifestSets, SetChange
 
@@ -90,7 +91,8 @@ async def _apply(
                 "them"
             )
         if output == "table":
-            _print(change)
+            with even_if_nobody_reads():
+                _print(change)
         if is_dry:
             return Result(str(key), True, "Valid", message=str(change))
         try:

@@ -12,7 +12,9 @@ def main() -> int:
     """Run the command line of this process; return the exit status."""
     _signal.signal(_signal.SIGINT, exit_at_once)
     from reconciler.cli.main import main as run  # noqa: PLC0415 - Ctrl-C may come meanwhile
+    from reconciler.cli.standard_streams import never_fail_at_standard_error  # noqa: PLC0415
 
+    never_fail_at_standard_error()
     status = run()
     _signal.signal(_signal.SIGINT, _signal.SIG_DFL)  # nothing is left to do
     return status

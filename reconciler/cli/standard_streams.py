@@ -2,12 +2,40 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
+from typing import Any
 
 _STREAMS = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))
+
+
+class _Forgiving(io.FileIO):
+    """A file into which every write succeeds: what cannot be written is dropped."""
+
+    def write(self, data: Any, /) -> int:
+        """Write what can be written."""
+        try:
+            written: int | None = super().write(data)
+        except OSError:
+            written = None
+        return memoryview(data).nbytes if written is None else written
+
+
+def never_fail_at_standard_error() -> None:
+    """Let no message or log line end this process where nobody reads it, or its disk is full.
+
+    A role would stop in the middle of its work, and a command before it has sent anything.
+    """
+    before = sys.stderr
+    if before is None:  # closed: the null device takes its place
+        return
+    raw = _Forgiving(before.fileno(), "w", closefd=False)
+    sys.stderr = io.TextIOWrapper(
+        io.BufferedWriter(raw), before.encoding, before.errors, line_buffering=True
+    )
 
 
 def open_what_is_closed() -> None:

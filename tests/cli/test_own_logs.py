@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import subprocess
+import sys
 from collections.abc import Generator
 
 import pytest
@@ -66,3 +69,30 @@ def test_a_traceback_contains_no_secret(capsys: pytest.CaptureFixture[str]) -> N
 def test_the_line_of_an_error_contains_no_secret(capsys: pytest.CaptureFixture[str]) -> None:
     errors.report(errors.CommandError(f"the API said {TOKEN}"))
     assert capsys.readouterr().err == f"error: the API said {HIDDEN}\n"
+
+
+@pytest.mark.parametrize("target", ["/dev/full", "a pipe without a reader"])
+def test_a_log_line_that_cannot_be_written_is_no_error(target: str) -> None:
+    script = (
+        "import structlog, logging, sys\n"
+        "from reconciler.cli.own_logs import configure_logs\n"
+        "from reconciler.cli.standard_streams import never_fail_at_standard_error\n"
+        "never_fail_at_standard_error()\n"
+        "configure_logs('info')\n"
+        "structlog.get_logger().warning('of ours')\n"
+        "logging.getLogger('a.library').warning('of others')\n"
+        "print('goes on')\n"
+    )
+    reader, writer = os.pipe()
+    os.close(reader)
+    if target == "/dev/full":
+        os.dup2(os.open(target, os.O_WRONLY), writer)
+    ran = subprocess.run(
+        [sys.executable, "-c", script],
+        stdout=subprocess.PIPE,
+        stderr=writer,
+        text=True,
+        check=False,
+    )
+    os.close(writer)
+    assert (ran.returncode, ran.stdout) == (0, "goes on\n")

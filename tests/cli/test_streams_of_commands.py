@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from pathlib import Path
 
@@ -67,6 +68,24 @@ def test_what_was_refused_is_refused_though_nobody_reads_it(live: Cli) -> None:
             live, f"(sleep 0.2; reconciler {command}; echo $? > status) | exec true; cat status"
         )
         assert (ran.out, ran.err) == (f"{status}\n", ""), command
+
+
+@pytest.mark.parametrize("output", ["2>&1 | exec true", "> /dev/null 2> /dev/full"])
+@pytest.mark.parametrize("command", ["apply -f unread.yaml", "apply -f unread.yaml --set unread"])
+def test_what_nobody_reads_is_declared(live: Cli, command: str, output: str, unique: str) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("only Linux has /dev/full")
+    first, second = unique.lower(), f"{unique.lower()}-too"
+    live.write("unread.yaml", f"{shape(first)}---\n{shape(second)}")
+    live.write("status", "")
+    bus = json.loads((live.folder / "reconciler-data" / "up.json").read_text())["natsUrl"]
+    ran = in_shell(
+        live,
+        f"(sleep 0.2; reconciler {command} --nats-url {bus}; echo $? > status) {output}; "
+        "until [ -s status ]; do sleep 0.1; done; cat status",
+    )
+    assert (ran.out, ran.err) == ("0\n", "")
+    live.ok("wait", "Shape", first, second)
 
 
 @pytest.mark.parametrize("columns", ["0", "1", "20"])
