@@ -336,13 +336,17 @@ class ActionDelivery(msgspec.Struct, frozen=True, gc=False):
     is_count_certain: bool = True
 
 
+class NotTakenError(Exception):
+    """The bus has no room for the queue of a configuration now; those of others go on."""
+
+
 class ActionReader(Protocol):
     """Hands out decided actions, each to one worker at a time, and each API's by themselves."""
 
     async def take_from(self, provider_config: str, most: int) -> None:
         """Take actions of a configuration too: so many at once, until there is room again.
 
-        For one that is read already it changes their number.
+        For one that is read already it changes their number. Raises ``NotTakenError``.
         """
         ...
 

@@ -18,10 +18,10 @@ from infra.bus.removals import telling_what_to_do
 from infra.bus.retries import patiently
 from infra.bus.streams import LOG, make_worker_consumer
 from infra.jetstream.deliveries import Delivered, ack, in_progress, nak
-from infra.jetstream.errors import BusError
+from infra.jetstream.errors import BusError, BusRefusedError, StreamFullError
 from infra.jetstream.pull import PullGroup
 from infra.jetstream.reads import stream_state
-from reconciler.ports import ActionDelivery, DeadLetter, IntakeDelivery
+from reconciler.ports import ActionDelivery, DeadLetter, IntakeDelivery, NotTakenError
 
 _OFFERED_AGAIN_SECONDS = 30.0
 _logger = structlog.get_logger(__name__)
@@ -41,10 +41,15 @@ class JetStreamActionReader:
     async def take_from(self, provider_config: str, most: int) -> None:
         """Take actions of a configuration too, or another number of them at once."""
         await self._note_connection()
-        with telling_what_to_do():
-            name = await patiently(
-                self._nc, lambda: make_worker_consumer(self._nc, provider_config), seconds=math.inf
-            )
+        try:
+            with telling_what_to_do():
+                name = await patiently(
+                    self._nc,
+                    lambda: make_worker_consumer(self._nc, provider_config),
+                    seconds=math.inf,
+                )
+        except (BusRefusedError, StreamFullError) as error:  # a limit of the account, for example
+            raise NotTakenError(str(error)) from error
         self._reader.take_from(name, most)
 
     async def next_batch(self) -> Sequence[ActionDelivery]:

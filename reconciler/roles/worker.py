@@ -47,6 +47,7 @@ from reconciler.ports import (
     IntakeMessageOut,
     IntakeWriter,
     NotStoredError,
+    NotTakenError,
 )
 from reconciler.provider import Effect, Provider
 from reconciler.resource.api_health import MAX_THROTTLED_SECONDS
@@ -85,6 +86,7 @@ _MAX_RESULTS_WAITING = 2 * _RESULTS_AT_ONCE
 
 _SIGN_OF_LIFE_SECONDS = LEASE_SECONDS / 3
 _RETRY_SECONDS = 0.5
+_TAKE_AGAIN_SECONDS = 5.0
 _LAST_RESULTS_SECONDS = 2.0
 _LAST_CALLS_SECONDS = 2.0
 """How long an ordered stop waits for calls under way: the result of a cut one is unknown."""
@@ -186,8 +188,14 @@ class Worker:
             self._taking_changed.clear()
             names, self._to_take_from = sorted(self._to_take_from), set[str]()
             for name in names:
-                await self._reader.take_from(name, _TAKEN_PER_CALL * self._calls_at_once(name))
-            await self._taking_changed.wait()
+                try:
+                    await self._reader.take_from(name, _TAKEN_PER_CALL * self._calls_at_once(name))
+                except NotTakenError as error:  # the other APIs go on
+                    _logger.error("taking actions failed; retrying", config=name, error=str(error))
+                    self._to_take_from.add(name)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_TAKE_AGAIN_SECONDS if self._to_take_from else None):
+                    await self._taking_changed.wait()
 
     def _calls_at_once(self, config_name: str) -> int:
         config = self._configurations.by_name.get(config_name)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 from nats.aio.client import Client
 
 from infra.bus.actions import JetStreamActionReader
 from infra.bus.event_log import JetStreamLog
 from infra.jetstream.connection import leave_server
-from reconciler.ports import ActionDelivery, ResourceAppend
+from infra.jetstream.errors import BusRefusedError
+from reconciler.ports import ActionDelivery, NotTakenError, ResourceAppend
 from tests.bus.histories import new_key
 from tests.bus.test_worker import decided
 
@@ -31,3 +33,15 @@ async def test_the_count_of_an_action_is_certain_if_it_was_decided_on_this_conne
     assert not (await deliver()).is_count_certain, "it may have come before the connection"
     assert (await deliver()).is_count_certain
     await reader.close()
+
+
+async def test_a_queue_for_which_the_account_has_no_room_is_told_as_such(
+    bus: Client, log: JetStreamLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(*_anything: object) -> str:
+        raise BusRefusedError("maximum consumers limit reached", code=400, err_code=10026)
+
+    monkeypatch.setattr("infra.bus.actions.make_worker_consumer", refuse)
+    reader = JetStreamActionReader(bus)
+    with pytest.raises(NotTakenError, match="maximum consumers"):
+        await reader.take_from(log.log_id, 4)

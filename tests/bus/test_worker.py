@@ -33,7 +33,13 @@ from events.provider_config import ProviderConfigSpec, Scope, config_key
 from infra.bus.event_log import JetStreamLog
 from infra.jetstream.errors import StreamFullError
 from reconciler.errors import ConflictError, ProviderError
-from reconciler.ports import ActionDelivery, IntakeMessageOut, NotStoredError, ResourceAppend
+from reconciler.ports import (
+    ActionDelivery,
+    IntakeMessageOut,
+    NotStoredError,
+    NotTakenError,
+    ResourceAppend,
+)
 from reconciler.provider import Capabilities, Effect, Provider
 from reconciler.provider.kind import Kind, KindRegistry
 from reconciler.provider.secrets import Secrets, SecretStores
@@ -208,6 +214,36 @@ async def at_work(
         yield worker
     finally:
         running.cancel()
+
+
+class FullBus(Bus):
+    """A bus without room for a queue, until some is made."""
+
+    def __init__(self, *deliveries: ActionDelivery) -> None:
+        super().__init__(*deliveries)
+        self.asked = asyncio.Event()
+        self.has_room = False
+        self.taken = asyncio.Event()
+
+    async def take_from(self, provider_config: str, most: int) -> None:
+        self.asked.set()
+        if not self.has_room:
+            raise NotTakenError("maximum consumers limit reached")
+        self.taken.set()
+
+
+async def test_a_queue_without_room_stops_no_other_and_is_tried_again(
+    log: JetStreamLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("reconciler.roles.worker._TAKE_AGAIN_SECONDS", 0.01)
+    key, api = new_key(), Api()
+    [position] = await log.append([ResourceAppend(key, [decided(key)], 0)])
+    bus = FullBus(ActionDelivery(position, decided(key), 1, None))
+    async with at_work(log, api, bus):
+        await asyncio.wait_for(bus.asked.wait(), 60)
+        await asyncio.wait_for(bus.acknowledged.wait(), 60)
+        bus.has_room = True
+        await asyncio.wait_for(bus.taken.wait(), 60)
 
 
 _ENDS: list[Callable[[str], ResourceEvent]] = [

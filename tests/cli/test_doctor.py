@@ -94,6 +94,14 @@ async def test_actions_are_followed_to_the_worker_and_one_acknowledged_by_hand_i
     while len(taken) < len(NAMES):
         taken += await reader.next_batch()
     assert (await actions(world.nc)).verdict == "ok"  # leased
+    await world.configure(api_config(world.human.url), "without-queue")
+    absent = "no worker pulls messages of 1 ProviderConfig: without-queue"
+
+    async def is_warned() -> bool:
+        found = await workers(world.nc)
+        return (found.verdict, found.found) == ("warn", absent)
+
+    await world.until(is_warned, absent)
 
     await reader.ack([taken[1]])
     await world.nc.flush()

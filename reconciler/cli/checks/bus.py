@@ -23,6 +23,7 @@ from infra.bus.streams import (
     decider_consumers,
     lost_beginning,
     topology_differences,
+    worker_consumer,
     worker_consumers,
 )
 from infra.jetstream.connection import api_request, require_jetstream
@@ -143,26 +144,36 @@ async def check_stages(nc: Client) -> list[Finding]:
     workers = await worker_consumers(nc)
     return [
         check_stage("intake", "decider", deciders),
-        check_stage("actions", "worker", workers) if workers else await _check_no_workers(nc),
+        await _check_without_worker(nc, workers) or check_stage("actions", "worker", workers),
         await _check_projection(nc),
         check_sources(await api_request(nc, f"STREAM.INFO.{INTAKE}", None)),
     ]
 
 
-async def _check_no_workers(nc: Client) -> Finding:
-    """Return whether nothing is there to be done where no worker has created a consumer.
+async def _check_without_worker(nc: Client, workers: Sequence[dict[str, Any]]) -> Finding | None:
+    """Return what waits of the configurations for which no worker has created a consumer.
 
-    A worker creates one for each declared configuration. A client may have deleted them all.
+    A worker creates one for each declared configuration, if the account has room for it. A client
+    may have deleted them.
     """
     pattern = status_name(config_key("*"))
     found = (await JetStreamRows(nc).matching(pattern)).values()
-    names = sorted(row.name for row in map(decode_status, found) if row.declared)
-    if not names:
+    declared = {row.name for row in map(decode_status, found) if row.declared}
+    if not declared and not workers:
         return Finding("actions", "ok", "no ProviderConfig, so no worker has to pull messages")
-    decided = await read_subject(nc, LOG, log(ResourceKey("*", "*", "*"), "action.*"), limit=1)
-    verdict: Verdict = "fail" if decided else "warn"
+    known = {each["name"] for each in workers}
+    names = sorted(name for name in declared if worker_consumer(name) not in known)
+    if not names:
+        return None
+    everything = ResourceKey("*", "*", "*")
+    subjects = [log(everything, f"action.{name}") for name in names]
+    decided = [await read_subject(nc, LOG, subject, limit=1) for subject in subjects]
+    verdict: Verdict = "fail" if any(decided) else "warn"
     text = f"no worker pulls messages of {plural(len(names), 'ProviderConfig')}: {some(names)}"
-    remedy = "Start one: `reconciler run worker` or `reconciler up`."
+    remedy = (
+        "Start one: `reconciler run worker` or `reconciler up`. If one is running, its log shows "
+        "why it cannot create the consumer, such as a limit of the account."
+    )
     return Finding("actions", verdict, text, remedy)
 
 
