@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Annotated, Final
 
+import msgspec
 from cyclopts import Parameter
 from nats.aio.client import Client
 
@@ -55,6 +56,8 @@ NO_RESPONSE_OF_CLUSTER: Final = (
     "A server of the cluster is down or does not respond: see the check `replicas`. After a server "
     "fails, an election takes about 10 seconds; then run `reconciler doctor` again."
 )
+_ROOM: Final = ("storage", "stream limits", "disk", HEALTH)
+_MAY_WAIT: Final = ("lost actions", "stored rows")
 _LOOKS: Final = 3
 _PAUSE_SECONDS: Final = 1.0
 
@@ -175,7 +178,24 @@ async def examine(nc: Client, *, full: bool, monitoring_url: str | None = None) 
             if isinstance(error, BusUnavailableError) and is_clustered(nc):
                 remedy = NO_RESPONSE_OF_CLUSTER
             findings.append(Finding(name, "fail", f"cannot be checked: {error}", remedy))
-    return findings
+    return room_first(findings)
+
+
+def room_first(findings: list[Finding]) -> list[Finding]:
+    """Return the findings, where there is no room with other remedies for what waits for it.
+
+    What cannot be stored looks lost, as the results do that workers have and try to store.
+    """
+    full = [each.check for each in findings if each.check in _ROOM and each.verdict == "fail"]
+    if not full:
+        return findings
+    remedy = f"Fix the check {full[0]} first: what waits for room looks lost, and is not."
+    return [
+        msgspec.structs.replace(each, remedy=remedy)
+        if each.check in _MAY_WAIT and each.remedy
+        else each
+        for each in findings
+    ]
 
 
 async def look(

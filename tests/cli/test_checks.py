@@ -33,7 +33,7 @@ from reconciler.cli.checks.finding import Finding
 from reconciler.cli.checks.log import check_held, check_ownership, check_watched
 from reconciler.cli.checks.room import judge_room
 from reconciler.cli.connection import BusOptions, Connection, UpFile, bus, read_up_file
-from reconciler.cli.doctor import diagnose, examine, look
+from reconciler.cli.doctor import diagnose, examine, look, room_first
 from reconciler.cli.row_comparison import differences
 from reconciler.errors import ConfigurationError
 from reconciler.provider.kind import KindRegistry
@@ -210,8 +210,10 @@ async def test_what_is_wrong_for_a_moment_is_not_told(monkeypatch: pytest.Monkey
 
 def test_room() -> None:
     assert check_room({"storage": 5, "limits": {"max_storage": -1}}).verdict == "ok"
-    nearly = check_room({"storage": 95, "limits": {"max_storage": 100}})
+    nearly = check_room({"storage": 9_500_000, "limits": {"max_storage": 10_000_000}})
     assert (nearly.verdict, "95%" in nearly.found) == ("warn", True)
+    too_little = check_room({"storage": 9_999_000, "limits": {"max_storage": 10_000_000}})
+    assert (too_little.verdict, "99%" in too_little.found) == ("fail", True)
     full = check_room({"storage": 266, "limits": {"max_storage": 100}})
     assert (full.verdict, "266%" in full.found) == ("fail", True)
     tiers = {
@@ -220,6 +222,18 @@ def test_room() -> None:
     }
     of_a_cluster = check_room({"storage": 365, "limits": {"max_storage": 0}, "tiers": tiers})
     assert (of_a_cluster.verdict, "120%" in of_a_cluster.found) == ("fail", True)
+
+
+def test_what_only_waits_for_room_is_not_to_be_done_again() -> None:
+    """The results of lost actions may wait in their workers, which the remedy would stop."""
+    waiting = Finding("lost actions", "fail", "1 without a result: a", "Stop the workers, …")
+    other = Finding("intake", "fail", "no decider", "Start one.")
+    full = Finding("storage", "fail", "100% of the limit", "Give the account more storage.")
+    [_, lost, untouched] = room_first([full, waiting, other])
+    assert lost.remedy.startswith("Fix the check storage first")
+    assert untouched == other
+    nearly = msgspec.structs.replace(full, verdict="warn")
+    assert room_first([nearly, waiting, other]) == [nearly, waiting, other]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from nats.aio.client import Client
 
 from infra.embedded import EmbeddedServer
 from infra.jetstream.connection import connect
-from infra.jetstream.errors import BusUnavailableError
+from infra.jetstream.errors import BusUnavailableError, StreamFullError
 from infra.jetstream.follow import follow
 from infra.jetstream.publish import publish
 from infra.jetstream.pull import PullReader
@@ -89,6 +89,11 @@ async def test_a_subscription_reads_on_behind_any_header(
         await publish_raw(nats_server.port, unique.encode(), name.encode(), headers=headers)
     found = [(await subscription.next_msg(timeout=60)).data for _ in HEADERS]
     assert found == [*map(str.encode, HEADERS)]
+
+
+def test_a_full_account_is_as_a_full_stream() -> None:
+    error = to_bus_error(ApiError(400, 10002, "resource limits exceeded for account"), "publish")
+    assert isinstance(error, StreamFullError)
 
 
 def test_a_server_with_too_many_waiting_messages_is_asked_again() -> None:

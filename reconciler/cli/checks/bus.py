@@ -32,10 +32,10 @@ from infra.jetstream.reads import read_subject, stream_state
 from projections.read_models import decode_status, read_checkpoint, status_name
 from reconciler.cli.checks.clocks import check_clock
 from reconciler.cli.checks.finding import Finding, Verdict
+from reconciler.cli.checks.room import LONG_MESSAGE_BYTES
 from reconciler.cli.connection import DATA_FOLDER, read_up_file
 
 _FULL_PERCENT = 90
-_WHOLE_PERCENT = 100
 _BACKLOG = 5_000
 _LAG_EVENTS = 2_000
 _SILENT_SECONDS = 60
@@ -65,17 +65,18 @@ def check_room(account: dict[str, Any]) -> Finding:
     """
     tiers: dict[str, dict[str, Any]] = account.get("tiers") or {}
     text = f"{int(account.get('storage', 0)) / 1e6:.1f} MB stored"
-    percents = [
-        100 * int(each.get("storage", 0)) // limit
+    limited = [
+        (int(each.get("storage", 0)), limit)
         for each in (account, *tiers.values())
         if (limit := int(each.get("limits", {}).get("max_storage", -1))) > 0
     ]
-    if not percents:
+    if not limited:
         return Finding("storage", "ok", f"{text}, no limit for this account")
-    percent = max(percents)
+    percent = max(100 * used // limit for used, limit in limited)
     verdict: Verdict = "ok"
     if percent >= _FULL_PERCENT:
-        verdict = "fail" if percent >= _WHOLE_PERCENT else "warn"
+        is_full = any(limit - used < LONG_MESSAGE_BYTES for used, limit in limited)
+        verdict = "fail" if is_full else "warn"
     remedy = (
         ""
         if verdict == "ok"

@@ -16,7 +16,7 @@ from reconciler.cli.connection import DATA_FOLDER, read_up_file
 
 _KEPT = (LOG, INTAKE, DEADLETTERS, ROWS)
 _FULL_PERCENT = 90
-_LONG_MESSAGE_BYTES = 4_096
+LONG_MESSAGE_BYTES = 4_096
 _LITTLE_BYTES = 1024**3
 _TOO_LITTLE_BYTES = 64 * 1024**2
 
@@ -32,7 +32,7 @@ def judge_room(streams: Mapping[str, StreamState]) -> Finding:
     nearly: list[str] = []
     for name, state in streams.items():
         for used, limit, least in (
-            (state.bytes, int(state.config.get("max_bytes", -1)), _LONG_MESSAGE_BYTES),
+            (state.bytes, int(state.config.get("max_bytes", -1)), LONG_MESSAGE_BYTES),
             (state.messages, int(state.config.get("max_msgs", -1)), 1),
         ):
             if limit > 0 and limit - used < least:
