@@ -23,6 +23,7 @@ import msgspec
 from nats.aio.client import Client
 
 from events.envelope import InvalidMessageError, decode_log
+from events.excerpt import some
 from events.integrity import LogDamage, next_digest
 from events.subjects import EVERY_STORED_INTAKE, REPLY_HEADER
 from infra.backup.backup import intake_position, recorded, save_log
@@ -45,6 +46,7 @@ from infra.bus.streams import (
     lost_log,
     new_name,
     prepare_restoration,
+    saved_files,
     worker_consumers,
 )
 from infra.jetstream.append import append
@@ -126,6 +128,7 @@ async def plan_restoration(
     seen = SeenLog(state.created, state.last_seq)
     if is_being_restored(state.config.get("metadata", {})) and replace != found.log_id:
         _check_same_file(backup, found)
+        _check_saved_files(backup, found, saved_files(state.config.get("metadata", {})))
     if state.last_seq == 0:
         return Plan("new", found=found, seen=seen)
     if found.log_id == backup.header.identity.log_id and state.messages == state.last_seq:
@@ -159,6 +162,18 @@ def _check_same_file(backup: Backup, found: LogIdentity) -> None:
             f"one was made at {_made_at(backup)}; run `reconciler restore` with the earlier file "
             "again: the files next to it may contain declarations that exist nowhere else. Without "
             f"that file, use --replace {found.log_id}"
+        )
+
+
+def _check_saved_files(backup: Backup, found: LogIdentity, saved: Sequence[str]) -> None:
+    """Refuse a copy of the backup, or a link to it, that lacks the saved files beside it."""
+    here = {each.name for each in _unfinished(backup.path)}
+    if missing := [name for name in saved if name not in here]:
+        raise RestoreRefusedError(
+            f"the interrupted restore has saved {some(missing)}, which may contain declarations "
+            f"that exist nowhere else, and which is not next to {backup.path}; run `reconciler "
+            "restore` with the same path as before. Without these files, use --replace "
+            f"{found.log_id}"
         )
 
 
@@ -205,7 +220,8 @@ async def restore_log(
         await delete_stream(nc, LOG)
         reach(Failpoint.RESTORE_STEP)
     first = max(time.time_ns() // 1_000, knowledge.newest_cause + 1, floor + 1)
-    await begin_restoration(nc, identity, first_position=first, replicas=replicas)
+    saved = [each.path.name for each in asides]
+    await begin_restoration(nc, identity, first_position=first, replicas=replicas, saved=saved)
     writer = _Writer(nc, plan.present, progress)
     for message in islice(_each(backup.events()), plan.present, None):
         await writer.add(message)

@@ -106,6 +106,10 @@ LOG_ID_METADATA: Final = "reconciler-log-id"
 EPOCH_METADATA: Final = "reconciler-log-epoch"
 RESTORED_METADATA: Final = "reconciler-log-restored-as-of"
 RESTORING_METADATA: Final = "reconciler-log-restoring"
+SAVED_METADATA: Final = "reconciler-log-saved"
+"""The names of the files beside the backup that an unfinished restoration has saved, with slashes
+between them."""
+
 FORMAT_METADATA: Final = "reconciler-log-format"
 
 LOG_FORMAT: Final = 4
@@ -345,11 +349,17 @@ async def prepare_restoration(nc: Client) -> None:
 
 
 async def begin_restoration(
-    nc: Client, identity: LogIdentity, *, first_position: int = 0, replicas: int = 1
+    nc: Client,
+    identity: LogIdentity,
+    *,
+    first_position: int = 0,
+    replicas: int = 1,
+    saved: Sequence[str] = (),
 ) -> None:
     """Make the log's stream, or mark the one that is there: nobody else opens it by now.
 
-    ``end_restoration`` takes the mark off. The older intake, and what is derived from the log,
+    ``saved``: the names of the files without which it must not be ended. ``end_restoration`` takes
+    the mark off. The older intake, and what is derived from the log,
     are removed; dead letters and foreign observations stay. The intake is created first, to reserve
     its room, and takes no message before ``ensure_topology``. Only what
     exists is deleted: an empty server requires no permission to delete.
@@ -364,7 +374,8 @@ async def begin_restoration(
         del intake[field]
     await ensure_stream(nc, {**intake, "subjects": [_RESERVED], "num_replicas": replicas})
     reach(Failpoint.RESTORE_STEP)
-    metadata = {**_metadata(identity), RESTORING_METADATA: "yes"}
+    mark = {RESTORING_METADATA: "yes", SAVED_METADATA: "/".join(saved)}
+    metadata = {**_metadata(identity), **mark}
     await ensure_stream(nc, {**_resources(), "metadata": metadata, "num_replicas": replicas})
     reach(Failpoint.RESTORE_STEP)
     for consumer in await worker_consumers(nc):
@@ -373,7 +384,8 @@ async def begin_restoration(
 
 async def end_restoration(nc: Client, identity: LogIdentity) -> None:
     """Take the mark off the log: everything of it is back."""
-    await ensure_stream(nc, {**_resources(), "metadata": _metadata(identity)})
+    metadata = {**_metadata(identity), SAVED_METADATA: ""}
+    await ensure_stream(nc, {**_resources(), "metadata": metadata})
 
 
 async def topology_differences(nc: Client) -> Mapping[str, Mapping[str, tuple[Any, Any]]]:
@@ -623,6 +635,11 @@ def _too_old(stream: str, found: int) -> IncompatibleStreamError:
 def is_own(metadata: Mapping[str, str]) -> bool:
     """Tell by a stream's metadata whether it is the product's own; so are its consumers then."""
     return OWN_METADATA in metadata or LOG_ID_METADATA in metadata
+
+
+def saved_files(metadata: Mapping[str, str]) -> list[str]:
+    """Return the names of the files that an unfinished restoration has saved."""
+    return [*filter(None, metadata.get(SAVED_METADATA, "").split("/"))]
 
 
 def is_being_restored(metadata: Mapping[str, str]) -> bool:

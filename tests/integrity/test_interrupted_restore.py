@@ -23,7 +23,9 @@ from infra.bus.streams import (
     LISTINGS,
     LOG,
     SUBJECTS,
+    existing_log,
     find_log,
+    saved_files,
     topology_differences,
 )
 from infra.embedded import EmbeddedServer
@@ -31,7 +33,7 @@ from infra.jetstream.connection import api_request, connect
 from infra.jetstream.errors import IncompatibleStreamError, NotFoundOnBusError, StreamFullError
 from infra.jetstream.outgoing import MESSAGE_ID
 from infra.jetstream.publish import publish
-from infra.jetstream.reads import read_subject
+from infra.jetstream.reads import read_subject, stream_state
 from infra.jetstream.topology import delete_stream
 from reconciler.cli.restore import plan_of
 from reconciler.failpoints import Failpoint, arm
@@ -268,6 +270,43 @@ async def test_a_repeat_recovers_what_was_saved_though_another_restore_has_ended
     assert await contents(nc) == wanted
     assert await declared(nc) == ([] if saved == "events" else ["after"])
     assert not [each for each in files_in(path.parent) if "replacing" in each]
+
+
+async def test_a_copy_of_the_backup_elsewhere_does_not_end_an_interrupted_restore(
+    nc: Client, log: JetStreamLog, tmp_path: Path
+) -> None:
+    """The files that the interrupted restore has saved are not beside it, nor beside a link."""
+    path, copy, link = tmp_path / "one" / "b", tmp_path / "two" / "b", tmp_path / "two" / "link"
+    first, second = new_key(), new_key()
+    await log.append([ResourceAppend(first, events(first, 1, 3), 0)])
+    path.parent.mkdir()
+    await save_log(nc, path, await find_log(nc), lambda _: None)
+    copy.parent.mkdir()
+    copy.write_bytes(path.read_bytes())
+    link.symlink_to(path)
+    await log.append([ResourceAppend(second, events(second, 1, 3), 0)])
+    await declare(nc, "after")
+    wanted, steps, refused = await contents(nc), 1, 0
+    while True:
+        steps += 1
+        arm(f"{Failpoint.RESTORE_STEP}:{steps}=error")
+        try:
+            await restore(nc, path, log.log_id)
+        except OSError:
+            arm(None)
+            is_there = await existing_log(nc) is not None
+            if is_there and await contents_if_usable(nc) is None:
+                for other in (copy, link):
+                    with pytest.raises(RestoreRefusedError, match=r"not next to .*same path"):
+                        await restore(nc, other, None)
+                refused += 1
+        else:
+            break
+    assert refused > 1
+    assert await declared(nc) == ["after"]
+    assert await contents(nc) == wanted
+    metadata = (await stream_state(nc, LOG)).config["metadata"]
+    assert saved_files(metadata) == []
 
 
 _SMALL = """
