@@ -207,7 +207,7 @@ async def restore_log(
     Raises ``BackupFileError``, ``OSError``, ``RestoreRefusedError`` and ``BusError`` classes; doing
     it again continues after the last step, whatever step that was.
     """
-    await prepare_restoration(nc)
+    await prepare_restoration(nc, replicas=replicas)
     epoch = _new_epoch(backup, plan.found)
     identity = LogIdentity(backup.header.identity.log_id, epoch, _made_at(backup))
     floor = await _put_aside(nc, backup.path, plan)

@@ -335,17 +335,17 @@ async def _ensure_service_consumer(
     return change
 
 
-async def prepare_restoration(nc: Client) -> None:
-    """Restore the settings of the streams that a restoration keeps, before it removes anything.
+async def prepare_restoration(nc: Client, *, replicas: int = 1) -> None:
+    """Make or restore the streams that a restoration keeps, before it removes anything.
 
-    Raises ``IncompatibleStreamError`` for one that cannot be changed in place, and for a foreign
-    stream with subjects of ours: no restoration could end beside them.
+    So their room is reserved. Raises ``StreamFullError`` if there is none,
+    ``IncompatibleStreamError`` for one that cannot be changed in place, and for a foreign stream
+    with subjects of ours: no restoration could end beside them.
     """
     await check_streams_are_ours(nc)
     await _check_subjects(nc)
     for config in (_observations(), _dead_letters(), _rates()):
-        if await _exists(nc, config["name"]):
-            await ensure_stream(nc, config, remedy=_ELSEWHERE)
+        await ensure_stream(nc, {**config, "num_replicas": replicas}, remedy=_ELSEWHERE)
 
 
 async def begin_restoration(

@@ -310,11 +310,14 @@ async def test_a_copy_of_the_backup_elsewhere_does_not_end_an_interrupted_restor
 
 
 _SMALL = """
-accounts { SMALL { jetstream { max_file: 1G }, users: [{ user: small, password: pw }] } }
+accounts {
+  SMALL { jetstream { max_file: 1G }, users: [{ user: small, password: pw }] }
+  LARGER { jetstream { max_file: 4500M }, users: [{ user: larger, password: pw }] }
+}
 """
 
 
-async def test_a_server_without_room_for_the_intake_is_told_before_the_log_is_written(
+async def test_a_server_without_room_for_the_streams_is_told_before_the_log_is_written(
     nc: Client, log: JetStreamLog, tmp_path: Path
 ) -> None:
     key = new_key()
@@ -322,9 +325,10 @@ async def test_a_server_without_room_for_the_intake_is_told_before_the_log_is_wr
     await save_log(nc, tmp_path / "b", await find_log(nc), lambda _: None)
     server = EmbeddedServer()
     await server.start(tmp_path / "nats", extra_config=_SMALL)
-    small = await connect(f"nats://small:pw@127.0.0.1:{server.port}", name="test")
-    with pytest.raises(StreamFullError, match=f"stream {INTAKE} cannot be created.*reserves"):
-        await restore(small, tmp_path / "b", None)
-    assert await contents_if_usable(small) is None
-    await small.close()
+    for user in ("small", "larger"):
+        small = await connect(f"nats://{user}:pw@127.0.0.1:{server.port}", name="test")
+        with pytest.raises(StreamFullError, match=r"stream \w+ cannot be created.*reserves"):
+            await restore(small, tmp_path / "b", None)
+        assert await existing_log(small) is None
+        await small.close()
     await server.kill()
