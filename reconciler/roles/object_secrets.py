@@ -10,6 +10,7 @@ import structlog
 from msgspec.structs import replace
 
 from events.external import ExternalObject, digest
+from events.names import name_for_external
 from projections.status import StatusRow
 from reconciler.resource.owner_label import OWNER_LABEL
 from reconciler.roles.oversize import MAX_SEARCHED_BYTES
@@ -25,16 +26,22 @@ _logger = structlog.get_logger(__name__)
 def hide_secrets(seen: ExternalObject, secrecy: Secrecy, *known: object) -> ExternalObject | None:
     """Return an object without secrets; None if its name or id contains one.
 
-    An object under a changed name or id would be another object. ``known``: JSON-like data that
+    So does a name that becomes one where a resource is named after it. An object under a changed
+    name or id would be another object. ``known``: JSON-like data that
     the log has already. Its strings stay, so that a weak secret does not look like drift. An object
     above ``MAX_SEARCHED_BYTES`` is returned unchanged, because no caller records it.
     """
     content = _encoded(seen)
     is_searched = len(content) <= MAX_SEARCHED_BYTES
-    if content and is_searched and not secrecy.is_in_json(content):
+    resource_name = name_for_external(seen.name)
+    is_named_well = resource_name == seen.name or not secrecy.is_in(resource_name)
+    if content and is_searched and is_named_well and not secrecy.is_in_json(content):
         return seen
     kept = strings_in(*known)
-    if any(secrecy.is_in(each) for each in (seen.name, seen.uid) if each and each not in kept):
+    is_new = seen.name not in kept  # else no resource is named after it
+    if (is_new and not is_named_well) or any(
+        secrecy.is_in(each) for each in (seen.name, seen.uid) if each and each not in kept
+    ):
         _logger.warning("an object is not recorded: its name or its id contains a secret")
         return None
     if not is_searched:

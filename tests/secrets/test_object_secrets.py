@@ -93,6 +93,18 @@ async def test_an_object_whose_identity_contains_a_secret_is_not_recorded(
     assert await observed(seen) == []
 
 
+@pytest.mark.parametrize("between", [".", "/", " ", "~~", "\u00e9"])
+async def test_an_object_is_not_recorded_if_its_resource_would_be_named_as_a_secret(
+    between: str,
+) -> None:
+    """A resource name has "-" in the place of characters that it cannot have."""
+    secrecy = Secrecy("3f2b1c77-1111-4222-8333-abcdef012345")
+    seen = shape("3f2b1c77-1111-4222-8333-abcdef012345".replace("-", between))
+    assert await observed(seen, secrecy=secrecy) == []
+    declared = replace(row(), external_name=seen.name)
+    assert [each.object for each in await observed(seen, declared, secrecy=secrecy)] == [seen]
+
+
 async def test_an_object_of_ours_with_such_an_id_is_neither_changed_nor_gone() -> None:
     known = row(shape())
     assert await observed(shape(uid=TOKEN), known) == []
