@@ -149,9 +149,14 @@ def problem_text(response: Answer) -> str:
     if not text:
         characters = MIN_SEARCHED_CHARACTERS + response.secrecy.reach_bytes + 1
         text = response.content[: characters * _MAX_UTF8_BYTES].decode(errors="replace")
-    # Before it is cut: the beginning of a secret would not be found.
-    text = response.secrecy.hide_start(text, MIN_SEARCHED_CHARACTERS)
+    text = start_of(text, response)
     return " ".join(text[:MAX_DETAIL_CHARACTERS].split()) or "no explanation"
+
+
+def start_of(words: str, response: Answer) -> str:
+    """Return the beginning of an API's words without secrets; it may send megabytes of them."""
+    # Before it is cut: the beginning of a secret would not be found.
+    return response.secrecy.hide_start(words, MIN_SEARCHED_CHARACTERS)
 
 
 def retry_after_seconds(response: Answer) -> float | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 import pytest
 
@@ -13,6 +15,8 @@ from infra.providers.answers import (
     refusal,
     retry_after_seconds,
 )
+from infra.providers.caddy.admin import caddy_refusal
+from infra.providers.docker.engine import engine_refusal
 from reconciler.errors import (
     PermanentError,
     ProviderError,
@@ -21,6 +25,7 @@ from reconciler.errors import (
     UnknownResultError,
 )
 from reconciler.secrecy import HIDDEN, Secrecy
+from tests.hostile_server import MIB, measured_memory
 
 
 def answered(
@@ -159,3 +164,18 @@ def test_of_a_secret_that_is_repeated_often_none_is_quoted_in_part(form: str) ->
     answer = answered(422, form.format(secret * 50).encode())
     shown = problem_text(msgspec.structs.replace(answer, secrecy=Secrecy(secret)))
     assert secret[:20] not in shown
+
+
+@pytest.mark.parametrize(
+    ("refused", "field"), [(engine_refusal, "message"), (caddy_refusal, "error")]
+)
+@pytest.mark.parametrize("status", [400, 404, 500])
+def test_an_api_that_explains_a_refusal_in_megabytes_costs_little_memory(
+    refused: Callable[[Answer], ProviderError], field: str, status: int
+) -> None:
+    answer = answered(status, msgspec.json.encode({field: "ab " * MIB}))
+    with measured_memory() as memory:
+        error = refused(answer)
+    assert "ab ab ab" in error.message
+    assert len(error.message) < 20_000
+    assert memory.peak_bytes < 16 * MIB

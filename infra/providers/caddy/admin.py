@@ -21,6 +21,7 @@ from infra.providers.answers import (
     is_read,
     problem_text,
     refusal,
+    start_of,
     unusable,
 )
 from infra.providers.http import HttpApi
@@ -165,9 +166,9 @@ def _part_etag(answer: Answer) -> str:
 
 
 def said(answer: Answer) -> str:
-    """Return Caddy's own words; empty where what answers is no Caddy."""
+    """Return the beginning of Caddy's own words; empty where what answers is no Caddy."""
     try:
-        return _said_decoder.decode(answer.content).error
+        return start_of(_said_decoder.decode(answer.content).error, answer)
     except UNDECODABLE:
         return ""
 

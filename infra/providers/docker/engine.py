@@ -15,7 +15,14 @@ import msgspec
 
 from events.log import Action
 from events.provider_config import ProviderConfigSpec
-from infra.providers.answers import UNDECODABLE, Answer, decoded, inconclusive, refusal
+from infra.providers.answers import (
+    UNDECODABLE,
+    Answer,
+    decoded,
+    inconclusive,
+    refusal,
+    start_of,
+)
 from infra.providers.docker.names import name_problem
 from infra.providers.endpoint import authorization, socket_path
 from infra.providers.http import HttpApi, Query
@@ -48,6 +55,8 @@ OWN_LABELS: Final = frozenset({WRITTEN_BY, DECLARED})
 API_VERSION: Final = (1, 41)
 """Of Engine 20.10; a newer Engine that does not speak it any more is spoken to in its oldest."""
 
+_VERSION: Final = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9}){0,3}")
+_SHOWN_CHARACTERS: Final = 40
 _ABSENT: Final = re.compile(r"no such (container|volume)", re.IGNORECASE)
 _TOO_OLD: Final = "client version"
 _PORT_TAKEN: Final = re.compile(r"port is already allocated|address already in use", re.IGNORECASE)
@@ -218,19 +227,19 @@ class EngineApi:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(part) for part in version.split("."))
-    except ValueError:
-        raise TransientError(f"{version!r} is not a version of the Engine's API") from None
+    if _VERSION.fullmatch(version) is None:
+        shown = version[:_SHOWN_CHARACTERS]
+        raise TransientError(f"{shown!r} is not a version of the Engine's API")
+    return tuple(map(int, version.split(".")))
 
 
 # --- what answers mean
 
 
 def said(answer: Answer) -> str:
-    """Return the Engine's own words; empty where what answers is none."""
+    """Return the beginning of the Engine's own words; empty where what answers is none."""
     try:
-        return _said_decoder.decode(answer.content).message
+        return start_of(_said_decoder.decode(answer.content).message, answer)
     except UNDECODABLE:
         return ""
 

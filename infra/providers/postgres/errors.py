@@ -80,11 +80,11 @@ def not_connected(error: psycopg.Error) -> ProviderError:
 
 
 def _text(error: psycopg.Error) -> str:
-    diagnostics = error.diag
+    diagnostics, most = error.diag, _MESSAGE_CHARACTERS  # of each part: a server may send megabytes
     if diagnostics.message_primary is None:
-        said = " ".join(str(error).split())
+        said = " ".join(str(error)[:most].split())
     else:
         parts = (diagnostics.message_primary, diagnostics.message_detail)
-        said = ": ".join("; ".join(part.splitlines()) for part in parts if part)
+        said = ": ".join("; ".join(part[:most].splitlines()) for part in parts if part)
         said = f"{said} (SQLSTATE {error.sqlstate})"
     return said[:_MESSAGE_CHARACTERS]
