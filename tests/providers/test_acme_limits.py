@@ -3,31 +3,44 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
+import ssl
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Generator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import msgspec
 import pytest
+import requests
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from events.manifest import Fields
-from events.provider_config import Limits, ProviderConfigSpec
+from events.provider_config import Limits, ProviderConfigSpec, Tls
+from infra.providers.certificates import acme_transport, http01
 from infra.providers.certificates.acme_authority import Ordering
 from infra.providers.certificates.acme_client import (
+    MAX_CHAIN_BYTES,
     AcmeClient,
     Authorization,
     Challenge,
     Identifier,
     Order,
 )
+from infra.providers.certificates.certificate import CERTIFICATE
+from infra.providers.certificates.certificates import CertificatesProvider
 from infra.providers.certificates.issuer import ISSUER
 from infra.providers.certificates.issuers import IssuersProvider
-from infra.providers.certificates.store import read_file, write_file
+from infra.providers.certificates.pem import PrivateKey, key_pem, new_key, text_of
+from infra.providers.certificates.store import IssuerRecord, Store, read_file, write_file
 from infra.providers.file_root import FileRoot, discard, opened_file, stat_of
 from infra.providers.host_guard import HostGuard
+from infra.providers.trust import trusting
 from reconciler.errors import NotCalledError, PermanentError, TransientError, UnknownResultError
 from reconciler.provider import Effect
 from reconciler.provider.contract import action
@@ -289,3 +302,140 @@ async def test_authorities_that_hang_keep_nobody_else_waiting(tmp_path: Path) ->
         again.cancel()
         await asyncio.gather(again, return_exceptions=True)
     await provider.close()
+
+
+class Served(AcmeClient):
+    """An authority that returns a chain of its choice."""
+
+    def __init__(self, chain: bytes) -> None:
+        super().__init__(
+            "https://ca.test/dir",
+            ec.generate_private_key(ec.SECP256R1()),
+            ca_file=None,
+            timeout_seconds=1,
+            guard=HostGuard(EVERYTHING),
+        )
+        self._answer = requests.Response()
+        self._answer._content = chain  # pyright: ignore[reportPrivateUsage]
+
+    def _post(self, url: str, content: object, *, writes: bool = False) -> requests.Response:
+        del url, content, writes
+        return self._answer
+
+
+def test_a_chain_that_each_listing_would_read_for_long_is_refused() -> None:
+    order = Order("valid", [], "https://ca.test/f", "https://ca.test/c")
+    assert Served(b"x" * MAX_CHAIN_BYTES).download(order) == b"x" * MAX_CHAIN_BYTES
+    with pytest.raises(PermanentError, match="longer than 128 KiB"):
+        Served(b"x" * (MAX_CHAIN_BYTES + 1)).download(order)
+
+
+async def test_a_certificate_with_names_that_nobody_ordered_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = root_in(tmp_path)
+    config = ProviderConfigSpec("certificates", root.as_uri(), allow=EVERYTHING)
+    provider = CertificatesProvider(config, Secrets())
+    issuer = IssuerRecord(
+        "u", "k", fields={"acme": {"directory": "https://ca.test/d", "http01": {"folder": "x"}}}
+    )
+    issuers = Store(FileRoot(root), "issuers", IssuerRecord)
+    key_file = issuers.put("ca", key_pem(new_key("ECDSA-P256")), "key")
+    issuers.write("ca", msgspec.structs.replace(issuer, key_file=key_file))
+    names = ["a.test", *(f"a{each}.test" for each in range(3))]
+
+    async def certificate(*given: Any, **_options: object) -> bytes:
+        _, fields, key, _ = given
+        made = certify_names(key, names)
+        assert fields["dnsNames"] == ["a.test"]
+        return text_of([made])
+
+    monkeypatch.setattr(Ordering, "certificate", certificate)
+    fields = CERTIFICATE.checked_fields({"issuer": "ca", "dnsNames": ["a.test"]})
+    with pytest.raises(PermanentError, match="names other than those of 'web'"):
+        await provider.create(action("Create", "web", fields))
+    names[:] = ["a.test"]
+    made = await provider.create(action("Create", "web", fields))
+    assert made.object is not None
+    assert made.object.fields["dnsNames"] == ["a.test"]
+    await provider.close()
+
+
+def certify_names(key: PrivateKey, names: list[str]) -> x509.Certificate:
+    """Sign a certificate for a key with its own key."""
+    now = datetime.now(UTC)
+    alternative = x509.SubjectAlternativeName([x509.DNSName(each) for each in names])
+    return (
+        x509.CertificateBuilder()
+        .subject_name(x509.Name([]))
+        .issuer_name(x509.Name([]))
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(hours=1))
+        .not_valid_after(now + timedelta(days=90))
+        .add_extension(alternative, critical=False)
+        .sign(key, hashes.SHA256())
+    )
+
+
+async def test_requests_of_an_authority_share_what_is_trusted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """To load the authorities of the system takes ten times as long as a request."""
+    made: list[ssl.SSLContext] = []
+
+    def trust(tls: Tls | None) -> ssl.SSLContext:
+        made.append(trusting(tls))
+        return made[-1]
+
+    monkeypatch.setattr(acme_transport, "trusting", trust)
+    with raw_server(lambda connection: connection.close()) as port:
+        adapter = acme_transport.LimitedAdapter(None, 1, HostGuard(EVERYTHING))
+        for _ in range(2):
+            request = requests.Request("GET", f"https://127.0.0.1:{port}/").prepare()
+            with pytest.raises(requests.RequestException):
+                await asyncio.to_thread(adapter.send, request)
+    assert len(made) == 1
+
+
+@pytest.fixture
+def answering(monkeypatch: pytest.MonkeyPatch) -> Generator[int]:
+    """Answer for a token, on a port."""
+    monkeypatch.setattr(http01, "CONNECTION_SECONDS", 1.0)
+    monkeypatch.setattr(http01, "MAX_CONNECTIONS", 3)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    listen = f"127.0.0.1:{port}"
+    http01.add_answer(listen, "token", "token.answer")
+    yield port
+    http01.remove_answer(listen, "token")
+
+
+def ask(port: int) -> bytes:
+    with socket.create_connection(("127.0.0.1", port), 5) as connection:
+        connection.sendall(f"GET {http01.PATH}token HTTP/1.0\r\n\r\n".encode())
+        return b"".join(iter(lambda: connection.recv(65_536), b""))
+
+
+def test_clients_that_keep_their_connections_take_few_threads(answering: int) -> None:
+    before = threading.active_count()
+    place = ("127.0.0.1", answering)
+    silent = [socket.create_connection(place, 5) for _ in range(12)]
+    assert ask(answering).endswith(b"token.answer")
+    assert threading.active_count() - before <= http01.MAX_CONNECTIONS + 2
+    for each in silent:
+        each.close()
+
+
+def test_a_client_that_drips_is_cut_off(answering: int) -> None:
+    began = time.monotonic()
+    with socket.create_connection(("127.0.0.1", answering), 5) as dripping:
+        dripping.settimeout(0.1)
+        with contextlib.suppress(ConnectionError):
+            while time.monotonic() - began < 10:
+                dripping.sendall(b"x")
+                with contextlib.suppress(TimeoutError):
+                    if not dripping.recv(1):
+                        break
+    assert time.monotonic() - began < 5

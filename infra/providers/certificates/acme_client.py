@@ -45,6 +45,9 @@ MAX_BAD_NONCES: Final = 10
 DEFAULT_LIMIT_SECONDS: Final = 3600.0
 """How long nothing is ordered where an authority limits rates and does not say until when."""
 
+MAX_CHAIN_BYTES: Final = 128 * 1024
+"""Of a certificate with its chain, which each listing reads: 100 long names take 40 KiB."""
+
 _REVOKED: Final = "alreadyRevoked"
 _NO_ACCOUNT: Final = "accountDoesNotExist"
 _NO_RIGHTS: Final = "unauthorized"
@@ -262,8 +265,15 @@ class AcmeClient:
         return _read(self._post(order.finalize, wish, writes=True), Order)
 
     def download(self, order: Order) -> bytes:
-        """Read the chain of an order that is done."""
-        return self._post(order.certificate, None).content
+        """Read the chain of an order that is done; raises ``PermanentError`` for one too long."""
+        chain = self._post(order.certificate, None).content
+        if len(chain) > MAX_CHAIN_BYTES:
+            raise PermanentError(
+                f"{order.certificate[:_SHOWN_CHARACTERS]}: the certificate with its chain is "
+                f"longer than {MAX_CHAIN_BYTES // 1024} KiB",
+                status=FAILED_DEPENDENCY,
+            )
+        return chain
 
     def revoke(self, certificate: x509.Certificate) -> None:
         """Take a certificate back; once more changes nothing."""

@@ -49,6 +49,7 @@ class LimitedAdapter(HTTPAdapter):
         self._guard = guard
         self._tls = Tls(ca_file=None if ca_file is None else str(ca_file))
         self._timeout_seconds = timeout_seconds
+        self._context: ssl.SSLContext | None = None  # to make one takes longer than a request
         super().__init__()
 
     def send(
@@ -95,7 +96,7 @@ class LimitedAdapter(HTTPAdapter):
         connections = Connections(
             url.raw_host,
             url.port,
-            tls=trusting(self._tls) if url.scheme == "https" else None,
+            tls=self._trusted() if url.scheme == "https" else None,
             guard=self._guard,
             most=1,
             connecting_seconds=self._timeout_seconds,
@@ -112,3 +113,8 @@ class LimitedAdapter(HTTPAdapter):
             return await connections.exchange(written, self._timeout_seconds)
         finally:
             connections.close()
+
+    def _trusted(self) -> ssl.SSLContext:
+        if self._context is None:
+            self._context = trusting(self._tls)
+        return self._context

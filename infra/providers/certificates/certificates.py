@@ -390,9 +390,16 @@ class CertificatesProvider:
         """Take a new certificate over, with its key, in one step."""
         name, certificates = action.external_name, certificates_in(chain)
         key = self._pending_key(name, pending)
-        if not certificates or facts_of(certificates[0]).public_key != public_digest(key):
+        facts = facts_of(certificates[0]) if certificates else None
+        if facts is None or facts.public_key != public_digest(key):
             raise PermanentError(
                 f"the authority returned a certificate for a key other than that of {name!r}",
+                status=424,
+            )
+        names = (action.fields["dnsNames"], action.fields["ipAddresses"])
+        if (list(facts.dns_names), list(facts.ip_addresses)) != names:
+            raise PermanentError(
+                f"the authority returned a certificate with names other than those of {name!r}",
                 status=424,
             )
         record = self._store.read(name)

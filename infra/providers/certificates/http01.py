@@ -7,9 +7,10 @@ import errno
 import os
 import socket
 import threading
+import time
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Final, cast
+from typing import Any, Final, cast
 
 from infra.providers.certificates.issuer import address_of
 from infra.providers.certificates.store import PUBLIC_MODE, read_file, write_file
@@ -18,10 +19,15 @@ from reconciler.errors import PermanentError, TransientError
 
 PATH: Final = "/.well-known/acme-challenge/"
 
-_IDLE_SECONDS: Final = 5.0
+MAX_CONNECTIONS: Final = 64
+"""Anybody may connect, and a connection takes a file and a thread of the worker: the oldest one
+ends if there are more."""
+
+CONNECTION_SECONDS: Final = 5.0
 _POLL_SECONDS: Final = 0.02
 
 _Address = tuple[str, int]
+_Request = socket.socket
 
 
 class _Server(ThreadingHTTPServer):
@@ -32,13 +38,42 @@ class _Server(ThreadingHTTPServer):
     def __init__(self, address: _Address) -> None:
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self.answers: dict[str, str] = {}
+        self._open: dict[_Request, float] = {}
         super().__init__(address, _Handler)
+
+    def process_request(self, request: _Request, client_address: Any) -> None:
+        """Answer in a thread, in the place of the oldest connection if there are too many."""
+        if len(self._open) >= MAX_CONNECTIONS:
+            _end(next(iter(list(self._open))))
+        self._open[request] = time.monotonic() + CONNECTION_SECONDS
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: _Request) -> None:
+        """Close a connection."""
+        self._open.pop(request, None)
+        super().shutdown_request(request)
+
+    def service_actions(self) -> None:
+        """End the connections whose time is over, whatever they have sent."""
+        now = time.monotonic()
+        for request, until in list(self._open.items()):
+            if until <= now:
+                _end(request)
+
+    def server_close(self) -> None:
+        """End all connections: nothing is asked for any more."""
+        super().server_close()
+        for request in list(self._open):
+            _end(request)
+
+    def handle_error(self, request: _Request, client_address: Any) -> None:
+        """Say nothing, as of all else that a client does."""
 
 
 class _Handler(BaseHTTPRequestHandler):
     """Answers what is asked for now, and nothing else."""
 
-    timeout = _IDLE_SECONDS
+    timeout = CONNECTION_SECONDS
 
     def do_GET(self) -> None:
         answers = cast("_Server", self.server).answers
@@ -55,6 +90,12 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the parent's
         """Say nothing: who asks may be anybody."""
+
+
+def _end(request: _Request) -> None:
+    """Have the thread of a connection find it closed."""
+    with contextlib.suppress(OSError):  # it is closed
+        request.shutdown(socket.SHUT_RDWR)
 
 
 _lock = threading.Lock()
