@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import signal
 import ssl
 import stat
@@ -22,7 +24,7 @@ from events.allow import NOTHING
 from events.external import ExternalObject
 from events.log import Action
 from events.manifest import Fields, InvalidManifestError
-from events.provider_config import Limits, ProviderConfigSpec
+from events.provider_config import Limits, ProviderConfigSpec, Scope
 from infra.components.certificates import Certificates
 from infra.providers.certificates import certificate, issuer
 from infra.providers.certificates.acme_client import AcmeClient, Challenge
@@ -52,6 +54,7 @@ from tests.certificates import (
     trust,
 )
 from tests.host_access import EVERYTHING
+from tests.hostile_server import MIB, measured_memory
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 WEB: Fields = {"issuer": "own", "dnsNames": ["web.test"]}
@@ -336,6 +339,33 @@ async def test_a_lost_file_is_delivered_again_and_the_certificate_stays(
     mended = (await provider.update(update(now))).object
     assert mended is not None
     assert (mended.outputs, mended.fields["problems"]) == (before.outputs, [])
+
+
+@pytest.mark.parametrize("how", ["a link for a folder", "a huge file", "a huge marker"])
+async def test_who_writes_to_the_folder_of_one_certificate_costs_others_nothing(
+    root: Path, provider: CertificatesProvider, tmp_path: Path, how: str
+) -> None:
+    await make_issuer(root, "own", OWN_CA)
+    await made(provider)
+    await provider.create(create({**WEB, "folder": "theirs/web"}, "theirs"))
+    match how:
+        case "a link for a folder":
+            (root / "theirs").rename(tmp_path / "theirs")
+            (root / "theirs").symlink_to(tmp_path / "theirs")
+        case "a huge file":
+            os.truncate(root / "theirs/web/tls.crt", 256 * MIB)
+        case _:
+            os.truncate(root / "theirs/web/.reconciler-certificate", 256 * MIB)
+    with measured_memory() as memory:
+        pages = [page async for page in provider.pages(Scope(), page_size=10)]
+        theirs = next(each for page in pages for each in page if each.name == "theirs")
+        with contextlib.suppress(PermanentError, TransientError):
+            await provider.update(update(theirs, {**WEB, "folder": "theirs/web"}))
+    assert {each.name: bool(each.fields["problems"]) for page in pages for each in page} == {
+        "theirs": how != "a huge marker",
+        "web": False,
+    }
+    assert memory.peak_bytes < 32 * MIB
 
 
 async def test_what_hands_did_to_a_file_is_undone(

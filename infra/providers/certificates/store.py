@@ -39,6 +39,9 @@ PRIVATE_MODE: Final = 0o600
 PUBLIC_MODE: Final = 0o644
 
 _FOLDER_MODE: Final = 0o700
+_MAX_FILE_BYTES: Final = 4 * 1024 * 1024
+"""Of a record, a list of revocations or a chain. Others may write to the delivered files."""
+
 _NAME_CHARACTERS: Final = 32
 
 
@@ -237,12 +240,13 @@ def uid_of(kind: str, action: Action, found: ExternalObject | None) -> str:
 
 
 def read_file(folder: int, segment: str) -> bytes | None:
-    """Read a regular file; None if there is none of that name."""
+    """Read a regular file; None if there is none of that name, or one longer than all of ours."""
     opened = opened_file(folder, segment)
     if opened is None:
         return None
     with os.fdopen(opened, "rb") as file:
-        return file.read()
+        content = file.read(_MAX_FILE_BYTES + 1)
+    return content if len(content) <= _MAX_FILE_BYTES else None
 
 
 def write_file(folder: int, segment: str, data: bytes, mode: int) -> None:
