@@ -88,7 +88,7 @@ class Secrets:
         self.secrecy.add(credential or "")
         self._stores = dict(stores or {})
         self._key = key
-        self._read: dict[tuple[str, SecretKey], set[str]] = {}
+        self._read: dict[tuple[str, SecretKey], dict[str, str]] = {}
 
     async def value(self, reference: SecretRef, namespace: str) -> str:
         """Read a secret for a resource of a namespace; it is hidden from now on.
@@ -99,6 +99,10 @@ class Secrets:
         if value is None:
             raise ConfigurationError(_missing(reference, namespace))
         return value
+
+    def former(self, reference: SecretRef, namespace: str) -> list[str]:
+        """Return all values with which a secret was read here, the current one too."""
+        return [*self._read.get((reference.store, _key(reference, namespace)), {}).values()]
 
     async def find(self, reference: SecretRef, namespace: str) -> SecretRef | None:
         """Return the reference with the digest of the current value, or None if it is missing."""
@@ -120,7 +124,7 @@ class Secrets:
 
     def is_of_another_time(self, reference: SecretRef, namespace: str) -> bool:
         """Return whether a secret was read here, but never with the value of this digest."""
-        read = self._read.get((reference.store, _key(reference, namespace)), set())
+        read = self._read.get((reference.store, _key(reference, namespace)), {})
         return bool(reference.digest and read) and reference.digest not in read
 
     def digest(self, value: str) -> str:
@@ -139,7 +143,7 @@ class Secrets:
 
     def _note(self, store: str, key: SecretKey, value: str) -> None:
         self.secrecy.add(value)
-        self._read.setdefault((store, key), set()).add(self.digest(value))
+        self._read.setdefault((store, key), {})[self.digest(value)] = value
 
     def _check_key(self) -> None:
         if not self._key:

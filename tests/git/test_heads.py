@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -15,10 +15,10 @@ from events.stored_content import StoredContent
 from infra.providers.git import heads
 from infra.providers.git.checks import Check
 from infra.providers.git.heads import Heads
-from infra.providers.git.reader_process import Document, Reply, Request
+from infra.providers.git.reader_process import Document, Failure, Reply, Request
 from reconciler.composites.git_source import PROBLEM, SOURCE
 from reconciler.errors import NothingDoneError
-from reconciler.provider.secrets import Secrets
+from reconciler.provider.secrets import SecretKey, Secrets
 
 COMMIT = "c0ffee" + "0" * 34
 
@@ -113,3 +113,41 @@ async def test_a_content_that_cannot_be_stored_ends_no_listing(
     shown = await looks.looked_at(source_of("billing"), fresh=True)
     assert PROBLEM not in shown
     assert "content" in shown["head"]
+
+
+class Tokens:
+    """A store with one secret, which is replaced now and then."""
+
+    value = "the first token of the source"
+
+    async def read(self, key: SecretKey, reader: str) -> str:
+        del key, reader
+        return self.value
+
+    async def write(self, key: SecretKey, value: str) -> None:
+        raise AssertionError(key, value)
+
+    async def remove(self, key: SecretKey) -> None:
+        raise AssertionError(key)
+
+
+async def test_a_commit_is_searched_for_credentials_that_were_replaced(
+    contents: Contents, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Request] = []
+
+    async def read(request: Request) -> Reply:
+        asked.append(request)
+        return Reply(failure=Failure("Unreachable", "not now"))
+
+    monkeypatch.setattr(heads, "read_source", read)
+    tokens, given = Tokens(), cast("Any", contents)
+    secrets = Secrets(None, {"files": tokens}, key=b"a key")
+    looks = Heads(given, secrets, cast("Any", None), timeout_seconds=1.0, allow=NOTHING)
+    spec = source_of("billing")
+    spec.fields[SOURCE]["credentials"] = {"$secret": "git"}
+    await looks.looked_at(spec, fresh=True)
+    tokens.value = "the second token of the source"
+    await looks.looked_at(spec, fresh=True)
+    assert [each.credential for each in asked] == [Tokens.value, tokens.value]
+    assert Tokens.value in asked[1].former

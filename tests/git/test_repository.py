@@ -318,14 +318,14 @@ async def test_a_commit_with_the_credential_that_its_server_was_sent_is_refused(
     repository.commit()
     source = {"url": repository.url}
 
-    async def failure_of(credential: str) -> Failure | None:
-        request = Request(source, "default", credential, 10, 60, EVERYTHING)
+    async def failure_of(credential: str, *former: str) -> Failure | None:
+        request = Request(source, "default", credential, 10, 60, EVERYTHING, former=[*former])
         return (await read_source(request)).failure
 
-    failure = await failure_of(f"git:{PASSWORD}")
-
-    assert failure is not None
-    assert failure.reason == "BadCommit"
-    assert failure.message.endswith("contains the credential of this source")
+    for credentials in ((f"git:{PASSWORD}",), ("git:another token", f"git:{PASSWORD}")):
+        failure = await failure_of(*credentials)
+        assert failure is not None
+        assert failure.reason == "BadCommit"
+        assert failure.message.endswith("contains the credential of this source")
     assert await failure_of("") is None
     assert await failure_of("git:another token") is None

@@ -253,11 +253,12 @@ class Heads:
         made_from: str = "",
     ) -> Reply:
         """Ask a repository; raises ``GitError`` for what cannot be read or declared."""
+        credential, former = await self._credential(source, namespace)
         reply = await read_source(
             Request(
                 source,
                 namespace,
-                await self._credential(source, namespace),
+                credential,
                 self._timeout_seconds,
                 _MAX_SECONDS,
                 self._allow,
@@ -265,6 +266,7 @@ class Heads:
                 known=known or [],
                 declared=declared,
                 made_from=made_from,
+                former=former,
             )
         )
         if reply.failure is None:
@@ -278,16 +280,17 @@ class Heads:
         digest = spec.fields.get(CONTENT)
         return [] if digest is None else await self._contents.load(_namespace(spec), digest) or []
 
-    async def _credential(self, source: Fields, namespace: str) -> str:
+    async def _credential(self, source: Fields, namespace: str) -> tuple[str, list[str]]:
+        """Return the credential of a source, and those that this process has read before."""
         reference = source.get("credentials")
         if reference is None:
-            return ""
+            return "", []
         try:
             given = msgspec.convert(reference, SecretRef)
             credential = await self._secrets.value(given, namespace)
         except (ConfigurationError, ProviderError) as error:
             raise GitError("Unreachable", f"spec.credentials: {error}") from None
-        return credential.strip()
+        return credential.strip(), self._secrets.former(given, namespace)
 
 
 def _is_due(head: Head, spec: ComposedSetSpec) -> bool:

@@ -122,6 +122,8 @@ def _documents(files: dict[str, bytes], request: Request, *, is_rendered: bool) 
     documents: list[Document] = []
     size = memory = 0
     secrecy = Secrecy(request.credential)
+    for each in request.former:
+        secrecy.add(each)
     for each in documents_in(files, request.namespace, is_rendered=is_rendered):
         check_credential(each, secrecy)
         source = each.source

@@ -32,6 +32,7 @@ class Request(msgspec.Struct, frozen=True):
 
     ``known``: commits that need not be read again; ``declared``: the commit that is declared.
     ``made_from`` goes into the revision. Unless it ``reads``, only the commit is found.
+    ``former``: credentials that the server may know, too.
     """
 
     source: Fields
@@ -44,6 +45,7 @@ class Request(msgspec.Struct, frozen=True):
     known: list[str] = []
     declared: str = ""
     made_from: str = ""
+    former: list[str] = []
     folder: str = ""
 
 
