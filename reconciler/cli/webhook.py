@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import structlog
 from cyclopts import Parameter
@@ -16,6 +16,12 @@ from reconciler.cli.errors import CommandError, UsageError
 from reconciler.cli.exits import Exit
 from reconciler.cli.options import NamedPath
 from reconciler.composites.git_source import KIND
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+    from uvicorn import Server
+
+MAX_HEADER_BYTES: Final = 64 * 1024
 
 _LEAST_CHARACTERS: Final = 16
 
@@ -75,9 +81,7 @@ def webhook(
 async def _serve(
     connection: Connection, secret: str, host: str, port: int, namespace: str | None
 ) -> None:
-    import uvicorn  # noqa: PLC0415 - who serves pays
-
-    from infra.example_api.server import ListenError, listen  # noqa: PLC0415
+    from infra.example_api.server import ListenError, listen  # noqa: PLC0415 - who serves pays
     from infra.webhook import same_repository, webhook  # noqa: PLC0415
 
     async with client_of(connection) as client:
@@ -98,8 +102,22 @@ async def _serve(
             listener = listen(host, port)
         except ListenError as error:
             raise CommandError(str(error)) from None
-        config = uvicorn.Config(
-            webhook(secret, on_push), log_config=None, access_log=False, server_header=False
-        )
+        server = server_of(webhook(secret, on_push))
         print(f"listening on http://{host}:{listener.getsockname()[1]}/", flush=True)
-        await uvicorn.Server(config).serve(sockets=[listener])
+        await server.serve(sockets=[listener])
+
+
+def server_of(app: Starlette) -> Server:
+    """Make the server of an application; it keeps at most 64 KiB of headers of a client."""
+    import uvicorn  # noqa: PLC0415 - who serves pays
+
+    return uvicorn.Server(
+        uvicorn.Config(
+            app,
+            http="h11",  # httptools keeps headers without an end
+            h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+        )
+    )

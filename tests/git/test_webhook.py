@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import hmac
 import json
+import socket
 import subprocess
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
@@ -17,6 +19,7 @@ from starlette.applications import Starlette
 
 from infra import webhook as webhook_module
 from infra.webhook import MAX_BODIES, MAX_BODY_BYTES, same_repository, webhook
+from reconciler.cli.webhook import server_of
 from tests.cli.runner import Cli, shape, until, up
 from tests.git.repositories import Repository
 from tests.host_access import allow_more
@@ -174,3 +177,20 @@ async def turns() -> None:
     """Let all tasks go on as far as they can."""
     for _ in range(20):
         await asyncio.sleep(0)
+
+
+async def test_a_client_that_sends_headers_without_an_end_is_cut_off() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = server_of(webhook(SECRET, look_at_nothing))
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        reader, writer = await asyncio.open_connection(*listener.getsockname())
+        writer.write(b"POST / HTTP/1.1\r\nX: ")
+        async with asyncio.timeout(20):
+            with contextlib.suppress(ConnectionError):
+                for _ in range(64):
+                    writer.write(b"x" * 65_536)
+                    await writer.drain()
+                await reader.read()
+            writer.close()
+            server.should_exit = True
+            await serving
