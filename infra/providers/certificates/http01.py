@@ -27,7 +27,6 @@ CONNECTION_SECONDS: Final = 5.0
 _POLL_SECONDS: Final = 0.02
 
 _Address = tuple[str, int]
-_Request = socket.socket
 
 
 class _Server(ThreadingHTTPServer):
@@ -38,17 +37,19 @@ class _Server(ThreadingHTTPServer):
     def __init__(self, address: _Address) -> None:
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self.answers: dict[str, str] = {}
-        self._open: dict[_Request, float] = {}
+        self._open: dict[socket.socket, float] = {}
         super().__init__(address, _Handler)
 
-    def process_request(self, request: _Request, client_address: Any) -> None:
+    def process_request(self, request: Any, client_address: Any) -> None:
         """Answer in a thread, in the place of the oldest connection if there are too many."""
-        if len(self._open) >= MAX_CONNECTIONS:
-            _end(next(iter(list(self._open))))
+        while len(self._open) >= MAX_CONNECTIONS:
+            oldest = next(iter(list(self._open)), request)
+            self._open.pop(oldest, None)
+            _end(oldest)
         self._open[request] = time.monotonic() + CONNECTION_SECONDS
         super().process_request(request, client_address)
 
-    def shutdown_request(self, request: _Request) -> None:
+    def shutdown_request(self, request: Any) -> None:
         """Close a connection."""
         self._open.pop(request, None)
         super().shutdown_request(request)
@@ -66,7 +67,7 @@ class _Server(ThreadingHTTPServer):
         for request in list(self._open):
             _end(request)
 
-    def handle_error(self, request: _Request, client_address: Any) -> None:
+    def handle_error(self, request: Any, client_address: Any) -> None:
         """Say nothing, as of all else that a client does."""
 
 
@@ -92,7 +93,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Say nothing: who asks may be anybody."""
 
 
-def _end(request: _Request) -> None:
+def _end(request: socket.socket) -> None:
     """Have the thread of a connection find it closed."""
     with contextlib.suppress(OSError):  # it is closed
         request.shutdown(socket.SHUT_RDWR)
