@@ -350,7 +350,8 @@ class FastClient(Client):
     and its headers are read by a quicker parser.
 
     It reconnects where nats-py gives up for ever: when its user's time is over or its key was
-    revoked, for the key's file may hold a fresh one by then. And it insists on TLS that was asked
+    revoked, for the key's file may hold a fresh one by then, and when there are too many
+    connections. And it insists on TLS that was asked
     for, where nats-py goes on without it if the server offers none.
 
     None of that has a public interface: it overrides and reads private members of nats-py. A test
@@ -525,7 +526,7 @@ class FastClient(Client):
         denial = parse_denial(self._as_said(err_msg))
         if denial is not None and self.denials.tell(denial):
             return
-        if is_refusal(err_msg):
+        if is_refusal(err_msg) or "connections exceeded" in err_msg.lower():
             await self._error_cb(nats.errors.Error(err_msg))
             await self._process_op_err(nats.errors.AuthorizationError())
             return
