@@ -174,7 +174,7 @@ async def test_init_does_not_touch_a_log_that_is_only_half_restored(
     await begin_restoration(world.nc, LogIdentity("abc", "def"))
     refused = await operator.runs(url, "init")
     assert refused.status == 1
-    assert "` with the earlier file again" in refused.err
+    assert "` with the same file again" in refused.err
     refused = await operator.runs(url, "get")
     assert "being restored" in refused.err
     await operator.succeeds(url, "restore", "b")
