@@ -21,7 +21,7 @@ from benchmarks.converge.client import PATIENCE_SECONDS, Bus
 from benchmarks.converge.stack import ALL_IN_ONE, running_stack
 from benchmarks.latencies import latencies, percentile
 from infra.bus.streams import worker_consumer, worker_consumers
-from reconciler.roles.actions_in_flight import MAX_ACTIONS
+from reconciler.roles.decider.actions_in_flight import MAX_ACTIONS
 from reconciler.sdk import client_on
 from reconciler.wiring import connected
 from tests.faulty_api import FaultyApi

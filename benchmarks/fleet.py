@@ -35,10 +35,10 @@ from events.provider_config import ProviderConfigSpec
 from projections.read_models import ReadModels
 from reconciler.ports import IntakeMessageOut
 from reconciler.provider.kind import KindRegistry
-from reconciler.roles.configurations import Configurations
-from reconciler.roles.listing import ListingAssembler, observations
-from reconciler.roles.projector import Projector
-from reconciler.roles.sweeper import Sweeper
+from reconciler.roles.observer.listing import ListingAssembler, observations
+from reconciler.roles.projector.projector import Projector
+from reconciler.roles.runtime.configurations import Configurations
+from reconciler.roles.sweeper.sweeper import Sweeper
 
 EVENT_MS: Final = 1.0
 SWEEP_MS: Final = 5.0

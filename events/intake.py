@@ -56,7 +56,7 @@ _ExpectedGeneration = Annotated[
 class PlanRef(_Intake, frozen=True):
     """A plan: the resource's version when it was planned, and the digest of the resulting events.
 
-    The digest is that of ``reconciler.resource.foresight.turn_digest``.
+    The digest is that of ``reconciler.resource.expectation.turn_digest``.
     """
 
     version: Annotated[int, about("Version of the resource when it was planned.")]

@@ -29,8 +29,8 @@ from infra.secrets import open_stores
 from reconciler.failpoints import arm_from_environment
 from reconciler.provider.kind import KindRegistry, installed_kinds
 from reconciler.provider.secrets import SecretStores
-from reconciler.roles.lost_events import LogTooShortError, find_lost
 from reconciler.roles.process import ROLES, Ports, Role, Running, load, running_parts
+from reconciler.roles.projector.lost_events import LogTooShortError, find_lost
 
 __all__ = ["ROLES", "Role", "Running", "connected", "initialise", "process_name", "running"]
 

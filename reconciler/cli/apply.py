@@ -187,7 +187,7 @@ async def _apply_plan(
     connection: Connection, path: Path, reason: str, wait: bool, timeout_seconds: float
 ) -> list[Result]:
     """Declare what was planned, if all of it still holds; raises ``CommandError`` if not."""
-    from reconciler.cli.log_replay import log_of  # noqa: PLC0415
+    from reconciler.cli.folded_log import log_of  # noqa: PLC0415
     from reconciler.cli.plan import make_plan, moved, read_plan  # noqa: PLC0415 - who plans pays
 
     planned = read_plan(path)

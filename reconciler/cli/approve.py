@@ -14,7 +14,7 @@ from reconciler.cli.client import ask_many
 from reconciler.cli.connection import HERE, Connection, bus, run_async
 from reconciler.cli.errors import CommandError, UsageError
 from reconciler.cli.exits import Exit
-from reconciler.cli.log_replay import current_models
+from reconciler.cli.folded_log import current_models
 from reconciler.cli.naming import check_names
 from reconciler.cli.options import Duration, Namespace, Output, Reason
 from reconciler.cli.output import Format

@@ -15,12 +15,12 @@ from infra.jetstream.errors import BusDeniedError
 from reconciler.cli.connection import HERE, Connection, bus, run_async
 from reconciler.cli.console import console
 from reconciler.cli.exits import Exit
-from reconciler.cli.log_replay import log_of
+from reconciler.cli.folded_log import log_of
 from reconciler.cli.options import NamedPath, Output
 from reconciler.cli.output import print_structured
 from reconciler.cli.progress import progress_bar
 from reconciler.cli.standard_streams import even_if_nobody_reads
-from reconciler.roles.lost_events import find_short_end
+from reconciler.roles.projector.lost_events import find_short_end
 
 _SHOWN = 20
 _MEGABYTE = 1e6

@@ -173,7 +173,7 @@ def _resources(given: Sequence[str], word: str) -> Iterable[str]:
 def _known() -> list[tuple[str, str, str]]:
     """Return namespace, kind and name of every resource, or nothing where no bus answers."""
     from reconciler.cli.connection import HERE, bus, run_async  # noqa: PLC0415
-    from reconciler.cli.log_replay import current_models  # noqa: PLC0415
+    from reconciler.cli.folded_log import current_models  # noqa: PLC0415
 
     async def read() -> list[tuple[str, str, str]]:
         async with bus(HERE) as nc:

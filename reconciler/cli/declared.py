@@ -16,7 +16,7 @@ from reconciler.cli.errors import CommandError
 from reconciler.ports import StoredEvent
 from reconciler.provider.kind import installed_kinds
 from reconciler.resource.state import Spec
-from reconciler.roles.repository import ResourceRepository
+from reconciler.roles.decider.repository import ResourceRepository
 
 _SHOWN = 12
 _LOADED_AT_ONCE = 2_000

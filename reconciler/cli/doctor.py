@@ -46,7 +46,7 @@ from reconciler.cli.checks.room import check_own_disk, check_room_of_streams
 from reconciler.cli.connection import DATA_FOLDER, HERE, Connection, bus, read_up_file, run_async
 from reconciler.cli.console import coloured, console, print_table
 from reconciler.cli.exits import Exit
-from reconciler.cli.log_replay import log_of, replay_for_checks
+from reconciler.cli.folded_log import log_of, replay_for_checks
 from reconciler.cli.options import Output
 from reconciler.cli.output import print_structured
 from reconciler.cli.progress import progress_bar

@@ -25,7 +25,7 @@ from reconciler.cli.declared import last_declared
 from reconciler.cli.errors import CommandError, UsageError
 from reconciler.cli.event_table import TABLES, WIDE_COLUMNS, cells
 from reconciler.cli.exits import Exit
-from reconciler.cli.log_replay import log_of
+from reconciler.cli.folded_log import log_of
 from reconciler.cli.naming import check_names, known_event, known_outcome
 from reconciler.cli.options import Namespace, WideOutput, check_limit
 from reconciler.cli.output import WideFormat, print_json_line, print_structured

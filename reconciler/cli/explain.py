@@ -15,12 +15,12 @@ from infra.jetstream.errors import BusUnavailableError
 from reconciler.cli.connection import HERE, Connection, NoBusError, bus, run_async
 from reconciler.cli.console import console
 from reconciler.cli.errors import CommandError
-from reconciler.cli.log_replay import log_of
+from reconciler.cli.folded_log import log_of
 from reconciler.cli.naming import same_kind
 from reconciler.cli.options import Output
 from reconciler.cli.output import print_structured
 from reconciler.provider.kind import Kind, KindRegistry, installed_kinds
-from reconciler.roles.definitions import Definitions
+from reconciler.roles.runtime.definitions import Definitions
 
 _DEFINITIONS: Final = "#/$defs/"
 _LABELS: Final = "labels"

@@ -21,7 +21,7 @@ from reconciler.cli.connection import HERE, Connection, bus, run_async
 from reconciler.cli.errors import UsageError
 from reconciler.cli.event_table import TABLES
 from reconciler.cli.exits import Exit
-from reconciler.cli.log_replay import Stood, current_models, models_as_of
+from reconciler.cli.folded_log import Stood, current_models, models_as_of
 from reconciler.cli.naming import known_outcome
 from reconciler.cli.options import AllNamespaces, Namespace
 from reconciler.cli.output import as_yaml, print_json_line, print_structured

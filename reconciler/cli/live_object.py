@@ -14,15 +14,15 @@ from infra.secrets import open_stores
 from projections.ownership import OwnershipRow
 from reconciler.cli.connection import DATA_FOLDER, SECRETS_FOLDER, read_up_file
 from reconciler.cli.errors import CommandError
-from reconciler.cli.log_replay import log_of
+from reconciler.cli.folded_log import log_of
 from reconciler.cli.search import models_of
 from reconciler.errors import ConfigurationError
 from reconciler.provider import Provider
 from reconciler.provider.kind import installed_kinds
-from reconciler.roles.configurations import Configurations
-from reconciler.roles.definitions import Definitions
-from reconciler.roles.providers import resolve_secret
-from reconciler.roles.secret_guard import without_secret
+from reconciler.roles.runtime.configurations import Configurations
+from reconciler.roles.runtime.definitions import Definitions
+from reconciler.roles.runtime.provider_pool import resolve_secret
+from reconciler.roles.runtime.secret_guard import without_secret
 from reconciler.sdk.history import History
 from reconciler.wiring import secrets_folder
 

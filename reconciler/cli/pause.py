@@ -14,7 +14,7 @@ from reconciler.cli.client import client_of
 from reconciler.cli.connection import HERE, Connection, bus, run_async
 from reconciler.cli.declared import declarations
 from reconciler.cli.exits import Exit
-from reconciler.cli.log_replay import current_models
+from reconciler.cli.folded_log import current_models
 from reconciler.cli.options import AllNamespaces, Duration, Namespace, Output, Reason
 from reconciler.cli.output import Format
 from reconciler.cli.results import (

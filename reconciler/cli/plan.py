@@ -23,17 +23,17 @@ from reconciler.cli.connection import HERE, Connection, bus, run_async
 from reconciler.cli.console import age, console
 from reconciler.cli.errors import CommandError
 from reconciler.cli.exits import Exit
+from reconciler.cli.folded_log import log_of
 from reconciler.cli.live_object import secrets_here
-from reconciler.cli.log_replay import log_of
 from reconciler.cli.manifests import read_all
 from reconciler.cli.naming import check_names
 from reconciler.cli.options import Files, NamedPath, Output
 from reconciler.cli.output import Format, harmless, print_structured
 from reconciler.cli.standard_streams import even_if_nobody_reads
 from reconciler.errors import ConfigurationError, ProviderError
-from reconciler.resource.foresight import UNKNOWN
-from reconciler.roles.foresight import Foresight
-from reconciler.roles.providers import ProviderPool
+from reconciler.resource.expectation import UNKNOWN
+from reconciler.roles.planning.foresight import Foresight
+from reconciler.roles.runtime.provider_pool import ProviderPool
 from reconciler.sdk.plan import (
     PLAN_FORMAT,
     Plan,

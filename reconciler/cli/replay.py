@@ -23,7 +23,7 @@ from reconciler.cli.connection import HERE, Connection, bus, run_async
 from reconciler.cli.console import coloured, console, print_table
 from reconciler.cli.errors import CommandError
 from reconciler.cli.exits import Exit
-from reconciler.cli.log_replay import log_of, replay_from_start
+from reconciler.cli.folded_log import log_of, replay_from_start
 from reconciler.cli.options import Output
 from reconciler.cli.output import print_structured
 from reconciler.cli.progress import progress_bar

@@ -32,7 +32,7 @@ from reconciler.cli.options import NamedPath, Output
 from reconciler.cli.output import print_structured
 from reconciler.cli.progress import progress_bar
 from reconciler.cli.standard_streams import even_if_nobody_reads
-from reconciler.roles.lost_events import find_short_end
+from reconciler.roles.projector.lost_events import find_short_end
 
 _SHOWN = 20
 

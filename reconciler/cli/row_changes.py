@@ -8,7 +8,7 @@ from nats.aio.client import Client
 
 from projections.read_models import ReadModels
 from projections.status import StatusRow
-from reconciler.cli.log_replay import log_of
+from reconciler.cli.folded_log import log_of
 
 
 async def row_changes(nc: Client, models: ReadModels) -> AsyncGenerator[list[StatusRow]]:

@@ -10,7 +10,7 @@ from nats.aio.client import Client
 
 from infra.bus.rows import JetStreamRows
 from projections.read_models import CHECKPOINT, SCHEMA, read_checkpoint
-from reconciler.cli.log_replay import log_of
+from reconciler.cli.folded_log import log_of
 from reconciler.sdk.log_replay import LogReplay, Progress
 
 _LOOKS = 5

@@ -13,7 +13,7 @@ from infra.bus.streams import LOG
 from infra.jetstream.connection import api_request
 from projections.read_models import ReadModels
 from reconciler.cli.errors import CommandError
-from reconciler.cli.log_replay import current_models, log_of
+from reconciler.cli.folded_log import current_models, log_of
 from reconciler.cli.naming import Meant, meant, registered, same_kind
 from reconciler.ports import StoredEvent
 from reconciler.provider.kind import installed_kinds

@@ -20,7 +20,7 @@ from events.names import DEFAULT_NAMESPACE, ResourceKey, home_of
 from projections.status import StatusRow
 from reconciler.cli.connection import Connection, bus, run_async
 from reconciler.cli.errors import CommandError, UsageError
-from reconciler.cli.log_replay import current_models
+from reconciler.cli.folded_log import current_models
 from reconciler.cli.naming import Meant, check_names, meant, registered, same_kind
 from reconciler.cli.selectors import Selector, parse_selector
 from reconciler.provider.kind import installed_kinds

@@ -16,7 +16,7 @@ from projections.read_models import ReadModels
 from projections.status import StatusRow
 from reconciler.cli.connection import HERE, Connection, bus, run_async
 from reconciler.cli.errors import CommandError, UsageError
-from reconciler.cli.log_replay import current_models
+from reconciler.cli.folded_log import current_models
 from reconciler.cli.naming import known_outcome
 from reconciler.cli.options import AllNamespaces, Duration, Namespace, Output
 from reconciler.cli.progress import progress_bar

@@ -24,7 +24,7 @@ from projections.status import StatusRow
 from reconciler.cli.connection import HERE, Connection, bus, run_async
 from reconciler.cli.console import coloured, console
 from reconciler.cli.exits import Exit
-from reconciler.cli.log_replay import current_models
+from reconciler.cli.folded_log import current_models
 from reconciler.cli.options import Namespace
 from reconciler.cli.output import print_json_line
 from reconciler.cli.search import check_namespace, log_speaks_of

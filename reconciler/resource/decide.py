@@ -41,7 +41,7 @@ from reconciler.resource import api_health, declaration, holds, observation, res
 from reconciler.resource.approval import unless_approved
 from reconciler.resource.difference import Comparison
 from reconciler.resource.evolve import evolve
-from reconciler.resource.foresight import turn_digest
+from reconciler.resource.expectation import turn_digest
 from reconciler.resource.next_step import next_step
 from reconciler.resource.outcome import outcome_to_record
 from reconciler.resource.rules import apply_rules

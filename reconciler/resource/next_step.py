@@ -687,7 +687,8 @@ def _until_listed_again(state: ResourceState, message: str) -> Conclusion | None
     """Wait for a listing that shows whether another resource has an object that nothing marks.
 
     The listing that showed it may have waited in the intake, while newer ones gave the object to
-    another resource. From this outcome on, listings give it to no other one (`roles/listing.py`).
+    another resource. From this outcome on, listings give it to no other one
+    (`reconciler.roles.observer.listing`).
     """
     last = state.outcome
     if (

@@ -27,22 +27,22 @@ from reconciler.ports import (
 )
 from reconciler.provider.kind import KindRegistry
 from reconciler.provider.secrets import SecretStores
-from reconciler.roles.actions_in_flight import MAX_ACTIONS
-from reconciler.roles.api_gates import ApiGates
-from reconciler.roles.chance import Chance
-from reconciler.roles.configurations import Configurations
-from reconciler.roles.decider import Decider
-from reconciler.roles.definitions import Definitions
-from reconciler.roles.foreign_listings import ForeignListings
-from reconciler.roles.log_feed import LogFeed
-from reconciler.roles.object_reads import ObjectReads
-from reconciler.roles.observer import Observer
-from reconciler.roles.projector import Projector, load_models
-from reconciler.roles.providers import ProviderPool
-from reconciler.roles.scrubber import Scrubber
-from reconciler.roles.sweeper import Sweeper
-from reconciler.roles.twins import TwinDetector
-from reconciler.roles.worker import Worker
+from reconciler.roles.decider.actions_in_flight import MAX_ACTIONS
+from reconciler.roles.decider.decider import Decider
+from reconciler.roles.gate.api_gates import ApiGates
+from reconciler.roles.objects.twins import TwinDetector
+from reconciler.roles.observer.foreign_listings import ForeignListings
+from reconciler.roles.observer.object_reads import ObjectReads
+from reconciler.roles.observer.observer import Observer
+from reconciler.roles.projector.projector import Projector, load_models
+from reconciler.roles.projector.scrubber import Scrubber
+from reconciler.roles.runtime.configurations import Configurations
+from reconciler.roles.runtime.definitions import Definitions
+from reconciler.roles.runtime.log_feed import LogFeed
+from reconciler.roles.runtime.provider_pool import ProviderPool
+from reconciler.roles.runtime.runtime import Runtime
+from reconciler.roles.sweeper.sweeper import Sweeper
+from reconciler.roles.worker.worker import Worker
 
 Role = Literal["decider", "worker", "observer", "projector"]
 ROLES: tuple[Role, ...] = get_args(Role)
@@ -70,7 +70,7 @@ class Ports:
     listing_reader: Callable[[], ListingReader]
     lost_events: Callable[[ReadModels], Awaitable[Sequence[LogDamage]]]
     watch: LogWatch | None = None
-    chance: Chance = field(default_factory=Chance)
+    runtime: Runtime = field(default_factory=Runtime)
     max_actions: int = MAX_ACTIONS
     secrets: SecretStores = field(default_factory=SecretStores)
 
@@ -108,7 +108,7 @@ class Running:
 
 async def load(ports: Ports, roles: Sequence[Role], kinds: KindRegistry) -> Running:
     """Read what a process knows at its start; nothing runs yet."""
-    chance = ports.chance
+    runtime = ports.runtime
     needs_models = "projector" in roles or "observer" in roles
     models = ReadModels()
     if needs_models:
@@ -123,7 +123,7 @@ async def load(ports: Ports, roles: Sequence[Role], kinds: KindRegistry) -> Runn
         intake=ports.intake,
         rates=ports.rates,
         log=ports.watch,
-        chance=chance,
+        runtime=runtime,
     )
     for damage in lost:
         definitions.mark_damage(damage)
@@ -153,7 +153,7 @@ async def load(ports: Ports, roles: Sequence[Role], kinds: KindRegistry) -> Runn
             log=ports.log,
             intake=ports.intake,
             configurations=configurations,
-            chance=chance,
+            runtime=runtime,
         ),
         lost=lost,
     )
@@ -225,7 +225,7 @@ def _decider(parts: Running) -> list[Run]:
         definitions=parts.definitions,
         configurations=parts.configurations,
         lost=parts.lost,
-        chance=ports.chance,
+        runtime=ports.runtime,
         max_actions=ports.max_actions,
     )
     return [decider.run()]
@@ -244,13 +244,13 @@ def _worker(parts: Running) -> list[Run]:
         providers=parts.providers,
         gates=parts.gates,
         twins=parts.twins,
-        chance=ports.chance,
+        runtime=ports.runtime,
     )
     return [worker.run()]
 
 
 def _observer(parts: Running) -> list[Run]:
-    ports, chance = parts.ports, parts.ports.chance
+    ports, runtime = parts.ports, parts.ports.runtime
     reads = ObjectReads(
         intake=ports.intake,
         configurations=parts.configurations,
@@ -258,7 +258,7 @@ def _observer(parts: Running) -> list[Run]:
         models=parts.models,
         gates=parts.gates,
         twins=parts.twins,
-        chance=chance,
+        runtime=runtime,
     )
     parts.feed.subscribe(reads.notice)
     parts.observer = Observer(
@@ -273,7 +273,7 @@ def _observer(parts: Running) -> list[Run]:
         sink=ports.sink,
         catch_up=parts.feed.catch_up,
         twins=parts.twins,
-        chance=chance,
+        runtime=runtime,
     )
     sweeper = Sweeper(
         intake=ports.intake,
@@ -281,7 +281,7 @@ def _observer(parts: Running) -> list[Run]:
         kinds=parts.kinds,
         models=parts.models,
         stores=ports.secrets,
-        chance=chance,
+        runtime=runtime,
     )
     parts.feed.subscribe(sweeper.notice)
     parts.feed.subscribe(parts.observer.notice)
@@ -295,7 +295,7 @@ def _observer(parts: Running) -> list[Run]:
         observer=parts.observer,
         configurations=parts.configurations,
         providers=parts.providers,
-        chance=chance,
+        runtime=runtime,
     )
     return [parts.observer.run(), reads.run(), sweeper.run(), foreign.run()]
 
@@ -303,7 +303,7 @@ def _observer(parts: Running) -> list[Run]:
 def _projector(parts: Running) -> list[Run]:
     assert parts.projector is not None
     ports = parts.ports
-    parts.scrubber = Scrubber(ports.log, parts.projector.mark_damage, clock=ports.chance.clock)
+    parts.scrubber = Scrubber(ports.log, parts.projector.mark_damage, clock=ports.runtime.clock)
     return [parts.scrubber.run()]
 
 

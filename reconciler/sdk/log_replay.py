@@ -22,7 +22,7 @@ from projections.read_models import (
     status_name,
 )
 from reconciler.ports import StoredEvent
-from reconciler.roles.lost_events import find_short_end, mark_lost, stored_losses
+from reconciler.roles.projector.lost_events import find_short_end, mark_lost, stored_losses
 
 Progress = Callable[[int], object]
 """Called with the last position read."""

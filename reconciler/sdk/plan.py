@@ -18,8 +18,8 @@ from events.provider_config import is_config
 from events.wording import plural
 from infra.bus.event_log import open_log
 from reconciler.provider.kind import KindRegistry, installed_kinds
-from reconciler.resource.foresight import PartChange
-from reconciler.roles.foresight import ForeseenAction, ForeseenResource, Foresight
+from reconciler.resource.expectation import PartChange
+from reconciler.roles.planning.foresight import ForeseenAction, ForeseenResource, Foresight
 from reconciler.sdk.log_replay import LogReplay, closing, stored_models
 
 PLAN_FORMAT: Final = 1

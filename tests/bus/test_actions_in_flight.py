@@ -5,8 +5,8 @@ from __future__ import annotations
 from events.intake import ActionError
 from events.log import Action, ActionDecided, ActionFailed, ActionRetried, ActionSucceeded
 from events.names import ResourceKey
-from reconciler.roles.actions_in_flight import ActionsInFlight
-from reconciler.roles.fair_queue import Place
+from reconciler.roles.decider.actions_in_flight import ActionsInFlight
+from reconciler.roles.decider.fair_queue import Place
 
 
 class Clock:

@@ -36,9 +36,9 @@ from reconciler.errors import (
     UnknownResultError,
 )
 from reconciler.ports import IntakeMessageOut
-from reconciler.roles.api_gate import MAX_INSIDE, MAX_WAIT_SECONDS, TurnedAwayError
-from reconciler.roles.api_gates import STANDSTILL_SECONDS, ApiGates, gate_name
-from reconciler.roles.configurations import Configurations
+from reconciler.roles.gate.api_gate import MAX_INSIDE, MAX_WAIT_SECONDS, TurnedAwayError
+from reconciler.roles.gate.api_gates import STANDSTILL_SECONDS, ApiGates, gate_name
+from reconciler.roles.runtime.configurations import Configurations
 
 DOWN = TransientError("no connection")
 API = ProviderConfigSpec("test", "http://api.test/v1", breaker=Breaker(failures=3))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from reconciler.roles.call_slots import CallSlots
+from reconciler.roles.worker.call_slots import CallSlots
 from tests.memory_bus.loop import VirtualLoop
 
 MOST = 16

@@ -22,7 +22,7 @@ from infra.jetstream.reads import stream_state
 from reconciler.cli.checks.actions import check_actions
 from reconciler.cli.checks.clocks import check_role_clocks
 from reconciler.cli.checks.finding import Finding
-from reconciler.cli.log_replay import replay_for_checks
+from reconciler.cli.folded_log import replay_for_checks
 from reconciler.ports import ResourceAppend
 from tests.bus.histories import event, new_key
 from tests.jetstream.helpers import until

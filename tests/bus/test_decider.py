@@ -47,10 +47,10 @@ from reconciler.provider.kind import installed_kinds
 from reconciler.resource import decide
 from reconciler.resource.state import ResourceState
 from reconciler.resource.turn import Command, Context, Turn
-from reconciler.roles.chance import Chance
-from reconciler.roles.configurations import Configurations
-from reconciler.roles.decider import Decider
-from reconciler.roles.fair_queue import MAX_MESSAGES_A_TURN
+from reconciler.roles.decider.decider import Decider
+from reconciler.roles.decider.fair_queue import MAX_MESSAGES_A_TURN
+from reconciler.roles.runtime.configurations import Configurations
+from reconciler.roles.runtime.runtime import Runtime
 from tests.bus.histories import history_of, new_key
 
 SHARE = 2
@@ -129,7 +129,7 @@ def decider(
         sink=bus,
         kinds=installed_kinds(),
         configurations=Configurations() if configurations is None else configurations,
-        chance=Chance(now=now, clock=clock),
+        runtime=Runtime(now=now, clock=clock),
     )
 
 
@@ -324,7 +324,7 @@ async def test_a_message_that_is_delivered_late_does_not_set_the_clock_of_the_bu
         times.append(context.bus_time)
         return decide.decide(state, commands, context)
 
-    monkeypatch.setattr("reconciler.roles.decider.decide", decides)
+    monkeypatch.setattr("reconciler.roles.decider.decider.decide", decides)
     for position in (1, 3, 2, 4):
         stored_at = datetime(2030, 1, 1, 0, 0, position, tzinfo=UTC)
         timer = delivery("timer", key, position, TimerFired("Due"))

@@ -30,7 +30,7 @@ from reconciler.ports import (
 )
 from reconciler.resource.evolve import fold
 from reconciler.resource.state import NEW
-from reconciler.roles.repository import (
+from reconciler.roles.decider.repository import (
     Commit,
     ResourceRepository,
 )

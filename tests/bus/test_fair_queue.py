@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from events.names import ResourceKey
 from events.subjects import Intake, intake, namespace_of
 from reconciler.ports import IntakeDelivery
-from reconciler.roles.fair_queue import (
+from reconciler.roles.decider.fair_queue import (
     MAX_BYTES_A_TURN,
     MAX_MESSAGES_A_TURN,
     FairQueue,

@@ -12,7 +12,7 @@ from events.log import Action
 from events.provider_config import ProviderConfigSpec, Scope
 from reconciler.provider import Capabilities, Effect
 from reconciler.resource.owner_label import OWNER_LABEL
-from reconciler.roles.lookup import LookupResult, look_up
+from reconciler.roles.worker.lookup import LookupResult, look_up
 
 OURS = {OWNER_LABEL: "log.default.Note.todo"}
 ACTION = Action(

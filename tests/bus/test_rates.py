@@ -15,7 +15,7 @@ from nats.aio.client import Client
 from events.subjects import rate
 from infra.bus.rates import JetStreamRates
 from infra.jetstream.publish import publish
-from reconciler.roles.rate_limit import BROKEN_SECONDS, LATE_SECONDS, RateLimiter, slots
+from reconciler.roles.gate.rate_limit import BROKEN_SECONDS, LATE_SECONDS, RateLimiter, slots
 
 
 class Process:

@@ -45,13 +45,13 @@ from reconciler.provider.kind import Kind, KindRegistry
 from reconciler.provider.secrets import Secrets, SecretStores
 from reconciler.resource.attempt import idempotency_key
 from reconciler.resource.owner_label import OWNER_LABEL, owner
-from reconciler.roles.api_gates import ApiGates
-from reconciler.roles.chance import Chance
-from reconciler.roles.configurations import Configurations
-from reconciler.roles.oversize import MAX_OBJECT_BYTES
-from reconciler.roles.providers import ProviderPool
-from reconciler.roles.twins import TwinDetector
-from reconciler.roles.worker import LEASE_SECONDS, Worker
+from reconciler.roles.gate.api_gates import ApiGates
+from reconciler.roles.objects.oversize import MAX_OBJECT_BYTES
+from reconciler.roles.objects.twins import TwinDetector
+from reconciler.roles.runtime.configurations import Configurations
+from reconciler.roles.runtime.provider_pool import ProviderPool
+from reconciler.roles.runtime.runtime import Runtime
+from reconciler.roles.worker.worker import LEASE_SECONDS, Worker
 from tests.bus.histories import event, new_key
 
 
@@ -207,7 +207,7 @@ async def at_work(
         providers=ProviderPool(KindRegistry([kind]), configurations, stores),
         gates=gates,
         twins=TwinDetector(name="test", log=log, intake=bus, configurations=configurations),
-        chance=Chance(clock=clock),
+        runtime=Runtime(clock=clock),
     )
     running = asyncio.create_task(worker.run())
     try:
@@ -235,7 +235,7 @@ class FullBus(Bus):
 async def test_a_queue_without_room_stops_no_other_and_is_tried_again(
     log: JetStreamLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("reconciler.roles.worker._TAKE_AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr("reconciler.roles.worker.worker._TAKE_AGAIN_SECONDS", 0.01)
     key, api = new_key(), Api()
     [position] = await log.append([ResourceAppend(key, [decided(key)], 0)])
     bus = FullBus(ActionDelivery(position, decided(key), 1, None))
@@ -512,7 +512,7 @@ async def test_results_are_stored_together_while_their_api_has_more_to_answer(
 async def test_a_result_that_nothing_follows_does_not_wait_for_others(
     log: JetStreamLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("reconciler.roles.worker._GATHER_SECONDS", 60.0)
+    monkeypatch.setattr("reconciler.roles.worker.worker._GATHER_SECONDS", 60.0)
     bus = Batches(*await deliveries_of(log, 1))
     async with at_work(log, Api(), bus):
         await asyncio.wait_for(bus.came.wait(), 20)
@@ -522,8 +522,8 @@ async def test_a_result_that_nothing_follows_does_not_wait_for_others(
 async def test_results_that_wait_for_more_are_stored_at_the_end(
     log: JetStreamLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("reconciler.roles.worker._GATHER_SECONDS", 60.0)
-    monkeypatch.setattr("reconciler.roles.worker._LAST_CALLS_SECONDS", 0.01)
+    monkeypatch.setattr("reconciler.roles.worker.worker._GATHER_SECONDS", 60.0)
+    monkeypatch.setattr("reconciler.roles.worker.worker._LAST_CALLS_SECONDS", 0.01)
     api, bus = LastOneWaits(3), Batches(*await deliveries_of(log, 3))
     async with at_work(log, api, bus):
         await asyncio.wait_for(api.waits.wait(), 20)
@@ -544,8 +544,8 @@ async def test_a_stop_waits_for_the_call_that_is_under_way(log: JetStreamLog) ->
 async def test_results_that_cannot_be_stored_stop_the_taking(
     log: JetStreamLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("reconciler.roles.worker._MAX_RESULTS_WAITING", 2)
-    monkeypatch.setattr("reconciler.roles.worker._RESULTS_AT_ONCE", 5)
+    monkeypatch.setattr("reconciler.roles.worker.worker._MAX_RESULTS_WAITING", 2)
+    monkeypatch.setattr("reconciler.roles.worker.worker._RESULTS_AT_ONCE", 5)
     bus = Batches(*await deliveries_of(log, 5))
     async with at_work(log, Api(), bus):
         await asyncio.wait_for(bus.came.wait(), 20)

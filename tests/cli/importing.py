@@ -24,7 +24,11 @@ PROVIDERS = {
 }
 """What only those use who have a ProviderConfig of theirs."""
 
-DECIDER = {"reconciler.resource.decide", "reconciler.roles.decider", "reconciler.roles.foresight"}
+DECIDER = {
+    "reconciler.resource.decide",
+    "reconciler.roles.decider.decider",
+    "reconciler.roles.planning.foresight",
+}
 
 
 class Listing(Cli):

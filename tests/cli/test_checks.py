@@ -37,8 +37,8 @@ from reconciler.cli.doctor import diagnose, examine, look, room_first
 from reconciler.cli.row_comparison import differences
 from reconciler.errors import ConfigurationError
 from reconciler.provider.kind import KindRegistry
-from reconciler.roles.configurations import Configurations
-from reconciler.roles.providers import ProviderPool
+from reconciler.roles.runtime.configurations import Configurations
+from reconciler.roles.runtime.provider_pool import ProviderPool
 from tests.hostile_server import HEAD, MIB, Answer, hostile_server, send
 
 NOON = "2026-01-02T12:00:00.000000000Z"

@@ -20,7 +20,7 @@ from reconciler.cli.checks.bus import check_sources, check_stages
 from reconciler.cli.checks.finding import Finding
 from reconciler.cli.checks.monitoring import check_health, check_monitoring
 from reconciler.cli.doctor import examine
-from reconciler.cli.log_replay import replay_for_checks
+from reconciler.cli.folded_log import replay_for_checks
 from tests.bus.histories import event
 from tests.scenarios.conftest import api_url, world
 from tests.scenarios.conftest import bare_world_of_its_own as bare_world

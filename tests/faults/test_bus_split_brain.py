@@ -24,8 +24,8 @@ from infra.jetstream.pull import PullReader
 from infra.jetstream.topology import ensure_consumer
 from reconciler.ports import AppendLostError, IntakeDelivery, ResourceAppend
 from reconciler.provider.kind import installed_kinds
-from reconciler.roles.configurations import Configurations
-from reconciler.roles.decider import Decider
+from reconciler.roles.decider.decider import Decider
+from reconciler.roles.runtime.configurations import Configurations
 from reconciler.wiring import connected, initialise
 from tests.bus.histories import history_of, new_key
 from tests.bus.test_decider import Bus, decider, declaration

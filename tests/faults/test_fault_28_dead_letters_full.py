@@ -22,7 +22,7 @@ from infra.jetstream.outgoing import OutgoingMessage
 from infra.jetstream.publish import publish, publish_in_batches
 from infra.jetstream.reads import stream_state
 from reconciler.cli.doctor import examine
-from reconciler.roles.delays import MAX_POSTPONED
+from reconciler.roles.decider.postponed import MAX_POSTPONED
 from tests.faulty_api import FaultyApi
 from tests.scenarios.harness import Human, World, api_config, manifest
 

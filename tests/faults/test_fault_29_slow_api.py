@@ -12,7 +12,7 @@ import pytest
 
 from events.provider_config import Limits
 from infra.bus.streams import worker_consumers
-from reconciler.roles.actions_in_flight import MAX_ACTIONS
+from reconciler.roles.decider.actions_in_flight import MAX_ACTIONS
 from tests.faulty_api import FaultyApi
 from tests.scenarios.harness import Human, World, api_config, manifest
 

@@ -33,11 +33,11 @@ from projections.read_models import (
     rebuild,
     status_name,
 )
-from reconciler.cli.log_replay import replay_from_start
+from reconciler.cli.folded_log import replay_from_start
 from reconciler.cli.row_comparison import compare
 from reconciler.failpoints import Failpoint
 from reconciler.ports import ResourceAppend, StoredEvent
-from reconciler.roles.projector import Projector, load_models
+from reconciler.roles.projector.projector import Projector, load_models
 from reconciler.wiring import initialise
 from tests.crashes.role_process import RoleProcess
 from tests.projections.logs import renamed

@@ -25,7 +25,7 @@ from infra.jetstream.publish import publish
 from infra.jetstream.pull import PullReader
 from infra.jetstream.reads import StoredMessage, read_subject, stream_state
 from reconciler.ports import ResourceAppend
-from reconciler.roles.configurations import Configurations
+from reconciler.roles.runtime.configurations import Configurations
 from tests.accounts import Accounts
 from tests.bus.histories import events, new_key
 from tests.bus.test_decider import Bus, actions_of, decider, declaration

@@ -13,7 +13,7 @@ from infra.bus.streams import LOG
 from infra.jetstream.errors import IncompatibleStreamError
 from infra.jetstream.publish import publish
 from infra.jetstream.reads import stream_state
-from reconciler.roles import decider
+from reconciler.roles.decider import decider
 from tests.integrity.operator import Operator, blocks_of
 from tests.scenarios.harness import World, api_config, shape
 

@@ -24,7 +24,7 @@ from projections.read_models import (
     status_name,
 )
 from reconciler.ports import ResourceAppend
-from reconciler.roles.lost_events import LogTooShortError
+from reconciler.roles.projector.lost_events import LogTooShortError
 from reconciler.wiring import initialise, running
 from tests.bus.histories import events, new_key
 from tests.integrity.operator import Operator, blocks_of

@@ -32,7 +32,7 @@ from reconciler.ports import EVENTS_BETWEEN_SAVES
 from reconciler.resource.decide import decide
 from reconciler.resource.state import NEW
 from reconciler.resource.turn import Command, Context
-from reconciler.roles.repository import ResourceRepository
+from reconciler.roles.decider.repository import ResourceRepository
 from tests.invariants.witness import Witness
 from tests.scenarios.harness import World, api_config, every, now, only, shape
 

@@ -30,9 +30,9 @@ from reconciler.ports import (
     TimerRequest,
 )
 from reconciler.resource.evolve import fold
-from reconciler.roles import sweeper
-from reconciler.roles.configurations import Configurations
-from reconciler.roles.decider import Decider
+from reconciler.roles.decider.decider import Decider
+from reconciler.roles.runtime.configurations import Configurations
+from reconciler.roles.sweeper import sweeper
 from tests.scenarios.harness import ACTOR, World, every, manifest, names, only, shape
 
 

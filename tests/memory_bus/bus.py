@@ -6,10 +6,10 @@ import random
 from collections.abc import Callable, Sequence
 
 from reconciler.provider.secrets import SecretStores
-from reconciler.roles.actions_in_flight import MAX_ACTIONS
-from reconciler.roles.chance import Chance
-from reconciler.roles.lost_events import find_lost
+from reconciler.roles.decider.actions_in_flight import MAX_ACTIONS
 from reconciler.roles.process import Ports
+from reconciler.roles.projector.lost_events import find_lost
+from reconciler.roles.runtime.runtime import Runtime
 from tests.memory_bus.actions import ActionQueue, MemoryActionReader
 from tests.memory_bus.clock import Clock
 from tests.memory_bus.decisions import Decisions, MemoryDecisionSink
@@ -97,7 +97,7 @@ class MemoryBus:
             ),
             listing_reader=lambda: MemoryListingReader(self.listings, network),
             lost_events=lambda models: find_lost(log, rows, models),
-            chance=Chance(
+            runtime=Runtime(
                 now=clock.now,
                 clock=self.loop.time,
                 jitter=random.Random(f"{seed}/jitter").random,

@@ -25,13 +25,13 @@ from reconciler.ports import IntakeMessageOut
 from reconciler.provider import Capabilities, Effect, Provider
 from reconciler.provider.kind import Kind, KindRegistry
 from reconciler.provider.secrets import Secrets
-from reconciler.roles import change_feed
-from reconciler.roles.api_gate import TurnedAwayError
-from reconciler.roles.api_gates import ApiGates
-from reconciler.roles.configurations import Configurations
-from reconciler.roles.hint_calls import HintCalls
-from reconciler.roles.observer import JITTER, Observer
-from reconciler.roles.providers import ProviderPool
+from reconciler.roles.gate.api_gate import TurnedAwayError
+from reconciler.roles.gate.api_gates import ApiGates
+from reconciler.roles.observer import change_feed
+from reconciler.roles.observer.hint_calls import HintCalls
+from reconciler.roles.observer.observer import JITTER, Observer
+from reconciler.roles.runtime.configurations import Configurations
+from reconciler.roles.runtime.provider_pool import ProviderPool
 from tests.bus.histories import event
 from tests.bus.test_worker import NoRates
 

@@ -18,8 +18,8 @@ from events.intake import ListingBegan, ListingCompleted, ListingItem, ListingPa
 from events.log import DriftDetected
 from events.provider_config import Scope
 from events.subjects import listing
-from reconciler.roles import foreign_listings
-from reconciler.roles.listing import ListingAssembler, ListingRefusedError
+from reconciler.roles.observer import foreign_listings
+from reconciler.roles.observer.listing import ListingAssembler, ListingRefusedError
 from tests.scenarios.harness import World, api_config, every, manifest, now, only
 
 HOUR = 3600.0

@@ -14,7 +14,7 @@ from events.integrity import LogDamage
 from events.provider_config import DeletionGuard, ProviderConfigSpec, Scope
 from projections.status import StatusRow
 from reconciler.resource.owner_label import OWNER_LABEL
-from reconciler.roles.listing import (
+from reconciler.roles.observer.listing import (
     Findings,
     ListingAssembler,
     ListingRefusedError,

@@ -26,13 +26,13 @@ from reconciler.ports import IntakeMessageOut
 from reconciler.provider import Capabilities, Effect, Provider
 from reconciler.provider.kind import Kind, KindRegistry
 from reconciler.provider.secrets import Secrets
-from reconciler.roles import observer as observer_module
-from reconciler.roles.api_gates import ApiGates
-from reconciler.roles.configurations import Configurations
-from reconciler.roles.listing import ListingRefusedError
-from reconciler.roles.observer import UNDECLARED_AT_ONCE, Observer
-from reconciler.roles.providers import ProviderPool
-from reconciler.roles.slices import SLICE
+from reconciler.roles.gate.api_gates import ApiGates
+from reconciler.roles.observer import observer as observer_module
+from reconciler.roles.observer.listing import ListingRefusedError
+from reconciler.roles.observer.observer import UNDECLARED_AT_ONCE, Observer
+from reconciler.roles.runtime.configurations import Configurations
+from reconciler.roles.runtime.pauses import SLICE
+from reconciler.roles.runtime.provider_pool import ProviderPool
 from tests.bus.histories import event
 from tests.bus.test_worker import NoRates
 

@@ -6,7 +6,7 @@ import asyncio
 
 from events.names import ResourceKey
 from reconciler.ports import ResourceAppend
-from reconciler.roles.log_feed import LogFeed
+from reconciler.roles.runtime.log_feed import LogFeed
 from tests.bus.histories import events
 from tests.memory_bus.faults import DamageLog
 from tests.memory_bus.log import LogStream, MemoryLog

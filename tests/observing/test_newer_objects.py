@@ -36,13 +36,13 @@ from reconciler.provider.kind import Kind, KindRegistry
 from reconciler.provider.secrets import Secrets
 from reconciler.resource.attempt import idempotency_key
 from reconciler.resource.owner_label import OWNER_LABEL, owner
-from reconciler.roles.api_gates import ApiGates
-from reconciler.roles.configurations import Configurations
-from reconciler.roles.listing import ListingRefusedError
-from reconciler.roles.object_reads import ObjectReads
-from reconciler.roles.observer import Observer
-from reconciler.roles.providers import ProviderPool
-from reconciler.roles.twins import TwinDetector
+from reconciler.roles.gate.api_gates import ApiGates
+from reconciler.roles.objects.twins import TwinDetector
+from reconciler.roles.observer.listing import ListingRefusedError
+from reconciler.roles.observer.object_reads import ObjectReads
+from reconciler.roles.observer.observer import Observer
+from reconciler.roles.runtime.configurations import Configurations
+from reconciler.roles.runtime.provider_pool import ProviderPool
 from tests.bus.histories import event
 from tests.bus.test_worker import NoRates
 

@@ -31,12 +31,12 @@ from reconciler.ports import IntakeMessageOut
 from reconciler.provider import Capabilities, Effect, Provider
 from reconciler.provider.kind import Kind, KindRegistry
 from reconciler.provider.secrets import Secrets, SecretStores
-from reconciler.roles import object_reads
-from reconciler.roles.api_gates import ApiGates
-from reconciler.roles.configurations import Configurations
-from reconciler.roles.object_reads import ObjectReads
-from reconciler.roles.observer import Observer
-from reconciler.roles.providers import ProviderPool
+from reconciler.roles.gate.api_gates import ApiGates
+from reconciler.roles.observer import object_reads
+from reconciler.roles.observer.object_reads import ObjectReads
+from reconciler.roles.observer.observer import Observer
+from reconciler.roles.runtime.configurations import Configurations
+from reconciler.roles.runtime.provider_pool import ProviderPool
 from tests.bus.histories import event
 from tests.bus.test_worker import NoRates
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from events.log import Action, ActionDecided, ActionSucceeded, LogEvent, ResourceEvent
-from reconciler.roles.recent_deletions import DELETED_SECONDS, RecentDeletions
+from reconciler.roles.observer.recent_deletions import DELETED_SECONDS, RecentDeletions
 
 ACTION = Action("default/Note/a@2", "key", "Delete", 1, "notes", "a", (), uid="7")
 

@@ -21,8 +21,8 @@ from events.reference import REFERENCE_KIND, Reference
 from projections.read_models import ReadModels
 from projections.status import StatusRow
 from reconciler.ports import IntakeMessageOut
-from reconciler.roles.reference_index import NamedSecret, ReferenceIndex
-from reconciler.roles.references import (
+from reconciler.roles.sweeper.reference_index import NamedSecret, ReferenceIndex
+from reconciler.roles.sweeper.references import (
     MAX_REFERRERS,
     MAX_VALUE_BYTES,
     reference_messages,

@@ -25,10 +25,10 @@ from reconciler.errors import TransientError
 from reconciler.ports import IntakeMessageOut
 from reconciler.provider.kind import KindRegistry
 from reconciler.provider.secrets import SecretKey, SecretStores
-from reconciler.roles import sweeper as sweeper_module
-from reconciler.roles.chance import Chance
-from reconciler.roles.configurations import Configurations
-from reconciler.roles.sweeper import (
+from reconciler.roles.runtime.configurations import Configurations
+from reconciler.roles.runtime.runtime import Runtime
+from reconciler.roles.sweeper import sweeper as sweeper_module
+from reconciler.roles.sweeper.sweeper import (
     MAX_SECONDS_BETWEEN,
     SECONDS_BETWEEN_ALL,
     SECRETS_AT_ONCE,
@@ -73,7 +73,7 @@ class Scene:
             kinds=self.kinds,
             models=models,
             stores=stores,
-            chance=Chance(now=lambda: self.now, clock=lambda: self.seconds),
+            runtime=Runtime(now=lambda: self.now, clock=lambda: self.seconds),
         )
 
     def wait(self, until: datetime) -> None:

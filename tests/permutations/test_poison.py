@@ -12,7 +12,7 @@ from events.intake import Declared
 from events.log import Action, SpecDeclared
 from infra.providers.shapes import ShapesProvider
 from reconciler.resource import decide
-from reconciler.roles import oversize
+from reconciler.roles.objects import oversize
 from reconciler.sdk.dead_letters import LetterRefusedError
 from tests.scenarios.harness import ACTOR, World, manifest, shape
 from tests.scenarios.test_poison import FOO, impatient, letters_of

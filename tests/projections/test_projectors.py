@@ -22,8 +22,8 @@ from projections.read_models import (
     rebuild,
     restore,
 )
-from reconciler.roles import projector as projector_module
-from reconciler.roles.projector import Projector, load_models
+from reconciler.roles.projector import projector as projector_module
+from reconciler.roles.projector.projector import Projector, load_models
 from tests.memory_bus.rows import Rows
 from tests.projections.logs import Log, histories, log_of, of, quick, renamed
 from tests.resource.building import converged

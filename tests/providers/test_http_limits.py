@@ -22,9 +22,10 @@ from infra.providers.http import HttpApi
 from infra.providers.shapes import ShapesProvider
 from reconciler.errors import TransientError, UnknownResultError
 from reconciler.provider.secrets import Secrets
-from reconciler.roles import listing, secret_guard
-from reconciler.roles.listing import ListingAssembler, ListingRefusedError
-from reconciler.roles.secret_guard import SecretiveProvider, secretive
+from reconciler.roles.observer import listing
+from reconciler.roles.observer.listing import ListingAssembler, ListingRefusedError
+from reconciler.roles.runtime import secret_guard
+from reconciler.roles.runtime.secret_guard import SecretiveProvider, secretive
 from tests.hostile_server import (
     HEAD,
     MIB,

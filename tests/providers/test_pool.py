@@ -14,8 +14,8 @@ from reconciler.errors import PermanentError
 from reconciler.provider import Effect, Provider
 from reconciler.provider.kind import Kind, KindRegistry
 from reconciler.provider.secrets import Secrets
-from reconciler.roles.configurations import Configurations
-from reconciler.roles.providers import ProviderPool
+from reconciler.roles.runtime.configurations import Configurations
+from reconciler.roles.runtime.provider_pool import ProviderPool
 
 CONFIG = ProviderConfigSpec("test", "http://test")
 ACTION = Action("a@1", "key", "Create", 1, "default", "x", ())

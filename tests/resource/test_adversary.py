@@ -34,9 +34,9 @@ from reconciler.provider import Capabilities
 from reconciler.provider.kind import READY, Readiness
 from reconciler.provider.secrets import SecretKey, SecretStores
 from reconciler.resource.state import Due, Owned
-from reconciler.roles.listing import ListingAssembler, observations
-from reconciler.roles.reference_index import NamedSecret, ReferenceIndex
-from reconciler.roles.sweeper import Sweeper
+from reconciler.roles.observer.listing import ListingAssembler, observations
+from reconciler.roles.sweeper.reference_index import NamedSecret, ReferenceIndex
+from reconciler.roles.sweeper.sweeper import Sweeper
 from tests.resource.building import (
     BLOCK,
     CONFIG,

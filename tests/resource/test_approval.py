@@ -20,7 +20,7 @@ from events.provider_config import Scope
 from projections.read_models import rebuild
 from projections.status import StatusRow, fold_status
 from reconciler.provider.kind import KindRegistry
-from reconciler.roles.sweeper import has_its_configuration_now
+from reconciler.roles.sweeper.sweeper import has_its_configuration_now
 from tests.projections.logs import of
 from tests.resource.building import (
     BLOCK,

@@ -12,7 +12,7 @@ from events.intake import Answer, Declared, PlanRef
 from events.manifest import Fields, InvalidManifestError
 from events.provider_config import ProviderConfigSpec
 from reconciler.resource.decide import decide
-from reconciler.resource.foresight import UNKNOWN, foreseeing, turn_digest
+from reconciler.resource.expectation import UNKNOWN, foreseeing, turn_digest
 from reconciler.resource.state import PLAN_OUTDATED
 from tests.resource.building import BLOCK, CONFIG, Story, converged, manifest, names, repainted
 

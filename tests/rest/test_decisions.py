@@ -22,8 +22,8 @@ from reconciler.errors import UnknownKindError
 from reconciler.provider.defined_kind import defined
 from reconciler.provider.kind import KIND_DEFINITION, Kind, KindRegistry
 from reconciler.resource.difference import Wanted, differences
-from reconciler.roles.configurations import Configurations
-from reconciler.roles.providers import ProviderPool
+from reconciler.roles.runtime.configurations import Configurations
+from reconciler.roles.runtime.provider_pool import ProviderPool
 from tests.resource.building import BLOCK, Story, every, names, only
 from tests.rest.kinds import KINDS, example, manifest
 from tests.rest.test_made_ids import memo

@@ -6,7 +6,7 @@ import pytest
 
 from events.envelope import MAX_MESSAGE_BYTES
 from events.log import OutcomeRecorded
-from reconciler.roles import refusals
+from reconciler.roles.decider import refusals
 from reconciler.sdk import (
     Answer,
     Client,

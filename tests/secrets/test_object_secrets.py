@@ -15,9 +15,9 @@ from events.names import ResourceKey
 from events.provider_config import ProviderConfigSpec
 from projections.status import StatusRow
 from reconciler.resource.owner_label import OWNER_LABEL, owner
-from reconciler.roles.listing import ListingAssembler, observations
-from reconciler.roles.object_secrets import hide_and_digest, hide_secrets
-from reconciler.roles.oversize import MAX_SEARCHED_BYTES, build_size_letter, is_too_large
+from reconciler.roles.objects.object_secrets import hide_and_digest, hide_secrets
+from reconciler.roles.objects.oversize import MAX_SEARCHED_BYTES, build_size_letter, is_too_large
+from reconciler.roles.observer.listing import ListingAssembler, observations
 from reconciler.secrecy import HIDDEN, Secrecy
 from tests.security.encodings import every_way
 

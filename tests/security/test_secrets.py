@@ -23,7 +23,7 @@ from infra.jetstream.errors import BusAccessError, BusError
 from infra.jetstream.reads import read_subject
 from reconciler.cli.own_logs import configure_logs
 from reconciler.errors import ConfigurationError, DeclarationRefusedError, ProviderError
-from reconciler.roles.secret_guard import MAX_ERROR_CHARACTERS, without_secret
+from reconciler.roles.runtime.secret_guard import MAX_ERROR_CHARACTERS, without_secret
 from reconciler.sdk import Client as Sdk
 from reconciler.sdk import client_on
 from reconciler.secrecy import Secrecy

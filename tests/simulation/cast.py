@@ -10,7 +10,7 @@ from infra.jetstream.errors import BusError
 from projections.read_models import ReadModels
 from reconciler.provider.kind import KindRegistry
 from reconciler.provider.secrets import SecretStores
-from reconciler.roles.observer import Observer
+from reconciler.roles.observer.observer import Observer
 from reconciler.roles.process import Ports, load, running_parts
 from tests.memory_bus.bus import MemoryBus
 from tests.memory_bus.loop import Process

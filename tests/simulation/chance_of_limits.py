@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from random import Random
 from typing import Literal
 
-from reconciler.roles.actions_in_flight import MAX_ACTIONS
+from reconciler.roles.decider.actions_in_flight import MAX_ACTIONS
 from tests.simulation import plan as p
 
 _GARBAGE = "not JSON"

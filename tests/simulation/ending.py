@@ -8,7 +8,7 @@ from datetime import timedelta
 from events.envelope import decode_log
 from events.hold import Hold
 from projections.read_models import ReadModels, rebuild
-from reconciler.roles.scrubber import FIRST_AFTER_SECONDS
+from reconciler.roles.projector.scrubber import FIRST_AFTER_SECONDS
 from tests.judge.end import is_kept
 from tests.judge.log import undecided_for_long
 from tests.memory_bus.clock import date_of

@@ -51,24 +51,24 @@ from reconciler.resource import (
 from reconciler.resource.attempt import new_action
 from reconciler.resource.evolve import fold
 from reconciler.resource.turn import Facts
-from reconciler.roles import listing as listing_module
-from reconciler.roles import repository
-from reconciler.roles import worker as worker_module
-from reconciler.roles.configurations import Configurations
-from reconciler.roles.decider import Decider
-from reconciler.roles.listing import ListingAssembler
-from reconciler.roles.observer import Observer
-from reconciler.roles.projector import Projector
-from reconciler.roles.refusals import tell_refused
-from reconciler.roles.repository import (
+from reconciler.roles.decider import repository
+from reconciler.roles.decider.decider import Decider
+from reconciler.roles.decider.refusals import tell_refused
+from reconciler.roles.decider.repository import (
     Commit,
     KeptResource,
     ResourceRepository,
     decode_state,
     encode_state,
 )
-from reconciler.roles.sweeper import Sweeper
-from reconciler.roles.worker import Worker
+from reconciler.roles.observer import listing as listing_module
+from reconciler.roles.observer.listing import ListingAssembler
+from reconciler.roles.observer.observer import Observer
+from reconciler.roles.projector.projector import Projector
+from reconciler.roles.runtime.configurations import Configurations
+from reconciler.roles.sweeper.sweeper import Sweeper
+from reconciler.roles.worker import worker as worker_module
+from reconciler.roles.worker.worker import Worker
 from tests.memory_bus.actions import ActionQueue
 from tests.memory_bus.intake import MemoryIntakeWriter
 from tests.memory_bus.log import LogStream

@@ -14,10 +14,11 @@ from projections.status import StatusRow
 from reconciler.resource import approval, decide, evolve, holds, next_step, observation
 from reconciler.resource.state import NEW
 from reconciler.resource.turn import NOTHING_NEW, Facts
-from reconciler.roles import repository, sweeper
-from reconciler.roles.listing import ListingAssembler
-from reconciler.roles.scrubber import Scrubber
-from reconciler.roles.twins import Comparison, TwinDetector
+from reconciler.roles.decider import repository
+from reconciler.roles.objects.twins import Comparison, TwinDetector
+from reconciler.roles.observer.listing import ListingAssembler
+from reconciler.roles.projector.scrubber import Scrubber
+from reconciler.roles.sweeper import sweeper
 from tests.simulation.mutation import Mutation, Patch
 
 _really_after: Any = evolve._after  # pyright: ignore[reportPrivateUsage]

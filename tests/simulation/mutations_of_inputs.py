@@ -17,8 +17,9 @@ from reconciler.resource import inputs, next_step, replacement
 from reconciler.resource.situation import Situation
 from reconciler.resource.state import Desired
 from reconciler.resource.turn import Conclusion
-from reconciler.roles import providers, references, sweeper
-from reconciler.roles.reference_index import NamedSecret
+from reconciler.roles.runtime import provider_pool
+from reconciler.roles.sweeper import references, sweeper
+from reconciler.roles.sweeper.reference_index import NamedSecret
 from tests.simulation.mutation import Mutation, Patch
 
 # --- references
@@ -110,7 +111,7 @@ def _an_error_repeats_a_secret(patch: Patch) -> None:
     def as_it_is(provider: Any, _secrecy: object) -> Any:
         return provider
 
-    patch.setattr(providers, "secretive", as_it_is)
+    patch.setattr(provider_pool, "secretive", as_it_is)
 
 
 # --- definitions

@@ -19,8 +19,8 @@ from reconciler.resource import attempt, due, next_step, result
 from reconciler.resource.situation import Situation
 from reconciler.resource.state import Spec
 from reconciler.resource.turn import Conclusion, Context, Step
-from reconciler.roles.object_reads import ObjectReads
-from reconciler.roles.sweeper import Sweeper
+from reconciler.roles.observer.object_reads import ObjectReads
+from reconciler.roles.sweeper.sweeper import Sweeper
 from tests.simulation.mutation import Mutation, Patch
 from tests.simulation.provider import SimulatedProvider
 

@@ -13,7 +13,7 @@ import msgspec
 
 from events.intake import OnWithdrawal
 from events.manifest import ApprovalLevel, Fields
-from reconciler.roles.actions_in_flight import MAX_ACTIONS
+from reconciler.roles.decider.actions_in_flight import MAX_ACTIONS
 from reconciler.roles.process import Role
 from tests.memory_bus.faults import DamageLog, OnRequest, TimedStep, TimersFail
 

@@ -17,7 +17,7 @@ from reconciler.provider.kind import KindRegistry
 from reconciler.resource.attempt import idempotency_key
 from reconciler.resource.owner_label import OWNER_LABEL, owner
 from reconciler.resource.state import NEW
-from reconciler.roles import decider as decider_module
+from reconciler.roles.decider import decider as decider_module
 from tests.judge.from_simulation import Witness
 from tests.memory_bus.bus import MemoryBus
 from tests.memory_bus.log import LOG_ID

@@ -14,13 +14,13 @@ from infra.secrets import open_stores
 from projections.status import StatusRow
 from reconciler.cli.api_standing import left_alone
 from reconciler.cli.checks.finding import Finding
+from reconciler.cli.folded_log import current_models, log_of
 from reconciler.cli.live_object import secrets_here
-from reconciler.cli.log_replay import current_models, log_of
 from reconciler.errors import ConfigurationError, ProviderError
 from reconciler.provider.kind import KindRegistry, installed_kinds
-from reconciler.roles.configurations import Configurations
-from reconciler.roles.definitions import Definitions
-from reconciler.roles.providers import ProviderPool
+from reconciler.roles.runtime.configurations import Configurations
+from reconciler.roles.runtime.definitions import Definitions
+from reconciler.roles.runtime.provider_pool import ProviderPool
 
 _PATIENCE_SECONDS = 5.0
 

@@ -27,7 +27,7 @@ from projections.read_models import (
 from projections.status import StatusRow
 from reconciler.cli.checks.finding import Finding
 from reconciler.cli.dead_letter_list import discarded_text
-from reconciler.cli.log_replay import replay_from_start
+from reconciler.cli.folded_log import replay_from_start
 from reconciler.cli.row_comparison import compare, differences
 from reconciler.cli.search import models_of
 from reconciler.sdk.dead_letters import collect, matching

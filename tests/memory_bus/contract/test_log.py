@@ -12,8 +12,8 @@ from infra.jetstream.errors import StreamFullError
 from reconciler.ports import AppendLostError, LoadedResource, ResourceAppend
 from reconciler.resource.evolve import fold
 from reconciler.resource.state import NEW
-from reconciler.roles.log_feed import LogFeed
-from reconciler.roles.repository import Commit, ResourceRepository, encode_state
+from reconciler.roles.decider.repository import Commit, ResourceRepository, encode_state
+from reconciler.roles.runtime.log_feed import LogFeed
 from tests.bus.histories import event, events, history_of, new_key
 from tests.memory_bus.contract.buses import Bus
 

@@ -1,0 +1,83 @@
+"""The number of actions of each namespace that are under way at each API.
+
+The workers of a ProviderConfig execute actions in the order of the log. A namespace that has many
+actions decided at the same time would have all others that use the same ProviderConfig wait. So the
+decider begins no more than `MAX_ACTIONS` at an API, shares these among the namespaces that have
+some, and begins more as they end (ADR 0062). A namespace with less than its share may always begin
+one. The counts are kept in memory, and a restart begins with none.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Final
+
+from events.log import (
+    ActionAbandoned,
+    ActionDecided,
+    ActionFailed,
+    ActionHeld,
+    ActionRetried,
+    ActionSucceeded,
+    LookupDecided,
+    ResourceEvent,
+)
+from events.names import ResourceKey
+from reconciler.roles.decider.fair_queue import Place
+
+MAX_ACTIONS: Final = 1_000
+_FORGET_SECONDS: Final = 60.0
+"""An action whose end was reported to another decider counts no longer than this."""
+
+_BEGINS = (ActionDecided, ActionRetried, LookupDecided)
+_ENDS = (ActionSucceeded, ActionFailed, ActionAbandoned, ActionHeld)
+
+
+class ActionsInFlight:
+    """Counts the actions that this process has begun and has seen no end of."""
+
+    def __init__(self, clock: Callable[[], float], most: int = MAX_ACTIONS) -> None:
+        self._clock = clock
+        self._most = most
+        self._begun: dict[str, tuple[Place, float]] = {}  # in the order of their beginning
+        self._count: dict[str, Counter[str]] = {}  # by ProviderConfig and namespace
+
+    def apply(self, key: ResourceKey, event: ResourceEvent) -> None:
+        """Count what an event begins or ends."""
+        if isinstance(event, _BEGINS):
+            self._end(event.action.action_id)
+            place = Place(key.namespace, event.action.provider_config)
+            self._begun[event.action.action_id] = (place, self._clock())
+            self._count.setdefault(place.provider_config, Counter())[place.namespace] += 1
+        elif isinstance(event, _ENDS):
+            self._end(event.action_id)
+
+    def room(self, place: Place) -> int:
+        """Return how many more actions a namespace may begin at an API."""
+        self._forget()
+        counted = self._count.get(place.provider_config)
+        if counted is None:
+            return self._most
+        mine = counted[place.namespace]
+        share = max(1, self._most // (len(counted) + (not mine)))
+        return max(0, self._most - counted.total(), share - mine)
+
+    def _end(self, action_id: str) -> None:
+        place, _ = self._begun.pop(action_id, (None, 0.0))
+        if place is None:
+            return
+        counted = self._count[place.provider_config]
+        counted[place.namespace] -= 1
+        if not counted[place.namespace]:
+            del counted[place.namespace]
+            if not counted:
+                del self._count[place.provider_config]
+
+    def _forget(self) -> None:
+        before = self._clock() - _FORGET_SECONDS
+        while self._begun:
+            action_id, (_, at) = next(iter(self._begun.items()))
+            if at > before:
+                return
+            self._end(action_id)

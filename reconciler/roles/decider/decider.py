@@ -1,0 +1,826 @@
+"""The decider: takes the intake in micro-batches, decides for many resources, appends once.
+
+One batch: read, fold, decide, append everything in one compare-and-set, tell, acknowledge. What
+another decider was faster with is folded anew and decided again, and nothing else is (ADR 0006). A
+message is acknowledged only when its events are in the log; a crash before that costs a redelivery,
+which the resource recognises.
+
+Folding and deciding take about 40 µs a resource and run on the event loop: in a thread they would
+wait for the same interpreter lock, and pay a hop besides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import cast
+
+import msgspec
+import structlog
+from msgspec.structs import replace
+
+from events.intake import Answer, Declared, DefinitionSeen, Withdrawn
+from events.integrity import LogDamage
+from events.log import ActionDecided, ActionRetried, LookupDecided, SpecResolved
+from events.manifest import Fields, config_named_in
+from events.names import KIND_DEFINITION_KIND, SYSTEM_NAMESPACE, ResourceKey, system_rank
+from events.provider_config import is_config
+from reconciler.failpoints import Failpoint, reach
+from reconciler.ports import (
+    AppendRefusedError,
+    DeadLetter,
+    DecisionSink,
+    EventLog,
+    IntakeDelivery,
+    IntakeReader,
+    Rejection,
+    TimerRequest,
+)
+from reconciler.provider.kind import KindRegistry
+from reconciler.resource.decide import decide
+from reconciler.resource.state import NEW
+from reconciler.resource.turn import Command, Context, Turn
+from reconciler.roles.decider.actions_in_flight import MAX_ACTIONS, ActionsInFlight
+from reconciler.roles.decider.fair_queue import MAX_MESSAGES_A_TURN, FairQueue, Place, Quota
+from reconciler.roles.decider.postponed import MAX_POSTPONED, Postponed
+from reconciler.roles.decider.reference_graph import Graph, graph_from, targets_of
+from reconciler.roles.decider.refusals import (
+    answer_refused,
+    over_quota,
+    tell_refused,
+    undecidable,
+    understand,
+    unreadable,
+)
+from reconciler.roles.decider.repeated_declarations import placed
+from reconciler.roles.decider.repository import (
+    MAX_EVENTS_AT_ONCE,
+    Commit,
+    KeptResource,
+    ResourceRepository,
+)
+from reconciler.roles.runtime.configurations import Configurations
+from reconciler.roles.runtime.definitions import Definitions
+from reconciler.roles.runtime.runtime import REAL, Runtime
+
+_MAX_COMMANDS_A_TURN = 200
+_FEW_RESOURCES = 4
+_MAX_BYTES_AT_ONCE = 4 * 1024 * 1024
+_RETRY_SECONDS = 1.0
+_TRIES = 20
+"""The same batch is tried again before the next is taken: what comes later must not overtake it."""
+
+_HELD_SECONDS = 2.0
+"""What cannot be decided is tried again after this time, twice it, four times, ... and parked."""
+
+_MAX_DOUBLINGS = 4
+
+_FRESH_SECONDS = 2.0
+"""Less than the bus waits before another decider is given the partition."""
+
+_BATCHES_AT_ONCE = 64
+_MAX_DELIVERIES = 5
+_RETURN_SECONDS = 2.0
+"""A process that stops waits no longer for a bus that does not take back what is in hand."""
+
+_EXTEND_SECONDS = 3.0
+"""Less than a third of a lease: what waits for its turn must not be delivered again."""
+
+_DECLARES = (Declared, Withdrawn)
+_WITH_FIELDS = (SpecResolved, ActionDecided, ActionRetried, LookupDecided)
+_UNUSABLE = ("Invalid", "UnknownKind")
+
+_encoder = msgspec.json.Encoder()
+_logger = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True)
+class _Work:
+    """One resource's share of a batch; the last commands may have no delivery of their own."""
+
+    deliveries: list[IntakeDelivery] = field(default_factory=list[IntakeDelivery])
+    commands: list[Command] = field(default_factory=list[Command])
+    is_one_by_one: bool = False  # one of its messages cannot be stored, and is to be found
+
+    @property
+    def declarations(self) -> list[IntakeDelivery]:
+        """The messages that declare or withdraw."""
+        return [
+            delivery
+            for delivery, command in zip(self.deliveries, self.commands, strict=False)
+            if isinstance(command.data, _DECLARES)
+        ]
+
+    @property
+    def size(self) -> int:
+        """Bytes that came in; about as many go into the log."""
+        return sum(len(delivery.payload) for delivery in self.deliveries)
+
+    def split(self, at: int = 1) -> tuple[_Work, _Work]:
+        """Return the first messages, and those behind them."""
+        return (
+            _Work(self.deliveries[:at], self.commands[:at], self.is_one_by_one),
+            _Work(self.deliveries[at:], self.commands[at:], self.is_one_by_one),
+        )
+
+
+@dataclass(slots=True)
+class _Decided:
+    """A turn, with what it was decided from."""
+
+    key: ResourceKey
+    work: _Work
+    base: KeptResource
+    turn: Turn
+    place: Place | None = None  # where no action could begin yet
+
+    @property
+    def known_declarations(self) -> set[int]:
+        """Where the intake has what this turn knows: its own, and that of the generation before."""
+        own = {each.position for each in self.work.commands if isinstance(each.data, _DECLARES)}
+        return own | {self.base.state.desired.position}
+
+    @property
+    def size(self) -> int:
+        """About as many bytes as its events have: references may make them longer than messages."""
+        resolved = self.turn.state.desired.resolved
+        copies = sum(isinstance(each.data, _WITH_FIELDS) for each in self.turn.events)
+        if resolved is None or not copies:
+            return self.work.size
+        return self.work.size + copies * len(_encoder.encode(resolved))
+
+    @property
+    def commit(self) -> Commit:
+        """What is to be stored."""
+        return Commit(self.key, self.base, self.turn.state, self.turn.events)
+
+
+class Decider:
+    """Turns intake messages into events of the log."""
+
+    def __init__(
+        self,
+        *,
+        reader: IntakeReader,
+        log: EventLog,
+        sink: DecisionSink,
+        kinds: KindRegistry,
+        configurations: Configurations,
+        definitions: Definitions | None = None,
+        lost: Sequence[LogDamage] = (),
+        runtime: Runtime = REAL,
+        max_actions: int = MAX_ACTIONS,
+    ) -> None:
+        self._reader = reader
+        self._log = log
+        self._sink = sink
+        self._kinds = kinds
+        self._definitions = definitions or Definitions(kinds)
+        self._configurations = configurations
+        self._repository = ResourceRepository(log)
+        for damage in lost:
+            self._repository.hold(damage)
+        self._now = runtime.now
+        self._jitter = runtime.jitter
+        self._refers: Graph = {}
+        self._undecided: dict[ResourceKey, str] = {}
+        self._postponed = Postponed(max(1, min(reader.slots // 4, MAX_POSTPONED)))
+        self._batch: Sequence[IntakeDelivery] = ()
+        self._queue = FairQueue(Quota.of_slots(reader.slots))
+        self._actions = ActionsInFlight(runtime.clock, max_actions)
+        self._fresh: set[int] = set()
+        self._extended_at = 0.0
+        self._clock = runtime.clock
+        self._newest_position = 0
+        self._bus_time: datetime | None = None
+
+    async def run(self) -> None:
+        """Decide for ever; at the end return what is not decided, for another decider."""
+        try:
+            while True:
+                self._resume()
+                await self._take_in()
+                await self._extend_leases()
+                self._batch = self._queue.take()
+                if self._batch:
+                    await self._handle_until_done(self._batch)
+                    self._fresh.difference_update(each.position for each in self._batch)
+                    self._batch = ()
+        finally:
+            await self._return_undecided()
+
+    async def _return_undecided(self) -> None:
+        """Return what is in hand: nobody else would decide it before its lease ends."""
+        with contextlib.suppress(Exception):  # the bus may be away: then the leases end
+            async with asyncio.timeout(_RETURN_SECONDS):
+                await self._reader.retry_later([*self._batch, *self._queue], 0.0)
+
+    async def _handle_until_done(self, batch: Sequence[IntakeDelivery]) -> None:
+        for _ in range(_TRIES):
+            try:
+                await self.handle(batch)
+            except Exception as error:  # noqa: BLE001 - such as the bus being away
+                _logger.warning(
+                    "processing a batch failed; retrying", why=str(error), size=len(batch)
+                )
+                await asyncio.sleep(_RETRY_SECONDS)
+            else:
+                return
+        await self._reader.retry_later(batch, _RETRY_SECONDS)
+
+    async def _extend_leases(self) -> None:
+        """Keep what waits here from being delivered again."""
+        if self._clock() < self._extended_at + _EXTEND_SECONDS:
+            return
+        self._extended_at = self._clock()
+        waiting = [*self._queue]
+        if not waiting:
+            return
+        try:
+            await self._reader.extend(waiting)
+        except Exception as error:  # noqa: BLE001 - it is delivered again then, as a duplicate
+            _logger.info("extending the leases of waiting messages failed", why=str(error))
+
+    def _resume(self) -> None:
+        """Continue with declarations whose namespace may begin actions again."""
+        parked = self._queue.parked
+        for place in parked:
+            room = min(self._actions.room(place), max(1, MAX_MESSAGES_A_TURN // len(parked)))
+            if room:
+                resumed = self._queue.resume(place, room)
+                self._fresh.update(each.position for each in resumed)
+
+    async def _take_in(self) -> None:
+        """Take in all that is available, and refuse what exceeds its namespace's quota."""
+        for _ in range(_BATCHES_AT_ONCE):
+            batch = await self._reader.next_batch(wait=not self._queue)
+            now = self._now()
+            # A message that arrived immediately is not late because it waits here for its turn.
+            self._fresh.update(each.position for each in batch if _is_fresh(each, now))
+            self._queue.add(batch)
+            if len(batch) < MAX_MESSAGES_A_TURN:
+                break
+        excess = self._queue.take_excess()
+        if excess:
+            self._fresh.difference_update(each.position for each in excess)
+            await self._refuse_excess(excess)
+
+    async def _refuse_excess(self, excess: Sequence[IntakeDelivery]) -> None:
+        """Refuse what exceeds a quota: who asked gets an answer, and the number is recorded.
+
+        If it cannot be recorded, the messages are delivered again.
+        """
+        letters = [over_quota(each) for each in excess]
+        _logger.warning("refusing messages over the quota of their namespace", count=len(excess))
+        try:
+            await self._sink.discard(letters)
+            await answer_refused(self._sink, letters)
+        except Exception as error:  # noqa: BLE001 - such as the bus being away
+            _logger.warning("refusing messages failed; retrying later", why=str(error))
+            await self._reader.retry_later(excess, _RETRY_SECONDS)
+        else:
+            await self._reader.ack(excess)
+
+    async def handle(self, batch: Sequence[IntakeDelivery]) -> None:
+        """Decide one batch to its end."""
+        reach(Failpoint.DECIDER_TOOK)
+        self._postponed.returned(batch)
+        self._read_bus_clock(batch)
+        work, letters = self._sort(batch)
+        if letters:
+            await self._refuse(letters)
+        await self._add_what_overtook(work)
+        # Definitions and configurations first: the resources of the same batch may need them.
+        for rank in sorted({_rank(key) for key in work}):
+            of_rank = {key: each for key, each in work.items() if _rank(key) == rank}
+            if rank == system_rank(KIND_DEFINITION_KIND):
+                for key, each in of_rank.items():  # which one can be used depends on those before
+                    await self._settle({key: each})
+            else:
+                await self._settle(of_rank)
+
+    def _read_bus_clock(self, batch: Sequence[IntakeDelivery]) -> None:
+        """Read the bus's clock off the newest message by position.
+
+        A message that is delivered late must not set it back: what was due would not be any more.
+        """
+        newest = max(batch, key=lambda each: each.position, default=None)
+        if newest is not None and newest.position >= self._newest_position:
+            self._newest_position, self._bus_time = newest.position, newest.stored_at
+
+    # --- sorting a batch
+
+    def _sort(
+        self, batch: Sequence[IntakeDelivery]
+    ) -> tuple[dict[ResourceKey, _Work], list[DeadLetter]]:
+        work: dict[ResourceKey, _Work] = {}
+        letters: list[DeadLetter] = []
+        for delivery in batch:
+            try:
+                key, command = understand(delivery)
+            except ValueError as error:
+                letters.append(unreadable(delivery, str(error)))
+                continue
+            except Exception as error:  # one message must never hold up the others
+                _logger.exception("reading a message failed", position=delivery.position)
+                reason = f"reading the message failed: {type(error).__name__}"
+                letters.append(unreadable(delivery, reason))
+                continue
+            mine = work.get(key)
+            if mine is None:
+                mine = work[key] = _Work()
+            mine.deliveries.append(delivery)
+            mine.commands.append(command)
+        return work, letters
+
+    async def _add_what_overtook(self, work: Mapping[ResourceKey, _Work]) -> None:
+        """After a declaration that comes late, decide again those that overtook it.
+
+        What a dead or paused decider held comes late, and newer declarations of the resource may be
+        decided by then. One that led to events is known; one that changed nothing, such as a
+        withdrawal of what was not declared yet, left no trace and must have the last word. It may
+        also stand between two declarations of this batch.
+        """
+        now = self._now()
+        late: dict[ResourceKey, IntakeDelivery] = {}
+        for key, mine in work.items():
+            found = [
+                each
+                for each in mine.declarations
+                if each.position not in self._fresh and not _is_fresh(each, now)
+            ]
+            if found:
+                late[key] = min(found, key=lambda each: each.position)
+        for key, newer in (await self._newer_declarations(late)).items():
+            work[key].commands += newer
+
+    async def _newer_declarations(
+        self, declarations: Mapping[ResourceKey, IntakeDelivery]
+    ) -> dict[ResourceKey, list[Command]]:
+        """Read what was declared after these."""
+        newer: dict[ResourceKey, list[Command]] = {}
+        if not declarations:
+            return newer
+        found = await self._reader.newer_declarations(list(declarations.values()))
+        for key, messages in zip(declarations, found, strict=True):
+            for message in messages:
+                with contextlib.suppress(ValueError):  # a dead letter, at its own delivery
+                    newer.setdefault(key, []).append(understand(message)[1])
+        return newer
+
+    # --- deciding and committing
+
+    async def _settle(self, work: Mapping[ResourceKey, _Work]) -> None:
+        remaining = dict(work)
+        guessed = self._guess_new(work)
+        while remaining:
+            decided = guessed + await self._decide(remaining, without=guessed)
+            guessed = []
+            await self._hold_back(remaining, decided)
+            done: list[_Decided] = []
+            reach(Failpoint.DECIDER_DECIDED)
+            for group in _groups(decided):
+                done += await self._commit(group, remaining)
+            await self._settle_what_overtook(done)
+            await self._finish(done)
+            remaining = _left_over(remaining, done)
+
+    async def _settle_what_overtook(self, done: Sequence[_Decided]) -> None:
+        """After a commit, decide what another decider was handed and may have decided meanwhile.
+
+        It is done before the acknowledgement: after a crash, these messages come late again.
+        """
+        declared = {
+            each.key: each.work.declarations[-1]
+            for each in done
+            if each.turn.events and each.work.declarations
+        }
+        # The bus may give the partition away at any moment, as when the consumer's leader changes.
+        if not declared or await self._reader.was_alone(list(declared.values())):
+            return
+        newer = await self._newer_declarations(declared)
+        if newer:
+            await self._settle({key: _Work(commands=found) for key, found in newer.items()})
+
+    async def _commit(
+        self, group: Sequence[_Decided], remaining: dict[ResourceKey, _Work]
+    ) -> list[_Decided]:
+        """Append; give what is stored. What the bus will never take must not hold up the others."""
+        commits = [each.commit for each in group]
+        try:
+            lost = {commit.key for commit in await self._repository.commit(commits)}
+        except AppendRefusedError as error:
+            if len(group) > 1:
+                return [each for one in group for each in await self._commit([one], remaining)]
+            await self._set_aside(group[0], remaining, str(error))
+            return []
+        return [each for each in group if each.key not in lost]
+
+    async def _set_aside(
+        self, refused: _Decided, remaining: dict[ResourceKey, _Work], reason: str
+    ) -> None:
+        """Park the one message whose events cannot be stored; of several, find out which."""
+        key = refused.key
+        if len(refused.turn.answers) > 1:
+            remaining[key].is_one_by_one = True
+            return
+        first, remaining[key] = remaining[key].split()
+        if not remaining[key].deliveries:
+            del remaining[key]
+        await self._refuse([undecidable(each, reason) for each in first.deliveries])
+
+    def _guess_new(self, work: Mapping[ResourceKey, _Work]) -> list[_Decided]:
+        """Decide a few unknown resources that are declared as if they were new: without a read.
+
+        It saves a round trip of those it takes until something new exists. The append expects that
+        there is nothing: a wrong guess writes nothing, and the resource is read and decided again.
+        A refusal depends on what there is, so it is not given on a guess.
+        """
+        if len(work) > _FEW_RESOURCES:
+            return []
+        unknown = {
+            key: mine
+            for key, mine in work.items()
+            if not self._repository.knows(key)
+            and all(isinstance(command.data, Declared) for command in mine.commands)
+            and not targets_of(mine.commands, self._kinds.find(key.kind), key)
+        }
+        guessed = self._take_turns(unknown, {key: KeptResource(NEW, 0) for key in unknown})
+        return [
+            each
+            for each in guessed
+            if all(map(_is_accepted, each.turn.answers)) and not each.turn.repeats
+        ]
+
+    async def _decide(
+        self, work: Mapping[ResourceKey, _Work], *, without: Sequence[_Decided]
+    ) -> list[_Decided]:
+        decided = {each.key for each in without}
+        open_work = {key: mine for key, mine in work.items() if key not in decided}
+        if not open_work:
+            return []
+        targets = {
+            each
+            for key, mine in open_work.items()
+            for each in targets_of(mine.commands, self._kinds.find(key.kind), key)
+        }
+        self._refers = await graph_from(targets, self._repository) if targets else {}
+        kept = await self._repository.get(list(open_work))
+        if any(self._names_unknown_kinds(key, mine) for key, mine in open_work.items()):
+            await self._definitions.load(self._log)
+        await self._definitions.catch_up(self._log, self._met_definitions(open_work, kept))
+        return await self._look_back(self._take_turns(open_work, kept))
+
+    def _names_unknown_kinds(self, key: ResourceKey, mine: _Work) -> bool:
+        """Return whether a configuration would be refused whose kinds may be defined by now."""
+        if not is_config(key):
+            return False
+        specs = [each.data.manifest.spec for each in mine.commands if type(each.data) is Declared]
+        return any(map(self._has_unknown_kinds, specs))
+
+    def _has_unknown_kinds(self, spec: Fields) -> bool:
+        known = self._kinds.providers.get(str(spec.get("provider")), ())
+        kinds = spec.get("kinds")
+        named = cast("list[object]", kinds) if isinstance(kinds, list) else ()
+        return not known or any(each not in known for each in named)
+
+    def _met_definitions(
+        self, work: Mapping[ResourceKey, _Work], kept: Mapping[ResourceKey, KeptResource]
+    ) -> dict[str, int]:
+        """Return the newest definition of each kind that its resources have met or are told of.
+
+        What this process follows may be behind that, and nobody would come back for them.
+        """
+        met: dict[str, int] = {}
+        for key, mine in work.items():
+            base = kept.get(key)
+            known = None if base is None else base.state.desired.definition
+            generation = 0 if known is None else known.generation
+            for command in mine.commands:
+                if isinstance(command.data, DefinitionSeen):
+                    generation = max(generation, command.data.generation)
+            if generation or self._kinds.find(key.kind) is None:
+                met[key.kind] = max(generation, met.get(key.kind, 1))
+        return met
+
+    async def _look_back(self, decided: Sequence[_Decided]) -> list[_Decided]:
+        """Decide again where what made a generation may be an old declaration, sent again.
+
+        It counts where it came first. An intake that keeps less than lies between tells nothing:
+        then it is taken as new.
+        """
+        doubtful = {each.key: each for each in decided if each.turn.repeats}
+        if not doubtful:
+            return list(decided)
+        declared = await self._reader.declarations_of(
+            {key: each.known_declarations for key, each in doubtful.items()}
+        )
+        for key, each in doubtful.items():
+            each.work.commands[:] = placed(each.work.commands, declared.get(key, ()))
+        # What came first where it stands, as nearly all do, is decided as it was.
+        moved = {
+            key: each
+            for key, each in doubtful.items()
+            if any(map(_came_before, each.work.commands))
+        }
+        again = self._take_turns(
+            {key: each.work for key, each in moved.items()},
+            {key: each.base for key, each in moved.items()},
+        )
+        return [each for each in decided if each.key not in moved] + again
+
+    def _take_turns(
+        self, work: Mapping[ResourceKey, _Work], kept: Mapping[ResourceKey, KeptResource]
+    ) -> list[_Decided]:
+        now = self._now()
+        decided: list[_Decided] = []
+        for key, mine in work.items():
+            base = kept.get(key)
+            if base is None:
+                _logger.error(
+                    "a history is damaged; its resource is held",
+                    error=str(self._repository.broken[key]),
+                )
+                continue
+            place = self._full_place(key, mine)
+            turn = self._take_turn(key, mine, base, self._context(key, now, place is None))
+            if turn is not None:
+                decided.append(_Decided(key, mine, base, turn, place))
+        return decided
+
+    def _full_place(self, key: ResourceKey, mine: _Work) -> Place | None:
+        """Return where a resource that is only declared can begin no action now."""
+        declared = [each.data for each in mine.commands if isinstance(each.data, Declared)]
+        if len(declared) < len(mine.commands):
+            return None
+        place = Place(key.namespace, config_named_in(declared[-1].manifest.spec))
+        return None if self._actions.room(place) else place
+
+    def _take_turn(
+        self, key: ResourceKey, mine: _Work, base: KeptResource, context: Context
+    ) -> Turn | None:
+        """Decide; where that fails, only what comes before the message that it fails for."""
+        most = 1 if mine.is_one_by_one else _MAX_COMMANDS_A_TURN
+        commands = mine.commands[:most]
+        while commands:
+            try:
+                return decide(base.state, commands, context)
+            except Exception as error:  # a defect, of a kind or of ours: the others go on
+                if len(commands) == 1:
+                    _logger.exception("processing a resource failed", resource=str(key))
+                self._undecided[key] = (
+                    f"processing the resource failed: {type(error).__name__}: {error}"
+                )
+                commands = commands[: len(commands) // 2]
+        return None
+
+    def _context(self, key: ResourceKey, now: datetime, begins: bool) -> Context:
+        return Context(
+            key=key,
+            now=now,
+            begins=begins,
+            bus_time=self._bus_time,
+            jitter=self._jitter(),
+            log_id=self._log.log_id,
+            epoch=self._log.epoch,
+            restored_as_of=self._log.restored_as_of,
+            twins=self._configurations.twins,
+            kind=self._kinds.find(key.kind),
+            configs=self._configurations.by_name,
+            providers=self._kinds.providers,
+            refers=self._refers,
+            check_definition=self._definitions.check,
+            check_part=self._kinds.check,
+            check_part_name=self._kinds.check_name,
+            missing_hint=self._kinds.missing_hint,
+        )
+
+    async def _hold_back(
+        self, remaining: dict[ResourceKey, _Work], decided: Sequence[_Decided]
+    ) -> None:
+        """Keep messages that cannot be decided now; those behind them and all others go on.
+
+        What was tried often enough is parked as a dead letter, where people see it.
+        """
+        again: list[IntakeDelivery] = []
+        tired: list[DeadLetter] = []
+        for key in remaining.keys() - {each.key for each in decided}:
+            broken = self._repository.broken.get(key)
+            held, behind = remaining.pop(key), _Work()
+            if broken is None:
+                held, behind = held.split()  # it fails for the first: the others are tried
+            if behind.deliveries:
+                remaining[key] = behind
+            failed = self._undecided.pop(key, "processing the resource failed")
+            why = self._why_held(key) if broken else failed
+            for each in held.deliveries:
+                if each.delivered < _MAX_DELIVERIES:
+                    again.append(each)
+                else:  # nothing is wrong with a message whose resource's history is damaged
+                    tired.append(undecidable(each, why, usable=broken is not None))
+        # It may be usable: where its namespace has no slot left it gets its tries without a wait.
+        for each in await self._postpone(again):
+            await self._reader.retry_later([each], 0.0)
+        if tired:
+            await self._refuse(tired)
+
+    async def _refuse(self, letters: Sequence[DeadLetter]) -> None:
+        """Tell of messages that cannot be used, and be done with them; some wait for room."""
+        waiting = await self._store_dead_letters(letters)
+        done = [each for each in letters if each.delivery.position not in waiting]
+        try:
+            await tell_refused(self._sink, done, self._now())
+        except Exception as error:  # noqa: BLE001 - such as the bus being away
+            _logger.warning(
+                "reporting a refusal failed; retrying later", why=str(error), count=len(done)
+            )
+            # Without a slot it is not told: its letter or its count is there.
+            finished = await self._postpone([each.delivery for each in done])
+        else:
+            finished = [each.delivery for each in done]
+            reach(Failpoint.DECIDER_DEAD_LETTERED)
+        await self._reader.ack(finished)
+
+    async def _store_dead_letters(self, letters: Sequence[DeadLetter]) -> set[int]:
+        """Store letters, and return the positions of the messages that have to wait for room.
+
+        A namespace has a share of a partition's slots to wait in. What is beyond it is counted,
+        and then given up: a crash in between counts it twice, never not (ADR 0017).
+        """
+        why = "stream DEADLETTERS is full"
+        try:
+            waiting = await self._sink.store_dead_letters(letters)
+        except Exception as error:  # noqa: BLE001 - such as the bus being away
+            waiting, why = letters, str(error)
+        if not waiting:
+            return set()
+        usable = {each.delivery.position for each in waiting if each.usable}
+        left = await self._postpone([each.delivery for each in waiting], always=usable)
+        beyond = {each.position for each in left}
+        try:
+            await self._sink.discard([each for each in waiting if each.delivery.position in beyond])
+        except Exception as error:  # noqa: BLE001 - nothing is given up that is not counted
+            why = str(error)
+            await self._postpone(left, always=beyond)
+            beyond = set[int]()
+        held = {each.delivery.position for each in waiting} - beyond
+        _logger.error(
+            "storing dead letters failed; retrying later",
+            why=why,
+            count=len(held),
+            given_up=len(beyond),
+        )
+        return held
+
+    async def _postpone(
+        self, deliveries: Sequence[IntakeDelivery], *, always: Container[int] = ()
+    ) -> list[IntakeDelivery]:
+        """Have messages delivered again later; give those that get no slot.
+
+        ``always``: the positions of those that get one in any case.
+        """
+        now, left = self._clock(), list[IntakeDelivery]()
+        self._postponed.expire(now)
+        for each in deliveries:
+            wait = _HELD_SECONDS * 2 ** min(each.delivered - 1, _MAX_DOUBLINGS)
+            if self._postponed.take(each, now, wait, always=each.position in always):
+                await self._reader.retry_later([each], wait)
+            else:
+                left.append(each)
+        return left
+
+    def _why_held(self, key: ResourceKey) -> str:
+        damage = self._repository.broken.get(key)
+        if damage is None:
+            return "processing the resource failed; see the logs of the decider"
+        return (
+            f"the resource is held because its log is damaged: {damage}; restore the log, then "
+            "send the message again"
+        )
+
+    # --- telling and acknowledging
+
+    async def _finish(self, done: Sequence[_Decided]) -> None:
+        """Return what came of it, then acknowledge: a crash in between tells twice, never not."""
+        news, now = _News(), self._now()
+        for each in done:
+            news.add(each, now)
+            for event in each.turn.events:
+                self._actions.apply(each.key, event.data)
+            if each.key.namespace == SYSTEM_NAMESPACE:
+                for event in each.turn.events:
+                    self._definitions.apply(event)
+                    self._configurations.apply(event)
+        reach(Failpoint.DECIDER_APPENDED)
+        if news.letters:
+            waiting = await self._store_dead_letters(news.letters)
+            news.finished = [each for each in news.finished if each.position not in waiting]
+        await news.send(self._sink)
+        for place, parked in news.parked.items():
+            self._queue.park(place, parked)
+        reach(Failpoint.DECIDER_TOLD)
+        await self._reader.ack(news.finished)
+        reach(Failpoint.DECIDER_ACKED)
+
+
+@dataclass(slots=True)
+class _News:
+    """What is to be told after a commit, besides the events themselves."""
+
+    timers: list[TimerRequest] = field(default_factory=list[TimerRequest])
+    answers: list[tuple[str, Answer]] = field(default_factory=list[tuple[str, Answer]])
+    rejections: list[Rejection] = field(default_factory=list[Rejection])
+    letters: list[DeadLetter] = field(default_factory=list[DeadLetter])
+    finished: list[IntakeDelivery] = field(default_factory=list[IntakeDelivery])
+    parked: dict[Place, list[IntakeDelivery]] = field(
+        default_factory=dict[Place, list[IntakeDelivery]]
+    )
+
+    def add(self, each: _Decided, now: datetime) -> None:
+        """Collect what one resource's turn has to tell."""
+        self.timers += [TimerRequest(each.key, *timer) for timer in each.turn.timers]
+        told = zip(each.work.deliveries, each.work.commands, each.turn.answers, strict=False)
+        for delivery, command, answer in told:
+            self.finished.append(delivery)
+            if answer is None:
+                continue
+            if delivery.reply_to is not None:
+                asked = replace(answer, resource=str(each.key), id=delivery.message_id)
+                self.answers.append((delivery.reply_to, asked))
+            if not answer.accepted:
+                self.rejections.append(Rejection(each.key, answer, command.actor, now))
+            if answer.reason in _UNUSABLE:
+                stage = "declaration" if isinstance(command.data, _DECLARES) else "request"
+                self.letters.append(DeadLetter(stage, answer.message, delivery))
+            elif each.place is not None and delivery is each.work.deliveries[-1]:
+                # Handled once more, it is a duplicate, and what follows from it is decided. Until
+                # then it is not acknowledged: after a crash another decider continues.
+                self.finished.pop()
+                known = replace(delivery, reply_to=None)
+                self.parked.setdefault(each.place, []).append(known)
+
+    async def send(self, sink: DecisionSink) -> None:
+        """Tell it, besides the letters; what is most costly to lose first."""
+        if self.timers:
+            await sink.set_timers(self.timers)
+        if self.rejections:
+            await sink.reject(self.rejections)
+        if self.answers:
+            await sink.answer(self.answers)
+
+
+def _rank(key: ResourceKey) -> int:
+    """Return how early a resource is decided; a definition that is refused need not be alone."""
+    return system_rank(key.kind if key.namespace == SYSTEM_NAMESPACE else "")
+
+
+def _is_accepted(answer: Answer | None) -> bool:
+    return answer is not None and answer.accepted
+
+
+def _came_before(command: Command) -> bool:
+    return command.first_position not in (None, command.position)
+
+
+def _groups(decided: Sequence[_Decided]) -> list[list[_Decided]]:
+    """Split into groups that fit into one atomic batch each; a resource's turn stays whole."""
+    groups: list[list[_Decided]] = []
+    events, size = 0, 0
+    for each in decided:
+        events += len(each.turn.events)
+        size += each.size
+        if not groups or events > MAX_EVENTS_AT_ONCE or size > _MAX_BYTES_AT_ONCE:
+            groups.append([])
+            events, size = len(each.turn.events), each.size
+        groups[-1].append(each)
+    return groups
+
+
+def _is_fresh(delivery: IntakeDelivery, now: datetime) -> bool:
+    """Return whether nothing can have overtaken a message that is handled at once.
+
+    Another decider gets the partition when this one has not asked for a while. A clock that
+    disagrees with the bus's proves nothing.
+    """
+    if delivery.delivered > 1:
+        return False
+    if delivery.stored_at is None:
+        return True
+    return abs((now - delivery.stored_at).total_seconds()) < _FRESH_SECONDS
+
+
+def _left_over(
+    work: Mapping[ResourceKey, _Work], done: Sequence[_Decided]
+) -> dict[ResourceKey, _Work]:
+    """What is still to do: resources that lost, and commands beyond the most of one turn."""
+    remaining = dict(work)
+    for each in done:
+        handled = len(each.turn.answers)
+        if handled == len(each.work.commands):
+            del remaining[each.key]
+        else:
+            remaining[each.key] = each.work.split(handled)[1]
+    return remaining

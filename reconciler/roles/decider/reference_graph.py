@@ -1,0 +1,50 @@
+"""Who refers to whom, for the circles that a declaration would close."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from events.intake import Declared
+from events.manifest import InvalidManifestError, take_apart
+from events.names import InvalidNameError, ResourceKey
+from events.reference import has_reference
+from reconciler.provider.kind import Kind
+from reconciler.resource.circle import MAX_CIRCLE
+from reconciler.resource.turn import Command
+from reconciler.roles.decider.repository import ResourceRepository
+
+_MAX_RESOURCES = 1_000
+
+Graph = dict[str, tuple[str, ...]]
+
+
+def targets_of(commands: Iterable[Command], kind: Kind | None, key: ResourceKey) -> set[str]:
+    """Return what the declarations among some commands refer to by their specs."""
+    found: set[str] = set()
+    for command in commands:
+        data = command.data
+        if kind is None or not isinstance(data, Declared) or not has_reference(data.manifest.spec):
+            continue
+        try:
+            fields = take_apart(data.manifest).fields
+            found |= {each.target for each in kind.references(fields, key.namespace)}
+        except (InvalidManifestError, InvalidNameError):
+            continue  # it is refused when it is decided
+    return found
+
+
+async def graph_from(targets: Iterable[str], repository: ResourceRepository) -> Graph:
+    """Follow references on from some resources, by the newest that the log has of each."""
+    graph: Graph = {}
+    ahead = set(targets)
+    for _ in range(MAX_CIRCLE):
+        if not ahead or len(graph) > _MAX_RESOURCES:
+            break
+        newest = await repository.newest([ResourceKey.parse(each) for each in sorted(ahead)])
+        for each in ahead:
+            kept = newest.get(ResourceKey.parse(each))
+            desired = None if kept is None else kept.state.desired
+            spec = None if desired is None or not desired.is_declared else desired.spec
+            graph[each] = () if spec is None else tuple(one.target for one in spec.references)
+        ahead = {target for each in ahead for target in graph[each]} - graph.keys()
+    return graph

@@ -1,0 +1,34 @@
+"""Where declarations came first: sent again, each counts there (ADR 0016)."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from events.intake import Declared, Withdrawn
+from reconciler.ports import IntakeDelivery
+from reconciler.resource.turn import Command
+from reconciler.roles.decider.refusals import understand
+
+
+def placed(commands: Sequence[Command], declared: Sequence[IntakeDelivery]) -> list[Command]:
+    """Return each declaration of a resource the position where its source and id stood first.
+
+    ``declared`` are the resource's declarations that the intake still has, besides these.
+    """
+    known = list(commands)
+    for message in declared:
+        with contextlib.suppress(ValueError):  # a dead letter
+            known.append(understand(message)[1])
+    first: dict[tuple[str, str], int] = {}
+    for each in sorted(known, key=lambda command: command.position):
+        first.setdefault((each.actor, each.message_id), each.position)
+    return [_placed(command, first) for command in commands]
+
+
+def _placed(command: Command, first: dict[tuple[str, str], int]) -> Command:
+    if not isinstance(command.data, (Declared, Withdrawn)):
+        return command
+    return replace(command, first_position=first[command.actor, command.message_id])

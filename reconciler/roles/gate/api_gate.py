@@ -1,0 +1,435 @@
+"""The gate of one external API and account: whether it may be called now, and else when.
+
+What it knows comes from the log: each ``ProviderConfig``'s events say until when its API is
+throttled and its breaker open. What this process has just seen counts at once, before the log
+says it. All processes follow the log, so what one worker sees closes the gate of all.
+
+An open gate without a rate limit costs its caller one look, and no wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal, Self
+
+from events.log import BreakerClosed, BreakerOpened, LogEvent
+from reconciler.call_permit import CALL_PERMIT, CallPermit
+from reconciler.errors import ConfigurationError, NotCalledError, ProviderError, ThrottledError
+from reconciler.ports import LogCertainty
+from reconciler.roles.gate.api_member import Member
+from reconciler.roles.gate.rate_limit import RateLimiter
+
+MAX_WAIT_SECONDS = 2.0
+"""What would wait longer is turned away: it goes back into the log, and holds nothing here."""
+
+MAX_INSIDE = 128
+"""So many calls of one API wait in this process at most while its gate is closed."""
+
+THROTTLED_SECONDS = 1.0
+"""How long an API is left alone that wants fewer calls, and does not say until when."""
+
+OWN_OPENING_SECONDS = 1.0
+"""How long a gate stays closed on this process's word alone, until the log has spoken."""
+
+PROBE_PATIENCE_SECONDS = 1.0
+"""So long is waited in place for a probe's answer."""
+
+_ASK_AGAIN_SECONDS = 1.0
+_SPREAD_SECONDS = 0.5
+_NOTICEABLE_SECONDS = 0.01
+_CLIENT_ERROR = 400
+_SERVER_ERROR = 500
+_NOBODY_IS_SERVED = frozenset({401, 408, 425})
+
+
+@dataclass(frozen=True, slots=True)
+class GateReport:
+    """What a gate wants to be recorded at one of its configurations."""
+
+    config: str
+    state: Literal["Throttled", "Failing", "Probing", "Responding", "Stopping"]
+    as_of: int = 0
+    retry_after_seconds: float = 0.0
+    failures: int = 0
+    message: str = ""
+
+
+class TurnedAwayError(NotCalledError):
+    """The gate is closed.
+
+    ``throttled``: the API, or a limit of ours, wants fewer calls; else it fails, or is not known.
+    """
+
+    def __init__(
+        self, message: str, *, retry_after_seconds: float | None = None, throttled: bool = False
+    ) -> None:
+        super().__init__(message, retry_after_seconds=retry_after_seconds)
+        if throttled:
+            self.error_class = "Throttled"
+
+
+class ApiGate:
+    """One API and account, shared by all configurations that name both.
+
+    ``inside`` counts the actions that this process has taken on. ``epoch`` counts how often a
+    breaker moved, or this process stood still: what began in an earlier one says nothing new.
+    """
+
+    def __init__(
+        self,
+        *,
+        reporter: str,
+        report: Callable[[GateReport], None],
+        log: LogCertainty | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self.limiter: RateLimiter | None = None
+        self.members: dict[str, Member] = {}
+        self.inside = 0
+        self.epoch = 0
+        self._reporter = reporter
+        self._report = report
+        self._log = log
+        self._clock = clock
+        self._jitter = jitter
+        self._is_troubled = False
+        self._failures = 0
+        self._own_throttle_until = 0.0
+        self._own_opening_until = 0.0
+        self._grant_taken = ("", 0)
+        self._asked_at = float("-inf")
+        self._turned_away_until = 0.0
+        self._changed = asyncio.Event()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether calls may be made with no further question."""
+        return not self._is_troubled and self.limiter is None
+
+    @property
+    def closed_seconds(self) -> float:
+        """How long no call is made from now on; 0.0 also while a probe is waited for."""
+        return max(0.0, self._closed_until() - self._clock())
+
+    @property
+    def pace_seconds(self) -> float:
+        """How far apart the rate limit keeps two requests; 0.0 without one."""
+        return 0.0 if self.limiter is None else self.limiter.interval
+
+    @property
+    def knows_log(self) -> bool:
+        """Whether the log is known to be the one in which the calls were decided."""
+        return self._log is None or self._log.is_certain
+
+    # --- entering
+
+    async def until_log_known(self) -> None:
+        """Wait a little for that; raises ``TurnedAwayError`` if it takes longer."""
+        if self._log is not None and not await self._log.until_certain(MAX_WAIT_SECONDS):
+            raise TurnedAwayError(
+                (
+                    "the bus connection was lost: this process calls no API until it has verified "
+                    "that the log is still the one that it read before"
+                ),
+                retry_after_seconds=PROBE_PATIENCE_SECONDS,
+            )
+
+    def turn_away(self, config: str) -> TurnedAwayError | None:
+        """Tell at once whether a call would have to wait for too long."""
+        if self._is_troubled:
+            wait = self.closed_seconds
+            is_crowded = self.inside > MAX_INSIDE and (wait > 0 or bool(self._broken()))
+            if wait > MAX_WAIT_SECONDS or is_crowded or self._probe_takes_long():
+                return self._closed(config, wait)
+        if self.limiter is not None:
+            return self._beyond_rate(self.limiter)
+        return None
+
+    async def enter(self, config: str) -> bool:
+        """Wait a little until a call may be made; gives whether it is the breaker's probe.
+
+        Raises ``TurnedAwayError`` if that takes longer: nothing was called, try again later.
+        """
+        began = self._clock()
+        while self._is_troubled:
+            closed, waited = self.closed_seconds, self._clock() - began
+            if closed > MAX_WAIT_SECONDS or waited > MAX_WAIT_SECONDS:
+                raise self._closed(config, closed)
+            if closed > 0:
+                await self._until_changed(closed)
+                continue
+            broken = self._broken()
+            if not broken:
+                self._is_troubled = False
+            elif self._take_grant(broken):
+                return True
+            elif self._probe_takes_long():
+                raise self._closed(config, closed)
+            else:
+                self._ask_for_probe(broken)
+                await self._until_changed(PROBE_PATIENCE_SECONDS / 4)
+        waited = self._clock() - began
+        if waited > _NOTICEABLE_SECONDS:  # not all that waited call at the same moment
+            await asyncio.sleep(self._jitter() * min(waited, _SPREAD_SECONDS))
+        return False
+
+    def calls(self, config: str, *, is_probe: bool = False) -> Calls:
+        """Return what the requests of an action or a listing are made with."""
+        return Calls(self, config, is_probe=is_probe)
+
+    def keep_out(self, config: str) -> None:
+        """Raise ``TurnedAwayError`` where a call would have to wait, or be the breaker's probe."""
+        if self._is_troubled and (self.closed_seconds > 0 or self._broken()):
+            raise self._closed(config, self.closed_seconds)
+
+    def check_writes(self) -> None:
+        """Raise ``TurnedAwayError`` while another copy of the log may write to the API."""
+        for member in self.members.values():
+            if member.has_twin:
+                raise TurnedAwayError(
+                    f"ProviderConfig {member.name!r} is held, because its API has objects that are "
+                    "newer than this log",
+                    retry_after_seconds=PROBE_PATIENCE_SECONDS,
+                )
+
+    def _closed_until(self) -> float:
+        until = max(self._own_throttle_until, self._own_opening_until)
+        for member in self.members.values():
+            until = max(until, member.throttled_until)
+            if member.is_broken:
+                until = max(until, member.open_until)
+        return until
+
+    def _broken(self) -> list[Member]:
+        return [member for member in self.members.values() if member.is_broken]
+
+    def _take_grant(self, broken: list[Member]) -> bool:
+        """Take the probe that the log has granted to this process, once."""
+        for member in broken:
+            grant = (member.name, member.version)
+            if member.probe_by == self._reporter and grant != self._grant_taken:
+                self._grant_taken = grant
+                return True
+        return False
+
+    def _probe_takes_long(self) -> bool:
+        """Return whether somebody makes a probe, and has not had an answer soon."""
+        now = self._clock()
+        return any(
+            member.is_broken
+            and member.probe_since + PROBE_PATIENCE_SECONDS < now < member.probe_until
+            for member in self.members.values()
+        )
+
+    def _ask_for_probe(self, broken: list[Member]) -> None:
+        now = self._clock()
+        if any(now < member.probe_until for member in broken):
+            return  # somebody makes it
+        if now >= self._asked_at + _ASK_AGAIN_SECONDS:
+            self._asked_at = now
+            first = min(broken, key=lambda member: member.name)
+            self._report(GateReport(first.name, "Probing", first.version))
+
+    async def _until_changed(self, seconds: float) -> None:
+        changed = self._changed
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await changed.wait()
+
+    # --- turning away
+
+    def _closed(self, config: str, wait: float) -> TurnedAwayError:
+        wait = max(wait, PROBE_PATIENCE_SECONDS)
+        for member in self._broken():
+            is_over = member.open_until <= self._clock()
+            until = "its probe succeeds" if is_over else _moment(member.shown_until)
+            why = f"breaker of API {member.name!r} open until {until}"
+            return TurnedAwayError(why, retry_after_seconds=wait)
+        now = self._clock()
+        for member in self.members.values():
+            if member.throttled_until > now:
+                why = f"API {member.name!r} accepts no call before {_moment(member.shown_until)}"
+                return TurnedAwayError(why, retry_after_seconds=wait, throttled=True)
+        if self._own_throttle_until > now:  # the log has not said it yet, nor until when
+            why = f"API {config!r} accepts no call for {self._own_throttle_until - now:.0f} s"
+            return TurnedAwayError(why, retry_after_seconds=wait, throttled=True)
+        why = f"calls to API {config!r} are suspended briefly after failures"
+        return TurnedAwayError(why, retry_after_seconds=wait)
+
+    def _beyond_rate(self, limiter: RateLimiter) -> TurnedAwayError | None:
+        """Turn away what cannot be called soon, each for as long as its turn would take."""
+        expected = limiter.expected_wait(self.inside)
+        if expected <= MAX_WAIT_SECONDS:
+            return None
+        now = self._clock()
+        turn = max(self._turned_away_until, now + expected)
+        self._turned_away_until = turn + limiter.interval
+        return TurnedAwayError(
+            f"waits for the rate limit ({limiter.per_second:g} per second)",
+            retry_after_seconds=turn - now,
+            throttled=True,
+        )
+
+    # --- what this process sees
+
+    def saw(
+        self, error: ProviderError | ConfigurationError | None, config: str, epoch: int
+    ) -> None:
+        """Learn from a call that began in an epoch of this gate."""
+        if error is None:
+            if self._failures or self._is_troubled:
+                self._saw_answer(epoch)
+            return
+        if isinstance(error, (ConfigurationError, NotCalledError)):
+            return  # no call was made
+        self.saw_wish(error, config)
+        if _is_failure(error):
+            self._saw_failure(error, config, epoch)
+        else:
+            self._saw_answer(epoch)
+
+    def saw_wish(self, error: ProviderError, config: str) -> None:
+        """Learn from an error only whether the API wants to be left alone."""
+        wait = _throttle_of(error)
+        if wait:
+            self._saw_throttle(error, config, wait)
+
+    def stop(self) -> None:
+        """Report that no probe is made here: neither the one under way nor one granted later."""
+        for member in self._broken():
+            self._report(GateReport(member.name, "Stopping"))
+
+    def forget_calls_under_way(self) -> None:
+        """Learn nothing from calls that have begun: how they end is this process's own doing."""
+        self.epoch += 1
+
+    def _saw_answer(self, epoch: int) -> None:
+        if epoch != self.epoch:
+            return
+        self._failures = 0
+        for member in self._broken():
+            self._report(GateReport(member.name, "Responding", member.version))
+
+    def _saw_throttle(self, error: ProviderError, config: str, wait: float) -> None:
+        until = self._clock() + wait
+        if until > self._closed_until():
+            self._own_throttle_until = until
+            self._is_troubled = True
+            report = GateReport(
+                config, "Throttled", retry_after_seconds=wait, message=error.message
+            )
+            self._report(report)
+
+    def _saw_failure(self, error: ProviderError, config: str, epoch: int) -> None:
+        member = self.members.get(config)
+        if member is None or epoch != self.epoch:
+            return
+        self._failures += 1
+        broken = self._broken()
+        is_enough = self._failures >= member.failures_to_open or bool(broken)
+        if not is_enough or self._own_opening_until > self._clock():
+            return
+        self._own_opening_until = self._clock() + OWN_OPENING_SECONDS
+        self._is_troubled = True
+        for each in broken or [member]:
+            self._report(
+                GateReport(
+                    each.name,
+                    "Failing",
+                    each.version,
+                    failures=self._failures,
+                    message=error.message,
+                )
+            )
+
+    # --- what the log says
+
+    def apply(self, member: Member, event: LogEvent, now: datetime) -> None:
+        """Fold an event of one of its configurations."""
+        if member.fold(event, now, self._clock()):
+            self.epoch += 1
+        if isinstance(event.data, (BreakerOpened, BreakerClosed)):
+            self._failures = 0
+            self._own_opening_until = 0.0
+        self.look_again()
+
+    def look_again(self) -> None:
+        """Take notice of what changed, and wake what waits."""
+        self._is_troubled = bool(self._broken()) or self.closed_seconds > 0
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
+class Calls:
+    """Lets the requests of one action or listing through, and learns how they end: a context."""
+
+    __slots__ = ("_before", "_config", "_epoch", "_gate", "_is_probe")
+
+    def __init__(self, gate: ApiGate, config: str, *, is_probe: bool) -> None:
+        self._gate = gate
+        self._config = config
+        self._is_probe = is_probe
+        self._epoch = gate.epoch
+        self._before: CallPermit | None = None
+
+    def __enter__(self) -> Self:
+        """Let the requests of this task ask here."""
+        self._before = CALL_PERMIT.get()
+        CALL_PERMIT.set(self)
+        return self
+
+    def __exit__(self, _class: object, error: BaseException | None, _traceback: object) -> None:
+        """Learn from how it ended; an unexpected error says nothing of the API."""
+        if CALL_PERMIT.get() is self:  # what is thrown away unfinished ends in another context
+            CALL_PERMIT.set(self._before)
+        if error is None or isinstance(error, (ProviderError, ConfigurationError)):
+            self._gate.saw(error, self._config, self._epoch)
+
+    @property
+    def is_free(self) -> bool:
+        """Whether the next request may be sent at once."""
+        return self._gate.is_open and self._gate.knows_log
+
+    @property
+    def pace_seconds(self) -> float:
+        """How far apart the rate limit keeps two requests; 0.0 without one."""
+        return self._gate.pace_seconds
+
+    async def wait(self, *, goes_first: bool = False) -> None:
+        """Wait until the next request may be sent; raises ``TurnedAwayError``."""
+        gate = self._gate
+        if not gate.knows_log:
+            await gate.until_log_known()
+        if not self._is_probe and await gate.enter(self._config):
+            self._is_probe, self._epoch = True, gate.epoch
+        if gate.limiter is not None:
+            await gate.limiter.take(goes_first=goes_first)
+
+
+def _throttle_of(error: ProviderError) -> float | None:
+    """Return for how many seconds the whole API is to be left alone, if the error says so."""
+    wait = error.retry_after_seconds
+    if isinstance(error, ThrottledError):
+        return THROTTLED_SECONDS if wait is None else wait
+    is_server_error = error.status is not None and error.status >= _SERVER_ERROR
+    return wait if is_server_error else None
+
+
+def _is_failure(error: ProviderError) -> bool:
+    """Return whether the API seems to be down; one that refuses with a reason is alive."""
+    if error.error_class not in ("Transient", "Unknown"):
+        return False
+    status = error.status
+    is_refusal = status is not None and _CLIENT_ERROR <= status < _SERVER_ERROR
+    return not is_refusal or status in _NOBODY_IS_SERVED
+
+
+def _moment(at: datetime | None) -> str:
+    return "its probe succeeds" if at is None else f"{at:%Y-%m-%dT%H:%M:%SZ}"

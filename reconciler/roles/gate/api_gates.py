@@ -1,0 +1,260 @@
+"""The gates of all configured APIs in one process: kept up to date by the log, reporting to it."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from contextlib import suppress
+from urllib.parse import urlsplit
+
+import structlog
+
+from events.intake import ApiReported
+from events.log import (
+    ApiThrottled,
+    BreakerClosed,
+    BreakerOpened,
+    BreakerProbed,
+    HoldApproved,
+    LogEvent,
+    SpecDeclared,
+    SpecWithdrawn,
+    TwinDetected,
+)
+from events.names import SYSTEM_NAMESPACE
+from events.provider_config import (
+    PROVIDER_CONFIG_KIND,
+    Breaker,
+    ProviderConfigSpec,
+    config_key,
+    config_name,
+)
+from reconciler.ports import (
+    EventLog,
+    IntakeMessageOut,
+    IntakeWriter,
+    LogCertainty,
+    NotStoredError,
+    RateStore,
+)
+from reconciler.roles.gate.api_gate import ApiGate, GateReport
+from reconciler.roles.gate.api_member import Member
+from reconciler.roles.gate.rate_limit import RateLimiter
+from reconciler.roles.runtime.configurations import Configurations
+from reconciler.roles.runtime.runtime import REAL, Runtime
+
+_FOLDED = frozenset(
+    {
+        SpecDeclared,
+        SpecWithdrawn,
+        ApiThrottled,
+        BreakerOpened,
+        BreakerProbed,
+        BreakerClosed,
+        TwinDetected,
+        HoldApproved,
+    }
+)
+STANDSTILL_SECONDS = 3.0
+"""Who looks at the clock every half second, and finds so much gone, did not run meanwhile."""
+
+_LOOK_SECONDS = 0.5
+_RETRY_SECONDS = 0.5
+_LAST_REPORTS_SECONDS = 2.0
+_logger = structlog.get_logger(__name__)
+
+
+def gate_name(config: ProviderConfigSpec) -> str:
+    """Name the API and account of a configuration: two with the same name share a gate."""
+    url = urlsplit(config.endpoint)
+    place = f"{url.scheme.lower()}://{url.netloc.lower()}{url.path.rstrip('/')}"
+    reference = config.credentials_ref
+    account = "" if reference is None else f"{reference.env}\n{reference.file}"
+    return hashlib.sha256(f"{place}\n{account}".encode()).hexdigest()[:24]
+
+
+class ApiGates:
+    """One gate for each API and account.
+
+    ``apply`` has every event of the log shown; what the gates report goes to the intake while
+    ``run`` runs.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        configurations: Configurations,
+        intake: IntakeWriter,
+        rates: RateStore,
+        log: LogCertainty | None = None,
+        runtime: Runtime = REAL,
+    ) -> None:
+        self._reporter = f"{name}#{runtime.new_id()[:8]}"
+        self._configurations = configurations
+        self._intake = intake
+        self._rates = rates
+        self._log = log
+        self._now = runtime.now
+        self._clock = runtime.clock
+        self._jitter = runtime.jitter
+        self._new_id = runtime.new_id
+        self._members: dict[str, Member] = {}
+        self._gates: dict[str, ApiGate] = {}
+        self._by_config: dict[str, ApiGate] = {}
+        self._undeclared = self._new_gate()
+        self._reports: dict[tuple[str, str], GateReport] = {}
+        self._report_came = asyncio.Event()
+        self._is_loaded = False
+        configurations.listen(lambda _name: self._match())
+
+    async def load(self, log: EventLog) -> None:
+        """Read how the APIs stand by now; the configurations must be loaded."""
+        for stored in await log.of_kind(SYSTEM_NAMESPACE, PROVIDER_CONFIG_KIND):
+            self.apply(stored.event)
+        self._match()
+        self._is_loaded = True
+
+    def of(self, config_name: str) -> ApiGate:
+        """Return the gate of a configuration; one that is not declared has an open gate."""
+        return self._by_config.get(config_name, self._undeclared)
+
+    def apply(self, event: LogEvent) -> None:
+        """Fold an event of any resource; most say nothing about an API."""
+        if type(event.data) not in _FOLDED:
+            return
+        name = config_name(event.subject)
+        if name is None:
+            return
+        member = self._members.setdefault(name, Member(name, Breaker().failures))
+        if event.resourceversion > member.seen:
+            self.of(name).apply(member, event, self._now())
+            if self._is_loaded:
+                _tell(name, event)
+
+    async def run(self) -> None:
+        """Report for ever, and notice when this process stood still."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._report_for_ever())
+            tasks.create_task(self._notice_standstills())
+
+    async def close(self) -> None:
+        """Report what is not reported yet, and that this process makes no probe any more."""
+        for gate in self._gates.values():
+            gate.stop()
+        with suppress(Exception):  # the bus may be away: then a probe's time ends
+            async with asyncio.timeout(_LAST_REPORTS_SECONDS):
+                await self._intake.publish([self._message(each) for each in self._reports.values()])
+
+    async def _notice_standstills(self) -> None:
+        """Let calls say nothing of their API that ran out of time while this process was stopped.
+
+        Else one process that hung would open the breaker for all others.
+        """
+        while True:
+            before = self._clock()
+            await asyncio.sleep(_LOOK_SECONDS)
+            if self._clock() - before > STANDSTILL_SECONDS:
+                for gate in self._gates.values():
+                    gate.forget_calls_under_way()
+
+    async def _report_for_ever(self) -> None:
+        while True:
+            await self._report_came.wait()
+            self._report_came.clear()
+            reports, self._reports = self._reports, {}
+            try:
+                await self._intake.publish([self._message(each) for each in reports.values()])
+            except Exception as error:  # noqa: BLE001 - such as the bus being away
+                if isinstance(error, NotStoredError):
+                    sent = list(reports.items())
+                    reports = dict(sent[index] for index in error.missing)
+                _logger.warning("reporting the health of an API failed; retrying", error=str(error))
+                self._reports = reports | self._reports
+                self._report_came.set()
+                await asyncio.sleep(_RETRY_SECONDS)
+
+    def _new_gate(self) -> ApiGate:
+        return ApiGate(
+            reporter=self._reporter,
+            report=self._take_report,
+            log=self._log,
+            clock=self._clock,
+            jitter=self._jitter,
+        )
+
+    def _take_report(self, report: GateReport) -> None:
+        """Keep a report until it is sent; of one kind only the newest is of interest."""
+        self._reports[report.config, report.state] = report
+        self._report_came.set()
+
+    def _message(self, report: GateReport) -> IntakeMessageOut:
+        data = ApiReported(
+            report.state,
+            self._reporter,
+            self._now(),
+            report.as_of,
+            round(report.retry_after_seconds, 3),
+            report.failures,
+            report.message,
+        )
+        return IntakeMessageOut("result", config_key(report.config), data, self._new_id())
+
+    # --- which configuration has which gate
+
+    def _match(self) -> None:
+        """Return every declared configuration the gate of its API and account."""
+        declared = self._configurations.by_name
+        self._by_config = {}
+        for gate in self._gates.values():
+            gate.members = {}
+        for name, config in declared.items():
+            gate = self._gates.setdefault(gate_name(config), self._new_gate())
+            member = self._members.setdefault(name, Member(name, config.breaker.failures))
+            member.failures_to_open = config.breaker.failures
+            gate.members[name] = member
+            self._by_config[name] = gate
+        for name, gate in self._gates.items():
+            self._limit(name, gate, [declared[member] for member in gate.members])
+            gate.look_again()
+
+    def _limit(self, name: str, gate: ApiGate, configs: list[ProviderConfigSpec]) -> None:
+        """Set a gate's rate limit: the strictest that its configurations ask for."""
+        limits = [each.limits for each in configs]
+        rates = [
+            each.requests_per_second for each in limits if each.requests_per_second is not None
+        ]
+        if not rates:
+            gate.limiter = None
+            return
+        burst = min(each.burst for each in limits if each.requests_per_second is not None)
+        if gate.limiter is None:
+            gate.limiter = RateLimiter(
+                self._rates,
+                name,
+                per_second=min(rates),
+                burst=burst,
+                clock=self._clock,
+                jitter=self._jitter,
+            )
+        gate.limiter.per_second, gate.limiter.burst = min(rates), burst
+
+
+def _tell(name: str, event: LogEvent) -> None:
+    """Tell the people who read this process's log."""
+    match event.data:
+        case ApiThrottled(until=until, message=why) | BreakerOpened(until=until, message=why):
+            _logger.warning(
+                "calls to an API are suspended", config=name, until=f"{until:%FT%TZ}", why=why
+            )
+        case BreakerClosed():
+            _logger.info("calls to an API resume", config=name)
+        case TwinDetected(objects=objects, total=total):
+            _logger.warning(
+                "an API has objects that are newer than this log; nothing is written to it",
+                config=name,
+                total=total,
+                example=objects[0].action,
+            )
+        case _:
+            pass

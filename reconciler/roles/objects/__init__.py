@@ -1,0 +1,1 @@
+"""Objects of external APIs on their way into the log: checked for secrets, size and twins."""

@@ -1,0 +1,98 @@
+"""Objects of external APIs as the log may have them: without secrets (invariant 12, ADR 0058)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+import msgspec
+import structlog
+from msgspec.structs import replace
+
+from events.external import ExternalObject, digest
+from events.names import name_for_external
+from projections.status import StatusRow
+from reconciler.resource.owner_label import OWNER_LABEL
+from reconciler.roles.objects.oversize import MAX_SEARCHED_BYTES
+from reconciler.secrecy import Secrecy, strings_in
+
+MAX_SHOWN_ID_CHARACTERS: Final = 256
+"""Of each of several ids in a message for people; the API chooses them."""
+
+_encoder = msgspec.json.Encoder()
+_logger = structlog.get_logger(__name__)
+
+
+def hide_secrets(seen: ExternalObject, secrecy: Secrecy, *known: object) -> ExternalObject | None:
+    """Return an object without secrets; None if its name or id contains one.
+
+    So does a name that becomes one where a resource is named after it. An object under a changed
+    name or id would be another object. ``known``: JSON-like data that
+    the log has already. Its strings stay, so that a weak secret does not look like drift. An object
+    above ``MAX_SEARCHED_BYTES`` is returned unchanged, because no caller records it.
+    """
+    content = _encoded(seen)
+    is_searched = len(content) <= MAX_SEARCHED_BYTES
+    resource_name = name_for_external(seen.name)
+    is_named_well = resource_name == seen.name or not secrecy.is_in(resource_name)
+    if content and is_searched and is_named_well and not secrecy.is_in_json(content):
+        return seen
+    kept = strings_in(*known)
+    is_new = seen.name not in kept  # else no resource is named after it
+    if (is_new and not is_named_well) or any(
+        secrecy.is_in(each) for each in (seen.name, seen.uid) if each and each not in kept
+    ):
+        _logger.warning("an object is not recorded: its name or its id contains a secret")
+        return None
+    if not is_searched:
+        return seen
+    return replace(
+        seen,
+        fields=secrecy.hide_in(seen.fields, kept),
+        version=secrecy.hide_in(seen.version, kept),
+        labels=secrecy.hide_in(seen.labels, kept),
+        written_by=secrecy.hide_in(seen.written_by, kept),
+        outputs=secrecy.hide_in(seen.outputs, kept),
+    )
+
+
+def hide_and_digest(
+    seen: ExternalObject, secrecy: Secrecy, rows: Iterable[StatusRow]
+) -> tuple[ExternalObject, str] | None:
+    """Return an object of some resources without secrets, and its digest.
+
+    Of an object that the log has already, only what the digest leaves out is searched.
+    """
+    shown, known = digest(seen), list[object]()
+    mark = seen.labels.get(OWNER_LABEL, "")
+    for row in rows:
+        if row.observed_digest == shown:
+            return _without_secret_marks(seen, secrecy), shown
+        known += [row.external_name, row.uid, row.seen_uid, row.labels]
+        tokens = row.key.tokens
+        if mark.endswith(tokens) and not secrecy.is_in(mark.removesuffix(tokens)):
+            known.append(mark)
+    hidden = hide_secrets(seen, secrecy, *known)
+    if hidden is None or hidden is seen:
+        return None if hidden is None else (seen, shown)
+    return hidden, digest(hidden)
+
+
+def shown_ids(uids: Iterable[str], secrecy: Secrecy) -> tuple[str, ...]:
+    """Return ids of objects for messages to people: short, and without secrets."""
+    return tuple(secrecy.hide_start(each, MAX_SHOWN_ID_CHARACTERS) for each in uids)
+
+
+def _without_secret_marks(seen: ExternalObject, secrecy: Secrecy) -> ExternalObject:
+    """Return an object without secrets in what is no part of its digest."""
+    if not secrecy.is_in(f"{seen.version} {seen.written_by}"):
+        return seen
+    version, written_by = secrecy.hide_in(seen.version), secrecy.hide_in(seen.written_by)
+    return replace(seen, version=version, written_by=written_by)
+
+
+def _encoded(seen: ExternalObject) -> bytes:
+    try:
+        return _encoder.encode(seen)
+    except Exception:  # noqa: BLE001 - a provider may show what is no JSON
+        return b""

@@ -1,0 +1,159 @@
+"""Detects that another holder of this log writes to an API, by what its objects show (ADR 0065)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import structlog
+
+from events.external import ExternalObject
+from events.intake import ApiReported, NewerObject
+from events.log import ActionFailed, ActionHeld, ActionSucceeded, ExternalObserved, LogEvent
+from events.names import ResourceKey
+from events.provider_config import config_key
+from reconciler.ports import EventLog, IntakeMessageOut, IntakeWriter
+from reconciler.resource.api_health import MAX_NEWER_OBJECTS
+from reconciler.resource.twin import KeySpaces, labelled_resource, newer_action
+from reconciler.roles.runtime.configurations import Configurations
+from reconciler.roles.runtime.pauses import with_pauses
+from reconciler.roles.runtime.runtime import REAL, Runtime
+
+_LOADED_AT_ONCE = 64
+
+_logger = structlog.get_logger(__name__)
+
+
+class Suspect(NamedTuple):
+    """An object, and the resource that is about to be told of it."""
+
+    told: ResourceKey
+    object: ExternalObject
+
+
+class Comparison(NamedTuple):
+    """Result of a comparison of shown objects with the log.
+
+    ``must_wait``: the API has newer objects, and must be held before anything is concluded.
+    ``unclear``: resources whose object cannot be compared, because a history is damaged.
+    """
+
+    must_wait: bool
+    unclear: frozenset[ResourceKey] = frozenset()
+
+    def allows(self, key: ResourceKey) -> bool:
+        """Return whether a resource may be told of its object."""
+        return not self.must_wait and key not in self.unclear
+
+
+class TwinDetector:
+    """Compares what APIs show with the log, and reports what is newer."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        log: EventLog,
+        intake: IntakeWriter,
+        configurations: Configurations,
+        runtime: Runtime = REAL,
+    ) -> None:
+        self._name = name
+        self._log = log
+        self._intake = intake
+        self._configurations = configurations
+        self._now = runtime.now
+        self._new_id = runtime.new_id
+
+    async def report(
+        self,
+        config: str,
+        kind: str,
+        shown: Sequence[Suspect],
+        known_version: Callable[[ResourceKey], int],
+    ) -> Comparison:
+        """Report the objects of a configuration that are newer than the log.
+
+        Return what may be concluded from them. The log is read only for those that are newer than
+        a version that this process knows.
+        """
+        hold = self._configurations.twins.get(config)
+        spaces = KeySpaces.of(self._log.log_id, self._log.epoch, hold)
+        suspects: list[Suspect] = []
+        async for some in with_pauses(shown):
+            suspects += [each for each in some if _is_suspect(each.object, spaces, known_version)]
+        found: list[NewerObject] = []
+        unclear: set[ResourceKey] = set()
+        for at in range(0, len(suspects), _LOADED_AT_ONCE):
+            some = suspects[at : at + _LOADED_AT_ONCE]
+            found += await self._newer(kind, some, spaces, unclear)
+        if not found:
+            return Comparison(must_wait=False, unclear=frozenset(unclear))
+        _logger.warning(
+            "an API has objects that are newer than this log",
+            config=config,
+            total=len(found),
+            example=found[0].action,
+        )
+        version = 0 if hold is None else hold.version
+        reported = ApiReported(
+            "Twin",
+            self._name,
+            self._now(),
+            version,
+            newer=tuple(found[:MAX_NEWER_OBJECTS]),
+            total=len(found),
+        )
+        message = IntakeMessageOut("result", config_key(config), reported, self._new_id())
+        await self._intake.publish([message])
+        must_wait = hold is None or not hold.is_held
+        return Comparison(must_wait, frozenset(unclear))
+
+    async def _newer(
+        self, kind: str, suspects: Sequence[Suspect], spaces: KeySpaces, unclear: set[ResourceKey]
+    ) -> list[NewerObject]:
+        """Return those whose action the log does not have, and which it has not seen.
+
+        Add to `unclear` the resources of those that the log cannot be compared with.
+        """
+        named = [(each, labelled_resource(each.object, spaces.log_id)) for each in suspects]
+        keys = {key for each, named_by in named for key in (each.told, named_by) if key is not None}
+        histories = await self._log.load(sorted(keys), from_leader=True, use_cache=False)
+        found: list[NewerObject] = []
+        for each, resource in named:
+            if resource is None:
+                continue
+            if any(histories[key].damage is not None for key in (resource, each.told)):
+                # Not even that it is ours is known: a decider may not know of the damage yet.
+                unclear.add(each.told)
+                continue
+            events = histories[resource].events
+            known = events[-1].resourceversion if events else 0
+            action = newer_action(each.object, spaces, known)
+            seen_by = (*events, *histories[each.told].events)
+            if action is None or any(_shows(event, each.object) for event in seen_by):
+                continue
+            shown = each.object
+            found.append(NewerObject(kind, shown.name, shown.uid, action, known))
+        return found
+
+
+def _is_suspect(
+    shown: ExternalObject, spaces: KeySpaces, known_version: Callable[[ResourceKey], int]
+) -> bool:
+    resource = labelled_resource(shown, spaces.log_id)
+    return resource is not None and bool(newer_action(shown, spaces, known_version(resource)))
+
+
+def _shows(event: LogEvent, shown: ExternalObject) -> bool:
+    """Return whether an event has recorded an object as its last writer left it.
+
+    While the API is held, what an action has met is recorded with its result, and listings show
+    nothing new then.
+    """
+    match event.data:
+        case ExternalObserved() | ActionSucceeded() | ActionFailed() | ActionHeld():
+            seen = event.data.object
+        case _:
+            return False
+    return seen is not None and (seen.uid, seen.written_by) == (shown.uid, shown.written_by)

@@ -1,0 +1,1 @@
+"""The observer: what external APIs have."""

@@ -1,0 +1,208 @@
+"""Takes in the listings that other teams' observers publish, by the same rules as our own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import structlog
+
+from events.intake import ListingBegan, ListingCompleted, ListingItem
+from reconciler.answer_budget import MAX_LISTING_BYTES, decoded_bytes
+from reconciler.errors import ConfigurationError, ProviderError
+from reconciler.ports import (
+    DeadLetter,
+    DecisionSink,
+    IntakeDelivery,
+    ListingDelivery,
+    ListingReader,
+)
+from reconciler.roles.observer.listing import ListingAssembler, ListingRefusedError, check_scope
+from reconciler.roles.observer.observer import Observer
+from reconciler.roles.runtime.configurations import Configurations
+from reconciler.roles.runtime.provider_pool import ProviderPool
+from reconciler.roles.runtime.runtime import REAL, Runtime
+
+ABANDONED_SECONDS = 300.0
+"""A listing that is not completed by then never will be."""
+
+MAX_OPEN_BYTES = 2 * MAX_LISTING_BYTES
+"""Of all listings that are being received: those of several tenants."""
+
+_MIB = 1024 * 1024
+_MAX_OPEN = 256
+_MAX_REMEMBERED = 1_000
+_SUBJECT_TOKENS = 4
+
+_logger = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True)
+class _Open:
+    """A listing that is being received, the part that began it, and the memory of its objects."""
+
+    since: float
+    listing: ListingAssembler
+    beginning: ListingDelivery
+    size: int = 0
+
+
+class ForeignListings:
+    """Assembles listings from the bus; a broken one proves nothing, and becomes a dead letter."""
+
+    def __init__(
+        self,
+        *,
+        reader: ListingReader,
+        sink: DecisionSink,
+        observer: Observer,
+        configurations: Configurations,
+        providers: ProviderPool,
+        runtime: Runtime = REAL,
+    ) -> None:
+        self._reader = reader
+        self._sink = sink
+        self._observer = observer
+        self._configurations = configurations
+        self._providers = providers
+        self._clock = runtime.clock
+        self._open: dict[str, _Open] = {}
+        self._size = 0
+        self._refused: dict[str, None] = {}
+
+    async def run(self) -> None:
+        """Take parts for ever."""
+        while True:
+            for delivery in await self._reader.next_batch():
+                try:
+                    await self._take(delivery)
+                except (ListingRefusedError, ConfigurationError, ProviderError) as error:
+                    await self._refuse(delivery, str(error))
+                except Exception as error:
+                    _logger.debug(
+                        "processing a listing failed", subject=delivery.subject, exc_info=True
+                    )
+                    await self._refuse(delivery, f"{type(error).__name__}: {error}")
+
+    async def _take(self, delivery: ListingDelivery) -> None:
+        """Take one part; raises ``ListingRefusedError`` where it makes the whole useless."""
+        subject, part = delivery.subject, delivery.part
+        if isinstance(part, ListingBegan):
+            self._refused.pop(subject, None)
+            await self._forget_abandoned()
+            self._begin(subject, part, delivery)
+        elif subject in self._refused:
+            return  # it was told once
+        elif isinstance(part, ListingItem):
+            opened = self._opened(subject)
+            opened.listing.add([part.object])
+            await self._make_room(opened, decoded_bytes(delivery.payload))
+        elif isinstance(part, ListingCompleted):
+            await self._complete(subject, part)
+        else:
+            raise ListingRefusedError("the listing has an unreadable part; publish a new listing")
+
+    def _begin(self, subject: str, part: ListingBegan, delivery: ListingDelivery) -> None:
+        tokens = subject.split(".")
+        if len(tokens) != _SUBJECT_TOKENS or tokens[1:3] != [part.provider_config, part.kind]:
+            raise ListingRefusedError(
+                f"the listing is of {part.provider_config}.{part.kind}, but its subject is "
+                f"{subject}; publish on listing.<provider config>.<kind>.<id>"
+            )
+        config = self._configurations.by_name.get(part.provider_config)
+        if config is None:
+            raise ListingRefusedError(
+                f"ProviderConfig {part.provider_config!r} is not declared; declare it"
+            )
+        check_scope(part, config)
+        capabilities = self._providers.capabilities(part.kind)
+        listing = ListingAssembler(
+            part,
+            delivery.stored_at,
+            unique_names=capabilities is None or capabilities.deterministic_names,
+        )
+        self._close(subject)
+        self._open[subject] = _Open(self._clock(), listing, delivery)
+
+    def _opened(self, subject: str) -> _Open:
+        opened = self._open.get(subject)
+        if opened is None:
+            raise ListingRefusedError(
+                "the start of the listing is missing, or the listing was dropped earlier; publish "
+                "a new listing"
+            )
+        return opened
+
+    async def _make_room(self, opened: _Open, size: int) -> None:
+        """Count an object; of too many, the largest listing is refused: it is who takes the room.
+
+        Raises ``ListingRefusedError`` for one that is too large by itself.
+        """
+        opened.size += size
+        self._size += size
+        if opened.size > MAX_LISTING_BYTES:
+            raise ListingRefusedError(
+                f"the objects of the listing exceed the limit of {MAX_LISTING_BYTES // _MIB} MiB "
+                "of memory; split the scope of its ProviderConfig"
+            )
+        if self._size > MAX_OPEN_BYTES:
+            largest = max(self._open.values(), key=lambda each: each.size)
+            await self._refuse(
+                largest.beginning,
+                "the unfinished listings together exceed the limit of "
+                f"{MAX_OPEN_BYTES // _MIB} MiB of memory, and this one is the largest; publish it "
+                "again later",
+            )
+
+    def _close(self, subject: str) -> None:
+        opened = self._open.pop(subject, None)
+        if opened is not None:
+            self._size -= opened.size
+
+    async def _complete(self, subject: str, part: ListingCompleted) -> None:
+        listing = self._opened(subject).listing
+        self._close(subject)
+        objects = listing.complete(part.count)
+        began = listing.began
+        provider = self._providers.get(began.provider_config, began.kind)
+        await self._observer.publish_changes(listing, objects, provider)
+
+    async def _forget_abandoned(self) -> None:
+        """Drop what was never completed: its observer went away, and nothing was concluded."""
+        oldest = self._clock() - ABANDONED_SECONDS
+        for opened in list(self._open.values()):
+            if opened.since < oldest:
+                await self._refuse(
+                    opened.beginning,
+                    f"the listing was not completed within {ABANDONED_SECONDS:g} s; publish a new "
+                    "one",
+                )
+            elif len(self._open) >= _MAX_OPEN:
+                await self._refuse(
+                    opened.beginning,
+                    f"the listing was dropped, because {_MAX_OPEN} newer ones are unfinished; "
+                    "publish fewer listings at the same time",
+                )
+
+    async def _refuse(self, delivery: ListingDelivery, reason: str) -> None:
+        subject = delivery.subject
+        self._close(subject)
+        self._refused[subject] = None
+        while len(self._refused) > _MAX_REMEMBERED:
+            del self._refused[next(iter(self._refused))]
+        _logger.warning("rejected a listing", subject=subject, reason=reason)
+        letter = IntakeDelivery(
+            position=delivery.position,
+            subject=subject,
+            payload=delivery.payload,
+            message_id=f"{subject}@{delivery.position}",
+            reply_to=None,
+            delivered=1,
+            receipt=None,
+        )
+        try:
+            if await self._sink.store_dead_letters([DeadLetter("listing", reason, letter)]):
+                _logger.warning(
+                    "stream DEADLETTERS is full; dropped a dead letter", subject=subject
+                )
+        except Exception as error:  # noqa: BLE001 - its observer sends the next one
+            _logger.warning("storing a dead letter failed", subject=subject, error=str(error))

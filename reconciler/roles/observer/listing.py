@@ -1,0 +1,567 @@
+"""From a complete listing to observations: only what differs from what the log knows.
+
+The same assembler takes in our own listings and those that other teams' observers publish as
+listings: a beginning, items, and a completion with the count. Only a listing whose count is right
+proves that what it does not show is absent (invariant 6).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from msgspec.structs import replace
+
+from events.external import ExternalObject, identity
+from events.hold import Hold
+from events.intake import ListingBegan, LossCount, Observed, StrayCount
+from events.integrity import LogDamage
+from events.names import ResourceKey, name_for_external
+from events.provider_config import DeletionGuard, ProviderConfigSpec, is_within
+from events.wording import plural
+from projections.status import StatusRow
+from reconciler.process_secrets import OF_THIS_PROCESS
+from reconciler.resource.observation import AWAITING_READ, LOOKING
+from reconciler.resource.owner_label import OWNER_LABEL, is_of_log, owner, resource_of
+from reconciler.roles.objects.object_secrets import hide_and_digest
+from reconciler.roles.runtime.pauses import with_pauses
+from reconciler.secrecy import Secrecy
+
+MAX_LISTED_OBJECTS = 250_000
+"""Of one listing: it is complete or void, so all of it is in memory, about 1 KiB an object."""
+
+
+SEARCHED_AT_ONCE = 256 * 1024
+"""Bytes of objects that are searched for secrets between two turns of the event loop."""
+
+
+class ListingRefusedError(ValueError):
+    """A listing proves nothing: it is incomplete, or of a scope that is not this one."""
+
+
+class ListingAssembler:
+    """One listing of one scope, being received.
+
+    ``began_at`` is when it began by a clock of the world, ``began_by`` by the steady one of this
+    process, if it began here. Without ``unique_names`` the API makes the ids, and two objects may
+    have one name.
+    """
+
+    def __init__(
+        self,
+        began: ListingBegan,
+        began_at: datetime | None,
+        began_by: float | None = None,
+        *,
+        unique_names: bool = True,
+    ) -> None:
+        self.unique_names = unique_names
+        self.began = began
+        self.began_at = began_at
+        self.began_by = began_by
+        self._objects: dict[str, ExternalObject] = {}
+
+    def add(self, objects: Iterable[ExternalObject]) -> None:
+        """Take in a page; raises ``ListingRefusedError`` for an object of another scope.
+
+        In an exclusive scope what is listed and not declared is deleted: it must not reach further.
+        So are too many objects.
+        """
+        began = self.began
+        for each in objects:
+            if not is_within(began.prefix, began.labels, each.name, each.labels):
+                raise ListingRefusedError(
+                    f"the object {each.name!r} is outside the scope of the listing"
+                )
+            self._objects[self.place(each.name, each.uid)] = each
+        if len(self._objects) > MAX_LISTED_OBJECTS:
+            raise ListingRefusedError(
+                f"the listing has more than {MAX_LISTED_OBJECTS} objects; split the scope of its "
+                "ProviderConfig"
+            )
+
+    def place(self, name: str, uid: str | None) -> str:
+        """Return what tells one object of the listing from another; it begins with the name."""
+        return name if self.unique_names else f"{name}\n{uid or ''}"
+
+    def place_of(self, row: StatusRow) -> str:
+        """Return the place of a resource's object, as far as it is known."""
+        return self.place(row.external_name, row.uid or row.seen_uid)
+
+    def complete(self, count: int) -> Mapping[str, ExternalObject]:
+        """Return all objects by place; raises ``ListingRefusedError`` if any is missing.
+
+        What came twice counts once: it must not hide that another did not come.
+        """
+        if count != len(self._objects):
+            raise ListingRefusedError(
+                f"the listing has {plural(len(self._objects), 'object')}, but its last message "
+                f"reports {count}; the listing is ignored"
+            )
+        return self._objects
+
+
+def check_scope(began: ListingBegan, config: ProviderConfigSpec) -> None:
+    """Raise ``ListingRefusedError`` unless the listing is of the configuration's whole scope."""
+    scope = config.scope
+    if began.prefix != scope.prefix or began.labels != scope.labels:
+        raise ListingRefusedError(
+            f"the listing has the scope prefix={began.prefix!r} labels={began.labels!r}, but "
+            f"the ProviderConfig has prefix={scope.prefix!r} labels={scope.labels!r}; list the "
+            "whole scope"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What a complete listing shows that the log does not know.
+
+    ``observed`` is to be published. ``doubtful`` are the rows whose object was not listed but may
+    be there: a filter by labels shows only what still carries them, and what has an id of its own
+    would be made a second time. Each needs a read. The counts are for the guards.
+    """
+
+    observed: list[tuple[ResourceKey, Observed]]
+    doubtful: list[StatusRow]
+    losses: LossCount
+
+
+async def observations(
+    listing: ListingAssembler,
+    objects: Mapping[str, ExternalObject],
+    rows: Mapping[str, StatusRow],
+    config: ProviderConfigSpec,
+    log_id: str,
+    damage: Collection[LogDamage] = (),
+    *,
+    secrecy: Secrecy = OF_THIS_PROCESS,
+    known_position: int = 0,
+    deleted_ids: Container[str | None] = (),
+    late_ids: Container[str | None] = (),
+) -> Findings:
+    """Compare a complete listing with what the log knows; ``rows`` are those of all resources.
+
+    It takes some seconds of CPU for a hundred thousand objects, in slices. The rows may go on
+    meanwhile: what is observed says how old it is, and the resource decides what that proves.
+    Observations contain no secret that ``secrecy`` remembers. ``known_position`` is the position of
+    the log up to which the rows were read before this call. ``deleted_ids`` are those of objects
+    that a resource has deleted of late: no other resource may take one of them. ``late_ids`` are
+    those of the last minute: with our owner label, an object of such an id is the deleted one.
+    """
+    began = listing.began
+    known = await _by_place(listing, objects, rows)
+    released = await _released(listing, rows)
+    is_ours, is_unclear = _claimed_by(config, log_id), _may_hide(damage, began.kind)
+    strays = None if is_ours is None else await _stray_count(objects, known, is_ours)
+    losses = await _loss_count(listing, objects, known)
+    found: list[tuple[ResourceKey, Observed]] = []
+    creators: set[ResourceKey] = set()
+    searched = secrecy.searched_bytes
+    async for some in with_pauses(objects.items()):
+        for place, each in some:
+            if secrecy.searched_bytes - searched > SEARCHED_AT_ONCE:
+                searched = secrecy.searched_bytes
+                await asyncio.sleep(0)
+            mine = known.get(place, ())
+            # The listing may have begun before the deletion, or the API shows the deletion late.
+            # With our label it is that object, however late; without, the id may have returned.
+            is_deleted = each.uid in (late_ids if OWNER_LABEL in each.labels else deleted_ids)
+            is_gone = is_deleted and not any(row.owned and row.uid == each.uid for row in mine)
+            elsewhere = _owner_elsewhere(listing, each, rows, log_id)
+            released_by = released.get((each.name, each.uid), "")
+            creator = _creator(listing, each, mine, objects, rows, log_id)
+            if creator is not None and not (released_by or is_gone):
+                recorded = hide_and_digest(each, secrecy, [creator])
+                creators.add(creator.key)
+                if recorded is not None and _shows_more(*recorded, creator):
+                    seen = _observed(listing, each.name, recorded[0], strays)
+                    found.append((creator.key, seen))
+                continue
+            # Neither what a damaged resource has made since, nor a released object, is a stray.
+            is_known = bool(mine) or not (is_unclear or released_by)
+            is_shown = is_known and not is_gone
+            recorded = hide_and_digest(each, secrecy, mine) if is_shown else None
+            if recorded is None:
+                continue
+            if not mine:
+                key = _new_key(listing, each, config.scope.namespace, rows)
+                seen = _observed(listing, each.name, recorded[0], strays, taken_by=elsewhere)
+                found.append((key, seen))
+                continue
+            ours = log_id if is_ours and is_ours(each) else ""
+            left_to = released_by or elsewhere
+            guard = config.deletion_guard
+            interested = _interested(
+                listing, recorded, mine, strays, guard, ours=ours, left_to=left_to
+            )
+            for row, taken in interested:
+                seen = _observed(listing, each.name, recorded[0], strays, taken_by=taken)
+                # A row that changed meanwhile was not compared with all that came before it.
+                version = row.version if row.position <= known_position else 0
+                found.append((row.key, replace(seen, known_version=version)))
+    missing, doubtful = await _missing(
+        listing, objects, known, released, strays, losses, creators=creators
+    )
+    return Findings(found + missing, doubtful, losses)
+
+
+async def _missing(
+    listing: ListingAssembler,
+    objects: Mapping[str, ExternalObject],
+    known: Mapping[str, Sequence[StatusRow]],
+    released: Container[tuple[str, str | None]],
+    strays: StrayCount | None,
+    losses: LossCount,
+    *,
+    creators: Container[ResourceKey],
+) -> tuple[list[tuple[ResourceKey, Observed]], list[StatusRow]]:
+    """Return the absences that the listing proves, and the rows whose object has to be read.
+
+    ``creators``: the resources of objects under another name. One that owns nothing has such an
+    object, so that nothing of it is absent.
+    """
+    began, found = listing.began, list[tuple[ResourceKey, Observed]]()
+    doubtful: list[StatusRow] = []
+    async for some in with_pauses(known.items()):
+        for place, mine in some:
+            if place in objects:
+                continue
+            is_outside = not place.startswith(began.prefix or "")
+            for row in mine:
+                is_first = row.reason == LOOKING
+                is_asked = is_first or (row.observed_digest and not is_outside)
+                if listing.place_of(row) != place or not is_asked or row.action_id:
+                    continue
+                if row.key in creators and not row.owned:
+                    continue
+                # What was released would be a stray, once its row is forgotten.
+                is_released = not row.owned and (row.external_name, row.seen_uid) in released
+                is_unproven = is_outside or is_released or bool(began.labels)
+                if is_unproven or _would_be_made_twice(row, listing):
+                    doubtful.append(row)
+                else:
+                    taken = _taken_by(row, mine)
+                    name = row.external_name
+                    gone = _observed(listing, name, None, strays, losses, taken_by=taken)
+                    found.append((row.key, replace(gone, absent_uid=row.uid or row.seen_uid)))
+    return found, doubtful
+
+
+def _would_be_made_twice(row: StatusRow, listing: ListingAssembler) -> bool:
+    """Return whether no conflict of a new creation would show that the listing was wrong.
+
+    That is so under a second name, and where the API makes the ids: a listing that lags behind
+    would lead to one more object each time. Nor is a listing believed that was wrong once.
+    """
+    has_own_id = row.owned and not listing.unique_names
+    return has_own_id or row.listing_disproved or bool(row.declared_name)
+
+
+async def _by_place(
+    listing: ListingAssembler, objects: Mapping[str, ExternalObject], rows: Mapping[str, StatusRow]
+) -> dict[str, list[StatusRow]]:
+    """Return the resources of each object; one may have two, while it is replaced (ADR 0026)."""
+    began, known = listing.began, dict[str, list[StatusRow]]()
+    without_id: list[StatusRow] = []
+    async for some in with_pauses(list(rows.values())):
+        for row in some:
+            if row.provider_config != began.provider_config or row.kind != began.kind:
+                continue
+            is_known = listing.unique_names or row.uid or row.seen_uid
+            places = {listing.place_of(row)} if is_known else set[str]()
+            if row.asked_name and listing.unique_names:
+                places.add(row.asked_name)
+            if row.retiring:
+                places.add(listing.place(row.retiring, row.retiring_uid))
+            for place in places:
+                known.setdefault(place, []).append(row)
+            if not is_known or (row.operation == "Create" and not listing.unique_names):
+                without_id.append(row)
+    if without_id:
+        _find_by_name(listing, without_id, objects, known)
+    return known
+
+
+async def _released(
+    listing: ListingAssembler, rows: Mapping[str, StatusRow]
+) -> dict[tuple[str, str | None], str]:
+    """Return the objects that were released on purpose, with the resources that released them."""
+    began, found = listing.began, dict[tuple[str, str | None], str]()
+    async for some in with_pauses(list(rows.values())):
+        for row in some:
+            is_here = (row.provider_config, row.kind) == (began.provider_config, began.kind)
+            if row.released and is_here:
+                found.update(dict.fromkeys(row.released, str(row.key)))
+    return found
+
+
+def _creator(
+    listing: ListingAssembler,
+    seen: ExternalObject,
+    mine: Sequence[StatusRow],
+    objects: Container[str],
+    rows: Mapping[str, StatusRow],
+    log_id: str,
+) -> StatusRow | None:
+    """Return the resource that may have created this object under another name or uid.
+
+    By a late call, the object has a name that the resource has used for one that was replaced.
+    Without unique names, the response to the creation named a uid that the listing does not show.
+    """
+    label, began = seen.labels.get(OWNER_LABEL), listing.began
+    if not label or any(row.owned or row.retiring for row in mine):
+        return None
+    row = rows.get(resource_of(label, log_id))
+    if row is None or row.retiring or row.action_id or any(each is row for each in mine):
+        return None
+    if (row.provider_config, row.kind) != (began.provider_config, began.kind):
+        return None
+    if not listing.unique_names and seen.written_by is None:
+        return None  # no name shows that the resource may have created it
+    if not listing.unique_names and row.owned:
+        return None if listing.place_of(row) in objects else row
+    return row if seen.name in row.uncertain_names else None
+
+
+def _owner_elsewhere(
+    listing: ListingAssembler,
+    seen: ExternalObject,
+    rows: Mapping[str, StatusRow],
+    log_id: str,
+) -> str:
+    """Name the resource of this kind that owns an object in another configuration of its API."""
+    label, began = seen.labels.get(OWNER_LABEL), listing.began
+    row = rows.get(resource_of(label, log_id)) if label and not listing.unique_names else None
+    if row is None or row.kind != began.kind or row.provider_config == began.provider_config:
+        return ""
+    return str(row.key) if row.owned and seen.uid is not None and row.uid == seen.uid else ""
+
+
+def _find_by_name(
+    listing: ListingAssembler,
+    rows: Iterable[StatusRow],
+    objects: Mapping[str, ExternalObject],
+    known: dict[str, list[StatusRow]],
+) -> None:
+    """Find by its name what has no id yet: what is declared, and what is being created."""
+    of_name: dict[str, list[str]] = {}
+    unclaimed: dict[str, list[str]] = {}
+    for place, each in objects.items():
+        resources = known.get(place, ())
+        if all(map(_is_about_to_claim, resources)):
+            of_name.setdefault(each.name, []).append(place)
+        if not any(map(_has, resources)):
+            unclaimed.setdefault(each.name, []).append(place)
+    for row in rows:
+        # An object that only undeclared resources know exists: a first look must show it.
+        found = unclaimed if row.reason == LOOKING else of_name
+        unknown = sorted(found.get(row.external_name, ()))
+        if row.operation == "Create":  # each may be what it makes: its result will tell
+            for place in unknown:
+                # What an undeclared resource waits to claim was there before. This row is told
+                # nothing now, so that the two would give way to each other without end.
+                if not any(map(_is_about_to_claim, known.get(place, ()))):
+                    known.setdefault(place, []).append(row)
+        else:
+            place = unknown[0] if unknown else listing.place_of(row)
+            known.setdefault(place, []).append(row)
+
+
+def _may_hide(damage: Collection[LogDamage], kind: str) -> bool:
+    """Return whether a resource of a kind may have objects of which its row does not know."""
+    resources = (each.resource for each in damage)
+    return any(not each or ResourceKey.parse(each).kind == kind for each in resources)
+
+
+def _lives_somewhere(row: StatusRow) -> bool:
+    """Return whether the resource is of one object, so that no other can be seen as it."""
+    return row.declared or row.owned or bool(row.observed_digest or row.action_id)
+
+
+def _new_key(
+    listing: ListingAssembler,
+    seen: ExternalObject,
+    namespace: str,
+    rows: Mapping[str, StatusRow],
+) -> ResourceKey:
+    """Name the resource of an object that nobody knows.
+
+    A resource of that name may live under another external name or in another API: it would not
+    listen to what is seen of this one, or take turns with it.
+    """
+    began, name = listing.began, seen.name
+    if not listing.unique_names:
+        place = f"{began.provider_config}/{seen.uid}"
+        return ResourceKey(namespace, began.kind, name_for_external(name, place))
+    key = ResourceKey(namespace, began.kind, name_for_external(name))
+    of_that_name = rows.get(str(key))
+    if of_that_name is None or not _lives_somewhere(of_that_name):
+        return key
+    return ResourceKey(namespace, began.kind, name_for_external(name, began.provider_config))
+
+
+def _interested(
+    listing: ListingAssembler,
+    recorded: tuple[ExternalObject, str],
+    rows: Sequence[StatusRow],
+    strays: StrayCount | None,
+    guard: DeletionGuard,
+    *,
+    ours: str,
+    left_to: str,
+) -> Iterable[tuple[StatusRow, str]]:
+    """Which resources learn something from the object: those that know it otherwise.
+
+    ``recorded``: the object, and its digest. Beside each, which other one has it. ``ours``: the
+    log, if an object that nobody declared counts as its. ``left_to``: the resource that has
+    released the object, or owns it in another configuration; empty if none has.
+    """
+    seen, shown = recorded
+    for row in rows:
+        if row.action_id:
+            continue  # its result will say more than this
+        is_other = bool(row.uid or row.seen_uid) or listing.unique_names
+        if is_other and listing.place_of(row) != listing.place(seen.name, seen.uid):
+            continue  # it was replaced, and goes
+        is_alone = len(rows) == 1 and not left_to  # as nearly all are
+        taken = "" if is_alone else _taken_by(row, rows) or _left_to(row, rows, left_to)
+        if taken and taken == row.taken_by and not _has(row):
+            continue  # how it goes on with it is the other's
+        if not taken and _is_about_to_claim(row) and len([*filter(_is_about_to_claim, rows)]) > 1:
+            continue  # the others give way first: this listing tells them
+        is_news = _shows_more(seen, shown, row) or row.taken_by != taken or row.doubted
+        if is_news or _may_pass_now(row, seen, strays, guard, ours):
+            yield row, taken
+
+
+def _shows_more(seen: ExternalObject, shown: str, row: StatusRow) -> bool:
+    """Return whether an object is other than the log knows it; of a foreign one, whether it is."""
+    if row.reason == AWAITING_READ:
+        return True
+    if row.foreign_identity:
+        return row.foreign_identity != identity(seen)
+    return row.observed_digest != shown
+
+
+def _taken_by(row: StatusRow, rows: Sequence[StatusRow]) -> str:
+    """Name another resource that has the object of this external name, if one has.
+
+    Who owns it has it; and who declares it, where this one does not. While a resource waits to
+    delete an undeclared object, no other one may take it: each of the two sees the other first.
+    """
+    others = [each for each in rows if each is not row]
+    if not _has(row):
+        return min((str(each.key) for each in others if _has(each)), default="")
+    if row.owned:
+        return min((str(each.key) for each in others if each.owned), default="")
+    having = (each for each in others if each.owned or _is_about_to_claim(each))
+    return min((str(each.key) for each in having), default="")
+
+
+def _has(row: StatusRow) -> bool:
+    return row.declared or row.owned or row.action_id != ""
+
+
+def _is_about_to_claim(row: StatusRow) -> bool:
+    """Return whether a resource waits for this listing to claim an undeclared object."""
+    return row.reason == AWAITING_READ and not _has(row)
+
+
+def _left_to(row: StatusRow, rows: Sequence[StatusRow], released_by: str) -> str:
+    """Name the resource to which an undeclared one leaves an object that none has.
+
+    Only a declaration takes what another resource has released. Of several that wait to claim an
+    undeclared object, the first by name does.
+    """
+    if _has(row):
+        return ""
+    if released_by:
+        return "" if released_by == str(row.key) else released_by
+    waiting = sorted(str(each.key) for each in rows if _is_about_to_claim(each))
+    return "" if waiting[:1] in ([], [str(row.key)]) else waiting[0]
+
+
+def _may_pass_now(
+    row: StatusRow,
+    seen: ExternalObject,
+    strays: StrayCount | None,
+    guard: DeletionGuard,
+    ours: str,
+) -> bool:
+    """An undeclared object is shown again when the configuration or the numbers are others."""
+    if row.hold == Hold.DELETION_GUARD:
+        if strays is None or guard.allows(strays.strays, strays.total):
+            return True  # of a configuration that was changed since
+        return (strays.strays, strays.total) != (row.strays, row.total)
+    if not ours or row.outcome != "Unowned" or row.taken_by:
+        return False
+    return seen.labels.get(OWNER_LABEL) in (None, owner(ours, row.key))
+
+
+async def _stray_count(
+    objects: Mapping[str, ExternalObject],
+    known: Mapping[str, Sequence[StatusRow]],
+    is_ours: Callable[[ExternalObject], bool],
+) -> StrayCount:
+    """Count what would be removed because nobody declared it."""
+    strays, total = 0, 0
+    async for some in with_pauses(objects.items()):
+        ours = [name for name, each in some if is_ours(each)]
+        total += len(ours)
+        strays += sum(1 for name in ours if not any(map(_has, known.get(name, ()))))
+    return StrayCount(strays, total)
+
+
+def _claimed_by(config: ProviderConfigSpec, log_id: str) -> Callable[[ExternalObject], bool] | None:
+    """Return the test by which an object that nobody declared counts as ours."""
+    if config.ownership == "Strict":
+        return None
+    if config.scope.mode == "Exclusive":
+        return lambda _each: True
+    if config.ownership == "Label":
+        return lambda each: is_of_log(each.labels.get(OWNER_LABEL, ""), log_id)
+    if config.ownership == "Prefix" and config.owner_prefix is not None:
+        prefix = config.owner_prefix
+        return lambda each: each.name.startswith(prefix)
+    return None
+
+
+async def _loss_count(
+    listing: ListingAssembler,
+    objects: Mapping[str, ExternalObject],
+    known: Mapping[str, Sequence[StatusRow]],
+) -> LossCount:
+    missing, total = 0, 0
+    async for some in with_pauses(known.items()):
+        owned = [
+            name
+            for name, rows in some
+            if any(row.owned and listing.place_of(row) == name for row in rows)
+        ]
+        total += len(owned)
+        missing += sum(1 for name in owned if name not in objects)
+    return LossCount(missing, total)
+
+
+def _observed(
+    listing: ListingAssembler,
+    external_name: str,
+    seen: ExternalObject | None,
+    strays: StrayCount | None,
+    losses: LossCount | None = None,
+    *,
+    taken_by: str = "",
+) -> Observed:
+    return Observed(
+        provider_config=listing.began.provider_config,
+        external_name=external_name,
+        object=seen,
+        evidence="CompleteListing",
+        as_of=listing.began.as_of,
+        began_at=listing.began_at,
+        exclusive=strays,
+        losses=losses,
+        taken_by=taken_by,
+    )

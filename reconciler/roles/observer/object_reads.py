@@ -1,0 +1,239 @@
+"""Reads of single objects: of those that are not ready yet, and of APIs that cannot list.
+
+A listing comes at an interval. Who waits until an object can be used is told sooner: it is read
+after a second, two, four, … until it is ready, or as seldom as it is listed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import structlog
+from msgspec.structs import replace
+
+from events.intake import LossCount, Observed
+from events.log import LogEvent, ReconcileAccepted
+from events.provider_config import ProviderConfigSpec
+from projections.read_models import ReadModels
+from projections.status import StatusRow
+from reconciler.errors import ConfigurationError, ProviderError
+from reconciler.failpoints import Failpoint, reach
+from reconciler.ports import IntakeMessageOut, IntakeWriter
+from reconciler.resource.observation import AWAITING_READ, LOOKING
+from reconciler.roles.gate.api_gates import ApiGates
+from reconciler.roles.objects.object_secrets import hide_and_digest
+from reconciler.roles.objects.oversize import is_too_large
+from reconciler.roles.objects.twins import Suspect, TwinDetector
+from reconciler.roles.runtime.configurations import Configurations
+from reconciler.roles.runtime.provider_pool import ProviderPool
+from reconciler.roles.runtime.runtime import REAL, Runtime
+
+FIRST_SECONDS = 1.0
+READS_AT_ONCE = 16
+
+_logger = structlog.get_logger(__name__)
+
+
+def is_news(shown: str, row: StatusRow) -> bool:
+    """Return whether a read shows a resource something new; ``shown``: the object's digest."""
+    is_awaited = row.doubted or row.reason in (AWAITING_READ, LOOKING)
+    return is_awaited or shown != row.observed_digest
+
+
+class _Read(NamedTuple):
+    """What a read has shown, without its age, and when it began by the steady clock."""
+
+    row: StatusRow
+    observed: Observed
+    began_by: float
+
+
+class ObjectReads:
+    """Reads single objects, and tells the intake what the log does not know."""
+
+    def __init__(
+        self,
+        *,
+        intake: IntakeWriter,
+        configurations: Configurations,
+        providers: ProviderPool,
+        models: ReadModels,
+        gates: ApiGates,
+        twins: TwinDetector | None = None,
+        runtime: Runtime = REAL,
+    ) -> None:
+        self.ask_for_listing: Callable[[str, str], None] = lambda _config, _kind: None
+        self._intake = intake
+        self._twins = twins
+        self._configurations = configurations
+        self._providers = providers
+        self._models = models
+        self._gates = gates
+        self._now = runtime.now
+        self._clock = runtime.clock
+        self._new_id = runtime.new_id
+        self._came = asyncio.Event()
+        self._asked: dict[str, None] = {}
+        self._reading: dict[str, asyncio.Task[None]] = {}
+
+    def notice(self, _position: int, event: LogEvent) -> None:
+        """Begin to read an object that is not ready, or is asked for; a subscriber of the log."""
+        if isinstance(event.data, ReconcileAccepted) and event.data.reads:
+            self._asked[event.subject] = None
+            self._came.set()
+        if event.subject in self._models.unready:
+            self._came.set()
+
+    async def run(self) -> None:
+        """Read what is asked for, and what is not ready: each API by itself, none for another."""
+        self._came.set()
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                await self._came.wait()
+                self._came.clear()
+                for config_name, rows in self._take_asked().items():
+                    tasks.create_task(self.read(rows, self._configurations.by_name[config_name]))
+                for config_name in {row.provider_config for row in self._unready()}:
+                    if config_name not in self._reading:
+                        task = tasks.create_task(self._read_until_ready(config_name))
+                        self._reading[config_name] = task
+
+    def _take_asked(self) -> dict[str, list[StatusRow]]:
+        """Take what somebody asked to have read now, by the API; not what an action is about."""
+        asked, self._asked = self._asked, {}
+        rows = [row for name in asked if (row := self._models.status.get(name)) is not None]
+        found: dict[str, list[StatusRow]] = {}
+        for row in rows:
+            if row.doubted and row.provider_config in self._configurations.by_name:
+                found.setdefault(row.provider_config, []).append(row)
+        return found
+
+    def _unready(self) -> list[StatusRow]:
+        return [self._models.status[name] for name in self._models.unready]
+
+    async def _read_until_ready(self, config_name: str) -> None:
+        """Read an API's objects that are not ready, each less and less often."""
+        due: dict[str, tuple[float, float]] = {}
+        try:
+            while rows := [row for row in self._unready() if row.provider_config == config_name]:
+                config = self._configurations.by_name.get(config_name)
+                if config is None:
+                    return
+                await asyncio.sleep(FIRST_SECONDS)
+                now = self._clock()
+                ready_to_read = [row for row in rows if due.get(str(row.key), (0.0,))[0] <= now]
+                await self.read(ready_to_read, config)
+                for row in ready_to_read:
+                    _, pause = due.get(str(row.key), (0.0, FIRST_SECONDS))
+                    pause = min(2 * pause, max(config.resync_seconds, FIRST_SECONDS))
+                    due[str(row.key)] = (self._clock() + pause, pause)
+        finally:
+            del self._reading[config_name]
+
+    async def read(self, rows: Iterable[StatusRow], config: ProviderConfigSpec) -> int:
+        """Read the objects of some resources of one API, and give how many observations came of it.
+
+        What fails is read again later. That an owned object is missing is not told: it may be one
+        of many, which only a listing shows. So a listing begins, and the loss guard judges it.
+        """
+        found, missing = await self._read_some(rows, config)
+        for name, kind in {(each.row.provider_config, each.row.kind) for each in missing}:
+            self.ask_for_listing(name, kind)
+        return found
+
+    async def read_all(self, rows: Iterable[StatusRow], config: ProviderConfigSpec) -> int:
+        """Read all objects of an API that cannot list them."""
+        rows = list(rows)
+        found, missing = await self._read_some(rows, config)
+        losses = LossCount(len(missing), sum(row.owned for row in rows))
+        for each in missing:
+            await self._publish(each._replace(observed=replace(each.observed, losses=losses)))
+        return found + len(missing)
+
+    async def _read_some(
+        self, rows: Iterable[StatusRow], config: ProviderConfigSpec
+    ) -> tuple[int, list[_Read]]:
+        """Tell what is there, or is not owned; return how much that is, and what is missing."""
+        slots = asyncio.Semaphore(min(config.limits.concurrency, READS_AT_ONCE))
+        missing: list[_Read] = []
+
+        async def one(row: StatusRow) -> int:
+            is_owned = row.owned
+            async with slots:
+                read = await self._read_one(row)
+                if read is None:
+                    return 0
+                if read.observed.object is None and is_owned:
+                    missing.append(read)
+                    return 0
+                await self._publish(read)
+                return 1
+
+        readable = [row for row in rows if not (row.action_id or self._needs_listing(row))]
+        return sum(await asyncio.gather(*map(one, readable))), missing
+
+    async def _publish(self, read: _Read) -> None:
+        age = round(self._clock() - read.began_by, 3)
+        observed = replace(read.observed, age_seconds=age)
+        reach(Failpoint.OBSERVER_LISTED)
+        await self._intake.publish(
+            [IntakeMessageOut("observed", read.row.key, observed, self._new_id())]
+        )
+        reach(Failpoint.OBSERVER_PUBLISHED)
+
+    def _needs_listing(self, row: StatusRow) -> bool:
+        """Return whether only a listing shows which resource has the object of a row.
+
+        Without a label, a read would show the object of another namespace as one that none has.
+        """
+        capabilities = self._providers.capabilities(row.kind)
+        if capabilities is None or capabilities.labels or not capabilities.listing:
+            return False
+        return not row.owned
+
+    async def _read_one(self, row: StatusRow) -> _Read | None:
+        name = row.provider_config
+        capabilities = self._providers.capabilities(row.kind)
+        has_names = capabilities is None or capabilities.deterministic_names
+        uid = row.read_uid(unique_names=has_names)
+        external_name = row.external_name  # the log updates the row during the read
+        try:
+            as_of = await self._intake.last_position()
+            began_at, began_by = self._now(), self._clock()
+            provider = self._providers.get(name, row.kind)
+            gate = self._gates.of(name)
+            is_probe = False if gate.is_open else await gate.enter(name)
+            with gate.calls(name, is_probe=is_probe):
+                seen = await provider.read(external_name, uid)
+        except (ProviderError, ConfigurationError) as error:
+            _logger.info("reading an object failed", resource=str(row.key), why=str(error))
+            return None
+        except Exception as error:  # noqa: BLE001 - a defect of one kind must not end the role
+            what = f"{type(error).__name__}: {error}"
+            _logger.warning("reading an object failed", resource=str(row.key), why=what)
+            return None
+        shown = ""
+        if seen is not None:
+            recorded = hide_and_digest(seen, self._providers.secrecy, [row])
+            if recorded is None:
+                return None
+            seen, shown = recorded
+        if not is_news(shown, row) or is_too_large(seen):
+            return None
+        if seen is not None and self._twins is not None:
+            suspects, known_version = [Suspect(row.key, seen)], self._models.known_version
+            compared = await self._twins.report(name, row.kind, suspects, known_version)
+            if not compared.allows(row.key):
+                return None  # it is read again, when its ProviderConfig is held
+        observed = Observed(
+            name,
+            external_name,
+            seen,
+            "Read",
+            as_of,
+            began_at,
+            absent_uid=uid if seen is None else None,
+        )
+        return _Read(row, observed, began_by)

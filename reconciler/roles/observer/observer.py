@@ -1,0 +1,451 @@
+"""The observer: lists each external API's scope at a jittered interval and reports what changed.
+
+An idle fleet costs listings and nothing else: what the log knows already is not told again. Where
+an API tells of changes, the next listing begins earlier.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+import structlog
+from msgspec.structs import replace
+
+from events.external import ExternalObject
+from events.intake import ListingBegan, LossCount, Observed
+from events.log import LogEvent, ReconcileAccepted
+from events.names import ResourceKey
+from events.provider_config import ProviderConfigSpec, is_config
+from projections.read_models import ReadModels
+from projections.status import StatusRow
+from reconciler.errors import ConfigurationError, ProviderError
+from reconciler.failpoints import Failpoint, reach
+from reconciler.ports import DecisionSink, IntakeMessageOut, IntakeWriter
+from reconciler.provider import Provider
+from reconciler.provider.kind import KindRegistry
+from reconciler.roles.gate.api_gate import TurnedAwayError
+from reconciler.roles.gate.api_gates import ApiGates
+from reconciler.roles.objects.object_secrets import hide_and_digest
+from reconciler.roles.objects.oversize import build_size_letter, is_too_large, store_size_letters
+from reconciler.roles.objects.twins import Suspect, TwinDetector
+from reconciler.roles.observer.change_feed import ChangeFeed, is_followed
+from reconciler.roles.observer.listing import (
+    Findings,
+    ListingAssembler,
+    ListingRefusedError,
+    check_scope,
+    observations,
+)
+from reconciler.roles.observer.next_listing import NextListing
+from reconciler.roles.observer.object_reads import READS_AT_ONCE, ObjectReads, is_news
+from reconciler.roles.observer.recent_deletions import RecentDeletions
+from reconciler.roles.runtime.cancellation import is_being_cancelled
+from reconciler.roles.runtime.configurations import Configurations
+from reconciler.roles.runtime.pauses import with_pauses
+from reconciler.roles.runtime.provider_pool import ProviderPool
+from reconciler.roles.runtime.runtime import REAL, Runtime
+from reconciler.secrecy import Secrecy
+
+JITTER = 0.1
+"""Each interval is up to this share shorter or longer, so that observers do not march in step."""
+
+CATCH_UP_SECONDS = 10.0
+"""So long a listing waits for what the log says of its objects."""
+
+UNDECLARED_AT_ONCE = 2_000
+PACE_SECONDS = 1.0
+"""Observations of undeclared objects that a listing publishes each second, after all others.
+
+The decider processes the intake in order, so an API with many new objects would delay the
+declarations of all namespaces. Declarations bound the number of all other observations.
+"""
+
+_MAX_RETRY_SECONDS = 5.0
+_HALF_MILLISECOND = 0.0005
+_Place = tuple[str, str]
+"""The name of a configuration, and a kind that is listed there."""
+
+_logger = structlog.get_logger(__name__)
+
+
+class Observer:
+    """Watches every declared API."""
+
+    def __init__(
+        self,
+        *,
+        intake: IntakeWriter,
+        configurations: Configurations,
+        providers: ProviderPool,
+        kinds: KindRegistry,
+        models: ReadModels,
+        log_id: str,
+        gates: ApiGates,
+        reads: ObjectReads | None = None,
+        sink: DecisionSink | None = None,
+        catch_up: Callable[[float], Awaitable[None]] | None = None,
+        twins: TwinDetector | None = None,
+        runtime: Runtime = REAL,
+    ) -> None:
+        self._intake = intake
+        self._twins = twins
+        self._configurations = configurations
+        self._providers = providers
+        self._kinds = kinds
+        self._models = models
+        self._log_id = log_id
+        self._sink = sink
+        self._catch_up = catch_up
+        self._now = runtime.now
+        self._clock = runtime.clock
+        self._gates = gates
+        self._reads = reads or ObjectReads(
+            intake=intake,
+            configurations=configurations,
+            providers=providers,
+            models=models,
+            gates=gates,
+            runtime=runtime,
+        )
+        self._reads.ask_for_listing = self._list_now
+        self._jitter = runtime.jitter
+        self._new_id = runtime.new_id
+        self._watches: dict[_Place, asyncio.Task[None]] = {}
+        self._feeds: dict[_Place, asyncio.Task[None]] = {}
+        self._next: dict[_Place, NextListing] = {}
+        self._changed = asyncio.Event()
+        self._deletions = RecentDeletions(self._clock)
+        self.listings = 0
+
+    async def run(self) -> None:
+        """Watch for ever, following the configurations as they come and go."""
+        self._configurations.listen(self._configuration_changed)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                while True:
+                    self._match_watches(tasks)
+                    await self._changed.wait()
+                    self._changed.clear()
+        finally:
+            self._watches.clear()
+            self._feeds.clear()
+
+    def _configuration_changed(self, name: str) -> None:
+        for (config, _kind), listing in self._next.items():
+            if config == name:
+                listing.now()
+        self._changed.set()
+
+    def notice(self, _position: int, event: LogEvent) -> None:
+        """Take an event of the log: a requested listing begins, a deletion is remembered."""
+        self._deletions.notice(event)
+        if isinstance(event.data, ReconcileAccepted) and is_config(event.key):
+            for (config, _kind), listing in self._next.items():
+                if config == event.key.name:
+                    listing.now()
+
+    def _list_now(self, config_name: str, kind: str) -> None:
+        listing = self._next.get((config_name, kind))
+        if listing is not None:
+            listing.now()
+
+    def notice_kinds(self, _name: str) -> None:
+        """Look at once which scopes there are: a kind was defined, or is no more."""
+        self._changed.set()
+
+    def _match_watches(self, tasks: asyncio.TaskGroup) -> None:
+        wanted = {
+            (name, kind)
+            for name, config in self._configurations.by_name.items()
+            for kind in self._watched_kinds(config)
+        }
+        for watch in self._watches.keys() - wanted:
+            self._watches.pop(watch).cancel()
+            self._next.pop(watch, None)
+        for watch in wanted - self._watches.keys():
+            self._next[watch] = NextListing()
+            self._watches[watch] = tasks.create_task(self._watch(*watch))
+        self._match_feeds(tasks, {watch for watch in wanted if self._has_feed(*watch)})
+
+    def _match_feeds(self, tasks: asyncio.TaskGroup, wanted: set[_Place]) -> None:
+        for place in self._feeds.keys() - wanted:
+            self._feeds.pop(place).cancel()
+        for place in wanted - self._feeds.keys():
+            self._feeds[place] = tasks.create_task(self._feed(*place).run())
+
+    def _has_feed(self, config_name: str, kind: str) -> bool:
+        config = self._configurations.by_name[config_name]
+        return self._kinds[kind].watches and is_followed(config)
+
+    def _feed(self, config_name: str, kind: str) -> ChangeFeed:
+        return ChangeFeed(
+            config_name,
+            kind,
+            configurations=self._configurations,
+            providers=self._providers,
+            gates=self._gates,
+            hint=self._next[config_name, kind].hint,
+            clock=self._clock,
+            jitter=self._jitter,
+        )
+
+    def _watched_kinds(self, config: ProviderConfigSpec) -> list[str]:
+        known = [kind.name for kind in self._kinds.of_provider(config.provider)]
+        return [kind for kind in known if not config.kinds or kind in config.kinds]
+
+    async def _watch(self, config_name: str, kind: str) -> None:
+        listing = self._next[config_name, kind]
+        while True:
+            listing.begins()
+            wait = await self._try_to_list(config_name, kind)
+            seconds = wait * (1 + JITTER * (2 * self._jitter() - 1))
+            await listing.wait(seconds, self._least_seconds(config_name, kind))
+
+    def _least_seconds(self, config_name: str, kind: str) -> float | None:
+        """Return the time until a hint counts, with jitter; None where nobody gives any."""
+        config = self._configurations.by_name.get(config_name)
+        if config is None or (config_name, kind) not in self._feeds:
+            return None
+        return config.least_resync_seconds * (1 + JITTER * self._jitter())
+
+    async def _try_to_list(self, config_name: str, kind: str) -> float:
+        """List once and give the seconds until the next time; a failed listing proves nothing."""
+        config = self._configurations.by_name.get(config_name)
+        if config is None:
+            return _MAX_RETRY_SECONDS  # just withdrawn: this watch is about to end
+        try:
+            await self.list_once(config_name, kind)
+        except TurnedAwayError as error:
+            _logger.info("listing postponed", config=config_name, kind=kind, why=error.message)
+            wait = (error.retry_after_seconds or 0.0) / (1 - JITTER)  # not earlier, by any jitter
+            return max(wait, min(config.resync_seconds, _MAX_RETRY_SECONDS))
+        except (ProviderError, ConfigurationError, ListingRefusedError) as error:
+            _logger.warning("listing failed", config=config_name, kind=kind, error=str(error))
+        except asyncio.CancelledError:
+            if is_being_cancelled():
+                raise
+            why = "the provider canceled its own call"
+            _logger.warning("listing failed", config=config_name, kind=kind, error=why)
+        except Exception as error:
+            what = f"{type(error).__name__}: {error}"
+            _logger.warning("listing failed", config=config_name, kind=kind, error=what)
+            _logger.debug("listing failed", exc_info=True)
+        else:
+            return config.resync_seconds
+        return min(config.resync_seconds, _MAX_RETRY_SECONDS)
+
+    async def list_once(self, config_name: str, kind: str) -> int:
+        """List a scope completely and publish what changed; gives how many observations.
+
+        Raises ``ProviderError``, ``ConfigurationError`` or ``ListingRefusedError``; nothing is
+        published then.
+        """
+        config = self._configurations.by_name[config_name]
+        if not self._kinds[kind].lists:
+            return await self._read_each(config_name, kind, config)
+        provider = self._providers.get(config_name, kind)
+        as_of = await self._intake.last_position()
+        began = ListingBegan(config_name, kind, as_of, config.scope.prefix, config.scope.labels)
+        capabilities = self._kinds[kind].capabilities
+        listing = ListingAssembler(
+            began,
+            self._now(),
+            self._clock(),
+            unique_names=capabilities is None or capabilities.deterministic_names,
+        )
+        count = 0
+        gate = self._gates.of(config_name)
+        is_probe = False if gate.is_open else await gate.enter(config_name)
+        with gate.calls(config_name, is_probe=is_probe):
+            async for page in provider.pages(config.scope, page_size=config.limits.page_size):
+                listing.add(page)
+                count += len(page)
+        self.listings += 1
+        if self._configurations.by_name.get(config_name) != config:
+            raise ListingRefusedError("its ProviderConfig was changed during the listing")
+        return await self.publish_changes(listing, listing.complete(count), provider)
+
+    async def _read_each(self, config_name: str, kind: str, config: ProviderConfigSpec) -> int:
+        """Read the objects of an API that cannot list, each by itself."""
+        await self._know_the_log()
+        rows: list[StatusRow] = []
+        async for some in with_pauses(list(self._models.status.values())):
+            rows += [
+                row
+                for row in some
+                if (row.provider_config, row.kind) == (config_name, kind)
+                and (row.declared or row.owned or row.doubted)
+            ]
+        found = await self._reads.read_all(rows, config)
+        self.listings += 1
+        return found
+
+    async def publish_changes(
+        self,
+        listing: ListingAssembler,
+        objects: Mapping[str, ExternalObject],
+        provider: Provider,
+    ) -> int:
+        """Publish what a complete listing shows that the log does not know.
+
+        Raises ``ListingRefusedError`` if what the log knows is not known here, or if the listing
+        is not of the scope that is declared by now.
+        """
+        began = listing.began
+        await self._know_the_log()
+        config = self._configurations.by_name.get(began.provider_config)
+        if config is None:
+            raise ListingRefusedError("its ProviderConfig was withdrawn during the listing")
+        check_scope(began, config)
+        rows, damage = self._models.status, self._models.damage.values()
+        secrecy = self._providers.secrecy
+        findings = await observations(
+            listing,
+            objects,
+            rows,
+            config,
+            self._log_id,
+            damage,
+            secrecy=secrecy,
+            known_position=self._models.position,
+            deleted_ids=self._deletions.ids(
+                began.provider_config,
+                began.kind,
+                began=listing.began_by,
+                grace_seconds=config.consistency_grace_seconds,
+            ),
+            late_ids=self._deletions.ids(
+                began.provider_config,
+                began.kind,
+                began=None,
+                grace_seconds=config.consistency_grace_seconds,
+            ),
+        )
+        seen = findings.observed
+        seen += await self._read_unlisted(findings, listing, provider, config)
+        found = [(key, observed) for key, observed in seen if not is_too_large(observed.object)]
+        if len(found) < len(seen):
+            letters = [build_size_letter(*each) for each in seen if is_too_large(each[1].object)]
+            await store_size_letters(self._sink, letters)
+        if self._configurations.by_name.get(began.provider_config) != config:
+            raise ListingRefusedError("its ProviderConfig was changed during the listing")
+        found = await self._without_unclear(began, found)
+        reach(Failpoint.OBSERVER_LISTED)
+        undeclared = [each for each in found if self._is_undeclared(each[0])]
+        declared = [each for each in found if not self._is_undeclared(each[0])]
+        await self._publish(listing, [*declared, *undeclared[:UNDECLARED_AT_ONCE]])
+        for start in range(UNDECLARED_AT_ONCE, len(undeclared), UNDECLARED_AT_ONCE):
+            await asyncio.sleep(PACE_SECONDS)
+            if self._configurations.by_name.get(began.provider_config) != config:
+                raise ListingRefusedError("its ProviderConfig was changed in the meantime")
+            await self._publish(listing, undeclared[start : start + UNDECLARED_AT_ONCE])
+        reach(Failpoint.OBSERVER_PUBLISHED)
+        return len(found)
+
+    def _is_undeclared(self, key: ResourceKey) -> bool:
+        row = self._models.status.get(str(key))
+        return row is None or row.is_foreign
+
+    async def _publish(
+        self, listing: ListingAssembler, found: Sequence[tuple[ResourceKey, Observed]]
+    ) -> None:
+        age = self._age(listing)
+        await self._intake.publish(
+            [
+                IntakeMessageOut(
+                    "observed", key, replace(observed, age_seconds=age), self._new_id()
+                )
+                for key, observed in found
+                if str(key) not in self._models.damage  # held: nobody would decide it
+            ]
+        )
+
+    async def _read_unlisted(
+        self,
+        findings: Findings,
+        listing: ListingAssembler,
+        provider: Provider,
+        config: ProviderConfigSpec,
+    ) -> list[tuple[ResourceKey, Observed]]:
+        """Read what the listing does not contain, and does not prove to be absent."""
+        name, secrecy = listing.began.provider_config, self._providers.secrecy
+        slots = asyncio.Semaphore(min(config.limits.concurrency, READS_AT_ONCE))
+
+        async def one(row: StatusRow) -> list[tuple[ResourceKey, Observed]]:
+            async with slots:
+                with self._gates.of(name).calls(name):
+                    return await _read_one(provider, row, listing, findings.losses, secrecy)
+
+        found: list[tuple[ResourceKey, Observed]] = []
+        async for rows in with_pauses(findings.doubtful):  # an empty listing leaves out all
+            for some in await asyncio.gather(*(one(row) for row in rows)):
+                found += some
+        return found
+
+    async def _without_unclear(
+        self, began: ListingBegan, found: list[tuple[ResourceKey, Observed]]
+    ) -> list[tuple[ResourceKey, Observed]]:
+        """Return the observations without those of objects that may be newer than the log.
+
+        Raises ``ListingRefusedError`` if the listing must wait until its API is held.
+        """
+        if self._twins is None:
+            return found
+        shown = [Suspect(key, each.object) for key, each in found if each.object is not None]
+        known_version = self._models.known_version
+        compared = await self._twins.report(began.provider_config, began.kind, shown, known_version)
+        if compared.must_wait:
+            raise ListingRefusedError(
+                "the API has objects that are newer than this log; the listing waits until its "
+                "ProviderConfig is held"
+            )
+        return [each for each in found if each[0] not in compared.unclear]
+
+    def _age(self, listing: ListingAssembler) -> float | None:
+        if listing.began_by is None:
+            return None
+        return round(self._clock() - listing.began_by + _HALF_MILLISECOND, 3)
+
+    async def _know_the_log(self) -> None:
+        """Know of every declaration and action that an object of the listing may come from.
+
+        What is listed was decided before. With rows that lag behind, an object that another
+        resource has just made would be nobody's: a stray, which an exclusive scope deletes.
+        """
+        if self._catch_up is None:
+            return
+        try:
+            await self._catch_up(CATCH_UP_SECONDS)
+        except TimeoutError:
+            raise ListingRefusedError("this process has not yet read the log to the end") from None
+
+
+async def _read_one(
+    provider: Provider,
+    row: StatusRow,
+    listing: ListingAssembler,
+    losses: LossCount,
+    secrecy: Secrecy,
+) -> list[tuple[ResourceKey, Observed]]:
+    uid = row.read_uid(unique_names=listing.unique_names)
+    external_name = row.external_name  # the log updates the row during the read
+    try:
+        seen = await provider.read(external_name, uid)
+    except ProviderError as error:
+        _logger.warning("reading an object failed", resource=str(row.key), error=str(error))
+        return []
+    recorded = None if seen is None else hide_and_digest(seen, secrecy, [row])
+    if seen is not None and (recorded is None or not is_news(recorded[1], row)):
+        return []
+    observed = Observed(
+        listing.began.provider_config,
+        external_name,
+        None if recorded is None else recorded[0],
+        "Read",
+        listing.began.as_of,
+        listing.began_at,
+        losses=losses,
+        absent_uid=uid if seen is None else None,
+    )
+    return [(row.key, observed)]

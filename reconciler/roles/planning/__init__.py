@@ -1,0 +1,1 @@
+"""Plans: what the loop would do."""

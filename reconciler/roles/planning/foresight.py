@@ -1,0 +1,520 @@
+"""What would happen: the whole loop in memory, by the functions that the roles decide with.
+
+Resources are loaded from the log, and everything that would be appended goes into a copy of the
+read models and nowhere else. Each action is answered as if it succeeded, references are told as the
+sweeper tells them, and a configuration that changes has its known objects listed again (ADR 0038).
+An action of a composed resource declares and withdraws its parts, here as there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from itertools import count
+from typing import Final
+
+import msgspec
+
+from events.composition import taken_by
+from events.external import ExternalObject
+from events.hold import Hold
+from events.intake import (
+    ActionError,
+    Answer,
+    Approved,
+    Declared,
+    IntakeData,
+    ListingBegan,
+    Observed,
+    Reported,
+    SecretSeen,
+    StrayCount,
+    TimerFired,
+    Withdrawn,
+)
+from events.log import (
+    Action,
+    ActionDecided,
+    FieldDifference,
+    OwnershipClaimed,
+    OwnershipReleased,
+)
+from events.manifest import Fields, Manifest
+from events.names import SYSTEM_NAMESPACE, ResourceKey, system_rank
+from events.provider_config import ProviderConfigSpec
+from events.stored_content import (
+    COMPOSED_CONTENT_KIND,
+    CONTENT,
+    ComposedContentSpec,
+    contents_in,
+    whole,
+)
+from projections.read_models import ReadModels
+from reconciler.ports import EventLog
+from reconciler.provider.kind import KindRegistry
+from reconciler.resource.decide import decide
+from reconciler.resource.difference import Comparison
+from reconciler.resource.expectation import (
+    PartChange,
+    expected_report,
+    foreseeing,
+    goes_on,
+    part_changes,
+    turn_digest,
+)
+from reconciler.resource.observation import AWAITING_READ, LOOKING
+from reconciler.resource.state import ResourceState
+from reconciler.resource.turn import Command, Context, Turn
+from reconciler.roles.decider.reference_graph import Graph, graph_from, targets_of
+from reconciler.roles.decider.repository import KeptResource, ResourceRepository
+from reconciler.roles.observer.listing import ListingAssembler, observations
+from reconciler.roles.runtime.configurations import Configurations
+from reconciler.roles.runtime.definitions import Definitions
+from reconciler.roles.sweeper.reference_index import ReferenceIndex, rows_of
+from reconciler.roles.sweeper.references import definition_messages, reference_messages
+from reconciler.roles.sweeper.sweeper import has_its_configuration_now
+
+AFTER_EVERYTHING: Final = 2**53
+"""Positions from here on are foreseen: no stream has so many messages."""
+
+MAX_ROUNDS: Final = 1_000
+_ACTOR: Final = "foresight"
+_UNKNOWN_DIGEST: Final = "unknown"
+
+
+class EndlessForesightError(RuntimeError):
+    """What is foreseen comes to no end: a defect, reported instead of looping."""
+
+
+@dataclass(slots=True)
+class ForeseenAction:
+    """An action that would be decided, with what it would change.
+
+    ``parts``: what it would do about the parts of a composed object. ``goes_on``: another step
+    follows when they are ready.
+    """
+
+    action: Action
+    changes: list[tuple[FieldDifference, object]]  # with what was applied last
+    was_under_way: bool = False
+    needs_approval: bool = False
+    parts: list[PartChange] = field(default_factory=list[PartChange])
+    goes_on: bool = False
+
+
+@dataclass(slots=True)
+class ForeseenResource:
+    """How a resource stands, and what would become of it."""
+
+    key: ResourceKey
+    base: KeptResource
+    state: ResourceState
+    turn: Turn | None = None  # of its declaration
+    is_withdrawn: bool = False  # by the plan, or by what it is a part of
+    part_of: ResourceKey | None = None  # which declares or withdraws it
+    refused: Answer | None = None  # what it declares
+    seen_at: datetime | None = None  # when the log was last told how its object is
+    is_approved: bool = False  # by the foresight: its next action needs somebody's approval
+    claims: list[OwnershipClaimed] = field(default_factory=list[OwnershipClaimed])
+    releases: list[OwnershipReleased] = field(default_factory=list[OwnershipReleased])
+    actions: list[ForeseenAction] = field(default_factory=list[ForeseenAction])
+
+    @property
+    def digest(self) -> str:
+        """Digest of what its declaration would append."""
+        return "" if self.turn is None else turn_digest(self.turn.events)
+
+    @property
+    def outcome_changes(self) -> bool:
+        """Whether it would stand otherwise."""
+        before, after = self.base.state.outcome, self.state.outcome
+        if before is None or after is None:
+            return before is not after
+        return (before.outcome, before.reason) != (after.outcome, after.reason)
+
+
+class Foresight:
+    """The resources of a log as they would become; ask it once, and read ``found``."""
+
+    def __init__(
+        self, log: EventLog, models: ReadModels, kinds: KindRegistry, now: datetime
+    ) -> None:
+        self.found: dict[ResourceKey, ForeseenResource] = {}
+        self.unread: dict[ResourceKey, str] = {}
+        self.elsewhere: dict[str, int] = {}  # objects of configurations that move to another API
+        self.configurations = Configurations()
+        self.kinds = kinds
+        self._log = log
+        self._models = models
+        self._definitions = Definitions(kinds)
+        self._now = now
+        self._repository = ResourceRepository(log)
+        self._index = ReferenceIndex()
+        self._positions = count(AFTER_EVERYTHING)
+        self._redefined: set[str] = set()
+        self._reconfigured: set[str] = set()
+        self._shown_again: set[ResourceKey] = set()
+        self._refers: Graph = {}
+        self._places: dict[str, str] = {}
+        self._contents: dict[str, Fields] = {}  # of sets, by digest
+        self._listed: set[tuple[str, str]] = set()  # configurations and kinds, for this plan
+        self._stuck: set[str] = set()  # actions whose parts are somebody else's
+
+    async def load(self) -> None:
+        """Read what every decision rests on."""
+        await self._definitions.load(self._log)
+        await self.configurations.load(self._log)
+        self._index.build(self._models.status.items())
+        self._index.take_moved()  # what is under way already is not of this plan
+        self._definitions.listen(self._redefined.add)
+        self.configurations.listen(self._reconfigured.add)
+        configs = self.configurations.by_name.items()
+        self._places = {name: config.endpoint for name, config in configs}
+
+    async def declare(self, manifests: Iterable[Manifest]) -> None:
+        """Declare, and follow what comes of it to its end."""
+        by_rank: dict[int, list[Manifest]] = {}
+        for each in manifests:
+            by_rank.setdefault(system_rank(each.kind), []).append(each)
+        for rank in sorted(by_rank):
+            work = {each.key: [Declared(each)] for each in by_rank[rank]}
+            await self._decide(work, declaring=True)
+        await self._to_the_end()
+
+    async def withdraw(self, keys: Iterable[ResourceKey]) -> None:
+        """Take declarations back, and follow what comes of it to its end."""
+        work = {key: [Withdrawn()] for key in keys}
+        await self._decide(work, declaring=True)
+        for key in work.keys() & self.found.keys():
+            self.found[key].is_withdrawn = True
+        await self._to_the_end()
+
+    async def observe(self, config: str, kind: str, objects: Mapping[str, ExternalObject]) -> None:
+        """Take in a complete listing, and follow what comes of it to its end."""
+        self._listed.add((config, kind))
+        await self._decide(await self._seen(config, kind, objects))
+        await self._to_the_end()
+
+    def seen_at(self, mine: ForeseenResource) -> datetime | None:
+        """Return when an object was read last: by a listing for this plan, or as the log has it."""
+        state, place = mine.state, (mine.state.provider_config, mine.key.kind)
+        seen = mine.base.state.observed.object or state.observed.object
+        if seen is None or place not in self._listed:
+            return mine.seen_at
+        scope = self.configurations.by_name[state.provider_config].scope
+        return self._now if scope.has(seen.name, seen.labels) else mine.seen_at
+
+    # --- from one turn to the next
+
+    async def _to_the_end(self) -> None:
+        for _ in range(MAX_ROUNDS):
+            work = await self._results()
+            for key, data in await self._told():
+                work.setdefault(key, []).append(data)
+            if not work:
+                return
+            await self._decide(work)
+        raise EndlessForesightError(f"the plan did not settle after {MAX_ROUNDS} rounds")
+
+    async def _decide(
+        self, work: Mapping[ResourceKey, Sequence[IntakeData]], *, declaring: bool = False
+    ) -> None:
+        await self._meet(work)
+        for key, said in work.items():
+            if key not in self.found:
+                continue
+            mine = self.found[key]
+            commands = [self._command(data) for data in said]
+            turn = decide(mine.state, commands, self._context(key))
+            if declaring:
+                mine.turn = turn
+            elif mine.part_of is not None:
+                refused = (each for each in turn.answers if each is not None and not each.accepted)
+                mine.refused = next(refused, mine.refused)
+            self._take(mine, turn)
+
+    async def _meet(self, work: Mapping[ResourceKey, Sequence[IntakeData]]) -> None:
+        """Load what is met for the first time, and whom new declarations refer to."""
+        new = [key for key in work if key not in self.found]
+        kept = await self._repository.get(new)
+        for key in new:
+            if key in kept:
+                row = self._models.status.get(str(key))
+                seen_at = None if row is None else row.seen_at
+                self.found[key] = ForeseenResource(key, kept[key], kept[key].state, seen_at=seen_at)
+            else:
+                self.unread[key] = str(
+                    self._repository.broken.get(key, "its history is unreadable")
+                )
+        await self._read_contents([self.found[key] for key in new if key in kept])
+        targets = {
+            each
+            for key, said in work.items()
+            for each in targets_of(
+                [self._command(data) for data in said], self.kinds.find(key.kind), key
+            )
+        }
+        if targets:
+            self._refers = await graph_from(targets, self._repository)
+            for key, mine in self.found.items():  # what is foreseen is newer than the log
+                if (spec := mine.state.desired.spec) is not None:
+                    self._refers[str(key)] = tuple(each.target for each in spec.references)
+
+    async def _read_contents(self, met: Iterable[ForeseenResource]) -> None:
+        """Read what is stored of the contents that these resources have, or may have next."""
+        indexes = {
+            ResourceKey(mine.key.namespace, COMPOSED_CONTENT_KIND, digest)
+            for mine in met
+            for digest in contents_in(mine.state.observed.object, mine.state.desired.fields)
+        }
+        for index, stored in (await self._stored(indexes)).items():
+            portions = [msgspec.structs.replace(index, name=each) for each in stored.portions]
+            self._contents[index.name] = whole((await self._stored(portions)).values())
+
+    async def _stored(self, keys: Iterable[ResourceKey]) -> dict[ResourceKey, ComposedContentSpec]:
+        kept = await self._repository.get(list(keys))
+        return {
+            key: msgspec.convert(each.state.desired.fields, ComposedContentSpec)
+            for key, each in kept.items()
+            if each.state.desired.is_declared
+        }
+
+    def _take(self, mine: ForeseenResource, turn: Turn) -> None:
+        mine.state = turn.state
+        for event in turn.events:
+            row = self._models.apply(next(self._positions), event)
+            self._index.note(event.subject, self._models.status.get(event.subject, row))
+            if event.key.namespace == SYSTEM_NAMESPACE:
+                self._definitions.apply(event)
+                self.configurations.apply(event)
+            match event.data:
+                case ActionDecided(action):
+                    mine.actions.append(self._foreseen(mine, action))
+                case OwnershipClaimed():
+                    mine.claims.append(event.data)
+                case OwnershipReleased():
+                    mine.releases.append(event.data)
+                case _:
+                    pass
+
+    def _foreseen(self, mine: ForeseenResource, action: Action) -> ForeseenAction:
+        approved, mine.is_approved = mine.is_approved, False
+        found = Comparison.of(mine.state, self._context(mine.key)).changes(action)
+        parts, is_step = self._parts(mine, action)
+        return ForeseenAction(action, found, needs_approval=approved, parts=parts, goes_on=is_step)
+
+    def _parts(self, mine: ForeseenResource, action: Action) -> tuple[list[PartChange], bool]:
+        kind, spec = self.kinds.find(mine.key.kind), mine.state.desired.spec
+        if kind is None or kind.composes is None or spec is None:
+            return [], False
+        seen = mine.state.observed.object
+        if seen is not None:
+            seen = msgspec.structs.replace(seen, fields=self._whole(seen.fields))
+        action = msgspec.structs.replace(action, fields=self._whole(action.fields))
+        parts = part_changes(mine.key, action, seen)
+        return parts, goes_on(kind, mine.key, spec.fields, action)
+
+    def _whole(self, fields: Fields) -> Fields:
+        """Return an object's fields with its content, where that is stored apart from it."""
+        return {**fields, **self._contents.get(fields.get(CONTENT, ""), {})}
+
+    # --- what comes in
+
+    async def _results(self) -> dict[ResourceKey, list[IntakeData]]:
+        """Answer each action that is under way: it succeeds; and approve those that wait for it."""
+        results: dict[ResourceKey, list[IntakeData]] = {}
+        for key, mine in list(self.found.items()):
+            flight, outcome = mine.state.actions.in_flight, mine.state.outcome
+            asked = mine.state.holds.approval
+            waits = flight is None and outcome is not None and outcome.reason == Hold.APPROVAL
+            if waits and asked is not None:
+                mine.is_approved = True
+                results[key] = [Approved(Hold.APPROVAL, plan=asked.plan)]
+                continue
+            if flight is None or flight.is_held or flight.action.action_id in self._stuck:
+                continue
+            if not any(each.action.action_id == flight.action.action_id for each in mine.actions):
+                parts, is_step = self._parts(mine, flight.action)
+                under_way = ForeseenAction(flight.action, [], True, parts=parts, goes_on=is_step)
+                mine.actions.append(under_way)
+            told = await self._told_to_parts(mine, mine.actions[-1].parts)
+            report = self._report(key, mine)
+            if isinstance(told, str):
+                self._stuck.add(flight.action.action_id)
+                error = ActionError("Transient", told)
+                report = msgspec.structs.replace(report, error=error, object=None)
+            else:
+                for part, said in told.items():
+                    results.setdefault(part, []).append(said)
+            results.setdefault(key, []).append(report)
+        return results
+
+    async def _told_to_parts(
+        self, mine: ForeseenResource, parts: Sequence[PartChange]
+    ) -> dict[ResourceKey, IntakeData] | str:
+        """Declare and withdraw parts, as the provider does; or say that one is somebody else's."""
+        await self._meet({each.key: () for each in parts})
+        told: dict[ResourceKey, IntakeData] = {}
+        for each in parts:
+            part = self.found.get(each.key)
+            if part is None:
+                continue
+            desired = part.state.desired
+            labels = {} if desired.spec is None else desired.spec.labels
+            taken = taken_by(str(each.key), labels, mine.key.tokens) if desired.is_declared else ""
+            if taken and each.step == "Declare":
+                return taken
+            if each.wanted is not None:
+                told[each.key] = Declared(each.wanted)
+            elif not taken:  # what is somebody else's by now stays
+                told[each.key] = Withdrawn()
+        for key, said in told.items():
+            self.found[key].part_of = mine.key
+            self.found[key].is_withdrawn = isinstance(said, Withdrawn)
+        return told
+
+    def _report(self, key: ResourceKey, mine: ForeseenResource) -> Reported:
+        flight = mine.state.actions.in_flight
+        assert flight is not None
+        wanted = [
+            name
+            for referrer in self._index.referrers(str(key))
+            for reference in self._models.status[referrer].refers
+            if reference.target == str(key)
+            for name in reference.fields
+            if name.startswith("outputs.")
+        ]
+        return expected_report(flight.action, flight.attempt, mine.state, wanted, self._now)
+
+    async def _told(self) -> list[tuple[ResourceKey, IntakeData]]:
+        """Return what the sweeper and the observer would tell by now."""
+        rows, damaged = self._models.status, self._models.damage
+        concerned = self._index.take_moved()
+        messages = reference_messages(concerned, self._index, self._models)
+        for name in sorted(self._redefined):
+            kind = self.kinds.find(name)
+            if kind is not None and kind.definition is not None:
+                messages += definition_messages(kind.definition, name, rows, damaged)
+        self._redefined.clear()
+        told: list[tuple[ResourceKey, IntakeData]] = [(each.key, each.data) for each in messages]
+        told += [
+            (row.key, SecretSeen(secret, _UNKNOWN_DIGEST))
+            for row in rows_of(concerned.targets, rows)
+            for secret, known in row.secrets.items()
+            if not known and row.declared and row.key in self.found
+        ]
+        told += self._show_again()
+        changed, self._reconfigured = sorted(self._reconfigured), set()
+        for name in changed:
+            told += await self._reconsidered(name)
+        return told
+
+    def _show_again(self) -> Iterator[tuple[ResourceKey, IntakeData]]:
+        """Show what the log knows to the resources that wait for the next listing, once to each."""
+        for key, mine in self.found.items():
+            seen, last, spec = mine.state.observed, mine.state.outcome, mine.state.desired.spec
+            if spec is not None and last is not None and last.reason == LOOKING:
+                if key not in self._shown_again:
+                    self._shown_again.add(key)
+                    as_of, evidence = next(self._positions), "CompleteListing"
+                    place = (spec.provider_config, spec.external_name)
+                    yield key, Observed(*place, None, evidence, as_of, self._now)
+                continue
+            if mine.state.desired.is_declared or last is None or last.reason != AWAITING_READ:
+                continue
+            if seen.object is None or key in self._shown_again:
+                continue
+            self._shown_again.add(key)
+            shown = Observed(
+                seen.provider_config,
+                seen.object.name,
+                seen.object,
+                "CompleteListing",
+                next(self._positions),
+                self._now,
+                StrayCount(seen.strays or 0, seen.total or 0),
+                taken_by="",
+                known_version=mine.state.version,
+            )
+            yield key, shown
+
+    async def _reconsidered(self, name: str) -> list[tuple[ResourceKey, IntakeData]]:
+        """Wake who waits for a configuration that is another one now, and list again."""
+        configs = self.configurations.by_name
+        rows = [row for row in self._models.status.values() if row.provider_config == name]
+        told: list[tuple[ResourceKey, IntakeData]] = [
+            (row.key, TimerFired("ConfigChanged"))
+            for row in rows
+            if has_its_configuration_now(row, configs, self.kinds)
+        ]
+        config = configs.get(name)
+        if config is None:
+            return told
+        if self._places.get(name, config.endpoint) != config.endpoint:
+            self.elsewhere[name] = sum(row.owned for row in rows)
+            return told  # what is there, only a listing can tell
+        await self._meet({row.key: () for row in rows})
+        for kind in self.kinds.of_provider(config.provider):
+            objects = self._known_objects(name, kind.name, config)
+            if objects:
+                seen = await self._seen(name, kind.name, objects)
+                told += [(key, each) for key, said in seen.items() for each in said]
+        return told
+
+    def _known_objects(
+        self, name: str, kind: str, config: ProviderConfigSpec
+    ) -> dict[str, ExternalObject]:
+        """Return the objects of a configuration's scope that the log knows."""
+        known: dict[str, ExternalObject] = {}
+        for mine in self.found.values():
+            seen = mine.state.observed.object
+            is_of_it = mine.state.provider_config == name and mine.key.kind == kind
+            if is_of_it and seen is not None and config.scope.has(seen.name, seen.labels):
+                known[f"{seen.name}\n{seen.uid}"] = seen
+        return known
+
+    async def _seen(
+        self, name: str, kind: str, objects: Mapping[str, ExternalObject]
+    ) -> dict[ResourceKey, list[IntakeData]]:
+        config, known = self.configurations.by_name[name], self.kinds.find(kind)
+        capabilities = None if known is None else known.capabilities
+        unique = capabilities is None or capabilities.deterministic_names
+        scope = config.scope
+        began = ListingBegan(name, kind, next(self._positions), scope.prefix, scope.labels)
+        listing = ListingAssembler(began, self._now, unique_names=unique)
+        listing.add(objects.values())
+        complete = listing.complete(len(objects))
+        rows, damage = self._models.status, self._models.damage.values()
+        found = await observations(listing, complete, rows, config, self._log.log_id, damage)
+        work: dict[ResourceKey, list[IntakeData]] = {}
+        for key, seen in found.observed:
+            work.setdefault(key, []).append(seen)
+        return work
+
+    # --- the inputs of `decide`
+
+    def _command(self, data: IntakeData) -> Command:
+        position = next(self._positions)
+        message_id = f"foreseen-{position}"
+        return Command(position, message_id, _ACTOR, data, position, self._now)
+
+    def _context(self, key: ResourceKey) -> Context:
+        kind = self.kinds.find(key.kind)
+        return Context(
+            key=key,
+            now=self._now,
+            jitter=0.0,
+            log_id=self._log.log_id,
+            epoch=self._log.epoch,
+            restored_as_of=self._log.restored_as_of,
+            twins=self.configurations.twins,
+            kind=None if kind is None else foreseeing(kind),
+            configs=self.configurations.by_name,
+            providers=self.kinds.providers,
+            refers=self._refers,
+            check_definition=self._definitions.check,
+            check_part=self.kinds.check,
+            check_part_name=self.kinds.check_name,
+            missing_hint=self.kinds.missing_hint,
+        )

@@ -1,0 +1,1 @@
+"""The projector: read models, and what the log has lost."""

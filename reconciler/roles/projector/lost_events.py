@@ -1,0 +1,128 @@
+"""Events that the log has lost at the end of histories, found by what the read models remember."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Protocol
+
+from msgspec import DecodeError
+
+from events.integrity import LogDamage
+from events.names import ResourceKey
+from projections.read_models import (
+    DAMAGE,
+    ReadModels,
+    decode_damage,
+    read_checkpoint,
+)
+from reconciler.errors import ReconcilerError
+from reconciler.ports import RowStore
+from reconciler.roles.projector.projector import load_models
+
+
+class LogEnds(Protocol):
+    """What the log tells of its end, and of each resource's."""
+
+    async def newest_positions(self, keys: Sequence[ResourceKey]) -> Mapping[ResourceKey, int]:
+        """Return the position of each resource's newest event, 0 for none."""
+        ...
+
+    async def last_position(self) -> int:
+        """Return the position of the newest event."""
+        ...
+
+
+class LogWithGaps(LogEnds, Protocol):
+    """A log that knows how many of its positions hold no event."""
+
+    async def missing_events(self) -> int:
+        """Count them: a log never removes anything."""
+        ...
+
+    async def state_position(self) -> int:
+        """Return the position of the newest cached state, 0 for none."""
+        ...
+
+
+class NamedRows(RowStore, Protocol):
+    """Rows that can be read one by one."""
+
+    async def get(self, names: Sequence[str]) -> Mapping[str, bytes]:
+        """Read some rows; those that do not exist are left out."""
+        ...
+
+    async def matching(self, pattern: str) -> Mapping[str, bytes]:
+        """Read the rows whose names match a pattern with the wildcards of subjects."""
+        ...
+
+
+class LogTooShortError(ReconcilerError):
+    """The log has lost its end, and the stored rows do not contain which resources that concerns.
+
+    Reconciler would act on an older state: it would recreate objects that were withdrawn, for
+    example.
+    """
+
+    def __init__(self, damage: LogDamage) -> None:
+        super().__init__(
+            f"the newest events of the log are missing: expected {damage.expected}, found "
+            f"{damage.found}. Keep all streams, stop all roles, and restore the log from a backup "
+            "with `reconciler restore`"
+        )
+
+
+async def find_short_end(log: LogWithGaps, rows: NamedRows) -> LogDamage | None:
+    """Return the damage of a log that ends before what stored rows or cached states contain.
+
+    Raises ``NotFoundOnBusError`` if nothing can store rows.
+    """
+    checkpoint, _ = await rows.checkpoint()
+    known = read_checkpoint(checkpoint)
+    of_rows = 0 if known is None else known.position
+    of_states = await log.state_position()
+    last = await log.last_position()  # read last: the log only grows
+    position = max(of_rows, of_states)
+    if position <= last:
+        return None
+    source = "the stored rows" if position == of_rows else "the cached states"
+    expected = f"a log that ends at position {position} or later, according to {source}"
+    return LogDamage("Lost", position, 0, expected, f"one that ends at position {last}")
+
+
+async def find_lost(log: LogWithGaps, rows: NamedRows, models: ReadModels) -> list[LogDamage]:
+    """Find the resources whose newest events the log has lost, by what the stored rows remember.
+
+    ``models``: what the process has read of the rows, empty if it needs none. Raises
+    ``LogTooShortError`` if the rows do not contain these resources.
+    """
+    short = await find_short_end(log, rows)
+    if short is not None or await log.missing_events():
+        known = models if models.position else await load_models(rows)
+        await mark_lost(log, known)
+        found = known.damage.values()
+    else:
+        found = await stored_losses(rows)
+    if short is not None and short.position > max((one.position for one in found), default=0):
+        raise LogTooShortError(short)
+    return [each for each in found if each.problem == "Lost" and each.resource]
+
+
+async def stored_losses(rows: NamedRows) -> list[LogDamage]:
+    """Return the lost events that the stored rows contain."""
+    found: list[LogDamage] = []
+    for payload in (await rows.matching(f"{DAMAGE}.>")).values():
+        with suppress(DecodeError):  # another client wrote it: the rows are rebuilt
+            found.append(decode_damage(payload))
+    return [one for one in found if one.problem == "Lost"]
+
+
+async def mark_lost(log: LogEnds, models: ReadModels) -> None:
+    """Hold the resources of which the read models know events that the log has no more.
+
+    To be used when something is missing: it reads the newest event of every resource.
+    """
+    newest = await log.newest_positions([row.key for row in models.status.values()])
+    for damage in models.lost(newest):
+        models.mark_damage(damage)
+    models.note_lost_end(await log.last_position())

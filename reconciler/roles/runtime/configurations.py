@@ -1,0 +1,63 @@
+"""The declared ``ProviderConfig``s, as the log has them."""
+
+from __future__ import annotations
+
+import msgspec
+import structlog
+
+from events.hold import Hold
+from events.log import HoldApproved, LogEvent, SpecDeclared, TwinDetected
+from events.names import PROVIDER_CONFIG_KIND
+from events.provider_config import ProviderConfigSpec
+from reconciler.resource.turn import TwinHold
+from reconciler.roles.runtime.system_resources import SystemResources
+
+_log = structlog.get_logger(__name__)
+
+
+class Configurations(SystemResources):
+    """Every declared configuration by name."""
+
+    kind = PROVIDER_CONFIG_KIND
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.by_name: dict[str, ProviderConfigSpec] = {}
+        self.twins: dict[str, TwinHold] = {}
+
+    def apply(self, event: LogEvent) -> None:
+        """Fold an event of any resource; of a configuration also whether its API is held."""
+        hold = _twin_hold(event)
+        name = None if hold is None else self._name(event.subject)
+        if hold is None or name is None:
+            super().apply(event)
+        elif name not in self.twins or hold.version > self.twins[name].version:
+            approved_by = hold.approved_by or self.twins.get(name, hold).approved_by
+            self.twins[name] = hold._replace(approved_by=approved_by)
+            if not hold.is_held:
+                self._notify(name)
+
+    def declare(self, name: str, data: SpecDeclared) -> None:
+        """Use a configuration as it is declared now."""
+        try:
+            self.by_name[name] = msgspec.convert(data.fields, ProviderConfigSpec)
+        except msgspec.ValidationError as error:  # written by another release
+            _log.error(
+                "invalid ProviderConfig; its resources are held", name=name, error=str(error)
+            )
+            self.by_name.pop(name, None)
+
+    def withdraw(self, name: str) -> None:
+        """Use a configuration no more."""
+        self.by_name.pop(name, None)
+
+
+def _twin_hold(event: LogEvent) -> TwinHold | None:
+    """Return the hold that an event sets or ends, if it is about another copy of the log."""
+    match event.data:
+        case TwinDetected():
+            return TwinHold(event.resourceversion, is_held=True)
+        case HoldApproved(hold=Hold.TWIN):
+            return TwinHold(event.resourceversion, is_held=False, approved_by=event.causeid)
+        case _:
+            return None

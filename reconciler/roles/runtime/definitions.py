@@ -1,0 +1,73 @@
+"""The kinds that the log defines: each ``KindDefinition`` becomes a kind of the registry."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import structlog
+
+from events.log import SpecDeclared
+from events.manifest import Fields, InvalidManifestError
+from events.names import KIND_DEFINITION_KIND, SYSTEM_NAMESPACE, ResourceKey
+from reconciler.ports import EventLog
+from reconciler.provider.defined_kind import defined
+from reconciler.provider.kind import Kind, KindRegistry
+from reconciler.roles.runtime.system_resources import SystemResources
+
+_log = structlog.get_logger(__name__)
+
+
+class Definitions(SystemResources):
+    """Puts every defined kind into the registry, as the log has it.
+
+    A withdrawn one stays known: what was made by it can still be deleted.
+    """
+
+    kind = KIND_DEFINITION_KIND
+
+    def __init__(self, kinds: KindRegistry) -> None:
+        super().__init__()
+        self._kinds = kinds
+        self._generations: dict[str, int] = {}
+
+    async def catch_up(self, log: EventLog, met: Mapping[str, int]) -> None:
+        """Read the definitions of which others know a generation that is not known here yet.
+
+        ``met``: by the kind's name, at least 1 for one of which nothing is known.
+        """
+        behind = [
+            name
+            for name, generation in met.items()
+            if self._generations.get(name, 0) < generation and self._may_be_defined(name)
+        ]
+        if behind:
+            keys = [ResourceKey(SYSTEM_NAMESPACE, self.kind, name) for name in behind]
+            await self.look_closer(log, keys)
+
+    def _may_be_defined(self, name: str) -> bool:
+        known = self._kinds.find(name)
+        return name not in self._damaged and (known is None or known.definition is not None)
+
+    def declare(self, name: str, data: SpecDeclared) -> None:
+        """Know a kind by its newest definition."""
+        self._generations[name] = data.generation
+        try:
+            self._kinds.define(self._built(name, data.fields, data.generation))
+        except InvalidManifestError as error:  # its installed kind may be missing here
+            _log.error("invalid KindDefinition", name=name, error=str(error))
+            self.withdraw(name)
+
+    def withdraw(self, name: str) -> None:
+        """Accept nothing new of a kind."""
+        known = self._kinds.find(name)
+        if known is not None and known.definition is not None:
+            self._kinds.define(replace(known, is_withdrawn=True))
+
+    def check(self, key: ResourceKey, fields: Fields) -> None:
+        """Raise ``InvalidManifestError`` for a definition that could not be used here."""
+        if key.kind == KIND_DEFINITION_KIND:
+            self._built(key.name, fields, 1)
+
+    def _built(self, name: str, fields: Fields, generation: int) -> Kind:
+        return defined(self._kinds, name, fields, generation)

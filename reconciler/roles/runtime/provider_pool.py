@@ -1,0 +1,145 @@
+"""The open connections to external APIs: one provider for each configuration and kind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from pathlib import Path
+
+from events.provider_config import CredentialsRef, ProviderConfigSpec
+from reconciler.errors import ConfigurationError
+from reconciler.provider import Capabilities, Provider, ProviderFactory
+from reconciler.provider.kind import Kind, KindRegistry
+from reconciler.provider.secrets import SecretStores
+from reconciler.roles.runtime.configurations import Configurations
+from reconciler.roles.runtime.secret_guard import SecretiveProvider, secretive, without_secret
+from reconciler.secrecy import Secrecy
+
+_MAX_CALL_SECONDS = 120.0
+
+_Stamp = tuple[int, int, int]
+_Basis = tuple[ProviderConfigSpec, tuple[_Stamp | None, ...]]
+_Opened = tuple[_Basis, SecretiveProvider]
+
+
+class ProviderPool:
+    """Builds providers when they are first needed, and again when what they rest on changes.
+
+    That is the configuration, and the files that it names. No error of a provider repeats its
+    secret.
+    """
+
+    def __init__(
+        self,
+        kinds: KindRegistry,
+        configurations: Configurations,
+        stores: SecretStores | None = None,
+    ) -> None:
+        self._kinds = kinds
+        self._stores = stores or SecretStores()
+        self._configurations = configurations
+        self._open: dict[tuple[str, str, ProviderFactory | None], _Opened] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+
+    def get(self, config_name: str, kind_name: str, definition: str = "") -> Provider:
+        """Return the client of one kind at one API.
+
+        ``definition``: digest of the one that the call rests on, by default the newest.
+        Raises ``ConfigurationError``: it is not declared, or cannot work as it is.
+        """
+        config = self._configurations.by_name.get(config_name)
+        if config is None:
+            raise ConfigurationError(f"ProviderConfig {config_name!r} is not declared; declare it")
+        kind = self._kinds.as_defined(kind_name, definition)
+        basis, place = (config, _stamps(config)), (config_name, kind_name, kind.connect)
+        opened = self._open.get(place)
+        if opened is not None and opened[0] == basis:
+            return opened[1]
+        provider = self._build(config_name, config, kind)
+        if opened is not None:
+            self._close_later(opened[1])
+        self._open[place] = (basis, provider)
+        return provider
+
+    @property
+    def secrecy(self) -> Secrecy:
+        """The secrets that clients of APIs have read."""
+        return self._stores.secrecy
+
+    def capabilities(self, kind_name: str) -> Capabilities | None:
+        """Return what the API of a kind can do; None if that is not known here."""
+        kind = self._kinds.find(kind_name)
+        return None if kind is None else kind.capabilities
+
+    def _build(self, name: str, config: ProviderConfigSpec, kind: Kind) -> SecretiveProvider:
+        if kind.connect is None or kind.provider != config.provider:
+            raise ConfigurationError(
+                f"ProviderConfig {name!r} has provider {config.provider!r}, but {kind.name} "
+                f"requires {kind.provider!r}"
+            )
+        secrets = self._stores.for_api(resolve_secret(config.credentials_ref))
+        with without_secret(secrets.secrecy):
+            return secretive(kind.connect(config, secrets), secrets)
+
+    def _close_later(self, provider: SecretiveProvider) -> None:
+        """Close a replaced client when its calls have ended; the results of others are unknown."""
+        task = asyncio.create_task(_closed_when_idle(provider))
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        for _basis, provider in self._open.values():
+            await provider.close()
+        self._open.clear()
+
+
+async def _closed_when_idle(provider: SecretiveProvider) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_MAX_CALL_SECONDS):
+            await provider.until_idle()
+    await provider.close()
+
+
+def _stamps(config: ProviderConfigSpec) -> tuple[_Stamp | None, ...]:
+    """Tell when the files that a configuration names were replaced: a rotated key is used soon."""
+    credentials, tls = config.credentials_ref, config.tls
+    files = [] if credentials is None else [credentials.file]
+    if tls is not None:
+        files += [tls.ca_file, tls.certificate_file, tls.key_file]
+    return tuple(_stamp(file) for file in files if file is not None)
+
+
+def _stamp(file: str) -> _Stamp | None:
+    try:
+        found = Path(file).stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_ino, found.st_size
+
+
+def resolve_secret(reference: CredentialsRef | None) -> str | None:
+    """Read a secret where it is; it goes nowhere but into the client (invariant 12).
+
+    Raises ``ConfigurationError``, which names the place and never the content.
+    """
+    if reference is None:
+        return None
+    if reference.env is not None:
+        value = os.environ.get(reference.env)
+        if value is None:
+            raise ConfigurationError(
+                f"spec.credentialsRef.env: the environment variable {reference.env} is not set "
+                "where the roles run; set it"
+            )
+        return value
+    if reference.file is not None:
+        try:
+            return Path(reference.file).read_text().strip()
+        except OSError as error:
+            raise ConfigurationError(
+                f"spec.credentialsRef.file: cannot read {reference.file} where the roles run: "
+                f"{error.strerror}"
+            ) from None
+    raise ConfigurationError("spec.credentialsRef: set env or file")

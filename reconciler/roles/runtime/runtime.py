@@ -1,0 +1,24 @@
+"""What is not the same in another run: clocks, jitter and random ids, handed in as one."""
+
+from __future__ import annotations
+
+import random
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Runtime:
+    """The wall clock, a clock that nobody sets (seconds), jitter in [0, 1), and new ids."""
+
+    now: Callable[[], datetime] = lambda: datetime.now(UTC)
+    clock: Callable[[], float] = time.monotonic
+    jitter: Callable[[], float] = random.random
+    new_id: Callable[[], str] = lambda: uuid.uuid4().hex
+
+
+REAL: Final = Runtime()

@@ -1,0 +1,1 @@
+"""The sweeper: wakes what waits, and keeps references."""

@@ -1,0 +1,210 @@
+"""References: tells resources who refers to them, and how those stand that they refer to.
+
+Two resources are two aggregates, and neither sees the other. This compares the read models' rows of
+both, level-triggered: whatever was lost or came twice, the next look finds the same difference.
+Until it is told, a target that is withdrawn at the same moment may go; what refers to it waits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Container, Iterable, Iterator, Mapping
+from typing import Any, Final
+
+import msgspec
+from msgspec.structs import replace
+
+from events.intake import (
+    DefinitionSeen,
+    Referenced,
+    SecretSeen,
+    TargetSeen,
+    TargetState,
+    Unreferenced,
+)
+from events.kind_definition import DefinitionRef
+from events.names import ResourceKey
+from events.reference import Reference, may_refer, value_of
+from projections.read_models import ReadModels
+from projections.status import StatusRow
+from reconciler.ports import IntakeMessageOut
+from reconciler.resource.circle import circle
+from reconciler.roles.sweeper.reference_index import Concerned, NamedSecret, ReferenceIndex, rows_of
+
+MAX_REFERRERS: Final = 500
+"""Number of references that a target records. When one is removed, it records a further one."""
+
+MAX_VALUE_BYTES: Final = 64 * 1024
+"""Of all values that a resource takes from others: its row and its state contain them."""
+
+_encoder = msgspec.json.Encoder(order="deterministic")
+_Rows = Mapping[str, StatusRow]
+
+
+def reference_messages(
+    concerned: Concerned, index: ReferenceIndex, models: ReadModels
+) -> list[IntakeMessageOut]:
+    """Return what is still to be told about references.
+
+    ``index`` knows the references of all rows. Nothing is told to or about what is damaged: what
+    cannot be read may still be declared, and a target that was kept for it would be let go.
+    """
+    every_row, damaged = models.status, models.damage
+    rows = [row for row in rows_of(concerned.referrers, every_row) if str(row.key) not in damaged]
+    messages = [*_to_references(rows, every_row, damaged)]
+    for target in sorted(concerned.targets):
+        if target in damaged:
+            continue
+        row = every_row.get(target)
+        known = {} if row is None else row.references
+        wanted = _first(_wanted(target, index, every_row, damaged), known)
+        for by, (referrer, reference) in wanted.items():
+            if known.get(by) != reference.on_withdrawal:
+                data = Referenced(by, reference.on_withdrawal)
+                # Under a new id at another version of the target: an older message may come late
+                # and undo this one, and the bus would take a repetition for a duplicate. What has
+                # no row may have moved with each event of the log.
+                version = f"at-{models.position}" if row is None else row.version
+                basis = f"{by}/{referrer.version}/{version}"
+                messages.append(_message(ResourceKey.parse(target), data, basis))
+        if row is None:
+            continue
+        gone = (by for by in sorted(known.keys() - wanted.keys()) if by not in damaged)
+        messages += [_message(row.key, Unreferenced(by), f"{by}/{row.version}") for by in gone]
+    return messages
+
+
+def secret_messages(
+    concerned: Iterable[StatusRow], digests: Mapping[NamedSecret, str]
+) -> list[IntakeMessageOut]:
+    """Return which secrets have another digest than those that name them know."""
+    return [
+        _message(
+            row.key,
+            SecretSeen(secret, digest, row.version),
+            f"{secret}/{digest}/{row.version}",
+        )
+        for row in concerned
+        for secret, known in row.secrets.items()
+        if row.declared
+        and (digest := digests.get(NamedSecret(row.namespace, secret))) is not None
+        and digest != known
+    ]
+
+
+def definition_messages(
+    definition: DefinitionRef, kind: str, every_row: _Rows, damaged: Container[str]
+) -> list[IntakeMessageOut]:
+    """Return which resources of a kind rest on an older definition of it."""
+    rows = [row for row in every_row.values() if row.kind == kind and row.declared]
+    outdated = [row for row in rows if row.definition < definition.generation]
+    counts = len(outdated), len(rows)
+    return [
+        _message(
+            row.key,
+            DefinitionSeen(definition.generation, definition.digest, *counts),
+            f"{definition.generation}/{row.version}",
+        )
+        for row in outdated
+        if str(row.key) not in damaged
+    ]
+
+
+def _wanted(
+    target: str, index: ReferenceIndex, every_row: _Rows, damaged: Container[str]
+) -> dict[str, tuple[StatusRow, Reference]]:
+    """Return who refers to a target."""
+
+    def leaving(name: str) -> Iterable[str]:
+        met = every_row.get(name)
+        is_leaving = met is not None and name not in damaged and not met.declared
+        return [each.target for each in met.refers] if met is not None and is_leaving else ()
+
+    return {
+        str(row.key): (row, reference)
+        for row in rows_of(index.referrers(target), every_row)
+        if str(row.key) not in damaged
+        if _permits(every_row.get(target), target, row.namespace)
+        # Withdrawn, each member of a circle would be kept for the next: there no order is right.
+        if row.declared or not circle(str(row.key), [target], leaving)
+        for reference in row.refers
+        if reference.target == target
+    }
+
+
+def _first(
+    wanted: dict[str, tuple[StatusRow, Reference]], known: Container[str]
+) -> dict[str, tuple[StatusRow, Reference]]:
+    """Return the references that a target records, at most `MAX_REFERRERS`, to bound its row.
+
+    The target is not deleted while further references exist, because it records them before it
+    removes the first.
+    """
+    if len(wanted) <= MAX_REFERRERS:
+        return wanted
+
+    def rank(by: str) -> tuple[bool, bool, str]:
+        return wanted[by][1].on_withdrawal != "Keep", by not in known, by
+
+    return {by: wanted[by] for by in sorted(wanted, key=rank)[:MAX_REFERRERS]}
+
+
+def _permits(target: StatusRow | None, name: str, namespace: str) -> bool:
+    permitted = () if target is None else target.referenced_from
+    return may_refer(ResourceKey.parse(name), namespace, permitted)
+
+
+def _to_references(
+    rows: Iterable[StatusRow], every_row: _Rows, damaged: Container[str]
+) -> Iterator[IntakeMessageOut]:
+    for row in rows:
+        if not row.declared:
+            continue
+        room = MAX_VALUE_BYTES
+        for reference in row.refers:
+            if reference.target in damaged:
+                continue
+            known = row.targets.get(reference.target)
+            state = _state_of(row, reference, known, every_row)
+            room -= len(_encoder.encode(state.values)) if state.values else 0
+            if room < 0 and state.values:
+                state = replace(state, values={})
+            if state != known:
+                told = hashlib.blake2b(_encoder.encode(state), digest_size=8).hexdigest()
+                data = TargetSeen(reference.target, state, row.version)
+                yield _message(row.key, data, f"{reference.target}/{told}/{row.version}")
+
+
+def _state_of(
+    row: StatusRow, reference: Reference, known: TargetState | None, every_row: _Rows
+) -> TargetState:
+    target = every_row.get(reference.target)
+    if target is None or not target.declared:
+        return TargetState(False)
+    if not _permits(target, reference.target, row.namespace):
+        return TargetState(False)  # as if it did not exist: its state is not theirs to read
+    was_ready = known is not None and known.ready
+    is_ready = was_ready or (target.outcome == "Converged" and target.not_ready is None)
+    values: dict[str, Any] = {}
+    for field in reference.fields:
+        value = value_of(field, target.external_name, target.uid, target.outputs)
+        if value is not None and target.owned:
+            values[field] = value
+    is_open = known is None or bool(known.circle) or row.outcome == "Waiting"
+
+    def refers(name: str) -> Iterable[str]:
+        met = every_row.get(name)
+        return [each.target for each in met.refers] if met is not None and met.declared else ()
+
+    closed = circle(str(row.key), [reference.target], refers) if is_open else ()
+    # What has no object, such as one that is declared absent, is never ready for anybody.
+    return TargetState(True, is_ready and bool(target.owned), values, closed)
+
+
+def _message(
+    key: ResourceKey,
+    data: Referenced | Unreferenced | TargetSeen | SecretSeen | DefinitionSeen,
+    basis: str,
+) -> IntakeMessageOut:
+    """Make a message whose id says what it rests on: several observers tell the same once."""
+    return IntakeMessageOut("reference", key, data, f"{type(data).__name__}/{key}/{basis}")

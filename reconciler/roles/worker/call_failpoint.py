@@ -1,0 +1,51 @@
+"""The failpoint between two requests of one action: where an effect of several calls can be cut."""
+
+from __future__ import annotations
+
+from contextvars import Token
+from typing import Self
+
+from events.log import Operation
+from reconciler.call_permit import CALL_PERMIT, CallPermit
+from reconciler.failpoints import Failpoint, reach
+from reconciler.roles.gate.api_gate import Calls
+
+
+class CallFailpoint:
+    """Lets the requests of one action through, and reaches the failpoint before each but the first.
+
+    A context, in the place of ``Calls``; used only where that failpoint is armed.
+    """
+
+    is_free = False  # each request is to ask
+
+    def __init__(self, calls: Calls, operation: Operation) -> None:
+        self._calls = calls
+        self._operation = operation
+        self._has_called = False
+        self._token: Token[CallPermit | None] | None = None
+
+    def __enter__(self) -> Self:
+        """Let the requests of this task ask here."""
+        self._calls.__enter__()
+        self._token = CALL_PERMIT.set(self)
+        return self
+
+    def __exit__(self, error_class: object, error: BaseException | None, traceback: object) -> None:
+        """Let the gate learn how it ended."""
+        assert self._token is not None
+        CALL_PERMIT.reset(self._token)
+        self._calls.__exit__(error_class, error, traceback)
+
+    @property
+    def pace_seconds(self) -> float:
+        """How far apart a rate limit keeps two requests; 0.0 without one."""
+        return self._calls.pace_seconds
+
+    async def wait(self, *, goes_first: bool = False) -> None:
+        """Wait until the next request may be sent; raises ``TurnedAwayError``."""
+        if not self._calls.is_free:
+            await self._calls.wait(goes_first=goes_first)
+        if self._has_called:
+            reach(Failpoint.WORKER_BETWEEN_CALLS, self._operation)
+        self._has_called = True

@@ -1,0 +1,610 @@
+"""The worker: executes decided actions at the external API and reports what came of them.
+
+Each action is called with its own key and frozen parameters; whether and when it is tried again is
+the aggregate's decision. An action is acknowledged only when its result is stored in the intake, so
+a crash anywhere leads to a redelivery and the same key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+
+import structlog
+
+from events.external import ExternalObject
+from events.intake import ActionError, Reported
+from events.log import (
+    Action,
+    ActionAbandoned,
+    ActionDecided,
+    ActionFailed,
+    ActionHeld,
+    ActionNotDone,
+    ActionRetried,
+    ActionSucceeded,
+    LogEvent,
+    LookupDecided,
+    ResourceEvent,
+)
+from reconciler.errors import (
+    ConfigurationError,
+    NotCalledError,
+    NothingDoneError,
+    ProviderError,
+    ThrottledError,
+    TransientError,
+    UnknownResultError,
+)
+from reconciler.failpoints import Failpoint, is_armed, reach
+from reconciler.ports import (
+    ActionDelivery,
+    ActionReader,
+    EventLog,
+    IntakeMessageOut,
+    IntakeWriter,
+    NotStoredError,
+    NotTakenError,
+)
+from reconciler.provider import Effect, Provider
+from reconciler.resource.api_health import MAX_THROTTLED_SECONDS
+from reconciler.resource.attempt import is_safe_to_repeat
+from reconciler.roles.gate.api_gate import ApiGate
+from reconciler.roles.gate.api_gates import ApiGates
+from reconciler.roles.objects.object_secrets import hide_secrets, shown_ids
+from reconciler.roles.objects.oversize import is_too_large
+from reconciler.roles.objects.twins import Comparison, Suspect, TwinDetector
+from reconciler.roles.runtime.cancellation import is_being_cancelled
+from reconciler.roles.runtime.configurations import Configurations
+from reconciler.roles.runtime.provider_pool import ProviderPool
+from reconciler.roles.runtime.runtime import REAL, Runtime
+from reconciler.roles.worker.call_failpoint import CallFailpoint
+from reconciler.roles.worker.call_slots import CallSlots
+from reconciler.roles.worker.lookup import LookupResult, look_up
+
+LEASE_SECONDS = 10.0
+"""How long an action is one worker's own without a sign of life."""
+
+MAX_ERROR_CHARACTERS = 4_000
+"""A longer explanation of a failure is cut: the result of the action must get through."""
+
+_TAKEN_PER_CALL = 2
+"""So many actions are taken for each call that an API may have at once: the next one waits here for
+the end of a call, and all others where another worker can take them."""
+
+_RESULTS_AT_ONCE = 128
+_GATHER_SECONDS = 0.03
+"""Results are stored when there are so many or the first has waited so long, and at once when their
+API has nothing else to answer: the bus takes as long for a batch of two as of a hundred (ADR 0055).
+"""
+
+_MAX_RESULTS_WAITING = 2 * _RESULTS_AT_ONCE
+"""Where more results wait to be stored, no more actions are taken."""
+
+_SIGN_OF_LIFE_SECONDS = LEASE_SECONDS / 3
+_RETRY_SECONDS = 0.5
+_TAKE_AGAIN_SECONDS = 5.0
+_LAST_RESULTS_SECONDS = 2.0
+_LAST_CALLS_SECONDS = 2.0
+"""How long an ordered stop waits for calls under way: the result of a cut one is unknown."""
+
+_DEFAULT_CONCURRENCY = 64
+
+_UNREPORTABLE = (
+    "a read found an object that cannot be reported: it is too large, or its name or id contains a "
+    "secret"
+)
+
+_logger = structlog.get_logger(__name__)
+
+_Result = tuple[ActionDelivery, IntakeMessageOut]
+
+
+class Worker:
+    """Executes actions, each API with its own bound of concurrent calls."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        reader: ActionReader,
+        intake: IntakeWriter,
+        log: EventLog,
+        configurations: Configurations,
+        providers: ProviderPool,
+        gates: ApiGates,
+        twins: TwinDetector | None = None,
+        runtime: Runtime = REAL,
+    ) -> None:
+        self._twins = twins
+        self._name = name
+        self._reader = reader
+        self._intake = intake
+        self._log = log
+        self._configurations = configurations
+        self._providers = providers
+        self._now = runtime.now
+        self._clock = runtime.clock
+        self._gates = gates
+        self._to_take_from = configurations.names
+        self._taking_changed = asyncio.Event()
+        configurations.listen(self._configuration_changed)
+        self._slots: dict[str, CallSlots] = {}
+        self._old_until = 0
+        self._leased: dict[int, ActionDelivery] = {}
+        self._lapsed: set[int] = set()
+        self._known_since: dict[int, float] = {}
+        self._none_lapses_before = math.inf
+        self._signs_at = (self._clock(), self._clock())
+        self._results: list[_Result] = []
+        self._result_came = asyncio.Event()
+        self._calling: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """Work for ever."""
+        self._old_until = await self._log.last_position()
+        try:
+            async with asyncio.TaskGroup() as work:
+                working = set[asyncio.Task[None]]()
+                try:
+                    await self._take_work(work, working)
+                finally:
+                    await self._finish_calls(working)
+        finally:
+            await self._report_the_rest()
+
+    async def _take_work(self, work: asyncio.TaskGroup, working: set[asyncio.Task[None]]) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._report_results())
+            tasks.create_task(self._show_signs_of_life())
+            tasks.create_task(self._take_from_every_api())
+            while True:
+                for delivery in await self._reader.next_batch():
+                    self._begin_lease(delivery)
+                    task = work.create_task(self._work(delivery))
+                    working.add(task)
+                    task.add_done_callback(working.discard)
+
+    async def _finish_calls(self, working: set[asyncio.Task[None]]) -> None:
+        """Let the writes that are under way end, and cancel all other work."""
+        calling = set(self._calling)
+        for task in working - calling:
+            task.cancel()
+        if calling:
+            await asyncio.wait(calling, timeout=_LAST_CALLS_SECONDS)
+
+    # --- taking
+
+    def _configuration_changed(self, name: str) -> None:
+        self._to_take_from.add(name)
+        self._taking_changed.set()
+
+    async def _take_from_every_api(self) -> None:
+        """Take what each API can be called for soon; also of withdrawn ones, whose actions wait."""
+        while True:
+            self._taking_changed.clear()
+            names, self._to_take_from = sorted(self._to_take_from), set[str]()
+            for name in names:
+                try:
+                    await self._reader.take_from(name, _TAKEN_PER_CALL * self._calls_at_once(name))
+                except NotTakenError as error:  # the other APIs go on
+                    _logger.error("taking actions failed; retrying", config=name, error=str(error))
+                    self._to_take_from.add(name)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_TAKE_AGAIN_SECONDS if self._to_take_from else None):
+                    await self._taking_changed.wait()
+
+    def _calls_at_once(self, config_name: str) -> int:
+        config = self._configurations.by_name.get(config_name)
+        return _DEFAULT_CONCURRENCY if config is None else config.limits.concurrency
+
+    # --- one action
+
+    async def _work(self, delivery: ActionDelivery) -> None:
+        event = delivery.event.data
+        assert isinstance(event, (ActionDecided, ActionRetried, LookupDecided))
+        action = event.action
+        attempt = 1 if isinstance(event, ActionDecided) else event.attempt
+        is_lookup = isinstance(event, LookupDecided)
+        reach(Failpoint.WORKER_CLAIMED, action.operation)
+        gate = self._gates.of(action.provider_config)
+        gate.inside += 1
+        started = self._now()
+        try:
+            effect, error = None, _turned_away(gate, action)
+            if error is None:
+                async with self._slots_of(action.provider_config).taken():
+                    old = self._may_be_old(delivery)
+                    ending = await self._ending(delivery, action, attempt) if old else None
+                    if ending is not None:
+                        await self._let_go_of_settled(delivery, action, attempt, ending)
+                        return
+                    started = self._now()
+                    reach(Failpoint.WORKER_BEFORE_CALL, action.operation)
+                    error, effect = await self._call_through(gate, delivery, action)
+                    if not isinstance(error, NotCalledError):
+                        reach(Failpoint.WORKER_CALLED, action.operation)
+        finally:
+            gate.inside -= 1
+        found = effect.object if effect else _obstacle(error)
+        shown = self._hide_secrets(found, action)
+        is_omitted = effect is not None and found is not None and shown is None
+        if is_lookup and is_omitted and not _labeled_uids(effect):
+            error, effect = TransientError(_UNREPORTABLE), None  # nothing there, it would say
+        if is_lookup or effect is None:
+            error, shown = await self._without_newer(delivery.event, action, error, shown)
+        reported = Reported(
+            action_id=action.action_id,
+            attempt=attempt,
+            started_at=started,
+            finished_at=self._now(),
+            worker=self._name,
+            error=None if error is None else _as_action_error(error, self._now()),
+            object=shown,
+            replayed=_is_kept_answer(error if effect is None else effect),
+            is_lookup=is_lookup,
+            redelivered=self._may_be_another_workers(delivery),
+            absent=effect is not None and effect.absent,
+            labeled_uids=shown_ids(_labeled_uids(effect), self._providers.secrecy),
+        )
+        self._report(delivery, reported)
+        if not gate.inside or len(self._results) >= _RESULTS_AT_ONCE:
+            self._result_came.set()
+        elif len(self._results) == 1:
+            asyncio.get_running_loop().call_later(_GATHER_SECONDS, self._result_came.set)
+
+    async def _call_through(
+        self, gate: ApiGate, delivery: ActionDelivery, action: Action
+    ) -> tuple[ProviderError | ConfigurationError | None, Effect | None]:
+        config, lookup = action.provider_config, delivery.event.data
+        look = isinstance(lookup, LookupDecided)
+        if not look and self._must_not_be_repeated(delivery, action):
+            return UnknownResultError(
+                "another worker may have made this call; a read will show the result"
+            ), None
+        try:
+            is_probe = False if gate.is_open else await gate.enter(config)
+            calls = gate.calls(config, is_probe=is_probe)
+            is_stepped = is_armed(Failpoint.WORKER_BETWEEN_CALLS)
+            with CallFailpoint(calls, action.operation) if is_stepped else calls:
+                kind = delivery.event.key.kind
+                provider = self._providers.get(config, kind, action.definition)
+                if not look:
+                    gate.check_writes()
+                    return None, await self._execute(provider, action)
+                spec = self._configurations.by_name.get(config)
+                capabilities = self._providers.capabilities(kind)
+                known_uids = lookup.known_uids
+                return None, await look_up(
+                    provider, action, spec, capabilities, known_uids=known_uids
+                )
+        except (ProviderError, ConfigurationError) as error:
+            return error, None
+        except asyncio.CancelledError:
+            if is_being_cancelled():
+                raise
+            # A task that ends as cancelled ends unseen, and its lease would be kept for ever.
+            return UnknownResultError("the provider canceled its own call"), None
+        except Exception as error:
+            _logger.exception("a provider raised an unexpected error", action=action.action_id)
+            return ProviderError(f"{type(error).__name__}: {error}"), None
+
+    async def _execute(self, provider: Provider, action: Action) -> Effect:
+        task = asyncio.current_task()
+        assert task is not None
+        self._calling.add(task)
+        try:
+            match action.operation:
+                case "Create":
+                    return await provider.create(action)
+                case "Update":
+                    return await provider.update(action)
+                case "Delete":
+                    return await provider.delete(action)
+        finally:
+            self._calling.discard(task)
+
+    async def _without_newer(
+        self,
+        event: LogEvent,
+        action: Action,
+        error: ProviderError | ConfigurationError | None,
+        shown: ExternalObject | None,
+    ) -> tuple[ProviderError | ConfigurationError | None, ExternalObject | None]:
+        """Return what a call has met, unless that may be newer than the log: nothing follows.
+
+        Else the next write would be based on it, before any listing shows it. Once it was approved
+        that the API has such objects, listings alone detect others.
+        """
+        config = action.provider_config
+        if shown is None or self._twins is None or config in self._configurations.twins:
+            return error, shown
+        try:
+            compared = await self._twins.report(
+                config,
+                event.key.kind,
+                [Suspect(event.key, shown)],
+                lambda key: event.resourceversion if key == event.key else 0,
+            )
+        except Exception as why:  # noqa: BLE001 - such as the bus being away
+            _logger.warning("comparing an object with the log failed", error=str(why))
+            compared = Comparison(must_wait=True)
+        if compared.allows(event.key):
+            return error, shown
+        return error or TransientError("the object may be newer than this log"), None
+
+    def _hide_secrets(self, seen: ExternalObject | None, action: Action) -> ExternalObject | None:
+        """Return an object without secrets; None for one that cannot be reported.
+
+        What the action itself contains is in the log already.
+        """
+        if seen is not None:
+            known = (action.fields, action.labels, action.external_name, action.uid)
+            seen = hide_secrets(seen, self._providers.secrecy, *known, action.idempotency_key)
+        return _fitting(seen)
+
+    def _must_not_be_repeated(self, delivery: ActionDelivery, action: Action) -> bool:
+        """Return whether a call would do harm if a worker that is gone has made it already."""
+        capabilities = self._providers.capabilities(delivery.event.key.kind)
+        safe = capabilities is None or is_safe_to_repeat(action, capabilities)
+        is_first = delivery.is_count_certain and not self._may_be_another_workers(delivery)
+        return not (safe or is_first)
+
+    def _may_be_old(self, delivery: ActionDelivery) -> bool:
+        """Return whether the action may have been answered: by another worker, or long ago.
+
+        It was handed out before, or may have been since: while this process stood still, or did not
+        reach the bus. Or it is older than this worker: a consumer that was made anew hands out the
+        whole history once more.
+        """
+        return self._may_be_another_workers(delivery) or delivery.position <= self._old_until
+
+    def _may_be_another_workers(self, delivery: ActionDelivery) -> bool:
+        """Return whether another worker had this attempt before, or may have it by now."""
+        self._notice_lapsed_leases()
+        return delivery.delivered > 1 or delivery.position in self._lapsed
+
+    async def _ending(
+        self, delivery: ActionDelivery, action: Action, attempt: int
+    ) -> ResourceEvent | None:
+        """Return what this attempt has led to, if it was answered or its action given up.
+
+        It asks until it knows: the API may have forgotten the key of an old action.
+        """
+        key = delivery.event.key
+        while True:
+            try:
+                loaded = await self._log.load([key], from_leader=True, use_cache=False)
+                break
+            except Exception as error:  # noqa: BLE001 - such as the bus being away
+                _logger.warning(
+                    "reading the result of a redelivered action failed; retrying", error=str(error)
+                )
+                await asyncio.sleep(_RETRY_SECONDS)
+        for event in loaded[key].events:
+            is_later = event.resourceversion > delivery.event.resourceversion
+            if is_later and _settles(event.data, action, attempt):
+                return event.data
+        return None
+
+    def _slots_of(self, config_name: str) -> CallSlots:
+        most = self._calls_at_once(config_name)
+        slots = self._slots.get(config_name)
+        if slots is None or slots.most != most:
+            slots = self._slots[config_name] = CallSlots(most, self._clock)
+        return slots
+
+    # --- results and leases
+
+    def _report(self, delivery: ActionDelivery, reported: Reported) -> None:
+        """Have a result stored with the next ones; its call is over, and another may begin."""
+        message = IntakeMessageOut("result", delivery.event.key, reported, _result_id(reported))
+        self._results.append((delivery, message))
+        if len(self._results) <= _MAX_RESULTS_WAITING:
+            self._reader.make_room(delivery)
+
+    async def _report_results(self) -> None:
+        """Store all pending results in batches, then release the actions of those stored."""
+        while True:
+            await self._result_came.wait()
+            self._result_came.clear()
+            results, self._results = self._results, []
+            try:
+                unstored = await self._store_results(results)
+                kept = {id(each) for each in unstored}
+                stored = [each[0] for each in results if id(each) not in kept]
+                if stored:
+                    await self._let_go(stored)
+            except asyncio.CancelledError:
+                self._results = results + self._results
+                raise
+            except Exception as error:  # noqa: BLE001 - results must not be lost: try again
+                _logger.warning(
+                    "storing results failed; retrying", error=str(error), results=len(results)
+                )
+                unstored = results
+            if unstored:
+                self._results = [*unstored, *self._results]
+                self._result_came.set()
+                await asyncio.sleep(_RETRY_SECONDS)
+
+    async def _store_results(self, results: Sequence[_Result]) -> Sequence[_Result]:
+        """Store results and return those that were not stored, or may not have been."""
+        unstored: Sequence[_Result] = ()
+        try:
+            await self._intake.publish([message for _delivery, message in results])
+        except NotStoredError as error:
+            _logger.warning(
+                "storing results failed; retrying", error=str(error), results=len(error.missing)
+            )
+            unstored = [results[place] for place in error.missing]
+        reach(Failpoint.WORKER_REPORTED)
+        return unstored
+
+    async def _report_the_rest(self) -> None:
+        """Store at the end what waits for more results: else its actions would be called again."""
+        if not self._results:
+            return
+        with contextlib.suppress(Exception):  # they are delivered again, as after a crash
+            async with asyncio.timeout(_LAST_RESULTS_SECONDS):
+                await self._intake.publish([message for _delivery, message in self._results])
+                await self._reader.ack([delivery for delivery, _message in self._results])
+
+    async def _let_go(self, deliveries: Sequence[ActionDelivery]) -> None:
+        await self._reader.ack(deliveries)
+        reach(Failpoint.WORKER_ACKED)
+        for delivery in deliveries:
+            self._forget_lease(delivery)
+
+    async def _let_go_of_settled(
+        self, delivery: ActionDelivery, action: Action, attempt: int, ending: ResourceEvent
+    ) -> None:
+        """Be done with it; who had it meanwhile may have made a call that nobody reports."""
+        is_known = isinstance(ending, (ActionSucceeded, ActionHeld))
+        if _may_be_created_again(delivery, action, ending):
+            capabilities = self._providers.capabilities(delivery.event.key.kind)
+            is_known = capabilities is None or capabilities.idempotency_keys
+        is_call = not isinstance(delivery.event.data, LookupDecided)
+        if is_call and not is_known and self._may_be_another_workers(delivery):
+            now = self._now()
+            lost = ActionError("Unknown", "another worker started this call and reported no result")
+            said = Reported(action.action_id, attempt, now, now, self._name, lost)
+            self._report(delivery, said)
+            self._result_came.set()
+            return
+        self._forget_lease(delivery)
+        try:
+            await self._reader.ack([delivery])
+        except Exception as error:  # noqa: BLE001 - it is delivered again, and settled then, too
+            _logger.warning("acknowledging a settled action failed", error=str(error))
+
+    def _begin_lease(self, delivery: ActionDelivery) -> None:
+        """Take a delivery for ours since the sign of life before the newest one.
+
+        If this process stood still, it may have lain unread since before the newest sign; not since
+        before the one before, for then this one came at once.
+        """
+        since = self._signs_at[0]
+        self._leased[delivery.position] = delivery
+        self._known_since[delivery.position] = since
+        self._none_lapses_before = min(self._none_lapses_before, since + LEASE_SECONDS)
+
+    def _forget_lease(self, delivery: ActionDelivery) -> None:
+        self._leased.pop(delivery.position, None)
+        self._known_since.pop(delivery.position, None)
+        self._lapsed.discard(delivery.position)
+
+    async def _show_signs_of_life(self) -> None:
+        while True:
+            await asyncio.sleep(_SIGN_OF_LIFE_SECONDS)
+            self._notice_lapsed_leases()
+            leased, now = list(self._leased.values()), self._clock()
+            self._signs_at = (self._signs_at[1], now)
+            try:
+                if leased:
+                    await self._reader.still_working(leased)
+            except Exception as error:  # noqa: BLE001 - the next sign may come through
+                _logger.warning("extending leases failed", error=str(error))
+            else:
+                known = self._known_since
+                known.update((each.position, now) for each in leased if each.position in known)
+
+    def _notice_lapsed_leases(self) -> None:
+        """Remember whose lease may have ended: a later sign of life does not undo that."""
+        now = self._clock()
+        if now <= self._none_lapses_before:
+            return  # asked three times an action, and nearly always so
+        known = self._known_since
+        self._lapsed |= {position for position, at in known.items() if at + LEASE_SECONDS < now}
+        since = min(
+            (at for position, at in known.items() if position not in self._lapsed), default=math.inf
+        )
+        self._none_lapses_before = since + LEASE_SECONDS
+
+
+def _turned_away(gate: ApiGate, action: Action) -> ProviderError | None:
+    """Tell at once if the action would wait here for long: it must not hold up other APIs."""
+    return None if gate.is_open else gate.turn_away(action.provider_config)
+
+
+def _may_be_created_again(delivery: ActionDelivery, action: Action, ending: ResourceEvent) -> bool:
+    """Return whether a worker of which nothing was heard had a creation after its success.
+
+    The success is that of the first delivery, and this is at least the third.
+    """
+    is_of_first = isinstance(ending, ActionSucceeded) and not ending.redelivered
+    return action.operation == "Create" and is_of_first and delivery.delivered > 2  # noqa: PLR2004
+
+
+def _settles(event: ResourceEvent, action: Action, attempt: int) -> bool:
+    """Return whether an event ends an attempt at an action, or the action itself."""
+    match event:
+        case (
+            ActionSucceeded(action_id=ended)
+            | ActionAbandoned(action_id=ended)
+            | ActionHeld(action_id=ended)
+        ):
+            return ended == action.action_id
+        case (
+            ActionFailed(action_id=ended, attempt=failed)
+            | ActionNotDone(action_id=ended, attempt=failed)
+        ):
+            return ended == action.action_id and failed >= attempt
+        case _:
+            return False
+
+
+def _fitting(seen: ExternalObject | None) -> ExternalObject | None:
+    """Leave out an object that cannot be reported: the result must get through."""
+    try:
+        if not is_too_large(seen):
+            return seen
+        why = "it is too large"
+    except Exception as error:  # noqa: BLE001 - a provider may show what is no JSON
+        why = f"{type(error).__name__}: {error}"
+    assert seen is not None
+    _logger.warning("omitted an object from a result", name=seen.name, why=why)
+    return None
+
+
+def _result_id(reported: Reported) -> str:
+    """Return the id of a result, which the event that records it names as its cause."""
+    ending = "Done" if reported.error is None else reported.error.error_class
+    return f"{reported.action_id}:{reported.attempt}:{reported.worker}:{ending}"
+
+
+def _as_action_error(error: ProviderError | ConfigurationError, now: datetime) -> ActionError:
+    if isinstance(error, ConfigurationError):
+        return ActionError("Transient", _tellable(str(error)))
+    wait = error.retry_after_seconds
+    until = ""
+    if isinstance(error, ThrottledError) and wait and wait <= MAX_THROTTLED_SECONDS:
+        until = f" (no call before {now + timedelta(seconds=math.ceil(wait)):%Y-%m-%dT%H:%M:%SZ})"
+    return ActionError(
+        error.error_class,
+        _tellable(error.message) + until,
+        error.status,
+        error.retry_after_seconds,
+        attempted=not isinstance(error, NotCalledError),
+        nothing_done=isinstance(error, NothingDoneError),
+    )
+
+
+def _tellable(text: str) -> str:
+    """Cut a message, and replace what is no Unicode: half a surrogate pair has no bytes."""
+    return text[:MAX_ERROR_CHARACTERS].encode(errors="replace").decode()
+
+
+def _is_kept_answer(answer: Effect | ProviderError | ConfigurationError | None) -> bool:
+    return isinstance(answer, Effect | ProviderError) and answer.replayed
+
+
+def _labeled_uids(effect: Effect | None) -> Sequence[str]:
+    return effect.labeled_uids if isinstance(effect, LookupResult) else ()
+
+
+def _obstacle(error: ProviderError | ConfigurationError | None) -> ExternalObject | None:
+    return error.obstacle if isinstance(error, ProviderError) else None
