@@ -354,8 +354,8 @@ class FastClient(Client):
     connections. And it insists on TLS that was asked
     for, where nats-py goes on without it if the server offers none.
 
-    None of that has a public interface: it overrides and reads private members of nats-py. A test
-    checks that the installed version has each of them.
+    None of that has a public interface: it overrides and reads private members of nats-py, which
+    `tests/test_private_members.py` lists.
     """
 
     def __init__(
