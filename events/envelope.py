@@ -25,7 +25,6 @@ from events.intake import (
 from events.log import LogEvent
 from events.manifest import Manifest
 from events.subjects import Intake
-from events.upcasting import UPCASTERS, JsonObject, Upcasters
 
 MAX_ID_CHARACTERS = 256
 MAX_MESSAGE_BYTES = 512 * 1024
@@ -70,7 +69,6 @@ _encoder = msgspec.json.Encoder()
 _envelope_decoder = msgspec.json.Decoder(CloudEvent)
 _log_decoder = msgspec.json.Decoder(LogEvent)
 _version_decoder = msgspec.json.Decoder(_Versioned)
-_object_decoder = msgspec.json.Decoder(JsonObject)
 _parts_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _manifest_decoder = msgspec.json.Decoder(Manifest)
 _intake_decoders: dict[str, msgspec.json.Decoder[IntakeData]] = {
@@ -215,18 +213,15 @@ def encode_log(event: LogEvent) -> bytes:
     return _encoder.encode(event)
 
 
-def decode_log(payload: bytes, *, upcasters: Upcasters = UPCASTERS) -> LogEvent:
-    """Decode an event of the log, upcasting what was stored by older releases.
+def decode_log(payload: bytes) -> LogEvent:
+    """Decode an event of the log.
 
     Raises ``InvalidMessageError``: the log holds something that this release does not know.
     """
     try:
         return _log_decoder.decode(payload)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        upcast = _upcast(payload, upcasters)
-        if upcast is None:
-            raise InvalidMessageError(f"not a valid log event: {error}") from None
-        return upcast
+        raise InvalidMessageError(f"not a valid log event: {error}") from None
 
 
 def version_in(payload: bytes) -> int:
@@ -235,20 +230,6 @@ def version_in(payload: bytes) -> int:
         return _version_decoder.decode(payload).resourceversion
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return 0
-
-
-def _upcast(payload: bytes, upcasters: Upcasters) -> LogEvent | None:
-    """Decode an older form; None if it is none that has an upcaster."""
-    try:
-        stored = _object_decoder.decode(payload)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
-    try:
-        newest = upcasters.upcast(stored)
-        return None if newest is None else msgspec.convert(newest, LogEvent)
-    except (ValueError, KeyError, TypeError) as error:
-        name = str(stored.get("type"))[:80]
-        raise InvalidMessageError(f"upcasting {name!r}: {type(error).__name__}: {error}") from error
 
 
 def to_builtins(thing: object) -> Any:

@@ -2,12 +2,9 @@
 
 Every event of a resource is stored with the digest of all events of that resource up to it: a hash
 over the digest before, and the event's bytes as they are stored. It is a header and no part of the
-event, so that upcasting and added fields do not touch it (ADR 0010). A hash chain, as of Haber and
-Stornetta, "How to Time-Stamp a Digital Document" (1991); it finds what disks, servers and mistakes
-do, and is no signature.
-
-Resources whose first events were stored by a release without digests are verified by their
-versions, and from the first digest on by both.
+event, so that added fields do not touch it (ADR 0010). A hash chain, as of Haber and Stornetta,
+"How to Time-Stamp a Digital Document" (1991); it finds what disks, servers and mistakes do, and is
+no signature.
 """
 
 from __future__ import annotations

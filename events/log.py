@@ -1,7 +1,7 @@
 """What the reconciler recorded about a resource: the event log, which is the only truth.
 
-These are the STORED formats: a field may be added with a default; a field is never renamed or
-removed, and what no longer fits gets a new class and an upcaster (``events.upcasting``).
+These classes are the stored format. A new field has a default. To rename or remove a field, or to
+change its meaning, raise ``LOG_FORMAT`` of ``infra.bus.streams`` (ADR 0020).
 
 An event says what happened in the past tense and carries all that a fold needs. The envelope
 (``LogEvent``) adds the resource's gapless version, the time, and the cause: the intake message that

@@ -210,7 +210,7 @@ async def followed(
     if after is not None and after > end:
         raise NoSuchMomentError(
             f"position {after}: after the end of the log at position {end}; use a position of "
-            "this log, not of another log or of the stream OUTCOMES of earlier releases"
+            "this log, not of another one"
         )
     outcomes = follow(
         nc,

@@ -306,7 +306,6 @@ def _installer() -> Iterator[str]:
     yield f"{_API}.STREAM.NAMES"
     for stream in ALL_STREAMS:
         yield from (f"{_API}.STREAM.{what}.{stream}" for what in ("INFO", "CREATE", "UPDATE"))
-    yield from (f"{_API}.STREAM.{what}.OUTCOMES" for what in ("INFO", "UPDATE"))  # format 2 had it
     for stream in (INTAKE, LOG, REJECTIONS):
         yield f"{_API}.CONSUMER.INFO.{stream}.*"
         yield f"{_API}.CONSUMER.CREATE.{stream}.*.>"

@@ -112,18 +112,16 @@ between them."""
 
 FORMAT_METADATA: Final = "reconciler-log-format"
 
-LOG_FORMAT: Final = 4
-"""What this release writes: events, streams, rows. Raised with each change that the release before
-cannot read, or would undo (ADR 0020); that one then refuses to start."""
-
-OLDEST_FORMAT: Final = 4
-"""The oldest format that this release reads; raised when the code for an older one is removed."""
+LOG_FORMAT: Final = 5
+"""Format of what is stored: events, streams, rows. A log of another format is refused (ADR 0020).
+It is raised with each change of stored data that this release could not read, or would undo."""
 
 _REVISIONS: Final[Mapping[int, str]] = {
     0: "16875afe to 05ae88b7",
     1: "53197204 to 15bde999",
     2: "42133b17 to ea1d6db7",
     3: "47477a7f to ae3be583",
+    4: "972e29a5 to 208eec1c",
 }
 """The revisions of this project that wrote each older format: none of them was released."""
 
@@ -143,9 +141,6 @@ _PIN_TIMEOUT: Final = 3 * _SECOND
 _UNLIMITED: Final = -1
 """How often a message may be handed out, and how many bytes a stream may have that drops its oldest
 messages: beyond a limit the server drops them without a word."""
-
-_RETIRED: Final = "OUTCOMES"
-"""A copy of the log's outcomes, of format 2 and before."""
 
 _NEW_SERVER: Final = (
     "All other streams and consumers are as required. Until this one is, no role starts: back up "
@@ -300,7 +295,6 @@ async def ensure_topology(
             continue
         changes[config["name"]] = change
         reach(Failpoint.INIT_STEP)
-    await _retire(nc)
     for stream, consumer in await _consumers(nc):
         name = f"{stream}/{consumer['durable_name']}"
         changes[name] = await ensure_consumer(nc, stream, consumer)
@@ -364,7 +358,7 @@ async def begin_restoration(
     its room, and takes no message before ``ensure_topology``. Only what
     exists is deleted: an empty server requires no permission to delete.
     """
-    for stream in (INTAKE, TIMERS, REJECTIONS, _RETIRED, STATES, ROWS):
+    for stream in (INTAKE, TIMERS, REJECTIONS, STATES, ROWS):
         found = await _found(nc, f"STREAM.INFO.{stream}")
         if found and not _is_foreign(stream, found):
             await delete_stream(nc, stream)
@@ -616,19 +610,14 @@ def check_format(metadata: Mapping[str, str]) -> None:
             f"stream {LOG} was written by a newer release (format {found}, this release reads "
             f"{LOG_FORMAT}); upgrade"
         )
-    if int(found) < OLDEST_FORMAT:
+    if int(found) < LOG_FORMAT:
         raise _too_old(LOG, int(found))
-
-
-def _readable() -> str:
-    return f"{LOG_FORMAT}" if OLDEST_FORMAT == LOG_FORMAT else f"{OLDEST_FORMAT} to {LOG_FORMAT}"
 
 
 def _too_old(stream: str, found: int) -> IncompatibleStreamError:
     return IncompatibleStreamError(
         f"stream {stream} has the older format {found}, and this release reads format "
-        f"{_readable()}; use the revision that wrote it, which is in the range "
-        f"{_REVISIONS[found]}"
+        f"{LOG_FORMAT}; use the revision that wrote it, which is in the range {_REVISIONS[found]}"
     )
 
 
@@ -674,13 +663,6 @@ async def _streams(nc: Client, metadata: Mapping[str, str], first_position: int)
         _rates(),
         {**_rows(), "metadata": {**_OWN, **_copied(metadata)}},
     ]
-
-
-async def _retire(nc: Client) -> None:
-    """Have nothing copied any more into what earlier releases kept: it ages out (ADR 0054)."""
-    found = await _found(nc, f"STREAM.INFO.{_RETIRED}")
-    if found.get("sources") and is_own(found.get("metadata") or {}):
-        await api_request(nc, f"STREAM.UPDATE.{_RETIRED}", {**found, "sources": []})
 
 
 def _resources() -> Config:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -11,7 +10,6 @@ from events.wording import plural
 from infra.backup.backup import SavedLog, save_log
 from infra.bus.rows import JetStreamRows
 from infra.bus.streams import find_log
-from infra.jetstream.errors import BusDeniedError
 from reconciler.cli.connection import HERE, Connection, bus, run_async
 from reconciler.cli.console import console
 from reconciler.cli.exits import Exit
@@ -59,10 +57,8 @@ async def _backup(connection: Connection, file: Path) -> SavedLog:
         log = await log_of(nc)
         with progress_bar("saving", await log.last_position()) as progress:
             saved = await save_log(nc, file, await find_log(nc), progress)
-        with suppress(BusDeniedError):  # permissions that an earlier release printed
-            if (short := await find_short_end(log, JetStreamRows(nc))) is not None:
-                return replace(saved, damage=[*saved.damage, short])
-        return saved
+        short = await find_short_end(log, JetStreamRows(nc))
+        return saved if short is None else replace(saved, damage=[*saved.damage, short])
 
 
 def _print(saved: SavedLog) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from infra.bus.streams import LOG_FORMAT
 from infra.embedded import EmbeddedServer
 from infra.jetstream.connection import api_request, close, connect
 from infra.jetstream.publish import publish
@@ -16,7 +17,6 @@ OLD_STREAMS = {
     "SHAPES": ["log.>"],
     "INTAKE": ["rec.>"],
     "TIMERS": ["sched.>", "fired.>"],
-    "OUTCOMES": ["outcome.>"],
     "SNAPSHOTS": ["snap.>"],
     "OBSERVATIONS": ["observation.>"],
     "DEADLETTERS": ["deadletter.>"],
@@ -24,8 +24,8 @@ OLD_STREAMS = {
     "KV_reconciler": ["$KV.reconciler.>"],
 }
 MESSAGE = (
-    "error: stream SHAPES has the older format 0, and this release reads format 4; use the "
-    "revision that wrote it, which is in the range 16875afe to 05ae88b7\n"
+    f"error: stream SHAPES has the older format 0, and this release reads format {LOG_FORMAT}; use "
+    "the revision that wrote it, which is in the range 16875afe to 05ae88b7\n"
 )
 
 

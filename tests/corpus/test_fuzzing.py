@@ -152,7 +152,6 @@ def test_parts_of_listings_are_read_or_refused(payload: bytes) -> None:
 @quickly
 @given(st.binary(max_size=200) | mutated([LOG_SEED]) | replaced([LOG_SEED]))
 @example(DEEP)
-@example(b'{"type":"x","dataschema":"urn:x:' + b"9" * 5_000 + b'"}')
 def test_events_of_the_log_are_read_or_refused(payload: bytes) -> None:
     with contextlib.suppress(InvalidMessageError):
         read = decode_log(payload)

@@ -1,12 +1,12 @@
-"""Golden messages: what each release stored, byte for byte, and how a new one is written down.
+"""Golden messages: what a log of this format contains, byte for byte, and how one is recorded.
 
-``python -m tests.events.golden RELEASE`` writes a file for every class of message of which no
-golden file shows all fields, and touches none that is there: what is stored is stored.
+``python -m tests.events.golden`` writes a file for every class of message of which no golden file
+shows all fields. It changes no file of the same format, and removes those of older formats.
 """
 
 from __future__ import annotations
 
-import sys
+import shutil
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from hashlib import blake2b
@@ -29,6 +29,7 @@ from events.envelope import (
 from events.intake import INTAKE_TYPES, TYPE_OF_INTAKE, Answer, ListingPart
 from events.log import LogEvent, ResourceEvent, event_id, event_type
 from events.names import ResourceKey
+from infra.bus.streams import LOG_FORMAT
 
 FOLDER = Path(__file__).parent / "golden"
 DIGESTS = FOLDER / "digests.txt"
@@ -104,8 +105,13 @@ FAMILIES = {
 
 
 def files() -> list[Path]:
-    """Return every golden file, oldest release first."""
+    """Return every golden file."""
     return sorted(FOLDER.glob("*/*/*.json"))
+
+
+def class_name(path: Path) -> str:
+    """Return the name of the class of a golden file; later fields of one are in another file."""
+    return path.stem.partition("-")[0]
 
 
 def own_part(path: Path, content: Any) -> Any:
@@ -117,7 +123,7 @@ def own_part(path: Path, content: Any) -> Any:
 def decoded(path: Path) -> Any:
     """Read a golden file as the product does, and return it as JSON would show it."""
     family = FAMILIES[path.parent.name]
-    kind = next(each for each in family.classes if each.__name__ == path.stem)
+    kind = next(each for each in family.classes if each.__name__ == class_name(path))
     return family.decode(path.read_bytes(), kind)
 
 
@@ -179,7 +185,7 @@ def missing() -> list[tuple[str, Class]]:
     known: dict[tuple[str, str], set[str]] = {}
     for path in files():
         content = own_part(path, msgspec.json.decode(path.read_bytes()))
-        known.setdefault((path.parent.name, path.stem), set()).update(fields(content))
+        known.setdefault((path.parent.name, class_name(path)), set()).update(fields(content))
     return [
         (name, kind)
         for name, family in FAMILIES.items()
@@ -194,15 +200,19 @@ def _sample_of(family: Family, kind: Class) -> bytes:
     return family.encode(msgspec.convert(_sample(inspect.type_info(kind)), kind))
 
 
-def main(release: str) -> None:
-    """Write what is missing, for a release that is about to be made."""
+def main() -> None:
+    """Write what is missing for the format of the log, and remove what is of another format."""
+    for other in {each for each in FOLDER.iterdir() if each.is_dir()} - {FOLDER / str(LOG_FORMAT)}:
+        shutil.rmtree(other)
     for name, kind in missing():
-        folder = FOLDER / release / name
+        folder = FOLDER / str(LOG_FORMAT) / name
         folder.mkdir(parents=True, exist_ok=True)
-        with (folder / f"{kind.__name__}.json").open("xb") as file:
+        number = 1 + sum(class_name(each) == kind.__name__ for each in folder.glob("*.json"))
+        suffix = f"-{number}" if number > 1 else ""
+        with (folder / f"{kind.__name__}{suffix}.json").open("xb") as file:
             file.write(_sample_of(FAMILIES[name], kind))
     DIGESTS.write_text("".join(f"{digest(path)}\n" for path in files()))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main()

@@ -1,20 +1,19 @@
-"""Records a data folder as this commit writes it: ``python -m tests.frozen.record RELEASE``.
+"""Records a data folder of the current format: ``python -m tests.frozen.record``.
 
-What is recorded is never changed: later code must start on it, or refuse its format in one line
-(ADR 0020).
+Later code must start on it as long as it has the same format, and refuse it after that (ADR 0020).
 """
 
 from __future__ import annotations
 
-import sys
 import tarfile
 import tempfile
 from pathlib import Path
 
+from infra.bus.streams import LOG_FORMAT
 from tests.cli.runner import Cli, shape, up
 
-FOLDER = Path(__file__).parent
-PAGE = FOLDER.parents[1] / "docs" / "kinds" / "kind-definition.md"
+RECORDED = Path(__file__).parent / f"format-{LOG_FORMAT}.tar.xz"
+PAGE = Path(__file__).parents[2] / "docs" / "kinds" / "kind-definition.md"
 _EXAMPLE = "<!-- applied by tests/scenarios/test_definitions.py -->\n```yaml\n"
 _LEFT_OUT = (".log", ".lock", ".conf")
 
@@ -45,14 +44,14 @@ def declare_everything(cli: Cli, api_url: str) -> None:
     cli.ok("delete", "shape", "held")
 
 
-def main(release: str) -> None:
+def main() -> None:
     """Run everything in a new folder, and keep that folder."""
     with tempfile.TemporaryDirectory() as name:
         cli = Cli(Path(name))
         with up(cli, "--resync", "0.5") as running:
             declare_everything(cli, running.ready["apiUrl"])
             running.stop()
-        with tarfile.open(FOLDER / f"{release}.tar.xz", "x:xz") as archive:
+        with tarfile.open(RECORDED, "w:xz") as archive:
             for path in sorted((cli.folder / "reconciler-data").rglob("*")):
                 if path.is_file() and path.suffix not in _LEFT_OUT and "secrets" not in path.parts:
                     archive.add(path, path.relative_to(cli.folder), filter=_of_nobody)
@@ -66,4 +65,4 @@ def _of_nobody(entry: tarfile.TarInfo) -> tarfile.TarInfo:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main()

@@ -1,29 +1,20 @@
-"""Today's code starts on each recorded data folder, and goes on where that one stopped."""
+"""The code continues from a recorded data folder of its format, and refuses an older one."""
 
 from __future__ import annotations
 
 import tarfile
 from pathlib import Path
 
-import pytest
-
 from tests.cli.runner import Cli, shape, up
-from tests.frozen.record import FOLDER, definition
+from tests.frozen.record import RECORDED, definition
 
-NOT_READ = {1: FOLDER / "0.1.0.tar.xz", 3: FOLDER / "0.1.0-format-3.tar.xz"}
-"""By their formats, which are no longer read (ADR 0020)."""
-
-RECORDED = sorted({*FOLDER.glob("*.tar.xz")} - {*NOT_READ.values()})
+OLDER = 4
+REFUSED = Path(__file__).parent / f"format-{OLDER}.tar.xz"
 
 
-def test_there_is_one() -> None:
-    assert RECORDED
-
-
-@pytest.mark.parametrize("recorded", RECORDED, ids=lambda path: path.name.split(".tar")[0])
-def test_a_recorded_data_folder_is_taken_up(recorded: Path, tmp_path: Path) -> None:
+def test_a_recorded_data_folder_is_taken_up(tmp_path: Path) -> None:
     cli = Cli(tmp_path)
-    with tarfile.open(recorded) as archive:
+    with tarfile.open(RECORDED) as archive:
         archive.extractall(tmp_path, filter="data")
     with up(cli, "--resync", "0.5") as running:
         cli.ok("replay", "--verify")
@@ -44,16 +35,13 @@ def test_a_recorded_data_folder_is_taken_up(recorded: Path, tmp_path: Path) -> N
         running.stop()
 
 
-@pytest.mark.parametrize("older", NOT_READ)
-def test_a_data_folder_of_an_older_format_is_refused_in_one_line(
-    older: int, tmp_path: Path
-) -> None:
+def test_a_data_folder_of_an_older_format_is_refused_in_one_line(tmp_path: Path) -> None:
     cli = Cli(tmp_path)
-    with tarfile.open(NOT_READ[older]) as archive:
+    with tarfile.open(REFUSED) as archive:
         archive.extractall(tmp_path, filter="data")
     for _ in range(2):  # the first attempt changes nothing
         ran = cli.run("up")
         assert ran.status == 1
         (line,) = ran.err.splitlines()
-        assert f"older format {older}" in line
+        assert f"older format {OLDER}" in line
         assert "use the revision that wrote it" in line
