@@ -15,13 +15,13 @@ from events.intake import Declared, DefinitionSeen, TimerFired
 from events.log import ActionDecided, SpecDeclared, SpecResolved
 from events.manifest import Fields, InvalidManifestError, Manifest
 from events.names import ResourceKey
-from infra.providers.composition.kind import CompositionFactory
 from infra.providers.deployment import DEPLOYMENT
 from infra.providers.docker.container import CONTAINER
 from infra.providers.rest.expressions import Expression
 from reconciler.cli.explain import explanation_of
 from reconciler.provider.defined_kind import defined
 from reconciler.provider.kind import KIND_DEFINITION, Kind, KindRegistry
+from reconciler.provider.lazy import LazyProvider
 from reconciler.resource.decide import decide
 from reconciler.resource.evolve import evolve
 from reconciler.resource.state import NEW
@@ -43,8 +43,9 @@ def shown(made: Fields, kind: Kind | None = None, **standing: Child) -> External
         for name in made[CHILDREN]
     }
     connect = (kind or kind_from()).connect
-    assert isinstance(connect, CompositionFactory)
-    outputs = {CHILDREN: msgspec.to_builtins(children), **connect.summary(made, children)}
+    assert isinstance(connect, LazyProvider)
+    summary = dict(connect.options)["summary"]
+    outputs = {CHILDREN: msgspec.to_builtins(children), **summary(made, children)}
     return ExternalObject("default.t", made, uid="set-1", version="1", outputs=outputs)
 
 

@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-from events.provider_config import ProviderConfigSpec
 from infra.providers.caddy.configuration import name_problem
 from infra.providers.caddy.spec import RouteFields, RouteOutputs, normalize, ready, uses
-from reconciler.provider import Capabilities, Provider
+from reconciler.provider import Capabilities
 from reconciler.provider.kind import Kind
-from reconciler.provider.secrets import Secrets
-
-
-def _connect(config: ProviderConfigSpec, secrets: Secrets) -> Provider:
-    from infra.providers.caddy.routes import RoutesProvider  # noqa: PLC0415 - who has a proxy pays
-
-    return RoutesProvider(config, secrets)
-
+from reconciler.provider.lazy import lazy
 
 ROUTE = Kind(
     name="Route",
@@ -28,7 +20,7 @@ ROUTE = Kind(
         conditional_writes=True,
         watch=True,
     ),
-    connect=_connect,
+    connect=lazy("infra.providers.caddy.routes:RoutesProvider"),
     normalize=normalize,
     name_problem=name_problem,
     outputs=RouteOutputs,

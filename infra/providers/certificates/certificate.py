@@ -11,8 +11,6 @@ import msgspec
 
 from events.external import ExternalObject
 from events.manifest import Fields
-from events.provider_config import ProviderConfigSpec
-from infra.providers.certificates.extra_needed import extra_needed
 from infra.providers.certificates.issuer import due_at
 from infra.providers.certificates.spec import (
     DEFAULT_ALGORITHM,
@@ -25,9 +23,9 @@ from infra.providers.certificates.spec import (
     place_problem,
     seconds_of,
 )
-from reconciler.provider import Capabilities, Provider
+from reconciler.provider import Capabilities
 from reconciler.provider.kind import Kind
-from reconciler.provider.secrets import Secrets
+from reconciler.provider.lazy import lazy
 
 DEFAULT_DURATION: Final = "90d"
 
@@ -161,14 +159,6 @@ def due(fields: Fields, shown: ExternalObject) -> datetime | None:
     return due_at(fields.get("renewBefore"), shown)
 
 
-def _connect(config: ProviderConfigSpec, secrets: Secrets) -> Provider:
-    with extra_needed():
-        from infra.providers.certificates.certificates import (  # noqa: PLC0415
-            CertificatesProvider,
-        )
-    return CertificatesProvider(config, secrets)
-
-
 CERTIFICATE = Kind(
     name="Certificate",
     api_version="certificates/v1",
@@ -177,7 +167,9 @@ CERTIFICATE = Kind(
     capabilities=Capabilities(
         idempotency_keys=False, deterministic_names=True, labels=True, conditional_writes=True
     ),
-    connect=_connect,
+    connect=lazy(
+        "infra.providers.certificates.certificates:CertificatesProvider", extra="certificates"
+    ),
     normalize=normalize,
     name_problem=name_problem,
     outputs=CertificateOutputs,

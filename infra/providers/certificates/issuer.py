@@ -15,8 +15,6 @@ import msgspec
 
 from events.external import ExternalObject
 from events.manifest import Fields
-from events.provider_config import ProviderConfigSpec
-from infra.providers.certificates.extra_needed import extra_needed
 from infra.providers.certificates.spec import (
     DEFAULT_ALGORITHM,
     KeyAlgorithm,
@@ -27,10 +25,10 @@ from infra.providers.certificates.spec import (
     place_problem,
     seconds_of,
 )
-from reconciler.provider import Capabilities, Provider
+from reconciler.provider import Capabilities
 from reconciler.provider.host_access import HostUse, names_host, place, url_host
 from reconciler.provider.kind import Kind
-from reconciler.provider.secrets import Secrets
+from reconciler.provider.lazy import lazy
 
 DEFAULT_DURATION: Final = "3650d"
 
@@ -253,12 +251,6 @@ def loses(fields: Fields | None, thing: ExternalObject) -> str:
     )
 
 
-def _connect(config: ProviderConfigSpec, secrets: Secrets) -> Provider:
-    with extra_needed():
-        from infra.providers.certificates.issuers import IssuersProvider  # noqa: PLC0415
-    return IssuersProvider(config, secrets)
-
-
 ISSUER = Kind(
     name="Issuer",
     api_version="certificates/v1",
@@ -267,7 +259,7 @@ ISSUER = Kind(
     capabilities=Capabilities(
         idempotency_keys=False, deterministic_names=True, labels=True, conditional_writes=True
     ),
-    connect=_connect,
+    connect=lazy("infra.providers.certificates.issuers:IssuersProvider", extra="certificates"),
     normalize=normalize,
     name_problem=name_problem,
     outputs=IssuerOutputs,

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 
@@ -14,7 +13,6 @@ from events.composition import COMPOSED_SET_KIND, RETRY_AT, Child
 from events.external import ExternalObject
 from events.manifest import Fields
 from events.names import InvalidNameError, ResourceKey
-from events.provider_config import ProviderConfigSpec
 from events.reference import Reference
 from reconciler.provider import Capabilities
 from reconciler.provider.host_access import HostUse, uses_nothing
@@ -25,10 +23,7 @@ from reconciler.provider.kind import (
     Removal,
     removes_nothing,
 )
-from reconciler.provider.secrets import Secrets
-
-if TYPE_CHECKING:
-    from infra.providers.composition.provider import CompositionProvider
+from reconciler.provider.lazy import lazy
 
 Summary = Callable[[Fields, Mapping[str, Child]], Fields]
 """Makes a kind's own outputs of an object's fields and of how its children stand."""
@@ -57,29 +52,6 @@ def name_problem(name: str, *, max_characters: int) -> str | None:
     return None if dot else "use the form NAMESPACE.NAME"
 
 
-def _provider(
-    config: ProviderConfigSpec, secrets: Secrets, *, kind: str, summary: Summary
-) -> CompositionProvider:
-    from infra.providers.composition.provider import (  # noqa: PLC0415 - who composes pays
-        CompositionProvider,
-    )
-
-    return CompositionProvider(config, secrets, kind=kind, summary=summary)
-
-
-@dataclass(frozen=True)
-class CompositionFactory:
-    """Builds the providers of one composed kind."""
-
-    kind: str
-    summary: Summary
-    provider: Callable[..., CompositionProvider] = _provider
-
-    def __call__(self, config: ProviderConfigSpec, secrets: Secrets) -> CompositionProvider:
-        """Build a client; opens no connection yet."""
-        return self.provider(config, secrets, kind=self.kind, summary=self.summary)
-
-
 def _due(_fields: Fields, shown: ExternalObject) -> datetime | None:
     """Return when a part that a decider has refused is declared again."""
     at = shown.outputs.get(RETRY_AT)
@@ -96,19 +68,20 @@ def composed_kind(
     ready: Callable[[Fields, ExternalObject], Readiness],
     outputs: type[msgspec.Struct],
     progress: Callable[[Fields, ExternalObject], Progress | None] | None = None,
-    provider: Callable[..., CompositionProvider] = _provider,
+    provider: str = "infra.providers.composition.provider:CompositionProvider",
+    extra: str = "",
     refers: Callable[[Fields, str], Sequence[Reference]] | None = None,
     removes: Callable[[Fields, ExternalObject], Removal] = removes_nothing,
     uses: Callable[[Fields], Sequence[HostUse]] = uses_nothing,
 ) -> Kind:
-    """Make a kind whose objects are sets of other resources."""
+    """Make a kind whose objects are sets of other resources; ``provider``: as for ``lazy``."""
     return Kind(
         name=name,
         api_version=api_version,
         schema=schema,
         provider="composition",
         capabilities=CAPABILITIES,
-        connect=CompositionFactory(name, summary, provider),
+        connect=lazy(provider, extra=extra, kind=name, summary=summary),
         name_problem=partial(name_problem, max_characters=MAX_NAME_CHARACTERS),
         outputs=outputs,
         refers=refers,

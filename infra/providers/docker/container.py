@@ -6,7 +6,6 @@ import msgspec
 
 from events.external import ExternalObject
 from events.manifest import Fields
-from events.provider_config import ProviderConfigSpec
 from infra.providers.docker.names import name_problem
 from infra.providers.docker.spec import (
     MUTABLE,
@@ -16,9 +15,9 @@ from infra.providers.docker.spec import (
     normalize,
     uses,
 )
-from reconciler.provider import Capabilities, Provider
+from reconciler.provider import Capabilities
 from reconciler.provider.kind import READY, Kind, Readiness
-from reconciler.provider.secrets import Secrets
+from reconciler.provider.lazy import lazy
 
 
 def ready(fields: Fields, shown: ExternalObject) -> Readiness:
@@ -35,12 +34,6 @@ def ready(fields: Fields, shown: ExternalObject) -> Readiness:
     return READY
 
 
-def _connect(config: ProviderConfigSpec, secrets: Secrets) -> Provider:
-    from infra.providers.docker.containers import ContainersProvider  # noqa: PLC0415 - who has an Engine
-
-    return ContainersProvider(config, secrets)
-
-
 _immutable = {each.encode_name for each in msgspec.structs.fields(ContainerFields)} - MUTABLE
 
 CONTAINER = Kind(
@@ -55,7 +48,7 @@ CONTAINER = Kind(
         conditional_writes=False,
         watch=True,
     ),
-    connect=_connect,
+    connect=lazy("infra.providers.docker.containers:ContainersProvider"),
     normalize=normalize,
     comparable=comparable,
     name_problem=name_problem,

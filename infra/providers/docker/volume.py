@@ -10,13 +10,12 @@ import msgspec
 
 from events.external import ExternalObject
 from events.manifest import Fields
-from events.provider_config import ProviderConfigSpec
 from infra.providers.docker.names import name_problem
 from infra.providers.docker.spec import path_of
-from reconciler.provider import Capabilities, Provider
+from reconciler.provider import Capabilities
 from reconciler.provider.host_access import HostUse
 from reconciler.provider.kind import Kind
-from reconciler.provider.secrets import Secrets
+from reconciler.provider.lazy import lazy
 
 DEFAULT_DRIVER: Final = "local"
 
@@ -85,12 +84,6 @@ def loses(fields: Fields | None, thing: ExternalObject) -> str:
     return f"all data of volume {thing.name}"
 
 
-def _connect(config: ProviderConfigSpec, secrets: Secrets) -> Provider:
-    from infra.providers.docker.volumes import VolumesProvider  # noqa: PLC0415 - who has an Engine
-
-    return VolumesProvider(config, secrets)
-
-
 VOLUME = Kind(
     name="Volume",
     api_version="docker/v1",
@@ -103,7 +96,7 @@ VOLUME = Kind(
         conditional_writes=False,
         watch=True,
     ),
-    connect=_connect,
+    connect=lazy("infra.providers.docker.volumes:VolumesProvider"),
     normalize=normalize,
     name_problem=name_problem,
     outputs=VolumeOutputs,

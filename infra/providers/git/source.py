@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from events.provider_config import ProviderConfigSpec
-from infra.providers.composition.kind import Summary, composed_kind
+from infra.providers.composition.kind import composed_kind
 from reconciler.composites.git_source import (
     KIND,
     GitSourceFields,
@@ -17,19 +14,6 @@ from reconciler.composites.git_source import (
     summary,
     uses,
 )
-from reconciler.provider.secrets import Secrets
-
-if TYPE_CHECKING:
-    from infra.providers.git.sources import GitSourceProvider
-
-
-def _provider(
-    config: ProviderConfigSpec, secrets: Secrets, *, kind: str, summary: Summary
-) -> GitSourceProvider:
-    from infra.providers.git.sources import GitSourceProvider  # noqa: PLC0415 - who has one pays
-
-    return GitSourceProvider(config, secrets, kind=kind, summary=summary)
-
 
 GIT_SOURCE = composed_kind(
     KIND,
@@ -39,7 +23,8 @@ GIT_SOURCE = composed_kind(
     summary=summary,
     ready=ready,
     outputs=GitSourceOutputs,
-    provider=_provider,
+    provider="infra.providers.git.sources:GitSourceProvider",
+    extra="git",
     refers=refers,
     removes=removes,
     uses=uses,

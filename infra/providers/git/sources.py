@@ -15,7 +15,6 @@ from events.names import KIND_DEFINITION_KIND
 from events.provider_config import ProviderConfigSpec, Scope
 from infra.providers.composition.kind import Summary
 from infra.providers.composition.provider import CompositionProvider, Look, parent_of
-from infra.providers.extras import extra_needed
 from infra.providers.git.checks import Check
 from infra.providers.git.heads import Heads
 from infra.providers.git.rendering import renderers_of_process
@@ -34,10 +33,9 @@ class GitSourceProvider(CompositionProvider):
         self, config: ProviderConfigSpec, secrets: Secrets, *, kind: str, summary: Summary
     ) -> None:
         super().__init__(config, secrets, kind=kind, summary=summary)
-        with extra_needed("git", "Git sources", _LIBRARIES):
-            for library in _LIBRARIES:  # they are imported where a repository is read
-                if find_spec(library) is None:
-                    raise ModuleNotFoundError(name=library)
+        for library in _LIBRARIES:  # they are imported where a repository is read
+            if find_spec(library) is None:
+                raise ModuleNotFoundError(name=library)
         renderers_of_process()  # raises where they cannot be used
         self._heads = Heads(
             self._contents,

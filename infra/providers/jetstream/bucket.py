@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Annotated
 
 import msgspec
 
 from events.external import ExternalObject
 from events.manifest import Fields
-from events.provider_config import ProviderConfigSpec
 from infra.providers.jetstream.api import Config, nanoseconds, seconds
 from infra.providers.jetstream.streams import (
     CAPABILITIES,
@@ -31,7 +31,6 @@ from infra.providers.jetstream.streams import (
 )
 from infra.providers.jetstream.subjects import BUCKET_PREFIX, reserved_of_stream
 from reconciler.provider.kind import Kind
-from reconciler.provider.secrets import Secrets
 
 LIMITS = {"history": "values per key", "ttlSeconds": "seconds", "maxBytes": "bytes"}
 MAX_HISTORY = 64
@@ -150,17 +149,13 @@ def _name_of(stream: str) -> str | None:
 _FORM = Form(name_problem, _stream_of, _name_of, _config_of, _fields_of)
 
 
-def _connect(config: ProviderConfigSpec, secrets: Secrets) -> StreamsProvider:
-    return StreamsProvider(config, secrets, _FORM)
-
-
 BUCKET = Kind(
     name="Bucket",
     api_version="jetstream/v1",
     provider="jetstream",
     schema=BucketFields,
     capabilities=CAPABILITIES,
-    connect=_connect,
+    connect=partial(StreamsProvider, form=_FORM),
     normalize=normalize,
     name_problem=name_problem,
     outputs=StreamOutputs,

@@ -11,11 +11,10 @@ import msgspec
 
 from events.external import ExternalObject
 from events.manifest import Fields
-from events.provider_config import ProviderConfigSpec
-from reconciler.provider import Capabilities, Provider
+from reconciler.provider import Capabilities
 from reconciler.provider.host_access import HostUse, names_host
 from reconciler.provider.kind import READY, Kind, Readiness
-from reconciler.provider.secrets import Secrets
+from reconciler.provider.lazy import lazy
 
 MAX_BACKENDS: Final = 128
 MAX_NAME_CHARACTERS: Final = 100
@@ -177,13 +176,6 @@ def _check_address(text: str) -> None:
         raise ValueError(f"{text} is not the address of a single machine")
 
 
-def _connect(config: ProviderConfigSpec, secrets: Secrets) -> Provider:
-    # It needs this module; and what only knows the kind needs no nft.
-    from infra.providers.nftables.services import ServicesProvider  # noqa: PLC0415
-
-    return ServicesProvider(config, secrets)
-
-
 SERVICE = Kind(
     name="Service",
     api_version="nftables/v1",
@@ -196,7 +188,7 @@ SERVICE = Kind(
         conditional_writes=True,
         watch=True,
     ),
-    connect=_connect,
+    connect=lazy("infra.providers.nftables.services:ServicesProvider"),
     normalize=normalize,
     name_problem=name_problem,
     outputs=ServiceOutputs,

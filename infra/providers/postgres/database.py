@@ -9,13 +9,11 @@ import msgspec
 
 from events.external import ExternalObject
 from events.manifest import Fields
-from events.provider_config import ProviderConfigSpec
 from infra.providers.postgres.names import MAX_NAME_BYTES, database_problem
-from infra.providers.postgres.psycopg_needed import psycopg_needed
-from reconciler.provider import Capabilities, Provider
+from reconciler.provider import Capabilities
 from reconciler.provider.host_access import HostUse
 from reconciler.provider.kind import Kind
-from reconciler.provider.secrets import Secrets
+from reconciler.provider.lazy import lazy
 
 UNLIMITED = -1
 ENCODINGS = (
@@ -165,12 +163,6 @@ def uses(fields: Fields) -> Sequence[HostUse]:
     ]
 
 
-def _connect(config: ProviderConfigSpec, secrets: Secrets) -> Provider:
-    with psycopg_needed():
-        from infra.providers.postgres.databases import DatabasesProvider  # noqa: PLC0415
-    return DatabasesProvider(config, secrets)
-
-
 DATABASE = Kind(
     name="Database",
     api_version="postgres/v1",
@@ -179,7 +171,7 @@ DATABASE = Kind(
     capabilities=Capabilities(
         idempotency_keys=False, deterministic_names=True, labels=True, conditional_writes=True
     ),
-    connect=_connect,
+    connect=lazy("infra.providers.postgres.databases:DatabasesProvider", extra="postgres"),
     normalize=normalize,
     comparable=comparable,
     name_problem=database_problem,

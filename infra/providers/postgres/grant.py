@@ -13,13 +13,11 @@ from typing import Annotated, Final, Literal, NamedTuple
 import msgspec
 
 from events.manifest import Fields
-from events.provider_config import ProviderConfigSpec
 from infra.providers.postgres.database import Name
 from infra.providers.postgres.names import PUBLIC, name_problem, role_problem
-from infra.providers.postgres.psycopg_needed import psycopg_needed
-from reconciler.provider import Capabilities, Provider
+from reconciler.provider import Capabilities
 from reconciler.provider.kind import Kind
-from reconciler.provider.secrets import Secrets
+from reconciler.provider.lazy import lazy
 
 Level = Literal["database", "schema", "tables", "sequences", "functions"]
 Privilege = Literal[
@@ -182,12 +180,6 @@ def comparable(fields: Fields) -> Fields:
     return {name: value for name, value in fields.items() if name not in ("role", "database")}
 
 
-def _connect(config: ProviderConfigSpec, secrets: Secrets) -> Provider:
-    with psycopg_needed():
-        from infra.providers.postgres.grants import GrantsProvider  # noqa: PLC0415
-    return GrantsProvider(config, secrets)
-
-
 GRANT = Kind(
     name="Grant",
     api_version="postgres/v1",
@@ -197,7 +189,7 @@ GRANT = Kind(
     capabilities=Capabilities(
         idempotency_keys=False, deterministic_names=True, labels=False, conditional_writes=True
     ),
-    connect=_connect,
+    connect=lazy("infra.providers.postgres.grants:GrantsProvider", extra="postgres"),
     normalize=normalize,
     comparable=comparable,
     name_problem=grant_problem,

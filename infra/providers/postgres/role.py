@@ -9,15 +9,13 @@ from typing import Annotated, cast
 import msgspec
 
 from events.manifest import Fields
-from events.provider_config import ProviderConfigSpec
 from events.secret import DEFAULT_STORE, SecretRef
 from infra.providers.postgres.database import UNLIMITED, ConnectionLimit, Name
 from infra.providers.postgres.names import role_problem
-from infra.providers.postgres.psycopg_needed import psycopg_needed
-from reconciler.provider import Capabilities, Provider
+from reconciler.provider import Capabilities
 from reconciler.provider.host_access import HostUse
 from reconciler.provider.kind import Kind
-from reconciler.provider.secrets import Secrets
+from reconciler.provider.lazy import lazy
 
 GOOD_AS_SUPERUSER = frozenset(
     {"pg_execute_server_program", "pg_read_server_files", "pg_write_server_files"}
@@ -173,12 +171,6 @@ def uses(fields: Fields) -> Sequence[HostUse]:
     ]
 
 
-def _connect(config: ProviderConfigSpec, secrets: Secrets) -> Provider:
-    with psycopg_needed():
-        from infra.providers.postgres.roles import DatabaseRolesProvider  # noqa: PLC0415
-    return DatabaseRolesProvider(config, secrets)
-
-
 DATABASE_ROLE = Kind(
     name="DatabaseRole",
     api_version="postgres/v1",
@@ -187,7 +179,7 @@ DATABASE_ROLE = Kind(
     capabilities=Capabilities(
         idempotency_keys=False, deterministic_names=True, labels=True, conditional_writes=True
     ),
-    connect=_connect,
+    connect=lazy("infra.providers.postgres.roles:DatabaseRolesProvider", extra="postgres"),
     normalize=normalize,
     comparable=comparable,
     name_problem=role_problem,
