@@ -26,7 +26,8 @@ from infra.components.postgres import Postgres
 from infra.providers.postgres.database import DATABASE
 from infra.providers.postgres.databases import LEFTOVER_SECONDS, DatabaseMark
 from infra.providers.postgres.errors import classified, not_connected
-from infra.providers.postgres.grant import GRANT, PRIVILEGES, place_of
+from infra.providers.postgres.grant import GRANT
+from infra.providers.postgres.grant_spec import PRIVILEGES, place_of
 from infra.providers.postgres.marks import Mark, mark_in, with_mark
 from infra.providers.postgres.names import UNFINISHED_PREFIX, unfinished_name
 from infra.providers.postgres.passwords import is_password_of

@@ -20,7 +20,7 @@ from events.external import ExternalObject
 from events.kind_definition import KindDefinitionSpec
 from events.manifest import Fields, InvalidManifestError
 from events.names import ResourceKey
-from infra.providers.composition.kind import MAX_NAME_CHARACTERS, composed_kind, name_problem
+from infra.providers.composition.kind import composed_kind
 from infra.providers.composition.parts import (
     ABOUT,
     Budget,
@@ -28,6 +28,7 @@ from infra.providers.composition.parts import (
     expression,
     standings,
 )
+from infra.providers.composition.spec import MAX_NAME_CHARACTERS, name_problem
 from infra.providers.rest.expressions import Expression, ExpressionError
 from infra.providers.rest.protocol import OUTPUT_TYPES
 from reconciler.composites import components

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import partial
-from typing import Final
 
 import msgspec
 
-from events.composition import COMPOSED_SET_KIND, RETRY_AT, Child
+from events.composition import RETRY_AT
 from events.external import ExternalObject
 from events.manifest import Fields
-from events.names import InvalidNameError, ResourceKey
+from events.names import ResourceKey
 from events.reference import Reference
+from infra.providers.composition.spec import MAX_NAME_CHARACTERS, Summary, name_problem
 from reconciler.provider import Capabilities
 from reconciler.provider.host_access import HostUse, uses_nothing
 from reconciler.provider.kind import (
@@ -25,12 +25,6 @@ from reconciler.provider.kind import (
 )
 from reconciler.provider.lazy import lazy
 
-Summary = Callable[[Fields, Mapping[str, Child]], Fields]
-"""Makes a kind's own outputs of an object's fields and of how its children stand."""
-
-MAX_NAME_CHARACTERS: Final = 46
-"""A set's name has the kind before it, and a child's what its kind puts behind it; 63 in all."""
-
 CAPABILITIES = Capabilities(
     idempotency_keys=False,  # the newest key is known, and no older one
     deterministic_names=True,
@@ -38,18 +32,6 @@ CAPABILITIES = Capabilities(
     conditional_writes=True,
     watch=True,
 )
-
-
-def name_problem(name: str, *, max_characters: int) -> str | None:
-    """Describe what is wrong with the name of a composed object: it has its namespace before it."""
-    namespace, dot, rest = name.partition(".")
-    try:
-        ResourceKey.checked(namespace, COMPOSED_SET_KIND, rest)
-    except InvalidNameError as error:
-        return str(error)
-    if len(rest) > max_characters:
-        return f"use at most {max_characters} characters, because other names contain it"
-    return None if dot else "use the form NAMESPACE.NAME"
 
 
 def _due(_fields: Fields, shown: ExternalObject) -> datetime | None:

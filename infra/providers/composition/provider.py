@@ -37,7 +37,7 @@ from infra.jetstream.errors import BusError
 from infra.jetstream.reads import last_from_leader
 from infra.providers.composition.children import Children, digest_of_text, message_of
 from infra.providers.composition.contents import Contents
-from infra.providers.composition.kind import MAX_NAME_CHARACTERS, Summary, name_problem
+from infra.providers.composition.spec import MAX_NAME_CHARACTERS, Summary, name_problem
 from infra.providers.composition.standing import ComposedSet, Row, Standing
 from infra.providers.conflicts import check_uid
 from infra.providers.jetstream.api import JetStreamApi, classified

@@ -2,87 +2,11 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
-from typing import Annotated, Final
-
-import msgspec
-
-from events.external import ExternalObject
-from events.manifest import Fields
 from infra.providers.docker.names import name_problem
-from infra.providers.docker.spec import path_of
+from infra.providers.docker.volume_spec import VolumeFields, VolumeOutputs, loses, normalize, uses
 from reconciler.provider import Capabilities
-from reconciler.provider.host_access import HostUse
 from reconciler.provider.kind import Kind
 from reconciler.provider.lazy import lazy
-
-DEFAULT_DRIVER: Final = "local"
-
-_OF_TMPFS: Final = re.compile(
-    r"|(size|nr_inodes|nr_blocks|mode|uid|gid)=[0-9]+[kmg%]?|r[ow]|no(dev|exec|suid|atime)"
-)
-"""Options of a tmpfs that lead nowhere else: with ``bind`` it would be a mount of the device."""
-
-
-class VolumeFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A named volume of a Docker Engine."""
-
-    driver: Annotated[
-        Annotated[str, msgspec.Meta(min_length=1, max_length=255)],
-        msgspec.Meta(description="Volume driver: local, or a plugin of the Engine."),
-    ] = DEFAULT_DRIVER
-    options: Annotated[
-        Annotated[
-            dict[str, Annotated[str, msgspec.Meta(max_length=4096)]], msgspec.Meta(max_length=32)
-        ],
-        msgspec.Meta(
-            description="Options of the driver. local accepts type, device and o, as mount does."
-        ),
-    ] = {}
-
-
-class VolumeOutputs(msgspec.Struct, frozen=True):
-    """Where the Engine keeps a volume on its host."""
-
-    mountpoint: Annotated[
-        str, msgspec.Meta(description="Directory of the volume on the host of the Engine.")
-    ]
-
-
-def normalize(fields: Fields) -> Fields:
-    """Return a volume's fields their canonical form, with the Engine's defaults."""
-    return {"driver": DEFAULT_DRIVER, **fields, "options": fields.get("options") or {}}
-
-
-def uses(fields: Fields) -> Sequence[HostUse]:
-    """Return what a volume uses of the Engine's host (ADR 0060): tmpfs and plain ones nothing."""
-    driver = fields.get("driver", DEFAULT_DRIVER)
-    options: dict[str, str] = fields.get("options") or {}
-    flags = options.get("o", "").split(",")
-    if driver == DEFAULT_DRIVER and not options:
-        return ()
-    is_local = driver == DEFAULT_DRIVER and options.keys() <= {"type", "device", "o"}
-    if is_local and options.get("type") == "tmpfs" and all(map(_OF_TMPFS.fullmatch, flags)):
-        return ()
-    device = options.get("device", "")
-    if is_local and device.startswith("/") and flags in (["bind"], ["rbind"], ["bind", "ro"]):
-        return (HostUse("spec.options.device", "binds", path_of(device)),)
-    known = ("type", "device", "o")
-    names = [name for name in known if name in options] + sorted(options.keys() - set(known))
-    told = [f"{name}={options[name]}" for name in names]
-    if driver != DEFAULT_DRIVER:
-        told.insert(0, f"driver={driver}")
-    return (HostUse("spec.options", "devices", ",".join(told)),)
-
-
-def loses(fields: Fields | None, thing: ExternalObject) -> str:
-    """Say which data a deletion would lose; of a mount of something else, the mount alone goes."""
-    options: Fields = thing.fields.get("options") or {}
-    if fields is not None or options.get("type") == "tmpfs" or "device" in options:
-        return ""
-    return f"all data of volume {thing.name}"
-
 
 VOLUME = Kind(
     name="Volume",

@@ -32,7 +32,7 @@ from infra.providers.docker.engine import (
     taken,
 )
 from infra.providers.docker.events import EngineEvents
-from infra.providers.docker.volume import DEFAULT_DRIVER, normalize
+from infra.providers.docker.volume_spec import DEFAULT_DRIVER, normalize
 from reconciler.errors import PermanentError, TransientError
 from reconciler.provider import Effect
 from reconciler.provider.secrets import Secrets

@@ -13,8 +13,8 @@ from events.external import ExternalObject
 from events.manifest import Fields, InvalidManifestError, Manifest
 from events.names import KIND_DEFINITION_KIND
 from events.provider_config import ProviderConfigSpec, Scope
-from infra.providers.composition.kind import Summary
 from infra.providers.composition.provider import CompositionProvider, Look, parent_of
+from infra.providers.composition.spec import Summary
 from infra.providers.git.checks import Check
 from infra.providers.git.heads import Heads
 from infra.providers.git.rendering import renderers_of_process

@@ -13,7 +13,7 @@ from infra.providers.nftables.listed import KEY, MASQUERADED, SERVICES, Chain, E
 from infra.providers.nftables.nft import Command
 from infra.providers.nftables.place import FAMILY, Place
 from infra.providers.nftables.rules import is_protocol, match, name_of
-from infra.providers.nftables.service import Protocol
+from infra.providers.nftables.spec import Protocol
 from reconciler.errors import ConfigurationError, TransientError
 
 _COMMENT: Final = "reconciler"

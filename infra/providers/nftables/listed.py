@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from infra.providers.answers import UNDECODABLE
-from infra.providers.nftables.service import Front
+from infra.providers.nftables.spec import Front
 from reconciler.errors import TransientError
 
 Expressions = list[object]

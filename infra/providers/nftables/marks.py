@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 from urllib.parse import parse_qsl, quote, urlencode
 
-from infra.providers.nftables.service import Balance, Front, balance_of, front_of
+from infra.providers.nftables.spec import Balance, Front, balance_of, front_of
 from reconciler.errors import PermanentError
 
 MAX_COMMENT_BYTES: Final = 128

@@ -34,7 +34,7 @@ from infra.providers.nftables.marks import (
 )
 from infra.providers.nftables.nft import Command
 from infra.providers.nftables.place import FAMILY
-from infra.providers.nftables.service import Backend, Balance, Front, Protocol, name_problem
+from infra.providers.nftables.spec import Backend, Balance, Front, Protocol, name_problem
 
 _PREFIX: Final = "service-"
 _SEED: Final = 0x5EC0

@@ -38,7 +38,7 @@ from infra.providers.nftables.rules import (
     whose,
     written,
 )
-from infra.providers.nftables.service import Front, name_problem, normalize
+from infra.providers.nftables.spec import Front, name_problem, normalize
 from reconciler.errors import (
     ConfigurationError,
     ConflictError,

@@ -20,7 +20,7 @@ from events.log import Action
 from events.manifest import Fields
 from events.provider_config import ProviderConfigSpec, Scope
 from infra.providers.conflicts import check_uid
-from infra.providers.postgres.database import ALWAYS_THERE, normalize
+from infra.providers.postgres.database_spec import ALWAYS_THERE, normalize
 from infra.providers.postgres.errors import IN_USE, NO_DATABASE, REFUSED, state_of
 from infra.providers.postgres.limits import MAX_COMMENT_CHARACTERS
 from infra.providers.postgres.marks import Mark, mark_in, with_mark

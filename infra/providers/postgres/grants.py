@@ -21,7 +21,7 @@ from events.manifest import Fields
 from events.provider_config import ProviderConfigSpec, Scope
 from infra.providers.conflicts import check_uid
 from infra.providers.postgres.errors import REFUSED
-from infra.providers.postgres.grant import (
+from infra.providers.postgres.grant_spec import (
     PRIVILEGES,
     GrantPlace,
     Level,

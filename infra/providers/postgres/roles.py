@@ -27,7 +27,7 @@ from infra.providers.postgres.limits import MAX_COMMENT_CHARACTERS
 from infra.providers.postgres.marks import Mark, mark_in, with_mark
 from infra.providers.postgres.names import role_problem
 from infra.providers.postgres.passwords import is_password_of
-from infra.providers.postgres.role import GOOD_AS_SUPERUSER, normalize
+from infra.providers.postgres.role_spec import GOOD_AS_SUPERUSER, normalize
 from infra.providers.postgres.server import PostgresServer, Session
 from reconciler.errors import (
     ConfigurationError,

@@ -1,0 +1,160 @@
+"""What can be declared of a ``Database``, and what it shows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, cast
+
+import msgspec
+
+from events.external import ExternalObject
+from events.manifest import Fields
+from infra.providers.postgres.names import MAX_NAME_BYTES
+from reconciler.provider.host_access import HostUse
+
+UNLIMITED = -1
+ENCODINGS = (
+    *("SQL_ASCII", "UTF8", "EUC_JP", "EUC_CN", "EUC_KR", "EUC_TW", "EUC_JIS_2004", "MULE_INTERNAL"),
+    *(f"LATIN{number}" for number in range(1, 11)),
+    *(f"ISO_8859_{number}" for number in range(5, 9)),
+    *(f"WIN{number}" for number in (866, 874, *range(1250, 1259))),
+    *("KOI8R", "KOI8U"),
+)
+"""What a database can have, as the server shows it; it takes other names for the same, too."""
+
+TRUSTED_EXTENSIONS = frozenset(
+    {
+        *("bool_plperl", "btree_gin", "btree_gist", "citext", "cube", "dict_int"),
+        *("fuzzystrmatch", "hstore", "hstore_plperl", "intarray", "isn", "jsonb_plperl", "lo"),
+        *("ltree", "pg_trgm", "pgcrypto", "plperl", "plpgsql", "pltcl", "seg", "tablefunc", "tcn"),
+        *("tsm_system_rows", "tsm_system_time", "unaccent", "uuid-ossp"),
+    }
+)
+"""What PostgreSQL itself trusts the owner of a database with. Others can reach the server's machine
+or its network, such as ``dblink``, ``file_fdw`` and languages that are not trusted."""
+
+ALWAYS_THERE = "plpgsql"
+"""The extension that every database has; it is not compared."""
+
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME_BYTES)]
+ConnectionLimit = Annotated[int, msgspec.Meta(ge=UNLIMITED, le=2**31 - 1)]
+
+
+class DatabaseFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    """A PostgreSQL database."""
+
+    owner: Annotated[
+        Name | None,
+        msgspec.Meta(
+            description="Role that owns the database. Default: the role that Reconciler logs in as."
+        ),
+    ] = None
+    encoding: Annotated[
+        Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]{1,32}(?!\n)$")] | None,
+        msgspec.Meta(
+            description="Encoding, as the server names it, such as UTF8 or LATIN1. Default:"
+            " the template's."
+        ),
+    ] = None
+    locale: Annotated[
+        Annotated[str, msgspec.Meta(min_length=1, max_length=63)] | None,
+        msgspec.Meta(description="Locale, or COLLATION/CTYPE. Default: the template's."),
+    ] = None
+    template: Annotated[
+        Name | None,
+        msgspec.Meta(
+            description="Database to copy when this one is created. Default: template1, or "
+            "template0 with an encoding or a locale."
+        ),
+    ] = None
+    extensions: Annotated[
+        list[Name],
+        msgspec.Meta(
+            max_length=100,
+            description="Extensions to install, in any order. Other extensions stay, unless "
+            "they were declared before.",
+        ),
+    ] = []
+    connection_limit: Annotated[
+        ConnectionLimit,
+        msgspec.Meta(description="Maximum number of connections; -1 means no limit."),
+    ] = UNLIMITED
+    allow_connections: Annotated[
+        bool, msgspec.Meta(description="Whether the database accepts connections.")
+    ] = True
+
+    def __post_init__(self) -> None:
+        if self.encoding is not None and _encoding(self.encoding) not in ENCODINGS:
+            raise ValueError(
+                f"encoding: {self.encoding!r} is not an encoding name of the server; use one "
+                "such as UTF8 or LATIN1"
+            )
+
+
+class DatabaseOutputs(msgspec.Struct, frozen=True):
+    """Where a database is; the URL has no user and no password."""
+
+    host: Annotated[str, msgspec.Meta(description="Host name of the server.")]
+    port: Annotated[int, msgspec.Meta(description="Port of the server.")]
+    name: Annotated[str, msgspec.Meta(description="Name of the database.")]
+    url: Annotated[str, msgspec.Meta(description="URL of the database, without user and password.")]
+
+
+def normalize(fields: Fields) -> Fields:
+    """Return a database's fields their canonical form: extensions by name, encodings as shown."""
+    given = {name: value for name, value in fields.items() if value is not None}
+    extensions: Any = given.get("extensions") or {}
+    result: Fields = {
+        "connectionLimit": UNLIMITED,
+        "allowConnections": True,
+        **given,
+        # By name, so that a comparison leaves alone what others have installed.
+        "extensions": {
+            name: True
+            for name in sorted(set(cast("list[str]", extensions)))
+            if name != ALWAYS_THERE
+        },
+    }
+    if "encoding" in given:
+        result["encoding"] = _encoding(str(given["encoding"]))
+    if "locale" in given:
+        collation, _, ctype = str(given["locale"]).partition("/")
+        result["locale"] = collation if ctype in ("", collation) else f"{collation}/{ctype}"
+    return result
+
+
+def _encoding(given: str) -> str:
+    """Return an encoding's own name: the server looks at its letters and digits alone."""
+    name = _plain(given)
+    return _BY_PLAIN_NAME.get(name, name)
+
+
+def _plain(encoding: str) -> str:
+    return "".join(each for each in encoding.upper() if each.isalnum())
+
+
+_BY_PLAIN_NAME = {"UNICODE": "UTF8", **{_plain(each): each for each in ENCODINGS}}
+
+
+def comparable(fields: Fields) -> Fields:
+    """Return fields without the template: no server knows what a database was copied from."""
+    return {name: value for name, value in fields.items() if name != "template"}
+
+
+def loses(fields: Fields | None, thing: ExternalObject) -> str:
+    """Return which data would be lost by a write or a deletion."""
+    if fields is None:
+        return f"all data of database {thing.name}"
+    dropped = thing.fields.get("extensions", {}).keys() - fields.get("extensions", {}).keys()
+    if not dropped:
+        return ""
+    return f"the data of these extensions of database {thing.name}: {', '.join(sorted(dropped))}"
+
+
+def uses(fields: Fields) -> Sequence[HostUse]:
+    """Return the extensions that lead beyond the database (ADR 0060)."""
+    return [
+        HostUse("spec.extensions", "privileges", f"extension:{name}", "omit it")
+        for name in fields.get("extensions") or ()
+        if name not in TRUSTED_EXTENSIONS
+    ]

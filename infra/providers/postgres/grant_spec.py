@@ -1,0 +1,177 @@
+"""What can be declared of a ``Grant``, what it shows, and its names.
+
+PostgreSQL has no object for it: a grant is the set of privileges that one grantee has on one
+object, and is there while that set is not empty. So its name says both: ``GRANTEE@DATABASE``,
+``GRANTEE@DATABASE/SCHEMA`` or ``GRANTEE@DATABASE/SCHEMA/tables``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Final, Literal, NamedTuple
+
+import msgspec
+
+from events.manifest import Fields
+from infra.providers.postgres.database_spec import Name
+from infra.providers.postgres.names import PUBLIC, name_problem, role_problem
+
+Level = Literal["database", "schema", "tables", "sequences", "functions"]
+Privilege = Literal[
+    "CONNECT",
+    "CREATE",
+    "DELETE",
+    "EXECUTE",
+    "INSERT",
+    "MAINTAIN",
+    "REFERENCES",
+    "SELECT",
+    "TEMPORARY",
+    "TRIGGER",
+    "TRUNCATE",
+    "UPDATE",
+    "USAGE",
+]
+
+PRIVILEGES: Final[Mapping[Level, frozenset[str]]] = {
+    "database": frozenset({"CONNECT", "CREATE", "TEMPORARY"}),
+    "schema": frozenset({"CREATE", "USAGE"}),
+    "tables": frozenset(
+        {
+            "DELETE",
+            "INSERT",
+            "MAINTAIN",
+            "REFERENCES",
+            "SELECT",
+            "TRIGGER",
+            "TRUNCATE",
+            "UPDATE",
+        }
+    ),
+    "sequences": frozenset({"SELECT", "UPDATE", "USAGE"}),
+    "functions": frozenset({"EXECUTE"}),
+}
+"""What there is to grant at each level; ``tables``, ``sequences`` and ``functions`` are all that a
+schema has of them."""
+
+_IN_SCHEMA: Final[Mapping[str, Level]] = {
+    "tables": "tables",
+    "sequences": "sequences",
+    "functions": "functions",
+}
+
+
+class GrantFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Privileges of a PostgreSQL role on a database.
+
+    The external name selects the role and the object: ROLE@DATABASE, ROLE@DATABASE/SCHEMA, or
+    ROLE@DATABASE/SCHEMA/tables (also sequences or functions).
+    """
+
+    privileges: Annotated[
+        list[Privilege],
+        msgspec.Meta(
+            min_length=1,
+            max_length=20,
+            description="Exactly these privileges, in any order. Reconciler revokes all others.",
+        ),
+    ]
+    grantable: Annotated[
+        list[Privilege],
+        msgspec.Meta(
+            max_length=20,
+            description="Subset of privileges that the role may grant to other roles.",
+        ),
+    ] = []
+    role: Annotated[
+        Name | None,
+        msgspec.Meta(
+            description="The role of the external name. With a reference, {$ref: "
+            "DatabaseRole/NAME, field: name}, Reconciler creates the grant after "
+            "the role and deletes it before the role."
+        ),
+    ] = None
+    database: Annotated[
+        Name | None,
+        msgspec.Meta(
+            description="The database of the external name. With a reference, {$ref: "
+            "Database/NAME, field: name}, Reconciler creates the grant after the "
+            "database and deletes it before the database."
+        ),
+    ] = None
+
+    def __post_init__(self) -> None:
+        if not set(self.grantable) <= set(self.privileges):
+            raise ValueError("grantable: must contain only privileges that are in privileges")
+
+
+class GrantOutputs(msgspec.Struct, frozen=True):
+    """Who has the privileges, and in which database."""
+
+    role: Annotated[str, msgspec.Meta(description="Name of the role.")]
+    database: Annotated[str, msgspec.Meta(description="Name of the database.")]
+
+
+class GrantPlace(NamedTuple):
+    """Who has privileges, and on what."""
+
+    grantee: str
+    database: str
+    schema: str = ""
+    level: Level = "database"
+
+    @property
+    def name(self) -> str:
+        """The external name."""
+        parts = [self.database, self.schema, "" if self.level == "schema" else self.level]
+        end = "/".join(parts[: {"database": 1, "schema": 2}.get(self.level, 3)])
+        return f"{self.grantee}@{end}"
+
+
+def place_of(name: str) -> GrantPlace | None:
+    """Take an external name apart; None if it is none."""
+    grantee, _, rest = name.partition("@")
+    parts = rest.split("/")
+    if not all((grantee, *parts)) or "@" in rest or "/" in grantee:
+        return None
+    match parts:
+        case [database]:
+            return GrantPlace(grantee, database)
+        case [database, schema]:
+            return GrantPlace(grantee, database, schema, "schema")
+        case [database, schema, each] if each in _IN_SCHEMA:
+            return GrantPlace(grantee, database, schema, _IN_SCHEMA[each])
+        case _:
+            return None
+
+
+def grant_problem(name: str) -> str | None:
+    """Describe what is wrong with a grant's external name, or nothing."""
+    place = place_of(name)
+    if place is None:
+        return (
+            "set the annotation reconciler/external-name to ROLE@DATABASE, "
+            "ROLE@DATABASE/SCHEMA, or ROLE@DATABASE/SCHEMA/ with one of tables, sequences and "
+            "functions; the role public stands for all roles"
+        )
+    grantee = None if place.grantee == PUBLIC else role_problem(place.grantee)
+    schema = name_problem(place.schema) if place.schema else None
+    if place.schema.startswith("pg_") or place.schema == "information_schema":
+        schema = f"schema {place.schema} belongs to the server"
+    return grantee or name_problem(place.database) or schema
+
+
+def normalize(fields: Fields) -> Fields:
+    """Return a grant's fields their canonical form: sets in order, and nothing held by halves."""
+    given = {name: value for name, value in fields.items() if value is not None}
+    return {
+        "partial": [],
+        **given,
+        "privileges": sorted(set(fields.get("privileges") or [])),
+        "grantable": sorted(set(fields.get("grantable") or [])),
+    }
+
+
+def comparable(fields: Fields) -> Fields:
+    """Return fields without role and database, which are the external name's and never differ."""
+    return {name: value for name, value in fields.items() if name not in ("role", "database")}

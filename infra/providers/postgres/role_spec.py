@@ -1,0 +1,167 @@
+"""What can be declared of a ``DatabaseRole``, and what it shows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Annotated, cast
+
+import msgspec
+
+from events.manifest import Fields
+from events.secret import DEFAULT_STORE, SecretRef
+from infra.providers.postgres.database_spec import UNLIMITED, ConnectionLimit, Name
+from reconciler.provider.host_access import HostUse
+
+GOOD_AS_SUPERUSER = frozenset(
+    {"pg_execute_server_program", "pg_read_server_files", "pg_write_server_files"}
+)
+"""Roles whose members can make themselves superusers, by way of the server's files."""
+
+
+class GeneratedPassword(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A secret of the role's own: made if it is missing, and removed with the role.
+
+    ``is_set`` is shown: whether the role has that password. It need not be declared.
+    """
+
+    name: Annotated[str, msgspec.Meta(description="Name of the secret.")]
+    store: Annotated[str, msgspec.Meta(description="Store of the secret.")] = DEFAULT_STORE
+    is_set: Annotated[
+        bool,
+        msgspec.Meta(
+            description="Whether the role has this password. Read-only: do not declare it."
+        ),
+    ] = msgspec.field(default=True, name="isSet")
+
+    def __post_init__(self) -> None:
+        SecretRef(self.name, self.store)  # the same characters
+        if not self.is_set:
+            raise ValueError("isSet: must not be declared; omit it, Reconciler sets it")
+
+
+class DatabaseRoleFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    """A PostgreSQL role: a user or a group."""
+
+    login: Annotated[bool, msgspec.Meta(description="Whether the role can log in.")] = False
+    password: Annotated[
+        SecretRef | None,
+        msgspec.Meta(
+            description="Password, as a reference to a secret: {$secret: NAME}. Default: unchanged."
+        ),
+    ] = None
+    generated_password: Annotated[
+        GeneratedPassword | None,
+        msgspec.Meta(
+            description="A secret that Reconciler generates for the role, and deletes with "
+            "it. Declare it instead of password."
+        ),
+    ] = None
+    superuser: Annotated[
+        bool, msgspec.Meta(description="Must be false: Reconciler creates no superusers.")
+    ] = False
+    create_database: Annotated[
+        bool, msgspec.Meta(description="Whether the role can create databases.")
+    ] = False
+    create_role: Annotated[bool, msgspec.Meta(description="Whether the role can create roles.")] = (
+        False
+    )
+    inherit: Annotated[
+        bool,
+        msgspec.Meta(
+            description="Whether the role inherits the privileges of the roles in memberOf."
+        ),
+    ] = True
+    replication: Annotated[
+        bool, msgspec.Meta(description="Whether the role can start replication.")
+    ] = False
+    bypass_row_security: Annotated[
+        bool, msgspec.Meta(description="Whether the role bypasses row-level security.")
+    ] = False
+    connection_limit: Annotated[
+        ConnectionLimit,
+        msgspec.Meta(description="Maximum number of connections; -1 means no limit."),
+    ] = UNLIMITED
+    valid_until: Annotated[
+        Annotated[datetime, msgspec.Meta(tz=True)] | None,
+        msgspec.Meta(description="Time at which the password expires (ISO 8601). Default: never."),
+    ] = None
+    member_of: Annotated[
+        list[Name],
+        msgspec.Meta(
+            max_length=1_000,
+            description="Roles that this role is a member of, in any order. Reconciler "
+            "revokes all other memberships.",
+        ),
+    ] = []
+
+    def __post_init__(self) -> None:
+        if self.superuser:
+            raise ValueError(
+                "superuser: must not be true, because no rule would restrict such a role"
+            )
+        if self.password is not None and self.generated_password is not None:
+            raise ValueError("password and generatedPassword: set only one of them")
+        for role in self.member_of:
+            if role in GOOD_AS_SUPERUSER:
+                raise ValueError(
+                    f"memberOf: {role} is not allowed, because it is equivalent to superuser"
+                )
+
+
+class DatabaseRoleOutputs(msgspec.Struct, frozen=True):
+    """What a role gives to others: its name, and where its password is."""
+
+    name: Annotated[str, msgspec.Meta(description="Name of the role.")]
+    password: Annotated[
+        SecretRef | None, msgspec.Meta(description="Reference to the secret with its password.")
+    ] = None
+
+
+def normalize(fields: Fields) -> Fields:
+    """Return a role's fields their canonical form, with the server's defaults."""
+    given = {name: value for name, value in fields.items() if value is not None}
+    result: Fields = {
+        "login": False,
+        "superuser": False,
+        "createDatabase": False,
+        "createRole": False,
+        "inherit": True,
+        "replication": False,
+        "bypassRowSecurity": False,
+        "connectionLimit": UNLIMITED,
+        **given,
+        "validUntil": _in_utc(fields.get("validUntil")),
+        "memberOf": sorted(set(fields.get("memberOf") or [])),
+    }
+    if generated := given.get("generatedPassword"):
+        result["generatedPassword"] = {"store": DEFAULT_STORE, "isSet": True, **generated}
+    return result
+
+
+def comparable(fields: Fields) -> Fields:
+    """Return fields with a keyed digest in the place of the password, as a role's object shows."""
+    password = fields.get("password")
+    if isinstance(password, dict) and "$secret" in password:
+        return {**fields, "password": {"secret": cast("Fields", password).get("digest", "")}}
+    return fields
+
+
+def _in_utc(value: str | None) -> str | None:
+    if value is None:
+        return None
+    instant = msgspec.convert(value, datetime).astimezone(UTC)
+    return str(msgspec.to_builtins(instant.replace(microsecond=0)))
+
+
+def uses(fields: Fields) -> Sequence[HostUse]:
+    """Return which rights lead beyond the databases (ADR 0060).
+
+    Up to PostgreSQL 15, a role that can create roles can let itself run programs of the host. One
+    that can start replication reads the server's files.
+    """
+    return [
+        HostUse(f"spec.{name}", "privileges", name, "set it to false")
+        for name in ("createRole", "replication")
+        if fields.get(name)
+    ]
