@@ -39,8 +39,9 @@ class LazyProvider:
     def _describe(self, missing: str, error: ImportError) -> str:
         if missing in sys.stdlib_module_names:
             return f"not supported on {sys.platform}, where Python has no module {missing!r}"
-        is_absent = isinstance(error, ModuleNotFoundError)
-        problem = f"{missing} is not installed" if is_absent else str(error).partition("\n")[0]
+        problem = f"{missing} is not installed"
+        if not isinstance(error, ModuleNotFoundError):  # such as psycopg without libpq
+            problem = str(error).partition("\n")[0].rstrip(".")
         return (
             f"{problem}; run pip install 'event-sourced-reconciler[{self.extra}]' where the roles "
             "run"

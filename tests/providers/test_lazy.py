@@ -66,7 +66,7 @@ def test_two_factories_of_the_same_provider_are_equal() -> None:
     ("code", "problem"),
     [
         ("import no_such_library.part", "no_such_library is not installed; run pip install"),
-        ("raise ImportError('no pq wrapper available.\\nAttempts')", "no pq wrapper available.;"),
+        ("raise ImportError('no pq wrapper.\\nAttempts')", "no pq wrapper; run pip install"),
         ("raise ModuleNotFoundError(name='winreg')", f"not supported on {sys.platform}"),
     ],
 )
