@@ -59,6 +59,7 @@ LISTED: Final[Mapping[str, frozenset[str]]] = {
     "_signal": frozenset({"SIGINT", "SIG_DFL", "signal"}),
     # Of the tools that run the tests.
     "_pytest.mark": frozenset({"ParameterSet"}),
+    "uvicorn.protocols.http.httptools_impl.HttpToolsProtocol": frozenset({"_loop"}),
     "xdist.scheduler.loadscope.LoadScopeScheduling": frozenset({"_split_scope"}),
 }
 """By the dotted names of the classes and modules that have them."""
@@ -69,6 +70,9 @@ DOCUMENTED: Final = frozenset({"_exit", "_replace"})
 _NAME: Final = r"_[A-Za-z]\w*"
 _DEFINED: Final = re.compile(rf"(?<![\w.\"'`])({_NAME})|\bself\.({_NAME})(?=\s*[:=])")
 _USED: Final = re.compile(rf"(?<!\bself)(?<!\bcls)\.({_NAME})")
+_NAMED: Final = re.compile(rf"[\"']({_NAME})[\"']|\b({_NAME})=")
+"""Strings, such as for `vars`, and keyword arguments."""
+
 _IMPORT: Final = re.compile(r"^ *(?:from|import) ([\w.]+)", re.MULTILINE)
 _PLAIN: Final = r"(?!.*\b(?:Enum|Error|NamedTuple|Protocol|StrEnum|Struct)\b)"
 _SUBCLASS: Final = re.compile(rf"^ *class \w+\({_PLAIN}", re.MULTILINE)
@@ -89,7 +93,8 @@ def members(dotted: str) -> frozenset[str]:
             names.update(vars(each), vars(each).get("__annotations__", ()))
             for value in vars(each).values():
                 function = getattr(value, "__func__", getattr(value, "fget", value))
-                names.update(getattr(getattr(function, "__code__", None), "co_names", ()))
+                if (code := getattr(function, "__code__", None)) is not None:
+                    names.update(code.co_names, code.co_varnames)
     return frozenset(names)
 
 
@@ -156,6 +161,7 @@ def test_each_private_member_that_is_used_is_listed(sources: dict[str, str]) -> 
         owners = [each for each in LISTED if each.partition(".")[0] in libraries]
         theirs = frozenset[str]().union(*map(members, owners))
         found = {name for name in _USED.findall(text) if name not in ours or name in theirs}
+        found |= {name for pair in _NAMED.findall(text) for name in pair} & theirs
         if _SUBCLASS.search(text):
             found |= {name for name in of_bases(text) if re.fullmatch(_NAME, name)}
         found |= {each for each in modules if re.search(rf"(?:^|\.){_NAME}", each)} - LISTED.keys()
