@@ -13,8 +13,8 @@ from infra.bus.streams import LOG_FORMAT
 from tests.events import golden
 
 HOW = (
-    "raise LOG_FORMAT if the code cannot read what was stored before (ADR 0020), and run "
-    "`python -m tests.events.golden`"
+    "if the code cannot read what was stored before, raise LOG_FORMAT, once for each issue (ADR "
+    "0020), and remove its golden files; then run `python -m tests.events.golden`"
 )
 
 
