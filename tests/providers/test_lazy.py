@@ -74,7 +74,7 @@ def test_a_library_that_is_missing_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, problem: str
 ) -> None:
     (tmp_path / "provider_of_things.py").write_text(code)
-    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     with pytest.raises(ConfigurationError) as refused:
         lazy("provider_of_things:Things", extra="things")(CONFIG, Secrets())
     assert problem in str(refused.value)
