@@ -34,18 +34,16 @@ class LazyProvider:
             missing = (error.name or "").partition(".")[0]
             if not self.extra or missing == module.partition(".")[0]:
                 raise
-            raise ConfigurationError(self._describe(missing, error)) from None
+            raise ConfigurationError(_describe(missing, error, self.extra)) from None
 
-    def _describe(self, missing: str, error: ImportError) -> str:
-        if missing in sys.stdlib_module_names:
-            return f"not supported on {sys.platform}, where Python has no module {missing!r}"
-        problem = f"{missing} is not installed"
-        if not isinstance(error, ModuleNotFoundError):  # such as psycopg without libpq
-            problem = str(error).partition("\n")[0].rstrip(".")
-        return (
-            f"{problem}; run pip install 'event-sourced-reconciler[{self.extra}]' where the roles "
-            "run"
-        )
+
+def _describe(missing: str, error: ImportError, extra: str) -> str:
+    if missing in sys.stdlib_module_names:
+        return f"not supported on {sys.platform}, where Python has no module {missing!r}"
+    problem = f"{missing} is not installed"
+    if not isinstance(error, ModuleNotFoundError):  # such as psycopg without libpq
+        problem = str(error).partition("\n")[0].rstrip(".")
+    return f"{problem}; run pip install 'event-sourced-reconciler[{extra}]' where the roles run"
 
 
 def lazy(target: str, *, extra: str = "", **options: Any) -> LazyProvider:
