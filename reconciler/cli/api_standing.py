@@ -6,6 +6,7 @@ from datetime import datetime
 
 from projections.status import StatusRow
 from reconciler.cli.checks.finding import Finding
+from reconciler.cli.output import time_text
 from reconciler.resource.backoff import is_over
 
 
@@ -14,7 +15,7 @@ def throttled(row: StatusRow, now: datetime) -> str:
     until = row.throttled_until
     if until is None or is_over(until, row.throttled_seconds, now):
         return ""
-    return f"the API allows no call before {until:%Y-%m-%dT%H:%M:%SZ}"
+    return f"the API allows no call before {time_text(until)}"
 
 
 def left_alone(row: StatusRow | None, now: datetime) -> Finding | None:

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING
 from cyclopts import App, Group, Parameter
 from cyclopts.help import DefaultFormatter
 
-from reconciler.cli.commands import COMMANDS, HELP, KEEP, LOOK, RUN, USE, WITH_COMMANDS
+from reconciler.cli.commands import (
+    COMMANDS,
+    HELP,
+    KEEP,
+    LOOK,
+    RUN,
+    USE,
+    WITH_COMMANDS,
+    import_path,
+)
 
 if TYPE_CHECKING:
     from cyclopts.help import HelpPanel
@@ -54,10 +63,10 @@ def build_app(chosen: str = "", *, console: Console | None = None) -> App:
     )
     for name, group, summary in COMMANDS:
         if name in WITH_COMMANDS:
-            app.command(f"reconciler.cli.{name}:{name}", name=name)
+            app.command(import_path(name), name=name)
             continue
         app.command(
-            f"reconciler.cli.{name}:{name}",
+            import_path(name),
             name=name,
             group=_GROUPS[group],
             help=None if name == chosen else summary,

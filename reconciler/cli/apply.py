@@ -23,7 +23,6 @@ from reconciler.cli.naming import check_names
 from reconciler.cli.options import Duration, Files, NamedPath, Output, Reason
 from reconciler.cli.results import (
     Result,
-    checked_reason,
     exit_status,
     print_results,
     result_of,
@@ -104,7 +103,6 @@ def apply(
         Maximum time to wait: 500ms, 30s, 2m, 1h. Reconciler continues after a timeout.
     """
     check_names(namespace=namespace)
-    checked_reason(reason)
     if plan is not None:
         if file or dry_run:
             raise UsageError(

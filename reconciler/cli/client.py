@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import getpass
 import sys
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
-from events.intake import Answer
-from events.names import ResourceKey
 from events.wording import plural
 from reconciler.cli.connection import PATIENCE_SECONDS, Connection
 from reconciler.cli.own_clock import warn_of_own_clock
 from reconciler.cli.own_logs import configure_logs
-from reconciler.cli.results import Result, result_of
-from reconciler.errors import DeclarationRefusedError
 from reconciler.sdk import connect
 from reconciler.sdk.client import Client
-
-Told = Answer | DeclarationRefusedError
 
 
 def who() -> str:
@@ -65,26 +59,3 @@ async def client_of(connection: Connection, *, sends: bool = True) -> AsyncGener
         if sends:
             connection.name_bus()
         yield client
-
-
-async def ask_many(
-    connection: Connection,
-    keys: Sequence[ResourceKey],
-    ask: Callable[[Client], Awaitable[Sequence[Told]]],
-) -> list[Result]:
-    """Ask about many resources at once; raises ``BusError`` and ``ConfigurationError``."""
-    async with client_of(connection) as client:
-        answers = await ask(client)
-    return [result_of(key, answer) for key, answer in zip(keys, answers, strict=True)]
-
-
-async def ask_one(
-    connection: Connection, key: ResourceKey, ask: Callable[[Client], Awaitable[Answer]]
-) -> Result:
-    """Ask about one resource; a refusal is its result. Raises as ``ask_many``."""
-    async with client_of(connection) as client:
-        try:
-            told: Told = await ask(client)
-        except DeclarationRefusedError as refused:
-            told = refused
-    return result_of(key, told)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 RUN: Final = "Run and configure"
@@ -48,6 +49,17 @@ COMMANDS: Final[tuple[tuple[str, str, str], ...]] = (
     ("schema", LOOK, "Print the JSON Schema of all messages, or AsyncAPI."),
 )
 
+_MODULES: Final[Mapping[str, tuple[str, ...]]] = {
+    "past.describe": ("describe",),
+    "past.diff": ("diff",),
+    "past.history": ("events", "history"),
+    "past.why": ("why",),
+    "requests.approvals": ("approve", "reject"),
+    "requests.declarations": ("delete", "pause", "reconcile", "resume", "rollback"),
+    "requests.finalizers": ("finalizer", "release"),
+}
+"""Modules below ``reconciler.cli`` of the commands that are not in a module of their name."""
+
 COMPLETE: Final = "__complete"
 """The first word by which a shell asks what may stand in the place of the last one."""
 
@@ -83,6 +95,12 @@ _OPTIONS: Final = (
 def names() -> list[str]:
     """Name all commands."""
     return [name for name, _group, _summary in COMMANDS]
+
+
+def import_path(command: str) -> str:
+    """Return where a command's function is, as ``module:name``."""
+    module = next((module for module, has in _MODULES.items() if command in has), command)
+    return f"reconciler.cli.{module}:{command}"
 
 
 def first_page() -> str:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import io
+import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, Literal, get_args, get_origin
+from collections.abc import Iterable, Sequence
+from contextlib import redirect_stdout
+from typing import TYPE_CHECKING, Final, Literal, get_args
 
 from reconciler.cli.commands import COMPLETE, names
+
+if TYPE_CHECKING:
+    from cyclopts.completion import CompletionContext
 
 Shell = Literal["bash", "zsh", "fish"]
 
@@ -34,28 +40,8 @@ complete -c reconciler -f -a \\
 """,
 }
 
-_OF_RESOURCES: Final = frozenset(
-    {
-        "approve",
-        "delete",
-        "describe",
-        "diff",
-        "finalizer",
-        "get",
-        "history",
-        "logs",
-        "pause",
-        "reconcile",
-        "reject",
-        "release",
-        "resume",
-        "rollback",
-        "wait",
-        "watch",
-        "why",
-    }
-)
-_OF_KINDS: Final = frozenset({"explain"})
+_SIGN: Final = "\x1f"
+"""Ends a word for the library, and begins each of its lines that is not a candidate."""
 
 
 def completion(shell: Shell, /) -> int:
@@ -81,93 +67,75 @@ def completion(shell: Shell, /) -> int:
 
 
 def complete(words: Sequence[str]) -> int:
-    """Print what may stand in the place of the last word, one a line; never an error."""
+    """Print the candidates for the last word, one a line; never an error.
+
+    The library finds them, and calls the functions below for kinds and names.
+    """
     *before, word = words or ("",)
-    for each in sorted(set(_candidates(before, word))):
+    for each in sorted(set(_candidates(words) if before else names())):
         if each.startswith(word):
             sys.stdout.write(f"{each}\n")
     return 0
 
 
-def _candidates(before: Sequence[str], word: str) -> Iterable[str]:
-    if not before:
-        return names()
-    command, *rest = before
-    previous = rest[-1] if rest else ""
-    if word.startswith("-"):
-        return _options(command)
-    if previous.startswith("-") and (hint := _options(command).get(previous, bool)) is not bool:
-        return _values(previous, hint)
-    if command in _OF_KINDS:
-        return _kinds()
-    if command not in _OF_RESOURCES:
-        return ()
-    return _resources(_positional(command, rest), word)
-
-
-def _positional(command: str, words: Sequence[str]) -> list[str]:
-    """Leave out options, and the values behind them."""
-    if not any(each.startswith("-") for each in words):
-        return list(words)
-    options, found = _options(command), list[str]()
-    is_value = False
-    for each in words:
-        if not is_value and not each.startswith("-"):
-            found.append(each)
-        is_value = each.startswith("-") and options.get(each, bool) is not bool
-    return found
-
-
-def _options(command: str) -> Mapping[str, Any]:
-    """Return a command's options, and the type of each."""
-    if command not in names():
-        return {}
+def _candidates(words: Sequence[str]) -> Iterable[str]:
+    """Return what the library prints in its protocol of records, after a line that begins them."""
     from reconciler.cli.app import build_app  # noqa: PLC0415 - the scripts go without
 
-    arguments = build_app(command)[command].assemble_argument_collection()
-    return {
-        name: argument.hint
-        for argument in arguments
-        for name in argument.names
-        if name.startswith("-") and not name.startswith("--no-")
-    }
+    if words[0] not in names():
+        return []
+    os.environ["CYCLOPTS_COMPLETION_WORDS"] = "".join(f"{word}{_SIGN}" for word in words)
+    with redirect_stdout(io.StringIO()) as printed:
+        build_app(words[0])([COMPLETE])
+    records = printed.getvalue().partition(f"{_SIGN}begin\n")[2].splitlines()
+    return (each.partition("\t")[0] for each in records if not each.startswith(_SIGN))
 
 
-def _values(option: str, hint: Any) -> Iterable[str]:
-    if get_origin(hint) is Literal:
-        return map(str, get_args(hint))
-    if option in ("-n", "--namespace"):
-        return {key[0] for key in _known()}
-    if option == "--outcome":
-        from events.log import OutcomeName  # noqa: PLC0415
-
-        return get_args(OutcomeName)
-    if option == "--event":
-        from reconciler.cli.naming import event_names  # noqa: PLC0415
-
-        return event_names()
-    return ()
+# --- what stands on the bus, or here
 
 
-def _kinds() -> Iterable[str]:
+def complete_kinds(_context: CompletionContext) -> Iterable[str]:
+    """Return the kinds that are installed here."""
     from reconciler.provider.kind import installed_kinds  # noqa: PLC0415
 
     return [*installed_kinds()]
 
 
-def _resources(given: Sequence[str], word: str) -> Iterable[str]:
-    """Return names, behind a kind those of that kind; and whole keys, once there is a slash."""
+def complete_outcomes(_context: CompletionContext) -> Iterable[str]:
+    """Return all outcomes."""
+    from events.log import OutcomeName  # noqa: PLC0415
+
+    return get_args(OutcomeName)
+
+
+def complete_events(_context: CompletionContext) -> Iterable[str]:
+    """Return the types of the log's events."""
+    from reconciler.cli.naming import event_names  # noqa: PLC0415
+
+    return event_names()
+
+
+def complete_namespaces(_context: CompletionContext) -> Iterable[str]:
+    """Return the namespaces of the resources on the bus."""
+    return {namespace for namespace, _, _ in _known()}
+
+
+def complete_resources(context: CompletionContext) -> Iterable[str]:
+    """Return names, after a kind those of that kind; and whole keys, once there is a slash."""
     from reconciler.cli.naming import same_kind  # noqa: PLC0415
 
     known = _known()
     kinds = {kind for _, kind, _ in known}
-    if "/" in word:
+    if "/" in context.incomplete:
         return ["/".join(key) for key in known] + [f"{kind}/{name}" for _, kind, name in known]
-    if not given:
+    arguments = [
+        each for each in context.arguments if each.parameter.completer is complete_resources
+    ]
+    given = next((token.value for each in arguments for token in each.tokens), None)
+    if given is None:
         return [*kinds, *(name for _, _, name in known)]
-    if any(same_kind(given[0], kind) for kind in kinds):
-        return [name for _, kind, name in known if same_kind(given[0], kind)]
-    return [name for _, _, name in known]
+    of_kind = [name for _, kind, name in known if same_kind(given, kind)]
+    return of_kind or [name for _, _, name in known]
 
 
 def _known() -> list[tuple[str, str, str]]:

@@ -6,7 +6,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Literal
 
 import msgspec
@@ -18,7 +18,7 @@ from events.subjects import NO_NAMESPACE
 from events.wording import plural
 from reconciler.cli.console import coloured, console, print_table
 from reconciler.cli.errors import CommandError, UsageError
-from reconciler.cli.output import Format, print_structured
+from reconciler.cli.output import Format, print_structured, single_line, time_text
 from reconciler.sdk.client import Client
 from reconciler.sdk.dead_letters import DeadLetter, Retried, matching
 
@@ -157,7 +157,7 @@ def print_letters(letters: Sequence[Listed]) -> None:
         [
             (
                 str(each.number),
-                _time(each.at),
+                time_text(each.at),
                 each.stage,
                 each.resource or _one_line(each.subject),
                 coloured(each.state),
@@ -182,7 +182,7 @@ def discarded_text(counts: Sequence[Discarded]) -> str:
     ]
     messages = "message" if total == 1 else "messages"
     return (
-        f"{total} {messages} discarded without a dead letter, the last at {_time(last)}; "
+        f"{total} {messages} discarded without a dead letter, the last at {time_text(last)}; "
         f"{some(whose)}"
     )
 
@@ -216,9 +216,9 @@ def print_letter(letter: DeadLetter, later: int) -> None:
     out = console()
     rows = [
         ("Number", f"{letter.number} ({letter.state})"),
-        ("Time", _time(record.at)),
+        ("Time", time_text(record.at)),
         ("Stage", record.stage),
-        ("Reason", " ".join(record.reason.split())),
+        ("Reason", single_line(record.reason)),
         ("Resource", str(letter.resource or "")),
         ("Subject", repr(record.subject).strip("'")),
         ("Position", str(record.position)),
@@ -230,7 +230,7 @@ def print_letter(letter: DeadLetter, later: int) -> None:
         where = f" at intake position {each.position}" if each.position else ""
         corrected = ", with a corrected payload" if each.corrected else ""
         note = f": {each.note}" if each.note else ""
-        rows.append((each.what, f"{_time(each.at)} by {each.by}{where}{corrected}{note}"))
+        rows.append((each.what, f"{time_text(each.at)} by {each.by}{where}{corrected}{note}"))
     if later:
         rows.append(("Failed", f"the retry failed too, and the message became dead letter {later}"))
     for name, value in rows:
@@ -250,7 +250,7 @@ def print_outcomes(outcomes: Sequence[Outcome], output: Format) -> None:
             str(each.number),
             coloured(each.what),
             str(each.position or ""),
-            " ".join(each.message.split()),
+            single_line(each.message),
         )
         for each in outcomes
     ]
@@ -269,10 +269,6 @@ def _readable(letter: DeadLetter) -> str:
 
 
 def _one_line(text: str) -> str:
-    line = " ".join(text.split())
+    line = single_line(text)
     line = line if line.isprintable() else repr(line)[1:-1]
     return line if len(line) <= _REASON_WIDTH else line[: _REASON_WIDTH - 1] + "…"
-
-
-def _time(at: datetime) -> str:
-    return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

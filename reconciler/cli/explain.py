@@ -8,10 +8,12 @@ from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Final
 
 import msgspec
+from cyclopts import Parameter
 from rich.text import Text
 
 from events.manifest import DEFAULT_PROVIDER_CONFIG, Policy, ProviderConfigRef
 from infra.jetstream.errors import BusUnavailableError
+from reconciler.cli.completion import complete_kinds
 from reconciler.cli.connection import HERE, Connection, NoBusError, bus, run_async
 from reconciler.cli.console import console
 from reconciler.cli.errors import CommandError
@@ -72,7 +74,13 @@ class KindExplanation(msgspec.Struct, frozen=True, rename="camel", omit_defaults
     labels_replace: bool = False
 
 
-def explain(kind: str, /, *, output: Output = "table", connection: Connection = HERE) -> int:
+def explain(
+    kind: Annotated[str, Parameter(completer=complete_kinds)],
+    /,
+    *,
+    output: Output = "table",
+    connection: Connection = HERE,
+) -> int:
     """Show the fields of a kind: types, allowed values, defaults, meaning.
 
     "replaces" marks a field that the API cannot change in place. Changing

@@ -17,20 +17,19 @@ from events.stored_content import COMPOSED_KINDS
 from events.wording import plural
 from projections.read_models import ReadModels
 from projections.status import StatusRow
+from reconciler.cli.completion import complete_outcomes
 from reconciler.cli.connection import HERE, Connection, bus, run_async
 from reconciler.cli.errors import UsageError
-from reconciler.cli.event_table import TABLES
 from reconciler.cli.exits import Exit
 from reconciler.cli.folded_log import Stood, current_models, models_as_of
 from reconciler.cli.naming import known_outcome
-from reconciler.cli.options import AllNamespaces, Namespace
-from reconciler.cli.output import as_yaml, print_json_line, print_structured
+from reconciler.cli.options import UNFILTERED, Filter, ResourceWord
+from reconciler.cli.output import TABLES, as_yaml, print_json_line, print_structured
 from reconciler.cli.own_clock import note_own_clock
 from reconciler.cli.resource_table import PENDING, ResourceTable
 from reconciler.cli.row_changes import row_changes
 from reconciler.cli.search import check_namespace
 from reconciler.cli.selection import Selected, Selection, selection
-from reconciler.cli.selectors import Labels
 from reconciler.cli.signals import until_stopped
 from reconciler.cli.when import At
 from reconciler.sdk.moments import Moment, When
@@ -68,13 +67,11 @@ class Wanted(msgspec.Struct, frozen=True):
 
 
 def get(
-    kind: str | None = None,
+    kind: ResourceWord | None = None,
     /,
-    *names: str,
-    namespace: Namespace = None,
-    all_namespaces: AllNamespaces = False,
-    labels: Labels = "",
-    outcome: str | None = None,
+    *names: ResourceWord,
+    where: Filter = UNFILTERED,
+    outcome: Annotated[str | None, Parameter(completer=complete_outcomes)] = None,
     everything: Annotated[bool, Parameter(name="--all")] = False,
     at: At = None,
     watch: Annotated[bool, Parameter(name=("--watch", "-w"))] = False,
@@ -119,7 +116,7 @@ def get(
         Output format: a table, a table with more columns, JSON, YAML, or only namespace/kind/name.
     """
     words = names if kind is None else (kind, *names)
-    selected = selection(words, namespace=namespace, everywhere=all_namespaces, labels=labels)
+    selected = selection(words, where)
     outcome = None if outcome is None else known_outcome(outcome, PENDING)
     wanted = Wanted(selected, outcome, everything, output)
     if output in TABLES and at is None:  # they show ages
@@ -130,11 +127,7 @@ def get(
         raise UsageError(
             "--watch: not allowed with --at, because the past does not change; remove one of them"
         )
-
-    async def watched() -> Exit:
-        return await until_stopped(_watch(connection, wanted))
-
-    return run_async(watched())
+    return run_async(until_stopped(_watch(connection, wanted)))
 
 
 async def _get(connection: Connection, wanted: Wanted, at: When | None) -> Exit:
@@ -185,7 +178,7 @@ async def _manifests(
     nc: Client, rows: Sequence[StatusRow], *, as_of_version: bool = False
 ) -> list[dict[str, Any]]:
     """Return what is declared of each, as `apply` takes it, with how it stands."""
-    from reconciler.cli.declared import declarations  # noqa: PLC0415 - a table goes without
+    from reconciler.cli.past.declared import declarations  # noqa: PLC0415 - a table goes without
 
     versions = {row.key: row.version for row in rows}
     declared = await declarations(nc, versions, as_of_version=as_of_version)

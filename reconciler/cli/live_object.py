@@ -12,10 +12,10 @@ from nats.aio.client import Client
 from events.names import ResourceKey
 from infra.secrets import open_stores
 from projections.ownership import OwnershipRow
+from projections.read_models import rebuild
 from reconciler.cli.connection import DATA_FOLDER, SECRETS_FOLDER, read_up_file
 from reconciler.cli.errors import CommandError
 from reconciler.cli.folded_log import log_of
-from reconciler.cli.search import models_of
 from reconciler.errors import ConfigurationError
 from reconciler.provider import Provider
 from reconciler.provider.kind import installed_kinds
@@ -76,7 +76,7 @@ async def live_object(nc: Client, key: ResourceKey) -> AsyncGenerator[LiveObject
 
 async def _owned(nc: Client, key: ResourceKey) -> OwnershipRow:
     past = await History(nc).get(key)
-    row = models_of(past.events).ownership.get(str(key))
+    row = rebuild(past.events).ownership.get(str(key))
     if row is None or not row.owned or row.uid is None:
         raise CommandError(
             f"{key} has no external object; `reconciler describe {key}` shows its status"

@@ -13,18 +13,17 @@ from nats.aio.client import Client
 from events.names import ResourceKey
 from reconciler.cli.connection import HERE, Connection, bus, run_async
 from reconciler.cli.errors import CommandError, UsageError
-from reconciler.cli.exits import Exit
 from reconciler.cli.live_object import live_object
 from reconciler.cli.naming import meant
-from reconciler.cli.options import Namespace
+from reconciler.cli.options import Name, Namespace, Resource
 from reconciler.cli.search import find_resource
 from reconciler.cli.signals import until_stopped
 from reconciler.provider import LoggingProvider
 
 
 def logs(
-    resource: str,
-    name: str | None = None,
+    resource: Resource,
+    name: Name = None,
     /,
     *,
     kind: str | None = None,
@@ -46,10 +45,6 @@ def logs(
 
     Parameters
     ----------
-    resource
-        NAME, KIND/NAME or NAMESPACE/KIND/NAME; or a kind, followed by the name.
-    name
-        The name, after a kind.
     kind
         The kind, if only the name is given.
     follow
@@ -59,18 +54,14 @@ def logs(
     """
     if tail is not None and tail < 0:
         raise UsageError(f"--tail {tail}: must be at least 0")
-    parts = [each for each in (kind, resource, name) if each is not None]
-    wanted = meant("/".join(parts), namespace)
+    wanted = meant(resource if kind is None else f"{kind}/{resource}", namespace, name)
 
     async def work() -> None:
         async with bus(connection) as nc:
             key = await find_resource(nc, wanted)
             await _show(nc, key, follow=follow, tail=tail)
 
-    async def all_of_it() -> Exit:
-        return await until_stopped(work())
-
-    return run_async(all_of_it())
+    return run_async(until_stopped(work()))
 
 
 async def _show(nc: Client, key: ResourceKey, *, follow: bool, tail: int | None) -> None:

@@ -20,11 +20,12 @@ class Meant(NamedTuple):
     name: str
 
 
-def meant(text: str, namespace: str | None) -> Meant:
-    """Read NAME, kind/name or namespace/kind/name.
+def meant(resource: str, namespace: str | None, name: str | None = None) -> Meant:
+    """Read NAME, kind/name or namespace/kind/name; or a kind, followed by the ``name``.
 
     Raises ``UsageError`` and ``InvalidNameError``, before any server is asked.
     """
+    text = resource if name is None else f"{resource}/{name}"
     parts = text.split("/")
     if len(parts) > 3:  # noqa: PLR2004 - namespace, kind, name
         raise UsageError(

@@ -3,20 +3,72 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from cyclopts import Parameter
 
+from reconciler.cli.completion import complete_namespaces, complete_resources
 from reconciler.cli.errors import UsageError
 from reconciler.cli.output import Format, WideFormat
 
+# --- resources: by their names, their namespace and their labels
+
+_NAMES: Final = "NAME, KIND/NAME or NAMESPACE/KIND/NAME"
+
+ResourceWord = Annotated[str, Parameter(completer=complete_resources)]
+"""A part of the command line that names resources: a kind, a name, or both with slashes."""
+
+Kind = Annotated[
+    ResourceWord, Parameter(help=f"Kind of the names that follow; or a resource: {_NAMES}.")
+]
+Names = Annotated[ResourceWord, Parameter(help=f"{_NAMES}.")]
+Resource = Annotated[ResourceWord, Parameter(help=f"{_NAMES}; or a kind, followed by the name.")]
+Name = Annotated[ResourceWord | None, Parameter(help="The name, after a kind.")]
+Words = Annotated[
+    ResourceWord,
+    Parameter(name="RESOURCE", help=f"{_NAMES}; or a kind, followed by names."),
+]
+WordsOrKind = Annotated[
+    Words, Parameter(help="NAME, KIND [NAME ...], KIND/NAME or NAMESPACE/KIND/NAME.")
+]
 Namespace = Annotated[
-    str | None, Parameter(name=("--namespace", "-n"), help="Namespace of the resources.")
+    str | None,
+    Parameter(
+        name=("--namespace", "-n"),
+        help="Namespace of the resources.",
+        completer=complete_namespaces,
+    ),
 ]
 AllNamespaces = Annotated[
     bool, Parameter(name=("--all-namespaces", "-A"), help="Select resources in all namespaces.")
 ]
+Labels = Annotated[
+    str,
+    Parameter(
+        name=("--selector", "-l"),
+        metavar="LABELS",
+        allow_leading_hyphen=True,
+        help="Only resources with these labels: team=payments,tier!=web,env in (a,b),!old.",
+    ),
+]
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class Filter:
+    """Where resources are selected, and by which labels."""
+
+    namespace: Namespace = None
+    all_namespaces: AllNamespaces = False
+    labels: Labels = ""
+
+
+UNFILTERED: Final = Filter()
+
+# --- input and output
+
 Output = Annotated[Format, Parameter(name=("--output", "-o"), help="Output format.")]
 WideOutput = Annotated[
     WideFormat,
@@ -33,8 +85,23 @@ Files = Annotated[
     ),
 ]
 
+MAX_REASON_CHARACTERS: Final = 1_000
+
+
+def _check_reason(_type: Any, reason: str) -> None:
+    """Check a reason, which the log keeps permanently; raises ``UsageError``."""
+    if len(reason) > MAX_REASON_CHARACTERS:
+        raise UsageError(
+            f"--reason: has {len(reason)} characters, but must have at most {MAX_REASON_CHARACTERS}"
+        )
+
+
 Reason = Annotated[
-    str, Parameter(help="Your reason. The log keeps it, and `history` and `why` show it.")
+    str,
+    Parameter(
+        help="Your reason. The log keeps it, and `history` and `why` show it.",
+        validator=_check_reason,
+    ),
 ]
 
 
@@ -91,3 +158,13 @@ def _shown(seconds: float | None) -> str | None:
 
 
 Duration = Annotated[float, Parameter(converter=_convert, metavar="DURATION", show_default=_shown)]
+AnswerTimeout = Annotated[
+    Duration,
+    Parameter(help="Maximum time to wait for the decider's replies: 500ms, 30s, 2m, 1h."),
+]
+WaitTimeout = Annotated[
+    Duration,
+    Parameter(
+        help="Maximum time to wait: 500ms, 30s, 2m, 1h. Reconciler continues after a timeout."
+    ),
+]

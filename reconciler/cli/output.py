@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import re
 import sys
-from typing import Any, Literal
+from datetime import UTC, datetime
+from typing import Any, Final, Literal
 
 import msgspec
 
 Format = Literal["table", "json", "yaml"]
 WideFormat = Literal["table", "wide", "json", "yaml"]
+
+TABLES: Final = ("table", "wide")
+"""Values of ``--output`` that print a table."""
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
@@ -17,6 +21,18 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 def harmless(text: str) -> str:
     """Show control characters as escapes: what others wrote must not steer a terminal."""
     return _CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
+
+
+def single_line(text: str) -> str:
+    """Return a text with one space in the place of each line break and run of spaces."""
+    return " ".join(text.split())
+
+
+def time_text(at: datetime | None) -> str:
+    """Return a time in ISO 8601, in UTC and whole seconds; nothing for none."""
+    if at is None:
+        return ""
+    return at.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 def print_structured(thing: object, output: WideFormat) -> None:

@@ -11,6 +11,7 @@ from rich.text import Text
 from projections.status import StatusRow
 from reconciler.cli.api_standing import throttled
 from reconciler.cli.console import NOT_READY, Table, age, coloured
+from reconciler.cli.output import single_line, time_text
 
 PENDING: Final = "Pending"
 """How a resource stands of which no outcome is known yet."""
@@ -46,20 +47,16 @@ class ResourceTable:
         cells += [row.kind, row.name, word, _generation(row), owns_object(row)]
         cells += [reason, "" if row.since is None else age(row.since, now)]
         if self._wide:
-            since, changed = (
-                "" if each is None else f"{each:%Y-%m-%dT%H:%M:%SZ}"
-                for each in (row.waits_since, row.changed_at)
-            )
             action = f"{row.operation} (attempt {row.attempt})" if row.action_id else ""
             cells += [
-                since,
-                changed,
+                time_text(row.waits_since),
+                time_text(row.changed_at),
                 row.provider_config,
                 row.external_name,
                 str(row.drifts),
                 action,
             ]
-        return [*cells, " ".join((message or throttled(row, now)).split())]
+        return [*cells, single_line(message or throttled(row, now))]
 
 
 def owns_object(row: StatusRow) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 from rich.text import Text
@@ -13,16 +13,13 @@ from events.intake import Answer
 from events.names import ResourceKey
 from events.wording import plural
 from reconciler.cli.console import NOT_READY, coloured, print_table
-from reconciler.cli.errors import UsageError
 from reconciler.cli.exits import Exit
-from reconciler.cli.output import Format, print_structured
+from reconciler.cli.output import Format, print_structured, single_line
 from reconciler.cli.progress import FEW, progress_bar
 from reconciler.cli.standard_streams import even_if_nobody_reads
 from reconciler.errors import DeclarationRefusedError, WaitTimeoutError
 from reconciler.sdk.client import Client
 from reconciler.sdk.outcomes import SETTLED, Outcome
-
-MAX_REASON_CHARACTERS = 1_000
 
 
 class Result(msgspec.Struct, rename="camel", omit_defaults=True):
@@ -43,22 +40,6 @@ def result_of(key: ResourceKey, told: Answer | DeclarationRefusedError) -> Resul
     if isinstance(told, DeclarationRefusedError):
         return Result(str(key), False, told.reason, message=told.message)
     return Result(str(key), True, told.reason, told.generation, message=told.message)
-
-
-def confirm(results: Iterable[Result], message: str) -> None:
-    """Give a message to each result of a message that the decider accepted without one."""
-    for each in results:
-        if each.accepted and each.reason == "Accepted" and not each.message:
-            each.message = message
-
-
-def checked_reason(reason: str) -> str:
-    """Check a reason that the log keeps for ever; raises ``UsageError``."""
-    if len(reason) > MAX_REASON_CHARACTERS:
-        raise UsageError(
-            f"--reason: has {len(reason)} characters, but must have at most {MAX_REASON_CHARACTERS}"
-        )
-    return reason
 
 
 async def wait_for_results(
@@ -167,4 +148,4 @@ def _word(result: Result) -> Text:
 
 def _row(result: Result) -> list[str | Text]:
     word, generation = _word(result), str(result.generation) if result.generation else ""
-    return [result.resource, word, generation, result.reason, " ".join(result.message.split())]
+    return [result.resource, word, generation, result.reason, single_line(result.message)]

@@ -8,7 +8,6 @@ import structlog
 
 from infra.jetstream.connection import without_secrets
 from reconciler.cli.connection import ANY_BUS, LOGS, BusOptions, Logs, run_async
-from reconciler.cli.exits import Exit
 from reconciler.cli.own_logs import configure_logs
 from reconciler.cli.signals import until_stopped
 from reconciler.wiring import Role, connected, running
@@ -46,7 +45,4 @@ def run(
             structlog.get_logger().info("role is running", role=role, bus=without_secrets(url))
             await asyncio.Event().wait()
 
-    async def all_of_it() -> Exit:
-        return await until_stopped(work())
-
-    return run_async(all_of_it())
+    return run_async(until_stopped(work()))

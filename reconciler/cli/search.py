@@ -11,20 +11,10 @@ from events.field_hints import closest
 from events.names import DEFAULT_NAMESPACE, ResourceKey, is_token
 from infra.bus.streams import LOG
 from infra.jetstream.connection import api_request
-from projections.read_models import ReadModels
 from reconciler.cli.errors import CommandError
 from reconciler.cli.folded_log import current_models, log_of
 from reconciler.cli.naming import Meant, meant, registered, same_kind
-from reconciler.ports import StoredEvent
 from reconciler.provider.kind import installed_kinds
-
-
-def models_of(history: Sequence[StoredEvent]) -> ReadModels:
-    """Fold the history of one resource, or of a few."""
-    models = ReadModels()
-    for position, event in history:
-        models.apply(position, event)
-    return models
 
 
 async def find_resource(nc: Client, wanted: Meant) -> ResourceKey:

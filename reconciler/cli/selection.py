@@ -22,6 +22,7 @@ from reconciler.cli.connection import Connection, bus, run_async
 from reconciler.cli.errors import CommandError, UsageError
 from reconciler.cli.folded_log import current_models
 from reconciler.cli.naming import Meant, check_names, meant, registered, same_kind
+from reconciler.cli.options import UNFILTERED, Filter
 from reconciler.cli.selectors import Selector, parse_selector
 from reconciler.provider.kind import installed_kinds
 from reconciler.sdk.moments import Moment
@@ -138,31 +139,24 @@ class Selected(msgspec.Struct, frozen=True):
                 )
 
 
-def selection(
-    words: Sequence[str],
-    *,
-    namespace: str | None,
-    everywhere: bool = False,
-    labels: str = "",
-) -> Selection:
+def selection(words: Sequence[str], where: Filter = UNFILTERED) -> Selection:
     """Read the words of a command line; raises ``UsageError`` and ``InvalidNameError``."""
+    namespace, everywhere = where.namespace, where.all_namespaces
     check_names(namespace=namespace)
     if everywhere and namespace is not None:
         raise UsageError("--namespace and --all-namespaces: give only one of them")
     first, rest = (None, words) if not words or "/" in words[0] else (words[0], words[1:])
     check_names(name=first)
     named = tuple(meant(word, namespace) for word in rest)
-    return Selection(first, named, namespace, everywhere, parse_selector(labels))
+    return Selection(first, named, namespace, everywhere, parse_selector(where.labels))
 
 
 def chosen_keys(
     connection: Connection,
     words: Sequence[str],
-    *,
     what: str,
-    namespace: str | None,
-    everywhere: bool = False,
-    labels: str = "",
+    where: Filter,
+    *,
     whole_kinds: bool = False,
 ) -> list[ResourceKey]:
     """Return the keys of resources that something shall be done with, each once.
@@ -171,8 +165,8 @@ def chosen_keys(
     ``what`` is the command, for errors. A kind alone is enough only with ``whole_kinds``. Raises
     ``UsageError``, ``InvalidNameError``, ``CommandError`` and ``BusError``.
     """
-    chosen = selection(words, namespace=namespace, everywhere=everywhere, labels=labels)
-    if not words and not labels:
+    chosen = selection(words, where)
+    if not words and not where.labels:
         raise UsageError(
             f"{what}: no resource given; use KIND NAME..., NAMESPACE/KIND/NAME, or -l LABELS"
         )

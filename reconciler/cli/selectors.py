@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Final, NamedTuple
-
-from cyclopts import Parameter
+from typing import Final, NamedTuple
 
 from reconciler.cli.errors import UsageError
 
@@ -62,14 +60,3 @@ def _term(part: str, text: str) -> Term:
         values = frozenset(each.strip() for each in found["values"].split(","))
         return Term(found["key"], values, found["word"] == "in")
     return Term(found["key"], None, not found["not"])
-
-
-Labels = Annotated[
-    str,
-    Parameter(
-        name=("--selector", "-l"),
-        metavar="LABELS",
-        allow_leading_hyphen=True,
-        help="Only resources with these labels: team=payments,tier!=web,env in (a,b),!old.",
-    ),
-]

@@ -18,13 +18,12 @@ from reconciler.cli.connection import HERE, Connection, bus, run_async
 from reconciler.cli.errors import CommandError, UsageError
 from reconciler.cli.folded_log import current_models
 from reconciler.cli.naming import known_outcome
-from reconciler.cli.options import AllNamespaces, Duration, Namespace, Output
+from reconciler.cli.options import UNFILTERED, Duration, Filter, Output, WordsOrKind
 from reconciler.cli.progress import progress_bar
 from reconciler.cli.results import Result, exit_status, print_results
 from reconciler.cli.row_changes import row_changes
 from reconciler.cli.search import log_speaks_of
 from reconciler.cli.selection import chosen_keys
-from reconciler.cli.selectors import Labels
 from reconciler.sdk.outcomes import SETTLED
 
 _READY: Final = "Ready"
@@ -42,11 +41,9 @@ class Awaited(msgspec.Struct, frozen=True):
 
 
 def wait(
-    *words: Annotated[str, Parameter(name="RESOURCE")],
+    *words: WordsOrKind,
     for_: Annotated[str, Parameter(name="--for")] = _READY,
-    namespace: Namespace = None,
-    all_namespaces: AllNamespaces = False,
-    labels: Labels = "",
+    where: Filter = UNFILTERED,
     timeout: Duration = 60.0,
     output: Output = "table",
     connection: Connection = HERE,
@@ -65,8 +62,6 @@ def wait(
 
     Parameters
     ----------
-    words
-        NAME, KIND [NAME ...], KIND/NAME or NAMESPACE/KIND/NAME.
     for_
         Ready (as declared, and usable), Converged (as declared), Deleted (or released), any other
         outcome, or condition=TYPE[=STATUS].
@@ -74,15 +69,7 @@ def wait(
         Maximum time to wait: 500ms, 30s, 2m, 1h.
     """
     awaited = parse_awaited(for_)
-    keys = chosen_keys(
-        connection,
-        words,
-        what="wait",
-        namespace=namespace,
-        everywhere=all_namespaces,
-        labels=labels,
-        whole_kinds=True,
-    )
+    keys = chosen_keys(connection, words, "wait", where, whole_kinds=True)
     results = run_async(_wait(connection, keys, awaited, timeout))
     print_results(results, output, good=(awaited.word,))
     return exit_status(results, (awaited.word,))
@@ -134,15 +121,16 @@ async def _wait(
     return list(results.values())
 
 
-async def until_looked_at(
-    connection: Connection, results: dict[str, Result], timeout_seconds: float
+async def wait_until_read(
+    connection: Connection, results: Iterable[Result], timeout_seconds: float
 ) -> None:
-    """Wait until what somebody asked to look at is looked at, and settled; write down how."""
+    """Wait until the objects of accepted requests are read and settled; update the results."""
+    accepted = {each.resource: each for each in results if each.accepted}
     awaited = Awaited(
         "Converged", lambda row: not row.doubted and not row.action_id and _is_ready(row), ends=True
     )
     async with bus(connection) as nc:
-        await _until(nc, await current_models(nc), results, awaited, timeout_seconds)
+        await _until(nc, await current_models(nc), accepted, awaited, timeout_seconds)
 
 
 async def _until(

@@ -23,15 +23,13 @@ from infra.jetstream.reads import StoredMessage, stream_state
 from projections.status import StatusRow
 from reconciler.cli.connection import HERE, Connection, bus, run_async
 from reconciler.cli.console import coloured, console
-from reconciler.cli.exits import Exit
 from reconciler.cli.folded_log import current_models
-from reconciler.cli.options import Namespace
-from reconciler.cli.output import print_json_line
+from reconciler.cli.options import Filter, Labels, Namespace, ResourceWord
+from reconciler.cli.output import print_json_line, single_line
+from reconciler.cli.past.summaries import drifted
 from reconciler.cli.search import check_namespace, log_speaks_of
 from reconciler.cli.selection import Selected, Selection, selection
-from reconciler.cli.selectors import Labels
 from reconciler.cli.signals import until_stopped
-from reconciler.cli.summaries import drifted
 
 Lines = Literal["table", "json"]
 
@@ -58,9 +56,9 @@ class Watched(msgspec.Struct, frozen=True):
 
 
 def watch(
-    kind: str | None = None,
+    kind: ResourceWord | None = None,
     /,
-    *names: str,
+    *names: ResourceWord,
     namespace: Namespace = None,
     labels: Labels = "",
     since_start: bool = False,
@@ -91,17 +89,15 @@ def watch(
         Output format: text, or one JSON object per line.
     """
     words = names if kind is None else (kind, *names)
-    chosen = selection(words, namespace=namespace, everywhere=namespace is None, labels=labels)
+    where = Filter(namespace=namespace, all_namespaces=namespace is None, labels=labels)
+    chosen = selection(words, where)
 
     async def work() -> None:
         async with bus(connection) as nc:
             watched = await _watched(nc, chosen)
             await _watch(nc, watched, output, since_start=since_start)
 
-    async def all_of_it() -> Exit:
-        return await until_stopped(work())
-
-    return run_async(all_of_it())
+    return run_async(until_stopped(work()))
 
 
 async def _watched(nc: Client, chosen: Selection) -> Watched:
@@ -214,7 +210,7 @@ def as_json_object(event: LogEvent, data: OutcomeRecorded) -> dict[str, object]:
 
 def print_outcome(event: LogEvent, data: OutcomeRecorded) -> None:
     """Print one line about an outcome."""
-    message = " ".join(data.message.split())
+    message = single_line(data.message)
     _print_line(event, data.outcome, data.generation, f"{data.reason}  {message}")
 
 

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from events.intake import Declared
 from events.log import DriftDetected
-from reconciler.cli.answer import answer
+from reconciler.cli.past.answer import answer
 from reconciler.ports import StoredEvent
 from reconciler.sdk.why import Parent, why
 from tests.resource.building import FOO, Story, converged, manifest, repainted, thing

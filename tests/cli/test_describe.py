@@ -21,8 +21,8 @@ from events.log import (
     SpecDeclared,
 )
 from projections.status import StatusRow
-from reconciler.cli import describe
-from reconciler.cli.describe import KnownObject, known_object
+from reconciler.cli.past import describe
+from reconciler.cli.past.knowledge import KnownObject, known_object
 from reconciler.ports import StoredEvent
 from reconciler.resource.rules import apply_rules
 from reconciler.resource.state import NEW

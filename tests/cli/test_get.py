@@ -10,6 +10,7 @@ from typing import get_args
 import pytest
 
 from events.log import OutcomeName
+from reconciler.cli.options import Filter
 from reconciler.cli.selection import selection
 from tests.cli.runner import STOP_SECONDS, Cli, shape
 
@@ -198,11 +199,11 @@ def test_a_table_that_goes_on_has_its_headings_once(live: Cli, teams: str) -> No
     ],
 )
 def test_no_more_of_the_log_is_read_than_is_asked_for(words: tuple[str, ...], pattern: str) -> None:
-    assert selection(words, namespace=None).tokens == pattern
+    assert selection(words).tokens == pattern
 
 
 def test_a_namespace_narrows_what_is_read_of_the_log() -> None:
-    assert selection((), namespace="team").tokens == "team.*.*"
-    assert selection(("foo",), namespace="team").tokens == "team.*.*"
-    assert selection(("Shape", "a", "b"), namespace="team").tokens == "team.Shape.*"
-    assert selection((), namespace=None, everywhere=True).tokens == "*.*.*"
+    assert selection((), Filter(namespace="team")).tokens == "team.*.*"
+    assert selection(("foo",), Filter(namespace="team")).tokens == "team.*.*"
+    assert selection(("Shape", "a", "b"), Filter(namespace="team")).tokens == "team.Shape.*"
+    assert selection((), Filter(all_namespaces=True)).tokens == "*.*.*"

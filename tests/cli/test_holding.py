@@ -13,7 +13,7 @@ from events.hold import Hold
 from infra.bus.streams import INTAKE
 from infra.jetstream.connection import connect as connect_to_bus
 from infra.jetstream.reads import stream_state
-from reconciler.cli.approve import HoldName
+from reconciler.cli.requests.approvals import HoldName
 from reconciler.sdk import connect
 from tests.cli.runner import PATIENCE_SECONDS, STOP_SECONDS, Cli, Inside, Up, shape, until
 

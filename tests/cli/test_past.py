@@ -33,7 +33,7 @@ from infra.bus.event_log import open_log
 from infra.bus.streams import ensure_topology
 from infra.embedded import EmbeddedServer
 from infra.jetstream.connection import close, connect
-from reconciler.cli.diff import Change, changes
+from reconciler.cli.past.diff import Change, changes
 from reconciler.ports import ResourceAppend, StoredEvent
 from tests.bus.histories import event
 from tests.cli.runner import STOP_SECONDS, Cli, Inside, Ran

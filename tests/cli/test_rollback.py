@@ -10,9 +10,9 @@ import pytest
 import yaml
 
 from events.manifest import Manifest
-from reconciler.cli import rollback
 from reconciler.cli.connection import Connection
 from reconciler.cli.naming import Meant
+from reconciler.cli.requests import declarations
 from reconciler.sdk import connect
 from tests.cli.runner import Cli, Up, shape
 
@@ -121,7 +121,7 @@ def test_nothing_newer_is_overwritten_unseen(
 ) -> None:
     live.ok("apply", "-f", "-", "--wait", text=shape("raced"))
     live.ok("apply", "-f", "-", "--wait", text=shape("raced", "Blue"))
-    look = rollback.find_older
+    look = declarations.find_older
 
     async def overtaken(connection: Connection, wanted: Meant, generation: int | None) -> Any:
         found = await look(connection, wanted, generation)
@@ -130,7 +130,7 @@ def test_nothing_newer_is_overwritten_unseen(
             await client.declare(newer)
         return found
 
-    monkeypatch.setattr(rollback, "find_older", overtaken)
+    monkeypatch.setattr(declarations, "find_older", overtaken)
     ran = live.run("rollback", "raced", "--to", "1", "-o", "json")
     assert ran.status == 1
     assert ran.json[0]["reason"] == "StaleGeneration"

@@ -59,7 +59,7 @@ from events.log import (
     TwinDetected,
 )
 from events.manifest import Policy
-from reconciler.cli.summaries import name_of, summary, tell_all
+from reconciler.cli.past.summaries import name_of, summary, tell_all
 from reconciler.ports import StoredEvent
 from reconciler.resource.owner_label import OWNER_LABEL
 

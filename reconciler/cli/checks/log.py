@@ -19,17 +19,12 @@ from events.wording import plural
 from infra.bus.dead_letters import read_discarded, read_letters
 from infra.bus.rows import JetStreamRows
 from infra.bus.streams import find_log
-from projections.read_models import (
-    CHECKPOINT,
-    read_checkpoint,
-    status_name,
-)
+from projections.read_models import CHECKPOINT, read_checkpoint, rebuild, status_name
 from projections.status import StatusRow
 from reconciler.cli.checks.finding import Finding
 from reconciler.cli.dead_letter_list import discarded_text
 from reconciler.cli.folded_log import replay_from_start
 from reconciler.cli.row_comparison import compare, differences
-from reconciler.cli.search import models_of
 from reconciler.sdk.dead_letters import collect, matching
 from reconciler.sdk.history import History
 from reconciler.sdk.log_replay import LogReplay
@@ -280,7 +275,7 @@ async def _wrong_of(nc: Client, names: Sequence[str]) -> list[str]:
         if stored is None:
             return []
         past = await reader.get(key)
-        models = models_of([each for each in past.events if each.position <= stored.position])
+        models = rebuild([each for each in past.events if each.position <= stored.position])
         rebuilt = {row: payload for row, payload in models.rows() if row == wanted}
         wrong += [one.row for one in differences(rebuilt, live)]
     return wrong

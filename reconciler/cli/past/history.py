@@ -1,10 +1,11 @@
-"""`reconciler events`: what happened in the fleet, newest last."""
+"""`history` and `events`: what happened to one resource, and to all of them."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from contextlib import aclosing
-from typing import Annotated, cast
+from typing import Annotated, Final, cast
 
 import msgspec
 from cyclopts import Parameter
@@ -19,27 +20,117 @@ from events.log import (
 )
 from events.names import ResourceKey
 from infra.bus.log_moments import ends_of_log
+from reconciler.cli.completion import complete_events, complete_outcomes
 from reconciler.cli.connection import HERE, Connection, bus, run_async
 from reconciler.cli.console import console, print_table
-from reconciler.cli.declared import last_declared
 from reconciler.cli.errors import CommandError, UsageError
-from reconciler.cli.event_table import TABLES, WIDE_COLUMNS, cells
 from reconciler.cli.exits import Exit
 from reconciler.cli.folded_log import log_of
-from reconciler.cli.naming import check_names, known_event, known_outcome
-from reconciler.cli.options import Namespace, WideOutput, check_limit
-from reconciler.cli.output import WideFormat, print_json_line, print_structured
+from reconciler.cli.naming import Meant, check_names, known_event, known_outcome, meant
+from reconciler.cli.options import Name, Namespace, Resource, WideOutput, check_limit
+from reconciler.cli.output import TABLES, WideFormat, print_json_line, print_structured
+from reconciler.cli.past.summaries import Line, declared_after, last_declared, tell, tell_all
 from reconciler.cli.progress import progress_bar
-from reconciler.cli.search import check_namespace, known_kind, log_speaks_of
+from reconciler.cli.search import check_namespace, find_resource, known_kind, log_speaks_of
 from reconciler.cli.signals import until_stopped
-from reconciler.cli.summaries import Line, tell
 from reconciler.cli.when import At
 from reconciler.ports import StoredEvent
 from reconciler.resource.owner_label import OWNER_LABEL
 from reconciler.sdk.moments import Span, When, span
+from reconciler.sdk.moments import shown as shown_time
 from reconciler.sdk.timeline import Interest, coming_events, newest_events
 
-_EVERYTHING = "*.*.*"
+_WIDE_COLUMNS: Final = ("VERSION", "EVENT", "CAUSE", "ACTOR")
+_MAX_CAUSE_CHARACTERS: Final = 14
+
+
+def history(
+    resource: Resource,
+    name: Name = None,
+    /,
+    *,
+    namespace: Namespace = None,
+    since: At = None,
+    until: At = None,
+    limit: int | None = None,
+    raw: bool = False,
+    output: WideOutput = "table",
+    connection: Connection = HERE,
+) -> int:
+    """Show the events of one resource as sentences, oldest first.
+
+    With -o wide, each line also has the event's name, cause and actor. A
+    deleted resource keeps its history.
+
+    For example:
+
+        reconciler history foo
+        reconciler history Shape foo
+        reconciler history default/Shape/foo --limit 20
+        reconciler history foo --since 2h -o wide
+        reconciler history foo --since 2026-01-31T12:00:05Z --until 1234
+        reconciler history foo --output json | jq '.[].what'
+        reconciler history foo --raw --output json     events as stored
+
+    Parameters
+    ----------
+    since
+        Only events since this point: a log position (1234), a time (2026-01-31T12:00:05Z; UTC
+        without a zone) or a time span before now (30m, 2h, 7d).
+    until
+        Only events until this point, in the same forms.
+    limit
+        Show only the newest events, at most this many.
+    raw
+        Print the events as stored, as JSON or YAML.
+    """
+    if limit is not None:
+        check_limit(limit)
+    wanted = meant(resource, namespace, name)
+    if raw and output in TABLES:
+        output = "json"
+    return run_async(_history(connection, wanted, (since, until), limit, output, raw=raw))
+
+
+async def _history(
+    connection: Connection,
+    resource: Meant,
+    when: tuple[When | None, When | None],
+    limit: int | None,
+    output: WideFormat,
+    *,
+    raw: bool,
+) -> Exit:
+    from reconciler.sdk.history import History  # noqa: PLC0415 - its library costs 0.1 s of CPU
+
+    async with bus(connection) as nc:
+        key = await find_resource(nc, resource)
+        wanted = await span(nc, *when)
+        past = await History(nc).get(key)
+    told = tell_all(past.events)  # each beside what was declared before, also before the span
+    shown = [pair for pair in zip(past.events, told, strict=True) if pair[0].position in wanted]
+    if limit is not None:
+        shown = shown[max(0, len(shown) - limit) :]
+    if past.damage is not None:
+        damage = f"the log is damaged ({past.damage})"
+        sys.stderr.write(f"{damage}; only the events of {key} before the damage are shown\n")
+    if not shown and past.events:
+        ends = f"{_place(past.events[0])} to {_place(past.events[-1])}"
+        sys.stderr.write(f"no events in this range: the history of {key} covers {ends}\n")
+    lines = [line for _, line in shown]
+    if output in TABLES:
+        sys.stdout.write(f"{key}\n")
+        print_lines(lines, wide=output == "wide")
+    else:
+        print_structured([stored.event for stored, _ in shown] if raw else lines, output)
+    return Exit.OK
+
+
+def _place(stored: StoredEvent) -> str:
+    return f"position {stored.position}, {shown_time(stored.event.time)}"
+
+
+# --- of all resources
 
 
 class FleetLine(Line, frozen=True, rename="camel"):
@@ -53,8 +144,8 @@ def events(
     namespace: Namespace = None,
     kind: str | None = None,
     actor: str | None = None,
-    outcome: str | None = None,
-    event: tuple[str, ...] = (),
+    outcome: Annotated[str | None, Parameter(completer=complete_outcomes)] = None,
+    event: Annotated[tuple[str, ...], Parameter(completer=complete_events)] = (),
     since: At = None,
     until: At = None,
     limit: int = 50,
@@ -117,10 +208,7 @@ def events(
         async with bus(connection) as nc:
             await _events(nc, interest, (since, until), limit, output, follows=follow)
 
-    async def all_of_it() -> Exit:
-        return await until_stopped(work())
-
-    return run_async(all_of_it())
+    return run_async(until_stopped(work()))
 
 
 async def _events(
@@ -149,8 +237,8 @@ async def _events(
         print_structured(lines, output)
     elif lines:
         wide = output == "wide"
-        columns = ("TIME", "POSITION", "RESOURCE", *(WIDE_COLUMNS if wide else ()), "WHAT")
-        print_table(columns, [cells(one, one.resource, wide=wide) for one in lines])
+        columns = ("TIME", "POSITION", "RESOURCE", *(_WIDE_COLUMNS if wide else ()), "WHAT")
+        print_table(columns, [_cells(one, one.resource, wide=wide) for one in lines])
     else:
         sys.stderr.write("no events match\n")
 
@@ -161,7 +249,7 @@ async def _checked(nc: Client, interest: Interest) -> Interest:
     await check_namespace(nc, None if interest.namespace == "*" else interest.namespace)
     kind = interest.kind if interest.kind == "*" else await known_kind(nc, interest.kind)
     tokens = f"{interest.namespace}.{kind}.*"
-    if tokens != _EVERYTHING and not await log_speaks_of(nc, tokens):
+    if tokens != "*.*.*" and not await log_speaks_of(nc, tokens):
         place = "" if interest.namespace == "*" else f" in namespace {interest.namespace}"
         what = "nothing" if kind == "*" else f"no {kind}"
         raise CommandError(
@@ -182,20 +270,9 @@ class _Teller:
         if resource not in self._declared and _rests_on_what_was(data):
             self._declared[resource] = await self._declared_before(stored)
         line = tell(stored, self._declared.get(resource))
-        if isinstance(data, SpecDeclared):
-            self._declared[resource] = data
-        elif isinstance(data, SpecWithdrawn):
-            self._declared[resource] = None
-        return FleetLine(
-            line.position,
-            line.version,
-            line.time,
-            line.event,
-            line.what,
-            line.cause,
-            line.actor,
-            resource,
-        )
+        if isinstance(data, (SpecDeclared, SpecWithdrawn)):
+            self._declared[resource] = declared_after(stored, None)
+        return FleetLine(**msgspec.structs.asdict(line), resource=resource)
 
     async def _declared_before(self, stored: StoredEvent) -> SpecDeclared | None:
         from reconciler.sdk.history import History  # noqa: PLC0415 - its library costs 0.1 s of CPU
@@ -215,7 +292,27 @@ def _print_lines(lines: list[FleetLine], output: WideFormat) -> None:
     """Print lines as they come: what comes later has no widths yet."""
     for line in lines:
         if output in TABLES:
-            console().print("  ".join(cells(line, line.resource, wide=output == "wide")))
+            console().print("  ".join(_cells(line, line.resource, wide=output == "wide")))
         else:
             print_json_line(line)
     sys.stdout.flush()
+
+
+# --- tables
+
+
+def print_lines(lines: Sequence[Line], *, wide: bool = False) -> None:
+    """Print events of one resource as a table; ``wide`` adds names, causes and actors."""
+    columns = ("TIME", "POSITION", *(_WIDE_COLUMNS if wide else ()), "WHAT")
+    print_table(columns, [_cells(line, wide=wide) for line in lines])
+
+
+def _cells(line: Line, *resource: str, wide: bool) -> tuple[str, ...]:
+    """Return the cells of an event, with its ``resource`` after the position if there is one."""
+    if not wide:
+        return (f"{line.time.partition('.')[0]}Z", str(line.position), *resource, line.what)
+    cause = line.cause.rpartition("/")[2]  # of an action's id what is behind the resource's name
+    if len(cause) > _MAX_CAUSE_CHARACTERS:
+        cause = f"{cause[: _MAX_CAUSE_CHARACTERS - 3]}..."
+    names = (str(line.version), line.event, cause, line.actor)
+    return (line.time, str(line.position), *resource, *names, line.what)

@@ -10,17 +10,17 @@ from cyclopts import Parameter
 from rich.text import Text
 
 from events.names import ResourceKey
-from reconciler.cli.answer import answer, made_by
 from reconciler.cli.connection import HERE, Connection, bus, run_async
 from reconciler.cli.console import console, print_table
 from reconciler.cli.errors import CommandError, UsageError
-from reconciler.cli.event_table import TABLES, print_lines
 from reconciler.cli.exits import Exit
 from reconciler.cli.naming import meant
-from reconciler.cli.options import Namespace, WideOutput
-from reconciler.cli.output import harmless, print_structured
+from reconciler.cli.options import Namespace, Resource, WideOutput
+from reconciler.cli.output import TABLES, harmless, print_structured, time_text
+from reconciler.cli.past.answer import answer, made_by
+from reconciler.cli.past.history import print_lines
+from reconciler.cli.past.summaries import Line, tell_all
 from reconciler.cli.search import find_in_words
-from reconciler.cli.summaries import Line, moment, tell_all
 from reconciler.ports import StoredEvent
 from reconciler.resource.difference import shown
 from reconciler.sdk.history import History, Past
@@ -51,7 +51,7 @@ class Explanation(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def why(
-    resource: str,
+    resource: Resource,
     /,
     *words: Annotated[str, Parameter(name="FIELD")],
     namespace: Namespace = None,
@@ -75,8 +75,6 @@ def why(
 
     Parameters
     ----------
-    resource
-        NAME, KIND/NAME or NAMESPACE/KIND/NAME; or a kind, followed by the name.
     words
         Path of a field of the spec, such as color, env.PORT or labels.team.
     """
@@ -151,7 +149,7 @@ def _print_values(why: Why) -> None:
             (
                 "" if number else name,
                 shown(each.value),
-                moment(each.time),
+                time_text(each.time),
                 str(each.position),
                 made_by(each),
             )
@@ -162,7 +160,7 @@ def _print_values(why: Why) -> None:
 
 def _repeated(drift: RepeatedDrift) -> str:
     theirs = ", ".join(map(shown, drift.theirs))
-    since, until = moment(drift.since), moment(drift.until)
+    since, until = time_text(drift.since), time_text(drift.until)
     return (
         f"Another client set {drift.path} to {theirs} {drift.times} times from {since} to"
         f" {until}, and Reconciler set it back to {shown(drift.ours)}."

@@ -4,66 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, cast
 
 import msgspec
 from nats.aio.client import Client
 from rich.text import Text
 
 from events.composition import CHILDREN, REFUSED, Child, parent_in
-from events.external import ExternalObject
 from events.integrity import LogDamage
-from events.log import (
-    Action,
-    ActionDecided,
-    ActionFailed,
-    ActionRetried,
-    ActionSucceeded,
-    ExternalObserved,
-    OutcomeRecorded,
-    ResourceEvent,
-    SpecDeclared,
-)
+from events.log import Action, ActionDecided, ActionRetried, OutcomeRecorded, SpecDeclared
 from events.manifest import Fields
 from events.names import InvalidNameError, ResourceKey
 from projections.ownership import OwnershipRow
+from projections.read_models import rebuild
 from projections.status import StatusRow
 from reconciler.cli.api_standing import throttled
 from reconciler.cli.connection import HERE, Connection, bus, run_async
 from reconciler.cli.console import coloured, console, print_table
 from reconciler.cli.errors import CommandError, UsageError
-from reconciler.cli.event_table import TABLES, print_lines
 from reconciler.cli.exits import Exit
 from reconciler.cli.naming import Meant, meant
-from reconciler.cli.options import Namespace, WideOutput
-from reconciler.cli.output import as_yaml, print_structured
+from reconciler.cli.options import Name, Namespace, Resource, WideOutput
+from reconciler.cli.output import TABLES, as_yaml, print_structured, single_line, time_text
+from reconciler.cli.past.history import print_lines
+from reconciler.cli.past.knowledge import KnownObject, known_object, past_of, whole_past
+from reconciler.cli.past.summaries import Line, tell_all
 from reconciler.cli.resource_table import owns_object
-from reconciler.cli.search import find_resource, models_of
-from reconciler.cli.summaries import Line, tell_all
+from reconciler.cli.search import find_resource
 from reconciler.cli.when import At
-from reconciler.errors import NoSuchMomentError
 from reconciler.ports import StoredEvent
 from reconciler.process_secrets import OF_THIS_PROCESS
 from reconciler.provider import MeasuredProvider
-from reconciler.resource.evolve import evolve
-from reconciler.resource.state import NEW
-from reconciler.sdk.history import History, Past
-from reconciler.sdk.log_replay import lost_events
-from reconciler.sdk.moments import Moment, When, moment, shown
+from reconciler.sdk.history import History
+from reconciler.sdk.moments import Moment, When, moment
 from reconciler.sdk.outcomes import SETTLED
 
 _SHOWN_PARTS: Final = 20
-_T = TypeVar("_T")
-
-
-class KnownObject(msgspec.Struct, frozen=True, rename="camel"):
-    """What is known of the external object, from whom, and as of when; None: it is not there."""
-
-    object: ExternalObject | None
-    source: str
-    actor: str
-    time: datetime
-    position: int
 
 
 class Part(msgspec.Struct, frozen=True, rename="camel"):
@@ -99,8 +75,8 @@ class Description(msgspec.Struct, rename="camel"):
 
 
 def describe(
-    resource: str,
-    name: str | None = None,
+    resource: Resource,
+    name: Name = None,
     /,
     *,
     namespace: Namespace = None,
@@ -127,10 +103,6 @@ def describe(
 
     Parameters
     ----------
-    resource
-        NAME, KIND/NAME or NAMESPACE/KIND/NAME; or a kind, followed by the name.
-    name
-        The name, after a kind.
     at
         Show a past state: at a log position (1234), a time (2026-01-31T12:00:05Z; UTC without a
         zone) or a time span before now (30m, 2h, 7d).
@@ -143,12 +115,8 @@ def describe(
         raise UsageError(
             "--live: not allowed with --at, because it reads the current object from the API"
         )
-    text = resource if name is None else f"{resource}/{name}"
-    wanted = meant(text, namespace)
-    if at is None:
-        description = run_async(_describe(connection, wanted, events, live=live))
-    else:
-        description = run_async(_describe_past(connection, wanted, events, at))
+    wanted = meant(resource, namespace, name)
+    description = run_async(_describe(connection, wanted, events, at, live=live))
     if output in TABLES:
         _print(description, wide=output == "wide")
     else:
@@ -157,49 +125,19 @@ def describe(
 
 
 async def _describe(
-    connection: Connection, resource: Meant, events: int, *, live: bool
+    connection: Connection, wanted: Meant, events: int, at: When | None, *, live: bool
 ) -> Description:
     async with bus(connection) as nc:
-        key = await find_resource(nc, resource)
+        key = await find_resource(nc, wanted)
+        then = None if at is None else await moment(nc, at)
         past = await whole_past(nc, key)
+        past = past if then is None else past_of(past, then)
         description = description_of(key, past.events, events, past.damage)
-        description.parts = await _with_parts(nc, description.parts, None)
+        description.parts = await _with_parts(nc, description.parts, then)
+        description.as_of = then
         if live:
             description.readings = await _readings(nc, key)
     return description
-
-
-async def _describe_past(
-    connection: Connection, resource: Meant, events: int, when: When
-) -> Description:
-    async with bus(connection) as nc:
-        key = await find_resource(nc, resource)
-        at = await moment(nc, when)
-        past = past_of(await whole_past(nc, key), at)
-        description = description_of(key, past.events, events, past.damage)
-        description.parts = await _with_parts(nc, description.parts, at)
-    description.as_of = at
-    return description
-
-
-async def whole_past(nc: Client, key: ResourceKey) -> Past:
-    """Read the past of a resource, and what the log has lost of it by what the rows remember."""
-    past = await History(nc).get(key)
-    newest = past.events[-1].position if past.events else 0
-    damage = past.damage or await lost_events(nc, key, newest)
-    return msgspec.structs.replace(past, damage=damage)
-
-
-def past_of(past: Past, at: Moment) -> Past:
-    """Return what was known at a moment; raises ``NoSuchMomentError`` if it was nothing yet."""
-    known = past.until(at.position)
-    if past.events and not known.events:
-        position, event = past.events[0]
-        raise NoSuchMomentError(
-            f"{past.id} did not exist yet at {at}: "
-            f"its history begins at position {position}, {shown(event.time)}"
-        )
-    return known
 
 
 async def _readings(nc: Client, key: ResourceKey) -> Fields:
@@ -223,10 +161,12 @@ def description_of(
     key: ResourceKey, stored: Sequence[StoredEvent], events: int, damage: LogDamage | None = None
 ) -> Description:
     """Fold a resource's whole history into what is to be told; of a damaged one, what is sound."""
-    models = models_of(stored)
+    models = rebuild(stored)
     if damage is not None:
         models.mark_damage(damage)
-    status, spec = models.status.get(str(key)), _last(stored, SpecDeclared)
+    status = models.status.get(str(key))
+    declared = (each.event.data for each in reversed(stored))
+    spec = next((each for each in declared if isinstance(each, SpecDeclared)), None)
     parent = None if spec is None or status is None else parent_in(status.labels)
     return Description(
         resource=str(key),
@@ -263,7 +203,7 @@ async def _with_parts(nc: Client, parts: Sequence[Part], at: Moment | None) -> t
     for number, each in enumerate(found[:_SHOWN_PARTS]):
         past = await history.get(ResourceKey.parse(each.resource))
         past = past if at is None else past.until(at.position)
-        found[number] = _part_now(each, models_of(past.events).status.get(each.resource))
+        found[number] = _part_now(each, rebuild(past.events).status.get(each.resource))
     return tuple(found)
 
 
@@ -276,42 +216,6 @@ def _part_now(part: Part, row: StatusRow | None) -> Part:
     return Part(part.resource, outcome, is_ready, told.reason, told.message, row.waits_since)
 
 
-def known_object(stored: Sequence[StoredEvent]) -> KnownObject | None:
-    """Return what the log knows of the object: an observer's word, or what came of our own calls.
-
-    None if nothing was ever known of it, or it was in another place.
-    """
-    state, known = NEW, None
-    for position, event in stored:
-        after = evolve(state, event)
-        source = _source(event.data)
-        if source:
-            known = KnownObject(after.observed.object, source, event.actor, event.time, position)
-        elif after.observed.object is not state.observed.object:
-            known = None
-        state = after
-    return known
-
-
-def _source(data: ResourceEvent) -> str:
-    """Describe how an event knows of the object; nothing if it does not."""
-    match data:
-        case ExternalObserved(evidence="CompleteListing"):
-            return "a complete listing"
-        case ExternalObserved():
-            return "a read by an observer"
-        case ActionSucceeded(operation="Delete"):
-            return "the result of the Delete action"
-        case ActionSucceeded(object=None):
-            return f"the parameters of the {data.operation} action: the API returned no object"
-        case ActionSucceeded():
-            return f"the API's response to the {data.operation} action"
-        case ActionFailed(consequence="Observed"):
-            return f"the API's error response to the {data.operation} action"
-        case _:
-            return ""
-
-
 def _settled(stored: Sequence[StoredEvent], row: StatusRow) -> int:
     """Return the newest generation that is settled: one that is in trouble again is not."""
     if row.outcome in SETTLED:
@@ -322,13 +226,6 @@ def _settled(stored: Sequence[StoredEvent], row: StatusRow) -> int:
         if isinstance(each.event.data, OutcomeRecorded) and each.event.data.outcome in SETTLED
     ]
     return max((each for each in settled if each < row.observed_generation), default=0)
-
-
-def _last(stored: Sequence[StoredEvent], event_class: type[_T]) -> _T | None:
-    for each in reversed(stored):
-        if isinstance(each.event.data, event_class):
-            return each.event.data
-    return None
 
 
 def _action(stored: Sequence[StoredEvent], action_id: str) -> Action | None:
@@ -403,13 +300,11 @@ def _status_pairs(row: StatusRow, settled: int, now: datetime) -> list[tuple[str
         late = "because the API returned its object with a delay"
         pairs.append(("grace", f"{row.grace_seconds:g} s after a write, {late}"))
     if row.throttled_until is not None and throttled(row, now):
-        pairs.append(("throttled until", f"{row.throttled_until:%Y-%m-%dT%H:%M:%SZ}"))
+        pairs.append(("throttled until", time_text(row.throttled_until)))
     if row.breaker_until is not None:
-        pairs.append(
-            ("breaker open until", f"{row.breaker_until:%Y-%m-%dT%H:%M:%SZ}, then one probe")
-        )
+        pairs.append(("breaker open until", f"{time_text(row.breaker_until)}, then one probe"))
     if row.retry_at is not None:
-        pairs.append(("next attempt", f"{row.retry_at:%Y-%m-%dT%H:%M:%SZ}"))
+        pairs.append(("next attempt", time_text(row.retry_at)))
     return [(name, value) for name, value in pairs if value]
 
 
@@ -437,7 +332,13 @@ def _print_conditions(status: StatusRow) -> None:
     console().print("\nConditions", style="bold")
     since = status.unmet_since or {}
     rows = [
-        (each.type, each.status, _moment(since.get(each.type)), each.reason, _line(each.message))
+        (
+            each.type,
+            each.status,
+            time_text(since.get(each.type)),
+            each.reason,
+            single_line(each.message),
+        )
         for each in status.conditions
     ]
     print_table(("TYPE", "STATUS", "SINCE", "REASON", "MESSAGE"), rows)
@@ -454,9 +355,9 @@ def _print_parts(parts: Sequence[Part]) -> None:
             each.resource,
             coloured(each.outcome),
             "yes" if each.ready else "no",
-            _moment(each.since),
+            time_text(each.since),
             "" if each.ready else each.reason,
-            "" if each.ready else _line(each.message),
+            "" if each.ready else single_line(each.message),
         )
         for each in parts[:_SHOWN_PARTS]
     ]
@@ -464,11 +365,3 @@ def _print_parts(parts: Sequence[Part]) -> None:
     if len(parts) > _SHOWN_PARTS:
         more, ready = len(parts) - _SHOWN_PARTS, sum(each.ready for each in parts)
         out.print(f"… and {more} more; {ready} of {len(parts)} parts are ready")
-
-
-def _moment(at: datetime | None) -> str:
-    return "" if at is None else f"{at:%Y-%m-%dT%H:%M:%SZ}"
-
-
-def _line(text: str) -> str:
-    return " ".join(text.split())

@@ -17,16 +17,16 @@ from projections.read_models import ReadModels
 from projections.status import StatusRow
 from reconciler.cli.connection import HERE, Connection, bus, run_async
 from reconciler.cli.console import print_table
-from reconciler.cli.declared import Generations, last_declared, manifest_of
-from reconciler.cli.describe import known_object, whole_past
 from reconciler.cli.errors import CommandError, UsageError
 from reconciler.cli.exits import Exit
 from reconciler.cli.naming import Meant, meant
-from reconciler.cli.options import Files, Namespace, Output
+from reconciler.cli.options import Files, Name, Namespace, Output, Resource
 from reconciler.cli.output import Format, print_structured
+from reconciler.cli.past.declared import Generations, manifest_of
+from reconciler.cli.past.knowledge import known_object, whole_past
+from reconciler.cli.past.summaries import last_declared, show
 from reconciler.cli.search import find_resource
 from reconciler.cli.standard_streams import even_if_nobody_reads
-from reconciler.cli.summaries import show
 from reconciler.cli.when import At
 from reconciler.ports import StoredEvent
 from reconciler.sdk.history import Past
@@ -82,8 +82,8 @@ class _End(NamedTuple):
 
 
 def diff(
-    resource: str | None = None,
-    name: str | None = None,
+    resource: Resource | None = None,
+    name: Name = None,
     /,
     *,
     file: Files = (),
@@ -113,10 +113,6 @@ def diff(
 
     Parameters
     ----------
-    resource
-        NAME, KIND/NAME or NAMESPACE/KIND/NAME; or a kind, followed by the name.
-    name
-        The name, after a kind.
     from_
         Start: a log position (1234), a time (2026-01-31T12:00:05Z; UTC without a zone) or
         a time span before now (30m, 2h, 7d).
@@ -135,7 +131,7 @@ def diff(
         raise UsageError("--from and --from-generation: give exactly one of them")
     if to is not None and to_generation is not None:
         raise UsageError("--to and --to-generation: give only one of them")
-    wanted = meant(resource if name is None else f"{resource}/{name}", namespace)
+    wanted = meant(resource, namespace, name)
     ends = (_End(from_, from_generation), _End(to, to_generation))
     found = run_async(_diff(connection, wanted, ends))
     with even_if_nobody_reads():

@@ -1,24 +1,22 @@
-"""`reconciler approve`: decide about resources that are held."""
+"""`approve` and `reject`: decide about resources that are held."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, Literal, NamedTuple, get_args
+from typing import Final, Literal, get_args
 
 from events.hold import Hold
 from events.intake import ApprovalDecision
 from events.names import ResourceKey
 from events.provider_config import is_config
 from projections.status import StatusRow
-from reconciler.cli.client import ask_many
 from reconciler.cli.connection import HERE, Connection, bus, run_async
 from reconciler.cli.errors import CommandError, UsageError
-from reconciler.cli.exits import Exit
 from reconciler.cli.folded_log import current_models
 from reconciler.cli.naming import check_names
-from reconciler.cli.options import Duration, Namespace, Output, Reason
+from reconciler.cli.options import AnswerTimeout, Filter, Kind, Names, Namespace, Output, Reason
 from reconciler.cli.output import Format
-from reconciler.cli.results import Result, checked_reason, confirm, exit_status, print_results
+from reconciler.cli.requests.request import request
 from reconciler.cli.selection import chosen_keys
 
 HoldName = Literal[
@@ -32,13 +30,13 @@ HoldName = Literal[
     "Twin",
 ]
 
-_LEAST_OF_A_PLAN: Final = 8
+_MIN_PLAN_CHARACTERS: Final = 8
 
 
 def approve(
-    kind: str | None = None,
+    kind: Kind | None = None,
     /,
-    *names: str,
+    *names: Names,
     hold: HoldName | None = None,
     plan: str = "",
     all: bool = False,  # noqa: A002 - the option's name
@@ -46,7 +44,7 @@ def approve(
     abandon: bool = False,
     reason: Reason = "",
     namespace: Namespace = None,
-    timeout: Duration = 30.0,
+    timeout: AnswerTimeout = 30.0,
     output: Output = "table",
     connection: Connection = HERE,
 ) -> int:
@@ -69,10 +67,6 @@ def approve(
 
     Parameters
     ----------
-    kind
-        Kind of the names that follow; or a resource: NAME, KIND/NAME or NAMESPACE/KIND/NAME.
-    names
-        NAME, KIND/NAME or NAMESPACE/KIND/NAME.
     hold
         The hold to approve. If the resource is held for a different reason, the decider refuses.
     plan
@@ -84,43 +78,88 @@ def approve(
         With --all: only the resources of this ProviderConfig.
     abandon
         With --hold UnknownResult: end the action without another call. Default: repeat the call.
-    timeout
-        Maximum time to wait for the decider's replies: 500ms, 30s, 2m, 1h.
     """
-    if all == (kind is not None):
-        raise UsageError("approve: use either KIND NAME... or --all")
-    if config is not None and not all:
-        raise UsageError("--config: allowed only with --all; remove it, or remove the names")
+    words = names if kind is None else (kind, *names)
+    _check_selection("approve", words, config, everything=all)
     if hold is None and not plan:
         raise UsageError(f"missing option --hold; use one of {', '.join(get_args(HoldName))}")
     if abandon and hold != Hold.UNKNOWN_RESULT:
         raise UsageError(f"--abandon: allowed only with --hold UnknownResult, not with {hold}")
     if plan and hold not in (None, Hold.APPROVAL):
         raise UsageError(f"--plan: allowed only with --hold Approval, not with {hold}")
-    checked_reason(reason)
-    words = names if kind is None else (kind, *names)
-    keys = chosen_keys(connection, words, what="approve", namespace=namespace) if words else []
+    keys = _named(connection, words, "approve", namespace)
     if hold in (None, Hold.APPROVAL):
-        meant = Meant(keys, namespace, config, checked_plan(plan, keys))
-        return decide_plans(
-            connection, meant, approve=True, reason=reason, timeout=timeout, output=output
-        )
+        plans = run_async(_plans(connection, keys, _checked(plan, keys), namespace, config))
+        return _decide(connection, plans, reason, timeout, output, approve=True)
     decision: ApprovalDecision = "Abandon" if abandon else "Proceed"
+    keys = keys or [row.key for row in run_async(_held(connection, hold, namespace, config))]
+    return request(
+        connection,
+        keys,
+        lambda client: client.approve_many(
+            keys, hold=hold, decision=decision, reason=reason, timeout_seconds=timeout
+        ),
+        output=output,
+        done=_confirmation(hold, abandon=abandon),
+    )
 
-    async def work() -> list[Result]:
-        chosen = keys or [row.key for row in await _held(connection, hold, namespace, config)]
-        return await ask_many(
-            connection,
-            chosen,
-            lambda client: client.approve_many(
-                chosen, hold=hold, decision=decision, reason=reason, timeout_seconds=timeout
-            ),
-        )
 
-    results = run_async(work())
-    confirm(results, _confirmation(hold, abandon=abandon))
-    print_results(results, output, good=())
-    return exit_status(results, None)
+def reject(
+    kind: Kind | None = None,
+    /,
+    *names: Names,
+    reason: Reason,
+    plan: str = "",
+    all: bool = False,  # noqa: A002 - the option's name
+    config: str | None = None,
+    namespace: Namespace = None,
+    timeout: AnswerTimeout = 30.0,
+    output: Output = "table",
+    connection: Connection = HERE,
+) -> int:
+    """Reject a plan that waits for approval.
+
+    The resource stays Held with the reason NotApproved until you approve
+    the plan, or the plan changes. The log keeps the rejection with your name
+    and reason.
+
+    For example:
+
+        reconciler get -A --outcome Held
+        reconciler reject Shape foo --reason "not on a Friday"
+        reconciler reject Shape foo --plan 41162a45fb69 --reason "wrong color"
+        reconciler reject --all --config billing --reason "change freeze"
+
+    Parameters
+    ----------
+    plan
+        The plan to reject, as `get` shows it. Default: the plan that is currently waiting.
+    all
+        Instead of naming resources: reject all plans that wait for approval.
+    config
+        With --all: only the resources of this ProviderConfig.
+    """
+    words = names if kind is None else (kind, *names)
+    _check_selection("reject", words, config, everything=all)
+    keys = _named(connection, words, "reject", namespace)
+    plans = run_async(_plans(connection, keys, _checked(plan, keys), namespace, config))
+    return _decide(connection, plans, reason, timeout, output, approve=False)
+
+
+def _check_selection(
+    what: str, words: Sequence[str], config: str | None, *, everything: bool
+) -> None:
+    if everything == bool(words):
+        raise UsageError(f"{what}: use either KIND NAME... or --all")
+    if config is not None and not everything:
+        raise UsageError("--config: allowed only with --all; remove it, or remove the names")
+
+
+def _named(
+    connection: Connection, words: Sequence[str], what: str, namespace: str | None
+) -> list[ResourceKey]:
+    where = Filter(namespace=namespace)
+    return chosen_keys(connection, words, what, where) if words else []
 
 
 def _confirmation(hold: str, *, abandon: bool) -> str:
@@ -131,64 +170,50 @@ def _confirmation(hold: str, *, abandon: bool) -> str:
     return "approved"
 
 
-class Meant(NamedTuple):
-    """Whose plans are decided about: some resources, or all that wait."""
-
-    keys: list[ResourceKey]
-    namespace: str | None
-    config: str | None
-    plan: str = ""
-
-
-def checked_plan(plan: str, keys: Sequence[ResourceKey]) -> str:
+def _checked(plan: str, keys: Sequence[ResourceKey]) -> str:
     """Check a plan's digest, or the beginning of it; raises ``UsageError``."""
-    if not plan:
-        return plan
-    if len(keys) != 1:
+    if plan and len(keys) != 1:
         raise UsageError("--plan: requires exactly one resource; name it")
-    if len(plan) < _LEAST_OF_A_PLAN:
-        raise UsageError(f"--plan {plan}: must have at least {_LEAST_OF_A_PLAN} characters")
+    if plan and len(plan) < _MIN_PLAN_CHARACTERS:
+        raise UsageError(f"--plan {plan}: must have at least {_MIN_PLAN_CHARACTERS} characters")
     return plan.lower()
 
 
-def decide_plans(
+def _decide(
     connection: Connection,
-    meant: Meant,
+    plans: Sequence[tuple[ResourceKey, str]],
+    reason: str,
+    timeout_seconds: float,
+    output: Format,
     *,
     approve: bool,
-    reason: str,
-    timeout: float,
-    output: Format,
-) -> Exit:
-    """Approve or reject the plans that wait, and print the results."""
-
-    async def work() -> list[Result]:
-        plans = await _plans(connection, meant)
-        return await ask_many(
-            connection,
-            [key for key, _ in plans],
-            lambda client: client.decide_plans(
-                plans, approve=approve, reason=reason, timeout_seconds=timeout
-            ),
-        )
-
-    results = run_async(work())
-    confirm(results, "approved" if approve else "rejected")
-    print_results(results, output, good=())
-    return exit_status(results, None)
+) -> int:
+    return request(
+        connection,
+        [key for key, _ in plans],
+        lambda client: client.decide_plans(
+            plans, approve=approve, reason=reason, timeout_seconds=timeout_seconds
+        ),
+        output=output,
+        done="approved" if approve else "rejected",
+    )
 
 
-async def _plans(connection: Connection, meant: Meant) -> list[tuple[ResourceKey, str]]:
-    """Return the plan of each resource that is meant: one that was named stands as it is."""
-    if not meant.keys:
-        waiting = await _held(connection, Hold.APPROVAL, meant.namespace, meant.config)
+async def _plans(
+    connection: Connection,
+    keys: Sequence[ResourceKey],
+    wanted: str,
+    namespace: str | None,
+    config: str | None,
+) -> list[tuple[ResourceKey, str]]:
+    """Return the plan of each resource, or of all that wait; a ``wanted`` digest may be short."""
+    if not keys:
+        waiting = await _held(connection, Hold.APPROVAL, namespace, config)
         return [(row.key, row.asked_plan) for row in waiting]
     async with bus(connection) as nc:
         rows = (await current_models(nc)).status
-    asked = {key: row.asked_plan if (row := rows.get(str(key))) else "" for key in meant.keys}
-    return [
-        (key, plan if plan.startswith(meant.plan) else meant.plan) for key, plan in asked.items()
-    ]
+    asked = {key: row.asked_plan if (row := rows.get(str(key))) else "" for key in keys}
+    return [(key, plan if plan.startswith(wanted) else wanted) for key, plan in asked.items()]
 
 
 async def _held(

@@ -22,7 +22,8 @@ from events.log import (
 )
 from events.manifest import Fields
 from events.names import ResourceKey
-from reconciler.cli.summaries import is_process, name_of
+from reconciler.cli.output import single_line
+from reconciler.cli.past.summaries import because, is_process, name_of, stating
 from reconciler.ports import StoredEvent
 from reconciler.resource.difference import LABELS, shown, value_at
 from reconciler.resource.evolve import evolve
@@ -154,7 +155,7 @@ def _what_happened(drift: DriftDetected) -> str:
 def _unready(ready: Condition | None) -> str:
     if ready is None or ready.status == "True":
         return ""
-    why = ": ".join(each for each in (ready.reason, _one_line(ready.message)) if each)
+    why = ": ".join(each for each in (ready.reason, single_line(ready.message)) if each)
     return f", but it is not ready ({why})"
 
 
@@ -164,18 +165,14 @@ def _deleted(outcome: OutcomeRecorded, causes: Sequence[LogEvent], parent: str) 
     if withdrawn is None or outcome.outcome not in ("Deleted", "Released"):
         return ""
     assert isinstance(withdrawn.data, SpecWithdrawn)
-    reason = f" (reason: {_one_line(withdrawn.data.reason)})" if withdrawn.data.reason else ""
+    reason = stating(withdrawn.data.reason)
     why = f"because {_who(withdrawn, parent)} withdrew its declaration{reason}"
-    return f"was {outcome.outcome.lower()} {why}{_message(outcome)}"
+    return f"was {outcome.outcome.lower()} {why}{because(outcome.message)}"
 
 
 def _stands(outcome: OutcomeRecorded) -> str:
     reason = f" ({outcome.reason})" if outcome.reason else ""
-    return f"{_STATES[outcome.outcome]}{reason}{_message(outcome)}"
-
-
-def _message(outcome: OutcomeRecorded) -> str:
-    return f": {_one_line(outcome.message)}" if outcome.message else ""
+    return f"{_STATES[outcome.outcome]}{reason}{because(outcome.message)}"
 
 
 # --- of a field
@@ -224,7 +221,3 @@ def _in_generation(value: Value, history: Sequence[StoredEvent]) -> str:
 def _last(events: Iterable[LogEvent], data: type[_T]) -> _T | None:
     found = [event.data for event in events if isinstance(event.data, data)]
     return found[-1] if found else None
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())

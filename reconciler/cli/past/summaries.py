@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from datetime import datetime
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, assert_never
 
 import msgspec
@@ -58,6 +57,7 @@ from events.log import (
 from events.secret import SecretRef
 from events.subjects import USER_SIGN
 from events.wording import plural
+from reconciler.cli.output import single_line, time_text
 from reconciler.ports import StoredEvent
 from reconciler.resource.approval import SHORT_PLAN, described
 from reconciler.resource.owner_label import OWNER_LABEL
@@ -120,11 +120,27 @@ def tell_all(history: Sequence[StoredEvent]) -> list[Line]:
     before: SpecDeclared | None = None
     for stored in history:
         lines.append(tell(stored, before))
-        if isinstance(stored.event.data, SpecDeclared):
-            before = stored.event.data
-        elif isinstance(stored.event.data, SpecWithdrawn):
-            before = None
+        before = declared_after(stored, before)
     return lines
+
+
+def last_declared(history: Iterable[StoredEvent]) -> SpecDeclared | None:
+    """Return the declaration that holds after some events of a resource; None for none."""
+    found: SpecDeclared | None = None
+    for stored in history:
+        found = declared_after(stored, found)
+    return found
+
+
+def declared_after(stored: StoredEvent, before: SpecDeclared | None) -> SpecDeclared | None:
+    """Return the declaration that holds after an event; ``before`` held until then."""
+    match stored.event.data:
+        case SpecDeclared() as declared:
+            return declared
+        case SpecWithdrawn():
+            return None
+        case _:
+            return before
 
 
 def name_of(actor: str) -> str:
@@ -151,7 +167,7 @@ def summary(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
         case SpecDeclared():
             return _declared(data, who, before)
         case SpecWithdrawn(generation, reason):
-            return f"{who} withdrew the declaration, as generation {generation}{_why(reason)}"
+            return f"{who} withdrew the declaration, as generation {generation}{stating(reason)}"
         case GenerationSuperseded(generation, by):
             return f"Generation {by} superseded generation {generation} before it was settled"
         case DeclarationSuperseded(by):
@@ -177,19 +193,19 @@ def summary(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
             return f"{name_of(holder)} added the finalizer {finalizer}"
         case FinalizerRemoved(finalizer, forced, reason):
             by_force = " by force" if forced else ""
-            return f"{who} removed the finalizer {finalizer}{by_force}{_why(reason)}"
+            return f"{who} removed the finalizer {finalizer}{by_force}{stating(reason)}"
         case ReleaseForced():
             return _forced(data, who)
         case HoldApproved(hold, decision, reason, plan):
             what = f"plan {plan[:SHORT_PLAN]}" if plan else hold
             gives_up = ", and abandoned the action" if decision == "Abandon" else ""
-            return f"{who} approved {what}{gives_up}{_why(reason)}"
+            return f"{who} approved {what}{gives_up}{stating(reason)}"
         case ReconcileAccepted(_, reason):
-            return f"{who} requested a reconciliation{_why(reason)}"
+            return f"{who} requested a reconciliation{stating(reason)}"
         case ApprovalRequested():
             return f"The decider requests approval of {described(data)}"
         case ApprovalRefused(plan, reason):
-            return f"{who} rejected plan {plan[:SHORT_PLAN]}{_why(reason)}"
+            return f"{who} rejected plan {plan[:SHORT_PLAN]}{stating(reason)}"
         case ReferenceAdded(by, on_withdrawal):
             return f"{by} references this resource (onWithdrawal: {on_withdrawal})"
         case ReferenceRemoved(by):
@@ -224,35 +240,35 @@ def summary(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
             return f"{found}, so the decider repeats the {noun}"
         case ActionDoubted(_, operation, attempt, message):
             call = f"A duplicate call for attempt {attempt} to {_VERBS[operation][0]} the object"
-            return f"{call} has an unknown result: {_one_line(message)}"
+            return f"{call} has an unknown result: {single_line(message)}"
         case ActionSucceeded():
             return _succeeded(data)
         case ActionFailed():
             return _failed(data)
         case ActionAbandoned(_, operation, reason, in_doubt):
             doubt = "; a call may still take effect" if in_doubt else ""
-            return f"The decider abandoned the {_VERBS[operation][2]}: {_one_line(reason)}{doubt}"
+            return f"The decider abandoned the {_VERBS[operation][2]}: {single_line(reason)}{doubt}"
         case DueScheduled(due, at):
             return (
-                f"The object is due for renewal at {moment(due)}; the decider scheduled it for "
-                f"{moment(at)}"
+                f"The object is due for renewal at {time_text(due)}; the decider scheduled it for "
+                f"{time_text(at)}"
             )
         case ProgressNoted(mark, since, at):
             if not mark:
                 return "The decider stopped waiting for progress of the object"
             if at is None:
-                stopped = f"The object has made no progress since {moment(since)}"
+                stopped = f"The object has made no progress since {time_text(since)}"
                 return f"{stopped}, which is longer than allowed"
-            return f"The object made progress, and more is expected by {moment(at)}"
+            return f"The object made progress, and more is expected by {time_text(at)}"
         case RetryScheduled(at, seconds, reason, action_id):
             if action_id:
-                return f"The decider retries in {seconds:.1f} s, at {moment(at)}: {reason}"
-            return f"The decider waits {seconds:.1f} s, until {moment(at)}: {reason}"
+                return f"The decider retries in {seconds:.1f} s, at {time_text(at)}: {reason}"
+            return f"The decider waits {seconds:.1f} s, until {time_text(at)}: {reason}"
         case ApiThrottled(until, message=message):
-            return f"The API accepts no calls before {moment(until)}{_because(message)}"
+            return f"The API accepts no calls before {time_text(until)}{because(message)}"
         case BreakerOpened(until, _, failures, message):
-            opened = f"The circuit breaker blocks calls until {moment(until)}"
-            return f"{opened}, after {plural(failures, 'consecutive failure')}{_because(message)}"
+            opened = f"The circuit breaker blocks calls until {time_text(until)}"
+            return f"{opened}, after {plural(failures, 'consecutive failure')}{because(message)}"
         case BreakerProbed(by=""):
             return "The process that probed the API stopped, so another one may probe it"
         case BreakerProbed(by=by):
@@ -274,11 +290,6 @@ def show(value: object) -> str:
     is_bare = isinstance(value, str) and value != "" and value.isprintable()
     text = str(value) if is_bare else msgspec.json.encode(value).decode()
     return text if len(text) <= _MAX_VALUE else text[: _MAX_VALUE - 3] + "..."
-
-
-def moment(at: datetime) -> str:
-    """Return a time in ISO 8601, in whole seconds."""
-    return at.isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 def changes(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
@@ -323,7 +334,7 @@ def _declared(data: SpecDeclared, who: str, before: SpecDeclared | None) -> str:
     text = ", ".join(found)
     if text:
         text = f" with {text}" if before is None else f", which changes {text}"
-    return f"{who} declared generation {data.generation}{text}{_why(data.reason)}"
+    return f"{who} declared generation {data.generation}{text}{stating(data.reason)}"
 
 
 def _builtins(struct: object) -> Mapping[str, Any]:
@@ -360,7 +371,7 @@ def _forced(data: ReleaseForced, who: str) -> str:
     removed = ", ".join((*data.finalizers, *data.references))
     what = f"despite {removed}" if removed else "that nothing blocked"
     stays = "; an existing object stays in the API" if data.orphan else ""
-    return f"{who} forced a release {what}{stays}{_why(data.reason)}"
+    return f"{who} forced a release {what}{stays}{stating(data.reason)}"
 
 
 def _target(target: str, known: TargetState) -> str:
@@ -425,7 +436,7 @@ def _succeeded(data: ActionSucceeded) -> str:
     if data.attempt > 1:
         told += f" (attempt {data.attempt})"
     if data.refused is not None:
-        told += f", but the API refused the remaining calls: {_one_line(data.refused.message)}"
+        told += f", but the API refused the remaining calls: {single_line(data.refused.message)}"
     if data.late:
         told += f"; the result arrived late{' and is outdated' if data.outdated else ''}"
     return told + _possibly_twice(data)
@@ -434,7 +445,7 @@ def _succeeded(data: ActionSucceeded) -> str:
 def _failed(data: ActionFailed) -> str:
     error, thing = data.error, _object(data.operation, data.purpose)
     attempt = f"attempt {data.attempt} to {_verb(data)[0]} {thing}"
-    why = f"{_one_line(error.message)}{_possibly_twice(data)}"
+    why = f"{single_line(error.message)}{_possibly_twice(data)}"
     if not error.attempted:
         return f"The worker made no call in {attempt}: {why}"
     if error.error_class == "Unknown":
@@ -451,16 +462,14 @@ def _possibly_twice(data: ActionSucceeded | ActionFailed) -> str:
 def _outcome(data: OutcomeRecorded) -> str:
     of = f" of generation {data.generation}" if data.generation else ""
     reason = f" ({data.reason})" if data.reason not in ("", data.outcome) else ""
-    return f"The outcome{of} is {data.outcome}{reason}{_because(data.message)}"
+    return f"The outcome{of} is {data.outcome}{reason}{because(data.message)}"
 
 
-def _because(message: str) -> str:
-    return f": {_one_line(message)}" if message else ""
+def because(message: str) -> str:
+    """Return a message after a colon; nothing for none."""
+    return f": {single_line(message)}" if message else ""
 
 
-def _why(reason: str) -> str:
-    return f" (reason: {_one_line(reason)})" if reason else ""
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
+def stating(reason: str) -> str:
+    """Return the reason that a person gave, in parentheses; nothing for none."""
+    return f" (reason: {single_line(reason)})" if reason else ""

@@ -33,17 +33,6 @@ def manifest_of(key: ResourceKey, declared: SpecDeclared | Spec) -> Manifest:
     return Manifest(declared.api_version, key.kind, metadata, spec)
 
 
-def last_declared(history: Iterable[StoredEvent]) -> SpecDeclared | None:
-    """Return the declaration that holds after some events of a resource; None for none."""
-    found: SpecDeclared | None = None
-    for stored in history:
-        if isinstance(stored.event.data, SpecDeclared):
-            found = stored.event.data
-        elif isinstance(stored.event.data, SpecWithdrawn):
-            found = None
-    return found
-
-
 async def declarations(
     nc: Client, versions: Mapping[ResourceKey, int], *, as_of_version: bool
 ) -> dict[ResourceKey, Manifest]:

@@ -1,0 +1,1 @@
+"""Commands about the past: what happened to resources, why, and what changed."""

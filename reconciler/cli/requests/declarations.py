@@ -1,0 +1,338 @@
+"""`delete`, `rollback`, `pause`, `resume` and `reconcile`: requests about declared resources."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, Final
+
+from msgspec.structs import replace
+
+from events.manifest import Manifest
+from events.names import ResourceKey
+from reconciler.cli.connection import HERE, Connection, bus, run_async
+from reconciler.cli.errors import CommandError
+from reconciler.cli.exits import Exit
+from reconciler.cli.folded_log import current_models
+from reconciler.cli.manifests import read_all
+from reconciler.cli.naming import Meant, meant
+from reconciler.cli.options import (
+    UNFILTERED,
+    AnswerTimeout,
+    Files,
+    Filter,
+    Kind,
+    Name,
+    Names,
+    Namespace,
+    Output,
+    Reason,
+    Resource,
+    WaitTimeout,
+    Words,
+    WordsOrKind,
+)
+from reconciler.cli.output import Format, print_structured
+from reconciler.cli.requests.request import Reply, request
+from reconciler.cli.results import wait_for_results
+from reconciler.cli.search import find_resource
+from reconciler.cli.selection import chosen_keys
+from reconciler.cli.wait import wait_until_read
+from reconciler.errors import DeclarationRefusedError
+from reconciler.sdk.client import Client
+
+_CONVERGED: Final = ("Converged",)
+_GONE: Final = ("Deleted", "Released")
+_UNDECLARED: Final = DeclarationRefusedError("NotFound", "the resource is not declared")
+
+
+def delete(
+    kind: Kind | None = None,
+    /,
+    *names: Names,
+    file: Files = (),
+    where: Filter = UNFILTERED,
+    dry_run: bool = False,
+    reason: Reason = "",
+    wait: bool = False,
+    timeout: WaitTimeout = 60.0,
+    output: Output = "table",
+    connection: Connection = HERE,
+) -> int:
+    """Withdraw declarations.
+
+    The policy of a resource determines what happens to its object. With
+    `deletion: Delete`, the default, Reconciler deletes the object. With
+    `deletion: Orphan`, it leaves the object in the API and stops managing
+    it. The log keeps the history.
+
+    Exit status: 0 all accepted (with --wait: deleted or released), 1 some
+    refused or failed, 3 some not settled before the timeout. With --dry-run:
+    that of `reconciler plan`.
+
+    For example:
+
+        reconciler delete Shape foo bar --wait --reason "moved to billing"
+        reconciler delete default/Shape/foo
+        reconciler delete -l team=payments --dry-run
+        reconciler delete -f shapes/ --wait --timeout 2m
+        reconciler delete -f shapes/ --dry-run
+        reconciler get -A --outcome Failed -o name | xargs reconciler delete
+
+    Parameters
+    ----------
+    dry_run
+        Show the plan, as `reconciler plan` does, and change nothing.
+    wait
+        Wait until each resource is deleted or released.
+    """
+    words = names if kind is None else (kind, *names)
+    keys: list[ResourceKey] = []
+    problems: list[str] = []
+    if words or where.labels or not file:
+        keys = chosen_keys(connection, words, "delete", where)
+    if file:
+        documents = read_all(file, where.namespace or "default")
+        keys += [read.key for read in documents.good]
+        problems = documents.problems()
+    if dry_run:
+        return _plan(connection, keys, problems, output)
+    return request(
+        connection,
+        keys,
+        lambda client: client.withdraw_many(keys, reason=reason, timeout_seconds=timeout),
+        output=output,
+        done="declaration withdrawn",
+        unchanged="the declaration was already withdrawn",
+        wait=partial(wait_for_results, timeout_seconds=timeout) if wait else None,
+        good=_GONE,
+        problems=problems,
+    )
+
+
+def _plan(
+    connection: Connection, keys: Sequence[ResourceKey], problems: Sequence[str], output: Format
+) -> Exit:
+    from reconciler.cli.plan import show_withdrawals  # noqa: PLC0415 - who plans pays
+
+    for problem in problems:
+        sys.stderr.write(f"error: {problem}\n")
+    status = show_withdrawals(connection, keys, output)
+    return Exit.FAILED if problems else status
+
+
+def rollback(
+    resource: Resource,
+    name: Name = None,
+    /,
+    *,
+    to: int | None = None,
+    namespace: Namespace = None,
+    dry_run: bool = False,
+    reason: Reason = "",
+    wait: bool = False,
+    timeout: WaitTimeout = 60.0,
+    output: Output = "table",
+    connection: Connection = HERE,
+) -> int:
+    """Declare an older generation again: spec, labels, annotations and policy.
+
+    Without --to, it declares the last generation that was ready and differs
+    from the current one. The decider checks the declaration like any other. It
+    records a new generation, or refuses the declaration if a newer one has
+    arrived. You can also roll back a withdrawn resource.
+
+    Exit status: 0 accepted (with --wait: Converged), 1 refused or failed,
+    3 not settled before the timeout.
+
+    For example:
+
+        reconciler rollback Deployment/web --wait          undo a bad image
+        reconciler rollback foo --to 3
+        reconciler rollback Shape/foo --to 3 --dry-run     print the manifest
+        reconciler rollback payments/Shape/foo --to 3 --reason "wrong color"
+
+    Parameters
+    ----------
+    to
+        Generation, as `reconciler history` shows it. Default: the newest one that was ready and
+        differs from the current declaration.
+    dry_run
+        Print the manifest (YAML, or JSON with -o json), and declare nothing.
+    wait
+        Wait for a settled outcome: Converged, Failed, Held, ...
+    """
+    wanted = meant(resource, namespace, name)
+    manifest, older, newest = run_async(find_older(connection, wanted, to))
+    if dry_run:
+        print_structured(manifest, "json" if output == "json" else "yaml")
+        return Exit.OK
+    return request(
+        connection,
+        [manifest.key],
+        lambda client: client.declare_many(
+            [manifest], expected_generations=[newest], reason=reason, timeout_seconds=timeout
+        ),
+        output=output,
+        done=f"generation {older} declared again",
+        wait=partial(wait_for_results, timeout_seconds=timeout) if wait else None,
+        good=_CONVERGED,
+    )
+
+
+async def find_older(
+    connection: Connection, wanted: Meant, generation: int | None
+) -> tuple[Manifest, int, int]:
+    """Return the manifest of an older generation, its number, and the current generation.
+
+    Without a number it is the newest one that was ready and differs from the current declaration.
+    """
+    from reconciler.cli.past.declared import Generations, manifest_of  # noqa: PLC0415
+    from reconciler.sdk.history import History  # noqa: PLC0415 - its library costs 0.1 s of CPU
+
+    async with bus(connection) as nc:
+        key = await find_resource(nc, wanted)
+        past = await History(nc).get(key)
+    if past.damage is not None:
+        raise CommandError(f"the log is damaged: {past.damage}; see `reconciler replay --verify`")
+    generations = Generations(key, past.events)
+    older = generations.newest_ready() if generation is None else generation
+    return manifest_of(key, generations.declared(older)), older, generations.newest
+
+
+def pause(
+    *words: Words,
+    where: Filter = UNFILTERED,
+    reason: Reason = "",
+    timeout: AnswerTimeout = 30.0,
+    output: Output = "table",
+    connection: Connection = HERE,
+) -> int:
+    """Stop all actions on resources until `reconciler resume`.
+
+    The command declares the resources again with `paused: true` in their
+    policy. Reconciler still records observations. An action in flight
+    finishes.
+
+    For example:
+
+        reconciler pause Shape foo --reason "INC-42"
+        reconciler pause -A -l team=payments
+        reconciler get -A --outcome Paused
+    """
+    keys = chosen_keys(connection, words, "pause", where)
+    return _set_paused(connection, keys, reason or "paused", timeout, output, paused=True)
+
+
+def resume(
+    *words: Words,
+    where: Filter = UNFILTERED,
+    reason: Reason = "",
+    timeout: AnswerTimeout = 30.0,
+    output: Output = "table",
+    connection: Connection = HERE,
+) -> int:
+    """Resume paused resources, and correct drift.
+
+    The command declares the resources again without `paused: true` in their policy.
+
+    For example:
+
+        reconciler resume Shape foo --reason "INC-42 is closed"
+        reconciler resume -A -l team=payments
+    """
+    keys = chosen_keys(connection, words, "resume", where)
+    return _set_paused(connection, keys, reason or "resumed", timeout, output, paused=False)
+
+
+def _set_paused(
+    connection: Connection,
+    keys: Sequence[ResourceKey],
+    reason: str,
+    timeout_seconds: float,
+    output: Format,
+    *,
+    paused: bool,
+) -> Exit:
+    """Declare resources again, paused or not."""
+    declared = run_async(_declared(connection, keys))
+
+    async def ask(client: Client) -> list[Reply]:
+        replies = await client.declare_many(
+            [_with_paused(manifest, paused) for manifest, _ in declared.values()],
+            expected_generations=[generation for _, generation in declared.values()],
+            reason=reason,
+            timeout_seconds=timeout_seconds,
+        )
+        found = dict(zip(declared, replies, strict=True))
+        return [found.get(key, _UNDECLARED) for key in keys]
+
+    done = "paused until you resume it" if paused else "resumed"
+    return request(connection, keys, ask, output=output, done=done)
+
+
+async def _declared(
+    connection: Connection, keys: Sequence[ResourceKey]
+) -> Mapping[ResourceKey, tuple[Manifest, int]]:
+    """Return the manifest and the generation of each resource that is declared."""
+    from reconciler.cli.past.declared import declarations  # noqa: PLC0415 - others go without
+
+    async with bus(connection) as nc:
+        rows = (await current_models(nc)).status
+        generations = {
+            key: row.generation
+            for key in keys
+            if (row := rows.get(str(key))) is not None and row.declared
+        }
+        found = await declarations(nc, generations, as_of_version=False)
+    return {key: (found[key], generation) for key, generation in generations.items()}
+
+
+def _with_paused(manifest: Manifest, paused: bool) -> Manifest:
+    policy: dict[str, Any] = dict(manifest.spec.get("policy", {}))
+    policy.pop("paused", None)
+    if paused:
+        policy["paused"] = True
+    spec = {name: value for name, value in manifest.spec.items() if name != "policy"}
+    return replace(manifest, spec={**spec, "policy": policy} if policy else spec)
+
+
+def reconcile(
+    *words: WordsOrKind,
+    where: Filter = UNFILTERED,
+    reason: Reason = "",
+    wait: bool = False,
+    timeout: WaitTimeout = 60.0,
+    output: Output = "table",
+    connection: Connection = HERE,
+) -> int:
+    """Reconcile resources immediately, without waiting for a back-off.
+
+    The observer reads each object from its API. For a ProviderConfig, it
+    lists the whole API. The history records your request.
+
+    Exit status: 0 all accepted (with --wait: all Converged), 1 some refused
+    or failed, 3 some not settled before the timeout.
+
+    For example:
+
+        reconciler reconcile Shape foo --wait
+        reconciler reconcile -l team=payments --reason "the API is back"
+        reconciler reconcile ProviderConfig default
+
+    Parameters
+    ----------
+    wait
+        Wait until each object is read and has a settled outcome: Converged, Failed, Held, ...
+    """
+    keys = chosen_keys(connection, words, "reconcile", where, whole_kinds=True)
+    return request(
+        connection,
+        keys,
+        lambda client: client.reconcile_many(keys, reason=reason, timeout_seconds=timeout),
+        output=output,
+        done="reconciliation requested",
+        wait=(lambda _, results: wait_until_read(connection, results, timeout)) if wait else None,
+        good=_CONVERGED,
+    )

@@ -1,0 +1,160 @@
+"""`finalizer` and `release`: keep withdrawn resources, and stop keeping them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from events.names import ResourceKey, check_finalizer
+from reconciler.cli.connection import HERE, Connection
+from reconciler.cli.errors import UsageError
+from reconciler.cli.naming import registered
+from reconciler.cli.options import (
+    AnswerTimeout,
+    Duration,
+    Filter,
+    Kind,
+    Names,
+    Namespace,
+    Output,
+    Reason,
+    Words,
+)
+from reconciler.cli.requests.request import Reply, request
+from reconciler.cli.selection import chosen_keys
+from reconciler.errors import DeclarationRefusedError
+from reconciler.provider.kind import installed_kinds
+from reconciler.sdk.client import Client
+
+
+def finalizer(
+    verb: Literal["add", "remove"],
+    /,
+    *words: Annotated[
+        Words,
+        Parameter(
+            help="The resource (NAME, KIND NAME, KIND/NAME or NAMESPACE/KIND/NAME), and the name "
+            "of the finalizer, such as billing/last-invoice."
+        ),
+    ],
+    force: bool = False,
+    reason: Reason = "",
+    namespace: Namespace = None,
+    timeout: Duration = 10.0,
+    output: Output = "table",
+    connection: Connection = HERE,
+) -> int:
+    """Add a finalizer to a resource, or remove it.
+
+    While a withdrawn resource has a finalizer, Reconciler neither deletes nor
+    releases its object. Only the service that added a finalizer can remove it
+    without --force. `reconciler describe` shows the finalizers.
+
+    For example:
+
+        reconciler finalizer add Shape foo billing/last-invoice
+        reconciler finalizer add foo billing/last-invoice
+        reconciler finalizer remove default/Shape/foo billing/last-invoice
+        reconciler finalizer remove Shape foo billing/last-invoice --force
+
+    Parameters
+    ----------
+    verb
+        What to do.
+    force
+        With remove: also remove a finalizer of another service.
+    timeout
+        Maximum time to wait for the response: 500ms, 30s, 2m, 1h.
+    """
+    if verb == "add" and (force or reason):
+        raise UsageError("--force and --reason: allowed only with remove")
+    key, name = _parse(connection, words, namespace)
+
+    async def ask(client: Client) -> list[Reply]:
+        try:
+            if verb == "add":
+                return [await client.request_finalizer(key, name, timeout_seconds=timeout)]
+            return [
+                await client.release_finalizer(
+                    key, name, force=force, reason=reason, timeout_seconds=timeout
+                )
+            ]
+        except DeclarationRefusedError as refused:
+            return [refused]
+
+    missing = "the resource has no such finalizer; `reconciler describe` lists its own"
+    return request(
+        connection,
+        [key],
+        ask,
+        output=output,
+        done=f"finalizer {name} {'added' if verb == 'add' else 'removed'}",
+        unchanged=missing if verb == "remove" else "",
+    )
+
+
+def _parse(
+    connection: Connection, words: Sequence[str], namespace: str | None
+) -> tuple[ResourceKey, str]:
+    """Return the resource, and the name of the finalizer after it; raises ``UsageError``."""
+    *resource, name = words or ("",)
+    usage = UsageError(
+        "finalizer: give NAME FINALIZER, KIND NAME FINALIZER, or NAMESPACE/KIND/NAME FINALIZER"
+    )
+    first = resource[0] if resource else ""
+    least = 2 if registered(first) in installed_kinds() else 1
+    most = 1 if "/" in first else 2  # the first may be a kind that is defined at run time
+    if not least <= len(resource) <= most:
+        raise usage
+    check_finalizer(name)
+    keys = chosen_keys(connection, resource, "finalizer", Filter(namespace=namespace))
+    if len(keys) != 1:  # two names, and no kind before them
+        raise usage
+    return keys[0], name
+
+
+def release(
+    kind: Kind,
+    /,
+    *names: Names,
+    reason: Reason,
+    orphan: bool = False,
+    namespace: Namespace = None,
+    timeout: AnswerTimeout = 30.0,
+    output: Output = "table",
+    connection: Connection = HERE,
+) -> int:
+    """Remove all finalizers and references from withdrawn resources by force.
+
+    Use it when the service that added them can no longer remove them.
+    `reconciler describe` shows the finalizers and references. Reconciler
+    then deletes the object, or releases it, as its policy requires. With
+    --orphan, it keeps the object in the API. The log keeps the release with
+    your name and reason.
+
+    For example:
+
+        reconciler release Shape foo --reason "billing is shut down"
+        reconciler release Shape foo --orphan --reason "the API was shut down"
+
+    Parameters
+    ----------
+    orphan
+        Keep the object in the API, stop managing it, and abandon a deletion in flight.
+    """
+    if not reason.strip():
+        raise UsageError("--reason: must not be empty; the log records it")
+    keys = chosen_keys(connection, (kind, *names), "release", Filter(namespace=namespace))
+    stays = "stays in the API" if orphan else "is deleted or released, as its policy requires"
+    return request(
+        connection,
+        keys,
+        lambda client: client.force_release_many(
+            keys, reason=reason, orphan=orphan, timeout_seconds=timeout
+        ),
+        output=output,
+        done=f"finalizers and references removed; the object {stays}",
+        unchanged="nothing blocks the resource, and it owns no object; nothing to release",
+    )

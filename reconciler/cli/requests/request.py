@@ -1,0 +1,64 @@
+"""The course of a request: ask the decider, wait, print the results, return the exit status."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection, Sequence
+
+from events.intake import Answer
+from events.names import ResourceKey
+from reconciler.cli.client import client_of
+from reconciler.cli.connection import Connection, run_async
+from reconciler.cli.exits import Exit
+from reconciler.cli.output import Format
+from reconciler.cli.results import Result, exit_status, print_results, result_of
+from reconciler.errors import DeclarationRefusedError
+from reconciler.sdk.client import Client
+
+Reply = Answer | DeclarationRefusedError
+Ask = Callable[[Client], Awaitable[Sequence[Reply]]]
+Wait = Callable[[Client, Sequence[Result]], Awaitable[None]]
+
+
+def request(
+    connection: Connection,
+    keys: Sequence[ResourceKey],
+    ask: Ask,
+    *,
+    output: Format,
+    done: str,
+    unchanged: str = "",
+    wait: Wait | None = None,
+    good: Collection[str] = (),
+    problems: Sequence[str] = (),
+) -> Exit:
+    """Ask the decider about each resource, print the results, and return the exit status.
+
+    ``done`` is the message of an accepted request; ``unchanged`` that of one without an effect, if
+    a resource that was never declared must not look like success. With ``wait``, only the outcomes
+    in ``good`` count as success. Raises ``BusError`` and ``ConfigurationError``.
+    """
+
+    async def work() -> list[Result]:
+        async with client_of(connection) as client:
+            replies = zip(keys, await ask(client), strict=True)
+            results = [_result(key, reply, done, unchanged) for key, reply in replies]
+            if wait is not None:
+                await wait(client, results)
+        return results
+
+    results = run_async(work()) if keys else []
+    print_results(results, output, good=good, problems=problems)
+    return Exit.FAILED if problems else exit_status(results, None if wait is None else good)
+
+
+def _result(key: ResourceKey, reply: Reply, done: str, unchanged: str) -> Result:
+    result = result_of(key, reply)
+    if result.reason == "Unchanged" and unchanged:
+        if not result.generation:
+            return Result(
+                result.resource, False, "NotFound", message="the resource was never declared"
+            )
+        result.message = unchanged
+    elif result.accepted and result.reason == "Accepted" and not result.message:
+        result.message = done
+    return result
