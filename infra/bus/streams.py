@@ -121,7 +121,7 @@ _REVISIONS: Final[Mapping[int, str]] = {
     1: "53197204 to 15bde999",
     2: "42133b17 to ea1d6db7",
     3: "47477a7f to ae3be583",
-    4: "972e29a5 to 208eec1c",
+    4: "972e29a5 to e3cff6de",
 }
 """The revisions of this project that wrote each older format: none of them was released."""
 
