@@ -134,6 +134,9 @@ class StatusRow(msgspec.Struct, gc=False, rename="camel", omit_defaults=True):
     # Names of objects that creations of unknown result may have created, or may create yet.
     uncertain_names: tuple[str, ...] = ()
 
+    # Its deletion met nothing, and its creation may have made an object of another uid.
+    is_unconfirmed: bool = False
+
     # The action under way. ``asked_digest`` is of what it asks for, which is believed of an API
     # that shows nothing after a write; ``asked_name`` is what a create will call the object.
     action_id: str = ""
@@ -197,6 +200,7 @@ class StatusRow(msgspec.Struct, gc=False, rename="camel", omit_defaults=True):
             or self.references
             or self.finalizers
             or self.released
+            or self.is_unconfirmed
             # A listing would name another resource after the object that a late call creates.
             or any(name_for_external(each) != self.name for each in self.uncertain_names)
         )
@@ -299,6 +303,7 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
             place = (data.external_name, data.uid)
             if data.unconfirmed:
                 _remember_uncertain(row, data.external_name)
+                row.is_unconfirmed = True
             if data.reason == "Orphaned":
                 row.released = (*row.released, place)[-MAX_RELEASED:]
             if row.retiring and place == (row.retiring, row.retiring_uid):
@@ -481,7 +486,7 @@ def _placed(row: StatusRow, config: str, name: str) -> None:
 
 
 def _owned(row: StatusRow, event: LogEvent, reason: str) -> None:
-    row.owned = True
+    row.owned, row.is_unconfirmed = True, False
     row.foreign_identity, row.seen_uid = "", None
     row.owned_by, row.owned_since, row.owned_reason = event.id, event.time, reason
 
@@ -500,6 +505,7 @@ def _succeeded(row: StatusRow, event: LogEvent, data: ActionSucceeded) -> None:
     if data.operation == "Delete":
         if data.unconfirmed:
             _remember_uncertain(row, row.external_name)
+            row.is_unconfirmed = True
         _disowned(row)
         _seen(row, None)
         _with_the_replaced(row)

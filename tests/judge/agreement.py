@@ -19,6 +19,7 @@ OF_THE_LOG: Final = frozenset(
         *("namespace", "kind", "name", "position", "since", "changed_at", "seen_at"),
         # What the aggregate does not need: names of objects, times, numbers.
         *("owned_by", "owned_since", "owned_reason", "drifts", "released", "uncertain_names"),
+        "is_unconfirmed",
         *("unmet_since", "asked_level"),
         # The state has them only while an outcome or a wait is current.
         *("retry_seconds", "throttled_seconds"),

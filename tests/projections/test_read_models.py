@@ -43,6 +43,7 @@ from tests.resource.building import (
     thing,
 )
 from tests.resource.test_observations import returned_after
+from tests.resource.test_wrong_uids import created_by_id
 
 
 def store_changes(rows: dict[str, bytes], models: ReadModels) -> None:
@@ -359,6 +360,19 @@ def test_a_row_is_kept_if_a_late_object_would_be_attributed_to_another_resource(
     story.succeed()
     assert story.outcome == "Deleted"
     assert (str(story.key) in rebuild(of(story)).status) == is_kept
+
+
+def test_a_row_is_kept_while_its_creation_may_have_made_an_object_of_another_uid():
+    """Where the API makes the ids, a listing finds the creator of such an object by its row."""
+    story, made = created_by_id()
+    story.withdraw()
+    story.report(absent=True)
+    assert story.outcome == "Deleted"
+    assert str(story.key) in rebuild(of(story)).status
+    story.see(made)
+    assert (story.action.operation, story.action.uid) == ("Delete", "real")
+    story.succeed()
+    assert str(story.key) not in rebuild(of(story)).status
 
 
 def test_nothing_applied_is_nothing_to_write():
