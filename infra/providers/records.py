@@ -182,9 +182,12 @@ class RecordsProvider:
         return None if found is None else found.as_object()
 
     async def pages(
-        self, scope: Scope, *, page_size: int
+        self,
+        scope: Scope,
+        *,
+        page_size: int,
     ) -> AsyncIterator[Sequence[ExternalObject]]:
-        """List the records of a scope; the API knows no prefix, so that is looked at here."""
+        """List the records of a scope. The API cannot filter by prefix, so `all_pages` does."""
         query = [("tag", f"{key}={value}") for key, value in sorted(scope.labels.items())]
         query.append(("per_page", str(min(page_size, MAX_PAGE_SIZE))))
         async for objects in all_pages(scope, partial(self._page, query)):

@@ -13,7 +13,7 @@ REFUSED = b"-ERR 'maximum account active connections exceeded'\r\n"
 async def test_one_that_is_ended_after_it_was_accepted_is_made_again() -> None:
     """So a restarted server ends the connections that exceed the limit of their account."""
     connections = 0
-    has_returned = asyncio.Event()
+    has_connected, has_returned = asyncio.Event(), asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal connections
@@ -24,7 +24,7 @@ async def test_one_that_is_ended_after_it_was_accepted_is_made_again() -> None:
                 writer.write(b"PONG\r\n")
                 break
         if connections == 1:
-            await asyncio.sleep(0.1)
+            await has_connected.wait()
             writer.write(REFUSED)
             await writer.drain()
             writer.close()
@@ -35,8 +35,9 @@ async def test_one_that_is_ended_after_it_was_accepted_is_made_again() -> None:
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
         client = await connect(f"nats://127.0.0.1:{port}", name="test")
+        has_connected.set()
         async with asyncio.timeout(20):
             await has_returned.wait()
             while not client.is_connected:  # noqa: ASYNC110 - the client tells nobody
-                await asyncio.sleep(0.01)
+                await asyncio.sleep(0)
         await close(client)
