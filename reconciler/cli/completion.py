@@ -91,7 +91,7 @@ def _candidates(words: Sequence[str]) -> Iterable[str]:
     return (each.partition("\t")[0] for each in records if not each.startswith(_SIGN))
 
 
-# --- what stands on the bus, or here
+# --- names from the bus, and kinds that are installed here
 
 
 def complete_kinds(_context: CompletionContext) -> Iterable[str]:

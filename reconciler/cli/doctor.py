@@ -182,14 +182,14 @@ async def examine(nc: Client, *, full: bool, monitoring_url: str | None = None) 
 
 
 def room_first(findings: list[Finding]) -> list[Finding]:
-    """Return the findings, where there is no room with other remedies for what waits for it.
+    """Replace the remedies of findings that a lack of room explains.
 
-    What cannot be stored looks lost, as the results do that workers have and try to store.
+    Results that a worker has and cannot store look lost.
     """
     full = [each.check for each in findings if each.check in _ROOM and each.verdict == "fail"]
     if not full:
         return findings
-    remedy = f"Fix the check {full[0]} first: what waits for room looks lost, and is not."
+    remedy = f"Fix the check {full[0]} first. Results that wait for room look lost, but are not."
     return [
         msgspec.structs.replace(each, remedy=remedy)
         if each.check in _MAY_WAIT and each.remedy

@@ -24,7 +24,7 @@ def harmless(text: str) -> str:
 
 
 def single_line(text: str) -> str:
-    """Return a text with one space in the place of each line break and run of spaces."""
+    """Return a text with each line break and run of spaces replaced by one space."""
     return " ".join(text.split())
 
 

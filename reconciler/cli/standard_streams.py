@@ -13,10 +13,10 @@ _STREAMS = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))
 
 
 class _Forgiving(io.FileIO):
-    """A file into which every write succeeds: what cannot be written is dropped."""
+    """A file that drops what it cannot write."""
 
     def write(self, data: Any, /) -> int:
-        """Write what can be written."""
+        """Write the data, or drop it."""
         try:
             written: int | None = super().write(data)
         except OSError:
@@ -25,9 +25,10 @@ class _Forgiving(io.FileIO):
 
 
 def never_fail_at_standard_error() -> None:
-    """Let no message or log line end this process where nobody reads it, or its disk is full.
+    """Drop messages and log lines that cannot be written, instead of raising ``OSError``.
 
-    A role would stop in the middle of its work, and a command before it has sent anything.
+    The disk may be full, or the reader of the pipe may have ended. Otherwise a role would stop
+    during its work, and a command before it has sent anything.
     """
     before = sys.stderr
     if before is None:  # closed: the null device takes its place

@@ -50,6 +50,6 @@ def lazy(target: str, *, extra: str = "", **options: Any) -> LazyProvider:
     """Return the factory of a provider that is named as ``module:Class``.
 
     ``extra``: the extra of this distribution whose libraries the provider imports. ``options``:
-    keyword arguments of the class besides the configuration and the secrets.
+    keyword arguments of the class, in addition to the configuration and the secrets.
     """
     return LazyProvider(target, extra, tuple(options.items()))

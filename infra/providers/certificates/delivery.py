@@ -49,7 +49,7 @@ class Bundle(NamedTuple):
 
 
 def states_of(root: FileRoot, place: str, bundle: Bundle) -> dict[str, FileState]:
-    """Compare what is in a folder with what should be; behind a link, nothing is."""
+    """Compare the files in a folder with the bundle; behind a link, every file is missing."""
     try:
         with root.folder_of(f"{place}/x") as folder:
             if folder is None:

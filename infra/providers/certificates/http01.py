@@ -41,7 +41,7 @@ class _Server(ThreadingHTTPServer):
         super().__init__(address, _Handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer in a thread, in the place of the oldest connection if there are too many."""
+        """Respond in a thread. If there are too many connections, end the oldest one."""
         while len(self._open) >= MAX_CONNECTIONS:
             oldest = next(iter(list(self._open)), request)
             self._open.pop(oldest, None)
@@ -62,13 +62,13 @@ class _Server(ThreadingHTTPServer):
                 _end(request)
 
     def server_close(self) -> None:
-        """End all connections: nothing is asked for any more."""
+        """End all connections: the challenge is over."""
         super().server_close()
         for request in list(self._open):
             _end(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing, as of all else that a client does."""
+        """Log nothing, because any client may connect."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -94,7 +94,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _end(request: socket.socket) -> None:
-    """Have the thread of a connection find it closed."""
+    """Close a connection, so that its thread ends."""
     with contextlib.suppress(OSError):  # it is closed
         request.shutdown(socket.SHUT_RDWR)
 

@@ -26,9 +26,9 @@ _logger = structlog.get_logger(__name__)
 def hide_secrets(seen: ExternalObject, secrecy: Secrecy, *known: object) -> ExternalObject | None:
     """Return an object without secrets; None if its name or id contains one.
 
-    So does a name that becomes one where a resource is named after it. An object under a changed
-    name or id would be another object. ``known``: JSON-like data that
-    the log has already. Its strings stay, so that a weak secret does not look like drift. An object
+    The name of the resource that a listing would derive from the object's name counts as well. An
+    object under a changed name or id would be another object. ``known``: JSON-like data that the
+    log has already. Its strings stay, so that a weak secret does not look like drift. An object
     above ``MAX_SEARCHED_BYTES`` is returned unchanged, because no caller records it.
     """
     content = _encoded(seen)
