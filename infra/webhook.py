@@ -18,13 +18,17 @@ from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 MAX_BODY_BYTES: Final = 5 * 1024 * 1024
-MAX_BODIES: Final = 8
-"""Bodies that are read at the same time: their sender is not verified yet."""
+MAX_UNVERIFIED_BYTES: Final = 8 * MAX_BODY_BYTES
+"""Bytes of bodies that are being read, together: their senders are not verified yet."""
 
 BODY_SECONDS: Final = 10.0
-"""Time that a body may wait and take: Git hosts wait about as long for the response."""
+"""Time that a body may take: Git hosts wait about as long for the response."""
+
+HEAD_SECONDS: Final = 10.0
+"""Interval of the check that closes a connection without a request."""
 
 _SIGNATURE: Final = "X-Hub-Signature-256"
 _TOKEN: Final = "X-Gitlab-Token"  # noqa: S105 - the name of a header
@@ -35,16 +39,52 @@ OnPush = Callable[[Sequence[str]], Awaitable[Sequence[str]]]
 """Given the URLs of a repository; returns the sources that will be looked at."""
 
 
+class _Bodies:
+    """Reads the bodies of unverified senders, in bounded memory.
+
+    Over the limit, the oldest body is refused: a push arrives within milliseconds, so a slow
+    sender delays none.
+    """
+
+    def __init__(self) -> None:
+        self._sizes: dict[asyncio.Timeout, int] = {}
+        self._total = 0
+
+    async def read(self, request: Request) -> bytes | None:
+        """Return the body; None if it is too long. Raises ``TimeoutError`` if it is too slow."""
+        body = bytearray()
+        async with asyncio.timeout(BODY_SECONDS) as limit:
+            self._sizes[limit] = 0
+            try:
+                async for chunk in request.stream():
+                    body += chunk
+                    if len(body) > MAX_BODY_BYTES:
+                        return None
+                    self._add(limit, len(chunk))
+            finally:
+                self._total -= self._sizes.pop(limit, 0)
+        return bytes(body)
+
+    def _add(self, limit: asyncio.Timeout, size: int) -> None:
+        if limit not in self._sizes:  # it was refused and its task has not run since
+            return
+        self._sizes[limit] += size
+        self._total += size
+        while self._total > MAX_UNVERIFIED_BYTES:
+            oldest = next(iter(self._sizes))
+            self._total -= self._sizes.pop(oldest)
+            oldest.reschedule(0)
+
+
 def webhook(secret: str, on_push: OnPush) -> Starlette:
     """Make the application: one route, for POST."""
-    bodies = asyncio.Semaphore(MAX_BODIES)
+    bodies = _Bodies()
 
     async def pushed(request: Request) -> Response:
         if _SIGNATURE not in request.headers and not _has_token(request, secret):
             return _not_genuine()
         try:
-            async with asyncio.timeout(BODY_SECONDS), bodies:
-                body = await _body(request)
+            body = await bodies.read(request)
         except TimeoutError:
             return _refused(408, f"the body must arrive within {BODY_SECONDS:g} s")
         except ClientDisconnect:
@@ -61,6 +101,27 @@ def webhook(secret: str, on_push: OnPush) -> Starlette:
     return Starlette(routes=[Route("/", pushed, methods=["POST"])])
 
 
+class ImpatientProtocol(H11Protocol):
+    """HTTP whose connections are closed while no request of theirs is complete.
+
+    The parser is h11: httptools keeps headers without an end.
+    """
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin to check that requests come."""
+        super().connection_made(transport)
+        self.loop.call_later(HEAD_SECONDS, self._close_if_silent)
+
+    def _close_if_silent(self) -> None:
+        if self.transport.is_closing():
+            return
+        # uvicorn sets the cycle when the head of a request has arrived.
+        if self.cycle is None or self.cycle.response_complete:  # pyright: ignore[reportUnnecessaryComparison]
+            self.transport.close()
+        else:
+            self.loop.call_later(HEAD_SECONDS, self._close_if_silent)
+
+
 def same_repository(url: str) -> str:
     """Return what two URLs of one repository have in common: the host and the path."""
     if "://" not in url:
@@ -70,16 +131,6 @@ def same_repository(url: str) -> str:
     except ValueError:  # nobody's
         return ""
     return f"{(parts.hostname or '').lower()}/{parts.path.strip('/').removesuffix('.git')}"
-
-
-async def _body(request: Request) -> bytes | None:
-    """Read the body; None if it is too long."""
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > MAX_BODY_BYTES:
-            return None
-    return bytes(body)
 
 
 def _is_genuine(request: Request, body: bytes, secret: str) -> bool:

@@ -108,13 +108,18 @@ async def _serve(
 
 
 def server_of(app: Starlette) -> Server:
-    """Make the server of an application; it keeps at most 64 KiB of headers of a client."""
+    """Make the server of an application, with limits for clients that are not verified.
+
+    It keeps at most 64 KiB of a client's headers, and closes a connection without a request.
+    """
     import uvicorn  # noqa: PLC0415 - who serves pays
+
+    from infra.webhook import ImpatientProtocol  # noqa: PLC0415 - who serves pays
 
     return uvicorn.Server(
         uvicorn.Config(
             app,
-            http="h11",  # httptools keeps headers without an end
+            http=ImpatientProtocol,
             h11_max_incomplete_event_size=MAX_HEADER_BYTES,
             log_config=None,
             access_log=False,

@@ -9,7 +9,7 @@ import hmac
 import json
 import socket
 import subprocess
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,14 @@ import pytest
 from starlette.applications import Starlette
 
 from infra import webhook as webhook_module
-from infra.webhook import MAX_BODIES, MAX_BODY_BYTES, same_repository, webhook
+from infra.webhook import MAX_BODY_BYTES, MAX_UNVERIFIED_BYTES, same_repository, webhook
 from reconciler.cli.webhook import server_of
 from tests.cli.runner import Cli, shape, until, up
 from tests.git.repositories import Repository
 from tests.host_access import allow_more
 
 SECRET = "a secret of enough characters"
+UNSIGNED = {"X-Hub-Signature-256": "sha256=0"}
 
 
 @pytest.fixture
@@ -110,12 +111,13 @@ def test_urls_of_one_repository_are_known_as_one(url: str) -> None:
 
 
 class Push:
-    """A request whose body never ends by itself; ``sent`` is how much of it was read."""
+    """A request whose body ends only when it may; ``sent``: how many of its parts were read."""
 
-    def __init__(self, **headers: str) -> None:
+    def __init__(self, headers: Mapping[str, str], part: bytes = b"x") -> None:
+        self._part = part
         self.sent = 0
         self.status = 0
-        named = [(name.replace("_", "-").encode(), text.encode()) for name, text in headers.items()]
+        named = [(name.lower().encode(), text.encode()) for name, text in headers.items()]
         self._scope: dict[str, Any] = {
             "type": "http",
             "method": "POST",
@@ -123,6 +125,7 @@ class Push:
             "query_string": b"",
             "headers": named,
         }
+        self.may_end = asyncio.Event()
         self.may_go_on = asyncio.Event()
         self._messages = self._parts()
 
@@ -134,7 +137,11 @@ class Push:
 
     async def _parts(self) -> AsyncIterator[Any]:
         self.sent += 1
-        yield {"type": "http.request", "body": b"x", "more_body": True}
+        yield {
+            "type": "http.request",
+            "body": self._part,
+            "more_body": not self.may_end.is_set(),
+        }
         await self.may_go_on.wait()
         yield {"type": "http.disconnect"}
 
@@ -146,31 +153,46 @@ async def look_at_nothing(urls: Sequence[str]) -> Sequence[str]:
     return urls
 
 
-@pytest.mark.parametrize("headers", [{}, {"x_gitlab_token": "guessed"}])
+@pytest.mark.parametrize("headers", [{}, {"X-Gitlab-Token": "guessed"}])
 async def test_no_body_is_read_of_a_client_without_a_signature_or_the_token(
     headers: dict[str, str],
 ) -> None:
-    push = Push(**headers)
+    push = Push(headers)
     async with asyncio.timeout(5):
         await push.call(webhook(SECRET, look_at_nothing))
     assert (push.status, push.sent) == (401, 0)
 
 
-async def test_unverified_bodies_take_bounded_memory_and_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_slow_bodies_delay_no_push(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(webhook_module, "BODY_SECONDS", 1.0)
     app = webhook(SECRET, look_at_nothing)
-    slow = [Push(x_hub_signature_256="sha256=0") for _ in range(3 * MAX_BODIES)]
+    slow = [Push(UNSIGNED) for _ in range(1_000)]
     async with asyncio.timeout(30), asyncio.TaskGroup() as calls:
         for each in slow:
             calls.create_task(each.call(app))
         await turns()
-        assert sum(each.sent for each in slow) == MAX_BODIES
+        assert sum(each.sent for each in slow) == len(slow)
+        push = Push({"X-Gitlab-Token": SECRET}, b'{"repository": {"url": "https://h/r"}}')
+        push.may_end.set()
+        await push.call(app)
+        assert push.status == 202
         slow[0].may_go_on.set()  # this client disconnects, which is no failure of ours
-        await turns()
-        assert sum(each.sent for each in slow) == MAX_BODIES + 1
     assert [each.status for each in slow] == [400] + [408] * (len(slow) - 1)
+
+
+async def test_unverified_bodies_take_bounded_memory() -> None:
+    app = webhook(SECRET, look_at_nothing)
+    part = b"x" * MAX_BODY_BYTES
+    held = MAX_UNVERIFIED_BYTES // MAX_BODY_BYTES
+    large = [Push(UNSIGNED, part) for _ in range(held + 2)]
+    async with asyncio.timeout(30), asyncio.TaskGroup() as calls:
+        for each in large:
+            calls.create_task(each.call(app))
+        await turns()
+        assert [each.status for each in large] == [408, 408] + [0] * held, "the oldest are refused"
+        for each in large:
+            each.may_go_on.set()
+    assert [each.status for each in large] == [408, 408] + [400] * held
 
 
 async def turns() -> None:
@@ -194,3 +216,21 @@ async def test_a_client_that_sends_headers_without_an_end_is_cut_off() -> None:
             writer.close()
             server.should_exit = True
             await serving
+
+
+@pytest.mark.parametrize("sent", [b"", b"POST / HTT", b"GET / HTTP/1.1\r\nHost: h\r\n\r\nPOST"])
+async def test_a_connection_without_a_complete_request_is_closed(
+    sent: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(webhook_module, "HEAD_SECONDS", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = server_of(webhook(SECRET, look_at_nothing))
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        reader, writer = await asyncio.open_connection(*listener.getsockname())
+        writer.write(sent)
+        async with asyncio.timeout(4):  # uvicorn's own limit of an idle connection is 5 s
+            response = await reader.read()
+        assert response.startswith(b"HTTP/1.1 405") is (b"\r\n\r\n" in sent)
+        writer.close()
+        server.should_exit = True
+        await serving
