@@ -22,6 +22,7 @@ FOLDER: Final = "repository"
 """Folder of the site that has the repository's files."""
 
 _DECISIONS: Final = "adr/"
+_INDEX: Final = "adr/index.md"
 _LINK: Final = re.compile(r"(?<=\]\()[^)\s#:]+")
 
 _sources: dict[str, str] = {}
@@ -29,9 +30,10 @@ _sources: dict[str, str] = {}
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Replace the folder of decisions in the navigation by its pages, in order."""
+    """Replace the folder of decisions in the navigation with its pages, the index first."""
     docs = Path(config.docs_dir)
-    pages = sorted(page.relative_to(docs).as_posix() for page in (docs / _DECISIONS).glob("*.md"))
+    numbered = (docs / _DECISIONS).glob("[0-9]*.md")
+    pages = [_INDEX, *sorted(page.relative_to(docs).as_posix() for page in numbered)]
     nav = cast("list[dict[str, Any]]", config["nav"])
     config["nav"] = [
         {title: pages if target == _DECISIONS else target}
