@@ -2,7 +2,8 @@
 
 A chain has one rule for each backend, and its mark behind them, where no packet comes. An anonymous
 map of backends (``dnat to numgen … map``) would be one rule, and a set of its own: nft asks the
-kernel for the elements of all sets of a table before it shows one chain of it (ADR 0047).
+kernel for the elements of all sets of a table before it shows one chain of it (see Design in
+docs/kinds/service.md).
 """
 
 from __future__ import annotations

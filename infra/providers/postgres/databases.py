@@ -2,7 +2,7 @@
 
 A creation is several statements, and the first cannot be in a transaction. So a database is made
 under a name that is made of the action's key, marked, filled, and renamed in the end: what has the
-wanted name is complete (ADR 0037).
+wanted name is complete (see Design in docs/kinds/database.md).
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ GRANT = Kind(
     api_version="postgres/v1",
     provider="postgres",
     schema=GrantFields,
-    # No labels: there is no place for one. Whose a grant is, only the log knows (ADR 0037).
+    # No labels: there is no place for one. Whose a grant is, only the log knows.
     capabilities=Capabilities(
         idempotency_keys=False, deterministic_names=True, labels=False, conditional_writes=True
     ),
