@@ -173,9 +173,18 @@ class JetStreamLog:
         The only server answers for all at once. In a cluster one that lags behind could answer
         that: there the leader is asked, resource by resource.
         """
+        newest = await self._newest(keys)
+        return {key: newest[key].seq if key in newest else 0 for key in keys}
+
+    async def newest_versions(self, keys: Sequence[ResourceKey]) -> Mapping[ResourceKey, int]:
+        """Return the version of each resource's newest event; 0 for none, or an unreadable one."""
+        newest = await self._newest(keys)
+        return {key: version_in(newest[key].payload) if key in newest else 0 for key in keys}
+
+    async def _newest(self, keys: Sequence[ResourceKey]) -> Mapping[ResourceKey, StoredMessage]:
         names = {log_filter(key): key for key in keys}
         newest = await self._sequences.newest(names, from_leader=is_clustered(self._nc))
-        return {key: newest[name].seq if name in newest else 0 for name, key in names.items()}
+        return {names[name]: message for name, message in newest.items()}
 
     async def load(
         self,

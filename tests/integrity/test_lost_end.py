@@ -82,10 +82,7 @@ async def test_no_remedy_for_a_cut_log_removes_what_shows_the_cut(
     await world.until_settled()
     await world.stop_reconciler()
     await world.server.stop()
-    (block,) = blocks_of(world.server.data_dir, LOG)
-    content = block.read_bytes()
-    block.write_bytes(content[: content.index(b'"id":"default/Shape/foo@3"')])
-    block.with_name("index.db").unlink()
+    _cut_before(world, "default/Shape/foo@3")
     await world.start_nats()
 
     for _ in range(2):  # before a role has marked the loss, and after
@@ -100,6 +97,45 @@ async def test_no_remedy_for_a_cut_log_removes_what_shows_the_cut(
         await world.start_reconciler()
         await world.until(_is_held(operator, url), "foo is held")
         await world.stop_reconciler()
+
+
+async def test_no_role_starts_if_a_deleted_resource_lost_its_newest_events(
+    bare_world: World, operator: Operator
+) -> None:
+    """Its row was removed, so no row shows the loss. The events before would recreate it."""
+    world, url = bare_world, bare_world.server.url
+    await world.start_reconciler()
+    await world.configure(api_config(world.human.url))
+    await world.declare("foo")
+    await world.declare("bar")
+    for name in ("foo", "bar"):
+        await world.until_outcome(name, "Converged")
+    await world.withdraw("foo")
+    await world.until_outcome("foo", "Deleted")
+    newest = (await world.history("foo"))[-1]
+    await world.declare("bar", color="Green")  # which loses events, too, and has a row
+    await world.until_outcome("bar", "Converged", generation=2)
+    await world.until_settled()
+    await world.stop_reconciler()
+    await world.server.stop()
+    _cut_before(world, newest.id)
+    await world.start_nats()
+
+    for _ in range(2):  # it stays so
+        with pytest.raises(LogTooShortError, match="Keep all streams"):
+            await world.start_reconciler()
+    finding = await operator.finds(url, "log")
+    assert finding["status"] == "fail"
+    assert "starts no role" in finding["remedy"]
+    assert await world.human.effects("foo") == ["POST", "DELETE"]
+
+
+def _cut_before(world: World, event_id: str) -> None:
+    """Have the log of a stopped server end before an event."""
+    (block,) = blocks_of(world.server.data_dir, LOG)
+    content = block.read_bytes()
+    block.write_bytes(content[: content.index(f'"id":"{event_id}"'.encode())])
+    block.with_name("index.db").unlink()
 
 
 def _is_held(operator: Operator, url: str) -> Callable[[], Awaitable[bool]]:

@@ -105,6 +105,11 @@ class LogStream:
             for each in events
         ]
 
+    def newest_version(self, key: ResourceKey) -> int:
+        """Give the version of a resource's newest event, 0 for none."""
+        events = self._of_resource.get(key)
+        return events[-1].event.resourceversion if events else 0
+
     def load(self, key: ResourceKey, *, from_leader: bool, use_cache: bool) -> LoadedResource:
         """Give a resource's newest cached state, and the events after it."""
         visible = len(self.events) if from_leader else self._visible()
@@ -185,6 +190,9 @@ class MemoryLog:
         return await self._network.ask(
             "load", lambda: {key: self._stream.head(key) for key in keys}
         )
+
+    async def newest_versions(self, keys: Sequence[ResourceKey]) -> Mapping[ResourceKey, int]:
+        return {key: self._stream.newest_version(key) for key in keys}
 
     async def of_kind(self, namespace: str, kind: str) -> Sequence[StoredEvent]:
         return await self._network.ask(

@@ -56,9 +56,9 @@ def check_damage(replay: LogReplay) -> Finding:
         )
     remedy = (
         "Keep all streams: they may contain the lost events. Run the newest release that has "
-        "written to this log, or restore the log from a backup. Until then, the damaged resources "
-        'are held, and all other resources continue. See "When the log is damaged" in '
-        "docs/how-to/back-up-and-restore.md."
+        "written to this log, or restore the log from a backup. Until then, Reconciler holds the "
+        "damaged resources, or starts no role if lost events may belong to other resources. See "
+        '"When the log is damaged" in docs/how-to/back-up-and-restore.md.'
     )
     found = f"damaged in {plural(len(places), 'place')}: {some(places)}"
     return Finding("log", "fail", found, remedy)

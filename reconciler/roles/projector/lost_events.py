@@ -28,6 +28,10 @@ class LogEnds(Protocol):
         """Return the position of each resource's newest event, 0 for none."""
         ...
 
+    async def newest_versions(self, keys: Sequence[ResourceKey]) -> Mapping[ResourceKey, int]:
+        """Return the version of each resource's newest event, 0 for none."""
+        ...
+
     async def last_position(self) -> int:
         """Return the position of the newest event."""
         ...
@@ -58,10 +62,10 @@ class NamedRows(RowStore, Protocol):
 
 
 class LogTooShortError(ReconcilerError):
-    """The log has lost its end, and the stored rows do not contain which resources that concerns.
+    """The log has lost its end, and the rows do not show to which resources all of it belongs.
 
-    Reconciler would act on an older state: it would recreate objects that were withdrawn, for
-    example.
+    The row of a deleted resource is removed. Without its last events, Reconciler would recreate
+    the object.
     """
 
     def __init__(self, damage: LogDamage) -> None:
@@ -94,18 +98,35 @@ async def find_lost(log: LogWithGaps, rows: NamedRows, models: ReadModels) -> li
     """Find the resources whose newest events the log has lost, by what the stored rows remember.
 
     ``models``: what the process has read of the rows, empty if it needs none. Raises
-    ``LogTooShortError`` if the rows do not contain these resources.
+    ``LogTooShortError`` if the rows do not contain all these resources.
     """
     short = await find_short_end(log, rows)
-    if short is not None or await log.missing_events():
+    if short is None and not await log.missing_events():
+        found = await stored_losses(rows)
+    else:
         known = models if models.position else await load_models(rows)
+        if short is not None and not _is_accepted(short, known):
+            last = await log.last_position()
+            if await _count_attributed(log, known) < short.position - last:
+                raise LogTooShortError(short)
         await mark_lost(log, known)
         found = known.damage.values()
-    else:
-        found = await stored_losses(rows)
-    if short is not None and short.position > max((one.position for one in found), default=0):
-        raise LogTooShortError(short)
     return [each for each in found if each.problem == "Lost" and each.resource]
+
+
+def _is_accepted(short: LogDamage, models: ReadModels) -> bool:
+    """Return whether an earlier start attributed the loss, and the roles have run since."""
+    places = (each.position for each in models.damage.values() if not each.resource)
+    return short.position <= max(places, default=0)
+
+
+async def _count_attributed(log: LogEnds, models: ReadModels) -> int:
+    """Count the lost events that belong to resources with a row."""
+    rows = models.status.values()
+    newest = await log.newest_positions([row.key for row in rows])
+    cut = [row for row in rows if row.position > newest.get(row.key, 0)]
+    versions = await log.newest_versions([row.key for row in cut])
+    return sum(row.version - versions.get(row.key, 0) for row in cut)
 
 
 async def stored_losses(rows: NamedRows) -> list[LogDamage]:
