@@ -16,7 +16,11 @@ from nats.aio.client import Client
 
 from events.provider_config import LEAST_SECONDS, MAX_SECONDS
 from infra.jetstream.access import Access
-from infra.jetstream.errors import BusUnavailableError
+from infra.jetstream.errors import (
+    BusUnavailableError,
+    IncompatibleStreamError,
+    StreamReplacedError,
+)
 from reconciler.cli.components import parse_components
 from reconciler.cli.connection import (
     ANY_BUS,
@@ -28,7 +32,7 @@ from reconciler.cli.connection import (
     Logs,
     run_async,
 )
-from reconciler.cli.errors import UsageError
+from reconciler.cli.errors import CommandError, UsageError
 from reconciler.cli.exits import Exit
 from reconciler.cli.local_configs import Change, change_of_config, declare_config
 from reconciler.cli.main import STARTED
@@ -37,8 +41,14 @@ from reconciler.cli.output import print_json_line
 from reconciler.cli.own_logs import configure_logs
 from reconciler.cli.signals import until_stopped
 from reconciler.cli.stack import Stack, StackError, StackOptions, started, write_up_file
+from reconciler.roles.projector.lost_events import LogTooShortError
 from reconciler.wiring import ROLES, Role, connected, initialise, running, secrets_folder
 
+_NEEDS_REPAIR = (IncompatibleStreamError, StreamReplacedError, LogTooShortError)
+_REPAIR_HINT = (
+    "To run these commands on the embedded server, start it without roles: `reconciler up --roles "
+    "none --no-api`"
+)
 _PATIENCE_SECONDS = 15.0
 _MAX_LATENCY_MS = 3_600_000
 _DYING_SECONDS = 1.0
@@ -185,18 +195,31 @@ async def _start_and_serve(plan: Plan) -> None:
 
 
 async def _serve(plan: Plan, stack: Stack) -> None:
-    async with connected(
-        stack.nats_url, access=plan.access, patience_seconds=_PATIENCE_SECONDS
-    ) as nc:
-        await initialise(nc, replicas=plan.replicas)
-        changes = await _prepare(plan, stack, nc)
-        async with running(nc, plan.roles, secrets=plan.secrets) as parts:
-            for change in changes:
-                await declare_config(parts, change, wait="decider" in plan.roles)
-            write_up_file(stack)
-            _tell(plan, stack)
-            stack.is_serving = True
-            await asyncio.Event().wait()  # for ever, as far as this is concerned
+    async with (
+        connected(stack.nats_url, access=plan.access, patience_seconds=_PATIENCE_SECONDS) as nc,
+        contextlib.AsyncExitStack() as exits,
+    ):
+        try:
+            await _start_roles(plan, stack, nc, exits)
+        except _NEEDS_REPAIR as error:
+            if plan.roles:
+                raise CommandError(f"{error}. {_REPAIR_HINT}") from error
+            # The commands that repair the data need this server.
+            stack.notes.append(str(error))
+        write_up_file(stack)
+        _tell(plan, stack)
+        stack.is_serving = True
+        await asyncio.Event().wait()  # for ever, as far as this is concerned
+
+
+async def _start_roles(
+    plan: Plan, stack: Stack, nc: Client, exits: contextlib.AsyncExitStack
+) -> None:
+    await initialise(nc, replicas=plan.replicas)
+    changes = await _prepare(plan, stack, nc)
+    parts = await exits.enter_async_context(running(nc, plan.roles, secrets=plan.secrets))
+    for change in changes:
+        await declare_config(parts, change, wait="decider" in plan.roles)
 
 
 async def _watched(serving: Coroutine[Any, Any, None], stack: Stack) -> None:

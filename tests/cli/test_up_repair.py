@@ -1,0 +1,85 @@
+"""`up` on data that only a command can repair: that command needs the server."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from infra.backup import restoration
+from infra.backup.file import Backup
+from infra.backup.inspection import inspect
+from infra.bus.streams import INTAKE
+from infra.jetstream.connection import connect
+from reconciler.cli.restore import plan_of
+from tests.cli.runner import STOP_SECONDS, Cli, Inside, shape, up
+
+DATA = "reconciler-data"
+SERVER_ONLY = ("--no-api", "--roles", "none")
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Cli:
+    """A folder in which `up` has stopped, with a backup in the file ``b``."""
+    cli = Cli(tmp_path)
+    with up(cli):
+        Inside(cli.folder).ok("apply", "-f", "-", "--wait", text=shape("foo"))
+        Inside(cli.folder).ok("backup", "b")
+    return cli
+
+
+async def interrupt_restore(url: str, path: Path) -> None:
+    """Restore until the last step, which lifts the log's mark."""
+
+    async def stop(*_: object) -> None:
+        raise InterruptedError
+
+    nc, backup = await connect(url, name="test"), Backup(path)
+    knowledge = inspect(backup, lambda _: None)
+    plan = await plan_of(nc, backup, knowledge, None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(restoration, "end_restoration", stop)
+        with pytest.raises(InterruptedError):
+            await restoration.restore_log(nc, backup, knowledge, plan, lambda _: None)
+    await nc.close()
+
+
+def refusal(cli: Cli) -> str:
+    """Return how `up` with roles ends."""
+    process = cli.start("up", "--port", "0", "--api-port", "0")
+    _, text = process.communicate(timeout=STOP_SECONDS)
+    assert process.returncode == 1
+    assert text.count("\n") == 1
+    assert "start it without roles: `reconciler up --roles none --no-api`" in text
+    return text
+
+
+def test_an_interrupted_restore_is_repeated_on_a_server_without_roles(saved: Cli) -> None:
+    inside = Inside(saved.folder)
+    (saved.folder / DATA / "nats").rename(saved.folder / "lost")
+    with up(saved, *SERVER_ONLY) as running:
+        asyncio.run(interrupt_restore(running.ready["natsUrl"], saved.folder / "b"))
+
+    assert "its restore was interrupted" in refusal(saved)
+    with up(saved, *SERVER_ONLY) as running:
+        (note,) = running.ready["notes"]
+        assert "run `reconciler restore` with the same file again" in note
+        inside.ok("restore", "b")
+    with up(saved):
+        assert inside.ok("get").rows[0][:3] == ["Shape", "foo", "Converged"]
+
+
+def test_an_intake_that_lost_messages_is_repaired_on_a_server_without_roles(saved: Cli) -> None:
+    inside = Inside(saved.folder)
+    (block,) = (saved.folder / DATA).glob(f"nats/**/{INTAKE}/msgs/1.blk")
+    block.write_bytes(block.read_bytes()[:1_000])
+    block.with_name("index.db").unlink()
+
+    assert "run `reconciler backup NAME.backup`, then `reconciler restore NAME" in refusal(saved)
+    with up(saved, *SERVER_ONLY) as running:
+        assert running.ready["notes"]
+        inside.ok("backup", "now")
+        inside.ok("restore", "now")
+    with up(saved):
+        assert inside.ok("get").rows[0][:3] == ["Shape", "foo", "Converged"]
