@@ -349,16 +349,37 @@ class NewerObject(_Intake, frozen=True):
     known_version: Annotated[int, about("Newest version of the resource in this log.")]
 
 
+class ListingFailure(_Intake, frozen=True):
+    """Listings of a kind have failed for so long that its resources are no longer observed."""
+
+    since: Annotated[
+        datetime,
+        about("Time of the last complete listing, or of the start of the process that reports."),
+    ]
+    message: Annotated[str, about("Error of the newest listing.")] = ""
+
+
 class ApiReported(_Intake, frozen=True):
     """A worker or an observer reports the condition of an API to its ``ProviderConfig``."""
 
     state: Annotated[
-        Literal["Throttled", "Failing", "Probing", "Responding", "Stopping", "Twin"],
+        Literal[
+            "Throttled",
+            "Failing",
+            "Probing",
+            "Responding",
+            "Stopping",
+            "Twin",
+            "ListingsFailed",
+            "ListingsResumed",
+        ],
         about(
             "Throttled: the API accepts no calls for a time. Failing: consecutive calls failed. "
             "Probing: the reporter requests permission for the call that decides whether an open "
             "breaker closes. Responding: the API responded to that call. Stopping: the reporter "
-            "stops and makes no probe. Twin: the API has objects that are newer than the log."
+            "stops and makes no probe. Twin: the API has objects that are newer than the log. "
+            "ListingsFailed: no listing of `kind` has completed for some resync intervals. "
+            "ListingsResumed: a listing of `kind` completed, or no resource uses the kind."
         ),
     ]
     reporter: Annotated[str, about("Process that reports.")]
@@ -367,8 +388,8 @@ class ApiReported(_Intake, frozen=True):
         int,
         about(
             "Version of the event that had last changed the breaker when the call began. For Twin: "
-            "version of the event that last set or ended that hold. The decider ignores older "
-            "reports."
+            "version of the event that last set or ended that hold. For listings: generation of "
+            "the ProviderConfig. The decider ignores older reports."
         ),
     ] = 0
     retry_after_seconds: Annotated[
@@ -380,6 +401,10 @@ class ApiReported(_Intake, frozen=True):
         tuple[NewerObject, ...], about("The first few of the newer objects, for Twin.")
     ] = ()
     total: Annotated[int, about("Number of newer objects, for Twin.")] = 0
+    kind: Annotated[str, about("Kind of the objects, for listings.")] = ""
+    failure: Annotated[
+        ListingFailure | None, about("How the listings failed, for ListingsFailed.")
+    ] = None
 
 
 WaitPurpose = Literal["Retry", "Due", "Progress"]

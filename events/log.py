@@ -39,6 +39,7 @@ from events.external import ExternalObject
 from events.intake import (
     ActionError,
     ApprovalDecision,
+    ListingFailure,
     NewerObject,
     TargetState,
     WithdrawalEffect,
@@ -772,6 +773,23 @@ class TwinDetected(_Event, frozen=True):
     total: Annotated[int, about("Number of newer objects.")]
 
 
+class ListingsFailed(_Event, frozen=True):
+    """No listing of a kind has completed for some resync intervals (ADR 0069).
+
+    Until one completes, Reconciler detects neither drift nor deletions of the kind's objects at
+    this ``ProviderConfig``.
+    """
+
+    kind: Annotated[str, about("Kind of the objects.")]
+    failure: Annotated[ListingFailure, about("Last complete listing, and the error.")]
+
+
+class ListingsResumed(_Event, frozen=True):
+    """A listing of a kind completed after ``ListingsFailed``, or no resource uses the kind."""
+
+    kind: Annotated[str, about("Kind of the objects.")]
+
+
 OutcomeName = Literal[
     "Converged",
     "Waiting",
@@ -867,6 +885,8 @@ ResourceEvent = (
     | BreakerProbed
     | BreakerClosed
     | TwinDetected
+    | ListingsFailed
+    | ListingsResumed
     | OutcomeRecorded
 )
 

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from events.endings import Endings, endings_of
 from events.external import ExternalObject, digest, identity
 from events.hold import Hold, hold_of
-from events.intake import OnWithdrawal, TargetState
+from events.intake import ListingFailure, OnWithdrawal, TargetState
 from events.integrity import LogDamage
 from events.log import (
     AbsenceDoubted,
@@ -40,6 +40,8 @@ from events.log import (
     FinalizerRemoved,
     GenerationSuperseded,
     HoldApproved,
+    ListingsFailed,
+    ListingsResumed,
     LogEvent,
     LookupDecided,
     OutcomeRecorded,
@@ -167,6 +169,7 @@ class StatusRow(msgspec.Struct, gc=False, rename="camel", omit_defaults=True):
     throttled_until: datetime | None = None
     throttled_seconds: float = 0.0
     breaker_until: datetime | None = None
+    failed_listings: dict[str, ListingFailure] | None = None  # by kind; None: no failure
 
     @property
     def key(self) -> ResourceKey:
@@ -379,6 +382,11 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
             row.breaker_until = None
         case TwinDetected():
             pass  # the outcome tells it
+        case ListingsFailed(kind, failure):
+            row.failed_listings = {**(row.failed_listings or {}), kind: failure}
+        case ListingsResumed(kind):
+            failed = (row.failed_listings or {}).items()
+            row.failed_listings = {name: each for name, each in failed if name != kind} or None
         case _:
             assert_never(event.data)
     _end(row, endings_of(event.data))
@@ -433,7 +441,7 @@ def _declared(row: StatusRow, data: SpecDeclared) -> None:
     if not row.declared:  # a new life begins, which knows nothing of others yet
         row.targets, row.secrets = {}, {}
     row.declared = True
-    row.throttled_until = row.breaker_until = None
+    row.throttled_until = row.breaker_until = row.failed_listings = None
     row.refers = data.references
     row.targets = {
         each.target: row.targets[each.target]

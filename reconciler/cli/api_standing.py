@@ -1,13 +1,20 @@
-"""How the API of a ``ProviderConfig`` stands, by the log: what `get` and `doctor` tell of it."""
+"""How the API of a ``ProviderConfig`` stands, by the log: for `get`, `describe` and `doctor`."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
 
+from events.excerpt import some
+from events.intake import ListingFailure
+from events.provider_config import config_key
+from events.wording import plural
 from projections.status import StatusRow
 from reconciler.cli.checks.finding import Finding
 from reconciler.cli.output import time_text
 from reconciler.resource.backoff import is_over
+
+_NO_INTERVAL = "less than 1 resync interval"
 
 
 def throttled(row: StatusRow, now: datetime) -> str:
@@ -34,3 +41,36 @@ def left_alone(row: StatusRow | None, now: datetime) -> Finding | None:
         remedy = "Nothing to do. If it happens often, set spec.limits.requestsPerSecond."
         return Finding(check, "warn", text, remedy)
     return None
+
+
+def unlisted(row: StatusRow | None, resync_seconds: float, now: datetime) -> Finding | None:
+    """Report the kinds of which no listing completes; None if there are none."""
+    if row is None or not row.failed_listings:
+        return None
+    kinds: list[str] = []
+    for kind, each in sorted(row.failed_listings.items()):
+        intervals = int((now - each.since).total_seconds() / resync_seconds)
+        passed = plural(intervals, "resync interval") if intervals > 0 else _NO_INTERVAL
+        since = time_text(each.since)
+        kinds.append(f"no listing of {kind} has completed since {since} ({passed}): {each.message}")
+    remedy = (
+        "Correct the cause of the error, in the API or in the ProviderConfig. Until a listing "
+        "completes, Reconciler detects neither drift nor deletions of these objects. If you do not "
+        "use a kind, omit it from spec.kinds. The observer's log shows the error of each listing, "
+        f"and `reconciler history {row.key}` when they began to fail."
+    )
+    return Finding(f"API {row.name}", "fail", some(kinds, "; "), remedy)
+
+
+def listing_failure(row: StatusRow, rows: Mapping[str, StatusRow]) -> ListingFailure | None:
+    """Return why what is known of a resource's object may be outdated; None if it is listed."""
+    if not row.provider_config:
+        return None
+    config = rows.get(str(config_key(row.provider_config)))
+    return None if config is None else (config.failed_listings or {}).get(row.kind)
+
+
+def unobserved(failure: ListingFailure) -> str:
+    """Return that drift and deletions of an object are not detected, and since when."""
+    since = time_text(failure.since)
+    return f"drift and deletions are not detected: no listing has completed since {since}"

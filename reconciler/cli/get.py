@@ -17,6 +17,7 @@ from events.stored_content import COMPOSED_KINDS
 from events.wording import plural
 from projections.read_models import ReadModels
 from projections.status import StatusRow
+from reconciler.cli.api_standing import listing_failure
 from reconciler.cli.completion import complete_outcomes
 from reconciler.cli.connection import HERE, Connection, bus, run_async
 from reconciler.cli.errors import UsageError
@@ -143,7 +144,7 @@ async def _get(connection: Connection, wanted: Wanted, at: When | None) -> Exit:
             await check_namespace(nc, selected.namespace)
         manifests: list[dict[str, Any]] = []
         if wanted.is_for_programs:
-            manifests = await _manifests(nc, rows, as_of_version=stood is not None)
+            manifests = await _manifests(nc, rows, models, as_of_version=stood is not None)
     if stood is not None:
         _tell_when(stood, wanted.output)
     if wanted.is_for_programs:
@@ -154,7 +155,7 @@ async def _get(connection: Connection, wanted: Wanted, at: When | None) -> Exit:
         sys.stdout.write("".join(f"{row.key}\n" for row in rows))
     else:
         now = datetime.now(UTC) if stood is None else stood.moment.asked or stood.moment.time
-        _table(selected, wanted).show(rows, now)
+        _table(selected, wanted, models).show(rows, now)
         _tell_what_is_not_shown(wanted, selected, models)
     return Exit.OK
 
@@ -170,26 +171,30 @@ def _chosen(
     return selected, sorted(rows, key=lambda row: row.key)
 
 
-def _table(selected: Selected, wanted: Wanted) -> ResourceTable:
-    return ResourceTable(with_namespace=selected.namespace is None, wide=wanted.output == "wide")
+def _table(selected: Selected, wanted: Wanted, models: ReadModels) -> ResourceTable:
+    is_wide, with_namespace = wanted.output == "wide", selected.namespace is None
+    return ResourceTable(models.status, with_namespace=with_namespace, wide=is_wide)
 
 
 async def _manifests(
-    nc: Client, rows: Sequence[StatusRow], *, as_of_version: bool = False
+    nc: Client, rows: Sequence[StatusRow], models: ReadModels, *, as_of_version: bool = False
 ) -> list[dict[str, Any]]:
     """Return what is declared of each, as `apply` takes it, with how it stands."""
     from reconciler.cli.past.declared import declarations  # noqa: PLC0415 - a table goes without
 
     versions = {row.key: row.version for row in rows}
     declared = await declarations(nc, versions, as_of_version=as_of_version)
-    return [_with_status(row, declared[row.key]) for row in rows]
+    return [_with_status(row, declared[row.key], models) for row in rows]
 
 
-def _with_status(row: StatusRow, declared: Manifest) -> dict[str, Any]:
+def _with_status(row: StatusRow, declared: Manifest, models: ReadModels) -> dict[str, Any]:
     plain: dict[str, Any] = msgspec.to_builtins(declared, str_keys=True)
     metadata = {"name": row.name, "namespace": row.namespace, "generation": row.generation}
     plain["metadata"] = {**metadata, **plain["metadata"]}
     status: dict[str, Any] = msgspec.to_builtins(row, str_keys=True)
+    failure = listing_failure(row, models.status)
+    if failure is not None:
+        status["listingFailure"] = msgspec.to_builtins(failure)
     return {**plain, "status": {name: status[name] for name in status if name not in _TOLD_ABOVE}}
 
 
@@ -224,12 +229,16 @@ async def _watch(connection: Connection, wanted: Wanted) -> None:
     async with bus(connection) as nc:
         models = await current_models(nc)
         selected, rows = _chosen(wanted, models)
-        table = _table(selected, wanted)
+        table = _table(selected, wanted, models)
         seen: dict[ResourceKey, object] = {}
-        await _show_news(nc, rows, seen, table, wanted)
+
+        async def show(rows: Sequence[StatusRow]) -> None:
+            await _show_news(nc, rows, seen, table, wanted, models)
+
+        await show(rows)
         async for changed in row_changes(nc, models):
             rows = [row for row in changed if wanted.shows(selected, row)]
-            await _show_news(nc, rows, seen, table, wanted)
+            await show(rows)
 
 
 async def _show_news(
@@ -238,6 +247,7 @@ async def _show_news(
     seen: dict[ResourceKey, object],
     table: ResourceTable,
     wanted: Wanted,
+    models: ReadModels,
 ) -> None:
     """Show the rows that look different from when they were shown last."""
     news: list[StatusRow] = []
@@ -251,7 +261,7 @@ async def _show_news(
     elif not wanted.is_for_programs:
         table.show(news, datetime.now(UTC))
     elif news:
-        for manifest in await _manifests(nc, news):
+        for manifest in await _manifests(nc, news, models):
             if wanted.output == "json":
                 print_json_line(manifest)
             else:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
 from rich.text import Text
 
 from projections.status import StatusRow
-from reconciler.cli.api_standing import throttled
+from reconciler.cli.api_standing import listing_failure, throttled, unobserved
 from reconciler.cli.console import NOT_READY, Table, age, coloured
 from reconciler.cli.output import single_line, time_text
 
@@ -21,9 +21,15 @@ _WIDE: Final = ("WAITS SINCE", "CHANGED", "CONFIG", "EXTERNAL", "DRIFTS", "ACTIO
 
 
 class ResourceTable:
-    """A table of resources that may be gone on with."""
+    """A table of resources that may be gone on with.
 
-    def __init__(self, *, with_namespace: bool, wide: bool = False) -> None:
+    ``known`` has the rows of their configurations, by name.
+    """
+
+    def __init__(
+        self, known: Mapping[str, StatusRow], *, with_namespace: bool, wide: bool = False
+    ) -> None:
+        self._known = known
         place = ("NAMESPACE",) if with_namespace else ()
         self._with_namespace, self._wide = with_namespace, wide
         self._table = Table((*place, *_COLUMNS, *(_WIDE if wide else ()), "MESSAGE"))
@@ -56,7 +62,10 @@ class ResourceTable:
                 str(row.drifts),
                 action,
             ]
-        return [*cells, single_line(message or throttled(row, now))]
+        failure = listing_failure(row, self._known)
+        stale = "" if failure is None else unobserved(failure)
+        told = filter(None, (message or throttled(row, now), stale))
+        return [*cells, single_line("; ".join(told))]
 
 
 def owns_object(row: StatusRow) -> str:

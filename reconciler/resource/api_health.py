@@ -1,4 +1,4 @@
-"""How an external API answers as a whole: throttling and circuit breaker of a ``ProviderConfig``.
+"""How an external API answers as a whole: throttling, breaker and listings of a ``ProviderConfig``.
 
 The breaker is that of Nygard, "Release It!" (2007): closed, open, and half-open for one probe.
 Reports are level-triggered: what several workers report of one state is recorded once, since a
@@ -8,23 +8,29 @@ whole second.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime, timedelta
-from typing import assert_never
+from typing import Final, assert_never
 
 import msgspec
+from msgspec.structs import replace
 
+from events.excerpt import some
 from events.hold import Hold
-from events.intake import ApiReported
+from events.intake import ApiReported, ListingFailure
 from events.log import (
     ApiThrottled,
     BreakerClosed,
     BreakerOpened,
     BreakerProbed,
+    ListingsFailed,
+    ListingsResumed,
     ResourceEvent,
     TwinDetected,
 )
 from events.provider_config import ProviderConfigSpec, Retry, is_config
 from events.wording import plural
+from reconciler.provider.kind import Readiness
 from reconciler.resource.backoff import delay, is_over
 from reconciler.resource.state import ApiHealth, ResourceState, Twin
 from reconciler.resource.turn import NOTHING_NEW, Conclusion, Context, Facts, on_hold
@@ -37,6 +43,9 @@ PROBE_TIMEOUTS = 2
 
 MAX_NEWER_OBJECTS = 20
 """Of the objects that are newer than the log, so many are recorded and listed."""
+
+LISTINGS_FAILED: Final = "ListingsFailed"
+"""Reason of a configuration whose API completes no listing of some kind (ADR 0069)."""
 
 _MAX_MESSAGE_CHARACTERS = 200
 _SHOWN_OBJECTS = 3
@@ -55,6 +64,8 @@ def _news(said: ApiReported, state: ResourceState, context: Context) -> Resource
         return _stopping(said, state, context)
     if said.state == "Twin":
         return _twin(said, state.api.twin)
+    if said.state in ("ListingsFailed", "ListingsResumed"):
+        return _listings(said, state, context)
     if said.state != "Throttled" and said.as_of != state.api.version:
         return None  # its call began before the breaker moved
     match said.state:
@@ -71,11 +82,11 @@ def _news(said: ApiReported, state: ResourceState, context: Context) -> Resource
 
 
 def standing_of_api(health: ApiHealth) -> Conclusion | None:
-    """Return how a configuration stands whose API's breaker is open."""
+    """Return how a configuration stands whose API is held, or does not respond as it should."""
     if health.twin.objects:
         return on_hold(Hold.TWIN, _describe(health.twin))
     if health.open_until is None:
-        return None
+        return _unobserved(health.failed_listings) if health.failed_listings else None
     why = f": {health.message}" if health.message else ""
     return Conclusion(
         "Degraded",
@@ -142,6 +153,39 @@ def _twin(said: ApiReported, known: Twin) -> TwinDetected | None:
         return None
     objects = (*known.objects, *new)[:MAX_NEWER_OBJECTS]
     return TwinDetected(objects, known.total + max(said.total - len(said.newer), 0) + len(new))
+
+
+def _listings(
+    said: ApiReported, state: ResourceState, context: Context
+) -> ListingsFailed | ListingsResumed | None:
+    """Record whether the listings of a kind complete, if that is new."""
+    if said.as_of != state.desired.generation:
+        return None  # it is about another declaration, perhaps of another API
+    is_known = said.kind in state.api.failed_listings
+    if said.state == "ListingsResumed":
+        return ListingsResumed(said.kind) if is_known else None
+    if is_known or said.failure is None:
+        return None
+    failure = replace(
+        said.failure,
+        since=min(said.failure.since, context.now),
+        message=said.failure.message[:_MAX_MESSAGE_CHARACTERS],
+    )
+    return ListingsFailed(said.kind, failure)
+
+
+def _unobserved(failed: Mapping[str, ListingFailure]) -> Conclusion:
+    kinds = [
+        f"no listing of {kind} has completed since {each.since:%Y-%m-%dT%H:%M:%SZ}: {each.message}"
+        for kind, each in sorted(failed.items())
+    ]
+    return Conclusion(
+        "Degraded",
+        LISTINGS_FAILED,
+        f"{some(kinds, '; ')}; until a listing completes, Reconciler detects neither drift nor "
+        "deletions of these objects. Correct the cause of the error",
+        ready=Readiness(True, "Declared"),  # single objects are still read and written
+    )
 
 
 def _describe(twin: Twin) -> str:

@@ -40,6 +40,8 @@ from events.log import (
     FinalizerRemoved,
     GenerationSuperseded,
     HoldApproved,
+    ListingsFailed,
+    ListingsResumed,
     LogEvent,
     LookupDecided,
     OutcomeName,
@@ -352,6 +354,7 @@ def _after(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
                 failures=data.failures,
                 message=data.message,
                 twin=state.api.twin,
+                failed_listings=state.api.failed_listings,
             )
             return replace(state, api=api)
         case BreakerProbed() as data:
@@ -369,11 +372,19 @@ def _after(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
                 throttled_until=state.api.throttled_until,
                 throttled_seconds=state.api.throttled_seconds,
                 twin=state.api.twin,
+                failed_listings=state.api.failed_listings,
             )
             return replace(state, api=api)
         case TwinDetected(objects, total):
             twin = Twin(event.resourceversion, objects, total)
             return replace(state, api=replace(state.api, twin=twin))
+        case ListingsFailed(kind, failure):
+            failed = {**state.api.failed_listings, kind: failure}
+            return replace(state, api=replace(state.api, failed_listings=failed))
+        case ListingsResumed(kind):
+            failed = {**state.api.failed_listings}
+            failed.pop(kind, None)
+            return replace(state, api=replace(state.api, failed_listings=failed))
         case _:
             assert_never(event.data)
 

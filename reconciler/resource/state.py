@@ -9,13 +9,20 @@ from typing import Final, Literal
 import msgspec
 
 from events.external import ExternalObject
-from events.intake import ActionError, LossCount, NewerObject, OnWithdrawal, TargetState
+from events.intake import (
+    ActionError,
+    ListingFailure,
+    LossCount,
+    NewerObject,
+    OnWithdrawal,
+    TargetState,
+)
 from events.kind_definition import DefinitionRef
 from events.log import Action, Effect, OutcomeRecorded, PathDrift
 from events.manifest import Fields, Policy
 from events.reference import Reference
 
-STATE_SCHEMA = 33
+STATE_SCHEMA = 34
 """Raised whenever the meaning of a stored state changes: what was cached before is then ignored."""
 
 _encoder = msgspec.json.Encoder(order="deterministic")
@@ -254,6 +261,7 @@ class ApiHealth(msgspec.Struct, frozen=True, gc=False):
     message: str = ""
     probe_by: str = ""
     twin: Twin = Twin()
+    failed_listings: dict[str, ListingFailure] = {}  # by kind
 
 
 class ResourceState(msgspec.Struct, frozen=True, gc=False):

@@ -269,6 +269,7 @@ def _observer(parts: Running) -> list[Run]:
         models=parts.models,
         log_id=ports.log.log_id,
         gates=parts.gates,
+        name=ports.name,
         reads=reads,
         sink=ports.sink,
         catch_up=parts.feed.catch_up,

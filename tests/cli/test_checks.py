@@ -17,6 +17,7 @@ import pytest
 from nats.aio.client import Client
 
 from events.excerpt import some
+from events.intake import ListingFailure
 from events.provider_config import ProviderConfigSpec
 from infra.bus.copies import Copies
 from infra.jetstream.errors import BusUnavailableError, IncompatibleServerError
@@ -24,7 +25,7 @@ from infra.jetstream.reads import StreamState
 from infra.providers.records import RECORD
 from infra.providers.shapes import SHAPE
 from projections.status import StatusRow
-from reconciler.cli.api_standing import left_alone
+from reconciler.cli.api_standing import left_alone, unlisted
 from reconciler.cli.checks.apis import check_api
 from reconciler.cli.checks.bus import check_room, check_stage
 from reconciler.cli.checks.clocks import check_clock
@@ -337,6 +338,26 @@ def test_an_api_that_is_left_alone_is_told_and_not_asked() -> None:
         assert broken is not None
         assert (broken.verdict, broken.found) == ("fail", "open because")
         assert "reconciler history system/ProviderConfig/billing" in broken.remedy
+
+
+def test_a_kind_that_is_not_listed_is_told_with_the_intervals_that_passed() -> None:
+    noon = datetime(2026, 1, 2, 12, tzinfo=UTC)
+    since = noon - timedelta(minutes=6)
+    assert unlisted(None, 30.0, noon) is None
+    row = StatusRow("system", "ProviderConfig", "billing")
+    assert unlisted(row, 30.0, noon) is None
+    row.failed_listings = {"Shape": ListingFailure(since, "GET /shapes?page=2: 500")}
+    told = unlisted(row, 30.0, noon)
+    assert told is not None
+    assert (told.check, told.verdict) == ("API billing", "fail")
+    assert told.found == (
+        "no listing of Shape has completed since 2026-01-02T11:54:00Z (12 resync intervals): GET "
+        "/shapes?page=2: 500"
+    )
+    assert "reconciler history system/ProviderConfig/billing" in told.remedy
+    told = unlisted(row, 3_600.0, noon)
+    assert told is not None
+    assert "(less than 1 resync interval)" in told.found
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from events.external import ExternalObject
-from events.intake import ActionError, NewerObject, TargetState
+from events.intake import ActionError, ListingFailure, NewerObject, TargetState
 from events.kind_definition import DefinitionRef
 from events.log import (
     AbsenceDoubted,
@@ -39,6 +39,8 @@ from events.log import (
     FoundBy,
     GenerationSuperseded,
     HoldApproved,
+    ListingsFailed,
+    ListingsResumed,
     LogEvent,
     LookupDecided,
     OutcomeRecorded,
@@ -252,6 +254,14 @@ TOLD: list[tuple[ResourceEvent, str]] = [
         TwinDetected((NewerObject("Shape", "foo", "u1", "default/Shape/foo@9", 4),), 2),
         "The API has 2 objects that are newer than this log; "
         "Reconciler writes nothing to it until an operator approves",
+    ),
+    (
+        ListingsFailed("Shape", ListingFailure(AT, "GET /shapes: 500")),
+        "No listing of Shape has completed since 2026-01-02T03:04:05Z: GET /shapes: 500",
+    ),
+    (
+        ListingsResumed("Shape"),
+        "Listings of Shape complete again, or no resource uses the kind",
     ),
     (
         OutcomeRecorded("Converged", 2, "AsDeclared"),

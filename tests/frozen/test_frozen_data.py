@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.cli.runner import Cli, shape, up
 from tests.frozen.record import RECORDED, definition
 
-OLDER = 4
+OLDER = 5
 REFUSED = Path(__file__).parent / f"format-{OLDER}.tar.xz"
 
 

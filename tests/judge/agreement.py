@@ -74,6 +74,7 @@ def fields_of(state: ResourceState) -> Mapping[str, object]:
         "references": state.holds.references,
         "throttled_until": state.api.throttled_until,
         "breaker_until": state.api.open_until,
+        "failed_listings": state.api.failed_listings or None,
     }
     return {**fields, **_outcome_of(state)}
 

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
-from events.log import ActionDecided, DriftDetected, ExternalObserved, OwnershipClaimed
+import time
+from typing import Any
+
+from events.log import (
+    ActionDecided,
+    DriftDetected,
+    ExternalObserved,
+    ListingsFailed,
+    OwnershipClaimed,
+)
+from reconciler.roles.observer.listing_reports import FAILED_INTERVALS, LEAST_FAILED_SECONDS
 from tests.scenarios.harness import World, api_config, every, names, only, shape
-from tests.scenarios.test_listings import converged
+from tests.scenarios.test_listings import CONFIG, PATIENT, converged
 
 
 async def test_16_what_a_complete_listing_wrongly_leaves_out_is_never_made_twice(world: World):
@@ -116,3 +126,75 @@ async def test_16_an_api_that_shows_effects_late_is_believed_only_after_its_grac
     await world.until(lambda: world.human.finds("late"), "a real deletion is still found")
     await world.until_outcome(shape("late"), "Converged")
     assert await world.human.effects("late") == ["POST", "human DELETE", "POST"]
+
+
+RESYNC_SECONDS = LEAST_FAILED_SECONDS / FAILED_INTERVALS
+
+
+async def with_failing_listings(world: World, **rest: Any) -> None:
+    """Fail every listing from its second page on, as long as the API has several objects."""
+    await world.start_reconciler()
+    config = api_config(world.human.url, page_size=2, resync=RESYNC_SECONDS, **rest)
+    await world.configure(config)
+    await world.human.breaks(listing_fail_after_pages=1)
+
+
+async def later(world: World, seconds: float) -> None:
+    end = time.monotonic() + seconds
+
+    async def is_later() -> bool:
+        return time.monotonic() >= end
+
+    await world.until(is_later, f"{seconds} s later", seconds=seconds + 1)
+    await world.until_settled()
+
+
+async def test_16_an_api_that_completes_no_listing_is_reported_once_in_its_time(
+    bare_world: World,
+):
+    world = bare_world
+    await with_failing_listings(world, breaker=PATIENT)
+    await converged(world)
+    await world.until_outcome(CONFIG, "Degraded", reason="ListingsFailed")
+    event = next(
+        each for each in await world.history(CONFIG) if isinstance(each.data, ListingsFailed)
+    )
+    failed = only(ListingsFailed, [event.data])
+    late = (event.time - failed.failure.since).total_seconds()
+    assert LEAST_FAILED_SECONDS <= late < LEAST_FAILED_SECONDS + 10
+    position = await world.log_position()
+    await world.restart_reconciler()
+    await later(world, 3 * LEAST_FAILED_SECONDS)
+    assert await world.log_position() == position
+
+    await world.human.mends()
+    await world.until_outcome(CONFIG, "Converged")
+    await world.human.breaks(listing_fail_after_pages=1, remaining=1)
+    await world.observed_again()
+    facts = await world.facts(CONFIG)
+    assert names(facts)[-4:] == [
+        "ListingsFailed",
+        "OutcomeRecorded",
+        "ListingsResumed",
+        "OutcomeRecorded",
+    ]
+    assert len(every(ListingsFailed, facts)) == 1
+
+
+async def test_16_a_breaker_that_opens_because_of_listings_is_reported_alone(bare_world: World):
+    """Nothing else is called, so that each listing is the probe."""
+    world = bare_world
+    await with_failing_listings(world)
+    await converged(world)
+    await world.until_outcome(CONFIG, "Degraded", reason="BreakerOpen")
+    await later(world, 3 * LEAST_FAILED_SECONDS)
+    assert every(ListingsFailed, await world.facts(CONFIG)) == []
+
+
+async def test_16_failed_listings_of_a_kind_without_resources_are_not_reported(bare_world: World):
+    world = bare_world
+    for name in ("a", "b", "c"):
+        await world.human.makes(name)
+    await with_failing_listings(world, breaker=PATIENT)
+    await later(world, 3 * LEAST_FAILED_SECONDS)
+    assert every(ListingsFailed, await world.facts(CONFIG)) == []

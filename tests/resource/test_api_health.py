@@ -8,12 +8,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from events.intake import ApiReported, Declared, Withdrawn
+from events.intake import ApiReported, Declared, ListingFailure, Withdrawn
 from events.log import (
     ApiThrottled,
     BreakerClosed,
     BreakerOpened,
     BreakerProbed,
+    ListingsFailed,
+    ListingsResumed,
     OutcomeRecorded,
     ResourceEvent,
 )
@@ -65,6 +67,21 @@ def answered(story: Story, *, as_of: int | None = None) -> list[ResourceEvent]:
 def throttled(story: Story, seconds: float, *, late: float = 0.0) -> list[ResourceEvent]:
     at = story.now - timedelta(seconds=late)
     return story.turn(ApiReported("Throttled", "w1", at, retry_after_seconds=seconds))
+
+
+def unlisted(
+    story: Story, kind: str = "Block", *, minutes: float = 5, as_of: int | None = None
+) -> list[ResourceEvent]:
+    failure = ListingFailure(story.now - timedelta(minutes=minutes), "page 2: refused")
+    known = story.state.desired.generation if as_of is None else as_of
+    return story.turn(
+        ApiReported("ListingsFailed", "o1", story.now, known, kind=kind, failure=failure)
+    )
+
+
+def listed(story: Story, kind: str = "Block", *, as_of: int | None = None) -> list[ResourceEvent]:
+    known = story.state.desired.generation if as_of is None else as_of
+    return story.turn(ApiReported("ListingsResumed", "o1", story.now, known, kind=kind))
 
 
 def test_a_breaker_opens_for_a_while_and_says_why():
@@ -227,3 +244,81 @@ def test_closing_a_closed_breaker_is_no_news():
     story = configured()
     assert answered(story) == []
     assert every(BreakerClosed, [event.data for event in story.log]) == []
+
+
+# --- listings that do not complete
+
+
+def test_a_configuration_whose_listings_fail_is_degraded_until_one_completes():
+    story = configured()
+    events = unlisted(story)
+    assert names(events) == ["ListingsFailed", "OutcomeRecorded"]
+    told = only(OutcomeRecorded, events)
+    assert (told.outcome, told.reason) == ("Degraded", "ListingsFailed")
+    assert "no listing of Block has completed since 2025-12-31T23:55:00Z: page 2: refused" in (
+        told.message
+    )
+    degraded = {each.type: each.status for each in told.conditions}
+    assert degraded == {"Converged": "False", "Ready": "True", "Degraded": "True"}
+    assert unlisted(story, minutes=9) == []
+    events = listed(story)
+    assert names(events) == ["ListingsResumed", "OutcomeRecorded"]
+    assert only(OutcomeRecorded, events).outcome == "Converged"
+    assert listed(story) == []
+
+
+def test_the_failed_listings_of_each_kind_are_reported_separately():
+    story = configured()
+    unlisted(story, "Block")
+    unlisted(story, "Anvil", minutes=7)
+    told = story.state.outcome
+    assert told is not None
+    assert told.message.startswith("no listing of Anvil has completed since 2025-12-31T23:53:00Z")
+    assert "no listing of Block" in told.message
+    events = listed(story, "Anvil")
+    assert names(events) == ["ListingsResumed", "OutcomeRecorded"]
+    assert only(OutcomeRecorded, events).outcome == "Degraded"
+    assert "Anvil" not in only(OutcomeRecorded, events).message
+
+
+def test_an_open_breaker_hides_failed_listings_and_does_not_end_them():
+    story = configured()
+    unlisted(story)
+    assert only(OutcomeRecorded, failing(story)).reason == "BreakerOpen"
+    story.wake(1.5)
+    probing(story)
+    assert only(OutcomeRecorded, answered(story)).reason == "ListingsFailed"
+
+
+def test_a_report_about_listings_of_an_older_declaration_changes_nothing():
+    story = configured()
+    unlisted(story)
+    events = declare(story, {**FIELDS, "endpoint": "http://elsewhere"})
+    assert only(OutcomeRecorded, events).outcome == "Converged"
+    assert unlisted(story, as_of=1) == []
+    assert every(ListingsFailed, unlisted(story))
+    assert listed(story, as_of=1) == []
+    assert every(ListingsResumed, listed(story))
+
+
+def test_failed_listings_survive_a_restart():
+    story = configured()
+    unlisted(story)
+    stored = msgspec.msgpack.encode(story.state)
+    story.state = msgspec.msgpack.decode(stored, type=type(story.state))
+    assert unlisted(story) == []
+    assert names(listed(story)) == ["ListingsResumed", "OutcomeRecorded"]
+
+
+def test_a_time_of_a_clock_that_is_ahead_is_recorded_as_now():
+    story = configured()
+    assert only(ListingsFailed, unlisted(story, minutes=-60)).failure.since == story.now
+
+
+def test_listings_of_what_is_no_declared_configuration_are_not_recorded():
+    story = Story()
+    story.declare()
+    assert unlisted(story) == []
+    story = configured()
+    story.turn(Withdrawn())
+    assert unlisted(story) == []

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-from tests.scenarios.harness import World, api_config, manifest
+import pytest
 
+from events.log import ListingsFailed, ListingsResumed
+from events.provider_config import Breaker, config_key
+from reconciler.roles.observer import listing_reports
+from tests.scenarios.harness import World, api_config, every, manifest
+
+CONFIG = config_key("default")
+PATIENT = Breaker(failures=1_000_000)
 NAMES = [f"foo-{number}" for number in range(6)]
 
 
@@ -43,3 +50,37 @@ async def test_16_a_listing_that_fails_half_way_deletes_and_makes_nothing(bare_w
 
     await world.until(stray_is_gone, "a whole listing shows the stray, which is removed")
     assert [each["name"] for each in await world.human.sees_all()] == NAMES
+
+
+async def test_16_an_api_that_completes_no_listing_is_reported_until_it_does(
+    bare_world: World, monkeypatch: pytest.MonkeyPatch
+):
+    """Single objects are still read and written, so that all resources look as they should."""
+    monkeypatch.setattr(listing_reports, "LEAST_FAILED_SECONDS", 1.0)
+    world = bare_world
+    await world.start_reconciler()
+    await world.configure(api_config(world.human.url, page_size=2, breaker=PATIENT))
+    await converged(world)
+    await world.human.breaks(listing_fail_after_pages=1)
+    told = await world.until_outcome(CONFIG, "Degraded", reason="ListingsFailed")
+    assert "no listing of Shape has completed since" in told.message
+    await world.declare("foo-0", color="Blue")
+    await world.until_outcome("foo-0", "Converged", generation=2)
+
+    await world.human.forgets_counts()
+    position = await world.log_position()
+
+    async def failed_for_longer() -> bool:
+        return await failed_listings(world) >= 20
+
+    await world.until(failed_for_longer, "20 more listings failed")
+    await world.restart_reconciler()
+    await world.human.forgets_counts()
+    await world.until(failed_for_longer, "20 listings of the next process failed")
+    await world.until_settled()
+    assert await world.log_position() == position
+
+    await world.human.mends()
+    await world.until_outcome(CONFIG, "Converged")
+    facts = await world.facts(CONFIG)
+    assert len(every(ListingsFailed, facts)) == len(every(ListingsResumed, facts)) == 1

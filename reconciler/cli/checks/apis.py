@@ -12,7 +12,7 @@ from nats.aio.client import Client
 from events.provider_config import ProviderConfigSpec, config_key
 from infra.secrets import open_stores
 from projections.status import StatusRow
-from reconciler.cli.api_standing import left_alone
+from reconciler.cli.api_standing import left_alone, unlisted
 from reconciler.cli.checks.finding import Finding
 from reconciler.cli.folded_log import current_models, log_of
 from reconciler.cli.live_object import secrets_here
@@ -28,7 +28,8 @@ _PATIENCE_SECONDS = 5.0
 async def check_apis(nc: Client) -> list[Finding]:
     """Ask each API for the first item of its scope; nothing is written.
 
-    One that the workers leave alone is not asked either.
+    One that the workers leave alone is not asked either, nor one whose listings do not complete:
+    its first page proves nothing.
     """
     kinds, configurations, log = installed_kinds(), Configurations(), await log_of(nc)
     await Definitions(kinds).load(log)
@@ -61,7 +62,8 @@ async def check_api(
 ) -> Finding:
     """Ask one API with every kind that is watched there."""
     check = f"API {name}"
-    found = left_alone(row, datetime.now(UTC))
+    now = datetime.now(UTC)
+    found = left_alone(row, now) or unlisted(row, config.resync_seconds, now)
     if found is not None:
         return found
     installed = [kind.name for kind in kinds.of_provider(config.provider)]

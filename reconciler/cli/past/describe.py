@@ -11,14 +11,16 @@ from nats.aio.client import Client
 from rich.text import Text
 
 from events.composition import CHILDREN, REFUSED, Child, parent_in
+from events.intake import ListingFailure
 from events.integrity import LogDamage
 from events.log import Action, ActionDecided, ActionRetried, OutcomeRecorded, SpecDeclared
 from events.manifest import Fields
 from events.names import InvalidNameError, ResourceKey
+from events.provider_config import config_key
 from projections.ownership import OwnershipRow
 from projections.read_models import rebuild
 from projections.status import StatusRow
-from reconciler.cli.api_standing import throttled
+from reconciler.cli.api_standing import listing_failure, throttled, unobserved
 from reconciler.cli.connection import HERE, Connection, bus, run_async
 from reconciler.cli.console import coloured, console, print_table
 from reconciler.cli.errors import CommandError, UsageError
@@ -57,7 +59,8 @@ class Description(msgspec.Struct, rename="camel"):
     """Everything that the log says of one resource.
 
     ``part_of`` names the composed resource that declares it; ``parts`` are its own, those first
-    that were not ready when it saw them last.
+    that were not ready when it saw them last. ``listing_failure``: why the observation may be
+    outdated, if no listing of its kind completes.
     """
 
     resource: str
@@ -72,6 +75,7 @@ class Description(msgspec.Struct, rename="camel"):
     as_of: Moment | None = None
     part_of: str = ""
     parts: tuple[Part, ...] = ()
+    listing_failure: ListingFailure | None = None
 
 
 def describe(
@@ -134,10 +138,22 @@ async def _describe(
         past = past if then is None else past_of(past, then)
         description = description_of(key, past.events, events, past.damage)
         description.parts = await _with_parts(nc, description.parts, then)
+        description.listing_failure = await _listing_failure(nc, description.status, then)
         description.as_of = then
         if live:
             description.readings = await _readings(nc, key)
     return description
+
+
+async def _listing_failure(
+    nc: Client, row: StatusRow | None, at: Moment | None
+) -> ListingFailure | None:
+    """Return why what is known of the object may be outdated, by its ProviderConfig."""
+    if row is None or not row.provider_config:
+        return None
+    past = await History(nc).get(config_key(row.provider_config))
+    past = past if at is None else past.until(at.position)
+    return listing_failure(row, rebuild(past.events).status)
 
 
 async def _readings(nc: Client, key: ResourceKey) -> Fields:
@@ -247,6 +263,7 @@ def _print(description: Description, *, wide: bool) -> None:
     else:
         now = datetime.now(UTC) if description.as_of is None else description.as_of.time
         pairs = _status_pairs(status, description.settled_generation, now)
+        pairs += _listing_pairs(description.listing_failure)
         _section("Status", [*pairs, *_part_pairs(description.part_of)])
         _print_conditions(status)
     _print_parts(description.parts)
@@ -320,6 +337,10 @@ def _block(title: str, plain: dict[str, Any]) -> None:
     out.print(f"\n{title}", style="bold")
     for line in as_yaml(plain).splitlines():
         out.print(f"  {line}")
+
+
+def _listing_pairs(failure: ListingFailure | None) -> list[tuple[str, str | Text]]:
+    return [] if failure is None else [("observation", f"{unobserved(failure)}: {failure.message}")]
 
 
 def _part_pairs(part_of: str) -> list[tuple[str, str | Text]]:

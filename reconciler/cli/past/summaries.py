@@ -34,6 +34,8 @@ from events.log import (
     FinalizerRemoved,
     GenerationSuperseded,
     HoldApproved,
+    ListingsFailed,
+    ListingsResumed,
     LookupDecided,
     Operation,
     OutcomeRecorded,
@@ -279,6 +281,11 @@ def summary(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
             newer = plural(total, "object that is", "objects that are")
             held = "Reconciler writes nothing to it until an operator approves"
             return f"The API has {newer} newer than this log; {held}"
+        case ListingsFailed(kind, failure):
+            since = time_text(failure.since)
+            return f"No listing of {kind} has completed since {since}{because(failure.message)}"
+        case ListingsResumed(kind):
+            return f"Listings of {kind} complete again, or no resource uses the kind"
         case OutcomeRecorded():
             return _outcome(data)
         case _:

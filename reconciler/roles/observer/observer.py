@@ -37,6 +37,7 @@ from reconciler.roles.observer.listing import (
     check_scope,
     observations,
 )
+from reconciler.roles.observer.listing_reports import ListingReports, Place, is_observed
 from reconciler.roles.observer.next_listing import NextListing
 from reconciler.roles.observer.object_reads import READS_AT_ONCE, ObjectReads, is_news
 from reconciler.roles.observer.recent_deletions import RecentDeletions
@@ -63,9 +64,6 @@ declarations of all namespaces. Declarations bound the number of all other obser
 
 _MAX_RETRY_SECONDS = 5.0
 _HALF_MILLISECOND = 0.0005
-_Place = tuple[str, str]
-"""The name of a configuration, and a kind that is listed there."""
-
 _logger = structlog.get_logger(__name__)
 
 
@@ -82,6 +80,7 @@ class Observer:
         models: ReadModels,
         log_id: str,
         gates: ApiGates,
+        name: str = "observer",
         reads: ObjectReads | None = None,
         sink: DecisionSink | None = None,
         catch_up: Callable[[float], Awaitable[None]] | None = None,
@@ -109,11 +108,14 @@ class Observer:
             runtime=runtime,
         )
         self._reads.ask_for_listing = self._list_now
+        self._reports = ListingReports(
+            name=name, intake=intake, models=models, secrecy=providers.secrecy, runtime=runtime
+        )
         self._jitter = runtime.jitter
         self._new_id = runtime.new_id
-        self._watches: dict[_Place, asyncio.Task[None]] = {}
-        self._feeds: dict[_Place, asyncio.Task[None]] = {}
-        self._next: dict[_Place, NextListing] = {}
+        self._watches: dict[Place, asyncio.Task[None]] = {}
+        self._feeds: dict[Place, asyncio.Task[None]] = {}
+        self._next: dict[Place, NextListing] = {}
         self._changed = asyncio.Event()
         self._deletions = RecentDeletions(self._clock)
         self.listings = 0
@@ -132,6 +134,7 @@ class Observer:
             self._feeds.clear()
 
     def _configuration_changed(self, name: str) -> None:
+        self._reports.begin_anew(name)
         for (config, _kind), listing in self._next.items():
             if config == name:
                 listing.now()
@@ -140,6 +143,7 @@ class Observer:
     def notice(self, _position: int, event: LogEvent) -> None:
         """Take an event of the log: a requested listing begins, a deletion is remembered."""
         self._deletions.notice(event)
+        self._reports.notice(event)
         if isinstance(event.data, ReconcileAccepted) and is_config(event.key):
             for (config, _kind), listing in self._next.items():
                 if config == event.key.name:
@@ -163,12 +167,13 @@ class Observer:
         for watch in self._watches.keys() - wanted:
             self._watches.pop(watch).cancel()
             self._next.pop(watch, None)
+            tasks.create_task(self._reports.end(watch))
         for watch in wanted - self._watches.keys():
             self._next[watch] = NextListing()
             self._watches[watch] = tasks.create_task(self._watch(*watch))
         self._match_feeds(tasks, {watch for watch in wanted if self._has_feed(*watch)})
 
-    def _match_feeds(self, tasks: asyncio.TaskGroup, wanted: set[_Place]) -> None:
+    def _match_feeds(self, tasks: asyncio.TaskGroup, wanted: set[Place]) -> None:
         for place in self._feeds.keys() - wanted:
             self._feeds.pop(place).cancel()
         for place in wanted - self._feeds.keys():
@@ -214,25 +219,30 @@ class Observer:
         config = self._configurations.by_name.get(config_name)
         if config is None:
             return _MAX_RETRY_SECONDS  # just withdrawn: this watch is about to end
+        health = self._reports.of((config_name, kind))
         try:
             await self.list_once(config_name, kind)
         except TurnedAwayError as error:
+            health.postponed()
             _logger.info("listing postponed", config=config_name, kind=kind, why=error.message)
             wait = (error.retry_after_seconds or 0.0) / (1 - JITTER)  # not earlier, by any jitter
             return max(wait, min(config.resync_seconds, _MAX_RETRY_SECONDS))
         except (ProviderError, ConfigurationError, ListingRefusedError) as error:
-            _logger.warning("listing failed", config=config_name, kind=kind, error=str(error))
+            why = str(error)
         except asyncio.CancelledError:
             if is_being_cancelled():
                 raise
             why = "the provider canceled its own call"
-            _logger.warning("listing failed", config=config_name, kind=kind, error=why)
         except Exception as error:
-            what = f"{type(error).__name__}: {error}"
-            _logger.warning("listing failed", config=config_name, kind=kind, error=what)
+            why = f"{type(error).__name__}: {error}"
             _logger.debug("listing failed", exc_info=True)
         else:
+            health.succeeded()
             return config.resync_seconds
+        _logger.warning("listing failed", config=config_name, kind=kind, error=why)
+        known = self._kinds.find(kind)
+        if known is not None and known.lists:
+            await self._reports.failed((config_name, kind), config, why)
         return min(config.resync_seconds, _MAX_RETRY_SECONDS)
 
     async def list_once(self, config_name: str, kind: str) -> int:
@@ -271,12 +281,7 @@ class Observer:
         await self._know_the_log()
         rows: list[StatusRow] = []
         async for some in with_pauses(list(self._models.status.values())):
-            rows += [
-                row
-                for row in some
-                if (row.provider_config, row.kind) == (config_name, kind)
-                and (row.declared or row.owned or row.doubted)
-            ]
+            rows += [row for row in some if is_observed(row, (config_name, kind))]
         found = await self._reads.read_all(rows, config)
         self.listings += 1
         return found
@@ -341,6 +346,7 @@ class Observer:
                 raise ListingRefusedError("its ProviderConfig was changed in the meantime")
             await self._publish(listing, undeclared[start : start + UNDECLARED_AT_ONCE])
         reach(Failpoint.OBSERVER_PUBLISHED)
+        await self._reports.completed((began.provider_config, began.kind))
         return len(found)
 
     def _is_undeclared(self, key: ResourceKey) -> bool:

@@ -1,0 +1,285 @@
+"""Listings that fail for long are reported once, and nothing is reported without a need."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+
+from msgspec.structs import replace
+
+from events.external import ExternalObject
+from events.intake import ApiReported, ListingFailure
+from events.log import (
+    BreakerClosed,
+    BreakerOpened,
+    ExternalObserved,
+    ListingsFailed,
+    ListingsResumed,
+    ResourceEvent,
+    SpecDeclared,
+    SpecWithdrawn,
+)
+from events.names import ResourceKey
+from events.provider_config import ProviderConfigSpec, config_key
+from projections.read_models import ReadModels
+from reconciler.ports import IntakeMessageOut
+from reconciler.roles.observer.listing_reports import (
+    FAILED_INTERVALS,
+    LEAST_FAILED_SECONDS,
+    LEAST_FAILURES,
+    ListingReports,
+)
+from reconciler.roles.runtime.runtime import Runtime
+from reconciler.secrecy import Secrecy
+from tests.bus.histories import event
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+PLACE = ("billing", "Shape")
+RETRY_SECONDS = 5.0
+CONFIG = ProviderConfigSpec("shapes", "http://test", resync_seconds=30.0)
+BOUND_SECONDS = FAILED_INTERVALS * CONFIG.resync_seconds
+ERROR = "GET /shapes?page=2: 500"
+
+
+@dataclass
+class Stage:
+    """One observer's reports, and the log as it has read it."""
+
+    models: ReadModels = field(default_factory=ReadModels)
+    seconds: float = 1_000.0
+    reports: list[ApiReported] = field(default_factory=list[ApiReported])
+    is_bus_away: bool = False
+    config: ProviderConfigSpec = CONFIG
+
+    def __post_init__(self) -> None:
+        self.process_starts()
+
+    def process_starts(self) -> None:
+        runtime = Runtime(
+            now=lambda: START + timedelta(seconds=self.seconds), clock=lambda: self.seconds
+        )
+        self.listings = ListingReports(
+            name="o1", intake=self, models=self.models, secrecy=Secrecy(), runtime=runtime
+        )
+        self.listings.of(PLACE)
+
+    async def publish(self, messages: Sequence[IntakeMessageOut]) -> None:
+        if self.is_bus_away:
+            raise ConnectionError("no bus")
+        for each in messages:
+            assert isinstance(each.data, ApiReported)
+            assert (each.what, each.key) == ("result", config_key("billing"))
+            self.reports.append(each.data)
+
+    async def last_position(self) -> int:
+        raise AssertionError
+
+    def record(self, data: ResourceEvent, key: ResourceKey | None = None) -> None:
+        key = key or config_key("billing")
+        recorded = event(key, self.models.known_version(key) + 1, data)
+        self.models.apply(self.models.position + 1, recorded)
+        self.listings.notice(recorded)
+
+    def decide(self) -> None:
+        """Record what the newest report says, as the aggregate does."""
+        said = self.reports[-1]
+        if said.state == "ListingsFailed":
+            assert said.failure is not None
+            self.record(ListingsFailed(said.kind, said.failure))
+        else:
+            self.record(ListingsResumed(said.kind))
+
+    async def fails(self, seconds: float, *, every: float = RETRY_SECONDS) -> None:
+        """Let listings fail for so long."""
+        for _ in range(round(seconds / every)):
+            self.seconds += every
+            await self.listings.failed(PLACE, self.config, ERROR)
+
+    async def completes(self) -> None:
+        self.seconds += self.config.resync_seconds
+        await self.listings.completed(PLACE)
+        self.listings.of(PLACE).succeeded()
+
+    @property
+    def states(self) -> list[str]:
+        return [each.state for each in self.reports]
+
+
+def used(key: str = "default/Shape/foo") -> Stage:
+    """A configuration with one declared resource of the kind."""
+    stage = Stage()
+    stage.record(SpecDeclared(1, "reconciler/v1", "", "billing", {}))
+    declared = SpecDeclared(1, "shapes/v1", "billing", "foo", {})
+    stage.record(declared, ResourceKey.parse(key))
+    return stage
+
+
+async def test_listings_that_fail_for_the_bound_are_reported_once() -> None:
+    stage = used()
+    await stage.completes()
+    last = stage.seconds
+    await stage.fails(BOUND_SECONDS - RETRY_SECONDS)
+    assert stage.reports == []
+    await stage.fails(RETRY_SECONDS)
+    (said,) = stage.reports
+    assert (said.state, said.kind, said.as_of) == ("ListingsFailed", "Shape", 1)
+    assert said.failure == ListingFailure(START + timedelta(seconds=last), ERROR)
+    stage.decide()
+    await stage.fails(10 * BOUND_SECONDS)
+    assert len(stage.reports) == 1
+
+
+async def test_one_listing_that_fails_is_not_reported_however_long_it_takes() -> None:
+    stage = used()
+    await stage.fails(3_600, every=3_600)
+    assert stage.reports == []
+    await stage.completes()
+    await stage.fails(3_600 * (LEAST_FAILURES - 1), every=3_600)
+    assert stage.reports == []
+    await stage.fails(3_600, every=3_600)
+    assert stage.states == ["ListingsFailed"]
+
+
+async def test_a_short_interval_is_reported_after_the_least_time() -> None:
+    stage = used()
+    stage.config = replace(CONFIG, resync_seconds=1.0)
+    await stage.fails(LEAST_FAILED_SECONDS - 1, every=1)
+    assert stage.reports == []
+    await stage.fails(1, every=1)
+    assert stage.states == ["ListingsFailed"]
+
+
+async def test_the_next_complete_listing_ends_it_once_and_a_healthy_api_is_not_reported() -> None:
+    stage = used()
+    await stage.completes()
+    assert stage.reports == []
+    await stage.fails(BOUND_SECONDS)
+    stage.decide()
+    await stage.completes()
+    assert stage.states == ["ListingsFailed", "ListingsResumed"]
+    assert (stage.reports[-1].kind, stage.reports[-1].as_of) == ("Shape", 1)
+    stage.decide()
+    await stage.completes()
+    await stage.fails(BOUND_SECONDS - RETRY_SECONDS)
+    assert len(stage.reports) == 2
+
+
+async def test_a_report_that_the_log_does_not_have_is_made_again() -> None:
+    stage = used()
+    await stage.fails(BOUND_SECONDS)
+    assert stage.states == ["ListingsFailed"]
+    await stage.fails(BOUND_SECONDS)  # a decider has rejected it, or a restored log lacks it
+    assert stage.states == ["ListingsFailed"] * 2
+
+
+async def test_a_report_that_the_bus_did_not_take_follows_the_next_listing() -> None:
+    stage = used()
+    stage.is_bus_away = True
+    await stage.fails(BOUND_SECONDS)
+    stage.is_bus_away = False
+    await stage.fails(RETRY_SECONDS)
+    assert stage.states == ["ListingsFailed"]
+    stage.decide()
+    stage.is_bus_away = True
+    await stage.completes()
+    stage.is_bus_away = False
+    await stage.completes()
+    assert stage.states == ["ListingsFailed", "ListingsResumed"]
+
+
+async def test_the_next_process_reports_what_the_one_before_could_not() -> None:
+    stage = used()
+    await stage.fails(BOUND_SECONDS - RETRY_SECONDS)
+    stage.process_starts()
+    await stage.fails(BOUND_SECONDS)
+    assert stage.states == ["ListingsFailed"]
+    stage.decide()
+    stage.process_starts()
+    await stage.fails(3 * BOUND_SECONDS)
+    assert stage.states == ["ListingsFailed"]
+    stage.process_starts()
+    await stage.completes()
+    assert stage.states == ["ListingsFailed", "ListingsResumed"]
+
+
+async def test_a_kind_that_no_resource_uses_is_not_reported() -> None:
+    stage = used("default/Record/foo")
+    seen = ExternalObserved("billing", "x", ExternalObject("x", {}), "CompleteListing", 1)
+    stage.record(seen, ResourceKey("default", "Shape", "x"))
+    await stage.fails(5 * BOUND_SECONDS)
+    assert stage.reports == []
+
+
+async def test_what_was_reported_ends_with_the_last_resource_of_the_kind() -> None:
+    stage = used()
+    await stage.fails(BOUND_SECONDS)
+    stage.decide()
+    stage.record(SpecWithdrawn(2), ResourceKey("default", "Shape", "foo"))
+    await stage.fails(BOUND_SECONDS)
+    assert stage.states == ["ListingsFailed", "ListingsResumed"]
+
+
+async def test_what_was_reported_ends_with_the_definition_of_the_kind() -> None:
+    stage = used()
+    await stage.fails(BOUND_SECONDS)
+    stage.decide()
+    await stage.listings.end(PLACE)
+    assert stage.states == ["ListingsFailed", "ListingsResumed"]
+
+
+async def test_the_time_of_an_open_breaker_or_a_closed_gate_does_not_count() -> None:
+    stage = used()
+    await stage.fails(BOUND_SECONDS - RETRY_SECONDS)
+    stage.record(BreakerOpened(START, 2.0, 5, "refused"))
+    await stage.fails(10 * BOUND_SECONDS)
+    assert stage.reports == []
+    stage.record(BreakerClosed())
+    for _ in range(100):
+        stage.seconds += RETRY_SECONDS
+        stage.listings.of(PLACE).postponed()
+    await stage.fails(RETRY_SECONDS)
+    assert stage.states == ["ListingsFailed"]
+
+
+async def test_a_new_declaration_begins_anew() -> None:
+    stage = used()
+    await stage.fails(BOUND_SECONDS)
+    stage.decide()
+    stage.record(SpecDeclared(2, "reconciler/v1", "", "billing", {}))
+    stage.listings.begin_anew("billing")
+    await stage.fails(BOUND_SECONDS - RETRY_SECONDS)
+    assert len(stage.reports) == 1
+    await stage.fails(RETRY_SECONDS)
+    assert [each.as_of for each in stage.reports] == [1, 2]
+
+
+async def test_an_observer_that_cannot_list_what_another_one_lists_reports_ever_more_rarely() -> (
+    None
+):
+    stage = used()
+    waits: list[float] = []
+    for number in range(1, 5):
+        began = stage.seconds
+        while len(stage.reports) < number:
+            await stage.fails(RETRY_SECONDS)
+        waits.append(stage.seconds - began)
+        stage.decide()
+        stage.record(ListingsResumed("Shape"))  # by the other one
+    assert waits == [BOUND_SECONDS * each for each in (1, 2, 4, 8)]
+    await stage.completes()
+    await stage.fails(BOUND_SECONDS)
+    assert len(stage.reports) == 5
+
+
+async def test_a_listing_of_another_team_ends_what_our_own_listings_report() -> None:
+    stage = used()
+    await stage.fails(BOUND_SECONDS)
+    stage.decide()
+    await stage.listings.completed(PLACE)
+    assert stage.states == ["ListingsFailed", "ListingsResumed"]
+    stage.decide()
+    await stage.fails(BOUND_SECONDS)
+    assert len(stage.reports) == 2
+    await stage.fails(BOUND_SECONDS)
+    assert len(stage.reports) == 3
