@@ -105,6 +105,10 @@ OWN_METADATA: Final = "reconciler-own"
 LOG_ID_METADATA: Final = "reconciler-log-id"
 EPOCH_METADATA: Final = "reconciler-log-epoch"
 RESTORED_METADATA: Final = "reconciler-log-restored-as-of"
+RESTORED_END_METADATA: Final = "reconciler-log-restored-end"
+"""The log's last position when its last restoration ended: up to there, the bus's times are those
+of the restoration."""
+
 RESTORING_METADATA: Final = "reconciler-log-restoring"
 SAVED_METADATA: Final = "reconciler-log-saved"
 """The names of the files beside the backup that an unfinished restoration has saved, with slashes
@@ -379,7 +383,8 @@ async def begin_restoration(
 
 async def end_restoration(nc: Client, identity: LogIdentity) -> None:
     """Take the mark off the log: everything of it is back."""
-    metadata = {**_metadata(identity), SAVED_METADATA: ""}
+    end = (await stream_state(nc, LOG)).last_seq
+    metadata = {**_metadata(identity), SAVED_METADATA: "", RESTORED_END_METADATA: str(end)}
     await ensure_stream(nc, {**_resources(), "metadata": metadata})
 
 

@@ -14,7 +14,7 @@ from events.excerpt import some
 from events.log import SOURCE
 from events.subjects import parse_stored_intake
 from infra.bus.bus_clock import WRONG, clock_of, read_clock
-from infra.bus.streams import INTAKE, LOG, RESTORED_METADATA
+from infra.bus.streams import INTAKE, LOG, RESTORED_END_METADATA
 from infra.jetstream.errors import BusDeniedError
 from infra.jetstream.reads import StoredMessage, read_subject, stream_state
 from reconciler.cli.checks.finding import Finding, Verdict
@@ -66,13 +66,13 @@ async def check_role_clocks(nc: Client) -> list[Finding]:
     for stream in (LOG, INTAKE):
         try:
             state = await stream_state(nc, stream)
-            last, restored = state.last_seq, _restored_as_of(state.config)
-            messages = await read_subject(nc, stream, ">", start_seq=max(1, last - _NEWEST + 1))
+            first = max(state.last_seq - _NEWEST, _restored_end(state.config)) + 1
+            messages = await read_subject(nc, stream, ">", start_seq=first)
         except BusDeniedError:
             if stream == LOG:
                 raise
             continue  # an auditor reads the log alone, which has the times of the deciders
-        for role, ahead in _differences(stream, messages, oldest, restored):
+        for role, ahead in _differences(stream, messages, oldest):
             clocks[role].append(ahead)
     wrong = {
         role: told for role, ahead in clocks.items() if abs(told := _error(role, ahead)) > WRONG
@@ -114,20 +114,17 @@ def _error(role: str, ahead: list[timedelta]) -> timedelta:
     return max(ahead, key=abs) if role == _DECIDER else max(ahead)
 
 
-def _restored_as_of(config: Mapping[str, Any]) -> datetime | None:
-    """Return the time of the backup that a stream was restored from.
+def _restored_end(config: Mapping[str, Any]) -> int:
+    """Return the last position that a restoration wrote; 0 for none.
 
-    Its events have the times of their decisions, and the bus's of the restoration.
+    Up to there, events have the times of their decisions, and the bus's of the restoration.
     """
-    metadata: Mapping[str, str] = config.get("metadata") or {}
-    try:
-        return datetime.fromisoformat(metadata.get(RESTORED_METADATA, "")).astimezone(UTC)
-    except ValueError:
-        return None
+    end = (config.get("metadata") or {}).get(RESTORED_END_METADATA, "")
+    return int(end) if end.isdecimal() else 0
 
 
 def _differences(
-    stream: str, messages: list[StoredMessage], oldest: datetime, restored: datetime | None
+    stream: str, messages: list[StoredMessage], oldest: datetime
 ) -> Iterator[tuple[str, timedelta]]:
     """Return by how much the clock of each role was ahead of the bus's when it wrote."""
     for message in messages:
@@ -136,8 +133,7 @@ def _differences(
         try:
             ahead = ahead_of_bus(message)
             if stream == LOG:
-                if restored is None or message.time + ahead > restored:
-                    yield _DECIDER, ahead
+                yield _DECIDER, ahead
                 continue
             role = _ROLES.get(parse_stored_intake(message.subject)[0])
             source = _decoder.decode(message.payload).source
