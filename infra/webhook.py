@@ -24,12 +24,24 @@ MAX_BODY_BYTES: Final = 5 * 1024 * 1024
 MAX_UNVERIFIED_BYTES: Final = 8 * MAX_BODY_BYTES
 """Bytes of bodies that are being read, together: their senders are not verified yet."""
 
+MAX_HEADER_BYTES: Final = 64 * 1024
+"""Bytes of the head of a request that are kept."""
+
 BODY_SECONDS: Final = 10.0
 """Time that a body may take: Git hosts wait about as long for the response."""
+
+MAX_CONNECTIONS: Final = 1_000
+"""Open connections. With one more, the oldest is closed: a push takes milliseconds."""
 
 HEAD_SECONDS: Final = 10.0
 """Interval of the check that closes a connection without a request."""
 
+_CHUNKED: Final = b"\r\ntransfer-encoding:"
+_END_OF_HEAD: Final = b"\r\n\r\n"
+_NO_LENGTH: Final = (
+    b"HTTP/1.1 411 Length Required\r\nConnection: close\r\nContent-Type: application/json\r\n\r\n"
+    b'{"error": "the request must have the header Content-Length, and no Transfer-Encoding"}\n'
+)
 _SIGNATURE: Final = "X-Hub-Signature-256"
 _TOKEN: Final = "X-Gitlab-Token"  # noqa: S105 - the name of a header
 _PLACES: Final = ("repository", "project")
@@ -102,15 +114,38 @@ def webhook(secret: str, on_push: OnPush) -> Starlette:
 
 
 class ImpatientProtocol(H11Protocol):
-    """HTTP whose connections are closed while no request of theirs is complete.
+    """HTTP whose connections are bounded in number, and closed if they have no complete request.
 
     The parser is h11: httptools keeps headers without an end.
     """
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin to check that requests come."""
+        """Close the oldest connection of too many, and begin to check that requests come."""
         super().connection_made(transport)
+        self.opened_at = self.loop.time()
+        self._head = bytearray()
+        self._is_head_complete = False
+        if len(self.connections) > MAX_CONNECTIONS:
+            ours = (each for each in self.connections if isinstance(each, ImpatientProtocol))
+            min(ours, key=_opened_at).transport.abort()
         self.loop.call_later(HEAD_SECONDS, self._close_if_silent)
+
+    def data_received(self, data: bytes) -> None:
+        """Pass on requests whose bodies have a length.
+
+        uvicorn would parse all chunks of a body before the application can refuse it, 10 µs each.
+        """
+        if self._is_head_complete:
+            super().data_received(data)
+            return
+        self._head += data
+        end = self._head.find(_END_OF_HEAD)
+        if end >= 0 and _CHUNKED in self._head[:end].lower():
+            self.transport.write(_NO_LENGTH)
+            self.transport.close()
+        elif end >= 0 or len(self._head) > MAX_HEADER_BYTES:  # h11 refuses the latter
+            self._is_head_complete = True
+            super().data_received(bytes(self._head))
 
     def _close_if_silent(self) -> None:
         if self.transport.is_closing():
@@ -120,6 +155,10 @@ class ImpatientProtocol(H11Protocol):
             self.transport.close()
         else:
             self.loop.call_later(HEAD_SECONDS, self._close_if_silent)
+
+
+def _opened_at(connection: ImpatientProtocol) -> float:
+    return connection.opened_at
 
 
 def same_repository(url: str) -> str:
@@ -163,4 +202,5 @@ def _not_genuine() -> Response:
 
 
 def _refused(status: int, why: str) -> Response:
-    return JSONResponse({"error": why}, status)
+    # The connection ends, so that the rest of the body is not read.
+    return JSONResponse({"error": why}, status, headers={"Connection": "close"})

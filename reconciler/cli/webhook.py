@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from starlette.applications import Starlette
     from uvicorn import Server
 
-MAX_HEADER_BYTES: Final = 64 * 1024
-
 _LEAST_CHARACTERS: Final = 16
 
 _logger = structlog.get_logger(__name__)
@@ -114,7 +112,7 @@ def server_of(app: Starlette) -> Server:
     """
     import uvicorn  # noqa: PLC0415 - who serves pays
 
-    from infra.webhook import ImpatientProtocol  # noqa: PLC0415 - who serves pays
+    from infra.webhook import MAX_HEADER_BYTES, ImpatientProtocol  # noqa: PLC0415 - who serves pays
 
     return uvicorn.Server(
         uvicorn.Config(

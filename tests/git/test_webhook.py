@@ -164,9 +164,9 @@ async def test_no_body_is_read_of_a_client_without_a_signature_or_the_token(
 
 
 async def test_slow_bodies_delay_no_push(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(webhook_module, "BODY_SECONDS", 1.0)
+    monkeypatch.setattr(webhook_module, "BODY_SECONDS", 3.0)
     app = webhook(SECRET, look_at_nothing)
-    slow = [Push(UNSIGNED) for _ in range(1_000)]
+    slow = [Push(UNSIGNED) for _ in range(200)]
     async with asyncio.timeout(30), asyncio.TaskGroup() as calls:
         for each in slow:
             calls.create_task(each.call(app))
@@ -216,6 +216,49 @@ async def test_a_client_that_sends_headers_without_an_end_is_cut_off() -> None:
             writer.close()
             server.should_exit = True
             await serving
+
+
+@pytest.mark.parametrize("cut", [10, 40, 1_000])
+async def test_a_body_without_a_length_is_refused_unread(cut: int) -> None:
+    request = (
+        b"POST / HTTP/1.1\r\nHost: h\r\ntransfer-Encoding: chunked\r\n"
+        b"X-Hub-Signature-256: sha256=0\r\n\r\n" + b"1\r\nx\r\n" * 100_000
+    )
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = server_of(webhook(SECRET, look_at_nothing))
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        reader, writer = await asyncio.open_connection(*listener.getsockname())
+        writer.write(request[:cut])
+        await writer.drain()
+        await turns()
+        writer.write(request[cut:])
+        async with asyncio.timeout(8):
+            assert (await reader.readline()).startswith(b"HTTP/1.1 411")
+        writer.close()
+        server.should_exit = True
+        await serving
+
+
+async def test_the_oldest_of_too_many_connections_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(webhook_module, "MAX_CONNECTIONS", 3)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = server_of(webhook(SECRET, look_at_nothing))
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        place = listener.getsockname()
+        async with asyncio.timeout(8):  # less than HEAD_SECONDS
+            opened = [await asyncio.open_connection(*place) for _ in range(5)]
+            for reader, _writer in opened[:2]:
+                with contextlib.suppress(ConnectionError):
+                    assert await reader.read() == b""
+            last, writer = opened[-1]
+            writer.write(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
+            assert (await last.readline()).startswith(b"HTTP/1.1 405")
+        for _reader, each in opened:
+            each.close()
+        server.should_exit = True
+        await serving
 
 
 @pytest.mark.parametrize("sent", [b"", b"POST / HTT", b"GET / HTTP/1.1\r\nHost: h\r\n\r\nPOST"])
