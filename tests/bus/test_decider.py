@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 from nats.aio.client import Client
+from structlog.testing import capture_logs
 
 from events.envelope import encode_intake
 from events.external import ExternalObject
@@ -424,7 +425,7 @@ async def test_a_message_that_nobody_can_read_is_a_letter_before_it_is_acknowled
     assert bus.acknowledged == 1
 
 
-@pytest.mark.parametrize("fails_at", ["timers", "rejections", "answers"])
+@pytest.mark.parametrize("fails_at", ["timers", "answers"])
 async def test_what_could_not_be_told_comes_again(log: JetStreamLog, fails_at: str) -> None:
     configurations, messages = await everything(log)
     bus = Order(fails_at)
@@ -435,6 +436,68 @@ async def test_what_could_not_be_told_comes_again(log: JetStreamLog, fails_at: s
     await decider(log, bus, configurations).handle(again)  # another process gets them
     assert bus.acknowledged == len(messages)
     assert {answer.reason for answer in bus.answers} >= {"Duplicate", "Invalid"}
+
+
+async def test_a_rejection_that_could_not_be_stored_holds_up_no_other_message(
+    log: JetStreamLog,
+) -> None:
+    """Its sender gets no answer before the rejection is stored: it may be accepted then."""
+    configurations, messages = await everything(log)
+    bus = Order("rejections")
+    ours = decider(log, bus, configurations)
+    await ours.handle(messages)
+    assert bus.told.index("later") < bus.told.index("ack")
+    assert "letters" not in bus.told
+    assert bus.acknowledged == len(messages) - 1
+    assert {answer.reason for answer in bus.answers} == {"Accepted"}
+    await ours.handle([replace(messages[-1], delivered=2)])
+    assert bus.told.count("rejections") == bus.told.count("letters") == 1
+    assert bus.acknowledged == len(messages)
+    assert bus.answers[-1].reason == "Invalid"
+
+
+async def test_a_rejection_without_a_slot_to_wait_in_is_a_dead_letter(log: JetStreamLog) -> None:
+    class Unrejecting(FullBus):
+        def __init__(self) -> None:
+            super().__init__()
+            self.letters: list[DeadLetter] = []
+
+        async def reject(self, rejections: Sequence[Rejection]) -> None:
+            raise OSError("no responder")
+
+        async def store_dead_letters(self, letters: Sequence[DeadLetter]) -> Sequence[DeadLetter]:
+            self.letters += letters
+            return ()
+
+    bus = Unrejecting()
+    refused = [declaration(new_key(), at, "Red", expected=7) for at in range(1, 6)]
+    with capture_logs() as logs:
+        await decider(log, bus).handle(refused)
+    assert sorted(bus.waits) == [1, 2]
+    assert [each.delivery.position for each in bus.letters] == bus.acked == [3, 4, 5]
+    assert "generation" in bus.letters[0].reason
+    assert [each.position for each in bus.answers] == [3, 4, 5]
+    assert [each["event"] for each in logs] == ["storing rejections failed; retrying later"]
+
+
+async def test_the_log_tells_once_that_rejections_are_not_stored(log: JetStreamLog) -> None:
+    class Failing(FullBus):
+        fails = True
+
+        async def reject(self, rejections: Sequence[Rejection]) -> None:
+            if self.fails:
+                raise OSError("no responder")
+
+    bus = Failing()
+    ours, key = decider(log, bus), new_key()
+    with capture_logs() as logs:
+        for delivered in range(1, 4):
+            again = replace(declaration(key, 1, "Red", expected=7), delivered=delivered)
+            await ours.handle([again, rubbish(2, delivered=delivered)])
+        bus.fails = False
+        await ours.handle([replace(declaration(key, 1, "Red", expected=7), delivered=4)])
+    told = [each["event"] for each in logs if "rejections" in each["event"]]
+    assert told == ["storing rejections failed; retrying later", "rejections are stored again"]
 
 
 async def test_a_message_whose_letter_could_not_be_stored_comes_again(

@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from infra.bus.streams import INTAKE, LOG, worker_consumer
+from infra.bus.streams import INTAKE, LOG, REJECTIONS, worker_consumer
 from infra.jetstream.connection import api_request
 from infra.jetstream.topology import delete_consumer, delete_stream
+from reconciler.cli.checks.bus import check_streams
 from reconciler.cli.errors import report
 from reconciler.wiring import ROLES, initialise
 from tests.faulty_api import FaultyApi
-from tests.scenarios.harness import Human, World, api_config
+from tests.scenarios.harness import Human, World, api_config, manifest
 
 
 @pytest.fixture
@@ -87,3 +88,23 @@ async def test_fault_18_an_intake_that_counts_from_one_again_is_refused(world: W
     ):
         await world.start_reconciler(ROLES)
     await world.until_it_ends()
+
+
+@pytest.mark.parametrize("refused", [1, 5, 20], ids="{} refused".format)
+async def test_fault_18_without_the_stream_of_rejections_all_others_continue(
+    world: World, refused: int
+) -> None:
+    """A message that is refused waits; what can be accepted of the same batch does not."""
+    await delete_stream(world.nc, REJECTIONS)
+    names = [f"pink-{number}" for number in range(refused)]
+    await world.declare_all([manifest(name, color="Pink") for name in names] + [manifest("bar")])
+    await world.until(lambda: world.human.finds("bar"), "bar is created")
+    [found] = [each for each in await check_streams(world.nc) if each.verdict == "fail"]
+    assert REJECTIONS in found.found
+    assert "reconciler init" in found.remedy
+
+    await initialise(world.nc)
+    for name in names:
+        await world.until_outcome(name, "Rejected")
+    await world.until_settled()
+    assert len(await world.dead_letters()) == refused

@@ -196,6 +196,7 @@ class Decider:
         self._clock = runtime.clock
         self._newest_position = 0
         self._bus_time: datetime | None = None
+        self._fails_to_reject = False
 
     async def run(self) -> None:
         """Decide for ever; at the end return what is not decided, for another decider."""
@@ -634,9 +635,7 @@ class Decider:
         try:
             await tell_refused(self._sink, done, self._now())
         except Exception as error:  # noqa: BLE001 - such as the bus being away
-            _logger.warning(
-                "reporting a refusal failed; retrying later", why=str(error), count=len(done)
-            )
+            self._note_rejections(error)
             # Without a slot it is not told: its letter or its count is there.
             finished = await self._postpone([each.delivery for each in done])
         else:
@@ -715,15 +714,52 @@ class Decider:
                     self._definitions.apply(event)
                     self._configurations.apply(event)
         reach(Failpoint.DECIDER_APPENDED)
-        if news.letters:
-            waiting = await self._store_dead_letters(news.letters)
-            news.finished = [each for each in news.finished if each.position not in waiting]
-        await news.send(self._sink)
+        if news.timers:  # first what is most costly to lose
+            await self._sink.set_timers(news.timers)
+        untold = await self._reject(news)
+        letters = [each for each in news.letters if each.delivery.position not in untold]
+        waiting = await self._store_dead_letters(letters) if letters else set[int]()
+        answers = [each for each in news.answers if each[1].position not in untold]
+        if answers:
+            await self._sink.answer(answers)
         for place, parked in news.parked.items():
             self._queue.park(place, parked)
         reach(Failpoint.DECIDER_TOLD)
-        await self._reader.ack(news.finished)
+        await self._reader.ack(
+            [each for each in news.finished if each.position not in untold | waiting]
+        )
         reach(Failpoint.DECIDER_ACKED)
+
+    async def _reject(self, news: _News) -> set[int]:
+        """Publish rejections; return the positions of the messages whose rejection must wait.
+
+        These are delivered and decided again, so they get no answer yet. One without a slot to wait
+        in becomes a dead letter.
+        """
+        if not news.rejections:
+            return set()
+        try:
+            await self._sink.reject([rejection for rejection, _ in news.rejections])
+        except Exception as error:  # noqa: BLE001 - such as a deleted stream
+            self._note_rejections(error)
+        else:
+            self._note_rejections(None)
+            return set()
+        finished = {each.position for each in news.finished}
+        letters = {each.delivery.position: each for _, each in news.rejections}
+        late = [each.delivery for at, each in letters.items() if at in finished]
+        left = [each.position for each in await self._postpone(late)]
+        known = {each.delivery.position for each in news.letters}
+        news.letters += [letters[at] for at in left if at not in known]
+        return {each.position for each in late}.difference(left)
+
+    def _note_rejections(self, error: Exception | None) -> None:
+        """Log once that rejections cannot be stored, and once that they can."""
+        if error is not None and not self._fails_to_reject:
+            _logger.warning("storing rejections failed; retrying later", why=str(error))
+        if error is None and self._fails_to_reject:
+            _logger.info("rejections are stored again")
+        self._fails_to_reject = error is not None
 
 
 @dataclass(slots=True)
@@ -732,7 +768,10 @@ class _News:
 
     timers: list[TimerRequest] = field(default_factory=list[TimerRequest])
     answers: list[tuple[str, Answer]] = field(default_factory=list[tuple[str, Answer]])
-    rejections: list[Rejection] = field(default_factory=list[Rejection])
+    # With the dead letter of each message, if its rejection cannot be stored.
+    rejections: list[tuple[Rejection, DeadLetter]] = field(
+        default_factory=list[tuple[Rejection, DeadLetter]]
+    )
     letters: list[DeadLetter] = field(default_factory=list[DeadLetter])
     finished: list[IntakeDelivery] = field(default_factory=list[IntakeDelivery])
     parked: dict[Place, list[IntakeDelivery]] = field(
@@ -750,26 +789,21 @@ class _News:
             if delivery.reply_to is not None:
                 asked = replace(answer, resource=str(each.key), id=delivery.message_id)
                 self.answers.append((delivery.reply_to, asked))
+            is_unusable = answer.reason in _UNUSABLE
             if not answer.accepted:
-                self.rejections.append(Rejection(each.key, answer, command.actor, now))
-            if answer.reason in _UNUSABLE:
                 stage = "declaration" if isinstance(command.data, _DECLARES) else "request"
-                self.letters.append(DeadLetter(stage, answer.message, delivery))
-            elif each.place is not None and delivery is each.work.deliveries[-1]:
+                letter = DeadLetter(stage, answer.message, delivery)
+                rejection = Rejection(each.key, answer, command.actor, now)
+                self.rejections.append((rejection, letter))
+                self.letters += [letter] if is_unusable else []
+            if is_unusable:
+                continue
+            if each.place is not None and delivery is each.work.deliveries[-1]:
                 # Handled once more, it is a duplicate, and what follows from it is decided. Until
                 # then it is not acknowledged: after a crash another decider continues.
                 self.finished.pop()
                 known = replace(delivery, reply_to=None)
                 self.parked.setdefault(each.place, []).append(known)
-
-    async def send(self, sink: DecisionSink) -> None:
-        """Tell it, besides the letters; what is most costly to lose first."""
-        if self.timers:
-            await sink.set_timers(self.timers)
-        if self.rejections:
-            await sink.reject(self.rejections)
-        if self.answers:
-            await sink.answer(self.answers)
 
 
 def _rank(key: ResourceKey) -> int:
