@@ -207,7 +207,8 @@ async def restore_log(
     Raises ``BackupFileError``, ``OSError``, ``RestoreRefusedError`` and ``BusError`` classes; doing
     it again continues after the last step, whatever step that was.
     """
-    await prepare_restoration(nc, replicas=replicas)
+    services = _services(backup, *map(Backup, _unfinished(backup.path)))
+    await prepare_restoration(nc, replicas=replicas, namespaces=services)
     epoch = _new_epoch(backup, plan.found)
     identity = LogIdentity(backup.header.identity.log_id, epoch, _made_at(backup))
     floor = await _put_aside(nc, backup.path, plan)
@@ -228,8 +229,8 @@ async def restore_log(
     continued, lost = await _continue(writer, asides, knowledge, identity)
     await writer.flush()
     await _read_back(nc, knowledge)
-    services = {name for each in (backup, *asides) for name in each.header.services}
-    await ensure_topology(nc, replicas=replicas, restored=identity, namespaces=sorted(services))
+    services = _services(backup, *asides)
+    await ensure_topology(nc, replicas=replicas, restored=identity, namespaces=services)
     declared = await _declare_again(nc, [backup, *asides], knowledge)
     reach(Failpoint.RESTORE_STEP)
     await end_restoration(nc, identity)
@@ -245,6 +246,11 @@ async def restore_log(
         knowledge.damage,
         finish(backup.path),
     )
+
+
+def _services(*sources: Backup) -> list[str]:
+    """Return the namespaces whose services have consumers of the saved logs."""
+    return sorted({name for each in sources for name in each.header.services})
 
 
 def _new_epoch(backup: Backup, found: LogIdentity | None) -> str:

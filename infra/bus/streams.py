@@ -20,7 +20,8 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from itertools import chain
@@ -32,12 +33,14 @@ from nats.aio.client import Client
 from events import subjects
 from events.names import ResourceKey
 from events.subjects import DISCARDED
+from events.wording import plural
 from infra.jetstream.connection import api_request
 from infra.jetstream.errors import (
     BusDeniedError,
     IncompatibleStreamError,
     NotFoundOnBusError,
     StreamExistsError,
+    StreamFullError,
 )
 from infra.jetstream.reads import StreamState, stream_state
 from infra.jetstream.topology import (
@@ -334,17 +337,55 @@ async def _ensure_service_consumer(
     return change
 
 
-async def prepare_restoration(nc: Client, *, replicas: int = 1) -> None:
+async def prepare_restoration(
+    nc: Client, *, replicas: int = 1, namespaces: Sequence[str] = ()
+) -> None:
     """Make or restore the streams that a restoration keeps, before it removes anything.
 
-    So their room is reserved. Raises ``StreamFullError`` if there is none,
-    ``IncompatibleStreamError`` for one that cannot be changed in place, and for a foreign stream
-    with subjects of ours: no restoration could end beside them.
+    So their room is reserved. ``namespaces``: those whose services read outcomes. Raises
+    ``StreamFullError`` if there is no room, or if the account may not have all streams and
+    consumers. Raises ``IncompatibleStreamError`` for a stream that cannot be changed in place, and
+    for a foreign stream with subjects of ours: no restoration could end beside them.
     """
     await check_streams_are_ours(nc)
     await _check_subjects(nc)
+    await _check_account(nc, replicas, {*namespaces, *await _existing_services(nc)})
     for config in (_observations(), _dead_letters(), _rates()):
         await ensure_stream(nc, {**config, "num_replicas": replicas}, remedy=_ELSEWHERE)
+
+
+async def _check_account(nc: Client, replicas: int, namespaces: Collection[str]) -> None:
+    """Raise ``StreamFullError`` if the account may not have all streams and consumers of a log.
+
+    An account may have limits for each number of replicas. That of the consumers counts for each
+    stream.
+    """
+    account = await api_request(nc, "INFO", None)
+    tiers: Mapping[str, Config] = account.get("tiers") or {}
+    tier = tiers.get(f"R{replicas}", account)
+    limits: Config = tier.get("limits") or {}
+    used = int(tier.get("streams", 0))
+    missing = [name for name in SUBJECTS if not await _exists(nc, name)]
+    most = int(limits.get("max_streams", -1))
+    if 0 < most < used + len(missing):
+        raise _account_too_small(
+            f"max_streams is {most}, but {plural(used, 'stream exists', 'streams exist')} and "
+            f"{len(missing)} more are needed; set max_streams to at least {used + len(missing)}"
+        )
+    wanted = Counter(stream for each in namespaces for stream, _ in service_consumers(each))
+    wanted[LOG] += 1  # whoever reads the log has one
+    wanted[INTAKE] = len(decider_consumers())
+    stream, needed = max(wanted.items(), key=lambda each: each[1])
+    most = int(limits.get("max_consumers", -1))
+    if 0 < most < needed:
+        raise _account_too_small(
+            f"max_consumers is {most}, but stream {stream} needs {needed}; set max_consumers to at "
+            f"least {needed}"
+        )
+
+
+def _account_too_small(limit: str) -> StreamFullError:
+    return StreamFullError(f"the NATS account is too small: its {limit}. Nothing was changed")
 
 
 async def begin_restoration(

@@ -313,6 +313,15 @@ _SMALL = """
 accounts {
   SMALL { jetstream { max_file: 1G }, users: [{ user: small, password: pw }] }
   LARGER { jetstream { max_file: 4500M }, users: [{ user: larger, password: pw }] }
+  NINE { jetstream { max_file: 100G, max_streams: 9 }, users: [{ user: nine, password: pw }] }
+  TWELVE {
+    jetstream { max_file: 100G, max_consumers: 12 }
+    users: [{ user: twelve, password: pw }]
+  }
+  ENOUGH {
+    jetstream { max_file: 100G, max_streams: 10, max_consumers: 13 }
+    users: [{ user: enough, password: pw }]
+  }
 }
 """
 
@@ -331,4 +340,32 @@ async def test_a_server_without_room_for_the_streams_is_told_before_the_log_is_w
             await restore(small, tmp_path / "b", None)
         assert await existing_log(small) is None
         await small.close()
+    await server.kill()
+
+
+async def test_an_account_with_too_few_streams_or_consumers_is_told_before_anything_is_written(
+    nc: Client, log: JetStreamLog, tmp_path: Path
+) -> None:
+    """Two namespaces have six consumers of the log each, and the restore reads the log itself."""
+    key = new_key()
+    await initialise(nc, namespaces=["payments", "web"])
+    await log.append([ResourceAppend(key, events(key, 1, 3), 0)])
+    await save_log(nc, tmp_path / "b", await find_log(nc), lambda _: None)
+    server = EmbeddedServer()
+    await server.start(tmp_path / "nats", extra_config=_SMALL)
+    for user, told in (
+        ("nine", "max_streams is 9, but 1 stream exists and 9 more are needed; set max_streams"),
+        ("twelve", "max_consumers is 12, but stream LOG_1 needs 13; set max_consumers"),
+        ("enough", ""),
+    ):
+        other = await connect(f"nats://{user}:pw@127.0.0.1:{server.port}", name="test")
+        await api_request(other, "STREAM.CREATE.MINE", {"name": "MINE", "subjects": ["mine"]})
+        if told:
+            with pytest.raises(StreamFullError, match=told):
+                await restore(other, tmp_path / "b", None)
+            assert (await api_request(other, "STREAM.NAMES", {}))["streams"] == ["MINE"]
+        else:
+            await restore(other, tmp_path / "b", None)
+            assert await contents(other) == await contents(nc)
+        await other.close()
     await server.kill()
