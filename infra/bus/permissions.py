@@ -31,6 +31,7 @@ from infra.bus.streams import (
     TIMERS,
     follower_names,
 )
+from infra.bus.user import WHO_AM_I
 
 Principal = Literal[
     "decider",
@@ -61,8 +62,6 @@ ALL_STREAMS: Final = (
 _EVERY: Final = ResourceKey("*", "*", "*")
 _CONFIGURATION: Final = config_key("*")
 _API: Final = "$JS.API"
-WHO_AM_I: Final = "$SYS.REQ.USER.INFO"
-"""Where the server says who a connection is, and what he may do."""
 
 PURPOSES: Final[dict[Principal, str]] = {
     "decider": "decides: reads the intake, writes the log, timers, replies and dead letters",

@@ -9,9 +9,11 @@ import msgspec
 from nats.aio.client import Client
 
 from events.subjects import USER_SIGN
-from infra.bus.permissions import WHO_AM_I
 from infra.jetstream.errors import BusError
 from infra.jetstream.wire import FastClient, request
+
+WHO_AM_I: Final = "$SYS.REQ.USER.INFO"
+"""Where the server says who a connection is, and what he may do."""
 
 _SECONDS: Final = 2.0
 _OURS: Final = re.compile(rf"rec\.[a-z]+{USER_SIGN}([A-Za-z0-9_-]+)\.")

@@ -11,7 +11,8 @@ from nats.aio.client import Client
 from infra.bus.rows import JetStreamRows
 from projections.read_models import CHECKPOINT, SCHEMA, read_checkpoint
 from reconciler.cli.folded_log import log_of
-from reconciler.sdk.log_replay import LogReplay, Progress
+from reconciler.sdk.log_replay import LogReplay
+from reconciler.sdk.timeline import Progress
 
 _LOOKS = 5
 """A projector may write while we read: a difference counts when it is seen again."""

@@ -49,7 +49,6 @@ from reconciler.sdk.dead_letters import (
     prepare_retry,
 )
 from reconciler.sdk.listing_writer import ListingWriter
-from reconciler.sdk.log_replay import replayed_to
 from reconciler.sdk.messages import (
     approval,
     as_key,
@@ -460,6 +459,8 @@ class Client:
             stored = await self._bus.rows(f"{STATUS}.{tokens}")
             rows = [decode_status(row) for row in stored.values()]
         else:
+            from reconciler.sdk.log_replay import replayed_to  # noqa: PLC0415 - who needs it pays
+
             then = await moment(self._nc, at)
             async with replayed_to(self._nc, then.position, tokens=tokens) as replay:
                 rows = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import msgspec
@@ -23,13 +23,7 @@ from projections.read_models import (
 )
 from reconciler.ports import StoredEvent
 from reconciler.roles.projector.lost_events import find_short_end, mark_lost, stored_losses
-
-Progress = Callable[[int], object]
-"""Called with the last position read."""
-
-
-def no_progress(_position: int) -> None:
-    """Show nothing."""
+from reconciler.sdk.timeline import Progress, no_progress
 
 
 class Integrity(msgspec.Struct, frozen=True, rename="camel"):

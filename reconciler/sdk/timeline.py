@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncGenerator, Collection
+from collections.abc import AsyncGenerator, Callable, Collection
 from contextlib import aclosing
 from fnmatch import fnmatchcase
 
@@ -14,13 +14,20 @@ from events.log import OutcomeName, OutcomeRecorded
 from events.names import check_token
 from infra.bus.log_moments import ends_of_log, log_between
 from reconciler.ports import StoredEvent
-from reconciler.sdk.log_replay import Progress, no_progress
 from reconciler.sdk.moments import Span
 
 _FIRST_LOOK = 1_000
 _LOOK_GROWS = 8
 """The newest positions are looked through first, then more and more of the older ones: what is
 wanted is mostly new, and what is rare costs one reading of the log and some consumers."""
+
+
+Progress = Callable[[int], object]
+"""Called with the last position read."""
+
+
+def no_progress(_position: int) -> None:
+    """Show nothing."""
 
 
 class Interest(msgspec.Struct, frozen=True):
