@@ -14,6 +14,17 @@ class ConfigurationError(ReconcilerError):
     """Something that was configured cannot work: an option, a manifest, a ``ProviderConfig``."""
 
 
+class MissingExtraError(ConfigurationError):
+    """A library of an extra is not installed; ``command`` installs it.
+
+    ``local_text``: the message for a person who uses the process that lacks the library.
+    """
+
+    def __init__(self, problem: str, command: str) -> None:
+        self.local_text = f"{problem}; run {command}"
+        super().__init__(f"{self.local_text} where the roles run")
+
+
 class UnknownKindError(ConfigurationError):
     """No kind of that name is registered."""
 

@@ -18,9 +18,9 @@ from pathlib import Path
 
 PACKAGES = ("events", "infra", "projections", "reconciler")
 
-_DISTRIBUTION = "event-sourced-reconciler"
+DISTRIBUTION = "event-sourced-reconciler"
 _RECORD = "event_sourced_reconciler-*.dist-info/RECORD"
-_HINT = f"install {_DISTRIBUTION} in its own environment (uv tool, pipx, venv or container)"
+_HINT = f"install {DISTRIBUTION} in its own environment (uv tool, pipx, venv or container)"
 
 
 class PackageConflictError(Exception):
@@ -39,7 +39,7 @@ def check_packages(home: Path | None = None) -> None:
         _check_not_shadowed(name, expected)
         if name in installed and _digest(expected) != installed[name]:
             raise PackageConflictError(
-                f"{expected} is not the file that {_DISTRIBUTION} installed as package "
+                f"{expected} is not the file that {DISTRIBUTION} installed as package "
                 f"{name!r}: {_other_owner(name)} has overwritten it; {_HINT}"
             )
 
@@ -49,14 +49,14 @@ def _check_not_shadowed(name: str, expected: Path) -> None:
     origin = spec.origin if spec is not None else None
     if origin is None:
         raise PackageConflictError(
-            f"package {name!r} of {_DISTRIBUTION} is incomplete: {expected} is missing, "
-            f"possibly removed together with another distribution; install {_DISTRIBUTION} "
+            f"package {name!r} of {DISTRIBUTION} is incomplete: {expected} is missing, "
+            f"possibly removed together with another distribution; install {DISTRIBUTION} "
             "again, in its own environment"
         )
     found = Path(origin).resolve()
     if found != expected:
         raise PackageConflictError(
-            f"package {name!r} of {_DISTRIBUTION} at {expected} is shadowed by {found}; remove "
+            f"package {name!r} of {DISTRIBUTION} at {expected} is shadowed by {found}; remove "
             f"that directory from PYTHONPATH, start in another directory, or {_HINT}"
         )
 
@@ -86,7 +86,7 @@ def _other_owner(name: str) -> str:
     from importlib.metadata import distributions  # noqa: PLC0415 - 40 ms, only when it failed
 
     for distribution in distributions():
-        if distribution.name == _DISTRIBUTION:
+        if distribution.name == DISTRIBUTION:
             continue
         for file in distribution.files or ():
             if file.as_posix() == f"{name}/__init__.py":

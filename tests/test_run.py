@@ -42,7 +42,8 @@ def checkout(tmp_path: Path) -> Checkout:
     folder, uv = tmp_path / "a checkout", tmp_path / "bin" / "uv"
     folder.mkdir()
     shutil.copy(REPOSITORY / "run", folder)
-    for name in ("requirements.lock", "pyproject.toml"):
+    for name in ("requirements.lock", "pyproject.toml", "examples/shapes_api/pyproject.toml"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("")
     uv.parent.mkdir()
     uv.write_text(UV)

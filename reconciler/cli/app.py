@@ -18,12 +18,11 @@ from reconciler.cli.commands import (
     WITH_COMMANDS,
     import_path,
 )
+from reconciler.shadowing import DISTRIBUTION
 
 if TYPE_CHECKING:
     from cyclopts.help import HelpPanel
     from rich.console import Console, ConsoleOptions
-
-DISTRIBUTION = "event-sourced-reconciler"
 
 _GROUPS = {name: Group(name, sort_key=place) for place, name in enumerate((RUN, USE, LOOK, KEEP))}
 

@@ -222,8 +222,8 @@ def run_async(work: Coroutine[Any, Any, _T]) -> _T:
     raise_from_now_on()
     gc.freeze()  # what is imported by now stays for ever
     gc.enable()
-    if sys.platform == "win32":
+    try:
+        import uvloop  # noqa: PLC0415 - of the extra `server`, and not there on Windows
+    except ImportError:
         return asyncio.run(work)
-    import uvloop  # noqa: PLC0415 - not there on Windows
-
     return uvloop.run(work)

@@ -17,13 +17,12 @@ from events.excerpt import shortened
 from events.manifest import InvalidManifestError
 from events.names import InvalidNameError
 from infra.components import ComponentError
-from infra.example_api import ExampleApiError
 from infra.jetstream.connection import without_secrets
 from infra.jetstream.errors import BusError, NotFoundOnBusError
 from reconciler.cli.exits import Exit
 from reconciler.cli.output import harmless
 from reconciler.cli.settings import NAMES, flag
-from reconciler.errors import ReconcilerError, WaitTimeoutError
+from reconciler.errors import MissingExtraError, ReconcilerError, WaitTimeoutError
 from reconciler.process_secrets import OF_THIS_PROCESS
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -54,7 +53,6 @@ EXPECTED = (
     InvalidManifestError,
     InvalidNameError,
     InvalidMessageError,
-    ExampleApiError,
     ComponentError,
     msgspec.DecodeError,
     OSError,
@@ -106,6 +104,8 @@ def one_line(error: BaseException) -> str:
 
 def _said(error: BaseException) -> str:
     """Return an error's own words; of a file first which one, and no number."""
+    if isinstance(error, MissingExtraError):
+        return error.local_text
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return f"{error.filename}: {error.strerror}"
     if isinstance(error, OSError) and error.errno in FULL:  # of standard output, for example

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 from cyclopts import Parameter
@@ -17,13 +17,20 @@ from reconciler.cli.output import print_structured
 from reconciler.provider import Capabilities
 from reconciler.provider.kind import Kind, installed_kinds
 
+_WIDE: Final = ("KIND", "API VERSION", "EXTRA", "PURPOSE", "PROVIDER", "CAPABILITIES")
+
 
 class KnownKind(msgspec.Struct, frozen=True, rename="camel"):
-    """A kind that can be declared; ``defined``: at run time, by a KindDefinition."""
+    """A kind that can be declared.
+
+    ``defined``: at run time, by a KindDefinition. ``extra``: what its provider requires of this
+    distribution; empty for nothing.
+    """
 
     kind: str
     api_version: str
     provider: str
+    extra: str
     defined: bool
     capabilities: Capabilities | None
     about: str
@@ -40,12 +47,14 @@ def kinds(
     """List the kinds that you can declare, and what each is for.
 
     Without a server, the kinds that a KindDefinition defines are missing.
-    `reconciler explain KIND` shows the fields of a kind.
+    EXTRA names what a kind requires where its API is called: install it with
+    pip install 'event-sourced-reconciler[EXTRA]'. `reconciler explain KIND`
+    shows the fields of a kind.
 
     For example:
 
         reconciler kinds
-        reconciler kinds -o wide      also the providers and their capabilities
+        reconciler kinds -o wide      also API versions, providers and their capabilities
         reconciler kinds -o json | jq '.[] | select(.capabilities.watch)'
 
     Parameters
@@ -67,13 +76,11 @@ def kinds(
     ]
     if output == "table":
         print_table(
-            ("KIND", "API VERSION", "PURPOSE"),
-            ((each.kind, each.api_version, each.about) for each in found),
+            ("KIND", "EXTRA", "PURPOSE"),
+            ((each.kind, each.extra, each.about) for each in found),
         )
     elif output == "wide":
-        print_table(
-            ("KIND", "API VERSION", "PURPOSE", "PROVIDER", "CAPABILITIES"), map(_wide_row, found)
-        )
+        print_table(_WIDE, map(_wide_row, found))
     else:
         print_structured(found, output)
     return 0
@@ -84,13 +91,14 @@ def _known(kind: Kind, explanation: KindExplanation) -> KnownKind:
         kind=kind.name,
         api_version=kind.api_version,
         provider=kind.provider,
+        extra=kind.extra,
         defined=kind.definition is not None,
         capabilities=kind.capabilities,
         about=explanation.about.partition("\n\n")[0],
     )
 
 
-def _wide_row(each: KnownKind) -> tuple[str, str, str, str, str]:
+def _wide_row(each: KnownKind) -> tuple[str, ...]:
     able = () if each.capabilities is None else msgspec.structs.asdict(each.capabilities).items()
     words = [name.replace("_", "-") for name, value in able if value is True]
-    return each.kind, each.api_version, each.about, each.provider, ",".join(words)
+    return each.kind, each.api_version, each.extra, each.about, each.provider, ",".join(words)

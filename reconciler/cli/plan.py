@@ -30,7 +30,7 @@ from reconciler.cli.naming import check_names
 from reconciler.cli.options import Files, NamedPath, Output
 from reconciler.cli.output import Format, harmless, print_structured
 from reconciler.cli.standard_streams import even_if_nobody_reads
-from reconciler.errors import ConfigurationError, ProviderError
+from reconciler.errors import ConfigurationError, MissingExtraError, ProviderError
 from reconciler.resource.expectation import UNKNOWN
 from reconciler.roles.planning.foresight import Foresight
 from reconciler.roles.runtime.provider_pool import ProviderPool
@@ -156,7 +156,8 @@ async def _list(foresight: Foresight) -> None:
                 objects = {f"{each.name}\n{each.uid}": each for each in found}
                 await foresight.observe(name, kind.name, objects)
     except (ProviderError, ConfigurationError) as error:
-        raise CommandError(f"--refresh: {name}: {error}") from None
+        problem = error.local_text if isinstance(error, MissingExtraError) else error
+        raise CommandError(f"--refresh: {name}: {problem}") from None
     finally:
         await pool.close()
 

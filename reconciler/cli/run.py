@@ -10,6 +10,7 @@ from infra.jetstream.connection import without_secrets
 from reconciler.cli.connection import ANY_BUS, LOGS, BusOptions, Logs, run_async
 from reconciler.cli.own_logs import configure_logs
 from reconciler.cli.signals import until_stopped
+from reconciler.provider.lazy import check_extra
 from reconciler.wiring import Role, connected, running
 
 
@@ -37,6 +38,7 @@ def run(
     role
         The role to run.
     """
+    check_extra("server", "`reconciler run`")
     configure_logs(logs.log_level)
     url = bus.url
 

@@ -10,8 +10,9 @@ import time
 from collections.abc import AsyncGenerator, Generator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Final, Never
+from typing import TYPE_CHECKING, BinaryIO, Final, Never, Protocol
 
 import msgspec
 import structlog
@@ -26,10 +27,17 @@ from reconciler.cli.local_configs import LocalApi, example_api
 if TYPE_CHECKING:
     from infra.embedded.full_disk import FullDiskWatch
     from infra.embedded.server import EmbeddedServer
-    from infra.example_api import ExampleApi
 
 DEFAULT_PORT: Final = 4222
 DEFAULT_API_PORT: Final = 8080
+
+EXAMPLE_API: Final = "shapes_api"
+"""Package of the example API: optional, and a distribution of its own."""
+
+WITHOUT_EXAMPLE_API: Final = (
+    "the example API and its kinds are not installed; to install them, run `pip install "
+    "./examples/shapes_api` in a clone of Reconciler"
+)
 
 _PORTS_FILE: Final = "ports.json"
 _LOCK_SECONDS: Final = 0.5  # a command that asks whether `up` runs holds the lock for a moment
@@ -38,6 +46,28 @@ _POLL_SECONDS: Final = 0.02
 _logger = structlog.get_logger(__name__)
 _WATCH_SECONDS: Final = 0.5
 _DISK_LOOK_SECONDS: Final = 2.0
+
+
+class ExampleApi(Protocol):
+    """The server of the example API, which is another distribution."""
+
+    @property
+    def port(self) -> int:
+        """The port on which it listens."""
+        ...
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its process lives."""
+        ...
+
+    async def start(self, data_dir: Path, *, port: int, latency_ms: float) -> str:
+        """Start it and return its URL once it listens."""
+        ...
+
+    async def stop(self) -> None:
+        """End it in order."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,11 +167,12 @@ async def started(options: StackOptions) -> AsyncGenerator[Stack]:
                 closing.push_async_callback(stack.server.stop)
                 stack.nats_url = await _start_server(stack.server, options, stack.notes)
             if options.with_api:
-                from infra.example_api import ExampleApi  # noqa: PLC0415 - as above
-
-                stack.api = ExampleApi()
-                closing.push_async_callback(stack.api.stop)
-                stack.api_url = await _start_api(stack.api, options, stack.notes)
+                stack.api = _find_example_api()
+                if stack.api is None:
+                    stack.notes.append(WITHOUT_EXAMPLE_API)
+                else:
+                    closing.push_async_callback(stack.api.stop)
+                    stack.api_url = await _start_api(stack.api, options, stack.notes)
             stack.bus_apis = tuple(n for n in options.components if n in components.BUS_APIS)
             for name in options.components:
                 if name in components.BUS_APIS:
@@ -231,10 +262,23 @@ async def _start_server(server: EmbeddedServer, options: StackOptions, notes: li
     return url
 
 
+def _find_example_api() -> ExampleApi | None:
+    try:
+        return import_module(EXAMPLE_API).ExampleApi()
+    except ModuleNotFoundError as error:
+        if error.name != EXAMPLE_API:
+            raise
+        return None
+
+
 async def _start_api(api: ExampleApi, options: StackOptions, notes: list[str]) -> str:
     ports = _read_ports(options.data)
     port = _port(options.api_port, DEFAULT_API_PORT, ports.api)
-    url = await api.start(options.data / "example-api", port=port, latency_ms=options.latency_ms)
+    folder = options.data / "example-api"
+    try:
+        url = await api.start(folder, port=port, latency_ms=options.latency_ms)
+    except import_module(EXAMPLE_API).ExampleApiError as error:
+        raise StackError(str(error)) from None
     if options.api_port is None and api.port != DEFAULT_API_PORT:
         notes.append(f"{_why(port, DEFAULT_API_PORT)}; the example API listens on {api.port}")
         ports.api = api.port

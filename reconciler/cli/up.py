@@ -41,6 +41,7 @@ from reconciler.cli.output import print_json_line
 from reconciler.cli.own_logs import configure_logs
 from reconciler.cli.signals import until_stopped
 from reconciler.cli.stack import Stack, StackError, StackOptions, started, write_up_file
+from reconciler.provider.lazy import check_extra
 from reconciler.roles.projector.lost_events import LogTooShortError
 from reconciler.wiring import ROLES, Role, connected, initialise, running, secrets_folder
 
@@ -146,6 +147,7 @@ def up(
     output
         What to print when ready: a banner, or one line of JSON.
     """
+    check_extra("server", "`reconciler up`")
     configure_logs(logs.log_level)
     if resync is not None and not LEAST_SECONDS <= resync <= MAX_SECONDS:
         limits = f"{LEAST_SECONDS} to {MAX_SECONDS}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -16,6 +17,7 @@ from reconciler.cli.errors import CommandError, UsageError
 from reconciler.cli.exits import Exit
 from reconciler.cli.options import NamedPath
 from reconciler.composites.git_source import KIND
+from reconciler.provider.lazy import check_extra
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -60,6 +62,7 @@ def webhook(
         can trigger reads of the GitSources of every namespace, and the response
         contains their names.
     """
+    check_extra("webhook", "`reconciler webhook`")
     try:
         secret = read_at_most(secret_file, MAX_KEY_BYTES).decode().strip()
     except OSError as error:
@@ -79,8 +82,7 @@ def webhook(
 async def _serve(
     connection: Connection, secret: str, host: str, port: int, namespace: str | None
 ) -> None:
-    from infra.example_api.server import ListenError, listen  # noqa: PLC0415 - who serves pays
-    from infra.webhook import same_repository, webhook  # noqa: PLC0415
+    from infra.webhook import same_repository, webhook  # noqa: PLC0415 - who serves pays
 
     async with client_of(connection) as client:
 
@@ -96,13 +98,18 @@ async def _serve(
             _logger.info("pushed", repository=sorted(pushed), sources=[str(key) for key in keys])
             return [str(key) for key in keys]
 
-        try:
-            listener = listen(host, port)
-        except ListenError as error:
-            raise CommandError(str(error)) from None
+        listener = _listen(host, port)
         server = server_of(webhook(secret, on_push))
         print(f"listening on http://{host}:{listener.getsockname()[1]}/", flush=True)
         await server.serve(sockets=[listener])
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        raise CommandError(f"cannot listen on {host} port {port}: {error.strerror}") from None
 
 
 def server_of(app: Starlette) -> Server:

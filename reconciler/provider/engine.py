@@ -7,7 +7,9 @@ from typing import Protocol, cast
 
 from events.kind_definition import KindDefinitionSpec
 from events.manifest import InvalidManifestError
+from reconciler.errors import ConfigurationError
 from reconciler.provider.kind import Kind
+from reconciler.provider.lazy import load
 
 ENTRY_POINT_GROUP = "reconciler.engines"
 REST = "rest"
@@ -26,12 +28,9 @@ def installed_engine(name: str) -> Engine:
     """Load an engine; raises ``InvalidManifestError`` if it cannot be used here."""
     for entry in entry_points(group=ENTRY_POINT_GROUP, name=name):
         try:
-            return cast("Engine", entry.load())
-        except ModuleNotFoundError as error:
-            raise InvalidManifestError(
-                f"spec.{name}: {error.name!r} is not installed where the roles run; run pip "
-                f"install 'event-sourced-reconciler[{name}]'"
-            ) from None
+            return cast("Engine", load(entry.value, extra=name))
+        except ConfigurationError as error:
+            raise InvalidManifestError(f"spec.{name}: {error}") from None
     raise InvalidManifestError(
         f"spec.{name}: the engine {name!r} is not installed where the roles run; install its "
         "package"

@@ -186,6 +186,11 @@ class Kind:
         """Whether resources of this kind live in an external API."""
         return self.connect is not None
 
+    @property
+    def extra(self) -> str:
+        """The extra of this distribution that its provider requires; empty for none."""
+        return str(getattr(self.connect, "extra", ""))
+
     def references(self, fields: Fields, namespace: str) -> Sequence[Reference]:
         """Return the references of a spec that are its own; raises ``InvalidManifestError``."""
         return () if self.refers is None else self.refers(fields, namespace)

@@ -1,16 +1,26 @@
-"""Providers that are imported when a role connects to an API, not when their kind is loaded."""
+"""What an extra of this distribution installs: imported when it is used, and named when missing."""
 
 from __future__ import annotations
 
+import re
 import sys
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from importlib.metadata import PackageNotFoundError, distribution, requires
+from typing import Any, Final
 
 from events.provider_config import ProviderConfigSpec
-from reconciler.errors import ConfigurationError
+from reconciler.errors import ConfigurationError, MissingExtraError
 from reconciler.provider import Provider
 from reconciler.provider.secrets import Secrets
+from reconciler.shadowing import DISTRIBUTION
+
+_REQUIREMENT: Final = re.compile(
+    r"(?P<name>[\w.-]+).*;(?P<marker>.*)extra == ['\"](?P<extra>[\w-]+)"
+)
+_NOT_ON_WINDOWS: Final = re.compile(r"sys_platform != ['\"]win32")
 
 
 @dataclass(frozen=True)
@@ -24,26 +34,10 @@ class LazyProvider:
     def __call__(self, config: ProviderConfigSpec, secrets: Secrets) -> Provider:
         """Import the class and build a client; opens no connection yet.
 
-        Raises ``ConfigurationError`` if a library of the extra is not installed.
+        Raises ``MissingExtraError`` if a library of the extra is not installed.
         """
-        module, _, name = self.target.partition(":")
-        try:
-            provider = getattr(import_module(module), name)
-            return provider(config, secrets, **dict(self.options))
-        except ImportError as error:
-            missing = (error.name or "").partition(".")[0]
-            if not self.extra or missing == module.partition(".")[0]:
-                raise
-            raise ConfigurationError(_describe(missing, error, self.extra)) from None
-
-
-def _describe(missing: str, error: ImportError, extra: str) -> str:
-    if missing in sys.stdlib_module_names:
-        return f"not supported on {sys.platform}, where Python has no module {missing!r}"
-    problem = f"{missing} is not installed"
-    if not isinstance(error, ModuleNotFoundError):  # such as psycopg without libpq
-        problem = str(error).partition("\n")[0].rstrip(".")
-    return f"{problem}; run pip install 'event-sourced-reconciler[{extra}]' where the roles run"
+        with _explained(self.target, self.extra):
+            return _import(self.target)(config, secrets, **dict(self.options))
 
 
 def lazy(target: str, *, extra: str = "", **options: Any) -> LazyProvider:
@@ -53,3 +47,61 @@ def lazy(target: str, *, extra: str = "", **options: Any) -> LazyProvider:
     keyword arguments of the class, in addition to the configuration and the secrets.
     """
     return LazyProvider(target, extra, tuple(options.items()))
+
+
+def load(target: str, *, extra: str) -> Any:
+    """Import what ``module:name`` names; raises ``MissingExtraError``."""
+    with _explained(target, extra):
+        return _import(target)
+
+
+def check_extra(extra: str, user: str) -> None:
+    """Raise ``MissingExtraError`` unless all that an extra installs is installed.
+
+    ``user``: what requires it, as the message names it.
+    """
+    for name in _distributions(extra):
+        try:
+            distribution(name)
+        except PackageNotFoundError:
+            problem = f"{user} requires the extra {extra!r}, but {name} is not installed"
+            raise MissingExtraError(problem, install_command(extra)) from None
+
+
+def install_command(extra: str) -> str:
+    """Return the command that adds an extra to the environment in which this is installed."""
+    return f"pip install '{DISTRIBUTION}[{extra}]'"
+
+
+def _import(target: str) -> Any:
+    module, _, name = target.partition(":")
+    return getattr(import_module(module), name)
+
+
+@contextmanager
+def _explained(target: str, extra: str) -> Generator[None]:
+    """Turn the ``ImportError`` of a library into a ``MissingExtraError``."""
+    try:
+        yield
+    except ImportError as error:
+        missing = (error.name or "").partition(".")[0]
+        if not extra or missing == re.split("[.:]", target, maxsplit=1)[0]:
+            raise
+        if missing in sys.stdlib_module_names:
+            raise ConfigurationError(
+                f"not supported on {sys.platform}, where Python has no module {missing!r}"
+            ) from None
+        problem = f"{missing} is not installed"
+        if not isinstance(error, ModuleNotFoundError):  # such as psycopg without libpq
+            problem = str(error).partition("\n")[0].rstrip(".")
+        raise MissingExtraError(problem, install_command(extra)) from None
+
+
+def _distributions(extra: str) -> Generator[str]:
+    """Return what an extra installs, as the metadata of the installed distribution names it."""
+    for requirement in requires(DISTRIBUTION) or ():
+        found = _REQUIREMENT.match(requirement)
+        if found is None or found["extra"] != extra:
+            continue
+        if sys.platform != "win32" or _NOT_ON_WINDOWS.search(found["marker"]) is None:
+            yield found["name"]

@@ -22,8 +22,6 @@ from events.provider_config import ProviderConfigSpec
 from infra.bus.copies import Copies
 from infra.jetstream.errors import BusUnavailableError, IncompatibleServerError
 from infra.jetstream.reads import StreamState
-from infra.providers.records import RECORD
-from infra.providers.shapes import SHAPE
 from projections.status import StatusRow
 from reconciler.cli.api_standing import left_alone, unlisted
 from reconciler.cli.checks.apis import check_api
@@ -40,6 +38,8 @@ from reconciler.errors import ConfigurationError
 from reconciler.provider.kind import KindRegistry
 from reconciler.roles.runtime.configurations import Configurations
 from reconciler.roles.runtime.provider_pool import ProviderPool
+from shapes_api.kinds.records import RECORD
+from shapes_api.kinds.shapes import SHAPE
 from tests.hostile_server import HEAD, MIB, Answer, hostile_server, send
 
 NOON = "2026-01-02T12:00:00.000000000Z"

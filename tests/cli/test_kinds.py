@@ -17,7 +17,7 @@ CONFIG = (
 )
 COLUMNS = 80
 PURPOSE_COLUMNS = 47
-"""What the columns KIND and API VERSION of `kinds` leave of a terminal."""
+"""What the columns KIND and EXTRA of `kinds` leave of a terminal."""
 
 BADGE = "<!-- applied by tests/scenarios/test_definitions.py -->\n```yaml\n"
 
@@ -79,6 +79,9 @@ def test_internal_kinds_are_listed_only_with_all(
     assert listed("--all") - listed() == COMPOSED_KINDS
     table = inside.ok("kinds").out
     assert max(map(len, table.splitlines())) <= COLUMNS
+    assert ["Database", "postgres", "A", "PostgreSQL", "database."] in map(
+        str.split, table.splitlines()
+    )
     assert "ComposedSet" not in table
 
 

@@ -203,7 +203,7 @@ def test_a_start_imports_what_it_starts_and_no_more(tmp_path: Path) -> None:
     ):
         status, err = running.stop()
     assert status == 0
-    servers = {"infra.embedded.server", "infra.example_api.server"}
+    servers = {"infra.embedded.server", "shapes_api.server"}
     assert imported(err) & {*OTHERS, *PROVIDERS, *servers, "rich.console"} == set()
 
 

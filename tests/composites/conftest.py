@@ -9,8 +9,8 @@ import pytest
 
 from events.names import ResourceKey
 from events.provider_config import Retry
-from infra.providers.shapes import SHAPE
 from reconciler.provider.kind import KindRegistry
+from shapes_api.kinds.shapes import SHAPE
 from tests.composites.palette import CONFIG, KIND, PALETTE
 from tests.scenarios.conftest import api_url
 from tests.scenarios.harness import Human, World, api_config

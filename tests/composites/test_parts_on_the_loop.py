@@ -20,8 +20,8 @@ from events.log import SpecDeclared
 from events.manifest import Fields, Manifest, Metadata
 from events.names import ResourceKey
 from events.provider_config import Retry
-from infra.providers.shapes import SHAPE
 from reconciler.provider.kind import Kind, KindRegistry
+from shapes_api.kinds.shapes import SHAPE
 from tests.composites.trio import (
     CONFIG,
     DEFINITION,

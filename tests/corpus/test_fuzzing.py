@@ -27,12 +27,12 @@ from events.manifest import InvalidManifestError, Manifest
 from events.names import InvalidNameError, ResourceKey
 from events.provider_config import ProviderConfigSpec
 from events.subjects import INTAKE_KINDS, Intake, parse_intake, parse_stored_intake
-from infra.providers.records import RECORD
-from infra.providers.shapes import SHAPE
 from reconciler.provider.kind import KindRegistry
 from reconciler.resource.decide import decide
 from reconciler.resource.state import NEW
 from reconciler.resource.turn import Command, Context
+from shapes_api.kinds.records import RECORD
+from shapes_api.kinds.shapes import SHAPE
 from tests.bus.histories import event
 from tests.corpus.cases import cases
 

@@ -11,8 +11,8 @@ from events.intake import Declared
 from events.log import Operation, Purpose
 from events.manifest import RECONCILER_API_VERSION, Fields, Manifest, Metadata
 from events.names import KIND_DEFINITION_KIND, SYSTEM_NAMESPACE, ResourceKey
-from infra.providers.shapes import SHAPE
 from reconciler.provider.kind import Kind
+from shapes_api.kinds.shapes import SHAPE
 from tests.crashes.cases import Case, Row
 from tests.crashes.lane import Lane, config_key, key
 from tests.crashes.story import METHODS, Story

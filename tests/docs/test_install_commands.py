@@ -13,7 +13,8 @@ PLACES = ("README.md", "docs", "examples", "reconciler", "infra", "events", "pro
 
 def test_an_install_command_names_this_distribution() -> None:
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
-    extras = {*project["optional-dependencies"], "{extra}", "{name}"}  # of messages with a variable
+    names = (project["name"], "{DISTRIBUTION}", ".")
+    extras = {*project["optional-dependencies"], "{extra}", "EXTRA"}  # of messages for any extra
     files = [REPOSITORY / "README.md"]
     files += [each for place in PLACES for each in (REPOSITORY / place).rglob("*.[mp][dy]")]
     found = [
@@ -24,9 +25,7 @@ def test_an_install_command_names_this_distribution() -> None:
     ]
     assert len(found) > 10
     assert [
-        each
-        for each in found
-        if each[1] not in (project["name"], ".") or not extras.issuperset(each[2].split(","))
+        each for each in found if each[1] not in names or not extras.issuperset(each[2].split(","))
     ] == []
 
 

@@ -12,12 +12,12 @@ from hypothesis import settings
 from schemathesis import CheckContext, Response
 from schemathesis.config import SchemathesisConfig
 
-from infra import example_api
+import shapes_api
 
 pytest_plugins = ("schemathesis.pytest.plugin",)
 """Loaded for this file alone: its imports cost 2 s of CPU, in each process of a run."""
 
-CONTRACT = Path(example_api.__file__).with_name("openapi.yaml")
+CONTRACT = Path(shapes_api.__file__).with_name("openapi.yaml")
 
 # Refusals that depend on what was done before, which a schema cannot say.
 DEPENDING_ON_THE_PAST = {"name-taken", "no-such-shape", "key-used-otherwise", "version-mismatch"}

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import httpx
 
-from infra import example_api
+import shapes_api
 from tests.example_api.requests import (
     create,
     effects,
@@ -19,7 +19,7 @@ from tests.example_api.requests import (
 async def test_the_contract_is_served_as_it_is_packaged(client: httpx.AsyncClient) -> None:
     response = await client.get("/openapi.yaml")
     assert response.headers["content-type"].startswith("application/yaml")
-    assert response.content == Path(example_api.__file__).with_name("openapi.yaml").read_bytes()
+    assert response.content == Path(shapes_api.__file__).with_name("openapi.yaml").read_bytes()
 
 
 async def test_a_working_service_is_healthy(client: httpx.AsyncClient) -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from infra.example_api.app import create_app, latency
-from infra.example_api.database import open_database
+from shapes_api.app import create_app, latency
+from shapes_api.database import open_database
 from tests.example_api.requests import (
     break_with,
     create,

@@ -12,8 +12,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from infra.example_api import ExampleApiError
-from infra.example_api.__main__ import main
+from shapes_api import ExampleApiError
+from shapes_api.__main__ import main
 from tests.example_api.requests import client_of, create, shape
 from tests.faulty_api import FaultyApi
 

@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from infra.example_api.app import create_app, latency
-from infra.example_api.database import open_database
+from shapes_api.app import create_app, latency
+from shapes_api.database import open_database
 
 ZONE = "/zones/example.org/records"
 CHANGES = "/zones/example.org/changes"

@@ -9,10 +9,13 @@ GET /_journal?after=N&limit=M   effects that really happened, with a sequence ab
 PUT /_expired?name=NAME     an object that expires is at its end
 """
 
-from infra.example_api import ExampleApi
+from pathlib import Path
+
+from shapes_api import ExampleApi
 
 
 class FaultyApi(ExampleApi):
     """The example API in a process of its own, with what tests need besides."""
 
     module = "tests.faulty_api"
+    folder = Path(__file__).parents[2]

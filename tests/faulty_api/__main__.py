@@ -2,7 +2,7 @@
 
 import sys
 
-from infra.example_api.__main__ import main
+from shapes_api.__main__ import main
 from tests.faulty_api.app import CuttingProtocol, create_faulty_app
 
 if __name__ == "__main__":

@@ -15,9 +15,9 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from infra.example_api.app import create_app
-from infra.example_api.problems import Problem, answer_problem
-from infra.example_api.shapes import token_expired
+from shapes_api.app import create_app
+from shapes_api.problems import Problem, answer_problem
+from shapes_api.shapes import token_expired
 from tests.faulty_api.faults import NO_FAULTS, FaultInjector, Faults, Verdict
 from tests.faulty_api.journal import Journal, key_of_request
 from tests.faulty_api.options import PREFIX, Options

@@ -26,7 +26,7 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from infra.example_api.problems import Problem
+from shapes_api.problems import Problem
 
 Rate = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Milliseconds = Annotated[float, msgspec.Meta(ge=0, le=600_000)]

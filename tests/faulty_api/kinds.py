@@ -19,11 +19,11 @@ from events.manifest import Fields
 from events.provider_config import ProviderConfigSpec, Scope
 from events.secret import SecretRef
 from infra.providers.answers import decoded, refusal
-from infra.providers.shapes import SHAPE, ShapesProvider, name_problem
 from reconciler.errors import ConflictError, NotFoundError, PermanentError
 from reconciler.provider import Capabilities, Effect
 from reconciler.provider.kind import Kind
 from reconciler.provider.secrets import Secrets
+from shapes_api.kinds.shapes import SHAPE, ShapesProvider, name_problem
 from tests.faulty_api.options import EXPIRES, ID_MARK
 
 _KEY_LABEL = "written-by"

@@ -26,7 +26,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from infra.example_api.problems import Problem
+from shapes_api.problems import Problem
 
 PREFIX: Final = "/as/"
 ID_MARK: Final = "--"

@@ -14,12 +14,12 @@ from msgspec.structs import replace
 from events.log import Action
 from events.manifest import Fields
 from events.provider_config import ProviderConfigSpec
-from infra.providers.shapes import ShapesProvider
 from reconciler.errors import PermanentError
 from reconciler.provider import Effect, Provider
 from reconciler.provider.contract import ProviderContract
 from reconciler.provider.http_faults import HttpFaultContract
 from reconciler.provider.secrets import Secrets
+from shapes_api.kinds.shapes import ShapesProvider
 from tests.faulty_api import FaultyApi
 from tests.faulty_api.kinds import EXPIRING, FIXED, NUMBERED, UNLISTED, WHITE, WhiteProvider
 

@@ -26,8 +26,8 @@ from infra.providers.git.repository import (
     ssh_command,
 )
 from infra.providers.git.signatures import check_signature
-from infra.providers.shapes import SHAPE
 from reconciler.provider.kind import KindRegistry
+from shapes_api.kinds.shapes import SHAPE
 from tests.git.http_server import GitServer
 from tests.git.repositories import Repository, signing_key
 from tests.host_access import EVERYTHING

@@ -18,10 +18,10 @@ from events.provider_config import DeletionGuard, Retry
 from events.stored_content import COMPOSED_CONTENT_KIND, Part
 from infra.providers.git.source import GIT_SOURCE
 from infra.providers.manifest_set import MANIFEST_SET
-from infra.providers.shapes import SHAPE
 from projections.status import StatusRow
 from reconciler.errors import DeclarationRefusedError
 from reconciler.provider.kind import KindRegistry
+from shapes_api.kinds.shapes import SHAPE
 from tests.git.repositories import Repository, signing_key
 from tests.scenarios.conftest import api_url
 from tests.scenarios.harness import Human, World, api_config, manifest, shape

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from events.external import ExternalObject
 from events.log import Action, ActionDecided, ActionRetried
 from events.provider_config import ProviderConfigSpec, Scope
-from infra.providers.shapes import SHAPE, ShapesProvider
 from reconciler.provider import Effect, Provider
 from reconciler.provider.kind import Kind, KindRegistry
 from reconciler.provider.secrets import Secrets
+from shapes_api.kinds.shapes import SHAPE, ShapesProvider
 from tests.scenarios.harness import World
 
 

@@ -16,9 +16,9 @@ from events.external import ExternalObject
 from events.log import Operation
 from events.subjects import parse_stored_intake
 from infra.bus.streams import DEADLETTERS, INTAKE, LOG, REJECTIONS
-from infra.example_api.shapes import Shape
 from infra.jetstream.follow import follow
 from infra.jetstream.reads import StoredMessage, stream_state
+from shapes_api.shapes import Shape
 from tests.faulty_api.journal import JournalEntry
 from tests.faulty_api.options import ID_MARK
 from tests.judge.history import Acknowledged, Effect, History, Message, Recorded

@@ -22,7 +22,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="module")
 def records_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    command = [sys.executable, "-m", "infra.example_api", "--exit-with-stdin", "--port", "0"]
+    command = [sys.executable, "-m", "shapes_api", "--exit-with-stdin", "--port", "0"]
     command += ["--data", str(tmp_path_factory.mktemp("records"))]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None

@@ -18,7 +18,6 @@ from events.log import LogEvent, SecretObserved, SpecDeclared, TargetObserved
 from events.names import ResourceKey
 from events.provider_config import ProviderConfigSpec, config_key
 from events.reference import Reference
-from infra.providers.shapes import SHAPE
 from projections.read_models import NOTHING, ReadModels
 from projections.status import StatusRow
 from reconciler.errors import TransientError
@@ -35,6 +34,7 @@ from reconciler.roles.sweeper.sweeper import (
     SWEEP_SECONDS,
     Sweeper,
 )
+from shapes_api.kinds.shapes import SHAPE
 from tests.bus.histories import event
 
 FOO = ResourceKey("default", "Shape", "foo")

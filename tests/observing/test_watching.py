@@ -14,9 +14,9 @@ import pytest
 
 from events.manifest import Manifest, Metadata
 from events.names import ResourceKey
-from infra.providers.records import RECORD, RecordsProvider
 from reconciler.errors import TransientError
 from reconciler.provider.kind import KindRegistry
+from shapes_api.kinds.records import RECORD, RecordsProvider
 from tests.scenarios.harness import World, api_config
 
 KEY = ResourceKey("default", "Record", "www")

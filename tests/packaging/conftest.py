@@ -1,4 +1,4 @@
-"""The wheel, built and installed once: what people get."""
+"""The wheels, built once, and environments made from them: what people get."""
 
 from __future__ import annotations
 
@@ -9,20 +9,41 @@ import pytest
 
 from tests.packaging.installing import ROOT, Installed, run
 
+EXAMPLE_API = ROOT / "examples" / "shapes_api"
+
 
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("dist")
-    run("uv", "build", "--quiet", "--wheel", "--out-dir", folder, ROOT)
-    [built] = folder.glob("*.whl")
-    return built
+    return _build(ROOT, tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def wheel_of_example_api(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return _build(EXAMPLE_API, tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def client(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    """The wheel without an extra: what another service or a laptop installs."""
+    return _install(wheel, "", tmp_path_factory)
 
 
 @pytest.fixture(scope="session")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    """The wheel with the extra `server`, and no kind's extra."""
+    return _install(wheel, "[server]", tmp_path_factory)
+
+
+def _build(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("dist")
+    run("uv", "build", "--quiet", "--wheel", "--out-dir", target, folder)
+    [built] = target.glob("*.whl")
+    return built
+
+
+def _install(wheel: Path, extra: str, tmp_path_factory: pytest.TempPathFactory) -> Installed:
     folder = tmp_path_factory.mktemp("installed") / "venv"
-    python = folder / "bin" / "python"
     run("uv", "venv", "--quiet", "--python", sys.executable, folder)
-    lock = ROOT / "requirements.lock"
-    run("uv", "pip", "install", "--quiet", "--python", python, "--constraint", lock, wheel)
-    return Installed(folder, wheel)
+    made = Installed(folder, wheel)
+    made.install(f"event-sourced-reconciler{extra} @ {wheel.as_uri()}")
+    return made

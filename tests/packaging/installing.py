@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -20,6 +21,35 @@ class Installed:
     def site_packages(self) -> Path:
         [found] = self.folder.glob("lib/python*/site-packages")
         return found
+
+    @property
+    def distributions(self) -> set[str]:
+        listed = run("uv", "pip", "list", "--quiet", "--python", self.bin / "python")
+        return {line.split()[0] for line in listed.splitlines()[2:]}
+
+    def install(self, *what: str | Path, options: tuple[str, ...] = ()) -> None:
+        """Install with the locked versions."""
+        lock = ("--constraint", ROOT / "requirements.lock")
+        run(
+            "uv",
+            "pip",
+            "install",
+            "--quiet",
+            "--python",
+            self.bin / "python",
+            *options,
+            *lock,
+            *what,
+        )
+
+
+def environment() -> dict[str, str]:
+    """Ours, without what would let the installed program see this checkout."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("PYTHONPATH", "VIRTUAL_ENV") and not name.startswith("RECONCILER_")
+    }
 
 
 def run(*command: str | Path, cwd: Path | None = None) -> str:

@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
-from tests.packaging.installing import ROOT, Installed, run
+from reconciler.cli.stack import WITHOUT_EXAMPLE_API
+from tests.packaging.installing import ROOT, Installed, environment, run
 
 PACKAGES = ("events", "infra", "projections", "reconciler")
 STOP_SECONDS = 90.0
-
-
-def _environment() -> dict[str, str]:
-    """Ours, without what would let the installed program see this checkout."""
-    return {
-        name: value
-        for name, value in os.environ.items()
-        if name not in ("PYTHONPATH", "VIRTUAL_ENV") and not name.startswith("RECONCILER_")
-    }
 
 
 def _in_the_checkout() -> set[str]:
@@ -42,7 +34,6 @@ def test_the_wheel_has_every_file_of_the_packages_and_the_licence(wheel: Path) -
     inside = {name for name in names if ".dist-info/" not in name}
     assert inside == _in_the_checkout()
     assert inside >= {f"{package}/py.typed" for package in PACKAGES}
-    assert "infra/example_api/openapi.yaml" in inside
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
 
 
@@ -53,7 +44,7 @@ def test_what_is_installed_starts_answers_and_stops(installed: Installed, tmp_pa
         subprocess.Popen(
             [reconciler, "up", "--port", "0", "--api-port", "0", "--output", "json"],
             cwd=tmp_path,
-            env=_environment(),
+            env=environment(),
             stdout=subprocess.PIPE,
             stderr=log,
         ) as process,
@@ -62,14 +53,34 @@ def test_what_is_installed_starts_answers_and_stops(installed: Installed, tmp_pa
             assert process.stdout is not None
             line = process.stdout.readline()
             assert line, (tmp_path / "up.log").read_text()
-            assert msgspec.json.decode(line, type=dict[str, object])["ready"] is True
-            listed = run(reconciler, "get", "--all-namespaces", "--output", "json", cwd=tmp_path)
-            assert "ProviderConfig" in listed
-            assert json.loads(listed)
+            ready = msgspec.json.decode(line, type=dict[str, Any])
+            assert ready["ready"] is True
+            assert ready["apiUrl"] is None
+            assert ready["notes"] == [WITHOUT_EXAMPLE_API]
+            listed = run(reconciler, "kinds", "--output", "json", cwd=tmp_path)
+            assert "Shape" not in {each["kind"] for each in json.loads(listed)}
             process.send_signal(signal.SIGTERM)
             assert process.wait(STOP_SECONDS) == 0
         finally:
             process.kill()
+
+
+def test_the_example_api_is_a_wheel_of_its_own(wheel: Path, wheel_of_example_api: Path) -> None:
+    with zipfile.ZipFile(wheel_of_example_api) as archive:
+        names = set(archive.namelist())
+        [entry_points] = [name for name in names if name.endswith("/entry_points.txt")]
+        kinds = archive.read(entry_points).decode()
+    package = ROOT / "examples" / "shapes_api"
+    in_the_checkout = {
+        path.relative_to(package).as_posix()
+        for path in (package / "shapes_api").rglob("*")
+        if path.is_file() and path.suffix != ".pyc"
+    }
+    assert {name for name in names if ".dist-info/" not in name} == in_the_checkout
+    assert "shapes_api/openapi.yaml" in names
+    assert "Shape = shapes_api.kinds.shapes:SHAPE" in kinds
+    with zipfile.ZipFile(wheel) as archive:
+        assert not any("shapes_api" in name for name in archive.namelist())
 
 
 def test_the_installed_modules_are_the_wheels_own(installed: Installed, tmp_path: Path) -> None:

@@ -10,10 +10,10 @@ import pytest
 from events.external import ExternalObject
 from events.intake import Declared
 from events.log import Action, SpecDeclared
-from infra.providers.shapes import ShapesProvider
 from reconciler.resource import decide
 from reconciler.roles.objects import oversize
 from reconciler.sdk.dead_letters import LetterRefusedError
+from shapes_api.kinds.shapes import ShapesProvider
 from tests.scenarios.harness import ACTOR, World, manifest, shape
 from tests.scenarios.test_poison import FOO, impatient, letters_of
 

@@ -22,9 +22,9 @@ from events.dead_letter import DeadLetterRecord
 from events.intake import Answer
 from events.log import OutcomeRecorded
 from events.names import ResourceKey
-from infra.example_api.database import open_database
 from infra.secrets import open_stores
 from reconciler.roles.process import Role, Running, load, running_parts
+from shapes_api.database import open_database
 from tests.faulty_api.app import CuttingProtocol, create_faulty_app
 from tests.memory_bus.bus import MemoryBus
 from tests.memory_bus.client import MemoryClient

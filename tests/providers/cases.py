@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from events.manifest import Fields
-from infra.providers.records import RECORD
-from infra.providers.shapes import SHAPE
 from reconciler.provider.kind import Kind
+from shapes_api.kinds.records import RECORD
+from shapes_api.kinds.shapes import SHAPE
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ SHAPES_CASE = Case(
 
 RECORDS_CASE = Case(
     kind=RECORD,
-    api_module="infra.example_api",
+    api_module="shapes_api",
     fields={"type": "A", "values": ["192.0.2.1", "192.0.2.2"]},
     other_fields={"type": "A", "values": ["192.0.2.3"], "ttl": 60},
     endpoint_path="/zones/example.org",

@@ -19,13 +19,13 @@ from infra.providers import connections
 from infra.providers.answers import Answer, decoded, problem_text
 from infra.providers.connections import MAX_BODY_BYTES
 from infra.providers.http import HttpApi
-from infra.providers.shapes import ShapesProvider
 from reconciler.errors import TransientError, UnknownResultError
 from reconciler.provider.secrets import Secrets
 from reconciler.roles.observer import listing
 from reconciler.roles.observer.listing import ListingAssembler, ListingRefusedError
 from reconciler.roles.runtime import secret_guard
 from reconciler.roles.runtime.secret_guard import SecretiveProvider, secretive
+from shapes_api.kinds.shapes import ShapesProvider
 from tests.hostile_server import (
     HEAD,
     MIB,

@@ -10,8 +10,8 @@ from events.documents import Problem, read_documents
 from events.manifest import Fields, InvalidManifestError
 from infra.providers.certificates.spec import seconds_of
 from infra.providers.file import FILE
-from infra.providers.shapes import SHAPE
 from reconciler.provider.kind import KindRegistry, installed_kinds
+from shapes_api.kinds.shapes import SHAPE
 
 
 def test_a_kind_that_was_installed_since_is_told_from_one_that_is_not_installed() -> None:

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infra.providers.records import RECORD, name_problem, normalize
 from reconciler.errors import TransientError
 from reconciler.provider.contract import action
 from reconciler.provider.http_faults import Proxy, answer
 from reconciler.provider.kind import installed_kinds
+from shapes_api.kinds.records import RECORD, name_problem, normalize
 from tests.providers.connect import Connect
 
 values = st.lists(st.text(max_size=5), min_size=1)

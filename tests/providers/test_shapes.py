@@ -11,7 +11,6 @@ from events.external import ExternalObject
 from events.log import Operation
 from events.manifest import InvalidManifestError
 from events.provider_config import Scope
-from infra.providers.shapes import SHAPE, name_problem
 from reconciler.call_permit import CALL_PERMIT
 from reconciler.errors import (
     ConflictError,
@@ -25,6 +24,7 @@ from reconciler.errors import (
 from reconciler.provider import Provider
 from reconciler.provider.contract import action, listing
 from reconciler.provider.http_faults import Proxy, answer
+from shapes_api.kinds.shapes import SHAPE, name_problem
 from tests.providers.connect import Connect, upon
 from tests.providers.permit import Permit
 

@@ -22,13 +22,13 @@ from events.log import (
 )
 from events.manifest import InvalidManifestError
 from events.names import KIND_DEFINITION_KIND, SYSTEM_NAMESPACE, ResourceKey
-from infra.providers.records import RECORD
-from infra.providers.shapes import SHAPE
 from reconciler.provider.defined_kind import defined
 from reconciler.provider.definition import kind_of
 from reconciler.provider.kind import KIND_DEFINITION, Kind, KindRegistry
 from reconciler.resource.evolve import evolve
 from reconciler.resource.state import NEW, Holds
+from shapes_api.kinds.records import RECORD
+from shapes_api.kinds.shapes import SHAPE
 from tests.resource.building import BLOCK, START, Story, every, names, only
 
 TOY = ResourceKey("default", "Toy", "Foo")

@@ -52,8 +52,6 @@ from infra.embedded import EmbeddedServer
 from infra.jetstream.connection import api_request
 from infra.jetstream.errors import BusError
 from infra.jetstream.reads import read_subject, stream_state
-from infra.providers.records import RECORD
-from infra.providers.shapes import SHAPE
 from projections.status import StatusRow
 from reconciler.ports import EventLog, IntakeMessageOut, IntakeWriter
 from reconciler.provider.kind import KindRegistry
@@ -61,6 +59,8 @@ from reconciler.resource.owner_label import OWNER_LABEL, owner
 from reconciler.sdk import Client as SdkClient
 from reconciler.sdk import client_on
 from reconciler.wiring import ROLES, Role, Running, connected, initialise, running
+from shapes_api.kinds.records import RECORD
+from shapes_api.kinds.shapes import SHAPE
 from tests.host_access import EVERYTHING
 
 PATIENCE_SECONDS = 90.0

@@ -19,11 +19,11 @@ from infra.embedded import EmbeddedServer
 from infra.jetstream.access import Access
 from infra.jetstream.connection import connect, require_jetstream
 from infra.jetstream.errors import BusAccessError, BusUnavailableError
-from infra.providers.shapes import ShapesProvider
 from reconciler.errors import ConfigurationError, UntrustedApiError
 from reconciler.provider.secrets import Secrets
 from reconciler.sdk import connect as connect_sdk
 from reconciler.wiring import ROLES, connected, initialise, running
+from shapes_api.kinds.shapes import ShapesProvider
 from tests.cli.runner import Cli
 from tests.docs.test_links import DOCS
 from tests.docs.test_operating import blocks

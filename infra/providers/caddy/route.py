@@ -20,7 +20,7 @@ ROUTE = Kind(
         conditional_writes=True,
         watch=True,
     ),
-    connect=lazy("infra.providers.caddy.routes:RoutesProvider"),
+    connect=lazy("infra.providers.caddy.routes:RoutesProvider", extra="caddy"),
     normalize=normalize,
     name_problem=name_problem,
     outputs=RouteOutputs,

@@ -70,6 +70,7 @@ def composition_kind(name: str, spec: KindDefinitionSpec) -> Kind:
         summary=told.summary,
         ready=_ready,
         outputs=told.outputs,
+        extra="composition",
     )
     problem = partial(name_problem, max_characters=most)
     return replace(kind, provider=spec.provider, name_problem=problem)

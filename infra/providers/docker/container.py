@@ -48,7 +48,7 @@ CONTAINER = Kind(
         conditional_writes=False,
         watch=True,
     ),
-    connect=lazy("infra.providers.docker.containers:ContainersProvider"),
+    connect=lazy("infra.providers.docker.containers:ContainersProvider", extra="docker"),
     normalize=normalize,
     comparable=comparable,
     name_problem=name_problem,

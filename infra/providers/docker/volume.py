@@ -20,7 +20,7 @@ VOLUME = Kind(
         conditional_writes=False,
         watch=True,
     ),
-    connect=lazy("infra.providers.docker.volumes:VolumesProvider"),
+    connect=lazy("infra.providers.docker.volumes:VolumesProvider", extra="docker"),
     normalize=normalize,
     name_problem=name_problem,
     outputs=VolumeOutputs,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 
@@ -27,6 +27,7 @@ class RestFactory:
 
     protocol: Protocol = field(compare=False, repr=False)
     digest: str
+    extra: ClassVar[str] = "rest"
 
     def __call__(self, config: ProviderConfigSpec, secrets: Secrets) -> RestProvider:
         """Build a client; opens no connection yet."""

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-import httpx
+import asyncio
+from http import HTTPStatus
+from http.client import HTTPException
+from typing import Final
+from urllib.error import HTTPError, URLError
+from urllib.request import urlopen
+
 import msgspec
 
 from infra.embedded.full_disk import has_turned_off, means_full_disk
@@ -13,6 +19,7 @@ MONITORING_VARIABLE = "RECONCILER_NATS_MONITORING_URL"
 _PATIENCE_SECONDS = 5.0
 _NEARLY_FULL_PERCENT = 90
 _SECOND = 1_000_000_000
+_FAILURES: Final = (OSError, HTTPException, ValueError, msgspec.DecodeError)
 
 
 class _Config(msgspec.Struct):
@@ -41,11 +48,10 @@ class _Health(msgspec.Struct):
 async def check_health(url: str) -> list[Finding]:
     """Ask ``/healthz`` of a server; a stream that has met a full disk is told there alone."""
     try:
-        async with httpx.AsyncClient(timeout=_PATIENCE_SECONDS) as http:
-            answer = await http.get(f"{url.rstrip('/')}/healthz")
-        problem = msgspec.json.decode(answer.content, type=_Health).error
-    except (httpx.HTTPError, httpx.InvalidURL, msgspec.DecodeError) as error:
-        problem = f"{url} does not respond: {str(error) or type(error).__name__}"
+        _status, content = await asyncio.to_thread(_read, f"{url.rstrip('/')}/healthz")
+        problem = msgspec.json.decode(content, type=_Health).error
+    except _FAILURES as error:
+        problem = f"{url} does not respond: {_reason(error)}"
         return [
             Finding(
                 HEALTH,
@@ -71,14 +77,32 @@ async def check_health(url: str) -> list[Finding]:
 async def check_monitoring(url: str) -> list[Finding]:
     """Ask ``/varz`` of a server how it syncs, and how much of its disk JetStream uses."""
     try:
-        async with httpx.AsyncClient(timeout=_PATIENCE_SECONDS) as http:
-            answer = await http.get(f"{url.rstrip('/')}/varz")
-        told = msgspec.json.decode(answer.raise_for_status().content, type=_Varz).jetstream
-    except (httpx.HTTPError, httpx.InvalidURL, msgspec.DecodeError) as error:
+        status, content = await asyncio.to_thread(_read, f"{url.rstrip('/')}/varz")
+        if status != HTTPStatus.OK:
+            raise HTTPException(f"status {status}")
+        told = msgspec.json.decode(content, type=_Varz).jetstream
+    except _FAILURES as error:
         remedy = "Check that --monitoring-url is the server's monitoring port (http_port)."
-        text = f"{url} does not respond: {str(error) or type(error).__name__}"
+        text = f"{url} does not respond: {_reason(error)}"
         return [Finding("sync", "warn", text, remedy)]
     return [_sync(told.config), _disk(told)]
+
+
+def _read(url: str) -> tuple[int, bytes]:
+    """Return the status and the body of a response, by the standard library: it is read once."""
+    if not url.startswith(("http://", "https://")):
+        raise ValueError("must start with http:// or https://")
+    try:
+        with urlopen(url, timeout=_PATIENCE_SECONDS) as answer:  # noqa: S310 - checked above
+            return answer.status, answer.read()
+    except HTTPError as error:
+        with error:
+            return error.code, error.read()
+
+
+def _reason(error: Exception) -> str:
+    reason = error.reason if isinstance(error, URLError) else error
+    return str(reason) or type(reason).__name__
 
 
 def _sync(config: _Config) -> Finding:

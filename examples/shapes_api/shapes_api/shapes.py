@@ -19,8 +19,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from infra.example_api.database import transaction
-from infra.example_api.problems import Problem
+from shapes_api.database import transaction
+from shapes_api.problems import Problem
 
 MAX_BODY_BYTES: Final = 1024 * 1024
 MAX_KEY_CHARACTERS: Final = 255

@@ -1,4 +1,4 @@
-"""The command line: `python -m infra.example_api --port 8080 --data ./example-api`."""
+"""The command line: `python -m shapes_api --port 8080 --data ./example-api`."""
 
 import argparse
 import contextlib
@@ -11,9 +11,9 @@ from typing import Final, Never
 
 from starlette.types import ASGIApp
 
-from infra.example_api.app import create_app, latency
-from infra.example_api.database import DataFolderError, open_database
-from infra.example_api.server import HttpProtocol, ListenError, listen, serve
+from shapes_api.app import create_app, latency
+from shapes_api.database import DataFolderError, open_database
+from shapes_api.server import HttpProtocol, ListenError, listen, serve
 
 PROGRAM: Final = "example-api"
 MAX_PORT: Final = 65535

@@ -10,14 +10,14 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from infra.example_api.problems import (
+from shapes_api.problems import (
     Problem,
     answer_framework_error,
     answer_problem,
     answer_unexpected_error,
 )
-from infra.example_api.records import Records
-from infra.example_api.shapes import Before, Shapes
+from shapes_api.records import Records
+from shapes_api.shapes import Before, Shapes
 
 
 def latency(seconds: float) -> Before:

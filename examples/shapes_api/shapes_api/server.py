@@ -12,7 +12,7 @@ from typing import Final, Literal
 import uvicorn
 from starlette.types import ASGIApp
 
-from infra.example_api.process import READY_PREFIX
+from shapes_api.process import READY_PREFIX
 
 UNFINISHED_REQUESTS_SECONDS: Final = 1  # calls for changes may take long
 BACKLOG: Final = 2048

@@ -25,7 +25,8 @@ class ExampleApi:
     can be used again after `stop` and after `kill`.
     """
 
-    module = "infra.example_api"  # what is run
+    module = "shapes_api"  # what is run
+    folder = Path(__file__).parents[1]  # where that module is found
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -67,7 +68,7 @@ class ExampleApi:
             raise ExampleApiError(f"this API is already running on {self._url}; stop it first")
         await self.kill()  # lets go of a process that ended by itself
         log = data_dir / LOG_FILE_NAME
-        self._process, log_start = _spawn(self.module, data_dir, log, port, latency_ms)
+        self._process, log_start = _spawn(self.module, self.folder, data_dir, log, port, latency_ms)
         try:
             self._url = await _wait_until_ready(self._process, log, log_start)
         except BaseException:
@@ -101,7 +102,7 @@ class ExampleApi:
 
 
 def _spawn(
-    module: str, data_dir: Path, log: Path, port: int, latency_ms: float
+    module: str, folder: Path, data_dir: Path, log: Path, port: int, latency_ms: float
 ) -> tuple[subprocess.Popen[bytes], int]:
     """Start the process; return it, and where its part of the log begins."""
     command = [sys.executable, "-m", module, "--exit-with-stdin"]
@@ -111,9 +112,9 @@ def _spawn(
         data_dir.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as log_file:
             log_start = log_file.tell()
-            process = subprocess.Popen(  # noqa: S603 - our own program, no shell
+            process = subprocess.Popen(
                 command,
-                cwd=Path(__file__).parents[2],  # where this very package is found
+                cwd=folder,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log_file,

@@ -1,0 +1,1 @@
+"""The kinds ``Shape`` and ``Record``, and the providers of their two APIs."""

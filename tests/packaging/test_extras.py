@@ -1,0 +1,124 @@
+"""Each extra installs what its modules import, and the base what all others import."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import pkgutil
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+import infra.components
+import infra.providers
+from reconciler.provider.kind import installed_kinds
+from reconciler.shadowing import DISTRIBUTION
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
+
+MODULES = {
+    "caddy": ["infra.components.caddy", "infra.providers.caddy"],
+    "certificates": ["infra.components.certificates", "infra.providers.certificates"],
+    "composition": ["infra.providers.composition.engine"],
+    "docker": ["infra.components.docker_engine", "infra.providers.docker"],
+    "git": ["infra.providers.git"],
+    "http": ["infra.providers.http", "infra.providers.listing", "infra.providers.trust"],
+    "postgres": ["infra.components.postgres", "infra.providers.postgres"],
+    "rest": ["infra.providers.rest"],
+    "server": ["infra.embedded", "reconciler.cli.up", "reconciler.cli.run"],
+    "webhook": ["infra.webhook", "reconciler.cli.webhook"],
+    "": [
+        *("reconciler.sdk", "reconciler.wiring", "reconciler.cli", "infra.bus", "infra.backup"),
+        *("infra.eventstore", "infra.jetstream", "infra.secrets", "projections", "events"),
+        *("infra.providers.disks", "infra.providers.file", "infra.providers.jetstream"),
+        *("infra.providers.nftables", "infra.providers.deployment", "infra.providers.manifest_set"),
+    ],
+}
+"""By the extra that people install for them; without a name those that need no extra."""
+
+IMPORT = """
+import importlib, pkgutil, sys
+sys.path[:0] = {path}
+for name in {names}:
+    module = importlib.import_module(name)
+    for each in pkgutil.walk_packages(getattr(module, "__path__", []), f"{{name}}."):
+        if each.name.rpartition(".")[2] not in {elsewhere}:
+            importlib.import_module(each.name)
+"""
+ELSEWHERE = {"webhook"}
+"""Modules of a package that need an extra of their own."""
+
+
+def _installed_by(requirements: list[str]) -> Iterator[str]:
+    """Name what an installer installs for requirements, on this platform."""
+    for text in requirements:
+        wanted = Requirement(text)
+        extras = wanted.extras or {""}
+        if wanted.marker is not None and not any(
+            wanted.marker.evaluate({"extra": each}) for each in extras
+        ):
+            continue
+        if wanted.name == DISTRIBUTION:
+            for each in wanted.extras:
+                yield from _installed_by(EXTRAS[each])
+            continue
+        yield _canonical(wanted.name)
+        requires = importlib.metadata.requires(wanted.name) or []
+        inner = [Requirement(each) for each in requires]
+        yield from _installed_by(
+            [
+                f"{each.name}{''.join(sorted(f'[{extra}]' for extra in each.extras))}"
+                for each in inner
+                if each.marker is None
+                or any(each.marker.evaluate({"extra": extra}) for extra in extras)
+            ]
+        )
+
+
+def _canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def test_every_module_of_a_kind_and_of_a_component_belongs_to_an_extra() -> None:
+    assert MODULES.keys() - {""} == EXTRAS.keys() - {"all", "contract"}
+    named = {name for names in MODULES.values() for name in names}
+    packages = {
+        f"{package.__name__}.{each.name}"
+        for package in (infra.providers, infra.components)
+        for each in pkgutil.iter_modules(package.__path__)
+        if each.ispkg
+    }
+    assert packages - named == {"infra.providers.composition"}
+
+
+def test_all_has_every_extra_that_is_for_people_who_run_it() -> None:
+    (everything,) = EXTRAS["all"]
+    assert Requirement(everything).extras == EXTRAS.keys() - {"all", "contract", "http"}
+
+
+def test_the_extra_of_a_kind_exists() -> None:
+    assert {kind.extra for kind in installed_kinds().values()} <= {*EXTRAS, ""}
+
+
+@pytest.mark.parametrize(("extra", "names"), MODULES.items())
+def test_an_extra_installs_what_its_modules_import(
+    tmp_path: Path, extra: str, names: list[str]
+) -> None:
+    for name in {*_installed_by(PROJECT["dependencies"]), *_installed_by(EXTRAS.get(extra, []))}:
+        for top in {each.parts[0] for each in importlib.metadata.files(name) or []} - {".."}:
+            if not (tmp_path / top).exists():
+                (tmp_path / top).symlink_to(
+                    str(importlib.metadata.distribution(name).locate_file(top))
+                )
+    code = IMPORT.format(names=names, path=[str(tmp_path), str(ROOT)], elsewhere=ELSEWHERE)
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
