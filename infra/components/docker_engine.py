@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import http.client
 import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import time
 from pathlib import Path
@@ -18,24 +16,20 @@ from typing import Final
 
 from infra.components import ComponentError
 from infra.components.child import Child
+from infra.components.local_server import LocalServer, ask, max_folder_bytes
 
-START_SECONDS: Final = 60.0
 STOP_SECONDS: Final = 30.0
 
-MAX_FOLDER_BYTES: Final = 107 - len("/exec/containerd/containerd-debug.sock")
-"""The kernel takes no longer path of a socket, and this is the longest that dockerd makes."""
+MAX_FOLDER_BYTES: Final = max_folder_bytes("/exec/containerd/containerd-debug.sock")
 
 _POLL_SECONDS: Final = 0.02
-_ANSWER_SECONDS: Final = 2.0
 _TOOLS: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _INSTALL: Final = "install Debian's docker.io, or Docker's own packages"
 _ESCAPED: Final = re.compile(rb"\\([0-7]{3})")
 """How the kernel writes what would end a word of its list of mounts."""
 
-_LOG_CHARACTERS: Final = 20_000
 
-
-class DockerEngine:
+class DockerEngine(LocalServer):
     """One dockerd whose images, containers and volumes are in one folder.
 
     The containers end with it when it is stopped, and when its parent is killed; after its own
@@ -46,96 +40,63 @@ class DockerEngine:
     if another one runs here. ``options``: of dockerd, besides ours.
     """
 
+    name = "this Engine"
+    program = "dockerd"
+    log_name = "dockerd.log"
+    start_seconds = 60.0
+    stop_seconds = STOP_SECONDS
+    max_folder_bytes = MAX_FOLDER_BYTES
+
     def __init__(self, *options: str, beside_others: bool | None = None) -> None:
+        super().__init__()
         self._more_options = options
         self._asked_beside_others = beside_others
         self._beside_others = bool(beside_others)
-        self._child: Child | None = None
-        self._folder = Path()
 
     @property
     def endpoint(self) -> str:
         """Where it listens."""
         return f"unix://{self._folder / 'docker.sock'}"
 
-    @property
-    def log(self) -> Path:
-        """Where it logs."""
-        return self._folder / "dockerd.log"
-
-    @property
-    def is_running(self) -> bool:
-        """Whether its process lives."""
-        return self._child is not None and self._child.is_running
-
-    async def start(self, data: Path) -> None:
-        """Start it on a folder and return once it answers; raises ``ComponentError``."""
-        if self.is_running:
-            raise ComponentError(f"this Engine is already running on {self._folder}; stop it first")
-        self._folder = await asyncio.to_thread(data.resolve)
-        program = _checked_machine(self._folder)
-        began = await asyncio.to_thread(self._prepare)
-        self._child = self._spawn(program)
-        try:
-            await self._child.until(
-                lambda: _answers(self._folder / "docker.sock"),
-                "dockerd",
-                deadline=time.monotonic() + START_SECONDS,
-                seconds=START_SECONDS,
-            )
-        except BaseException as error:
-            await self.kill()
-            if isinstance(error, ComponentError):
-                raise ComponentError(f"{error}: {self._last_words(began)}") from None
-            raise
-
     async def stop(self) -> None:
         """End it in order, its containers first; kill it when that takes too long."""
-        if self._child is None:
-            return
-        await self._child.stop(STOP_SECONDS)
-        await asyncio.to_thread(self._end_containerd)
-        await asyncio.to_thread(self._leave_nothing)
+        if self._children:
+            await super().stop()
+            await asyncio.to_thread(self._end_containerd)
+            await asyncio.to_thread(self._leave_nothing)
 
     async def kill(self) -> None:
         """End it at once (SIGKILL), as a crash does; its containerd ends with it."""
-        if self._child is None:
-            return
-        await self._child.kill()
-        await asyncio.to_thread(self._end_containerd)
+        if self._children:
+            await super().kill()
+            await asyncio.to_thread(self._end_containerd)
 
-    def _spawn(self, program: str) -> Child:
+    def _spawn(self) -> list[Child]:
+        program = _program()
+        assert program is not None
         path = f"{os.environ.get('PATH', '')}:{_TOOLS}"
         command = [program, *self._options()]
-        return Child(command, self.log, environment={**os.environ, "PATH": path})
+        return [Child(command, self.log, environment={**os.environ, "PATH": path})]
 
     # --- in a thread
 
-    def _prepare(self) -> int:
-        """Make the folder, and wait for the end of one that was there before; how long its log is.
+    def _problem(self) -> str | None:
+        return problem()
 
-        Raises ``ComponentError``.
-        """
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ComponentError(f"{self._folder} is not usable: {error.strerror}") from error
-        deadline = time.monotonic() + STOP_SECONDS
-        while (pid := _process_of(self._folder / "docker.pid", self._folder)) is not None:
-            if time.monotonic() > deadline:
-                raise ComponentError(
-                    f"{self._folder} is in use by another dockerd (pid {pid}); stop that one, "
-                    "or use another directory"
-                )
-            time.sleep(_POLL_SECONDS)
+    def _prepare(self) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        pid_file = self._folder / "docker.pid"
+        self._until_ended(lambda: _process_of(pid_file, self._folder), STOP_SECONDS)
         self._clean_up()
         asked = self._asked_beside_others
         self._beside_others = _others_run() if asked is None else asked
-        (self._folder / "docker.pid").unlink(missing_ok=True)
+        pid_file.unlink(missing_ok=True)
         (self._folder / "docker.sock").unlink(missing_ok=True)
         if self._beside_others:
             self._make_bridge()
-        return self.log.stat().st_size if self.log.exists() else 0
+
+    def _answers(self) -> bool:
+        return ask(self._folder / "docker.sock", "/_ping") is not None
 
     def _end_containerd(self) -> None:
         """Have a containerd without its dockerd end: the next dockerd would wait for it in vain."""
@@ -199,57 +160,18 @@ class DockerEngine:
         if Path("/sys/class/net", self._bridge).exists():
             _run("ip", "link", "delete", self._bridge, may_fail=True)
 
-    def _last_words(self, began: int) -> str:
-        """Return why it ended, as it says itself in the last line of its log."""
-        written = self.log.read_bytes()[began:].decode(errors="replace")[-_LOG_CHARACTERS:]
-        lines = [line for line in written.splitlines() if line.strip()]
-        return f"{lines[-1] if lines else 'no output'} (its log is {self.log})"
-
-
-class _UnixConnection(http.client.HTTPConnection):
-    """HTTP over a local socket, by the standard library: it is asked only while it starts."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__("localhost", timeout=_ANSWER_SECONDS)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(_ANSWER_SECONDS)
-        self.sock.connect(str(self._path))
-
-
-def _answers(path: Path) -> bool:
-    connection = _UnixConnection(path)
-    try:
-        connection.request("GET", "/_ping")
-        return connection.getresponse().status == http.client.OK
-    except (OSError, http.client.HTTPException):
-        return False
-    finally:
-        connection.close()
-
 
 def problem() -> str | None:
     """Explain why no Engine can be started on this machine; None if one can."""
-    if shutil.which("dockerd", path=f"{os.environ.get('PATH', '')}:{_TOOLS}") is None:
+    if _program() is None:
         return f"dockerd is not installed; {_INSTALL}"
     if os.geteuid() != 0:
         return "dockerd requires root; start it yourself, and declare a ProviderConfig for it"
     return None
 
 
-def _checked_machine(folder: Path) -> str:
-    if (why := problem()) is not None:
-        raise ComponentError(why)
-    if len(bytes(folder)) > MAX_FOLDER_BYTES:
-        raise ComponentError(
-            f"{folder}: too long for the paths of dockerd's sockets (at most 107 bytes); use a "
-            f"directory of at most {MAX_FOLDER_BYTES} bytes"
-        )
-    found = shutil.which("dockerd", path=f"{os.environ.get('PATH', '')}:{_TOOLS}")
-    assert found is not None
-    return found
+def _program() -> str | None:
+    return shutil.which("dockerd", path=f"{os.environ.get('PATH', '')}:{_TOOLS}")
 
 
 def _others_run() -> bool:

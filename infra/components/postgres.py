@@ -2,40 +2,37 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import shutil
 import signal
-import socket
 import stat
 import subprocess
 import sys
-import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
 from infra.components import ComponentError
 from infra.components.child import Child
+from infra.components.local_server import LocalServer, max_folder_bytes
+from infra.components.ports import free_ports, is_free
 from infra.embedded.child import ending_with_parent
 
-START_SECONDS: Final = 60.0
 STOP_SECONDS: Final = 30.0
 
-MAX_FOLDER_BYTES: Final = 107 - len("/socket/.s.PGSQL.65535")
-"""The kernel takes no longer path of a socket."""
+MAX_FOLDER_BYTES: Final = max_folder_bytes("/socket/.s.PGSQL.65535")
 
 SUPERUSER: Final = "postgres"
 ACCOUNT: Final = "postgres"
 """Who runs the server where we are root: PostgreSQL refuses to run as root."""
 
-_POLL_SECONDS: Final = 0.02
 _DEBIAN: Final = Path("/usr/lib/postgresql")
 _INSTALL: Final = "install Debian's postgresql, or put initdb and postgres on the PATH"
-_LOG_CHARACTERS: Final = 20_000
 _STATUS_LINE: Final = 7  # of postmaster.pid
 _STILL_ENDING: Final = "shared memory block"
+"""Part of a message while the sessions of a killed server still end."""
 
 # Who gets into the socket's folder is the account itself, or root: nobody there has to prove more.
 _WHO_MAY_CONNECT: Final = f"""\
@@ -46,7 +43,7 @@ host all all 127.0.0.1/32 scram-sha-256
 """
 
 
-class Postgres:
+class Postgres(LocalServer):
     """One server whose databases are in one folder.
 
     Its superuser gets in by a socket in that folder, which only the account that runs the server
@@ -54,10 +51,16 @@ class Postgres:
     theirs. As root it runs as the user `postgres`, who must be able to reach the folder.
     """
 
+    name = "PostgreSQL"
+    program = "the server"
+    log_name = "postgres.log"
+    start_seconds = 60.0
+    stop_seconds = STOP_SECONDS
+    max_folder_bytes = MAX_FOLDER_BYTES
+
     def __init__(self, *options: str) -> None:
+        super().__init__()
         self._settings = options
-        self._child: Child | None = None
-        self._folder = Path()
         self._port = 0
 
     @property
@@ -76,63 +79,10 @@ class Postgres:
         return self._port
 
     @property
-    def pid(self) -> int:
-        """Its process id."""
-        assert self._child is not None
-        return self._child.pid
-
-    @property
-    def log(self) -> Path:
-        """Where it logs."""
-        return self._folder / "postgres.log"
-
-    @property
-    def is_running(self) -> bool:
-        """Whether its process lives."""
-        return self._child is not None and self._child.is_running
-
-    async def start(self, data: Path) -> None:
-        """Start it on a folder and return once it answers; raises ``ComponentError``."""
-        if self.is_running:
-            raise ComponentError(f"PostgreSQL is already running on {self._folder}; stop it first")
-        self._folder = await asyncio.to_thread(data.resolve)
-        await asyncio.to_thread(self._prepare)
-        deadline = time.monotonic() + START_SECONDS
-        while True:
-            began = self.log.stat().st_size if self.log.exists() else 0
-            self._child = self._spawn()
-            try:
-                await self._child.until(
-                    self._answers, "the server", deadline=deadline, seconds=START_SECONDS
-                )
-            except BaseException as error:
-                said = self._last_words(began)
-                await self.kill()
-                # The sessions of one that was killed end by themselves, a little later.
-                is_early = time.monotonic() < deadline
-                if isinstance(error, ComponentError) and _STILL_ENDING in said and is_early:
-                    await asyncio.sleep(_POLL_SECONDS)
-                    continue
-                if isinstance(error, ComponentError):
-                    raise ComponentError(f"{error}: {said} (its log is {self.log})") from None
-                raise
-            return
-
-    async def stop(self) -> None:
-        """End it in order, its sessions with it; kill it when that takes too long."""
-        if self._child is not None:
-            await self._child.stop(STOP_SECONDS)
-
-    async def kill(self) -> None:
-        """End it at once (SIGKILL), as a crash does."""
-        if self._child is not None:
-            await self._child.kill()
-
-    @property
     def _data(self) -> Path:
         return self._folder / "data"
 
-    def _spawn(self) -> Child:
+    def _spawn(self) -> list[Child]:
         settings = [
             "listen_addresses=127.0.0.1",
             f"port={self._port}",
@@ -144,27 +94,16 @@ class Postgres:
         options = [part for setting in settings for part in ("-c", setting)]
         command = [str(_program("postgres")), "-D", str(self._data), *options]
         # SIGINT is the fast end: SIGTERM would wait for all clients to go.
-        return Child(command, self.log, how=signal.SIGINT, account=_account())
+        return [Child(command, self.log, how=signal.SIGINT, account=_account())]
 
     # --- in a thread
 
-    def _prepare(self) -> None:
-        """Make the folder, and wait for the end of one that was there before.
+    def _problem(self) -> str | None:
+        return problem()
 
-        Raises ``ComponentError``.
-        """
-        if (why := problem()) is not None:
-            raise ComponentError(why)
-        if len(bytes(self._folder)) > MAX_FOLDER_BYTES:
-            raise ComponentError(
-                f"{self._folder}: too long for the path of the server's socket (at most 107 "
-                f"bytes); use a directory of at most {MAX_FOLDER_BYTES} bytes"
-            )
-        try:
-            self._make_folders()
-        except OSError as error:
-            raise ComponentError(f"{self._folder} is not usable: {error.strerror}") from error
-        self._until_the_last_one_has_ended()
+    def _prepare(self) -> None:
+        self._make_folders()
+        self._until_ended(self._process_on_data, STOP_SECONDS)
         self._port = self._free_port()
 
     def _make_folders(self) -> None:
@@ -198,19 +137,13 @@ class Postgres:
             raise ComponentError(f"initdb failed: {said[-1] if said else 'no output'}")
         target.rename(self._data)
 
-    def _until_the_last_one_has_ended(self) -> None:
-        """Wait for one that ends; a file that names a process of something else is taken away."""
-        deadline = time.monotonic() + STOP_SECONDS
-        while (pid := self._last_pid()) is not None:
-            if not _is_about(pid, self._data):
-                (self._data / "postmaster.pid").unlink(missing_ok=True)
-                return
-            if time.monotonic() > deadline:
-                raise ComponentError(
-                    f"{self._folder} is in use by another server (pid {pid}); stop that "
-                    "server, or use another directory"
-                )
-            time.sleep(_POLL_SECONDS)
+    def _process_on_data(self) -> int | None:
+        """Return the server that has the data; a file that names another process is deleted."""
+        pid = self._last_pid()
+        if pid is None or _is_about(pid, self._data):
+            return pid
+        (self._data / "postmaster.pid").unlink(missing_ok=True)
+        return None
 
     def _last_pid(self) -> int | None:
         try:
@@ -222,26 +155,24 @@ class Postgres:
         """Return the port of the last start if nobody has it now, else one that is free."""
         kept = self._folder / "port"
         with contextlib.suppress(OSError, ValueError):
-            if _is_free(port := int(kept.read_text())):
+            if is_free(port := int(kept.read_text())):
                 return port
-        with socket.socket() as any_port:
-            any_port.bind(("127.0.0.1", 0))
-            port = int(any_port.getsockname()[1])
+        [port] = free_ports(1)
         kept.write_text(str(port))
         return port
 
     def _answers(self) -> bool:
-        assert self._child is not None
         with contextlib.suppress(OSError, IndexError):
             lines = (self._data / "postmaster.pid").read_text().splitlines()
-            return int(lines[0]) == self._child.pid and lines[_STATUS_LINE].strip() == "ready"
+            return int(lines[0]) == self.pid and lines[_STATUS_LINE].strip() == "ready"
         return False
 
-    def _last_words(self, began: int) -> str:
-        """Return why it ended, as it says itself."""
-        written = self.log.read_bytes()[began:].decode(errors="replace")[-_LOG_CHARACTERS:]
-        lines = [line for line in written.splitlines() if "FATAL" in line or "PANIC" in line]
-        return lines[-1] if lines else "no output"
+    def _reason(self, lines: Sequence[str]) -> str:
+        fatal = [line for line in lines if "FATAL" in line or "PANIC" in line]
+        return fatal[-1] if fatal else "no output"
+
+    def _is_temporary(self, reason: str) -> bool:
+        return _STILL_ENDING in reason
 
 
 def problem() -> str | None:
@@ -304,13 +235,3 @@ def _is_about(pid: int, folder: Path) -> bool:
         return bytes(folder) in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as one:
-        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            one.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True

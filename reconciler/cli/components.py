@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -10,6 +9,8 @@ from typing import TYPE_CHECKING, Final
 from events.allow import NOTHING, ROOT, Allow
 from reconciler.cli.errors import UsageError
 from reconciler.cli.local_configs import LocalApi
+from reconciler.provider.kind import installed_kinds
+from reconciler.provider.lazy import LazyProvider, load
 
 if TYPE_CHECKING:
     from infra.components import Component
@@ -80,9 +81,15 @@ def parse_components(text: str) -> tuple[str, ...]:
 
 
 def made(name: str) -> Component:
-    """Make a component, not started yet."""
-    module, _, attribute = OFFERS[name].implementation.partition(":")
-    return getattr(importlib.import_module(module), attribute)()
+    """Make a component, not started yet.
+
+    Raises ``MissingExtraError`` if the roles could not use it, because the extra of its kinds is
+    not installed.
+    """
+    for kind in installed_kinds().of_provider(name):
+        if isinstance(kind.connect, LazyProvider):
+            load(kind.connect.target, extra=kind.extra)
+    return load(OFFERS[name].implementation, extra=name)()
 
 
 def local_api(name: str, component: Component) -> LocalApi:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
-import socket
 import time
 from collections.abc import AsyncGenerator, Generator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
@@ -18,6 +17,7 @@ import msgspec
 import structlog
 
 from infra.components import Component
+from infra.components.ports import is_free
 from infra.jetstream.connection import without_secrets
 from reconciler.cli import components
 from reconciler.cli.connection import UP_FILE, UP_LOCK, UpFile, read_up_file
@@ -156,6 +156,9 @@ class Stack:
 @asynccontextmanager
 async def started(options: StackOptions) -> AsyncGenerator[Stack]:
     """Start the servers, and stop them in order at the end: components, the API, then NATS."""
+    to_start = {
+        each: components.made(each) for each in options.components if each in components.OFFERS
+    }
     async with AsyncExitStack() as closing:
         closing.enter_context(_locked(options.data))
         with _room_in(options.data):
@@ -174,10 +177,7 @@ async def started(options: StackOptions) -> AsyncGenerator[Stack]:
                     closing.push_async_callback(stack.api.stop)
                     stack.api_url = await _start_api(stack.api, options, stack.notes)
             stack.bus_apis = tuple(n for n in options.components if n in components.BUS_APIS)
-            for name in options.components:
-                if name in components.BUS_APIS:
-                    continue
-                component = components.made(name)
+            for name, component in to_start.items():
                 closing.push_async_callback(component.stop)
                 await component.start(options.data / name)
                 stack.components[name] = component
@@ -322,14 +322,4 @@ def _port(given: int | None, default: int, kept: int | None) -> int:
         if not 0 <= given < 2**16:
             raise UsageError(f"{given} is not a port; use 0 (any free port) to 65535")
         return given
-    return next((each for each in (kept, default) if each and _is_free(each)), 0)
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
+    return next((each for each in (kept, default) if each and is_free(each)), 0)

@@ -65,6 +65,24 @@ def test_what_is_installed_starts_answers_and_stops(installed: Installed, tmp_pa
             process.kill()
 
 
+def test_a_component_whose_kinds_lack_their_extra_is_not_started(
+    installed: Installed, tmp_path: Path
+) -> None:
+    ended = subprocess.run(
+        [installed.bin / "reconciler", "up", "--port", "0", "--with", "postgres"],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 1
+    assert ended.stderr == (
+        "error: psycopg is not installed; run pip install 'event-sourced-reconciler[postgres]'\n"
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_example_api_is_a_wheel_of_its_own(wheel: Path, wheel_of_example_api: Path) -> None:
     with zipfile.ZipFile(wheel_of_example_api) as archive:
         names = set(archive.namelist())

@@ -1,0 +1,185 @@
+"""A server on a folder of this machine: every component starts, stops and is killed like this."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import socket
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import ClassVar, Final
+
+from infra.components import ComponentError
+from infra.components.child import Child
+
+_POLL_SECONDS: Final = 0.02
+_ANSWER_SECONDS: Final = 2.0
+_LOG_CHARACTERS: Final = 20_000
+_MAX_SOCKET_BYTES: Final = 107
+"""The kernel takes no longer path of a socket."""
+
+
+def max_folder_bytes(longest_socket: str) -> int:
+    """Return how long a folder's path may be for a server that makes this socket in it."""
+    return _MAX_SOCKET_BYTES - len(longest_socket)
+
+
+class LocalServer(ABC):
+    """One server, of one process or more, whose data and log are in one folder.
+
+    A subclass names it, prepares the folder, starts its processes, and tells whether it answers.
+    """
+
+    name: ClassVar[str]
+    """What the server is, for messages."""
+
+    program: ClassVar[str]
+    """The process that answers, for messages."""
+
+    log_name: ClassVar[str]
+    """Name of the log in the folder."""
+
+    start_seconds: ClassVar[float] = 30.0
+    stop_seconds: ClassVar[float] = 10.0
+    """How long it may take to stop before it is killed."""
+
+    max_folder_bytes: ClassVar[int | None] = None
+
+    def __init__(self) -> None:
+        self._children: list[Child] = []
+        self._folder = Path()
+
+    @property
+    def pid(self) -> int:
+        """Process id of the process that answers."""
+        return self._children[-1].pid
+
+    @property
+    def log(self) -> Path:
+        """Where it logs."""
+        return self._folder / self.log_name
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its processes live."""
+        return bool(self._children) and all(each.is_running for each in self._children)
+
+    async def start(self, data: Path) -> None:
+        """Start it on a folder and return once it answers; raises ``ComponentError``."""
+        if self.is_running:
+            raise ComponentError(f"{self.name} is already running on {self._folder}; stop it first")
+        self._folder = await asyncio.to_thread(data.resolve)
+        await asyncio.to_thread(self._prepare_checked)
+        deadline = time.monotonic() + self.start_seconds
+        while True:
+            began = self.log.stat().st_size if self.log.exists() else 0
+            self._children = self._spawn()
+            try:
+                await self._children[-1].until(
+                    self._answers, self.program, deadline=deadline, seconds=self.start_seconds
+                )
+            except BaseException as error:
+                reason = self._last_words(began)
+                await self.kill()
+                if not isinstance(error, ComponentError):
+                    raise
+                if self._is_temporary(reason) and time.monotonic() < deadline:
+                    await asyncio.sleep(_POLL_SECONDS)
+                    continue
+                raise ComponentError(f"{error}: {reason} (its log is {self.log})") from None
+            return
+
+    async def stop(self) -> None:
+        """End it in order; kill it when that takes too long. Its folder can be used again."""
+        await asyncio.gather(*(each.stop(self.stop_seconds) for each in self._children))
+
+    async def kill(self) -> None:
+        """End it at once (SIGKILL), as a crash does."""
+        await asyncio.gather(*(each.kill() for each in self._children))
+
+    # --- what a subclass tells; all but `_spawn` in a thread
+
+    @abstractmethod
+    def _problem(self) -> str | None:
+        """Explain why it cannot be started on this machine; None if it can."""
+
+    @abstractmethod
+    def _prepare(self) -> None:
+        """Make the folder ready; an ``OSError`` means that it cannot be used."""
+
+    @abstractmethod
+    def _spawn(self) -> list[Child]:
+        """Start its processes; the last one answers."""
+
+    @abstractmethod
+    def _answers(self) -> bool:
+        """Return whether it is ready."""
+
+    def _reason(self, lines: Sequence[str]) -> str:
+        """Return why it ended, of the lines that it has logged."""
+        return lines[-1]
+
+    def _is_temporary(self, reason: str) -> bool:
+        """Return whether a start that failed for this reason may succeed soon."""
+        del reason
+        return False
+
+    # --- for subclasses
+
+    def _until_ended(self, find: Callable[[], int | None], seconds: float) -> None:
+        """Wait for the end of a server that was on the folder before; ``find`` returns its pid.
+
+        Raises ``ComponentError``.
+        """
+        deadline = time.monotonic() + seconds
+        while (pid := find()) is not None:
+            if time.monotonic() > deadline:
+                raise ComponentError(
+                    f"{self._folder} is in use by another server (pid {pid}); stop that "
+                    "server, or use another directory"
+                )
+            time.sleep(_POLL_SECONDS)
+
+    # --- in a thread
+
+    def _prepare_checked(self) -> None:
+        if (why := self._problem()) is not None:
+            raise ComponentError(why)
+        most = self.max_folder_bytes
+        if most is not None and len(bytes(self._folder)) > most:
+            raise ComponentError(
+                f"{self._folder}: too long for the path of the server's socket (at most "
+                f"{_MAX_SOCKET_BYTES} bytes); use a directory of at most {most} bytes"
+            )
+        try:
+            self._prepare()
+        except OSError as error:
+            raise ComponentError(f"{self._folder} is not usable: {error.strerror}") from error
+
+    def _last_words(self, began: int) -> str:
+        written = self.log.read_bytes()[began:].decode(errors="replace")[-_LOG_CHARACTERS:]
+        lines = [line.strip() for line in written.splitlines() if line.strip()]
+        return self._reason(lines) if lines else "no output"
+
+
+def ask(place: Path | int, target: str) -> bytes | None:
+    """Return what a server answers at a socket or a port of 127.0.0.1; None if it does not.
+
+    By the standard library: it is asked only while it starts.
+    """
+    port = place if isinstance(place, int) else None
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_ANSWER_SECONDS)
+    try:
+        if isinstance(place, Path):
+            connection.sock = socket.socket(socket.AF_UNIX)
+            connection.sock.settimeout(_ANSWER_SECONDS)
+            connection.sock.connect(str(place))
+        connection.request("GET", target)
+        answer = connection.getresponse()
+        return answer.read() if answer.status == http.client.OK else None
+    except (OSError, http.client.HTTPException):
+        return None
+    finally:
+        connection.close()
