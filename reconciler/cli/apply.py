@@ -69,7 +69,7 @@ def apply(
 
     For example:
 
-        reconciler apply -f shape.yaml
+        reconciler apply -f example/file.yaml
         reconciler apply -f shapes/ -f config.yaml --wait --timeout 2m
         reconciler get Shape foo -o json | ... | reconciler apply -f -
         reconciler apply -f shapes/ --dry-run

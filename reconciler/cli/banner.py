@@ -10,10 +10,8 @@ from rich.table import Table
 from infra.bus.streams import PARTITIONS
 from reconciler.cli.connection import DATA_FOLDER
 from reconciler.cli.console import console
+from reconciler.cli.init_example import COMMAND_VARIABLE, EXAMPLE_FOLDER, FILE_FILE, SHAPE_FILE
 from reconciler.cli.stack import Stack
-
-COMMAND_VARIABLE = "RECONCILER_COMMAND"
-"""How people call this program, where that is not its own name: the clone's ``run`` sets it."""
 
 
 def print_banner(stack: Stack, roles: Sequence[str], seconds: float) -> None:
@@ -37,7 +35,8 @@ def print_banner(stack: Stack, roles: Sequence[str], seconds: float) -> None:
     option = "" if stack.data == DATA_FOLDER else f" --nats-url {stack.shown_url}"
     out.print("\nTry, in another terminal in this directory:" if not option else "\nTry:")
     program = os.environ.get(COMMAND_VARIABLE, "reconciler")
-    manifest = "examples/foo.yaml" if COMMAND_VARIABLE in os.environ else "shape.yaml"
+    out.print(f"  {program} init-example")
+    manifest = EXAMPLE_FOLDER / (FILE_FILE if stack.api_url is None else SHAPE_FILE)
     for command in (f"apply -f {manifest} --wait", "get", "history NAME", "doctor"):
         out.print(f"  {program} {command}{option}")
     out.print("\nPress Ctrl-C to stop. The data directory keeps all data.")

@@ -13,6 +13,7 @@ KEEP: Final = "Back up and restore"
 COMMANDS: Final[tuple[tuple[str, str, str], ...]] = (
     ("up", RUN, "Start everything in one process: server, example API, roles."),
     ("init", RUN, "Create or upgrade the streams on a NATS server."),
+    ("init-example", RUN, "Write example manifests for the first steps."),
     ("run", RUN, "Run one role in its own process."),
     ("plan", USE, "Show what `apply` would do, and change nothing."),
     ("apply", USE, "Declare the resources in files."),
@@ -70,10 +71,11 @@ HELP: Final = """\
 Reconciler keeps external systems in the state you declare, and records every
 declaration, decision, API call and result in one event log.
 
-The first three commands:
+The first commands:
 
     reconciler up                            in one terminal
-    reconciler apply -f FILE --wait          in another, in the same directory
+    reconciler init-example                  in another, in the same directory
+    reconciler apply -f example/file.yaml --wait
     reconciler get
 
 Commands find the NATS server in this order: --nats-url, $RECONCILER_NATS_URL,
@@ -100,7 +102,7 @@ def names() -> list[str]:
 def import_path(command: str) -> str:
     """Return where a command's function is, as ``module:name``."""
     module = next((module for module, has in _MODULES.items() if command in has), command)
-    return f"reconciler.cli.{module}:{command}"
+    return f"reconciler.cli.{module}:{command}".replace("-", "_")
 
 
 def first_page() -> str:

@@ -34,6 +34,16 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installe
     return _install(wheel, "[server]", tmp_path_factory)
 
 
+@pytest.fixture(scope="session")
+def installed_with_example_api(
+    wheel: Path, wheel_of_example_api: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Installed:
+    made = _install(wheel, "[server]", tmp_path_factory)
+    # Together, as an installer knows the first one only by its file.
+    made.install(f"event-sourced-reconciler[server] @ {wheel.as_uri()}", wheel_of_example_api)
+    return made
+
+
 def _build(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     target = tmp_path_factory.mktemp("dist")
     run("uv", "build", "--quiet", "--wheel", "--out-dir", target, folder)

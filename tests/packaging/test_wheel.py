@@ -6,6 +6,8 @@ import json
 import signal
 import subprocess
 import zipfile
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +39,18 @@ def test_the_wheel_has_every_file_of_the_packages_and_the_licence(wheel: Path) -
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
 
 
-def test_what_is_installed_starts_answers_and_stops(installed: Installed, tmp_path: Path) -> None:
-    reconciler = installed.bin / "reconciler"
+@contextmanager
+def _up(installed: Installed, folder: Path) -> Generator[dict[str, Any]]:
+    """Run ``up`` in a folder, and stop it in order."""
     with (
-        (tmp_path / "up.log").open("wb") as log,
+        (folder / "up.log").open("wb") as log,
         subprocess.Popen(
-            [reconciler, "up", "--port", "0", "--api-port", "0", "--output", "json"],
-            cwd=tmp_path,
+            [
+                installed.bin / "reconciler",
+                "up",
+                *("--port", "0", "--api-port", "0", "--output", "json"),
+            ],
+            cwd=folder,
             env=environment(),
             stdout=subprocess.PIPE,
             stderr=log,
@@ -52,17 +59,36 @@ def test_what_is_installed_starts_answers_and_stops(installed: Installed, tmp_pa
         try:
             assert process.stdout is not None
             line = process.stdout.readline()
-            assert line, (tmp_path / "up.log").read_text()
-            ready = msgspec.json.decode(line, type=dict[str, Any])
-            assert ready["ready"] is True
-            assert ready["apiUrl"] is None
-            assert ready["notes"] == [WITHOUT_EXAMPLE_API]
-            listed = run(reconciler, "kinds", "--output", "json", cwd=tmp_path)
-            assert "Shape" not in {each["kind"] for each in json.loads(listed)}
+            assert line, (folder / "up.log").read_text()
+            yield msgspec.json.decode(line, type=dict[str, Any])
             process.send_signal(signal.SIGTERM)
             assert process.wait(STOP_SECONDS) == 0
         finally:
             process.kill()
+
+
+def test_what_is_installed_starts_answers_and_stops(installed: Installed, tmp_path: Path) -> None:
+    reconciler = installed.bin / "reconciler"
+    with _up(installed, tmp_path) as ready:
+        assert (ready["ready"], ready["apiUrl"]) == (True, None)
+        assert ready["notes"] == [WITHOUT_EXAMPLE_API]
+        listed = run(reconciler, "kinds", "--output", "json", cwd=tmp_path)
+        assert "Shape" not in {each["kind"] for each in json.loads(listed)}
+        made = run(reconciler, "init-example", cwd=tmp_path)
+        assert "shape.yaml" not in made
+        run(reconciler, "apply", "-f", "example/file.yaml", "--wait", cwd=tmp_path)
+        assert (tmp_path / "example" / "files" / "hello").exists()
+
+
+def test_the_example_api_starts_where_it_is_installed(
+    installed_with_example_api: Installed, tmp_path: Path
+) -> None:
+    reconciler = installed_with_example_api.bin / "reconciler"
+    with _up(installed_with_example_api, tmp_path) as ready:
+        assert ready["apiUrl"].startswith("http://127.0.0.1:")
+        assert WITHOUT_EXAMPLE_API not in ready["notes"]
+        run(reconciler, "init-example", cwd=tmp_path)
+        run(reconciler, "apply", "-f", "example/shape.yaml", "--wait", cwd=tmp_path)
 
 
 def test_a_component_whose_kinds_lack_their_extra_is_not_started(

@@ -21,10 +21,11 @@ from infra.providers.nftables.services import ServicesProvider
 from infra.providers.postgres.databases import DatabasesProvider
 from infra.providers.postgres.grants import GrantsProvider
 from infra.providers.postgres.roles import DatabaseRolesProvider
-from reconciler.errors import ConfigurationError
+from reconciler.cli.errors import one_line
+from reconciler.errors import ConfigurationError, MissingExtraError
 from reconciler.provider import Provider
 from reconciler.provider.kind import installed_kinds
-from reconciler.provider.lazy import LazyProvider, lazy
+from reconciler.provider.lazy import LazyProvider, check_extra, install_command, lazy
 from reconciler.provider.secrets import Secrets
 
 CONFIG = ProviderConfigSpec("things", "https://api.test")
@@ -80,6 +81,31 @@ def test_a_library_that_is_missing_is_named(
     assert problem in str(refused.value)
     with pytest.raises(ImportError):
         lazy("provider_of_things:Things")(CONFIG, Secrets())
+
+
+def test_what_is_missing_is_told_for_the_roles_and_for_a_command() -> None:
+    error = MissingExtraError("psycopg is not installed", install_command("postgres"))
+    command = "psycopg is not installed; run pip install 'event-sourced-reconciler[postgres]'"
+    assert one_line(error) == command
+    assert str(error) == f"{command} where the roles run"
+
+
+def test_an_extra_is_checked_by_the_metadata_of_the_distribution(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    check_extra("server", "`reconciler up`")
+
+    def requires(_distribution: str) -> list[str]:
+        return ["msgspec>=0.22", "no-such-library>=1; extra == 'server'"]
+
+    monkeypatch.setattr("reconciler.provider.lazy.requires", requires)
+    check_extra("other", "`reconciler up`")
+    with pytest.raises(MissingExtraError) as missing:
+        check_extra("server", "`reconciler up`")
+    assert one_line(missing.value) == (
+        "`reconciler up` requires the extra 'server', but no-such-library is not installed; run "
+        "pip install 'event-sourced-reconciler[server]'"
+    )
 
 
 @pytest.mark.parametrize("target", ["provider_of_nothing:Things", "reconciler.no_such:Things"])
