@@ -12,8 +12,9 @@
             return "http://127.0.0.1:8080"
 
 What a case needs that the kind's ``Capabilities`` do not declare makes it skip, with the reason.
-`reconciler.provider.http_faults` has the cases of what happens on the way to an HTTP API. Needs
-``pip install 'event-sourced-reconciler[contract]'``; no module of the product imports this.
+`reconciler.provider.http_faults` has the cases of what happens on the way to an HTTP API. They need
+the extra ``contract``: ``pip install '.[contract]'`` in a clone. No module of the product imports
+them.
 """
 
 from __future__ import annotations
