@@ -275,7 +275,7 @@ class Observed(_Intake, frozen=True):
     known_version: ComparedVersion = 0
 
 
-ErrorClass = Literal["Transient", "Throttled", "Conflict", "NotFound", "Permanent", "Unknown"]
+ErrorClass = Literal["NotDone", "Refused", "Conflict", "NotFound", "Throttled", "Unknown"]
 
 
 class ActionError(_Intake, frozen=True):
@@ -284,9 +284,11 @@ class ActionError(_Intake, frozen=True):
     error_class: Annotated[
         ErrorClass,
         about(
-            "Transient, Throttled and Unknown: the action is retried with the same key. Conflict "
-            "and NotFound: the known state was outdated. Permanent: the action waits for a new "
-            "generation."
+            "NotDone: nothing was changed, and the action is retried. Refused: nothing was "
+            "changed, and the action waits for a new generation. Conflict and NotFound: nothing "
+            "was changed, because the known state was outdated. Throttled: the action is retried "
+            "when the API accepts calls again. Unknown: the call may have been executed, so the "
+            "action is retried with the same key, or its object is looked up."
         ),
     ]
     message: Annotated[str, about("Error text.")]
@@ -295,9 +297,6 @@ class ActionError(_Intake, frozen=True):
     attempted: Annotated[
         bool, about("Whether the call was made. false: calls to the API were suspended.")
     ] = True
-    nothing_done: Annotated[bool, about("Whether it is certain that the call had no effect.")] = (
-        False
-    )
 
 
 class Reported(_Intake, frozen=True):

@@ -578,14 +578,13 @@ class ActionNotDone(_Event, frozen=True):
 class Effect(StrEnum):
     """What the attempts of an action may have changed in the API (ADR 0067).
 
-    The first five describe one attempt, and all attempts so far by the worst of them. An operator
+    The first four describe one attempt, and all attempts so far by the worst of them. An operator
     decides about the last two.
     """
 
     NOT_SENT = "NotSent"
     REFUSED = "Refused"
     PARTIAL = "Partial"
-    POSSIBLE = "Possible"
     UNKNOWN = "Unknown"
     HELD = "Held"
     CHECKED = "Checked"
@@ -598,7 +597,7 @@ class Effect(StrEnum):
     @property
     def may_exist(self) -> bool:
         """Whether an attempt may have created an object that no response has shown."""
-        return self in (Effect.POSSIBLE, Effect.UNKNOWN, Effect.HELD)
+        return self in (Effect.UNKNOWN, Effect.HELD)
 
     @property
     def is_nothing(self) -> bool:
@@ -631,18 +630,18 @@ class ActionFailed(_Event, frozen=True):
     effect: Annotated[
         Effect,
         about(
-            "What this attempt may have changed. NotSent: no call was sent. Refused: nothing, "
-            "according to the response of the API. Partial: the first of several requests, before "
-            "the API throttled the rest. Possible: the API responded with an error. Unknown: the "
-            "call may still take effect."
+            "What this attempt may have changed. NotSent: no call was made. Refused: nothing, "
+            "because the API refused the call or no connection was established. Partial: the "
+            "first of several requests, before the API throttled the rest. Unknown: the call may "
+            "have taken effect, or may still do so."
         ),
     ] = Effect.NOT_SENT
     consequence: Annotated[
         Consequence,
         about(
-            "What the failure means for the resource. Retry: the same action is tried again. "
-            "Refused: the API permanently refuses this generation. Failed: it permanently refuses "
-            "a write that the generation does not depend on. Outdated: it refuses an older "
+            "What the failure means for the resource. Retry: the action goes on, with a retry or a "
+            "lookup. Refused: the API permanently refuses this generation. Failed: it permanently "
+            "refuses a write that the generation does not depend on. Outdated: it refuses an older "
             "generation. Conflict: the recorded state was outdated. Observed: like Conflict, and "
             "the failure also shows the current object, or shows that none exists. Retired: the "
             "replaced object no longer exists."

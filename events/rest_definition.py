@@ -28,7 +28,7 @@ _Status = Annotated[int, msgspec.Meta(ge=200, le=599)]
 Statuses = Annotated[tuple[_Status, ...], msgspec.Meta(max_length=MAX_ENTRIES)]
 _Texts = Annotated[tuple[Place, ...], msgspec.Meta(max_length=MAX_ENTRIES)]
 Method = Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
-RuleClass = Literal["Transient", "Throttled", "Unknown", "Permanent", "Conflict", "Absent"]
+RuleClass = Literal["NotDone", "Refused", "Conflict", "Absent", "Throttled", "Unknown"]
 OutputType = Literal["String", "Integer", "Number", "Boolean", "Strings"]
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Generator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Protocol
 
@@ -38,6 +40,40 @@ READ_IS_GOOD_SECONDS = 3.0
 """So long a write may rely on what was read before it, and two paces of a rate limit longer: less
 than a lease, so that a worker that stood still in between does not act on what others know better.
 """
+
+
+class CallRecord:
+    """What the requests of one action did: a failure after one of them does not undo it."""
+
+    __slots__ = ("has_written",)
+
+    def __init__(self) -> None:
+        self.has_written = False
+
+
+CALL_RECORD: ContextVar[CallRecord | None] = ContextVar("call_record", default=None)
+"""Set by a worker for each action that it executes."""
+
+
+def record_write() -> None:
+    """Record that a request of the action changed the API, or may have.
+
+    A client calls it after each request that writes, unless the API refused that one. From then on,
+    every failure of the action that reports that nothing was done has an unknown result.
+    """
+    record = CALL_RECORD.get()
+    if record is not None:
+        record.has_written = True
+
+
+@contextmanager
+def unrecorded() -> Generator[None]:
+    """Make writes that are no part of the effect of the action."""
+    token = CALL_RECORD.set(None)
+    try:
+        yield
+    finally:
+        CALL_RECORD.reset(token)
 
 
 async def may_call(*, read_at: float | None = None) -> None:

@@ -1,4 +1,18 @@
-"""The exceptions of this project: one tree, each saying what, where and what to do."""
+"""The exceptions of this project: one tree, each saying what, where and what to do.
+
+A provider reports what happened by the class of its ``ProviderError`` (ADR 0070)::
+
+    ProviderError
+    ├── NotDoneError            nothing was changed: retried
+    │   ├── NotCalledError
+    │   └── UntrustedApiError
+    ├── RefusedError            nothing was changed, ever: waits for a new generation
+    ├── ConflictError           nothing was changed: the known state was outdated
+    ├── NotFoundError           nothing was changed: the known state was outdated
+    ├── ThrottledError          a part may have been done: retried when the API accepts calls
+    ├── UnknownResultError      may have been done: retried with the same key, or looked up
+    └── ListingExpiredError     of a listing, which starts again
+"""
 
 from __future__ import annotations
 
@@ -73,29 +87,26 @@ class ProviderError(ReconcilerError):
         self.replayed = replayed
 
 
-class TransientError(ProviderError):
-    """The API could not do it now (connection refused, 5xx); the same call may succeed later."""
+class NotDoneError(ProviderError):
+    """Nothing was changed, and the same call may succeed later.
 
-    error_class: ErrorClass = "Transient"
-
-
-class NothingDoneError(TransientError):
-    """What it needs is not there: nothing was done, and the same call may succeed later.
-
-    A creation of which only this is known is given up when something newer is declared.
+    The API refused the call in its response, or no call was sent. A read that fails is one too. A
+    failure that proves less is an ``UnknownResultError``.
     """
 
+    error_class: ErrorClass = "NotDone"
 
-class NotCalledError(TransientError):
+
+class NotCalledError(NotDoneError):
     """No call was made, and nothing new is known of the API or of the object."""
 
 
-class UntrustedApiError(TransientError):
+class UntrustedApiError(NotDoneError):
     """The API's certificate cannot be trusted; nothing was sent."""
 
 
 class ThrottledError(ProviderError):
-    """The API wants fewer calls (429); nothing was done."""
+    """The API wants fewer calls (429). A part of the action may have been done."""
 
     error_class: ErrorClass = "Throttled"
 
@@ -115,14 +126,21 @@ class NotFoundError(ProviderError):
     error_class: ErrorClass = "NotFound"
 
 
-class PermanentError(ProviderError):
-    """The API will never accept this call (4xx); nothing was done."""
+class RefusedError(ProviderError):
+    """The API refused the call in its response, and will never accept it; nothing was changed.
 
-    error_class: ErrorClass = "Permanent"
+    Of a creation, ``obstacle`` is the object that the first of its calls created.
+    """
+
+    error_class: ErrorClass = "Refused"
 
 
 class UnknownResultError(ProviderError):
-    """The call may have been done or not: no answer, or a cut connection."""
+    """The call may have been done, or may still be: nothing proves that it was not.
+
+    No response, a cut connection, a response that cannot be read or classified, or a failure after
+    the first of several calls of one action.
+    """
 
     error_class: ErrorClass = "Unknown"
 
@@ -130,4 +148,4 @@ class UnknownResultError(ProviderError):
 class ListingExpiredError(ProviderError):
     """A listing's continue token is too old (410): list again from the start."""
 
-    error_class: ErrorClass = "Transient"
+    error_class: ErrorClass = "NotDone"

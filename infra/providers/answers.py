@@ -1,14 +1,16 @@
 """What an HTTP answer means: the ``ProviderError`` class of a refusal, and the body of a success.
 
-Whether a call was a write is seen from its method. After a write that got no clear answer the
-result is unknown; after a read there is nothing to be unknown, so it is only to be repeated.
+Whether a call was a write is seen from its method. A 4xx proves that a write was not executed, but
+for a few that a gateway sends on its own, or that are about another call. Any other refusal leaves
+the result of a write unknown; after a read there is nothing to be unknown (ADR 0070).
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
@@ -17,10 +19,10 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from reconciler.errors import (
-    PermanentError,
+    NotDoneError,
     ProviderError,
+    RefusedError,
     ThrottledError,
-    TransientError,
     UnknownResultError,
 )
 from reconciler.secrecy import Secrecy
@@ -40,7 +42,10 @@ class _Named(Protocol):
 _T = TypeVar("_T")
 _N = TypeVar("_N", bound=_Named)
 _READS = frozenset({"GET", "HEAD"})
-_NOTHING_DONE_YET = frozenset({408, 425, 503})
+_PROVES_NOTHING = frozenset({404, 408, 409, 425})
+"""Client errors to a write that a gateway may send after the API got the request, or that are about
+an earlier request with the same key. 429 is another one, with a class of its own."""
+
 _CONFIGURATION_AT_FAULT = {
     401: "check the secret of spec.credentialsRef",
     403: "check the secret of spec.credentialsRef and its permissions",
@@ -52,8 +57,9 @@ UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """Raised for JSON that is none, is of another form, or is nested deeper than the decoder goes."""
 
 _REDIRECTED = 300
+_CLIENT_ERROR = 400
 _SERVER_ERROR = 500
-_UNUSABLE_REQUEST = 400
+_ENDS_BY_ITSELF = frozenset({408, 425})
 
 
 class Answer(msgspec.Struct, frozen=True, gc=False):
@@ -84,9 +90,9 @@ def is_read(method: str) -> bool:
     return method in _READS
 
 
-def inconclusive(method: str) -> type[TransientError | UnknownResultError]:
+def inconclusive(method: str) -> type[NotDoneError | UnknownResultError]:
     """Return the class of a call that was sent and not clearly answered."""
-    return TransientError if is_read(method) else UnknownResultError
+    return NotDoneError if is_read(method) else UnknownResultError
 
 
 def refusal(response: Answer) -> ProviderError:
@@ -94,23 +100,39 @@ def refusal(response: Answer) -> ProviderError:
 
     404 is of the collection: that an object is not there is for the provider to tell.
     """
-    status = response.status_code
+    status, is_of_read = response.status_code, is_read(response.method)
     text = f"{_call(response)} returned {status}: {problem_text(response)}"
     wait = retry_after_seconds(response)
+    if _REDIRECTED <= status < _CLIENT_ERROR:
+        text += " (redirects are not followed; correct spec.endpoint)"
+    elif status in _CONFIGURATION_AT_FAULT:
+        text += f" ({_CONFIGURATION_AT_FAULT[status]})"
     if status == HTTPStatus.TOO_MANY_REQUESTS:
         return ThrottledError(text, status=status, retry_after_seconds=wait)
-    if status in _NOTHING_DONE_YET:
-        return TransientError(text, status=status, retry_after_seconds=wait)
-    if status in _CONFIGURATION_AT_FAULT or _REDIRECTED <= status < _UNUSABLE_REQUEST:
-        hint = _CONFIGURATION_AT_FAULT.get(
-            status, "redirects are not followed; correct spec.endpoint"
-        )
-        return TransientError(f"{text} ({hint})", status=status, retry_after_seconds=wait)
-    if _UNUSABLE_REQUEST <= status < _SERVER_ERROR:
-        if wait is not None or (status == HTTPStatus.GONE and is_read(response.method)):
-            return TransientError(text, status=status, retry_after_seconds=wait)
-        return PermanentError(text, status=status)
-    return inconclusive(response.method)(text, status=status, retry_after_seconds=wait)
+    is_proof = _CLIENT_ERROR <= status < _SERVER_ERROR
+    if not is_proof or (status in _PROVES_NOTHING and not is_of_read):
+        return inconclusive(response.method)(text, status=status, retry_after_seconds=wait)
+    may_succeed = status in _CONFIGURATION_AT_FAULT or status in _ENDS_BY_ITSELF or wait is not None
+    if may_succeed or (status == HTTPStatus.GONE and is_of_read):
+        return NotDoneError(text, status=status, retry_after_seconds=wait)
+    return RefusedError(text, status=status)
+
+
+@contextmanager
+def in_doubt(response: Answer) -> Generator[None]:
+    """Keep the result of a write unknown if a read that was to show it fails.
+
+    A 404 to a write proves nothing by itself: any gateway can send one.
+    """
+    try:
+        yield
+    except ProviderError as error:
+        raise UnknownResultError(
+            f"{_call(response)} returned {response.status_code}, and a read failed: "
+            f"{error.message}",
+            status=error.status,
+            retry_after_seconds=error.retry_after_seconds,
+        ) from error
 
 
 def decoded(response: Answer, decoder: msgspec.json.Decoder[_T]) -> _T:

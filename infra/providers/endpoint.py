@@ -9,7 +9,7 @@ from urllib.parse import quote, unquote
 
 from yarl import URL
 
-from reconciler.errors import ConfigurationError, PermanentError
+from reconciler.errors import ConfigurationError, RefusedError
 
 _SOCKET = "unix://"
 _SEPARATOR: Final = re.compile(r"[/\\]")
@@ -63,11 +63,11 @@ def checked_endpoint(endpoint: str) -> str:
 def path_segment(external_name: str, name_problem: Callable[[str], str | None]) -> str:
     """Quote a name for a path; one that is not allowed must not become another path, such as ..
 
-    Raises ``PermanentError``: no object can have that name.
+    Raises ``RefusedError``: no object can have that name.
     """
     problem = name_problem(external_name)
     if problem is not None:
-        raise PermanentError(f"invalid name {external_name!r}: {problem}")
+        raise RefusedError(f"invalid name {external_name!r}: {problem}")
     return quote(external_name, safe="")
 
 

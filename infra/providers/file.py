@@ -50,10 +50,10 @@ from infra.providers.file_root import (
 from reconciler.call_permit import may_call
 from reconciler.errors import (
     ConflictError,
+    NotDoneError,
     NotFoundError,
-    PermanentError,
     ProviderError,
-    TransientError,
+    RefusedError,
     UnknownResultError,
 )
 from reconciler.provider import Capabilities, Effect
@@ -248,17 +248,17 @@ class FileProvider:
                 loop = asyncio.get_running_loop()
                 return await loop.run_in_executor(self._threads, function)
         except TimeoutError:
-            late = UnknownResultError if writes else TransientError
+            late = UnknownResultError if writes else NotDoneError
             raise late(
                 f"the filesystem of {self._root.path} did not respond before the timeout"
             ) from None
         except OSError as error:
-            raise failure(error) from None
+            raise failure(error, writes=writes) from None
 
     async def _content(self, action: Action) -> _Content:
         """Return what the action wants written; a digest stands for what is there already."""
         if (problem := name_problem(action.external_name)) is not None:
-            raise PermanentError(f"invalid name {action.external_name!r}: {problem}")
+            raise RefusedError(f"invalid name {action.external_name!r}: {problem}")
         content = action.fields["content"]
         if isinstance(content, str):
             return _Content(content.encode(), is_secret=False)
@@ -266,7 +266,7 @@ class FileProvider:
             return _Content(None, is_secret="secret" in content)
         value = await self._secrets.value(msgspec.convert(content, SecretRef), action.namespace)
         if len(value.encode()) > MAX_CONTENT_BYTES:
-            raise PermanentError(f"secret {content['$secret']!r} is too large for a file")
+            raise RefusedError(f"secret {content['$secret']!r} is too large for a file")
         return _Content(value.encode(), is_secret=True)
 
     # --- in a thread
@@ -299,7 +299,7 @@ class FileProvider:
                     return Effect(self._written(folder, action, content, None))
                 found = self._look(folder, action.external_name)
             if found is None and _is_no_file(stat_of(folder, segment)):
-                raise PermanentError(
+                raise RefusedError(
                     f"{action.external_name!r} is a link, a directory or a device, not a file; "
                     "Reconciler neither follows nor replaces it"
                 )
@@ -345,7 +345,7 @@ class FileProvider:
                         beside, segment, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False
                     )
                 except PermissionError:
-                    raise PermanentError(
+                    raise RefusedError(
                         f"{name!r}: this filesystem has no hard links, which creating a file "
                         "requires; use another filesystem"
                     ) from None
@@ -399,7 +399,7 @@ class FileProvider:
     def _folder_of(self, name: str, *, make: bool = False) -> Generator[tuple[int | None, str]]:
         problem = name_problem(name)
         if problem is not None:
-            raise PermanentError(f"invalid name {name!r}: {problem}")
+            raise RefusedError(f"invalid name {name!r}: {problem}")
         with self._root.folder_of(name, make=make) as folder:
             yield folder, name.rpartition("/")[2]
 
@@ -422,7 +422,7 @@ def _fill(file: int, data: bytes | None, folder: int, segment: str) -> None:
     # What is there stays; its version is compared before it is replaced.
     source = opened_file(folder, segment)
     if source is None:
-        raise TransientError(f"{segment!r} was deleted in the meantime")
+        raise NotDoneError(f"{segment!r} was deleted in the meantime")
     try:
         for chunk in _chunks(source):
             _write_all(file, chunk)
@@ -448,7 +448,7 @@ def _mark(file: int, action: Action, content: _Content, found: ExternalObject | 
         group=action.fields.get("group", ""),
     )
     if not write_mark(file, mark) and content.is_secret:
-        raise PermanentError(
+        raise RefusedError(
             "this filesystem has no extended attributes, which mark secret content; use "
             "another filesystem for files with secrets"
         )

@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from infra.providers.answers import UNDECODABLE
-from reconciler.errors import PermanentError
+from reconciler.errors import RefusedError
 
 if sys.platform != "win32":
     import fcntl
@@ -60,7 +60,7 @@ def write_mark(file: int, mark: Mark) -> bool:
     """Mark a file; False if the filesystem has no attributes."""
     encoded = _encoder.encode(mark)
     if len(encoded) > MAX_ATTRIBUTE_BYTES:
-        raise PermanentError(
+        raise RefusedError(
             f"the labels exceed the limit of {MAX_ATTRIBUTE_BYTES} bytes; declare fewer or shorter "
             "ones"
         )
@@ -124,18 +124,18 @@ def _group(number: int) -> str:
 
 
 def own(file: int, owner: str | None, group: str | None) -> None:
-    """Set owner and group where they are given and different; raises ``PermanentError``."""
+    """Set owner and group where they are given and different; raises ``RefusedError``."""
     found = os.fstat(file)
     user_id = found.st_uid if owner is None else _user_id(owner)
     group_id = found.st_gid if group is None else _group_id(group)
     if user_id is None or group_id is None:
-        raise PermanentError(f"no {f'user {owner!r}' if user_id is None else f'group {group!r}'}")
+        raise RefusedError(f"no {f'user {owner!r}' if user_id is None else f'group {group!r}'}")
     if (user_id, group_id) == (found.st_uid, found.st_gid):
         return
     try:
         os.fchown(file, user_id, group_id)
     except PermissionError:
-        raise PermanentError(
+        raise RefusedError(
             f"owner {owner!r} and group {group!r}: permission denied; run the worker as root, "
             "or with CAP_CHOWN and CAP_FOWNER"
         ) from None

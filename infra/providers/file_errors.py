@@ -7,36 +7,35 @@ import os
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 
-from reconciler.errors import PermanentError, ProviderError, TransientError, UnknownResultError
+from reconciler.errors import NotDoneError, ProviderError, RefusedError, UnknownResultError
 
 _ERROR_CLASSES: Mapping[int, type[ProviderError]] = {
-    errno.EACCES: PermanentError,
-    errno.EPERM: PermanentError,
-    errno.EROFS: PermanentError,
-    errno.ENAMETOOLONG: PermanentError,
-    errno.ELOOP: PermanentError,
-    errno.ENOTDIR: PermanentError,
-    errno.EISDIR: PermanentError,
-    errno.EINVAL: PermanentError,
-    errno.EFBIG: PermanentError,
-    errno.ENOTSUP: PermanentError,
-    errno.ENOSPC: TransientError,
-    errno.EDQUOT: TransientError,
-    errno.EIO: TransientError,
-    errno.ESTALE: TransientError,
-    errno.EBUSY: TransientError,
-    errno.EMFILE: TransientError,
-    errno.ENFILE: TransientError,
-    errno.ENOENT: TransientError,  # what was there a moment ago
+    errno.EACCES: RefusedError,
+    errno.EPERM: RefusedError,
+    errno.EROFS: RefusedError,
+    errno.ENAMETOOLONG: RefusedError,
+    errno.ELOOP: RefusedError,
+    errno.ENOTDIR: RefusedError,
+    errno.EISDIR: RefusedError,
+    errno.EINVAL: RefusedError,
+    errno.EFBIG: RefusedError,
+    errno.ENOTSUP: RefusedError,
+    errno.ENOSPC: NotDoneError,
+    errno.EDQUOT: NotDoneError,
+    errno.EBUSY: NotDoneError,
+    errno.EMFILE: NotDoneError,
+    errno.ENFILE: NotDoneError,
+    errno.ENOENT: NotDoneError,  # what was there a moment ago
 }
-"""Whatever else goes wrong may go well later."""
+"""What the system refuses at once. Whatever else goes wrong, such as EIO, proves nothing."""
 
 
-def failure(error: OSError) -> ProviderError:
+def failure(error: OSError, *, writes: bool) -> ProviderError:
     """Return what the system refused, as an error of a class, with what it was about."""
-    failed = _ERROR_CLASSES.get(error.errno or 0, TransientError)
+    unclassified = UnknownResultError if writes else NotDoneError
+    failed = _ERROR_CLASSES.get(error.errno or 0, unclassified)
     where = f"{os.fsdecode(error.filename)!r}: " if isinstance(error.filename, str | bytes) else ""
-    return failed(f"{where}{error.strerror}")
+    return failed(f"{where}{error.strerror or type(error).__name__}")
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from http import HTTPStatus
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from reconciler.errors import ConfigurationError, PermanentError, TransientError
+from reconciler.errors import ConfigurationError, NotDoneError, RefusedError
 
 if sys.platform != "win32":
     import fcntl
@@ -53,7 +53,7 @@ class FileRoot:
     def folder_of(self, name: str, *, make: bool = False) -> Generator[int | None]:
         """Open the folder of a name, or None if it is not there and shall not be made.
 
-        Raises ``TransientError`` without the root, ``PermanentError`` if a link is on the way.
+        Raises ``NotDoneError`` without the root, ``RefusedError`` if a link is on the way.
         """
         with self._folder(name.split("/")[:-1], make=make) as folder:
             yield folder
@@ -105,7 +105,7 @@ class FileRoot:
         try:
             root = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
         except (FileNotFoundError, NotADirectoryError):
-            raise TransientError(
+            raise NotDoneError(
                 f"the root {self.path} is not a directory; check that its disk is mounted"
             ) from None
         # What is there when a disk is not mounted is an empty folder: no proof of any absence.
@@ -113,7 +113,7 @@ class FileRoot:
             is_empty = next(scan, None) is None
         if is_empty:
             os.close(root)
-            raise TransientError(
+            raise NotDoneError(
                 f"the root {self.path} is empty; check that its disk is mounted. If it is the "
                 f"right directory, create the empty file {ROOT_MARKER} there"
             )
@@ -142,12 +142,12 @@ def temporary_name(key: str) -> str:
 
 
 def checked_segment(segment: str) -> str:
-    """Return a name of an entry of an open folder; raises ``PermanentError`` for a path.
+    """Return a name of an entry of an open folder; raises ``RefusedError`` for a path.
 
     The system calls take a path in its place: an absolute one leads out of every folder.
     """
     if segment in _NO_SEGMENTS or "/" in segment or "\0" in segment:
-        raise PermanentError(f"{segment!r} is not the name of a file in a directory")
+        raise RefusedError(f"{segment!r} is not the name of a file in a directory")
     return segment
 
 
@@ -178,7 +178,7 @@ def opened_file(folder: int, segment: str) -> int | None:
 def temporary(folder: int, segment: str) -> Generator[int]:
     """Make a temporary file that nobody else may read; it is gone in the end, under this name.
 
-    It is locked as long as its call runs. Raises ``TransientError`` if another one of this name is.
+    It is locked as long as its call runs. Raises ``NotDoneError`` if another one of this name is.
     """
     discard(folder, segment)
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
@@ -200,7 +200,7 @@ def temporary(folder: int, segment: str) -> Generator[int]:
 
 
 def discard(folder: int, segment: str) -> None:
-    """Remove what a crash has left; raises ``TransientError`` if its call still runs."""
+    """Remove what a crash has left; raises ``NotDoneError`` if its call still runs."""
     file = opened_file(folder, segment)
     if file is None:
         return
@@ -229,11 +229,11 @@ def _entered(folder: int, segment: str, *, make: bool) -> int | None:
     except NotADirectoryError:
         found = stat_of(folder, segment)
         if found is not None and stat.S_ISLNK(found.st_mode):
-            raise PermanentError(
+            raise RefusedError(
                 f"{segment!r} in the path is a symbolic link, which Reconciler does not follow"
             ) from None
         if make:
-            raise PermanentError(f"{segment!r} in the path is not a directory") from None
+            raise RefusedError(f"{segment!r} in the path is not a directory") from None
         return None
     made = True
     try:
@@ -271,7 +271,7 @@ def _remove_old(folder: int, segment: str) -> None:
     found = stat_of(folder, segment)
     if segment == ROOT_MARKER or found is None or time.time() - found.st_ctime < LEFTOVER_SECONDS:
         return
-    with contextlib.suppress(OSError, TransientError):
+    with contextlib.suppress(OSError, NotDoneError):
         discard(folder, segment)
 
 
@@ -288,6 +288,6 @@ def is_named(folder: int, segment: str, file: int) -> bool:
     return found is not None and os.path.samestat(found, os.fstat(file))
 
 
-def _still_running() -> TransientError:
+def _still_running() -> NotDoneError:
     # Of one file, which a tenant can have at will: with a status, it opens no breaker.
-    return TransientError("a call with this key is still running", status=HTTPStatus.CONFLICT)
+    return NotDoneError("a call with this key is still running", status=HTTPStatus.CONFLICT)

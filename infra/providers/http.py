@@ -11,17 +11,18 @@ from urllib.parse import urlencode
 from yarl import URL
 
 from events.provider_config import Limits, ProviderConfigSpec
-from infra.providers.answers import Answer, inconclusive, refusal
+from infra.providers.answers import Answer, is_read, refusal
 from infra.providers.connections import Connections, NotSentError, UnusableAnswerError
 from infra.providers.endpoint import authorization, checked_endpoint, socket_path
 from infra.providers.host_guard import HostGuard
 from infra.providers.trust import certificate_problem, trusting
 from reconciler.answer_budget import AnswerTooLargeError, take_memory
-from reconciler.call_permit import may_call
+from reconciler.call_permit import may_call, record_write
 from reconciler.errors import (
     ConfigurationError,
-    PermanentError,
-    TransientError,
+    NotDoneError,
+    RefusedError,
+    UnknownResultError,
     UntrustedApiError,
 )
 from reconciler.secrecy import Secrecy
@@ -98,18 +99,22 @@ class HttpApi:
         headers: Mapping[str, str] | None = None,
         body: bytes | None = None,
         read_at: float | None = None,
+        writes: bool | None = None,
     ) -> Answer:
         """Make one call and give the whole answer, whatever its status.
 
         ``read_at``: when what it relies on was read, by ``time.monotonic``; see ``may_call``.
+        ``writes``: whether it changes anything, which else follows from its method.
 
-        Raises ``TransientError`` if nothing was sent, or if a read was not answered; and
+        Raises ``NotDoneError`` if nothing was sent, or if a read was not answered; and
         ``UnknownResultError`` if a write was not answered.
         """
+        if writes is None:
+            writes = not is_read(method)
         await may_call(read_at=read_at)
         url = self.endpoint + path
         if self._is_closed:
-            raise TransientError(
+            raise NotDoneError(
                 f"{method} {url}: not sent, because its ProviderConfig was declared again"
             )
         request = written_request(
@@ -124,12 +129,15 @@ class HttpApi:
                 f"{certificate_problem(error)}"
             ) from error
         except NotSentError as error:
-            raise TransientError(f"{method} {url}: not sent, no connection: {error}") from error
+            raise NotDoneError(f"{method} {url}: not sent, no connection: {error}") from error
         except TimeoutError as error:
             why = f"no response within {self._timeout_seconds:g} s"
-            raise inconclusive(method)(f"{method} {url}: {why}") from error
+            raise _unanswered(writes=writes)(f"{method} {url}: {why}") from error
         except (OSError, UnusableAnswerError, AnswerTooLargeError) as error:
-            raise inconclusive(method)(f"{method} {url}: invalid response: {error}") from error
+            why = f"invalid response: {error}"
+            raise _unanswered(writes=writes)(f"{method} {url}: {why}") from error
+        if writes and received.status < HTTPStatus.MULTIPLE_CHOICES:
+            record_write()
         return Answer(
             method, url, received.status, received.headers, received.content, self._secrecy
         )
@@ -158,6 +166,13 @@ class HttpApi:
         return f"{target}?{urlencode(query)}" if query else target
 
 
+def _unanswered(*, writes: bool) -> type[NotDoneError | UnknownResultError]:
+    """Return the class of a call without a usable response, which may have been executed."""
+    if writes:
+        record_write()
+    return UnknownResultError if writes else NotDoneError
+
+
 def _check_limits(limits: Limits) -> None:
     if limits.concurrency < 1:
         raise ConfigurationError(
@@ -173,15 +188,15 @@ def _check_limits(limits: Limits) -> None:
 def written_request(
     method: str, target: str, headers: Mapping[str, str], body: bytes | None
 ) -> bytes:
-    """Write a request; raises ``PermanentError`` for what would be another one on the wire."""
+    """Write a request; raises ``RefusedError`` for what would be another one on the wire."""
     if not (target.isascii() and target.isprintable()) or " " in target:
-        raise PermanentError(
+        raise RefusedError(
             f"{method} {target!r}: not sent, because its path is not percent-encoded"
         )
     lines = [f"{method} {target} HTTP/1.1"]
     for name, value in headers.items():
         if not value.isprintable():
-            raise PermanentError(
+            raise RefusedError(
                 f"{method} {target}: not sent, because header {name} is not printable: {value!r}"
             )
         lines.append(f"{name}: {value}")

@@ -10,7 +10,7 @@ from typing import Final, TypeVar
 
 from events.external import ExternalObject
 from events.provider_config import Scope
-from reconciler.errors import TransientError
+from reconciler.errors import NotDoneError
 
 _TURN_SECONDS: Final = 0.01
 """Of one turn of the event loop. One object takes 0.1 ms if its kind has expressions, and up to a
@@ -42,7 +42,7 @@ async def all_pages(
         if not page.next:
             return
         if page.next == token:
-            raise TransientError(
+            raise NotDoneError(
                 "the API returned the same page token twice, so the listing would never end"
             )
         token = page.next

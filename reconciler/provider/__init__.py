@@ -69,7 +69,7 @@ class Provider(Protocol):
 
         Raises ``ConflictError`` with the obstacle if an object of that name exists that this key
         did not create, and without one if it is gone by then; never overwrites one. A call that
-        still runs under the key is a ``TransientError``.
+        still runs under the key is an ``UnknownResultError``.
         """
         ...
 

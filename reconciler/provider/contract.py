@@ -6,6 +6,7 @@
         kind = BUCKET
         fields: ClassVar = {"size": 1}
         other_fields: ClassVar = {"size": 2}
+        refused_fields: ClassVar = {"region": "nowhere"}
 
         @pytest.fixture
         def endpoint(self) -> str:
@@ -32,8 +33,8 @@ from events.external import ExternalObject
 from events.log import Action, Operation
 from events.manifest import Fields
 from events.provider_config import Limits, ProviderConfigSpec, Scope
-from reconciler.call_permit import CALL_PERMIT
-from reconciler.errors import ConflictError, NotFoundError, PermanentError
+from reconciler.call_permit import CALL_PERMIT, CALL_RECORD, CallRecord
+from reconciler.errors import ConflictError, NotDoneError, NotFoundError, RefusedError
 from reconciler.provider import Effect, Provider
 from reconciler.provider.kind import Kind
 from reconciler.provider.secrets import Secrets
@@ -59,13 +60,17 @@ class Connect(Protocol):
 class ContractCase:
     """What each case works with; subclasses say which kind it is, and where its API is.
 
-    ``fields`` and ``other_fields`` are two valid specs that differ. ``allow`` is what the kind may
-    use of the host.
+    ``fields`` and ``other_fields`` are two valid specs that differ. ``refused_fields`` replace some
+    of ``fields`` so that the API refuses to create the object, before it creates anything; where no
+    fields do, override ``refused_create``, or give the reason in ``never_refused``. ``allow`` is
+    what the kind may use of the host.
     """
 
     kind: Kind
     fields: ClassVar[Fields]
     other_fields: ClassVar[Fields]
+    refused_fields: ClassVar[Fields] = {}
+    never_refused: ClassVar[str] = ""
     allow: ClassVar[Allow] = NOTHING
 
     @pytest.fixture
@@ -133,6 +138,20 @@ class ContractCase:
         """Write an action as a decider does, with a key of its own and no preconditions."""
         written = action(operation, name, {} if fields is None else self.object_fields(fields))
         return written if self.can("labels") else msgspec.structs.replace(written, labels={})
+
+    async def refused_create(self, provider: Provider, name: str) -> Action:
+        """Write a creation that the API refuses."""
+        del provider
+        if self.never_refused:
+            pytest.skip(f"{self.kind.name}: {self.never_refused}")
+        if not self.refused_fields:
+            pytest.fail(
+                f"{type(self).__name__}: set refused_fields to what the API refuses to create "
+                f"{self.kind.name} with, or never_refused to the reason why it refuses nothing"
+            )
+        create = self.action("Create", name, self.fields)
+        fields = {**create.fields, **self.refused_fields}
+        return msgspec.structs.replace(create, fields=fields)
 
     def object_fields(self, fields: Fields) -> Fields:
         """Return what an object should have for a spec."""
@@ -446,13 +465,34 @@ class ProviderContract(ContractCase):
             assert (await provider.delete(delete)).object is None
             assert await provider.read(each, created.uid) is None, f"before request {number}"
 
+    async def test_a_creation_that_is_refused_and_then_corrected_creates_one_object(
+        self, provider: Provider, name: str
+    ) -> None:
+        for _ in range(2):  # a repeat is refused as the first call was
+            refused = await self.refused_create(provider, name)
+            await fails_without_effect(provider.create(refused))
+        assert await self.shown(provider, name) == []
+        made = await self.made(provider, name)
+
+        assert self.is_as_declared(made, self.fields)
+        assert await self.shown(provider, name, made.uid) == [made] * (1 + self.kind.lists)
+
+    async def test_a_creation_that_is_refused_and_then_withdrawn_leaves_nothing(
+        self, provider: Provider, name: str
+    ) -> None:
+        refused = await self.refused_create(provider, name)
+        await fails_without_effect(provider.create(refused))
+        assert await self.shown(provider, name) == []
+
+        assert (await provider.delete(self.action("Delete", name))).absent
+
     async def test_a_name_that_the_api_cannot_have_is_refused(self, provider: Provider) -> None:
         for name in BAD_NAMES:
             if self.kind.name_problem(name) is None:
                 continue
-            with pytest.raises(PermanentError):
+            with pytest.raises(RefusedError):
                 await provider.create(self.action("Create", name, self.fields))
-            with pytest.raises(PermanentError):
+            with pytest.raises(RefusedError):
                 await provider.delete(self.action("Delete", name))
 
 
@@ -518,6 +558,19 @@ def numbered(name: str) -> Iterator[tuple[int, str]]:
     for number in range(1, MAX_REQUESTS + 1):
         yield number, f"{name}-{number:02}"
     pytest.fail(f"a call makes more than {MAX_REQUESTS} requests")
+
+
+async def fails_without_effect(call: Awaitable[Effect]) -> None:
+    """Make a call whose failure proves that nothing was done: then its action can end at once."""
+    record = CallRecord()
+    token = CALL_RECORD.set(record)
+    try:
+        with pytest.raises((NotDoneError, RefusedError)) as caught:
+            await call
+    finally:
+        CALL_RECORD.reset(token)
+    assert caught.value.obstacle is None, f"it has created something: {caught.value}"
+    assert not record.has_written, f"a request before it has written something: {caught.value}"
 
 
 async def repeated(call: Awaitable[Effect]) -> ExternalObject | None:

@@ -20,10 +20,10 @@ import pytest_asyncio
 
 from events.provider_config import Scope
 from reconciler.errors import (
-    PermanentError,
+    NotDoneError,
     ProviderError,
+    RefusedError,
     ThrottledError,
-    TransientError,
     UnknownResultError,
 )
 from reconciler.provider import Provider
@@ -195,11 +195,11 @@ class HttpFaultContract(ContractCase):
         requests = len(proxy.requests)
         proxy.plan.extend([*[Harm.NONE] * (requests - 1), harm])
 
-        with pytest.raises(TransientError):
+        with pytest.raises(NotDoneError):
             await listing(harmed, scope, page_size=2)
         assert len(proxy.requests) == 2 * requests
 
-    async def test_a_refused_connection_is_transient_since_nothing_was_sent(
+    async def test_without_a_connection_nothing_was_done(
         self, endpoint: str, connect: Connect, name: str
     ) -> None:
         with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -213,16 +213,16 @@ class HttpFaultContract(ContractCase):
             nobody.read(name),
             *([listing(nobody, Scope())] if self.kind.lists else []),
         ):
-            with pytest.raises(TransientError):
+            with pytest.raises(NotDoneError):
                 await call
 
-    async def test_a_read_without_an_answer_in_time_is_transient(
+    async def test_a_read_without_an_answer_in_time_did_nothing(
         self, proxy: Proxy, connect: Connect, name: str
     ) -> None:
         impatient = connect(proxy.url, timeout_seconds=IMPATIENT_SECONDS)
         proxy.plan.append(Harm.HOLD_REPLY)
 
-        with pytest.raises(TransientError):
+        with pytest.raises(NotDoneError):
             await impatient.read(name)
 
     async def test_a_write_without_an_answer_in_time_has_an_unknown_result(
@@ -288,17 +288,17 @@ class HttpFaultContract(ContractCase):
     @pytest.mark.parametrize(
         ("planned", "error"),
         [
-            (answer(503, Retry_After="7"), TransientError),
+            (answer(503, Retry_After="7"), UnknownResultError),
             (answer(429, Retry_After="7"), ThrottledError),
             (answer(500), UnknownResultError),
             (answer(502), UnknownResultError),
             (answer(200, "<html>"), UnknownResultError),
             (answer(201, "{}"), UnknownResultError),
             (b"not http at all\r\n\r\n", UnknownResultError),
-            (answer(400, '{"detail": "no good"}'), PermanentError),
-            (answer(401), TransientError),
-            (answer(403), TransientError),
-            (answer(307, Location="http://elsewhere.example/"), TransientError),
+            (answer(400, '{"detail": "no good"}'), RefusedError),
+            (answer(401), NotDoneError),
+            (answer(403), NotDoneError),
+            (answer(307, Location="http://elsewhere.example/"), UnknownResultError),
         ],
     )
     async def test_the_answer_to_a_write_decides_its_error_class(
@@ -328,7 +328,7 @@ class HttpFaultContract(ContractCase):
         lie = await proxy.fetch(proxy.requests[-1][1])
         proxy.plan.extend([*[Harm.NONE] * (requests - 1), lie])
 
-        with pytest.raises(TransientError, match="it describes"):
+        with pytest.raises(NotDoneError, match="it describes"):
             await harmed.read(f"{name}-2", made.uid)
 
     async def test_a_name_that_the_api_cannot_have_is_never_sent(
@@ -337,9 +337,9 @@ class HttpFaultContract(ContractCase):
         for name in BAD_NAMES:
             if self.kind.name_problem(name) is None:
                 continue
-            with pytest.raises(PermanentError):
+            with pytest.raises(RefusedError):
                 await harmed.delete(self.action("Delete", name))
-            with pytest.raises(PermanentError):
+            with pytest.raises(RefusedError):
                 await harmed.create(self.action("Create", name, self.fields))
         assert proxy.requests == []
 
@@ -349,7 +349,7 @@ class HttpFaultContract(ContractCase):
         let_in = connect(proxy.url, secret="s3cr3t\n")
         proxy.plan.append(answer(401, '{"detail": "the token s3cr3t is out of date"}'))
 
-        with pytest.raises(TransientError) as caught:
+        with pytest.raises(NotDoneError) as caught:
             await let_in.create(self.action("Create", name, self.fields))
         assert self.secret_header in proxy.heads[0].lower()
         assert "s3cr3t" not in str(caught.value)

@@ -39,7 +39,7 @@ class SecretStore(Protocol):
         """Return a secret, or None if it is missing or the namespace ``reader`` may not read it.
 
         The two cases must look the same, so that no namespace can find out what another one has.
-        Raises ``ConfigurationError`` if the secret cannot be read as it is, ``TransientError`` if
+        Raises ``ConfigurationError`` if the secret cannot be read as it is, ``NotDoneError`` if
         the store does not answer; neither repeats a secret.
         """
         ...

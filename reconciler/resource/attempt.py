@@ -49,7 +49,6 @@ from reconciler.resource.turn import (
 MAX_CONFLICTS = 3  # in a row that are answered at once; then each waits like a failure
 MAX_REPEATS = 3  # in a row whose result stays unknown, before a lookup is worth more than another
 
-_NOT_DONE = (NOT_DONE, CHECKED_NOT_DONE)
 _ROUNDING = timedelta(milliseconds=1)  # of a wait that was reckoned in seconds
 
 Rung = Literal["Repeat", "Lookup"]
@@ -134,11 +133,10 @@ def pursue(
     # Before the rest: until the attempt ends, nothing is known that could follow.
     if flight.failed is None:
         return _under_way(flight, state)
-    # A creation that is not wanted any more would leak: it is pursued to its end.
-    may_leak = action.operation == "Create" and not flight.is_surely_not_done
-    is_wanted = action.generation == generation or may_leak
+    # An operator who approves another call wants that one, whatever has been declared since.
+    is_wanted = action.generation == generation or flight.failed == CHECKED_NOT_DONE
     # Before the API is asked for: what is not wanted and had no effect needs no call.
-    if not is_wanted and not flight.unknown:
+    if not is_wanted and not flight.is_in_doubt:
         newer = f"generation {generation} replaces generation {action.generation}"
         return _given_up(flight, newer)
     # From here on, a call follows, or the end of the wait for one.
@@ -147,9 +145,10 @@ def pursue(
     # Before the permission: a paused action is kept, so that it continues when the pause ends.
     if is_paused(state):
         return PAUSED
-    if forbidden is not None and (flight.failed in _NOT_DONE or flight.is_surely_not_done):
+    if forbidden is not None and not flight.is_in_doubt:
         return _given_up(flight, forbidden.message)
-    rung = next_rung(flight, context, may_repeat=is_wanted and forbidden is None)
+    may_repeat = forbidden is None and (is_wanted or action.operation == "Create")
+    rung = next_rung(flight, context, may_repeat=may_repeat, is_wanted=is_wanted)
     not_before = _visible_at(flight, state, context) if rung == "Lookup" else context.now
     # A wait for a call, or one that an operator ended, may be too short for a lookup.
     retry_at = flight.retry_at
@@ -195,7 +194,7 @@ def is_paused(state: ResourceState) -> bool:
 def is_refused(state: ResourceState) -> bool:
     """Return whether the last failure was for good."""
     failure = state.waits.failure
-    return failure is not None and failure.error_class == "Permanent"
+    return failure is not None and failure.error_class == "Refused"
 
 
 def rejection(state: ResourceState) -> Conclusion | None:
@@ -204,10 +203,12 @@ def rejection(state: ResourceState) -> Conclusion | None:
         return None
     failure = state.waits.failure
     message = "" if failure is None else failure.message
-    return Conclusion("Failed", "Permanent", message or "the API rejected this generation")
+    return Conclusion("Failed", "Refused", message or "the API rejected this generation")
 
 
-def next_rung(flight: InFlight, context: Context, *, may_repeat: bool = True) -> Rung:
+def next_rung(
+    flight: InFlight, context: Context, *, may_repeat: bool = True, is_wanted: bool = True
+) -> Rung:
     """Choose between calling again and looking, after an attempt that did not succeed."""
     assert flight.failed is not None
     if not may_repeat:
@@ -220,10 +221,13 @@ def next_rung(flight: InFlight, context: Context, *, may_repeat: bool = True) ->
         # labeled is looked up first.
         return "Repeat" if is_safe else "Lookup"
     if not is_safe:
-        is_refused = flight.failed.error_class == "Throttled" and not flight.effect.may_exist
-        return "Repeat" if is_refused else "Lookup"
+        return "Lookup" if flight.unknown or not is_wanted else "Repeat"
     if flight.is_lookup:
         return "Repeat"  # the lookup failed: perhaps only reads do
+    error_class = flight.failed.error_class
+    # A refusal of this attempt ends the action as soon as nothing is known of the earlier ones.
+    if error_class == "Refused" or (error_class != "Unknown" and not is_wanted):
+        return "Lookup"
     return "Lookup" if flight.unknown >= MAX_REPEATS else "Repeat"
 
 

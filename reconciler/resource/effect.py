@@ -13,7 +13,6 @@ EFFECTS_BY_SEVERITY: Final = (
     Effect.NOT_SENT,
     Effect.REFUSED,
     Effect.PARTIAL,
-    Effect.POSSIBLE,
     Effect.UNKNOWN,
 )
 """Effects of one attempt, from the least to the worst."""

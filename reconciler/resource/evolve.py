@@ -95,12 +95,10 @@ COMPLETED: frozenset[OutcomeName] = frozenset(
 )
 """Outcomes after which a generation is not superseded by the next, but followed by it."""
 
-LABEL_KEPT = ActionError("Permanent", "the API accepted the write but kept the label")
-NOT_DONE = ActionError(
-    "Transient", "a read shows that the call had no effect; the worker repeats it"
-)
+LABEL_KEPT = ActionError("Refused", "the API accepted the write but kept the label")
+NOT_DONE = ActionError("NotDone", "a read shows that the call had no effect; the worker repeats it")
 CHECKED_NOT_DONE = ActionError(
-    "Transient", "an operator approved the repetition of the call; the worker repeats it"
+    "NotDone", "an operator approved the repetition of the call; the worker repeats it"
 )
 
 _NO_WAITS = Waits()
@@ -251,7 +249,7 @@ def _after(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
         case ActionHeld() as data:
             return _in_flight(state, question=data.reason, effect=Effect.HELD)
         case ActionNotDone():
-            return _to_be_repeated(state, event, NOT_DONE)
+            return _to_be_repeated(_without_begun(state), event, NOT_DONE)
         case ActionDoubted() as data:
             return _doubted(state, data)
         case ActionSucceeded() as data:
@@ -630,6 +628,13 @@ def _to_be_repeated(
     )
 
 
+def _without_begun(state: ResourceState) -> ResourceState:
+    """Return the state after a lookup that found nothing of what a throttled attempt began."""
+    flight = state.actions.in_flight
+    is_begun = flight is not None and flight.effect is Effect.PARTIAL
+    return _in_flight(state, effect=Effect.REFUSED) if is_begun else state
+
+
 def _with_approval(state: ResourceState, approval: ApprovalState | None) -> ResourceState:
     return replace(state, holds=replace(state.holds, approval=approval))
 
@@ -994,6 +999,8 @@ def _with_obstacle(ended: tuple[Ended, ...], data: ActionFailed) -> tuple[Ended,
 
 def _with_failure(flight: InFlight, data: ActionFailed, event: LogEvent) -> InFlight:
     """Count an attempt that did not succeed: what is known of the action after it."""
+    was_unclear = flight.is_lookup and data.error.error_class == "Unknown"
+    is_certain = data.effect in (Effect.NOT_SENT, Effect.REFUSED)
     return replace(
         flight,
         failed=data.error,
@@ -1001,6 +1008,7 @@ def _with_failure(flight: InFlight, data: ActionFailed, event: LogEvent) -> InFl
         retry_at=None,
         unknown=flight.unknown + (data.effect is Effect.UNKNOWN),
         effect=effect_after(flight.effect, data.effect),
+        is_unclear=was_unclear or (flight.is_unclear and is_certain),
     )
 
 

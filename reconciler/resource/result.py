@@ -84,7 +84,7 @@ def _error_if_too_early(
         "the API reported that the object does not exist; it may not show the last write yet "
         f"(consistencyGraceSeconds: {grace:g})"
     )
-    return ActionError("Transient", why, retry_after_seconds=round(left, 3), nothing_done=True)
+    return ActionError("NotDone", why, retry_after_seconds=round(left, 3))
 
 
 def _shows_object(ended: ResourceEvent) -> bool:
@@ -304,14 +304,11 @@ def _after_failure(
         redelivered=redelivered,
         purpose=action.purpose,
     )
-    if error.error_class == "Permanent" and _is_its_beginning(said.object, action, context):
+    if error.error_class == "Refused" and _is_its_beginning(said.object, action, context):
         return replace(_success(said, action, redelivered=may_be_done), refused=error)
     if error.error_class != "Conflict":
         return failed
-    # An earlier attempt may have left an object, and no repeat or lookup has shown it since:
-    # after a lookup that found nothing, `unknown` is 0 again, while `effect` stays Unknown.
-    may_be_left = flight.unknown or flight.effect is Effect.POSSIBLE
-    if said.object is None and not said.replayed and (may_be_left or said.redelivered):
+    if said.object is None and not said.replayed and (flight.unknown or said.redelivered):
         # It may have been our own object, or our own call may still run: a repeat or lookup tells.
         return replace(failed, error=replace(error, error_class="Unknown"))
     uncertain = flight.effect.may_exist or state.actions.uncertain_create or may_be_done

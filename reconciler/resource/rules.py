@@ -28,7 +28,7 @@ from events.manifest import Fields
 from reconciler.resource.difference import LABELS, ignored_paths, without_ignored
 from reconciler.resource.fights import with_drift
 from reconciler.resource.owner_label import OWNER_LABEL
-from reconciler.resource.state import ResourceState
+from reconciler.resource.state import InFlight, ResourceState
 
 
 def apply_rules(data: ResourceEvent, state: ResourceState, now: datetime) -> ResourceEvent:
@@ -96,16 +96,12 @@ def _effect(data: ActionFailed, *, is_lookup: bool) -> Effect:
         return Effect.UNKNOWN
     if is_lookup or not error.attempted:
         return Effect.NOT_SENT
-    if error.nothing_done:
-        return Effect.REFUSED
     match error.error_class:
         case "Unknown":
             return Effect.UNKNOWN
-        case "Transient":
-            return Effect.POSSIBLE
         case "Throttled":
             return Effect.PARTIAL  # the API may have served the first of several calls
-        case "Conflict" | "NotFound" | "Permanent":
+        case "NotDone" | "Conflict" | "NotFound" | "Refused":
             return Effect.REFUSED
         case _:
             assert_never(error.error_class)
@@ -115,9 +111,11 @@ def _consequence(data: ActionFailed, state: ResourceState) -> Consequence:
     """Return what a failure means for the resource."""
     error_class, flight = data.error.error_class, state.actions.in_flight
     match error_class:
-        case "Transient" | "Throttled" | "Unknown":
+        case "NotDone" | "Throttled" | "Unknown":
             return "Retry"
-        case "Permanent":
+        case "Refused":
+            if _is_looked_up_first(flight, redelivered=data.redelivered):
+                return "Retry"
             if data.purpose in ("Retire", "Renew"):
                 return "Failed"
             is_old = flight is not None and flight.action.generation != state.desired.generation
@@ -133,6 +131,16 @@ def _consequence(data: ActionFailed, state: ResourceState) -> Consequence:
             return "Observed" if is_shown else "Conflict"
         case _:
             assert_never(error_class)
+
+
+def _is_looked_up_first(flight: InFlight | None, *, redelivered: bool) -> bool:
+    """Return whether a refusal does not end an action: an earlier attempt may have been done.
+
+    The API may refuse the lookup too, or the lookup may not show it: then nothing else can.
+    """
+    if flight is None or flight.is_lookup:
+        return False
+    return redelivered or (flight.is_in_doubt and not flight.is_unclear)
 
 
 def _is_retired(failed: ActionFailed, uid: str | None) -> bool:

@@ -132,6 +132,7 @@ class InFlight(msgspec.Struct, frozen=True, gc=False):
     effect: Effect = Effect.NOT_SENT  # of all attempts that have ended
     unknown: int = 0  # attempts of unknown result since a lookup or an operator found no effect
     is_lookup: bool = False  # what is under way is a lookup, not a call
+    is_unclear: bool = False  # a lookup since the last unknown result could not show it
     question: str = ""  # that an operator has to answer
     abandoned: bool = False  # by an operator
 
@@ -139,6 +140,15 @@ class InFlight(msgspec.Struct, frozen=True, gc=False):
     def is_held(self) -> bool:
         """Whether an operator has to decide."""
         return self.effect is Effect.HELD
+
+    @property
+    def is_in_doubt(self) -> bool:
+        """Whether an attempt may have done it, and no lookup has shown since that none has.
+
+        An update or a deletion of which a part is done needs no lookup: the next write corrects it.
+        """
+        is_begun = self.effect is Effect.PARTIAL and self.action.operation == "Create"
+        return self.unknown > 0 or is_begun
 
     @property
     def is_surely_not_done(self) -> bool:

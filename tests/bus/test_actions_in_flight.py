@@ -55,7 +55,7 @@ def test_an_ended_action_makes_room_and_a_retry_takes_it_again():
     key, place = ResourceKey("one", "Shape", "foo"), Place("one", "default")
     action = _action(key)
     actions.apply(key, ActionDecided(action))
-    actions.apply(key, ActionFailed(action.action_id, "Create", 1, ActionError("Transient", "")))
+    actions.apply(key, ActionFailed(action.action_id, "Create", 1, ActionError("NotDone", "")))
     assert actions.room(place) == 1
     actions.apply(key, ActionRetried(action, 2))
     assert actions.room(place) == 0

@@ -29,10 +29,10 @@ from infra.bus.rates import JetStreamRates
 from reconciler.call_permit import may_call
 from reconciler.errors import (
     ConfigurationError,
-    PermanentError,
+    NotDoneError,
     ProviderError,
+    RefusedError,
     ThrottledError,
-    TransientError,
     UnknownResultError,
 )
 from reconciler.ports import IntakeMessageOut
@@ -40,7 +40,7 @@ from reconciler.roles.gate.api_gate import MAX_INSIDE, MAX_WAIT_SECONDS, TurnedA
 from reconciler.roles.gate.api_gates import STANDSTILL_SECONDS, ApiGates, gate_name
 from reconciler.roles.runtime.configurations import Configurations
 
-DOWN = TransientError("no connection")
+DOWN = NotDoneError("no connection")
 API = ProviderConfigSpec("test", "http://api.test/v1", breaker=Breaker(failures=3))
 SOON = 30.0
 
@@ -155,8 +155,8 @@ async def test_so_many_failures_in_a_row_close_it_at_once_and_are_reported(
 @pytest.mark.parametrize(
     "error",
     [
-        PermanentError("no", status=422),
-        TransientError("still running", status=409),
+        RefusedError("no", status=422),
+        NotDoneError("still running", status=409),
         ThrottledError("slower", status=429, retry_after_seconds=0.0),
         ConfigurationError("not declared"),
         TurnedAwayError("closed"),
@@ -179,7 +179,7 @@ async def test_an_api_that_serves_nobody_is_down(process: Process, status: int) 
 
 
 async def test_what_began_before_the_breaker_moved_says_nothing_new(process: Process) -> None:
-    with suppress(TransientError), process.gates.of("second").calls("second"):
+    with suppress(NotDoneError), process.gates.of("second").calls("second"):
         process.opened("first", seconds=0.0)
         raise DOWN
     with process.gates.of("second").calls("second"):
@@ -195,7 +195,7 @@ async def test_time_outs_of_a_process_that_stood_still_are_not_the_api_s(process
     for _ in range(2):
         await asyncio.sleep(0.01)
     for call in calls:
-        with suppress(TransientError), call:
+        with suppress(NotDoneError), call:
             raise DOWN
     assert gate.is_open
     assert await process.reports() == []
@@ -265,11 +265,11 @@ async def test_who_is_turned_away_by_an_open_breaker_is_not_called_throttled(
     process.opened(seconds=60.0)
     turned_away = process.gates.of("first").turn_away("first")
     assert turned_away is not None
-    assert turned_away.error_class == "Transient"
+    assert turned_away.error_class == "NotDone"
 
 
 async def test_503_with_retry_after_is_a_throttle_too(process: Process) -> None:
-    process.call(TransientError("maintenance", status=503, retry_after_seconds=30.0))
+    process.call(NotDoneError("maintenance", status=503, retry_after_seconds=30.0))
     assert process.gates.of("second").closed_seconds > 15
 
 

@@ -38,7 +38,7 @@ def module_bus_url(fresh_bus_url: str) -> str:
 async def decided_to_wait(log: JetStreamLog, ahead: timedelta, seconds: float) -> ResourceKey:
     """Append what a decider writes whose clock is wrong by so much."""
     key, now = new_key(), datetime.now(UTC) + ahead
-    retry = RetryScheduled(now + timedelta(seconds=seconds), seconds, "Transient")
+    retry = RetryScheduled(now + timedelta(seconds=seconds), seconds, "NotDone")
     events = [event(key, 1, DECLARED), event(key, 2, retry)]
     await log.append([ResourceAppend(key, [replace(each, time=now) for each in events], 0)])
     return key

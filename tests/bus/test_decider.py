@@ -400,7 +400,7 @@ async def everything(log: JetStreamLog) -> tuple[Configurations, list[IntakeDeli
     await decider(log, Bus(), configurations).handle([declaration(tried, 1, "Red")])
     [create] = await actions_of(log, tried)
     now = datetime.now(UTC)
-    result = Reported(create.action_id, 1, now, now, "w", error=ActionError("Transient", "no"))
+    result = Reported(create.action_id, 1, now, now, "w", error=ActionError("NotDone", "no"))
     return configurations, [
         delivery("result", tried, 2, result),
         declaration(fine, 3, "Red"),

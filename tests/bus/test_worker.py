@@ -32,7 +32,16 @@ from events.names import ResourceKey
 from events.provider_config import ProviderConfigSpec, Scope, config_key
 from infra.bus.event_log import JetStreamLog
 from infra.jetstream.errors import StreamFullError
-from reconciler.errors import ConflictError, ProviderError
+from reconciler.call_permit import record_write
+from reconciler.errors import (
+    ConfigurationError,
+    ConflictError,
+    NotCalledError,
+    NotDoneError,
+    ProviderError,
+    RefusedError,
+    ThrottledError,
+)
 from reconciler.ports import (
     ActionDelivery,
     IntakeMessageOut,
@@ -248,7 +257,7 @@ async def test_a_queue_without_room_stops_no_other_and_is_tried_again(
 
 _ENDS: list[Callable[[str], ResourceEvent]] = [
     lambda action_id: ActionSucceeded(action_id, "Update", 1),
-    lambda action_id: ActionFailed(action_id, "Update", 1, ActionError("Permanent", "no")),
+    lambda action_id: ActionFailed(action_id, "Update", 1, ActionError("Refused", "no")),
     lambda action_id: ActionAbandoned(action_id, "Update", "something newer is wanted"),
 ]
 
@@ -708,7 +717,7 @@ async def test_a_lookup_that_finds_what_cannot_be_reported_does_not_report_an_ab
     [report] = bus.reports
     assert report.object is None
     assert report.error is not None
-    assert report.error.error_class == "Transient"
+    assert report.error.error_class == "NotDone"
     assert "cannot be reported" in report.error.message
 
 
@@ -743,7 +752,7 @@ async def test_a_lookup_that_meets_a_newer_object_says_nothing(log: JetStreamLog
     bus = await work(log, Api(_newer(log, key)), [lookup], delivered=1)
     (report,) = bus.reports
     assert report.error is not None
-    assert (report.error.error_class, report.object) == ("Transient", None)
+    assert (report.error.error_class, report.object) == ("NotDone", None)
 
 
 async def test_what_an_action_of_this_log_has_written_is_reported_as_ever(
@@ -772,3 +781,46 @@ async def test_nothing_is_written_while_an_api_is_held(log: JetStreamLog) -> Non
     approved = [held, HoldApproved("Twin")]
     await work(log, api, [decided(new_key())], delivered=1, of_config=approved)
     assert api.calls == 1
+
+
+class BegunApi(Api):
+    """A provider whose second request fails."""
+
+    async def create(self, action: Action) -> Effect:
+        record_write()
+        return await super().create(action)
+
+    update = delete = create
+
+
+WRITTEN = ExternalObject("foo", {})
+
+
+@pytest.mark.parametrize(
+    ("operation", "error", "error_class"),
+    [
+        ("Create", NotDoneError("no", status=409), "Unknown"),
+        ("Update", NotDoneError("no", status=409), "Unknown"),
+        ("Create", NotCalledError("the gate is closed"), "Unknown"),
+        ("Create", ThrottledError("slower", status=429, retry_after_seconds=3), "Unknown"),
+        ("Create", RefusedError("never"), "Unknown"),
+        ("Create", ConfigurationError("a program is missing"), "Unknown"),
+        ("Create", RefusedError("never", obstacle=WRITTEN), "Refused"),
+        ("Create", ConflictError("another", obstacle=WRITTEN), "Conflict"),
+        ("Delete", NotDoneError("it waits", status=409), "NotDone"),
+    ],
+)
+async def test_a_failure_after_a_write_of_the_same_action_does_not_mean_that_nothing_was_done(
+    log: JetStreamLog, operation: Operation, error: BaseException, error_class: str
+) -> None:
+    bus = await work(log, BegunApi(fails=error), [decided(new_key(), operation)], delivered=1)
+    (report,) = bus.reports
+    assert report.error is not None
+    assert (report.error.error_class, report.error.attempted) == (error_class, True)
+    assert report.error.retry_after_seconds == getattr(error, "retry_after_seconds", None)
+
+
+async def test_a_write_of_an_action_says_nothing_of_the_next_one(log: JetStreamLog) -> None:
+    await work(log, BegunApi(), [decided(new_key())])
+    bus = await work(log, Api(fails=NotDoneError("no", status=409)), [decided(new_key())])
+    assert [each.error and each.error.error_class for each in bus.reports] == ["NotDone"]

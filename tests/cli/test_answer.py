@@ -89,7 +89,7 @@ def declared_again() -> Story:
 def failing() -> Story:
     story = Story()
     story.declare()
-    story.fail("Transient")
+    story.fail("NotDone")
     return story
 
 

@@ -87,7 +87,7 @@ DELETED = ActionSucceeded("a", "Delete", 1)
             "the API's error response to the Create action",
         ),
         (
-            [NOTHING, DECLARED, decided("Create"), failed(ActionError("Transient", "no"))],
+            [NOTHING, DECLARED, decided("Create"), failed(ActionError("NotDone", "no"))],
             None,
             "a complete listing",
         ),

@@ -232,7 +232,7 @@ TOLD: list[tuple[ResourceEvent, str]] = [
     ),
     (ProgressNoted("", AT), "The decider stopped waiting for progress of the object"),
     (
-        RetryScheduled(AT, 2.5, "Transient"),
+        RetryScheduled(AT, 2.5, "NotDone"),
         "The decider waits 2.5 s, until 2026-01-02T03:04:05Z: Transient",
     ),
     (
@@ -358,7 +358,7 @@ TOLD: list[tuple[ResourceEvent, str]] = [
         "is outdated",
     ),
     (
-        ActionSucceeded("a@2", "Create", 1, refused=ActionError("Permanent", "no")),
+        ActionSucceeded("a@2", "Create", 1, refused=ActionError("Refused", "no")),
         "The worker created the object, but the API refused the remaining calls: no",
     ),
     (
@@ -367,7 +367,7 @@ TOLD: list[tuple[ResourceEvent, str]] = [
         "another worker, which stopped responding, may have made the same call",
     ),
     (
-        ActionFailed("a@2", "Update", 4, ActionError("Transient", "closed", attempted=False)),
+        ActionFailed("a@2", "Update", 4, ActionError("NotDone", "closed", attempted=False)),
         "The worker made no call in attempt 4 to update the object: closed",
     ),
     (
@@ -375,7 +375,7 @@ TOLD: list[tuple[ResourceEvent, str]] = [
         "The decider abandoned the update: generation 3 is newer; a call may still take effect",
     ),
     (
-        RetryScheduled(AT, 2.5, "Transient", "a@2"),
+        RetryScheduled(AT, 2.5, "NotDone", "a@2"),
         "The decider retries in 2.5 s, at 2026-01-02T03:04:05Z: Transient",
     ),
     (

@@ -16,7 +16,7 @@ from infra.jetstream.connection import close, connect
 from infra.providers.jetstream.bucket import BUCKET
 from infra.providers.jetstream.consumer import CONSUMER
 from infra.providers.jetstream.stream import STREAM
-from reconciler.errors import ProviderError, TransientError
+from reconciler.errors import NotDoneError, ProviderError
 from reconciler.provider import Provider
 from reconciler.provider.contract import action, listing
 from reconciler.provider.kind import Kind
@@ -98,9 +98,9 @@ async def test_what_lives_on_a_node_that_is_away_is_not_seen_as_gone(
     await cluster.nodes[home].kill()
 
     for kind in ("Stream", "Consumer"):
-        with pytest.raises(TransientError):
+        with pytest.raises(NotDoneError):
             await providers[kind].read(NAMES[kind])
-        with pytest.raises(TransientError):
+        with pytest.raises(NotDoneError):
             await listing(providers[kind], Scope())
 
     await cluster.start_node(home)

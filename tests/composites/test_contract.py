@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from typing import ClassVar
 from uuid import uuid4
 
+import msgspec
 import pytest
 import pytest_asyncio
 
@@ -65,6 +66,14 @@ class TestComposedContract(ProviderContract):
             assert found is not None
             thing = found
         return thing
+
+    async def refused_create(self, provider: Provider, name: str) -> Action:
+        """Write one of which a part would be in another namespace."""
+        del provider
+        elsewhere = Metadata(name.partition(".")[2], "elsewhere")
+        part = Manifest("shapes/v1", "Shape", elsewhere, {"type": "Square", "color": "Red"})
+        create = self.action("Create", name, self.fields)
+        return msgspec.structs.replace(create, fields={**create.fields, **content_of([part])})
 
     def is_as_declared(self, thing: ExternalObject | None, fields: Fields) -> bool:
         assert thing is not None

@@ -175,7 +175,7 @@ def test_a_stuck_container_is_named():
     fleet.step()
     assert fleet.object is not None
     [name] = fleet.object.fields[CHILDREN]
-    failed = Child("Failed", reason="Permanent", message="no such image")
+    failed = Child("Failed", reason="Refused", message="no such image")
     outputs = {CHILDREN: {name: msgspec.to_builtins(failed)}}
     told = ready(fleet.object.fields, msgspec.structs.replace(fleet.object, outputs=outputs))
     assert told.reason == "Stalled"
@@ -212,7 +212,7 @@ def test_37_progress_is_another_container_or_another_that_is_ready_and_a_pause_h
     assert begun
     assert fleet.object is not None
     [first, _] = fleet.object.outputs[CHILDREN]
-    told = msgspec.to_builtins(Child("Degraded", reason="Transient", message="once more"))
+    told = msgspec.to_builtins(Child("Degraded", reason="NotDone", message="once more"))
     others = {**fleet.object.outputs, CHILDREN: {**fleet.object.outputs[CHILDREN], first: told}}
     assert mark(msgspec.structs.replace(fleet.object, outputs=others)) == begun, "no progress"
     fleet.start(lambda _image: True)

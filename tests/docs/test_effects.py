@@ -14,7 +14,7 @@ END = "<!-- /effects -->"
 
 
 def table() -> str:
-    lines = [["effect so far", *(f"`{each}`" for each in EFFECTS_BY_SEVERITY)], ["---"] * 6]
+    lines = [["effect so far", *(f"`{each}`" for each in EFFECTS_BY_SEVERITY)], ["---"] * 5]
     for known in Effect:
         after = [effect_after(known, attempt) for attempt in EFFECTS_BY_SEVERITY]
         lines.append([f"`{known}`", *map(str, after)])

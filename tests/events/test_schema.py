@@ -76,7 +76,7 @@ INTAKE: list[IntakeData] = [
     SecretSeen("files/db", "abc"),
     DefinitionSeen(2, "abc", 3, 10),
     Observed("default", "foo", THING, began_at=NOW),
-    Reported("a", 1, NOW, NOW, "w", ActionError("Transient", "no")),
+    Reported("a", 1, NOW, NOW, "w", ActionError("NotDone", "no")),
     ApiReported("Throttled", "w", NOW, retry_after_seconds=7.0, message="no"),
     ApiReported(
         "Twin", "w", NOW, newer=(NewerObject("Shape", "foo", None, "a/b/c@9", 4),), total=1

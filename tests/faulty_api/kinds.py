@@ -19,7 +19,7 @@ from events.manifest import Fields
 from events.provider_config import ProviderConfigSpec, Scope
 from events.secret import SecretRef
 from infra.providers.answers import decoded, refusal
-from reconciler.errors import ConflictError, NotFoundError, PermanentError
+from reconciler.errors import ConflictError, NotFoundError, RefusedError
 from reconciler.provider import Capabilities, Effect
 from reconciler.provider.kind import Kind
 from reconciler.provider.secrets import Secrets
@@ -110,9 +110,9 @@ class WhiteProvider(OptionProvider):
         )
         try:
             painted = await self.update(paint)
-        except PermanentError as error:  # it is there all the same
+        except RefusedError as error:  # it is there all the same
             half = made.object
-            raise PermanentError(error.message, status=error.status, obstacle=half) from error
+            raise RefusedError(error.message, status=error.status, obstacle=half) from error
         except ConflictError as error:
             if error.obstacle is not None and error.obstacle.uid == made.object.uid:
                 raise
@@ -164,7 +164,7 @@ class NumberedProvider:
 
     async def create(self, action: Action) -> Effect:
         if (problem := _numbered_name_problem(action.external_name)) is not None:
-            raise PermanentError(f"invalid name {action.external_name!r}: {problem}")
+            raise RefusedError(f"invalid name {action.external_name!r}: {problem}")
         return _effect_by_id(await self._shapes.make(action))
 
     async def update(self, action: Action) -> Effect:
@@ -207,7 +207,7 @@ class NumberedProvider:
 
     async def _whole_name(self, action: Action) -> str | None:
         if (problem := _numbered_name_problem(action.external_name)) is not None:
-            raise PermanentError(f"invalid name {action.external_name!r}: {problem}")
+            raise RefusedError(f"invalid name {action.external_name!r}: {problem}")
         uid = action.uid
         if uid is None:
             found = await self._first(action.external_name)

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from events.log import Action
 from events.manifest import Fields
 from events.provider_config import ProviderConfigSpec
-from reconciler.errors import PermanentError
+from reconciler.errors import RefusedError
 from reconciler.provider import Effect, Provider
 from reconciler.provider.contract import ProviderContract
 from reconciler.provider.http_faults import HttpFaultContract
@@ -34,6 +34,7 @@ async def api_url(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str
 class WithOption(ProviderContract):
     fields: ClassVar[Fields] = {"type": "Square", "color": "Red"}
     other_fields: ClassVar[Fields] = {"type": "Square", "color": "Blue"}
+    refused_fields: ClassVar[Fields] = {"type": "Impossible"}
 
     @pytest.fixture
     def endpoint(self, api_url: str) -> str:
@@ -45,7 +46,7 @@ class TestFixed(WithOption):
 
     async def test_what_is_fixed_cannot_be_changed(self, provider: Provider, name: str) -> None:
         made = await self.made(provider, name)
-        with pytest.raises(PermanentError, match="cannot be changed"):
+        with pytest.raises(RefusedError, match="cannot be changed"):
             await provider.update(self.upon("Update", made, {"type": "Circle", "color": "Red"}))
         assert await provider.read(name) == made
 

@@ -12,12 +12,12 @@ from events.composition import ComposedSetSpec
 from events.documents import Read, Source
 from events.manifest import Manifest, Metadata
 from events.stored_content import StoredContent
+from infra.providers.composition.contents import ContentRefusedError
 from infra.providers.git import heads
 from infra.providers.git.checks import Check
 from infra.providers.git.heads import Heads
 from infra.providers.git.reader_process import Document, Failure, Reply, Request
 from reconciler.composites.git_source import PROBLEM, SOURCE
-from reconciler.errors import NothingDoneError
 from reconciler.provider.secrets import SecretKey, Secrets
 
 COMMIT = "c0ffee" + "0" * 34
@@ -31,7 +31,7 @@ class Contents:
     async def store(self, namespace: str, content: StoredContent) -> None:
         del namespace, content
         if self.is_full:
-            raise NothingDoneError("storing its content failed: QuotaExceeded", status=409)
+            raise ContentRefusedError("storing its content failed: QuotaExceeded", status=409)
 
     async def load(self, namespace: str, digest: str) -> list[Any] | None:
         del namespace, digest

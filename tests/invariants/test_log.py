@@ -271,7 +271,7 @@ async def test_13_what_an_api_saw_is_never_not_done_by_the_log(world: World):
     async with httpx.AsyncClient(base_url=world.human.url) as api:
         header = {"Idempotency-Key": action.idempotency_key}
         (await api.delete("/shapes/foo", headers=header)).raise_for_status()
-    refused = ActionError("Transient", "try again later", 503)
+    refused = ActionError("NotDone", "try again later", 503)
     told = Reported(action.action_id, 1, now(), now(), "another", refused, redelivered=True)
     await world.tell(shape("foo"), told, "result")
     await world.declare("foo", color="Blue")

@@ -85,7 +85,7 @@ async def test_4_an_old_result_does_not_end_the_action_that_is_under_way(world: 
 
     await world.until(update_is_under_way, "the update is under way")
     failed = Reported(
-        first.action_id, 1, moment(), moment(), "zombie", ActionError("Permanent", "refused")
+        first.action_id, 1, moment(), moment(), "zombie", ActionError("Refused", "refused")
     )
     await world.tell(shape("foo"), failed, "result")
 

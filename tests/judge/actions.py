@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from events.intake import Reported
 from events.log import (
+    ActionAbandoned,
     ActionDecided,
     ActionHeld,
     ActionRetried,
@@ -51,6 +52,24 @@ def needless_hold(of: Happening[ActionHeld]) -> Iterator[str]:
         yield "held for a person, though its key tells the result"
     elif of.truth.shows_result(of.event.key, of.data.object):
         yield f"held for a person, though {of.data.object} tells the result"
+
+
+@on(ActionRetried)
+def outdated_call(of: Happening[ActionRetried]) -> Iterator[str]:
+    """A refused call is not repeated once something newer is declared (invariant 4)."""
+    decided = of.ledger.actions.get(of.data.action.action_id)
+    if decided is None or decided.is_open or decided.is_checked:
+        return
+    if decided.action.generation != of.resource.generation:
+        yield f"{decided.action.action_id} is repeated for generation {decided.action.generation}"
+
+
+@on(ActionAbandoned)
+def abandoned_in_doubt(of: Happening[ActionAbandoned]) -> Iterator[str]:
+    """Only a person ends an action that may be done, before a lookup (invariants 2, 13)."""
+    decided = of.ledger.actions.get(of.data.action_id)
+    if decided is not None and decided.is_open and not decided.is_given_up:
+        yield f"{of.data.action_id} may be done, and nothing has looked it up"
 
 
 # --- what the API receives

@@ -19,7 +19,7 @@ from events.provider_config import PROVIDER_CONFIG_KIND, ProviderConfigSpec
 from tests.judge.history import Effect, History
 
 OWNER_LABEL = "reconciler/owner"
-FINAL_ERRORS = ("Conflict", "NotFound", "Permanent")
+FINAL_ERRORS = ("Conflict", "NotFound", "Refused")
 MADE_WAY = "made way"
 """Stands for the approved content once the object that it replaces is gone."""
 
@@ -46,6 +46,12 @@ class DecidedAction:
     has_failed: bool = False
     is_lookup: bool = False
     in_doubt: bool = False
+    is_open: bool = False
+    """Whether an attempt may have done it, and no lookup has shown since that none has."""
+    is_unclear: bool = False
+    """Whether a lookup since could not show whether it was done."""
+    is_checked: bool = False
+    """Whether a person has approved another call."""
     has_succeeded: bool = False
     may_be_done: bool = False
     is_given_up: bool = False
@@ -341,6 +347,8 @@ def _of_resource(resource: Resource, event: e.LogEvent) -> None:  # noqa: C901, 
             resource.approved = hold
             if decision == "Abandon" and resource.in_flight is not None:
                 resource.in_flight.is_given_up = True
+            elif resource.in_flight is not None and resource.in_flight.progress == "held":
+                resource.in_flight.is_checked, resource.in_flight.is_open = True, False
         case _:
             pass
 
@@ -395,9 +403,9 @@ def _of_action(resource: Resource, event: e.LogEvent, decided: DecidedAction) ->
             decided.progress, resource.approved = "held", ""
             decided.in_doubt = decided.may_be_done = True
         case e.ActionNotDone():
-            decided.progress = "not done"
+            decided.progress, decided.is_open = "not done", False
         case e.ActionDoubted():
-            decided.in_doubt = decided.may_be_done = True
+            decided.in_doubt = decided.may_be_done = decided.is_open = True
         case e.ActionSucceeded() as data:
             _succeed(resource, event, data, decided)
         case e.ActionFailed() as data:
@@ -464,12 +472,21 @@ def _fail(
     # Of a creation that ends with NotFound, a first call made what its next call did not meet.
     decided.may_be_done |= data.redelivered or is_unknown or is_gone
     resource.is_troubled = True
-    if data.error.error_class not in FINAL_ERRORS:
+    is_looked_up = data.error.error_class == "Refused" and not decided.is_lookup
+    is_looked_up &= (decided.is_open and not decided.is_unclear) or data.redelivered
+    if decided.is_lookup and is_unknown:
+        decided.is_unclear = True
+    is_begun = data.operation == "Create" and data.error.error_class == "Throttled"
+    if not decided.is_lookup and data.error.attempted:
+        decided.is_open |= is_unknown or is_begun
+        decided.is_unclear &= not (is_unknown or is_begun)
+    decided.is_open |= data.redelivered
+    if data.error.error_class not in FINAL_ERRORS or is_looked_up:
         decided.progress = "failed"
         return
     decided.progress, decided.has_failed, resource.in_flight = "ended", True, None
     _take_effect_time(resource, event, data.reported_at)
-    if data.error.error_class == "Permanent":
+    if data.error.error_class == "Refused":
         is_of_today = decided.action.generation == resource.generation
         resource.is_troubled = is_of_today or data.purpose in ("Retire", "Renew")
     elif data.purpose == "Retire":

@@ -494,8 +494,24 @@ def a_deletion_of_what_another_resource_owns(story: Story) -> None:
 def an_effect_that_had_failed_by_the_log(story: Story) -> None:
     story.record(FOO, ActionDecided(action(FOO, 5, "Update")))
     story.effect("Update", "foo", "key-foo-5")
-    failed = ActionFailed(event_id(FOO, 5), "Update", 1, ActionError("Permanent", "no"))
-    story.record(FOO, failed, OutcomeRecorded("Failed", 1, "Permanent"))
+    failed = ActionFailed(event_id(FOO, 5), "Update", 1, ActionError("Refused", "no"))
+    story.record(FOO, failed, OutcomeRecorded("Failed", 1, "Refused"))
+
+
+@breaks("outdated_call")
+def a_refused_call_that_is_repeated_for_an_older_generation(story: Story) -> None:
+    create = action(BAR, 2, "Create")
+    spec = replace(SPEC, external_name="bar")
+    refused = ActionFailed(create.action_id, "Create", 1, ActionError("NotDone", "no"))
+    story.record(BAR, spec, ActionDecided(create), refused)
+    story.record(BAR, replace(spec, generation=2), ActionRetried(create, 2))
+
+
+@breaks("abandoned_in_doubt")
+def an_action_that_is_abandoned_before_a_lookup(story: Story) -> None:
+    story.record(FOO, ActionDecided(action(FOO, 5, "Update")))
+    story.record(FOO, ActionFailed(event_id(FOO, 5), "Update", 1, UNKNOWN))
+    story.record(FOO, ActionAbandoned(event_id(FOO, 5), "Update", "newer", in_doubt=True))
 
 
 @breaks("unexplained_effect")
@@ -799,7 +815,7 @@ def a_declared_resource_that_has_not_converged(story: Story) -> None:
 @breaks("loss")
 def an_outcome_that_its_spec_does_not_explain(story: Story) -> None:
     story.history.truth = KnownTruth(explained=False)
-    story.record(FOO, OutcomeRecorded("Failed", 1, "Permanent"))
+    story.record(FOO, OutcomeRecorded("Failed", 1, "Refused"))
 
 
 @breaks("loss")

@@ -20,7 +20,7 @@ from events.names import ResourceKey
 from events.provider_config import Breaker, ProviderConfigSpec, Retry, Scope
 from projections.read_models import ReadModels
 from reconciler.call_permit import may_call
-from reconciler.errors import ThrottledError, TransientError
+from reconciler.errors import NotDoneError, ThrottledError
 from reconciler.ports import IntakeMessageOut
 from reconciler.provider import Capabilities, Effect, Provider
 from reconciler.provider.kind import Kind, KindRegistry
@@ -230,7 +230,7 @@ async def test_a_feed_that_answers_at_once_and_has_nothing_to_tell_is_no_hot_loo
 @pytest.mark.parametrize(
     "error",
     [
-        TransientError("down", status=500),
+        NotDoneError("down", status=500),
         RuntimeError("Session is closed"),
         asyncio.CancelledError(),
     ],

@@ -356,7 +356,7 @@ async def test_an_engine_that_is_killed_and_comes_back_has_nothing_twice(
         await until(world, all_run, "each of them runs, once")
         assert len(engine.hands.containers(unique)) == len(made)
         failed = every(ActionFailed, await world.facts(made[3].key))
-        assert {each.error.error_class for each in failed} <= {"Transient", "Unknown"}
+        assert {each.error.error_class for each in failed} <= {"NotDone", "Unknown"}
         await world.stop_reconciler()
 
 

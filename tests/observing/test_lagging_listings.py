@@ -12,7 +12,7 @@ from events.intake import LossCount
 from events.log import Action, ActionDecided, ActionSucceeded, LogEvent, SpecDeclared
 from events.manifest import Policy
 from events.names import ResourceKey
-from reconciler.errors import TransientError
+from reconciler.errors import NotDoneError
 from reconciler.provider import Capabilities
 from tests.bus.histories import event
 from tests.observing.test_listing_meanwhile import EXCLUSIVE, Api, Stage
@@ -95,7 +95,7 @@ async def test_a_read_reports_the_place_that_it_asked_for(
 
 async def test_what_cannot_be_read_is_not_gone(stage: Stage, monkeypatch: pytest.MonkeyPatch):
     async def read(_self: Api, _name: str, _uid: str | None = None) -> ExternalObject | None:
-        raise TransientError("try again later")
+        raise NotDoneError("try again later")
 
     monkeypatch.setattr(Api, "read", read)
     await stage.observer.list_once("default", "Shape")

@@ -26,7 +26,7 @@ from events.manifest import Policy
 from events.names import ResourceKey
 from events.provider_config import ProviderConfigSpec, Scope
 from projections.read_models import ReadModels
-from reconciler.errors import TransientError
+from reconciler.errors import NotDoneError
 from reconciler.ports import IntakeMessageOut
 from reconciler.provider import Capabilities, Effect, Provider
 from reconciler.provider.kind import Kind, KindRegistry
@@ -78,7 +78,7 @@ class Api:
         if self.reads == 3:
             self.read_thrice.set()
         if self.fails:
-            raise TransientError("away")
+            raise NotDoneError("away")
         self.meanwhile()
         return self.server
 

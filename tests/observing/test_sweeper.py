@@ -20,7 +20,7 @@ from events.provider_config import ProviderConfigSpec, config_key
 from events.reference import Reference
 from projections.read_models import NOTHING, ReadModels
 from projections.status import StatusRow
-from reconciler.errors import TransientError
+from reconciler.errors import NotDoneError
 from reconciler.ports import IntakeMessageOut
 from reconciler.provider.kind import KindRegistry
 from reconciler.provider.secrets import SecretKey, SecretStores
@@ -296,7 +296,7 @@ class Store:
 
     async def read(self, key: SecretKey, reader: str) -> str | None:
         if self.is_away:
-            raise TransientError("it does not answer")
+            raise NotDoneError("it does not answer")
         return f"value of {key}" if reader == key.namespace else None
 
     async def write(self, key: SecretKey, value: str) -> None:

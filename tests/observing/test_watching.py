@@ -14,7 +14,7 @@ import pytest
 
 from events.manifest import Manifest, Metadata
 from events.names import ResourceKey
-from reconciler.errors import TransientError
+from reconciler.errors import NotDoneError
 from reconciler.provider.kind import KindRegistry
 from shapes_api.kinds.records import RECORD, RecordsProvider
 from tests.scenarios.harness import World, api_config
@@ -29,7 +29,7 @@ class Broken(RecordsProvider):
     """Its feed always fails."""
 
     async def changes(self, after: str | None) -> str:
-        raise TransientError(f"no feed behind {after!r}", status=500)
+        raise NotDoneError(f"no feed behind {after!r}", status=500)
 
 
 class Hanging(RecordsProvider):

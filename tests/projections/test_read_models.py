@@ -124,10 +124,10 @@ def test_what_is_not_as_it_should_be_says_since_when():
     story = converged()
     assert (row_of(story).unmet_since, row_of(story).waits_since) == (None, None)
     story.declare({"type": "Square", "color": "Green"})
-    story.fail("Transient", message="refused 1")
+    story.fail("NotDone", message="refused 1")
     began = story.now
     story.wake(600)
-    story.fail("Transient", message="refused 2")
+    story.fail("NotDone", message="refused 2")
     assert row_of(story).message == "refused 2"
     assert row_of(story).unmet_since == dict.fromkeys(("Converged", "Ready", "Degraded"), began)
     story.wake(600)
@@ -181,7 +181,7 @@ def test_rows_say_how_a_resource_stands():
 def test_an_action_that_waits_for_its_next_try_is_seen_to_wait_after_a_new_declaration():
     story = Story()
     story.declare({"color": "Red"})
-    story.fail("Transient")
+    story.fail("Unknown")
     waits_until = story.flight.retry_at
     story.declare({"color": "Blue"})
     status = decode_status(dict(rebuild(of(story)).rows())[status_name(story.key)])
@@ -207,7 +207,7 @@ def test_a_row_shows_the_grace_that_the_return_of_an_object_has_raised():
 def test_a_deletion_that_waits_is_waited_for_no_more_when_somebody_else_has_done_it():
     story = converged()
     story.withdraw()
-    story.fail("Permanent")
+    story.fail("Refused")
     assert to_sweep(rebuild(of(story))) == {str(story.key)}
     story.see(None)
     assert (story.outcome, story.state.waits.until) == ("Deleted", None)

@@ -41,7 +41,7 @@ from infra.providers.certificates.store import IssuerRecord, Store, read_file, w
 from infra.providers.file_root import FileRoot, discard, opened_file, stat_of
 from infra.providers.host_guard import HostGuard
 from infra.providers.trust import trusting
-from reconciler.errors import NotCalledError, PermanentError, TransientError, UnknownResultError
+from reconciler.errors import NotCalledError, NotDoneError, RefusedError, UnknownResultError
 from reconciler.provider import Effect
 from reconciler.provider.contract import action
 from reconciler.provider.secrets import Secrets
@@ -113,7 +113,7 @@ async def test_an_authority_that_sends_too_much_is_an_error(what: str) -> None:
             timeout_seconds=3,
             guard=HostGuard(EVERYTHING),
         )
-        with measured_memory() as memory, pytest.raises(TransientError, match=words) as raised:
+        with measured_memory() as memory, pytest.raises(NotDoneError, match=words) as raised:
             await asyncio.wait_for(asyncio.to_thread(client.register, None), 20)
         client.close()
     assert len(raised.value.message) < 1000
@@ -213,7 +213,7 @@ async def test_a_token_that_is_no_token_removes_and_writes_no_file(
     ordering = Ordering(
         client, in_thread, FileRoot(tmp_path), {"folder": "challenges"}, patience_seconds=0.5
     )
-    with pytest.raises(PermanentError, match="invalid token"):
+    with pytest.raises(RefusedError, match="invalid token"):
         await certificate_of(ordering)
     assert of_others.read_text() == "a key"
     assert not list((tmp_path / "challenges").iterdir())
@@ -227,7 +227,7 @@ async def test_an_answer_neither_replaces_nor_removes_a_file_of_others(tmp_path:
     ordering = Ordering(
         Asking("tls_key"), in_thread, FileRoot(tmp_path), {"folder": "other"}, patience_seconds=0.5
     )
-    with pytest.raises(PermanentError, match="other/tls_key already exists"):
+    with pytest.raises(RefusedError, match="other/tls_key already exists"):
         await certificate_of(ordering)
     assert of_others.read_text() == "a key"
 
@@ -241,11 +241,11 @@ def test_what_leads_out_of_a_directory_is_the_name_of_no_file(tmp_path: Path) ->
         with root.folder_of("inner/x") as folder:
             assert folder is not None
             for use in (stat_of, opened_file, discard, read_file):
-                with pytest.raises(PermanentError, match="not the name of a file"):
+                with pytest.raises(RefusedError, match="not the name of a file"):
                     use(folder, name)
-            with pytest.raises(PermanentError, match="not the name of a file"):
+            with pytest.raises(RefusedError, match="not the name of a file"):
                 write_file(folder, name, b"", 0o600)
-    with pytest.raises(PermanentError), root.folder_of("inner/../../x"):
+    with pytest.raises(RefusedError), root.folder_of("inner/../../x"):
         pass
     assert outside.read_text() == "a key"
 
@@ -326,7 +326,7 @@ class Served(AcmeClient):
 def test_a_chain_that_each_listing_would_read_for_long_is_refused() -> None:
     order = Order("valid", [], "https://ca.test/f", "https://ca.test/c")
     assert Served(b"x" * MAX_CHAIN_BYTES).download(order) == b"x" * MAX_CHAIN_BYTES
-    with pytest.raises(PermanentError, match="longer than 128 KiB"):
+    with pytest.raises(RefusedError, match="longer than 128 KiB"):
         Served(b"x" * (MAX_CHAIN_BYTES + 1)).download(order)
 
 
@@ -352,7 +352,7 @@ async def test_a_certificate_with_names_that_nobody_ordered_is_refused(
 
     monkeypatch.setattr(Ordering, "certificate", certificate)
     fields = CERTIFICATE.checked_fields({"issuer": "ca", "dnsNames": ["a.test"]})
-    with pytest.raises(PermanentError, match="names other than those of 'web'"):
+    with pytest.raises(RefusedError, match="names other than those of 'web'"):
         await provider.create(action("Create", "web", fields))
     names[:] = ["a.test"]
     made = await provider.create(action("Create", "web", fields))

@@ -18,10 +18,10 @@ from infra.providers.answers import (
 from infra.providers.caddy.admin import caddy_refusal
 from infra.providers.docker.engine import engine_refusal
 from reconciler.errors import (
-    PermanentError,
+    NotDoneError,
     ProviderError,
+    RefusedError,
     ThrottledError,
-    TransientError,
     UnknownResultError,
 )
 from reconciler.secrecy import HIDDEN, Secrecy
@@ -37,24 +37,25 @@ def answered(
 @pytest.mark.parametrize(
     ("status", "of_a_write", "of_a_read"),
     [
-        (302, TransientError, TransientError),
-        (400, PermanentError, PermanentError),
-        (401, TransientError, TransientError),
-        (403, TransientError, TransientError),
-        (404, TransientError, TransientError),
-        (405, PermanentError, PermanentError),
-        (408, TransientError, TransientError),
-        (409, PermanentError, PermanentError),
-        (410, PermanentError, TransientError),
-        (412, PermanentError, PermanentError),
-        (413, PermanentError, PermanentError),
-        (422, PermanentError, PermanentError),
+        (302, UnknownResultError, NotDoneError),
+        (400, RefusedError, RefusedError),
+        (401, NotDoneError, NotDoneError),
+        (403, NotDoneError, NotDoneError),
+        (404, UnknownResultError, NotDoneError),
+        (405, RefusedError, RefusedError),
+        (408, UnknownResultError, NotDoneError),
+        (409, UnknownResultError, RefusedError),
+        (410, RefusedError, NotDoneError),
+        (412, RefusedError, RefusedError),
+        (413, RefusedError, RefusedError),
+        (422, RefusedError, RefusedError),
+        (425, UnknownResultError, NotDoneError),
         (429, ThrottledError, ThrottledError),
-        (500, UnknownResultError, TransientError),
-        (502, UnknownResultError, TransientError),
-        (503, TransientError, TransientError),
-        (504, UnknownResultError, TransientError),
-        (207, UnknownResultError, TransientError),
+        (500, UnknownResultError, NotDoneError),
+        (502, UnknownResultError, NotDoneError),
+        (503, UnknownResultError, NotDoneError),
+        (504, UnknownResultError, NotDoneError),
+        (207, UnknownResultError, NotDoneError),
     ],
 )
 def test_a_refusals_class_follows_its_status_and_whether_it_was_a_write(
@@ -69,9 +70,10 @@ def test_a_refusals_class_follows_its_status_and_whether_it_was_a_write(
 
 
 def test_a_refusal_that_says_when_to_come_back_is_tried_again_then() -> None:
-    error = refusal(answered(409, headers={"Retry-After": "3"}))
-    assert type(error) is TransientError
-    assert error.retry_after_seconds == 3
+    for status, wanted in ((423, NotDoneError), (409, UnknownResultError)):
+        error = refusal(answered(status, headers={"Retry-After": "3"}))
+        assert type(error) is wanted
+        assert error.retry_after_seconds == 3
 
 
 def test_a_refusal_says_which_call_and_why() -> None:
@@ -133,7 +135,7 @@ def test_a_success_that_cannot_be_decoded_tells_nothing(body: bytes) -> None:
     decoder = msgspec.json.Decoder(dict[str, int])
     with pytest.raises(UnknownResultError):
         decoded(answered(200, body), decoder)
-    with pytest.raises(TransientError):
+    with pytest.raises(NotDoneError):
         decoded(answered(200, body, method="GET"), decoder)
 
 

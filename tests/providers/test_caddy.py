@@ -29,6 +29,7 @@ class TestRoutes(ProviderContract, HttpFaultContract):
         "retrySeconds": 0,
         "healthCheck": {"path": "/health", "intervalSeconds": 60},
     }
+    refused_fields: ClassVar[Fields] = {"server": "nowhere"}
 
     @pytest.fixture
     def endpoint(self, caddy_server: Caddy) -> str:
@@ -40,6 +41,9 @@ class TestRoutesWithTls(ProviderContract):
     allow = Allow(certificates=(EVERY_PATH,))
     fields: ClassVar[Fields]
     other_fields: ClassVar[Fields]
+    refused_fields: ClassVar[Fields] = {
+        "tls": {"certificateFile": "/nowhere/tls.crt", "keyFile": "/nowhere/tls.key"}
+    }
 
     @pytest.fixture(autouse=True, scope="class")
     @classmethod

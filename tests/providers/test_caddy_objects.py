@@ -38,10 +38,9 @@ from infra.providers.caddy.route import ROUTE
 from reconciler.call_permit import CALL_PERMIT
 from reconciler.errors import (
     ConflictError,
-    NothingDoneError,
-    PermanentError,
+    NotDoneError,
     ProviderError,
-    TransientError,
+    RefusedError,
     UnknownResultError,
 )
 from reconciler.provider import Effect, MeasuredProvider, Provider, WatchingProvider
@@ -266,7 +265,7 @@ def test_a_pipe_is_no_certificate(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     tls = {"certificateFile": str(pipe), "keyFile": str(pipe)}
-    with pytest.raises(NothingDoneError, match="is not a PEM file"):
+    with pytest.raises(NotDoneError, match="is not a PEM file"):
         checked_pair(tls)
 
 
@@ -323,7 +322,7 @@ async def test_routes_of_others_are_listed_as_theirs_and_what_is_no_route_is_not
     with pytest.raises(ConflictError) as caught:
         await made(routes, "theirs")
     assert caught.value.obstacle == found["theirs"]
-    with pytest.raises(NothingDoneError, match="the id 'nested' belongs, or recently belonged"):
+    with pytest.raises(NotDoneError, match="the id 'nested' belongs, or recently belonged"):
         await made(routes, "nested")
     before = await hands.sees(f"{SERVERS}/http/routes")
     ours = await made(routes, "ours")
@@ -374,7 +373,7 @@ async def test_an_edit_between_look_and_write_is_not_overwritten(
     assert edited is not None
     edited["terminal"] = False
     token = CALL_PERMIT.set(EditBefore(hands, edited, request=4))
-    with pytest.raises(TransientError, match="was changed during the write"):
+    with pytest.raises(NotDoneError, match="was changed during the write"):
         await updated(routes, ours, hosts=["b.example.org"])
     CALL_PERMIT.reset(token)
     assert await hands.find("ours") == edited
@@ -408,12 +407,12 @@ async def test_each_change_is_seen_by_the_mark(routes: Provider, hands: Hands) -
 async def test_a_server_that_cannot_have_it_is_waited_for_and_named(
     routes: Provider, hands: Hands
 ) -> None:
-    with pytest.raises(NothingDoneError, match=r"no server 'other' \(its servers: http, https\)"):
+    with pytest.raises(NotDoneError, match=r"no server 'other' \(its servers: http, https\)"):
         await made(routes, "ours", server="other")
     listen = {"listen": ["127.0.0.1:0"]}
     await hands.does("PUT", f"{SERVERS}/other", {**listen, "automatic_https": {"skip": ["a"]}})
     try:
-        with pytest.raises(NothingDoneError, match="Caddy itself would obtain certificates"):
+        with pytest.raises(NotDoneError, match="Caddy itself would obtain certificates"):
             await made(routes, "ours", server="other", hosts=["a.example.org"])
     finally:
         await hands.does("DELETE", f"{SERVERS}/other")
@@ -425,10 +424,10 @@ async def test_what_caddy_itself_refuses_is_permanent_and_changes_nothing(
 ) -> None:
     ours = await made(routes, "ours", hosts=["a.example.org"])
     bad = action("Update", "ours", {**ours.fields, "balancing": "nonesuch"})
-    with pytest.raises(PermanentError, match=r"selection_policies\.nonesuch") as caught:
+    with pytest.raises(RefusedError, match=r"selection_policies\.nonesuch") as caught:
         await routes.update(upon(bad, ours))
     assert caught.value.status == 400, "it says nothing against Caddy's health"
-    with pytest.raises(PermanentError):
+    with pytest.raises(RefusedError):
         await routes.create(msgspec.structs.replace(bad, external_name="new", operation="Create"))
     assert await listing(routes, Scope()) == [ours]
     assert (await hands.find("new")) is None
@@ -437,14 +436,14 @@ async def test_what_caddy_itself_refuses_is_permanent_and_changes_nothing(
 @pytest.mark.parametrize(
     ("words", "error"),
     [
-        ("loading new config: loading http app module: provision http: no", PermanentError),
-        ("loading new config: http app module: start: listening on :80: in use", TransientError),
+        ("loading new config: loading http app module: provision http: no", RefusedError),
+        ("loading new config: http app module: start: listening on :80: in use", NotDoneError),
         (
             "loading new config: loading tls app module: loading certificates: no such file",
-            TransientError,
+            NotDoneError,
         ),
-        ("[/config/apps/http/servers/http/routes/9] array index out of bounds: 9", TransientError),
-        ("invalid traversal path at: config/apps/http", TransientError),
+        ("[/config/apps/http/servers/http/routes/9] array index out of bounds: 9", NotDoneError),
+        ("invalid traversal path at: config/apps/http", NotDoneError),
         ("something else", UnknownResultError),
         ("", UnknownResultError),
     ],
@@ -457,7 +456,7 @@ def test_500_means_what_caddy_says_with_it(words: str, error: type[ProviderError
 async def test_a_404_of_somebody_else_is_no_proof(caddy_server: Caddy, hands: Hands) -> None:
     config = ProviderConfigSpec(provider="caddy", endpoint=f"{caddy_server.endpoint}/wrong")
     api = AdminApi(config, Secrets())
-    with pytest.raises(TransientError, match=r"check spec\.endpoint"):
+    with pytest.raises(NotDoneError, match=r"check spec\.endpoint"):
         await api.find("absent")
     await api.close()
 
@@ -471,7 +470,7 @@ async def test_a_caddy_without_a_configuration_is_waited_for(
         assert await listing(routes, Scope()) == []
         for call in (routes.read("ours"), made(routes, "ours")):
             with pytest.raises(
-                TransientError, match=r"load a configuration with apps\.http\.servers"
+                NotDoneError, match=r"load a configuration with apps\.http\.servers"
             ):
                 await call
     finally:
@@ -547,7 +546,7 @@ async def test_files_that_cannot_be_used_take_nothing_away_and_hinder_no_other_c
         )
         assert why in found.outputs["certificateProblem"]
         assert ROUTE.ready(found.fields, found).reason == "CertificateFiles"
-        with pytest.raises(NothingDoneError, match=why):
+        with pytest.raises(NotDoneError, match=why):
             await made(routes, "new", **_tls(tls))
         assert await hands.find("new") is None
         changed = await updated(routes, found, **_tls(tls), backends=[f"{why[:2]}:1"])
@@ -679,7 +678,7 @@ async def test_creations_at_once_are_one_change_and_each_gets_its_own_answer(
         assert effect.object is not None
         assert effect.object == shown.pop(effect.object.name)
     assert shown.keys() == {"taken"}
-    refused = [PermanentError, ConflictError, NothingDoneError, NothingDoneError]
+    refused = [RefusedError, ConflictError, NotDoneError, NotDoneError]
     assert [type(each) for each in done[4:]] == refused
     for each in good:
         assert (await routes.create(each)).replayed

@@ -25,6 +25,7 @@ class TestIssuers(ProviderContract):
     kind = ISSUER
     fields: ClassVar[Fields] = OWN_CA
     other_fields: ClassVar[Fields] = {"ownCa": {"commonName": "Orders Root", "duration": "365d"}}
+    never_refused = "nothing outside is asked to create a private CA"
 
     @pytest.fixture
     def endpoint(self, root: Path) -> str:
@@ -42,6 +43,7 @@ class TestCertificates(ProviderContract):
         "duration": "48h",
         "renewBefore": "1h",
     }
+    refused_fields: ClassVar[Fields] = {"issuer": "no-such-issuer"}
 
     @pytest.fixture
     async def endpoint(self, root: Path, name: str) -> str:
@@ -58,6 +60,7 @@ class TestAcmeAccounts(ProviderContract):
     def specs(self, pebble: Certificates) -> None:
         type(self).fields = acme(pebble)
         type(self).other_fields = acme(pebble, email="ops@example.test")
+        type(self).refused_fields = acme(pebble, caFile="no-such-file.pem")
 
     @pytest.fixture
     def endpoint(self, root: Path, pebble: Certificates) -> str:
@@ -71,6 +74,7 @@ class TestAcmeCertificates(ProviderContract):
     allow = EVERYTHING
     fields: ClassVar[Fields] = {"issuer": "pebble", "dnsNames": ["orders.test"]}
     other_fields: ClassVar[Fields] = {"issuer": "pebble", "ipAddresses": ["127.0.0.1"]}
+    refused_fields: ClassVar[Fields] = {"dnsNames": ["*.orders.test"]}
 
     @pytest.fixture
     async def endpoint(self, root: Path, pebble: Certificates) -> str:

@@ -38,9 +38,8 @@ from infra.providers.host_guard import HostGuard
 from reconciler.errors import (
     ConfigurationError,
     NotCalledError,
-    NothingDoneError,
-    PermanentError,
-    TransientError,
+    NotDoneError,
+    RefusedError,
 )
 from reconciler.provider.contract import action, is_cut, upon
 from reconciler.provider.secrets import Secrets
@@ -359,7 +358,7 @@ async def test_who_writes_to_the_folder_of_one_certificate_costs_others_nothing(
     with measured_memory() as memory:
         pages = [page async for page in provider.pages(Scope(), page_size=10)]
         theirs = next(each for page in pages for each in page if each.name == "theirs")
-        with contextlib.suppress(PermanentError, TransientError):
+        with contextlib.suppress(RefusedError, NotDoneError):
             await provider.update(update(theirs, {**WEB, "folder": "theirs/web"}))
     assert {each.name: bool(each.fields["problems"]) for page in pages for each in page} == {
         "theirs": how != "a huge marker",
@@ -436,18 +435,18 @@ async def test_a_folder_of_others_is_never_written_to_and_nothing_is_ordered_for
     (root / "web").mkdir()
     (root / "web/tls.key").write_text("theirs")
     with pytest.raises(
-        PermanentError, match=r"web/tls\.key already exists and Reconciler did not create it"
+        RefusedError, match=r"web/tls\.key already exists and Reconciler did not create it"
     ):
         await provider.create(create())
     assert (root / "web/tls.key").read_text() == "theirs"
     assert await provider.read("web") is None
 
     await provider.create(create({**WEB, "folder": "one"}, "first"))
-    with pytest.raises(PermanentError, match="contains the files of certificate 'first'"):
+    with pytest.raises(RefusedError, match="contains the files of certificate 'first'"):
         await provider.create(create({**WEB, "folder": "one"}, "second"))
 
     (root / "out").symlink_to(tmp_path)
-    with pytest.raises(PermanentError, match="symbolic link"):
+    with pytest.raises(RefusedError, match="symbolic link"):
         await provider.create(create({**WEB, "folder": "out/web"}, "third"))
 
 
@@ -519,14 +518,14 @@ async def test_an_authority_that_lost_its_key_is_no_authority_and_never_made_ane
     authority = await make_issuer(root, "own", OWN_CA)
     for path in (root / STORE / "issuers/own").glob("*.key"):
         path.unlink()
-    with pytest.raises(TransientError, match="restore it from a backup"):
+    with pytest.raises(NotDoneError, match="restore it from a backup"):
         await provider.create(create())
     async with issuers_in(root) as issuers:
         now = await issuers.read("own")
         assert now is not None
         assert now.fields["problems"] == ["KeyMissing"]
         again = upon(action("Update", "own", ISSUER.checked_fields(OWN_CA)), now)
-        with pytest.raises(PermanentError, match="its key is missing"):
+        with pytest.raises(RefusedError, match="its key is missing"):
             await issuers.update(again)
     assert authority.uid == now.uid
 
@@ -554,7 +553,7 @@ async def test_an_authority_whose_certificate_is_lost_signs_it_anew_with_its_key
 
 
 async def test_an_issuer_that_is_not_there_is_waited_for(provider: CertificatesProvider) -> None:
-    with pytest.raises(NothingDoneError, match="issuer 'own' does not exist"):
+    with pytest.raises(NotDoneError, match="issuer 'own' does not exist"):
         await provider.create(create())
 
 
@@ -564,7 +563,7 @@ async def test_two_calls_at_once_are_one(root: Path, provider: CertificatesProvi
     answers = await asyncio.gather(
         provider.create(same), provider.create(same), return_exceptions=True
     )
-    refused = [each for each in answers if isinstance(each, TransientError)]
+    refused = [each for each in answers if isinstance(each, NotDoneError)]
     assert len(refused) == 1
     assert "another call is using 'web'" in str(refused[0])
 
@@ -688,7 +687,7 @@ async def test_a_limit_is_obeyed_to_its_second_whatever_action_comes_next(
     before = (await provider.create(create(OVER_ACME))).object
     assert before is not None
     gate.limit_for(3600)
-    with pytest.raises(TransientError, match="rateLimited") as refused:
+    with pytest.raises(NotDoneError, match="rateLimited") as refused:
         await provider.update(renewal(before, OVER_ACME))
     assert refused.value.status == 429
     assert 3590 < (refused.value.retry_after_seconds or 0) <= 3600
@@ -714,7 +713,7 @@ async def test_a_limited_renewal_delivers_what_is_lost_before_it_asks(
     await made(provider, OVER_ACME)
     (root / "web/tls.key").unlink()
     gate.limit_for(3600)
-    with pytest.raises(TransientError, match="rateLimited"):
+    with pytest.raises(NotDoneError, match="rateLimited"):
         await provider.update(renewal(await shown(provider), OVER_ACME))
     assert (await shown(provider)).fields["problems"] == []
 
@@ -728,7 +727,7 @@ def test_a_token_of_an_authority_never_becomes_a_path(token: str) -> None:
         timeout_seconds=1,
         guard=HostGuard(NOTHING),
     )
-    with pytest.raises(PermanentError, match="an invalid token"):
+    with pytest.raises(RefusedError, match="an invalid token"):
         client.answer_of(Challenge("http-01", "https://ca.test/1", token=token))
     client.close()
 
@@ -751,7 +750,7 @@ async def test_no_authority_of_the_host_is_asked_unless_it_is_allowed(host: str)
                 timeout_seconds=2,
                 guard=HostGuard(allow),
             )
-            with pytest.raises(TransientError, match=expected):
+            with pytest.raises(NotDoneError, match=expected):
                 await asyncio.to_thread(client.register, None)
             client.close()
             assert bool(seen) is (allow is EVERYTHING)
@@ -764,12 +763,12 @@ async def test_a_name_that_cannot_be_shown_to_be_ours_is_said_and_tried_with_ano
     await use(root, gate, http01={"folder": "challenges"})  # where nobody serves it
     wanted = create(OVER_ACME)
     with pytest.raises(
-        TransientError, match=r"web\.test: .*the next attempt places a new order"
+        NotDoneError, match=r"web\.test: .*the next attempt places a new order"
     ) as refused:
         await provider.create(wanted)
     assert refused.value.status == 424
     assert list((root / "challenges").iterdir()) == [], "the answer is taken away again"
-    with pytest.raises(TransientError):
+    with pytest.raises(NotDoneError):
         await provider.create(wanted)
     assert gate.count("order") == 2
 
@@ -797,7 +796,7 @@ async def test_what_acme_cannot_order_is_refused_before_anything_is_asked(
     root: Path, provider: CertificatesProvider, gate: AcmeGate, fields: Fields, problem: str
 ) -> None:
     await use(root, gate)
-    with pytest.raises(PermanentError, match=problem):
+    with pytest.raises(RefusedError, match=problem):
         await provider.create(create({**OVER_ACME, **fields}))
     assert gate.count("order") == 0
 
@@ -808,7 +807,7 @@ async def test_an_authority_that_is_not_trusted_is_not_talked_to(
 ) -> None:
     trust(pebble, root)  # the gate has another certificate
     with pytest.raises(
-        TransientError, match=r"set spec\.acme\.caFile to the authority to trust"
+        NotDoneError, match=r"set spec\.acme\.caFile to the authority to trust"
     ) as refused:
         await make_issuer(root, "acme", acme(pebble, gate.directory))
     assert refused.value.status == 424

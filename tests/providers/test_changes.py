@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from events.provider_config import Limits, ProviderConfigSpec
-from reconciler.errors import ProviderError, ThrottledError, TransientError
+from reconciler.errors import NotDoneError, ProviderError, ThrottledError
 from reconciler.provider import Provider, WatchingProvider
 from reconciler.provider.contract import action
 from reconciler.provider.http_faults import Harm, Proxy, answer
@@ -114,13 +114,13 @@ async def test_a_feed_takes_no_connection_from_other_calls(
     ("harm", "error"),
     [
         (answer(429, Retry_After="7"), ThrottledError),
-        (answer(503), TransientError),
-        (answer(404), TransientError),
-        (answer(200, '{"newest": 1}'), TransientError),
-        (answer(200, "no JSON"), TransientError),
-        (Harm.LOSE_REPLY, TransientError),
-        (Harm.CUT_REPLY, TransientError),
-        (Harm.HOLD_REPLY, TransientError),
+        (answer(503), NotDoneError),
+        (answer(404), NotDoneError),
+        (answer(200, '{"newest": 1}'), NotDoneError),
+        (answer(200, "no JSON"), NotDoneError),
+        (Harm.LOSE_REPLY, NotDoneError),
+        (Harm.CUT_REPLY, NotDoneError),
+        (Harm.HOLD_REPLY, NotDoneError),
     ],
     ids=str,
 )

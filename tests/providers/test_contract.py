@@ -34,6 +34,7 @@ class TestShapes(OfCase):
     kind = SHAPES_CASE.kind
     fields: ClassVar[Fields] = SHAPES_CASE.fields
     other_fields: ClassVar[Fields] = SHAPES_CASE.other_fields
+    refused_fields: ClassVar[Fields] = {"color": "Invisible"}
 
 
 @pytest.mark.parametrize("case", [RECORDS_CASE], indirect=True, ids=["Record"], scope="session")
@@ -41,6 +42,7 @@ class TestRecords(OfCase):
     kind = RECORDS_CASE.kind
     fields: ClassVar[Fields] = RECORDS_CASE.fields
     other_fields: ClassVar[Fields] = RECORDS_CASE.other_fields
+    refused_fields: ClassVar[Fields] = {"ttl": 0}
 
 
 class TestPlainApi(ProviderContract):
@@ -49,6 +51,7 @@ class TestPlainApi(ProviderContract):
     kind = NOTE
     fields: ClassVar[Fields] = {"text": "one"}
     other_fields: ClassVar[Fields] = {"text": "two", "pinned": True}
+    never_refused = "its API takes everything"
 
     @pytest.fixture
     def endpoint(self) -> str:

@@ -34,9 +34,8 @@ from reconciler.call_permit import CALL_PERMIT
 from reconciler.errors import (
     ConfigurationError,
     ConflictError,
-    NothingDoneError,
-    PermanentError,
-    TransientError,
+    NotDoneError,
+    RefusedError,
     UnknownResultError,
 )
 from reconciler.provider import Effect
@@ -230,7 +229,7 @@ async def test_a_disk_grows_with_its_data_and_never_shrinks(case: Case) -> None:
     run("e2fsck", "-f", "-n", case.image())
     assert case.is_marked()
 
-    with pytest.raises(PermanentError, match="never shrinks; declare at least as many"):
+    with pytest.raises(RefusedError, match="never shrinks; declare at least as many"):
         await case.changes(grown, sizeBytes=16 * MIB)
     assert await case.disk() == grown
     assert case.image().stat().st_size == 24 * MIB
@@ -269,9 +268,7 @@ async def test_a_worker_that_may_not_grow_what_is_mounted_says_so_and_grows_it_l
     monkeypatch.setattr(disk_module, "_may_resize", lambda: False)
     made = await case.made()
     attachment = await case.attached()
-    with pytest.raises(
-        TransientError, match="give the worker CAP_SYS_RESOURCE, or detach the disk"
-    ):
+    with pytest.raises(NotDoneError, match="give the worker CAP_SYS_RESOURCE, or detach the disk"):
         await case.changes(made, sizeBytes=16 * MIB)
     assert case.image().stat().st_size == 8 * MIB, "nothing was begun"
 
@@ -321,15 +318,13 @@ async def test_a_disk_that_is_attached_or_mounted_is_not_deleted(case: Case) -> 
     made = await case.made()
     attachment = await case.attached()
     with pytest.raises(
-        TransientError, match=rf"mounted at {case.place()}; Reconciler deletes it after"
+        NotDoneError, match=rf"mounted at {case.place()}; Reconciler deletes it after"
     ):
         await case.deletes(made)
 
     await case.deletes(attachment)
     device = run("losetup", "--show", "-f", case.image())
-    with pytest.raises(
-        TransientError, match=f"is attached as {device}; Reconciler deletes it after"
-    ):
+    with pytest.raises(NotDoneError, match=f"is attached as {device}; Reconciler deletes it after"):
         await case.deletes(made)
     run("losetup", "-d", device)
     await case.deletes(made)
@@ -350,7 +345,7 @@ async def test_an_image_of_somebody_else_is_a_conflict_until_it_is_adopted(case:
     assert (theirs.labels, theirs.written_by) == ({}, None)
 
     await case.made("other")
-    with pytest.raises(TransientError, match="another client created"):
+    with pytest.raises(NotDoneError, match="another client created"):
         await case.attached("data")
     ours = await case.changes(theirs, sizeBytes=16 * MIB)
     assert (ours.uid, ours.fields["sizeBytes"]) == (theirs.uid, 16 * MIB)
@@ -365,16 +360,16 @@ async def test_what_was_wiped_or_is_no_file_is_never_formatted(case: Case) -> No
     wiped = await case.disk()
     assert wiped.fields["filesystem"] == "none"
     assert "filesystem" in DISK.immutable, "so it would be replaced, and that waits for a person"
-    with pytest.raises(PermanentError, match="never formats"):
+    with pytest.raises(RefusedError, match="never formats"):
         await case.changes(wiped, filesystem="ext4", label="x")
-    with pytest.raises(TransientError, match="no longer has the filesystem ext4"):
+    with pytest.raises(NotDoneError, match="no longer has the filesystem ext4"):
         await case.attached()
     assert (await case.disk()).uid == made.uid
 
     target = case.root / "precious"
     target.write_bytes(b"precious")
     case.image("link").symlink_to(target)
-    with pytest.raises(PermanentError, match="a link, a directory or a device"):
+    with pytest.raises(RefusedError, match="a link, a directory or a device"):
         await case.made("link")
     assert await case.disks.read("link") is None
     assert target.read_bytes() == b"precious"
@@ -418,13 +413,13 @@ async def test_a_full_folder_and_a_full_disk_leave_the_others_intact(small_root:
             await case.attached(name)
         (case.place("second") / "kept").write_text("kept")
         too_large = new_disk("third", 40 * MIB)
-        with pytest.raises(NothingDoneError, match="41943040 more bytes are required, but only"):
+        with pytest.raises(NotDoneError, match="41943040 more bytes are required, but only"):
             await case.disks.create(too_large)
         assert sorted(each.name for each in (small_root / "images").iterdir()) == [
             "first.img",
             "second.img",
         ]
-        with pytest.raises(TransientError, match="not enough space to grow"):
+        with pytest.raises(NotDoneError, match="not enough space to grow"):
             await case.changes(await case.disk("first"), sizeBytes=64 * MIB)
         assert (await case.disk("first")).fields["sizeBytes"] == 16 * MIB
 
@@ -471,10 +466,10 @@ async def test_what_is_in_use_is_not_unmounted_and_the_user_is_named(case: Case)
         busy = (
             f"is in use by cat \\(pid {pid}\\); Reconciler unmounts it when it is no longer in use"
         )
-        with pytest.raises(TransientError, match=busy) as caught:
+        with pytest.raises(NotDoneError, match=busy) as caught:
             await case.deletes(attachment)
         assert caught.value.status == 409, "no sign that the API is down"
-        with pytest.raises(TransientError, match=rf"cat \(pid {pid}\); Reconciler remounts it"):
+        with pytest.raises(NotDoneError, match=rf"cat \(pid {pid}\); Reconciler remounts it"):
             await case.changes(attachment, readOnly=True)
         assert (await case.attachment()).fields == attachment.fields
         (case.place() / "still").write_text("writable")
@@ -487,7 +482,7 @@ async def test_a_mount_beneath_is_a_user_too(case: Case) -> None:
     attachment = await case.attached()
     (case.place() / "inner").mkdir()
     run("mount", "-t", "tmpfs", "none", case.place() / "inner")
-    with pytest.raises(TransientError, match=f"in use by a mount at {case.place()}/inner"):
+    with pytest.raises(NotDoneError, match=f"in use by a mount at {case.place()}/inner"):
         await case.deletes(attachment)
     assert len(left(case.root)[0]) == 2
 
@@ -536,12 +531,12 @@ async def test_a_disk_has_one_attachment_and_one_device(case: Case) -> None:
         *(case.attachments.create(each) for each in made), return_exceptions=True
     )
     (refusal,) = [each for each in ends if isinstance(each, BaseException)]
-    assert isinstance(refusal, TransientError), refusal
+    assert isinstance(refusal, NotDoneError), refusal
     mounted, attached = left(case.root)
     assert (len(mounted), len(attached)) == (1, 1)
     (winner,) = await listing(case.attachments, Scope())
     other = next(each for each in made if each.external_name != winner.name)
-    with pytest.raises(NothingDoneError, match=f"is in use by attachment '{winner.name}'"):
+    with pytest.raises(NotDoneError, match=f"is in use by attachment '{winner.name}'"):
         await case.attachments.create(other)
 
 
@@ -553,7 +548,7 @@ async def test_a_disk_that_is_not_of_the_attachments_namespace_is_not_mounted(
     await case.disks.create(msgspec.structs.replace(new_disk(), labels=labels))
     for mine in ({OWNER_LABEL: "log.default.Attachment.data"}, labels, {}):
         attach = msgspec.structs.replace(new_attachment(), labels=mine)
-        with pytest.raises(NothingDoneError, match=r"disk 'data' does not exist \(yet\)"):
+        with pytest.raises(NotDoneError, match=r"disk 'data' does not exist \(yet\)"):
             await case.attachments.create(attach)
     assert left(case.root) == ([], [])
     assert await case.attachments.read("data") is None
@@ -572,13 +567,13 @@ async def test_an_attachment_mounts_the_disk_of_its_namespace_only(case: Case) -
 async def test_a_disk_that_hands_have_mounted_or_that_is_not_there_is_waited_for(
     case: Case, tmp_path: Path
 ) -> None:
-    with pytest.raises(NothingDoneError, match=r"disk .data. does not exist \(yet\)"):
+    with pytest.raises(NotDoneError, match=r"disk .data. does not exist \(yet\)"):
         await case.attached()
     await case.made()
     elsewhere = case.root / "elsewhere"
     elsewhere.mkdir()
     run("mount", "-o", "loop", case.image(), elsewhere)
-    with pytest.raises(NothingDoneError, match=f"mounted at {elsewhere} by another client"):
+    with pytest.raises(NotDoneError, match=f"mounted at {elsewhere} by another client"):
         await case.attached()
     assert await case.attachments.read("data") is None
     run("umount", elsewhere)
@@ -596,7 +591,7 @@ async def test_a_foreign_mount_at_the_place_is_a_conflict_and_never_unmounted(ca
     assert (theirs.fields["disk"], theirs.labels) == ("theirs", {})
     assert await listing(case.attachments, Scope(prefix="da")) == [theirs]
     for change in (case.deletes(theirs), case.changes(theirs, disk="data")):
-        with pytest.raises(PermanentError):
+        with pytest.raises(RefusedError):
             await change
     assert left(case.root)[0][0].source == "theirs"
 
@@ -608,7 +603,7 @@ async def test_a_mount_over_ours_is_waited_for(case: Case) -> None:
     over = await case.attachment()
     assert (over.uid, over.fields["mounted"]) == (attachment.uid, False)
     for change in (case.deletes(over), case.changes(over, mounted=True)):
-        with pytest.raises(TransientError, match=r"another mount \(theirs\)"):
+        with pytest.raises(NotDoneError, match=r"another mount \(theirs\)"):
             await change
     assert len(left(case.root)[0]) == 2
 
@@ -617,11 +612,11 @@ async def test_a_mount_hides_no_files_and_follows_no_link(case: Case) -> None:
     await case.made()
     case.place().mkdir(parents=True)
     (case.place() / "file").write_text("theirs")
-    with pytest.raises(NothingDoneError, match="contains files, which a mount would hide"):
+    with pytest.raises(NotDoneError, match="contains files, which a mount would hide"):
         await case.attached()
     shutil.rmtree(case.place())
     case.place().symlink_to(case.root / "images")
-    with pytest.raises(PermanentError, match="symbolic link"):
+    with pytest.raises(RefusedError, match="symbolic link"):
         await case.attached()
     assert left(case.root) == ([], [])
 
@@ -631,7 +626,7 @@ async def test_files_that_came_while_it_was_not_mounted_are_not_hidden_either(ca
     attachment = await case.attached()
     run("umount", case.place())
     (case.place() / "file").write_text("theirs")
-    with pytest.raises(TransientError, match="contains files, which a mount would hide"):
+    with pytest.raises(NotDoneError, match="contains files, which a mount would hide"):
         await case.changes(await case.attachment(), mounted=True)
     (case.place() / "file").unlink()
     assert (await case.changes(await case.attachment(), mounted=True)).uid == attachment.uid
@@ -643,7 +638,7 @@ async def test_a_disk_that_is_mounted_elsewhere_too_stays_mounted_here(case: Cas
     elsewhere = case.root / "elsewhere"
     elsewhere.mkdir()
     run("mount", attachment.outputs["device"], elsewhere)
-    with pytest.raises(TransientError, match=f"is also mounted at {elsewhere}"):
+    with pytest.raises(NotDoneError, match=f"is also mounted at {elsewhere}"):
         await case.deletes(attachment)
     assert len(left(case.root)[0]) == 2
     run("umount", elsewhere)
@@ -664,11 +659,11 @@ async def test_an_image_that_was_deleted_while_attached_is_an_alarm_and_stays_at
     assert (told.is_ready, told.reason) == (False, "ImageDeleted")
     assert f"dd if={attachment.outputs['device']}" in told.message
     for change in (case.deletes(lost), case.changes(lost, mounted=False), case.made()):
-        with pytest.raises(TransientError, match=r"was deleted while it (is|was) attached"):
+        with pytest.raises(NotDoneError, match=r"was deleted while it (is|was) attached"):
             await change
     run("umount", case.place())
     after = await case.attachment()
-    with pytest.raises(TransientError, match="was deleted while it was attached"):
+    with pytest.raises(NotDoneError, match="was deleted while it was attached"):
         await case.deletes(after)
     (loop,) = left(case.root)[1]
     assert loop.is_deleted
@@ -681,7 +676,7 @@ async def test_what_another_mount_namespace_has_is_not_detached(case: Case) -> N
     await case.made()
     attachment = await case.attached()
     with started("unshare", "--mount", "--propagation", "private", "sh", "-c", READY):
-        with pytest.raises(TransientError, match="possibly mounted in another mount namespace"):
+        with pytest.raises(NotDoneError, match="possibly mounted in another mount namespace"):
             await case.deletes(attachment)
         assert len(left(case.root)[1]) == 1
     await case.deletes(await case.attachment())
@@ -692,7 +687,7 @@ async def test_a_device_that_somebody_has_open_is_waited_for(case: Case) -> None
     await case.made()
     attachment = await case.attached()
     device = os.open(attachment.outputs["device"], os.O_RDONLY)
-    with pytest.raises(TransientError, match="another process has /dev/loop"):
+    with pytest.raises(NotDoneError, match="another process has /dev/loop"):
         await case.deletes(attachment)
     os.close(device)
     await case.deletes(await case.attachment())
@@ -705,7 +700,7 @@ async def test_a_damaged_filesystem_is_refused_for_good_and_leaves_what_is_ours(
         file.seek(1024 + 0x18)  # the size of a block
         file.write(b"\xff")
     create = new_attachment()
-    with pytest.raises(PermanentError, match="check it with e2fsck") as caught:
+    with pytest.raises(RefusedError, match="check it with e2fsck") as caught:
         await case.attachments.create(create)
     half = caught.value.obstacle
     assert half is not None
@@ -738,7 +733,7 @@ async def test_a_volume_of_an_engine_mounts_the_device_and_keeps_the_disk_attach
             return written.exists() and written.read_text() == "from a container\n"
 
         await until(is_written)
-        with pytest.raises(TransientError, match=rf"is also mounted at .*{unique}"):
+        with pytest.raises(NotDoneError, match=rf"is also mounted at .*{unique}"):
             await case.deletes(attachment)
     finally:
         await asyncio.to_thread(hands.remove_all, unique)
@@ -1019,12 +1014,12 @@ async def test_a_mkfs_whose_worker_was_killed_is_waited_for_and_not_run_again(
 ) -> None:
     create, mkfs = new_disk(), slow("mkfs.ext4")
     await killed_within(case, Call("Disk", case.root.as_uri(), create), mkfs)
-    with pytest.raises(TransientError, match="another call is still using disk 'data'"):
+    with pytest.raises(NotDoneError, match="another call is still using disk 'data'"):
         await case.disks.create(create)
     mkfs.go_on()
 
     async def created() -> bool:
-        with contextlib.suppress(TransientError):
+        with contextlib.suppress(NotDoneError):
             return (await case.disks.create(create)).object is not None
         return False
 
@@ -1041,12 +1036,12 @@ async def test_a_growth_whose_worker_was_killed_is_waited_for_and_never_ended(
     update = upon(action("Update", "data", {**made.fields, "sizeBytes": 16 * MIB}), made)
     await killed_within(case, Call("Disk", case.root.as_uri(), update), resize)
     for change in (case.changes(made, sizeBytes=32 * MIB), case.deletes(made), case.attached()):
-        with pytest.raises(TransientError, match="another call is still using disk 'data'"):
+        with pytest.raises(NotDoneError, match="another call is still using disk 'data'"):
             await change
     resize.go_on()
 
     async def is_free() -> bool:
-        with contextlib.suppress(TransientError):
+        with contextlib.suppress(NotDoneError):
             await case.attached()
             return True
         return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar
 
@@ -16,6 +17,7 @@ from events.provider_config import ProviderConfigSpec, Scope
 from infra.providers.disks.attachment import ATTACHMENT
 from infra.providers.disks.disk import DISK, DisksProvider
 from reconciler.call_permit import CALL_PERMIT
+from reconciler.errors import ConflictError
 from reconciler.provider import Effect, Provider
 from reconciler.provider.contract import Connect, ProviderContract
 from reconciler.provider.contract import action as made
@@ -32,6 +34,7 @@ class TestDiskContract(ProviderContract):
     kind = DISK
     fields: ClassVar[Fields] = SMALL
     other_fields: ClassVar[Fields] = {"sizeBytes": 16 * MIB, "label": "grown"}
+    refused_fields: ClassVar[Fields] = {"sizeBytes": 1 << 50}
 
     @pytest.fixture
     def endpoint(self, disk_root: Path) -> str:
@@ -92,6 +95,14 @@ class TestAttachmentContract(ProviderContract):
         if fields is not None and self.kind.name_problem(name) is None:
             fields = {**fields, "disk": f"of-{name}"}
         return super().action(operation, name, fields)
+
+    async def refused_create(self, provider: Provider, name: str) -> Action:
+        """Write one whose disk another attachment has."""
+        other = self.action("Create", f"other-{name}", self.fields)
+        with suppress(ConflictError):
+            await provider.create(other)
+        create = self.action("Create", name, self.fields)
+        return structs.replace(create, fields=other.fields)
 
     def is_as_declared(self, thing: ExternalObject | None, fields: Fields) -> bool:
         assert thing is not None

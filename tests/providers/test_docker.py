@@ -28,10 +28,10 @@ from reconciler.errors import (
     ConfigurationError,
     ConflictError,
     NotCalledError,
+    NotDoneError,
     NotFoundError,
-    PermanentError,
     ProviderError,
-    TransientError,
+    RefusedError,
     UnknownResultError,
 )
 from reconciler.provider import LoggingProvider
@@ -63,6 +63,7 @@ class TestContainerContract(OnEngine):
         "memoryBytes": 64 * 1024 * 1024,
     }
     other_fields: ClassVar[Fields] = {**fields, "memoryBytes": 96 * 1024 * 1024, "restart": "no"}
+    refused_fields: ClassVar[Fields] = {"image": "no-such-image:1"}
 
     @pytest.fixture(autouse=True)
     def of_this_engine(self, engine: TestEngine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,6 +75,7 @@ class TestVolumeContract(OnEngine):
     kind = VOLUME
     fields: ClassVar[Fields] = {}
     other_fields: ClassVar[Fields] = {"options": {"type": "tmpfs", "device": "tmpfs"}}
+    refused_fields: ClassVar[Fields] = {"options": {"no-such-option": "1"}}
 
 
 class Case:
@@ -266,7 +268,7 @@ async def test_our_own_labels_cannot_be_declared(case: Case, label: str) -> None
     create = action("Create", case.prefix, case.fields())
     create.labels[label] = "x"
     try:
-        with pytest.raises(PermanentError, match="reserved for Reconciler"):
+        with pytest.raises(RefusedError, match="reserved for Reconciler"):
             await case.containers.create(create)
     finally:
         del create.labels[label]
@@ -314,7 +316,7 @@ async def test_a_creation_that_is_cut_at_any_request_is_gone_on_with(case: Case)
             break
         half = case.hands.inspect(name)
         is_made = half is not None
-        assert not is_made or not isinstance(said, TransientError), "that means: nothing was done"
+        assert not is_made or not isinstance(said, NotDoneError), "that means: nothing was done"
         if is_made:
             found = await case.containers.read(name)
             assert found is not None
@@ -340,7 +342,7 @@ async def test_what_is_missing_is_named_and_nothing_is_made(case: Case) -> None:
         ({"mounts": [{"target": "/d", "type": "bind", "source": "/nowhere"}]}, "/nowhere"),
     ]
     for spec, words in cases:
-        with pytest.raises(TransientError, match=words) as caught:
+        with pytest.raises(NotDoneError, match=words) as caught:
             await case.made(**spec)
         assert caught.value.status in (404, 409), "no sign of an Engine that fails"
     assert case.hands.containers(case.prefix) == []
@@ -359,7 +361,7 @@ async def test_a_port_that_is_taken_leaves_one_that_starts_when_it_is_free(case:
     half = await case.containers.read(create.external_name)
     assert half is not None
     assert half.written_by == create.idempotency_key
-    with pytest.raises(TransientError, match=r"already allocated|already in use"):
+    with pytest.raises(NotDoneError, match=r"already allocated|already in use"):
         await case.containers.update(upon(action("Update", half.name, create.fields), half))
     await case.containers.delete(upon(action("Delete", first.name, {}), first))
     done = await case.containers.create(create)
@@ -379,30 +381,30 @@ async def test_a_network_is_declared_by_its_name(case: Case) -> None:
     made = case.hands.post("/networks/create", {"Name": f"{case.prefix}-net"})
     plain = await case.made("-plain")
     for id_ in (made["Id"], made["Id"][:12]):
-        with pytest.raises(PermanentError, match=f"{case.prefix}-net"):
+        with pytest.raises(RefusedError, match=f"{case.prefix}-net"):
             await case.made(networks=[{"name": id_}])
-        with pytest.raises(PermanentError, match=f"{case.prefix}-net"):
+        with pytest.raises(RefusedError, match=f"{case.prefix}-net"):
             await case.updated(plain, networks=[{"name": id_}])
     assert await case.containers.read(case.prefix) is None
 
 
 async def test_a_user_who_is_not_in_the_image_is_refused_for_good(case: Case) -> None:
-    with pytest.raises(PermanentError, match="nobodyhere") as caught:
+    with pytest.raises(RefusedError, match="nobodyhere") as caught:
         await case.made(user="nobodyhere")
     assert caught.value.obstacle == await case.containers.read(case.prefix)
 
 
 async def test_a_command_that_is_not_in_the_image_is_refused_for_good(case: Case) -> None:
     create = action("Create", case.prefix, case.fields(command=["/nope"]))
-    with pytest.raises(PermanentError, match="/nope") as caught:
+    with pytest.raises(RefusedError, match="/nope") as caught:
         await case.containers.create(create)
     half = await case.containers.read(case.prefix)
     assert half is not None
     assert caught.value.obstacle == half, "what is there is said, so that it is ours"
-    with pytest.raises(PermanentError, match="/nope"):
+    with pytest.raises(RefusedError, match="/nope"):
         await case.containers.update(upon(action("Update", half.name, create.fields), half))
     small = action("Create", f"{case.prefix}-small", {**case.fields(), "memoryBytes": 1})
-    with pytest.raises(PermanentError, match=r"Minimum memory|minimum"):
+    with pytest.raises(RefusedError, match=r"Minimum memory|minimum"):
         await case.containers.create(small)
 
 
@@ -429,7 +431,7 @@ async def test_what_can_be_changed_is_changed_in_place(case: Case) -> None:
 
     unlimited = await case.updated(made)
     assert unlimited.fields["memoryBytes"] > 512 * MIB, "all that the host has"
-    with pytest.raises(PermanentError, match="command: the Engine cannot change this"):
+    with pytest.raises(RefusedError, match="command: the Engine cannot change this"):
         await case.updated(made, command=["/bin/true"])
 
 
@@ -495,7 +497,7 @@ async def test_a_volume_in_use_is_not_deleted_and_the_message_names_its_users(ca
     assert made is not None
     user = await case.made("-user", mounts=[{"target": "/d", "source": case.prefix}])
     delete = upon(action("Delete", case.prefix, {}), made)
-    with pytest.raises(TransientError, match=f"is in use by {user.name}; ") as caught:
+    with pytest.raises(NotDoneError, match=f"is in use by {user.name}; ") as caught:
         await case.volumes.delete(delete)
     assert caught.value.status == 409
     await case.containers.delete(upon(action("Delete", user.name, {}), user))
@@ -658,7 +660,7 @@ async def test_a_version_is_spoken_that_both_know(
     server.said[f"/v{spoken}/containers/json"] = (200, "[]")
     async with provider_at(endpoint) as provider:
         if spoken is None:
-            with pytest.raises(TransientError, match=r"20.10 or newer"):
+            with pytest.raises(NotDoneError, match=r"20.10 or newer"):
                 await listing(provider, Scope())
         else:
             assert await listing(provider, Scope()) == []
@@ -669,7 +671,7 @@ async def test_a_404_of_something_else_is_no_absence(answers: tuple[_Answers, st
     server.said["/version"] = (200, '{"ApiVersion":"1.41"}')
     for kind in (CONTAINER, VOLUME):
         async with provider_at(endpoint, kind) as provider:
-            with pytest.raises(TransientError, match=r"check spec.endpoint"):
+            with pytest.raises(NotDoneError, match=r"check spec.endpoint"):
                 await provider.read("any")
 
 
@@ -678,7 +680,7 @@ async def test_a_listing_without_one_driver_is_none(answers: tuple[_Answers, str
     server.said["/version"] = (200, '{"ApiVersion":"1.41"}')
     server.said["/v1.41/volumes"] = (200, '{"Volumes":[],"Warnings":["plugin x is away"]}')
     async with provider_at(endpoint, VOLUME) as provider:
-        with pytest.raises(TransientError, match="plugin x is away"):
+        with pytest.raises(NotDoneError, match="plugin x is away"):
             await listing(provider, Scope())
 
 
@@ -692,7 +694,7 @@ async def test_an_engine_that_is_away_has_done_nothing(tmp_path: Path) -> None:
             ),
         ]
         for call in calls:
-            with pytest.raises(TransientError, match="not sent"):
+            with pytest.raises(NotDoneError, match="not sent"):
                 await call()
 
 
@@ -702,9 +704,9 @@ async def test_an_engine_that_says_why_it_fails_is_not_away(answers: tuple[_Answ
     server.said["/v1.41/containers/any/json"] = (500, '{"message":"this one is broken"}')
     server.said["/v1.41/containers/other/json"] = (500, "")
     async with provider_at(endpoint) as provider:
-        with pytest.raises(TransientError, match="this one is broken") as explained:
+        with pytest.raises(NotDoneError, match="this one is broken") as explained:
             await provider.read("any")
-        with pytest.raises(TransientError) as unexplained:
+        with pytest.raises(NotDoneError) as unexplained:
             await provider.read("other")
     assert (explained.value.status, unexplained.value.status) == (409, 500)
 

@@ -42,10 +42,10 @@ from infra.secrets import open_stores
 from reconciler.errors import (
     ConfigurationError,
     ConflictError,
+    NotDoneError,
     NotFoundError,
-    PermanentError,
     ProviderError,
-    TransientError,
+    RefusedError,
     UnknownResultError,
 )
 from reconciler.provider.contract import ProviderContract, action, listing, upon
@@ -65,6 +65,7 @@ class TestFiles(ProviderContract):
     kind = FILE
     fields: ClassVar[Fields] = {"content": "one\n", "owner": ME, "group": MY_GROUP}
     other_fields: ClassVar[Fields] = {**fields, "content": "two\n", "mode": "0640"}
+    refused_fields: ClassVar[Fields] = {"owner": "no-such-user"}
 
     @pytest.fixture
     def endpoint(self, root: Path) -> str:
@@ -156,9 +157,9 @@ def test_two_ways_to_write_one_mode_are_equal() -> None:
 )
 async def test_a_name_that_leads_elsewhere_is_refused(files: FileProvider, name: str) -> None:
     assert name_problem(name)
-    with pytest.raises(PermanentError):
+    with pytest.raises(RefusedError):
         await files.create(create(name))
-    with pytest.raises(PermanentError):
+    with pytest.raises(RefusedError):
         await files.read(name)
 
 
@@ -231,7 +232,7 @@ async def test_drift_of_the_owner_is_found_and_mended(files: FileProvider, root:
 
 
 async def test_an_owner_that_does_not_exist_is_refused(files: FileProvider, root: Path) -> None:
-    with pytest.raises(PermanentError, match="no user 'nobody-of-that-name'"):
+    with pytest.raises(RefusedError, match="no user 'nobody-of-that-name'"):
         await files.create(create(fields={**PLAIN, "owner": "nobody-of-that-name"}))
     assert names_in(root / "etc") == []
 
@@ -298,9 +299,9 @@ async def test_no_link_is_followed(files: FileProvider, root: Path, tmp_path: Pa
         files.delete(upon(action("Delete", seen.name, {}), seen)),
         files.read("etc/app.ini"),
     ):
-        with pytest.raises(PermanentError, match="'etc' in the path is a symbolic link"):
+        with pytest.raises(RefusedError, match="'etc' in the path is a symbolic link"):
             await call
-    with pytest.raises(PermanentError, match="neither follows nor replaces"):
+    with pytest.raises(RefusedError, match="neither follows nor replaces"):
         await files.create(create("here"))
     assert (await files.delete(action("Delete", "here", {}))).absent
     assert (outside / "app.ini").read_text() == "theirs\n"
@@ -441,7 +442,7 @@ async def test_a_call_that_still_runs_under_the_key_is_not_disturbed(
     monkeypatch.setattr(os, "link", slow)
     first = asyncio.create_task(files.create(write))
     await asyncio.to_thread(reached.wait, 10)
-    with pytest.raises(TransientError, match="still running") as busy:
+    with pytest.raises(NotDoneError, match="still running") as busy:
         await files.create(write)
     assert busy.value.status == 409  # of one file: no breaker opens
     go_on.set()
@@ -640,7 +641,7 @@ async def test_a_root_that_is_missing_or_empty_proves_nothing(
         lambda: files.create(create("other")),
         lambda: files.delete(upon(action("Delete", seen.name, {}), seen)),
     ):
-        with pytest.raises(TransientError, match="check that its disk is mounted"):
+        with pytest.raises(NotDoneError, match="check that its disk is mounted"):
             await call()
     mount_again(aside, root)
     assert await files.read("app.ini") == seen
@@ -673,12 +674,12 @@ async def test_a_root_whose_last_file_is_deleted_stays_the_right_one(
 @pytest.mark.parametrize(
     ("code", "wanted"),
     [
-        (errno.ENOSPC, TransientError),
-        (errno.EDQUOT, TransientError),
-        (errno.EIO, TransientError),
-        (errno.EROFS, PermanentError),
-        (errno.EACCES, PermanentError),
-        (errno.ENOTUNIQ, TransientError),
+        (errno.ENOSPC, NotDoneError),
+        (errno.EDQUOT, NotDoneError),
+        (errno.EIO, UnknownResultError),
+        (errno.EROFS, RefusedError),
+        (errno.EACCES, RefusedError),
+        (errno.ENOTUNIQ, UnknownResultError),
     ],
 )
 async def test_each_error_of_the_disk_has_its_class(
@@ -804,7 +805,7 @@ async def test_without_attributes_no_secret_is_written(
     bare: Path, files: FileProvider, secrets: Secrets
 ) -> None:
     await secrets.keep(SecretRef("db"), PLANTED, "default")
-    with pytest.raises(PermanentError, match="no extended attributes") as caught:
+    with pytest.raises(RefusedError, match="no extended attributes") as caught:
         await files.create(create(fields=SECRET))
     assert PLANTED not in "".join(traceback.format_exception(caught.value))
     assert names_in(bare / "etc") == []

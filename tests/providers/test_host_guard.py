@@ -19,7 +19,7 @@ from events.provider_config import Limits, ProviderConfigSpec
 from infra.providers.guarded_urllib3 import guard_pools
 from infra.providers.host_guard import HostAddressError, HostGuard
 from infra.providers.http import HttpApi
-from reconciler.errors import TransientError
+from reconciler.errors import NotDoneError
 
 LOOPBACK_IN_DISGUISE = "127.1"
 """No address in its canonical form, so it is resolved as a name is: to 127.0.0.1."""
@@ -66,7 +66,7 @@ async def test_an_operator_may_write_out_an_address_of_the_host(host: str) -> No
 
 async def test_no_name_of_an_endpoint_may_resolve_to_the_host() -> None:
     async with counting() as (port, seen):
-        with pytest.raises(TransientError) as raised:
+        with pytest.raises(NotDoneError) as raised:
             await called(LOOPBACK_IN_DISGUISE, port)
         assert seen == []
         assert f"127.1:{port} resolves to 127.0.0.1, an address of the host" in str(raised.value)

@@ -14,8 +14,8 @@ from infra.providers.http import HttpApi
 from reconciler.call_permit import CALL_PERMIT
 from reconciler.errors import (
     ConfigurationError,
-    PermanentError,
-    TransientError,
+    NotDoneError,
+    RefusedError,
     UnknownResultError,
 )
 from tests.providers.permit import Permit
@@ -105,7 +105,7 @@ async def test_a_cut_connection_is_reported_and_the_call_not_repeated(
     async with connected(server) as api:
         for _ in first:
             await api.call("GET", "/x")
-        with pytest.raises(TransientError if method == "GET" else UnknownResultError):
+        with pytest.raises(NotDoneError if method == "GET" else UnknownResultError):
             await api.call(method, "/x")
     assert server.requests == len(first) + 1
 
@@ -126,7 +126,7 @@ async def test_what_is_not_http_has_an_unknown_result(garbage: bytes) -> None:
     async with connected(server) as api:
         with pytest.raises(UnknownResultError):
             await api.call("PUT", "/x", body=None)
-        with pytest.raises(TransientError):
+        with pytest.raises(NotDoneError):
             await api.call("GET", "/x")
 
 
@@ -141,7 +141,7 @@ async def test_a_name_that_cannot_be_resolved_was_not_called() -> None:
     api = HttpApi(
         ProviderConfigSpec(provider="test", endpoint="http://nowhere.invalid"), secret=None
     )
-    with pytest.raises(TransientError, match="not sent"):
+    with pytest.raises(NotDoneError, match="not sent"):
         await api.call("PUT", "/x")
     await api.close()
 
@@ -152,7 +152,7 @@ async def test_a_call_that_waits_in_vain_for_a_connection_was_not_sent() -> None
     async with connected(server, concurrency=1, timeout_seconds=2) as api:
         first = asyncio.create_task(api.call("PUT", "/x"))
         await server.waiting.wait()
-        with pytest.raises(TransientError, match="not sent"):
+        with pytest.raises(NotDoneError, match="not sent"):
             await api.call("PUT", "/x")
         with pytest.raises(UnknownResultError):
             await first
@@ -205,7 +205,7 @@ async def test_who_waits_for_his_turn_while_it_is_closed_calls_nothing() -> None
         await permit.asked.wait()
         await api.close()
         permit.given.set()
-        with pytest.raises(TransientError, match="declared again"):
+        with pytest.raises(NotDoneError, match="declared again"):
             await waiting
     assert server.requests == 0
 
@@ -300,7 +300,7 @@ async def test_what_would_be_another_request_is_not_sent(
 ) -> None:
     server = Server()
     async with connected(server) as api:
-        with pytest.raises(PermanentError, match="not sent"):
+        with pytest.raises(RefusedError, match="not sent"):
             await api.call("PUT", path, headers=headers)
     assert server.connections == 0
 
@@ -343,7 +343,7 @@ async def test_who_waits_for_a_connection_while_it_is_closed_calls_nothing() -> 
         await api.close()
         with pytest.raises(UnknownResultError):
             await first
-        with pytest.raises(TransientError, match="not sent"):
+        with pytest.raises(NotDoneError, match="not sent"):
             await second
         server.may_answer.set()
     assert server.requests == 1

@@ -19,7 +19,7 @@ from infra.providers import connections
 from infra.providers.answers import Answer, decoded, problem_text
 from infra.providers.connections import MAX_BODY_BYTES
 from infra.providers.http import HttpApi
-from reconciler.errors import TransientError, UnknownResultError
+from reconciler.errors import NotDoneError, UnknownResultError
 from reconciler.provider.secrets import Secrets
 from reconciler.roles.observer import listing
 from reconciler.roles.observer.listing import ListingAssembler, ListingRefusedError
@@ -160,7 +160,7 @@ async def test_the_time_limit_holds_while_an_answer_is_unpacked(
     packed = gzip.compress(bytes(16 * MIB))
     head = HEAD + b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(packed)
     async with api_of(send(head, packed), timeout_seconds=0.2) as api:
-        with pytest.raises(TransientError, match=r"no response within 0\.2 s"):
+        with pytest.raises(NotDoneError, match=r"no response within 0\.2 s"):
             await api.call("GET", "/x")
 
 
@@ -169,7 +169,7 @@ async def test_json_of_many_small_values_is_refused_before_it_is_decoded(value: 
     body = b"[" + (value + b",") * (24 * MIB // len(value + b",")) + b"1]"
     head = HEAD + b"Content-Length: %d\r\n\r\n" % len(body)
     async with api_of(send(head, body)) as api:
-        with measured_memory() as memory, pytest.raises(TransientError, match="128 MiB of memory"):
+        with measured_memory() as memory, pytest.raises(NotDoneError, match="128 MiB of memory"):
             await api.call("GET", "/x")
     assert memory.peak_bytes < 2 * ENOUGH_BYTES
 
@@ -177,7 +177,7 @@ async def test_json_of_many_small_values_is_refused_before_it_is_decoded(value: 
 def test_json_that_is_nested_without_end_is_an_error_of_its_api() -> None:
     deep = b'{"x":' + b"[" * 100_000
     answer = Answer("GET", "http://api/x", 500, {}, deep)
-    with pytest.raises(TransientError, match="nested too deeply"):
+    with pytest.raises(NotDoneError, match="nested too deeply"):
         decoded(answer, msgspec.json.Decoder())
     assert problem_text(answer).startswith('{"x":[[')
 
@@ -188,7 +188,7 @@ async def test_a_body_that_is_packed_otherwise_is_an_error(encoding: str) -> Non
     body = gzip.compress(gzip_of_zeros(512 * MIB))
     head = HEAD + b"Content-Encoding: %b\r\nContent-Length: %d\r\n\r\n"
     async with api_of(send(head % (encoding.encode(), len(body)), body)) as api:
-        with measured_memory() as memory, pytest.raises(TransientError) as raised:
+        with measured_memory() as memory, pytest.raises(NotDoneError) as raised:
             await api.call("GET", "/x")
     words = f"encoded as '{encoding[:40]}', but only a single gzip encoding is supported"
     assert words in str(raised.value)
@@ -205,7 +205,7 @@ async def test_an_answer_that_drips_without_an_end_ends_with_the_time(first: byt
             connection.sendall(b"1\r\nx\r\n" if first is CHUNKED else b"2")
 
     async with api_of(serve, timeout_seconds=0.5) as api:
-        with pytest.raises(TransientError, match=r"no response within 0\.5 s"):
+        with pytest.raises(NotDoneError, match=r"no response within 0\.5 s"):
             await asyncio.wait_for(api.call("GET", "/x"), 10)
     is_over.set()
 
@@ -279,7 +279,7 @@ SHAPE = b'{"name":"a","uid":"1","type":"Square","color":"Red","size":1,"labels":
 async def test_a_listing_has_a_limited_number_of_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(secret_guard, "MAX_PAGES", 100)
     async with provider_of(paged(b"[" + SHAPE + b"]")) as provider:
-        with pytest.raises(TransientError, match="more than 100 pages"):
+        with pytest.raises(NotDoneError, match="more than 100 pages"):
             await listed(provider)
 
 
@@ -288,7 +288,7 @@ async def test_a_listing_takes_a_limited_memory(monkeypatch: pytest.MonkeyPatch)
     page = b"[" + b",".join([SHAPE] * 1000) + b"]"
     async with provider_of(paged(page)) as provider:
         for _ in range(2):  # the second one begins with nothing
-            with pytest.raises(TransientError, match="of this listing exceed the limit of 16 MiB"):
+            with pytest.raises(NotDoneError, match="of this listing exceed the limit of 16 MiB"):
                 await listed(provider)
 
 

@@ -19,7 +19,7 @@ from infra.jetstream.connection import api_request
 from infra.providers.jetstream.bucket import BUCKET
 from infra.providers.jetstream.consumer import CONSUMER
 from infra.providers.jetstream.stream import STREAM
-from reconciler.errors import PermanentError
+from reconciler.errors import RefusedError
 from reconciler.provider import MeasuredProvider, Provider, WatchingProvider
 from reconciler.provider.contract import Connect, ProviderContract
 
@@ -120,7 +120,7 @@ class OnJetStream(ProviderContract):
     ) -> None:
         for label in (OWN_METADATA, "reconciler-key", "_nats.level"):
             create = self.action("Create", name, self.fields)
-            with pytest.raises(PermanentError, match="reserved"):
+            with pytest.raises(RefusedError, match="reserved"):
                 await provider.create(msgspec.structs.replace(create, labels={label: "x"}))
         assert await provider.read(name) is None
 
@@ -130,6 +130,7 @@ class TestStream(OnJetStream):
 
     kind = STREAM
     fields: ClassVar[Fields] = {"maxAgeSeconds": 3600, "description": "orders"}
+    refused_fields: ClassVar[Fields] = {"replicas": 3}
     other_fields: ClassVar[Fields] = {
         "retention": "interest",
         "maxBytes": 1_000_000,
@@ -156,6 +157,7 @@ class TestStream(OnJetStream):
 class TestBucket(OnJetStream):
     kind = BUCKET
     fields: ClassVar[Fields] = {"ttlSeconds": 60, "description": "sessions"}
+    refused_fields: ClassVar[Fields] = {"replicas": 3}
     other_fields: ClassVar[Fields] = {
         "history": 5,
         "maxBytes": 1_000_000,
@@ -169,6 +171,7 @@ class TestConsumer(OnJetStream):
     fresh: ClassVar[Fields] = {"pending": 0, "delivered": 0, "waitingForAck": 0, "redelivered": 0}
     fields: ClassVar[Fields] = {"filterSubjects": ["a.b", "a.c"], "backoffSeconds": [1, 2.5]}
     fields["maxDeliver"] = 5
+    refused_fields: ClassVar[Fields] = {"backoffSeconds": [1, 2, 3, 4, 5, 6, 7]}
     other_fields: ClassVar[Fields] = {
         "description": "billing",
         "filterSubjects": ["a.b"],

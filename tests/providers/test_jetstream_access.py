@@ -23,7 +23,7 @@ from infra.jetstream.identity import Login
 from infra.providers.jetstream.bucket import BUCKET
 from infra.providers.jetstream.consumer import CONSUMER
 from infra.providers.jetstream.stream import STREAM
-from reconciler.errors import ConfigurationError, TransientError, UnknownResultError
+from reconciler.errors import ConfigurationError, NotDoneError, UnknownResultError
 from reconciler.provider import Provider, WatchingProvider
 from reconciler.provider.contract import action, listing
 from reconciler.provider.secrets import Secrets
@@ -37,7 +37,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "kinds" / "jetstream.md"
 async def refused(url: str, secret: str | None) -> str:
     provider = built(config_of(url), secret)
     try:
-        with pytest.raises(TransientError) as caught:
+        with pytest.raises(NotDoneError) as caught:
             await provider.read("x")
         return str(caught.value)
     finally:
@@ -102,7 +102,7 @@ async def test_the_text_of_a_creds_file_lets_in(tmp_path: Path, connect: Connect
     try:
         provider = connect(STREAM, server.url, secret=text)
         assert await listing(provider, Scope()) == []
-        with pytest.raises(TransientError, match=r"permission denied.*ann.*credentialsRef"):
+        with pytest.raises(NotDoneError, match=r"permission denied.*ann.*credentialsRef"):
             await provider.create(action("Create", "x", STREAM.checked_fields({"subjects": ["x"]})))
         await provider.close()
     finally:
@@ -158,7 +158,7 @@ async def test_advisories_that_may_not_be_read_are_told_and_listings_go_on(
         provider = connect(STREAM, server.url, secret="ann:s3cret")
         assert isinstance(provider, WatchingProvider)
         for _ in range(2):
-            with pytest.raises(TransientError, match=r"may not subscribe to .*ADVISORY"):
+            with pytest.raises(NotDoneError, match=r"may not subscribe to .*ADVISORY"):
                 await provider.changes(None)
         assert await listing(provider, Scope()) == []
         await provider.close()
@@ -209,7 +209,7 @@ async def test_a_server_that_is_away_is_transient_and_one_that_hangs_unknown(
     assert effect.written_by == create.idempotency_key
     await server.stop()
     await asyncio.sleep(0.2)
-    with pytest.raises(TransientError):
+    with pytest.raises(NotDoneError):
         await provider.create(create)
 
 
@@ -218,7 +218,7 @@ async def until_answered(provider: Provider, create: Action) -> ExternalObject |
         while True:
             try:
                 return (await provider.create(create)).object
-            except (TransientError, UnknownResultError):
+            except (NotDoneError, UnknownResultError):
                 await asyncio.sleep(0.1)
 
 

@@ -21,7 +21,7 @@ from infra.providers.jetstream.api import nanoseconds, seconds
 from infra.providers.jetstream.bucket import BUCKET
 from infra.providers.jetstream.consumer import CONSUMER
 from infra.providers.jetstream.stream import STREAM
-from reconciler.errors import ConflictError, PermanentError, TransientError
+from reconciler.errors import ConflictError, NotDoneError, RefusedError
 from reconciler.provider import WatchingProvider
 from reconciler.provider.contract import action, listing
 from reconciler.provider.kind import Kind, installed_kinds
@@ -124,7 +124,7 @@ async def test_the_server_changes_in_place_all_but_what_is_declared_immutable(
     differing = {path for path in paths if first.get(path) != second.get(path)}
 
     if differing & kind.immutable:
-        with pytest.raises(PermanentError, match=r"can ?not be updated|can not change"):
+        with pytest.raises(RefusedError, match=r"can ?not be updated|can not change"):
             await provider.update(upon("Update", made, second))
         assert await provider.read(object_name) == made
     else:
@@ -341,7 +341,7 @@ async def test_subjects_that_a_foreign_stream_has_are_waited_for(
     config = {"name": f"{unique}x", "subjects": [f"{unique}.>"]}
     await api_request(nc, f"STREAM.CREATE.{unique}x", config)
     fields = STREAM.checked_fields({"subjects": [f"{unique}.a"]})
-    with pytest.raises(TransientError, match="overlap"):
+    with pytest.raises(NotDoneError, match="overlap"):
         await connect(STREAM, nats_server.url).create(action("Create", unique, fields))
 
 
@@ -358,7 +358,7 @@ async def test_a_part_of_a_work_queue_that_a_foreign_consumer_has_is_waited_for(
         }
         await api_request(nc, f"CONSUMER.CREATE.{unique}.x", body)
         fields = CONSUMER.checked_fields({"filterSubjects": [second] if second else []})
-        with pytest.raises(TransientError, match=r"not unique|not allowed"):
+        with pytest.raises(NotDoneError, match=r"not unique|not allowed"):
             await provider.create(action("Create", f"{unique}/c", fields))
         await api_request(nc, f"CONSUMER.DELETE.{unique}.x", None)
 
@@ -368,7 +368,7 @@ async def test_a_consumer_waits_for_its_stream(
 ) -> None:
     provider = connect(CONSUMER, nats_server.url)
     create = action("Create", f"{unique}/c", CONSUMER.checked_fields({}))
-    with pytest.raises(TransientError, match="does not exist"):
+    with pytest.raises(NotDoneError, match="does not exist"):
         await provider.create(create)
     assert await provider.read(f"{unique}/c") is None
 
@@ -383,7 +383,7 @@ async def test_a_consumer_of_a_client_is_neither_listed_nor_replaced(
     provider = connect(CONSUMER, nats_server.url)
 
     assert await listing(provider, Scope(prefix=f"{stream}/")) == []
-    with pytest.raises(TransientError, match="is an ephemeral consumer"):
+    with pytest.raises(NotDoneError, match="is an ephemeral consumer"):
         await provider.create(action("Create", place, CONSUMER.checked_fields({})))
 
 
@@ -400,7 +400,7 @@ async def test_a_consumer_that_is_pushed_differs_and_is_not_changed(
 
     assert found is not None
     assert found.fields != wanted
-    with pytest.raises(PermanentError, match="only pull consumers"):
+    with pytest.raises(RefusedError, match="only pull consumers"):
         await provider.update(upon("Update", found, wanted))
 
 
@@ -452,7 +452,7 @@ async def test_a_deletion_between_two_pages_makes_no_hole(
     await anext(pages)
     await api_request(nc, f"CONSUMER.DELETE.{stream}.007", None)
 
-    with pytest.raises(TransientError, match="the listing has a gap"):
+    with pytest.raises(NotDoneError, match="the listing has a gap"):
         async for _ in pages:
             pass
 

@@ -31,7 +31,7 @@ from infra.providers.jetstream.bucket import BUCKET
 from infra.providers.jetstream.consumer import CONSUMER
 from infra.providers.jetstream.stream import STREAM
 from infra.providers.jetstream.subjects import PRODUCTS_SUBJECTS, SERVERS_SUBJECTS, overlap
-from reconciler.errors import PermanentError
+from reconciler.errors import RefusedError
 from reconciler.provider import WatchingProvider
 from reconciler.provider.contract import action, listing
 from reconciler.provider.kind import Kind
@@ -86,7 +86,7 @@ async def test_what_is_the_products_own_is_refused_and_stays(
         provider.delete(action("Delete", name, {})),
         provider.read(name),
     ):
-        with pytest.raises(PermanentError, match="belongs to Reconciler"):
+        with pytest.raises(RefusedError, match="belongs to Reconciler"):
             await call
     assert await everything(bus) == before
 
@@ -148,7 +148,7 @@ async def test_a_stream_whose_mark_was_taken_off_is_still_the_products(
     try:
         for kind in (STREAM, BUCKET, CONSUMER):
             assert await listing(connect(kind, server.url), EVERYTHING) == []
-        with pytest.raises(PermanentError, match="belongs to Reconciler"):
+        with pytest.raises(RefusedError, match="belongs to Reconciler"):
             await connect(STREAM, server.url).delete(action("Delete", INTAKE, {}))
     finally:
         await ensure_topology(bus)
@@ -166,7 +166,7 @@ async def test_a_stream_with_such_subjects_is_outside_every_scope_on_any_server(
     try:
         provider = connect(STREAM, nats_server.url)
         assert await listing(provider, Scope(prefix=unique)) == []
-        with pytest.raises(PermanentError, match="overlaps"):
+        with pytest.raises(RefusedError, match="overlaps"):
             await provider.delete(action("Delete", unique, {}))
     finally:
         await api_request(nc, f"STREAM.DELETE.{unique}", None)

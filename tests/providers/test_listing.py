@@ -7,7 +7,7 @@ import pytest
 from events.external import ExternalObject
 from events.provider_config import Scope
 from infra.providers.listing import Page, all_pages
-from reconciler.errors import TransientError
+from reconciler.errors import NotDoneError
 
 
 def named(*names: str) -> list[ExternalObject]:
@@ -35,5 +35,5 @@ async def test_a_listing_that_would_never_end_is_given_up() -> None:
     async def fetch(_token: str) -> Page:
         return Page(named("a"), "again")
 
-    with pytest.raises(TransientError):
+    with pytest.raises(NotDoneError):
         assert [page async for page in all_pages(Scope(), fetch)]

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from ipaddress import IPv4Address
 from itertools import count
 from typing import ClassVar
 
+import msgspec
 import pytest
 
 from events.external import ExternalObject
 from events.log import Action, Operation
 from events.manifest import Fields
 from infra.providers.nftables.service import SERVICE
+from reconciler.errors import ConflictError
+from reconciler.provider import Provider
 from reconciler.provider.contract import ProviderContract
 from tests.nftables import Namespace, namespace
 
@@ -53,6 +57,14 @@ class TestServices(ProviderContract):
     def action(self, operation: Operation, name: str, fields: Fields | None = None) -> Action:
         """Have each name a virtual address of its own: no two services can have one."""
         return super().action(operation, name, self._reached(name, fields))
+
+    async def refused_create(self, provider: Provider, name: str) -> Action:
+        """Write one whose address and port another service has."""
+        other = self.action("Create", f"other-{name}", self.fields)
+        with suppress(ConflictError):
+            await provider.create(other)
+        create = self.action("Create", name, self.fields)
+        return msgspec.structs.replace(create, fields=other.fields)
 
     def is_as_declared(self, thing: ExternalObject | None, fields: Fields) -> bool:
         return thing is not None and super().is_as_declared(

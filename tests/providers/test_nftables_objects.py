@@ -30,10 +30,10 @@ from reconciler.call_permit import CALL_PERMIT
 from reconciler.errors import (
     ConfigurationError,
     ConflictError,
+    NotDoneError,
     NotFoundError,
-    PermanentError,
     ProviderError,
-    TransientError,
+    RefusedError,
     UnknownResultError,
 )
 from reconciler.provider.contract import action, listing, upon
@@ -266,7 +266,7 @@ async def test_what_others_put_into_our_table_is_shown_if_it_is_like_a_service_a
         await services.made("theirs", ("10.0.0.1", 80), address="198.18.0.77")
     assert caught.value.obstacle == theirs
     for port, whose in {"198.18.0.7": "service 'theirs'", "198.18.0.8": "chain scratch"}.items():
-        with pytest.raises(TransientError, match=whose):
+        with pytest.raises(NotDoneError, match=whose):
             await services.made("new", ("10.0.0.1", 80), address=port, port=70)
 
     table = services.place.nft("list table ip reconciler")
@@ -281,7 +281,7 @@ async def test_what_others_put_into_our_table_is_shown_if_it_is_like_a_service_a
     services.place.nft(
         "add element ip reconciler services { 198.18.0.10 . tcp . 1 : goto service-web }"
     )
-    with pytest.raises(TransientError, match="another program refers to it"):
+    with pytest.raises(NotDoneError, match="another program refers to it"):
         await services.provider.delete(upon(action("Delete", "web", {}), web))
     assert await services.provider.read("web") == web, "all or nothing"
     adopted = await services.updated(theirs, ("10.0.0.3", 80), address="198.18.0.7", port=70)
@@ -380,7 +380,7 @@ async def test_whatever_hands_do_to_a_service_is_a_difference_and_is_mended(
     fields = services.fields(("10.0.0.1", 80), ("10.0.0.2", 80))
     if harm in TAKEN:
         assert "address" not in found[0].fields
-        with pytest.raises(TransientError, match="withdraw that"):
+        with pytest.raises(NotDoneError, match="withdraw that"):
             await services.updated(found[0], ("10.0.0.1", 80), ("10.0.0.2", 80))
         return
     if found:
@@ -420,7 +420,7 @@ async def test_a_shared_chain_of_another_hook_is_left_and_named(services: Servic
         "add chain ip reconciler output { type filter hook output priority 0; policy accept; }"
     )
     assert "address" not in (await services.shown("web")).fields
-    with pytest.raises(TransientError, match=r"chain output of table ip reconciler .* delete it"):
+    with pytest.raises(NotDoneError, match=r"chain output of table ip reconciler .* delete it"):
         await services.updated(made, ("10.0.0.1", 80))
 
 
@@ -442,7 +442,7 @@ async def test_labels_of_any_length_and_letters_are_kept_up_to_a_limit(services:
     assert (again.uid, again.labels) == (made.uid, made.labels), "nft reads what nft prints"
 
     update = upon(action("Update", "web", fields), again)
-    with pytest.raises(PermanentError, match=r"metadata.labels: their 7,\d+ bytes"):
+    with pytest.raises(RefusedError, match=r"metadata.labels: their 7,\d+ bytes"):
         await services.provider.update(replace(update, labels={"long": "x" * 7000}))
     assert await services.shown("web") == again
 
@@ -588,7 +588,7 @@ async def test_many_are_made_at_once_by_two_who_do_not_know_of_each_other(
         while True:
             try:
                 await by.provider.create(create)
-            except TransientError:  # both made the table, or the kernel was busy: as it says
+            except NotDoneError:  # both made the table, or the kernel was busy: as it says
                 continue
             return
 
@@ -665,7 +665,7 @@ async def test_the_monitor_tells_of_our_table_and_of_no_other(services: Services
 
         (process,) = children() - began
         os.kill(process, signal.SIGKILL)
-        with pytest.raises(TransientError, match="nft monitor exited"):
+        with pytest.raises(NotDoneError, match="nft monitor exited"):
             await followed(provider, mark)
         assert await provider.changes(mark) != mark, "by then anything may have happened"
     finally:
@@ -755,7 +755,7 @@ async def test_where_there_is_no_namespace_nothing_counts_as_gone() -> None:
             action("Create", "web", {"address": VIRTUAL, "protocol": "tcp", "port": 1})
         ),
     ):
-        with pytest.raises(TransientError, match="network namespace 'rec-never' does not exist"):
+        with pytest.raises(NotDoneError, match="network namespace 'rec-never' does not exist"):
             await call
     await provider.close()
 
@@ -787,7 +787,7 @@ async def test_nft_that_does_not_end_is_killed_and_nobody_knows(services: Servic
     slow = provider_at(services.place.endpoint(), timeout_seconds=0.3)
     program = slow.nft.program
     slow.nft.program = ("sh", "-c", "sleep 60", *program)
-    with pytest.raises(TransientError, match="did not exit within"):
+    with pytest.raises(NotDoneError, match="did not exit within"):
         await slow.read("web")
     slow.nft.program = program
 
@@ -822,7 +822,7 @@ async def test_output_of_nft_that_is_too_large_is_an_error_that_names_the_limit(
     full = provider_at(services.place.endpoint(), timeout_seconds=30)
     full.nft.program = ("sh", "-c", script)
     before = children()
-    with measured_memory() as memory, pytest.raises(TransientError, match=words):
+    with measured_memory() as memory, pytest.raises(NotDoneError, match=words):
         await full.read("web")
     assert memory.peak_bytes < 5 * nft_module.MAX_OUTPUT_BYTES
     assert children() == before
@@ -831,8 +831,8 @@ async def test_output_of_nft_that_is_too_large_is_an_error_that_names_the_limit(
 
 async def test_an_action_without_a_name_that_can_be_is_refused(services: Services) -> None:
     for name in ("-web", "web }", 'a"b', "x" * 101, "a\n"):
-        with pytest.raises(PermanentError, match="invalid name"):
+        with pytest.raises(RefusedError, match="invalid name"):
             await services.provider.read(name)
         bad: Action = action("Create", name, services.fields())
-        with pytest.raises(PermanentError, match="invalid name"):
+        with pytest.raises(RefusedError, match="invalid name"):
             await services.provider.create(bad)

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from events.log import Action
 from events.provider_config import CredentialsRef, ProviderConfigSpec
-from reconciler.errors import PermanentError
+from reconciler.errors import RefusedError
 from reconciler.provider import Effect, Provider
 from reconciler.provider.kind import Kind, KindRegistry
 from reconciler.provider.secrets import Secrets
@@ -68,7 +68,7 @@ async def test_a_replaced_token_is_hidden_in_the_errors_of_the_next_client(tmp_p
 
     class Repeating(Client):
         async def create(self, action: Action) -> Effect:
-            raise PermanentError(f"{action.external_name}: you sent first&token, second&token")
+            raise RefusedError(f"{action.external_name}: you sent first&token, second&token")
 
     def connect(config: ProviderConfigSpec, secrets: Secrets) -> Client:
         assert config.credentials_ref is not None
@@ -89,5 +89,5 @@ async def test_a_replaced_token_is_hidden_in_the_errors_of_the_next_client(tmp_p
         clients.append(pool.get("default", "Shape"))
     assert credentials == ["first&token", "second&token"]
     for client in clients:
-        with pytest.raises(PermanentError, match=r"x: you sent \*\*\*, \*\*\*$"):
+        with pytest.raises(RefusedError, match=r"x: you sent \*\*\*, \*\*\*$"):
             await client.create(ACTION)

@@ -35,6 +35,7 @@ class TestDatabases(ProviderContract):
         "extensions": ["plpgsql", "hstore"],
     }
     other_fields: ClassVar[Fields] = {**fields, "extensions": ["citext"], "connectionLimit": 7}
+    refused_fields: ClassVar[Fields] = {"locale": "xx_XX.nowhere"}
 
     @pytest.fixture
     def endpoint(self, postgres_server: Postgres) -> str:
@@ -50,6 +51,7 @@ class TestDatabaseRoles(ProviderContract):
         "validUntil": "2040-01-02T03:04:05+02:00",
         "memberOf": ["pg_monitor", "pg_checkpoint"],
     }
+    refused_fields: ClassVar[Fields] = {"memberOf": ["no_such_role"]}
 
     @pytest.fixture
     def endpoint(self, postgres_server: Postgres) -> str:
@@ -99,6 +101,7 @@ class TestGrants(ProviderContract):
     kind = GRANT
     fields: ClassVar[Fields] = {"privileges": ["USAGE"]}
     other_fields: ClassVar[Fields] = {"privileges": ["USAGE", "CREATE"], "grantable": ["USAGE"]}
+    refused_fields: ClassVar[Fields] = {"privileges": ["SELECT"]}
 
     @pytest.fixture
     def endpoint(self, postgres_server: Postgres) -> str:

@@ -15,7 +15,7 @@ from infra.providers.postgres import limits
 from infra.providers.postgres.database import DATABASE
 from infra.providers.postgres.role import DATABASE_ROLE
 from infra.providers.postgres.server import PostgresServer
-from reconciler.errors import TransientError
+from reconciler.errors import NotDoneError
 from reconciler.provider.secrets import Secrets
 from tests.hostile_server import MIB, measured_loop, measured_resident, raw_server
 from tests.postgres import Hands
@@ -128,7 +128,7 @@ async def test_a_result_that_is_too_large_is_an_error_that_names_the_limit(what:
             Secrets(),
         )
         async with measured_loop() as loop:
-            with measured_resident() as memory, pytest.raises(TransientError, match=words):
+            with measured_resident() as memory, pytest.raises(NotDoneError, match=words):
                 async with server.session() as session:
                     await session.run(sql.SQL("SELECT 1"))
         await server.close()

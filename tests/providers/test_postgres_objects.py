@@ -39,8 +39,8 @@ from reconciler.call_permit import CALL_PERMIT
 from reconciler.errors import (
     ConfigurationError,
     ConflictError,
-    PermanentError,
-    TransientError,
+    NotDoneError,
+    RefusedError,
     UnknownResultError,
 )
 from reconciler.provider import Provider
@@ -306,7 +306,7 @@ async def test_a_backend_that_is_killed_before_any_statement_leaves_nothing_unla
         token = CALL_PERMIT.set(interrupted)
         try:
             await databases.create(written)
-        except (TransientError, UnknownResultError):
+        except (NotDoneError, UnknownResultError):
             half = await databases.read(name)
             assert half is None or half.written_by == written.idempotency_key
         finally:
@@ -337,7 +337,7 @@ async def test_a_server_that_is_killed_before_any_statement_leaves_nothing_unlab
             token = CALL_PERMIT.set(interrupted)
             try:
                 await provider.create(written)
-            except (TransientError, UnknownResultError):
+            except (NotDoneError, UnknownResultError):
                 pass
             finally:
                 CALL_PERMIT.reset(token)
@@ -417,7 +417,7 @@ async def test_a_database_in_use_is_not_dropped_and_the_session_is_named(
     await run(hands, "CREATE ROLE {} LOGIN PASSWORD 'x'", unique)
     session = await hands.connect(unique, "x", thing.name)
     delete = upon(action("Delete", thing.name, {}), thing)
-    with pytest.raises(TransientError, match=f"in use by {unique} "):
+    with pytest.raises(NotDoneError, match=f"in use by {unique} "):
         await databases.delete(delete)
     await session.execute("SELECT 1")
     await session.close()
@@ -430,7 +430,7 @@ async def test_a_role_with_dependants_is_kept_and_they_are_named(
     role = await made(roles, DATABASE_ROLE, unique, {})
     database = await made(databases, DATABASE, unique.lower(), {"owner": unique})
     delete = upon(action("Delete", unique, {}), role)
-    with pytest.raises(TransientError, match=f"owner of database {database.name}"):
+    with pytest.raises(NotDoneError, match=f"owner of database {database.name}"):
         await roles.delete(delete)
     await databases.delete(upon(action("Delete", database.name, {}), database))
     await roles.delete(delete)
@@ -450,7 +450,7 @@ async def test_what_cannot_be_made_leaves_nothing(
     databases: Provider, hands: Hands, unique: str, fields: Fields, what: str
 ) -> None:
     written = create(DATABASE, unique.lower(), fields)
-    with pytest.raises((PermanentError, TransientError), match=what):
+    with pytest.raises((RefusedError, NotDoneError), match=what):
         await databases.create(written)
     query = sql.SQL("SELECT count(*) FROM pg_database WHERE datname IN ({}, {})")
     names = (unique.lower(), unfinished_name(written.idempotency_key))
@@ -480,7 +480,7 @@ async def test_an_update_waits_for_an_extension_and_opens_a_closed_database(
 ) -> None:
     thing = await made(databases, DATABASE, unique.lower(), {"allowConnections": False})
     assert not thing.fields["allowConnections"]
-    with pytest.raises(TransientError, match="install its package"):
+    with pytest.raises(NotDoneError, match="install its package"):
         await updated(
             databases, DATABASE, thing, {"extensions": ["none_such"], "allowConnections": True}
         )
@@ -538,7 +538,7 @@ async def test_the_servers_own_is_never_listed_and_never_written(
                 provider.update(action("Update", name, kind.checked_fields({}))),
                 provider.read(name),
             ):
-                with pytest.raises(PermanentError):
+                with pytest.raises(RefusedError):
                     await call
 
 
@@ -572,7 +572,7 @@ def test_what_no_role_may_be_is_refused_when_it_is_declared(fields: Fields, why:
 async def test_a_membership_that_would_make_a_superuser_is_refused(
     roles: Provider, unique: str
 ) -> None:
-    with pytest.raises(TransientError, match="is a superuser"):
+    with pytest.raises(NotDoneError, match="is a superuser"):
         await made(roles, DATABASE_ROLE, unique, {"memberOf": ["postgres"]})
     assert await roles.read(unique) is None
 
@@ -593,13 +593,13 @@ async def test_a_membership_that_leads_beyond_the_databases_is_refused(
     top, middle = f"{unique}_top", f"{unique}_middle"
     await run(hands, "CREATE ROLE {} " + above, top)
     await run(hands, "CREATE ROLE {} IN ROLE {}", middle, top)
-    with pytest.raises(TransientError, match=why.format(top)):
+    with pytest.raises(NotDoneError, match=why.format(top)):
         await made(roles, DATABASE_ROLE, unique, {"memberOf": [middle]})
     assert await roles.read(unique) is None
 
     await run(hands, "CREATE ROLE {} LOGIN IN ROLE {}", unique, middle)  # adopted, it is no better
     role = await shown(roles, unique)
-    with pytest.raises(TransientError, match=why.format(top)):
+    with pytest.raises(NotDoneError, match=why.format(top)):
         await updated(roles, DATABASE_ROLE, role, {"login": True, "memberOf": [middle]})
     assert (await updated(roles, DATABASE_ROLE, role, {})).fields["memberOf"] == []
 
@@ -723,7 +723,7 @@ async def test_what_a_tenant_waits_for_says_nothing_of_the_server(
         made(grants, GRANT, f"nobody-there@{name}", {"privileges": ["CONNECT"]}),
     ]
     for attempt in attempts:
-        with pytest.raises(TransientError) as caught:
+        with pytest.raises(NotDoneError) as caught:
             await attempt
         assert caught.value.status == HTTPStatus.CONFLICT, caught.value
 
@@ -740,7 +740,7 @@ async def test_privileges_on_all_tables_are_exact_and_uneven_ones_are_seen(
     place = f"{unique}@{name}/public/tables"
     fields: Fields = {"privileges": ["SELECT", "INSERT"], "grantable": ["SELECT"]}
     wanted = GRANT.checked_fields(fields)
-    with pytest.raises(TransientError, match=r"there is no object \(yet\) to grant privileges on"):
+    with pytest.raises(NotDoneError, match=r"there is no object \(yet\) to grant privileges on"):
         await made(grants, GRANT, place, fields)
     with psycopg.connect(
         host=str(postgres_server.socket),
@@ -800,9 +800,9 @@ async def test_what_another_role_granted_is_named_and_nothing_is_done_by_halves(
     await run(hands, "GRANT CREATE ON DATABASE {} TO {}", name, end)
     await run(hands, "RESET ROLE")
     second = await shown(grants, f"{end}@{name}")
-    with pytest.raises(TransientError, match="a role other than the owner"):
+    with pytest.raises(NotDoneError, match="a role other than the owner"):
         await grants.delete(upon(action("Delete", second.name, {}), second))
-    with pytest.raises(TransientError, match="dependent privileges exist"):
+    with pytest.raises(NotDoneError, match="dependent privileges exist"):
         await grants.delete(upon(action("Delete", first.name, {}), first))
     assert await grants.read(first.name) == first
     assert await grants.read(second.name) == second
@@ -814,11 +814,11 @@ async def test_a_grant_without_its_role_or_database_waits(
     name = unique.lower()
     for place in (f"{unique}@{name}", f"{unique}@{name}/public"):
         assert await grants.read(place) is None
-        with pytest.raises(TransientError, match=f"database '{name}' does not exist"):
+        with pytest.raises(NotDoneError, match=f"database '{name}' does not exist"):
             await made(grants, GRANT, place, {"privileges": ["CREATE"]})
     await made(databases, DATABASE, name, {})
     for place in (f"{unique}@{name}", f"{unique}@{name}/public"):
-        with pytest.raises(TransientError, match=f"role '{unique}' does not exist"):
+        with pytest.raises(NotDoneError, match=f"role '{unique}' does not exist"):
             await made(grants, GRANT, place, {"privileges": ["CREATE"]})
 
 
@@ -836,7 +836,7 @@ async def test_a_grant_without_its_role_or_database_waits(
 async def test_a_grant_that_cannot_be_is_refused(
     grants: Provider, place: str, fields: Fields, why: str
 ) -> None:
-    with pytest.raises(PermanentError, match=why):
+    with pytest.raises(RefusedError, match=why):
         await made(grants, GRANT, place, fields)
 
 
@@ -898,7 +898,7 @@ async def test_who_cannot_log_in_is_told_and_the_environment_is_not_asked(
         if secret == "right":
             await made(provider, DATABASE, unique.lower(), {"owner": unique})
         else:
-            with pytest.raises(TransientError, match="password"):
+            with pytest.raises(NotDoneError, match="password"):
                 await provider.read("orders")
         await provider.close()
 
@@ -933,7 +933,7 @@ async def test_a_server_that_was_restarted_is_found_again(short: Path, connect: 
     provider = connect(DATABASE, server.endpoint)
     assert await provider.read("orders") is None
     await server.stop()
-    with pytest.raises(TransientError):
+    with pytest.raises(NotDoneError):
         await provider.read("orders")
     await server.start(short / "postgres")
     assert await provider.read("orders") is None
@@ -950,7 +950,7 @@ async def test_a_write_that_waits_for_a_lock_ends_in_time(
     await hands.run(sql.SQL("BEGIN"))
     await run(hands, "COMMENT ON DATABASE {} IS 'mine'", name)
     async with asyncio.timeout(1.5):
-        with pytest.raises(TransientError, match="lock timeout") as caught:
+        with pytest.raises(NotDoneError, match="lock timeout") as caught:
             await updated(impatient, DATABASE, thing, {"connectionLimit": 3})
     assert caught.value.status == HTTPStatus.CONFLICT
     await hands.run(sql.SQL("ROLLBACK"))
@@ -959,26 +959,26 @@ async def test_a_write_that_waits_for_a_lock_ends_in_time(
 @pytest.mark.parametrize(
     ("error", "a_read", "a_write"),
     [
-        (psycopg.OperationalError("gone"), "Transient", "Unknown"),
-        (psycopg.errors.AdminShutdown(), "Transient", "Unknown"),
-        (psycopg.errors.CrashShutdown(), "Transient", "Unknown"),
-        (psycopg.errors.IoError(), "Transient", "Unknown"),
+        (psycopg.OperationalError("gone"), "NotDone", "Unknown"),
+        (psycopg.errors.AdminShutdown(), "NotDone", "Unknown"),
+        (psycopg.errors.CrashShutdown(), "NotDone", "Unknown"),
+        (psycopg.errors.IoError(), "NotDone", "Unknown"),
         (psycopg.errors.TooManyConnections(), "Throttled", "Throttled"),
-        (psycopg.errors.QueryCanceled(), "Transient", "Transient"),
-        (psycopg.errors.DeadlockDetected(), "Transient", "Transient"),
-        (psycopg.errors.DiskFull(), "Transient", "Transient"),
-        (psycopg.errors.ObjectInUse(), "Transient", "Transient"),
-        (psycopg.errors.DependentObjectsStillExist(), "Transient", "Transient"),
-        (psycopg.errors.ReadOnlySqlTransaction(), "Transient", "Transient"),
-        (psycopg.errors.InsufficientPrivilege(), "Transient", "Transient"),
-        (psycopg.errors.UndefinedObject(), "Transient", "Transient"),
-        (psycopg.errors.InvalidSchemaName(), "Transient", "Transient"),
+        (psycopg.errors.QueryCanceled(), "NotDone", "NotDone"),
+        (psycopg.errors.DeadlockDetected(), "NotDone", "NotDone"),
+        (psycopg.errors.DiskFull(), "NotDone", "NotDone"),
+        (psycopg.errors.ObjectInUse(), "NotDone", "NotDone"),
+        (psycopg.errors.DependentObjectsStillExist(), "NotDone", "NotDone"),
+        (psycopg.errors.ReadOnlySqlTransaction(), "NotDone", "NotDone"),
+        (psycopg.errors.InsufficientPrivilege(), "NotDone", "NotDone"),
+        (psycopg.errors.UndefinedObject(), "NotDone", "NotDone"),
+        (psycopg.errors.InvalidSchemaName(), "NotDone", "NotDone"),
         (psycopg.errors.DuplicateObject(), "Conflict", "Conflict"),
         (psycopg.errors.DuplicateDatabase(), "Conflict", "Conflict"),
-        (psycopg.errors.FeatureNotSupported(), "Permanent", "Permanent"),
-        (psycopg.errors.InvalidParameterValue(), "Permanent", "Permanent"),
-        (psycopg.errors.ReservedName(), "Permanent", "Permanent"),
-        (psycopg.errors.InvalidGrantOperation(), "Transient", "Transient"),
+        (psycopg.errors.FeatureNotSupported(), "Refused", "Refused"),
+        (psycopg.errors.InvalidParameterValue(), "Refused", "Refused"),
+        (psycopg.errors.ReservedName(), "Refused", "Refused"),
+        (psycopg.errors.InvalidGrantOperation(), "NotDone", "NotDone"),
     ],
     ids=lambda each: type(each).__name__ if isinstance(each, Exception) else each,
 )
@@ -1013,7 +1013,7 @@ def test_only_an_error_about_the_server_says_that_it_is_down(
 def test_a_full_database_throttles_no_other() -> None:
     """Its owner sets the limit, and may use all connections of it."""
     full = psycopg.OperationalError('FATAL:  too many connections for database "orders"')
-    assert not_connected(full).error_class == "Transient"
+    assert not_connected(full).error_class == "NotDone"
     assert not_connected(full).status == HTTPStatus.CONFLICT
     full = psycopg.OperationalError("FATAL:  sorry, too many clients already")
     assert not_connected(full).error_class == "Throttled"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reconciler.errors import TransientError
+from reconciler.errors import NotDoneError
 from reconciler.provider.contract import action
 from reconciler.provider.http_faults import Proxy, answer
 from reconciler.provider.kind import installed_kinds
@@ -54,7 +54,7 @@ async def test_a_record_that_changes_while_it_is_to_be_deleted_stays(connect: Co
     )
     async with Proxy("http://never-asked.invalid") as proxy:
         proxy.plan.extend([answer(200, found), answer(412)])
-        with pytest.raises(TransientError):
+        with pytest.raises(NotDoneError):
             await connect(RECORD, proxy.url).delete(action("Delete", "www", {}))
     assert proxy.methods() == ["GET", "DELETE"]
     assert 'if-match: "e7"' in proxy.heads[1].lower()

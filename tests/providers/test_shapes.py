@@ -16,10 +16,11 @@ from reconciler.errors import (
     ConflictError,
     ListingExpiredError,
     NotCalledError,
+    NotDoneError,
     NotFoundError,
-    PermanentError,
     ProviderError,
-    TransientError,
+    RefusedError,
+    UnknownResultError,
 )
 from reconciler.provider import Provider
 from reconciler.provider.contract import action, listing
@@ -54,10 +55,10 @@ def shapes(planned: Proxy, connect: Connect) -> Provider:
         (answer(409, '{"detail": "name taken"}'), FOUND, ConflictError),
         (answer(409, '{"detail": "name taken"}'), ABSENT, ConflictError),
         (answer(409, '{"detail": "name taken"}', **REPLAYED), ABSENT, ConflictError),
-        (answer(409, '{"detail": "this key is still running"}'), None, TransientError),
-        (answer(409, Retry_After="3"), None, TransientError),
-        (answer(422, '{"detail": "the key was used with another body"}'), None, PermanentError),
-        (answer(409, '{"detail": "name taken"}'), answer(503), TransientError),
+        (answer(409, '{"detail": "this key is still running"}'), None, UnknownResultError),
+        (answer(409, Retry_After="3"), None, UnknownResultError),
+        (answer(422, '{"detail": "the key was used with another body"}'), None, RefusedError),
+        (answer(409, '{"detail": "name taken"}'), answer(503), UnknownResultError),
     ],
 )
 async def test_a_refused_create_is_understood(
@@ -83,7 +84,7 @@ async def test_a_refused_create_is_understood(
         (answer(412), FOUND, ConflictError),
         (answer(412), ABSENT, NotFoundError),
         (answer(404), NONE_LISTED, NotFoundError),
-        (answer(409, '{"detail": "this key is still running"}'), None, TransientError),
+        (answer(409, '{"detail": "this key is still running"}'), None, UnknownResultError),
     ],
 )
 async def test_a_refused_update_is_understood(
@@ -108,14 +109,14 @@ async def test_a_resource_that_is_listed_and_answered_404_is_not_absent(
     planned.plan.extend(
         [ABSENT, answer(200, '{"items": [{"name": "foo", "type": "Star", "color": "Mauve"}]}')]
     )
-    with pytest.raises(TransientError, match="is listed"):
+    with pytest.raises(NotDoneError, match="is listed"):
         await shapes.read("foo")
 
 
 async def test_every_write_carries_its_key(shapes: Provider, planned: Proxy) -> None:
     create = action("Create", "foo", FIELDS)
     planned.plan.append(answer(503))
-    with pytest.raises(TransientError):
+    with pytest.raises(UnknownResultError):
         await shapes.create(create)
     assert f"idempotency-key: {create.idempotency_key}" in planned.heads[0].lower()
 

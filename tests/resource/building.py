@@ -117,10 +117,8 @@ def error(
     error_class: ErrorClass,
     message: str = "the API said no",
     retry_after: float | None = None,
-    *,
-    nothing_done: bool = False,
 ) -> ActionError:
-    return ActionError(error_class, message, None, retry_after, nothing_done=nothing_done)
+    return ActionError(error_class, message, None, retry_after)
 
 
 def thing(
@@ -309,9 +307,8 @@ class Story:
         message: str = "the API said no",
         redelivered: bool = False,
         replayed: bool = False,
-        nothing_done: bool = False,
     ) -> list[ResourceEvent]:
-        failed = error(error_class, message, retry_after, nothing_done=nothing_done)
+        failed = error(error_class, message, retry_after)
         return self.report(failed, shown=shown, redelivered=redelivered, replayed=replayed)
 
     def wake(self, seconds: float = 0) -> list[ResourceEvent]:

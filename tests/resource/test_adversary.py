@@ -183,7 +183,7 @@ def test_r2_a_late_second_name_is_in_the_read_models():
     story = made()
     story.declare(CIRCLE)
     action = story.action
-    story.fail("Permanent", redelivered=True)
+    story.fail("Refused", redelivered=True)
     story.report(shown=story.written(action), action_id=action.action_id)
     assert owned(story).external_name == action.external_name
     check_rows(story)
@@ -221,7 +221,7 @@ def test_r4_a_refused_retirement_does_not_refuse_the_generation():
     story.declare(CIRCLE)
     story.succeed()
     assert story.action.purpose == "Retire"
-    story.fail("Permanent", message="not now")
+    story.fail("Refused", message="not now")
     story.wake(0)
     story.now += timedelta(days=1)
     story.wake()
@@ -245,10 +245,10 @@ def test_r6_released_as_an_orphan_by_force_nothing_is_deleted():
     story = made()
     story.declare(CIRCLE)
     story.succeed()
-    story.fail("Permanent")
+    story.fail("Refused")
     story.withdraw()
     if not story.idle:
-        story.fail("Permanent")
+        story.fail("Refused")
     story.turn(ForcedRelease("a person says so", orphan=True))
     story.wake(86400)
     assert story.idle, story.action
@@ -321,7 +321,7 @@ def test_r11_ready_is_asked_with_values_not_references():
     story = made(replace(BESIDE, ready=ready))
     story.declare(CIRCLE)
     story.succeed()
-    story.fail("Permanent")
+    story.fail("Refused")
     asked.clear()
     story.declare({"type": "Circle", "color": {"$ref": "Block/Bar", "field": "outputs.c"}})
     assert not any(isinstance(each.get("color"), dict) for each in asked), asked
@@ -350,7 +350,7 @@ def test_v1_a_new_value_after_a_refusal_is_tried():
     story.turn(_refers("Red"))
     story.succeed()
     story.turn(_refers("Bad"))
-    story.fail("Permanent", message="no such color")
+    story.fail("Refused", message="no such color")
     assert story.outcome == "Failed"
     story.turn(_refers("Green"))
     assert not story.idle, (story.outcome, story.reason)
@@ -370,7 +370,7 @@ def test_d1_a_renewal_that_is_refused_is_no_hot_loop():
     for _ in range(5):
         if passes.story.idle:
             break
-        passes.story.fail("Permanent")
+        passes.story.fail("Refused")
     assert passes.story.idle, "refused, and called again at once, five times"
 
 
@@ -419,7 +419,7 @@ def test_d4_a_refused_renewal_does_not_refuse_drift():
     passes = Passes()
     story = passes.story
     passes.fires(timedelta(hours=17))
-    story.fail("Permanent")
+    story.fail("Refused")
     for _ in range(3):
         if not story.idle:
             passes.issued()
@@ -458,7 +458,7 @@ def test_r16_a_refused_retirement_stays_in_the_read_models():
     story = made()
     story.declare(CIRCLE)
     story.succeed()
-    story.fail("Permanent", message="not now")
+    story.fail("Refused", message="not now")
     assert story.state.retiring is not None
     check_rows(story)
 

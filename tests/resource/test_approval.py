@@ -237,7 +237,7 @@ def test_a_plan_that_nobody_approved_ends_when_another_action_is_in_flight():
     assert asked(story).purpose == "Replace"
     story.see(None)
     assert story.action.operation == "Create", "the object is missing: nothing is replaced"
-    story.fail("Transient")
+    story.fail("NotDone")
     assert story.outcome == "Degraded"
     assert story.state.holds.approval is None
 

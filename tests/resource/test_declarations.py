@@ -373,7 +373,7 @@ def test_an_action_is_not_called_again_in_an_api_of_another_provider(withdrawn: 
     story = Story()
     story.declare()
     story.configs[CONFIG] = OF_ANOTHER
-    events = story.fail("Transient")
+    events = story.fail("Unknown")
     if withdrawn:
         events += story.withdraw()
     events += story.wake(3600)

@@ -50,7 +50,7 @@ from tests.resource.building import (
 )
 from tests.resource.test_unknown_results import KEYLESS, begun, kind_that_can
 
-REFUSALS: list[ErrorClass] = ["Transient", "Throttled"]
+REFUSALS: list[ErrorClass] = ["NotDone", "Throttled"]
 
 
 def withdrawn(*, configs: dict[str, ProviderConfigSpec] | None = None) -> Story:
@@ -97,7 +97,7 @@ def test_what_a_look_shows_as_not_done_and_nobody_wants_is_given_up_in_doubt():
     """The worker that had it may stand still before its call."""
     story = withdrawn()
     there = story.seen
-    story.fail("Transient", redelivered=True)
+    story.fail("NotDone", redelivered=True)
     story.declare({"color": "Red"})
     story.wake(3600)
     events = story.look(there)
@@ -108,7 +108,7 @@ def test_what_a_look_shows_as_not_done_and_nobody_wants_is_given_up_in_doubt():
 
 def test_a_refusal_of_the_first_delivery_says_that_nothing_was_done():
     story = withdrawn()
-    story.fail("Transient")
+    story.fail("NotDone")
     events = story.declare({"color": "Blue"})
     assert not only(ActionAbandoned, events).in_doubt
     assert only(ActionDecided, events).action.operation == "Update"
@@ -117,19 +117,19 @@ def test_a_refusal_of_the_first_delivery_says_that_nothing_was_done():
 def test_what_is_still_wanted_is_repeated_with_the_same_key():
     story = withdrawn()
     action = story.action
-    story.fail("Transient", redelivered=True)
+    story.fail("NotDone", redelivered=True)
     assert only(ActionRetried, story.wake(3600)).action == action
 
 
 @pytest.mark.parametrize("redelivered", [False, True])
 def test_a_failed_look_at_what_nobody_wants_is_followed_by_another_look(redelivered: bool):
     story = withdrawn()
-    story.fail("Transient", redelivered=True)
+    story.fail("NotDone", redelivered=True)
     story.declare({"color": "Blue"})
     story.wake(3600)
     unknown = story.flight.unknown
     told = Reported(story.action.action_id, story.flight.attempt, story.now, story.now, "w1")
-    failed = ActionError("Transient", "try again later", 503)
+    failed = ActionError("NotDone", "try again later", 503)
     story.turn(replace(told, error=failed, is_lookup=True, redelivered=redelivered))
     assert story.flight.unknown == unknown, "a look has no effect, whoever had it before"
     assert only(LookupDecided, story.wake(3600))
@@ -139,7 +139,7 @@ def test_a_failed_look_at_what_nobody_wants_is_followed_by_another_look(redelive
 def test_a_look_that_was_timed_as_a_call_waits_for_the_grace_of_the_api():
     story = converged(kind=kind_that_can(keys=True, grace=60.0))
     story.withdraw()
-    story.fail("Transient", redelivered=True)
+    story.fail("NotDone", redelivered=True)
     waits = only(RetryScheduled, story.declare({"type": "Circle"}))
     assert waits.delay_seconds >= 60.0
     assert not every(LookupDecided, story.wake(59))
@@ -149,7 +149,7 @@ def test_a_look_that_was_timed_as_a_call_waits_for_the_grace_of_the_api():
 def test_a_look_that_was_timed_as_a_call_waits_only_for_what_is_left_of_the_grace():
     story = converged(kind=kind_that_can(keys=True, grace=60.0))
     story.withdraw()
-    story.fail("Transient", redelivered=True)
+    story.fail("NotDone", redelivered=True)
     story.now += timedelta(seconds=50)
     waits = only(RetryScheduled, story.declare({"type": "Circle"}))
     assert 10.0 <= waits.delay_seconds < 60.0
@@ -159,7 +159,7 @@ def test_a_look_that_was_timed_as_a_call_waits_only_for_what_is_left_of_the_grac
 def test_the_end_of_a_wait_on_request_leaves_a_look_what_is_left_of_the_grace():
     story = converged(kind=kind_that_can(keys=True, grace=60.0))
     story.withdraw()
-    story.fail("Transient", redelivered=True)
+    story.fail("NotDone", redelivered=True)
     story.declare({"type": "Circle"})
     story.now += timedelta(seconds=50)
     waits = only(RetryScheduled, story.turn(ReconcileRequested("impatient")))
@@ -182,7 +182,7 @@ def test_the_fields_of_an_update_in_doubt_count_as_ours():
 def test_a_zombies_deletion_is_in_the_history_and_the_object_is_made_again():
     story = withdrawn()
     deletion, there = story.action, story.seen
-    story.fail("Transient", redelivered=True)
+    story.fail("NotDone", redelivered=True)
     story.declare({"color": "Red"})
     story.wake(3600)
     story.look(there)
@@ -200,7 +200,7 @@ def test_a_zombies_deletion_is_in_the_history_and_the_object_is_made_again():
 def test_a_zombies_deletion_that_is_told_while_an_update_is_under_way_makes_it_anew():
     story = withdrawn()
     deletion = story.action
-    story.fail("Transient")
+    story.fail("NotDone")
     story.declare({"color": "Blue"})
     update = story.action
     assert update.operation == "Update"
@@ -217,7 +217,7 @@ def test_a_zombies_update_is_in_the_history_and_is_put_right():
     before = story.seen
     story.declare({"color": "Purple"})
     update = story.action
-    story.fail("Transient", redelivered=True)
+    story.fail("NotDone", redelivered=True)
     story.declare({"color": "Red"})
     story.wake(3600)
     story.look(before)
@@ -235,7 +235,7 @@ def test_a_late_update_does_not_count_while_another_action_is_under_way():
     before = story.seen
     story.declare({"color": "Purple"})
     update = story.action
-    story.fail("Transient", redelivered=True)
+    story.fail("NotDone", redelivered=True)
     story.declare({"color": "Blue"})
     story.wake(3600)
     assert only(ActionDecided, story.look(before)).action.fields == {"color": "Blue"}
@@ -250,7 +250,7 @@ def test_a_late_update_does_not_count_while_another_action_is_under_way():
 def test_a_late_creation_does_not_count_while_another_one_is_under_way():
     story = begun()
     creation = story.action
-    story.fail("Permanent")
+    story.fail("Refused")
     story.declare({"color": "Blue"})
     assert story.action.operation == "Create"
     made = story.written(creation)
@@ -263,7 +263,7 @@ def test_a_late_creation_does_not_count_while_another_one_is_under_way():
 def test_a_late_success_of_what_is_long_replaced_explains_and_changes_nothing():
     story = withdrawn()
     deletion, there = story.action, story.seen
-    story.fail("Transient", redelivered=True)
+    story.fail("NotDone", redelivered=True)
     story.declare({"color": "Red"})
     story.wake(3600)
     story.look(there)
@@ -278,7 +278,7 @@ def test_a_late_success_of_what_is_long_replaced_explains_and_changes_nothing():
 def test_a_late_success_is_recorded_once():
     story = withdrawn()
     deletion = story.action
-    story.fail("Transient")
+    story.fail("NotDone")
     story.declare({"color": "Blue"})
     assert every(ActionSucceeded, story.report(action_id=deletion.action_id))
     assert story.report(action_id=deletion.action_id) == []
@@ -329,7 +329,7 @@ def test_a_worker_that_reports_of_what_is_held_by_now_ends_it_no_second_time():
 
 def test_what_was_certainly_not_done_is_not_suspected():
     story = withdrawn()
-    story.fail("Transient")
+    story.fail("NotDone")
     story.declare({"color": "Red"})
     assert only(DriftDetected, story.see(None)).perhaps_by == ""
 
@@ -393,7 +393,7 @@ def test_a_late_unknown_result_is_why_an_action_is_looked_up_before_it_is_given_
     """The first worker was refused; the second, which had the attempt too, heard no answer."""
     story = withdrawn()
     there = story.seen
-    story.fail("Transient")
+    story.fail("NotDone")
     doubted = story.fail("Unknown", redelivered=True)
     assert names(doubted)[0] == "ActionDoubted"
     assert story.fail("Unknown", redelivered=True) == [], "it is known"
@@ -405,7 +405,7 @@ def test_a_late_unknown_result_is_why_an_action_is_looked_up_before_it_is_given_
 def test_a_late_unknown_result_of_what_was_given_up_explains_a_loss():
     story = withdrawn()
     deletion = story.action
-    story.fail("Transient")
+    story.fail("NotDone")
     story.declare({"color": "Red"})
     events = story.report(error("Unknown"), action_id=deletion.action_id, redelivered=True)
     assert only(ActionDoubted, events).operation == "Delete"
@@ -416,16 +416,16 @@ def test_a_late_unknown_result_of_what_was_given_up_explains_a_loss():
 def test_a_late_refusal_is_no_doubt():
     story = withdrawn()
     deletion = story.action
-    story.fail("Transient")
+    story.fail("NotDone")
     story.declare({"color": "Red"})
-    assert story.report(error("Transient"), action_id=deletion.action_id) == []
+    assert story.report(error("NotDone"), action_id=deletion.action_id) == []
 
 
 @pytest.mark.parametrize("kind", [BLOCK, KEYLESS])
 def test_a_late_unknown_creation_that_was_refused_makes_the_next_one_careful(kind: object):
     story = begun(BLOCK if kind is BLOCK else KEYLESS)
     creation = story.action
-    story.fail("Permanent")
+    story.fail("Refused")
     assert not story.state.actions.uncertain_create
     story.report(error("Unknown"), action_id=creation.action_id, redelivered=True)
     assert story.state.actions.uncertain_create
@@ -525,7 +525,7 @@ def test_with_keys_what_a_redelivered_creation_meets_is_anothers():
     assert story.state.owned is None
 
 
-@pytest.mark.parametrize("refusal", ["Conflict", "Permanent"])
+@pytest.mark.parametrize("refusal", ["Conflict", "Refused", "NotDone"])
 def test_with_keys_a_refusal_does_not_settle_the_call_of_another_worker(refusal: ErrorClass):
     """An API may keep no refusal with the key: the first call can arrive when the name is free."""
     story = Story(kind=BLOCK, configs={CONFIG: SHARED})
@@ -533,6 +533,9 @@ def test_with_keys_a_refusal_does_not_settle_the_call_of_another_worker(refusal:
     met = thing(uid="h1") if refusal == "Conflict" else None
     assert only(ActionFailed, story.fail(refusal, shown=met, redelivered=True)).redelivered
     story.withdraw()
+    if refusal != "Conflict":
+        assert every(LookupDecided, story.wake(3600)), "the other call may have created it"
+        assert only(ActionAbandoned, story.look(None)).in_doubt, "or may create it yet"
     claimed = only(OwnershipClaimed, story.see(thing(uid="late", labels=owned_labels())))
     assert (claimed.uid, claimed.reason) == ("late", "Found")
     assert (story.action.operation, story.action.uid) == ("Delete", "late")
@@ -603,7 +606,7 @@ def test_an_update_of_unknown_result_does_not_make_a_copied_label_ours():
 def test_a_grace_above_the_longest_wait_ends_after_that_wait():
     story = converged(kind=kind_that_can(keys=True, grace=2 * MAX_SECONDS))
     story.withdraw()
-    story.fail("Transient", redelivered=True)
+    story.fail("NotDone", redelivered=True)
     story.declare({"type": "Circle"})
     assert every(LookupDecided, story.wake(MAX_SECONDS))
 
@@ -625,7 +628,7 @@ def test_a_creation_that_a_listing_found_first_is_recorded_when_its_report_arriv
     """The worker that was refused reports first; the one that created the object, last."""
     story = begun(BLOCK)
     creation = story.action
-    story.fail("Transient", nothing_done=True)
+    story.fail("NotDone")
     story.withdraw()
     created = replace(story.written(creation), uid="u9", written_by=creation.idempotency_key)
     assert only(OwnershipClaimed, story.see(created)).reason == "Found"
@@ -677,7 +680,7 @@ def test_an_id_that_returns_is_owned_by_the_late_report_of_its_creation():
     story.succeed()
     story.declare({"color": "Red"})
     creation = story.action
-    story.fail("Permanent", redelivered=True)
+    story.fail("Refused", redelivered=True)
     late = story.report(shown=before, action_id=creation.action_id)
     assert not only(ActionSucceeded, late).outdated
     assert story.outcome == "Converged"

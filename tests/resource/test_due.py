@@ -73,7 +73,7 @@ def test_what_the_api_has_rejected_is_not_written_again_when_it_is_due():
     story = passes.story
     outputs = story.seen.outputs
     story.declare({"color": "Invisible"})
-    story.fail("Permanent", message="color Invisible is unknown")
+    story.fail("Refused", message="color Invisible is unknown")
     assert story.outcome == "Failed"
     made = repainted(story.seen, color="Invisible")
     story.see(msgspec.structs.replace(made, fields={"color": "Invisible"}, outputs=outputs))
@@ -114,7 +114,7 @@ def test_what_is_still_due_after_its_write_is_no_hot_loop():
     assert passes.story.outcome == "Converged"
 
 
-@pytest.mark.parametrize("error_class", ["Transient", "Throttled", "Unknown"])
+@pytest.mark.parametrize("error_class", ["NotDone", "Throttled", "Unknown"])
 def test_a_renewal_is_tried_again_under_its_key(error_class: str):
     passes = Passes()
     passes.fires(timedelta(hours=17))

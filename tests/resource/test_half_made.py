@@ -38,7 +38,7 @@ def half_of(story: Story) -> ExternalObject:
 def refused(kind: Kind = BLOCK) -> Story:
     story = Story(kind=kind)
     story.declare(RED)
-    story.fail("Permanent", shown=half_of(story), message="Red is not painted here")
+    story.fail("Refused", shown=half_of(story), message="Red is not painted here")
     return story
 
 
@@ -47,7 +47,7 @@ def test_what_was_made_is_owned_and_the_refusal_is_told(kind: Kind):
     story = refused(kind)
     assert story.state.owned is not None
     assert story.state.owned.uid == story.seen.uid
-    assert (story.outcome, story.reason) == ("Failed", "Permanent")
+    assert (story.outcome, story.reason) == ("Failed", "Refused")
     assert story.state.outcome is not None
     assert story.state.outcome.message == "Red is not painted here"
     assert story.idle
@@ -81,7 +81,7 @@ def test_what_was_made_goes_though_it_was_withdrawn_before_the_refusal():
     story.declare(RED)
     story.withdraw()
     half = half_of(story)
-    story.fail("Permanent", shown=half)
+    story.fail("Refused", shown=half)
     assert (story.action.operation, story.action.uid) == ("Delete", half.uid)
     story.succeed()
     assert story.outcome == "Deleted"
@@ -107,7 +107,7 @@ def test_a_new_generation_goes_on_from_it():
 def test_a_refusal_before_anything_was_made_is_one_as_ever():
     story = Story()
     story.declare(RED)
-    only(ActionFailed, story.fail("Permanent"))
+    only(ActionFailed, story.fail("Refused"))
     assert story.state.owned is None
     assert story.outcome == "Failed"
 
@@ -116,7 +116,7 @@ def test_a_refusal_before_anything_was_made_is_one_as_ever():
 def test_what_carries_neither_the_key_nor_our_label_is_not_ours(labels: dict[str, str]):
     story = Story()
     story.declare(RED)
-    story.fail("Permanent", shown=thing(HALF, labels=labels))
+    story.fail("Refused", shown=thing(HALF, labels=labels))
     assert story.state.owned is None
     story.withdraw()
     assert story.idle
@@ -127,7 +127,7 @@ def test_a_half_made_replacement_stands_beside_and_both_go():
     old = story.seen
     story.declare({"type": "Circle", "color": "Red"})
     half = msgspec.structs.replace(half_of(story), fields={"type": "Circle"})
-    story.fail("Permanent", shown=half)
+    story.fail("Refused", shown=half)
     check_rows(story)
     assert story.outcome == "Failed"
     assert story.state.retiring is not None
@@ -169,7 +169,7 @@ def test_a_conflict_that_shows_no_object_does_not_end_a_creation_that_may_be_hal
     story = Story()
     story.declare(RED)
     action, half = story.action, half_of(story)
-    story.fail("Transient", message="the second call was not made")
+    story.fail("Unknown", message="the second call was not made")
     story.withdraw()
     story.wake(3600)
     error = only(ActionFailed, story.fail("Conflict")).error
@@ -185,8 +185,8 @@ def test_a_conflict_that_shows_no_object_ends_a_creation_after_a_read_has_found_
     story = Story()
     story.declare(RED)
     first = story.action
-    story.fail("Transient")
-    for _ in range(3):
+    story.fail("Unknown")
+    for _ in range(2):
         story.wake(3600)
         story.fail("Conflict")
     assert every(LookupDecided, story.wake(3600))

@@ -25,7 +25,7 @@ def ask(story: Story) -> list[str]:
 def test_an_attempt_that_waits_is_made_at_once():
     story = Story()
     story.declare()
-    story.fail("Transient", message="connection refused")
+    story.fail("NotDone", message="connection refused")
     assert ask(story) == ["ReconcileAccepted", "ActionRetried"]
     assert story.wake(3600) == []
     story.succeed()

@@ -96,7 +96,7 @@ def test_what_is_not_permitted_any_more_can_be_deleted(taken: object, by: str):
     else:
         story.declare(policy={"mode": "Absent"})
     assert story.action.operation == "Delete"
-    story.fail("Transient")
+    story.fail("NotDone")
     story.wake(3600)
     assert story.action.operation == "Delete"  # nor is its repetition held
     story.succeed()
@@ -127,7 +127,7 @@ def test_an_action_that_was_surely_not_done_ends_with_its_permission():
     story = Story(kind=PAINTED, configs={CONFIG: RED_ALLOWED})
     story.declare()
     story.configs[CONFIG] = SHARED
-    events = story.fail("Transient", nothing_done=True)
+    events = story.fail("NotDone")
     assert [each.in_doubt for each in every(ActionAbandoned, events)] == [False]
     assert (story.outcome, story.reason, story.idle) == ("Held", "NotPermitted", True)
     assert story.wake(3600) == []

@@ -189,7 +189,7 @@ def test_nothing_is_written_to_an_orphan_that_is_paused_or_disputed():
 def test_a_label_that_the_api_does_not_let_go_does_not_hold_the_release():
     story = orphan()
     story.withdraw()
-    events = story.fail("Permanent")
+    events = story.fail("Refused")
     assert only(OwnershipReleased, events).reason == "Orphaned"
     assert story.outcome == "Released"
     assert "because the API rejected its removal" in message_of(story)

@@ -69,6 +69,6 @@ def test_outputs_are_in_the_digest():
 def test_what_is_not_as_declared_is_not_ready_for_the_same_reason():
     story = Story(kind=SERVER)
     story.declare()
-    story.fail("Permanent", message="no such type")
+    story.fail("Refused", message="no such type")
     ready = condition(story, "Ready")
-    assert (ready.status, ready.reason, ready.message) == ("False", "Permanent", "no such type")
+    assert (ready.status, ready.reason, ready.message) == ("False", "Refused", "no such type")

@@ -195,7 +195,7 @@ def test_a_replacement_that_the_api_refuses_leaves_the_old_one():
     story = made()
     old = story.seen
     story.declare(CIRCLE)
-    story.fail("Permanent", message="no such type")
+    story.fail("Refused", message="no such type")
     check_rows(story)
     assert (story.outcome, story.state.retiring) == ("Failed", None)
     assert story.seen == old

@@ -9,10 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from events.intake import ActionError, ErrorClass
-from events.log import ActionAbandoned, ActionDecided, ActionRetried, LookupDecided, RetryScheduled
+from events.intake import ActionError, ErrorClass, Reported
+from events.log import (
+    ActionAbandoned,
+    ActionDecided,
+    ActionFailed,
+    ActionRetried,
+    LookupDecided,
+    RetryScheduled,
+)
 from events.provider_config import Retry
-from reconciler.resource.attempt import MAX_CONFLICTS
+from reconciler.resource.attempt import MAX_CONFLICTS, MAX_REPEATS
 from reconciler.resource.backoff import MAX_SECONDS, delay
 from tests.resource.building import (
     CONFIG,
@@ -26,7 +33,7 @@ from tests.resource.building import (
     thing,
 )
 
-TRIED_AGAIN: tuple[ErrorClass, ...] = ("Transient", "Throttled", "Unknown")
+TRIED_AGAIN: tuple[ErrorClass, ...] = ("NotDone", "Throttled", "Unknown")
 
 
 @pytest.mark.parametrize("error_class", TRIED_AGAIN)
@@ -48,12 +55,12 @@ def test_every_attempt_has_the_same_key_and_parameters(error_class: ErrorClass):
 def test_a_failed_attempt_waits_for_its_time_and_says_so():
     story = Story()
     story.declare()
-    events = story.fail("Transient", message="connection refused")
+    events = story.fail("NotDone", message="connection refused")
     assert names(events) == ["ActionFailed", "RetryScheduled", "OutcomeRecorded"]
     wait = only(RetryScheduled, events)
     assert wait.delay_seconds == 0.75
     assert wait.at == story.now + timedelta(seconds=0.75)
-    assert (story.outcome, story.reason) == ("Degraded", "Transient")
+    assert (story.outcome, story.reason) == ("Degraded", "NotDone")
     assert story.wake(0.74) == []
     assert names(story.wake(0.01)) == ["ActionRetried"]
     assert story.wake(3600) == []
@@ -62,9 +69,9 @@ def test_a_failed_attempt_waits_for_its_time_and_says_so():
 def test_the_same_trouble_again_is_not_told_again():
     story = Story()
     story.declare()
-    story.fail("Transient")
+    story.fail("NotDone")
     story.wake(3600)
-    assert names(story.fail("Transient")) == ["ActionFailed", "RetryScheduled"]
+    assert names(story.fail("NotDone")) == ["ActionFailed", "RetryScheduled"]
 
 
 def test_the_wait_doubles_and_ends_at_the_most():
@@ -176,7 +183,7 @@ def test_an_unknown_result_stays_the_same_action_when_something_newer_is_wanted(
     assert only(ActionRetried, story.wake(3600)).action == action
 
 
-@pytest.mark.parametrize("error_class", ["Transient", "Throttled"])
+@pytest.mark.parametrize("error_class", ["NotDone", "Throttled"])
 def test_an_update_that_did_nothing_is_abandoned_for_something_newer(error_class: ErrorClass):
     story = converged()
     story.declare({"type": "Circle"})
@@ -194,7 +201,7 @@ def test_an_update_of_two_attempts_is_not_abandoned():
     story.declare({"type": "Circle"})
     story.fail("Unknown")
     story.wake(3600)
-    story.fail("Transient")
+    story.fail("NotDone")
     assert every(ActionAbandoned, story.declare({"type": "Triangle"})) == []
 
 
@@ -203,29 +210,94 @@ def test_an_abandoned_update_that_did_happen_leaves_no_field_behind():
     story = converged({"type": "Square"})
     before = story.seen
     story.declare({"type": "Square", "color": "Blue"})
-    story.fail("Transient")
+    story.fail("NotDone")
     story.declare({"type": "Circle"})
     story.fail("Conflict", shown=repainted(before, color="Blue"))
     assert story.action.fields == {"type": "Circle"}
 
 
-def test_a_create_is_never_abandoned_since_it_may_have_happened():
+def test_a_creation_of_unknown_result_is_repeated_after_its_withdrawal():
     # The worker died after the call, and the redelivered attempt found the API down.
     story = Story()
     story.declare()
     action = story.action
-    story.fail("Transient")
+    story.fail("Unknown", redelivered=True)
     story.withdraw()
     assert only(ActionRetried, story.wake(3600)).action == action
     events = story.succeed()
     assert only(ActionDecided, events).action.operation == "Delete"
 
 
+@pytest.mark.parametrize("withdrawn", [False, True])
+def test_a_creation_that_fails_for_ever_is_abandoned_after_a_lookup_has_found_nothing(
+    withdrawn: bool,
+):
+    story = Story()
+    story.declare({"color": "Red"})
+    first = story.action
+    for _ in range(MAX_REPEATS):
+        story.fail("Unknown", message="500: internal error")
+        if story.state.desired.generation == 1:
+            story.withdraw() if withdrawn else story.declare({"color": "Blue"})
+        story.wake(3600)
+    assert story.flight.is_lookup
+    abandoned = only(ActionAbandoned, story.look(None))
+    assert (abandoned.action_id, abandoned.in_doubt) == (first.action_id, True)
+    if withdrawn:
+        assert story.outcomes()[-1] == ("Deleted", 2)
+    else:
+        assert story.action.fields == {"color": "Blue"}
+
+
+@pytest.mark.parametrize("refusal", ["Refused", "NotDone"])
+@pytest.mark.parametrize("withdrawn", [False, True])
+def test_a_refusal_after_an_attempt_in_doubt_is_followed_by_a_lookup(
+    refusal: ErrorClass, withdrawn: bool
+):
+    story = Story()
+    story.declare({"color": "Red"})
+    story.fail("Unknown")
+    story.wake(3600)
+    story.fail(refusal)
+    story.withdraw() if withdrawn else story.declare({"color": "Blue"})
+    assert every(LookupDecided, story.wake(3600))
+    assert only(ActionAbandoned, story.look(None)).in_doubt
+    if withdrawn:
+        assert story.outcome == "Deleted"
+    else:
+        assert story.action.fields == {"color": "Blue"}
+
+
+def test_a_refusal_after_an_attempt_in_doubt_ends_the_action_once_a_lookup_has_found_nothing():
+    story = Story()
+    story.declare()
+    story.fail("Unknown")
+    story.wake(3600)
+    assert only(ActionFailed, story.fail("Refused")).consequence == "Retry"
+    assert every(LookupDecided, story.wake(3600))
+    assert every(ActionRetried, story.look(None))
+    assert only(ActionFailed, story.fail("Refused")).consequence == "Refused"
+    assert story.outcome == "Failed"
+
+
+def test_a_lookup_that_the_api_refuses_ends_the_action_too():
+    story = Story()
+    story.declare()
+    story.fail("Refused", redelivered=True)
+    story.wake(3600)
+    refused = ActionError("Refused", "no object can have this name")
+    flight = story.flight
+    told = Reported(flight.action.action_id, flight.attempt, story.now, story.now, "w1", refused)
+    events = story.turn(msgspec.structs.replace(told, is_lookup=True))
+    assert only(ActionFailed, events).consequence == "Refused"
+    assert story.outcome == "Failed"
+
+
 def test_a_creation_that_certainly_did_nothing_is_given_up_for_what_is_declared_since():
     story = Story()
     story.declare({"color": "Red"})
     first = story.action
-    story.fail("Transient", message="there is no such image", nothing_done=True)
+    story.fail("NotDone", message="there is no such image")
     events = story.declare({"color": "Blue"})
     assert names(events) == [
         "SpecDeclared",
@@ -241,28 +313,30 @@ def test_a_creation_that_certainly_did_nothing_is_given_up_for_what_is_declared_
 def test_a_creation_that_certainly_did_nothing_is_given_up_when_it_is_withdrawn():
     story = Story()
     story.declare()
-    story.fail("Transient", nothing_done=True)
+    story.fail("NotDone")
     story.withdraw()
     assert story.idle
     assert story.outcomes()[-1] == ("Deleted", 2)
 
 
-@pytest.mark.parametrize("error_class", ["Transient", "Throttled"])
+@pytest.mark.parametrize("error_class", ["Unknown", "Throttled"])
 def test_an_attempt_before_that_may_have_made_it_is_not_forgotten(error_class: ErrorClass):
     story = Story()
     story.declare()
     action = story.action
     story.fail(error_class)
     story.wake(3600)
-    story.fail("Transient", nothing_done=True)
+    story.fail("NotDone")
     story.withdraw()
-    assert only(ActionRetried, story.wake(7200)).action == action
+    assert only(LookupDecided, story.wake(7200)).action == action
+    assert only(ActionAbandoned, story.look(None)).in_doubt is (error_class == "Unknown")
+    assert story.outcome == "Deleted"
 
 
 def test_a_refused_generation_waits_for_a_new_one():
     story = Story()
     story.declare({"color": "Red"})
-    events = story.fail("Permanent", message="422: no such colour")
+    events = story.fail("Refused", message="422: no such colour")
     assert names(events) == ["ActionFailed", "OutcomeRecorded"]
     assert story.outcome == "Failed"
     assert story.state.outcome is not None
@@ -278,7 +352,7 @@ def test_the_refusal_of_an_old_generation_is_no_refusal_of_the_newest():
     story = Story()
     story.declare({"color": "Red"})
     story.declare({"color": "Blue"})
-    events = story.fail("Permanent")
+    events = story.fail("Refused")
     assert only(ActionDecided, events).action.fields == {"color": "Blue"}
     assert "Degraded" not in story.outcome
 
@@ -287,7 +361,7 @@ def test_a_refused_update_does_not_delay_the_deletion():
     story = converged()
     story.declare({"type": "Circle"})
     story.withdraw()
-    events = story.fail("Permanent")
+    events = story.fail("Refused")
     assert only(ActionDecided, events).action.operation == "Delete"
 
 
@@ -295,10 +369,10 @@ def test_a_refused_deletion_is_tried_at_the_longest_interval():
     story = converged()
     story.withdraw()
     for _ in range(4):
-        events = story.fail("Permanent", message="403: protected")
+        events = story.fail("Refused", message="403: protected")
         assert only(RetryScheduled, events).delay_seconds == 225.0
         assert story.idle
-        assert (story.outcome, story.reason) == ("Degraded", "Permanent")
+        assert (story.outcome, story.reason) == ("Degraded", "Refused")
         assert story.wake(200) == []
         assert only(ActionDecided, story.wake(25)).action.operation == "Delete"
     story.succeed()
@@ -351,7 +425,7 @@ def test_an_obstacle_that_comes_and_goes_makes_no_hot_loop():
 def test_waiting_is_in_the_state_and_survives_a_restart():
     story = Story()
     story.declare()
-    story.fail("Transient")
+    story.fail("NotDone")
     story.state = msgspec.msgpack.decode(
         msgspec.msgpack.encode(story.state), type=type(story.state)
     )
@@ -416,7 +490,7 @@ def test_a_wait_that_was_set_by_a_clock_that_ran_ahead_is_no_longer_than_it_was(
     story = Story()
     story.declare()
     story.now += timedelta(hours=1)
-    story.fail("Transient")
+    story.fail("NotDone")
     story.now -= timedelta(hours=1)
     assert every(ActionRetried, story.wake(1))
 
@@ -425,6 +499,20 @@ def test_clocks_that_differ_by_seconds_shorten_no_wait():
     story = Story()
     story.declare()
     story.now += timedelta(seconds=20)
-    story.fail("Transient", retry_after=300)
+    story.fail("NotDone", retry_after=300)
     story.now -= timedelta(seconds=20)
     assert story.wake(1) == []
+
+
+def test_a_refusal_ends_the_action_where_a_lookup_cannot_show_what_an_attempt_did():
+    """With keys, the API would have answered as it did at first: the object is not its work."""
+    story = Story()
+    story.declare()
+    story.fail("Unknown")
+    story.wake(3600)
+    story.fail("Refused")
+    assert every(LookupDecided, story.wake(3600))
+    story.look(thing(labels={}))
+    assert every(ActionRetried, story.wake(3600))
+    assert only(ActionFailed, story.fail("Refused")).consequence == "Refused"
+    assert story.outcome == "Failed"

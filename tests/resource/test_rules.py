@@ -27,7 +27,7 @@ from reconciler.resource.rules import apply_rules
 from reconciler.resource.state import NEW, Actions, Desired, InFlight, Owned, ResourceState
 from tests.resource.building import START, Story, converged, only, repainted
 
-RETRIED = ("Transient", "Throttled", "Unknown")
+RETRIED = ("NotDone", "Throttled", "Unknown")
 
 
 def action(operation: Operation = "Update", purpose: Purpose = "Converge") -> Action:
@@ -50,7 +50,7 @@ def test_a_changed_rule_leaves_a_recorded_log_as_it_was(monkeypatch: pytest.Monk
     story = converged({"color": "Red"}, policy=Policy(ignore_fields=("size",)))
     for color in ("Blue", "Green"):
         story.see(repainted(story.seen, color=color))
-        story.fail("Transient")
+        story.fail("NotDone")
         story.wake(600)
         story.succeed()
     recorded = story.state
@@ -68,23 +68,21 @@ def test_a_retried_failure_is_certain_if_nothing_was_sent_or_done(error_class: E
         flight = InFlight(action(), is_lookup=lookup)
         return failed(error, NEW, flight=flight, redelivered=redelivered).effect
 
-    of_a_call = {"Transient": Effect.POSSIBLE, "Throttled": Effect.PARTIAL}
-    of_a_call["Unknown"] = Effect.UNKNOWN
+    of_a_call = {"Throttled": Effect.PARTIAL, "Unknown": Effect.UNKNOWN}
     assert effect() is of_a_call.get(error_class, Effect.REFUSED)
     assert effect(attempted=False) is Effect.NOT_SENT
-    assert effect(nothing_done=True) is Effect.REFUSED
     assert effect(lookup=True) is Effect.NOT_SENT
-    assert effect(redelivered=True, nothing_done=True) is Effect.UNKNOWN
+    assert effect(redelivered=True) is Effect.UNKNOWN
 
 
 @pytest.mark.parametrize(
     ("error_class", "purpose", "generation", "consequence"),
     [
         *((each, "Converge", 1, "Retry") for each in RETRIED),
-        ("Permanent", "Converge", 1, "Refused"),
-        ("Permanent", "Converge", 2, "Outdated"),
-        ("Permanent", "Retire", 2, "Failed"),
-        ("Permanent", "Renew", 1, "Failed"),
+        ("Refused", "Converge", 1, "Refused"),
+        ("Refused", "Converge", 2, "Outdated"),
+        ("Refused", "Retire", 2, "Failed"),
+        ("Refused", "Renew", 1, "Failed"),
         ("NotFound", "Converge", 1, "Observed"),
         ("Conflict", "Converge", 1, "Conflict"),
         ("NotFound", "Retire", 1, "Retired"),

@@ -198,7 +198,7 @@ def test_nothing_is_corrected_or_deleted_while_the_api_is_held():
 def test_an_action_is_not_repeated_but_looked_up_while_the_api_is_held():
     story = Story()
     story.declare()
-    story.fail("Transient")
+    story.fail("NotDone")
     story.twins["default"] = HELD
     assert not every(ActionRetried, story.wake(600))
     assert (story.outcome, story.reason) == ("Held", "Twin")

@@ -192,10 +192,9 @@ def test_a_creation_that_cannot_be_repeated_is_looked_for_at_once():
     assert not story.flight.is_lookup, "it was not done: it may be called"
 
 
-@pytest.mark.parametrize("error_class", ["Unknown", "Transient"])
-def test_without_names_and_labels_a_creation_is_held_for_a_person(error_class: str):
+def test_without_names_and_labels_a_creation_is_held_for_a_person():
     story = begun(BLIND)
-    story.report(ActionError("Unknown" if error_class == "Unknown" else "Transient", "cut"))
+    story.report(ActionError("Unknown", "cut"))
     story.wake(3600)
     held = only(ActionHeld, story.look(None))
     assert held.action_id == story.action.action_id
@@ -548,7 +547,7 @@ def test_what_carries_the_key_of_an_ended_creation_is_ours():
     story = Story(kind=UNLABELLED)
     story.declare()
     action = story.action
-    story.fail("Transient", nothing_done=True)
+    story.fail("NotDone")
     story.withdraw()
     assert story.idle
     made = replace(thing(uid="u9"), written_by=action.idempotency_key)
@@ -674,7 +673,7 @@ def test_a_success_that_is_told_late_makes_the_object_ours():
     """The same attempt ran twice, and the one that was refused reported first."""
     story = begun()
     action = story.action
-    story.fail("Permanent")
+    story.fail("Refused")
     assert story.outcome == "Failed"
     made = story.written(action)
     events = story.report(shown=made, action_id=action.action_id, attempt=1)
@@ -686,17 +685,25 @@ def test_a_success_that_is_told_late_makes_the_object_ours():
 def test_a_late_success_of_what_was_withdrawn_meanwhile_is_deleted():
     story = begun()
     action = story.action
-    story.fail("Permanent")
+    story.fail("Refused")
     story.withdraw()
     story.report(shown=story.written(action), action_id=action.action_id, attempt=1)
     assert (story.action.operation, story.action.uid) == ("Delete", "u1")
+
+
+def refused_for_good(story: Story) -> None:
+    """Refuse a creation of which an earlier attempt is in doubt: a lookup comes first."""
+    story.fail("Refused")
+    story.wake(3600)
+    story.look(None)
+    story.fail("Refused")
 
 
 def test_an_object_under_our_label_after_an_uncertain_creation_is_ours():
     """The creation was refused in the end, but an earlier attempt of it may have been done."""
     story = begun()
     unknown(story)
-    story.fail("Permanent")
+    refused_for_good(story)
     assert story.outcome == "Failed"
     events = story.see(thing(uid="u9", labels=owned_labels()))
     assert only(OwnershipClaimed, events).reason == "Found"
@@ -707,7 +714,7 @@ def test_an_object_under_our_label_after_an_uncertain_creation_is_ours():
 def test_what_an_uncertain_creation_made_is_ours_where_nothing_is_to_be_written():
     story = begun()
     unknown(story)
-    story.fail("Permanent")
+    refused_for_good(story)
     story.declare(policy={"mode": "ObserveOnly"})
     events = story.see(thing(uid="u9", labels=owned_labels()))
     assert only(OwnershipClaimed, events).reason == "Found"

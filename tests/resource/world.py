@@ -226,11 +226,11 @@ class World:
         if fault in {"unknown-before", "unknown-after"}:
             shown, error = None, ActionError("Unknown", "no answer")
         elif fault == "transient":
-            error = ActionError("Transient", "connection refused")
+            error = ActionError("NotDone", "connection refused")
         elif fault == "throttled":
             error = ActionError("Throttled", "slower", 429, 5.0)
         elif fault == "permanent" and flight.action.idempotency_key not in self.api.kept:
-            error = ActionError("Permanent", "no", 422)
+            error = ActionError("Refused", "no", 422)
         elif fault == "permanent":
             shown = self.api.kept[flight.action.idempotency_key]
         self._report(flight, shown, error, redelivered=redelivered)

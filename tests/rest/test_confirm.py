@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from events.provider_config import ProviderConfigSpec
-from reconciler.errors import ConflictError, TransientError, UnknownResultError
+from reconciler.errors import ConflictError, NotDoneError, UnknownResultError
 from reconciler.provider import WatchingProvider
 from reconciler.provider.contract import action, upon
 from reconciler.provider.http_faults import Proxy, answer
@@ -37,7 +37,7 @@ async def proxy(shapes_url: str) -> AsyncIterator[Proxy]:
 async def test_404_is_no_proof_where_the_collection_is_not_there_either(proxy: Proxy):
     provider = connected(FIGURE, proxy.url)
     proxy.plan.extend([answer(404), answer(404)])
-    with pytest.raises(TransientError, match=r"check spec\.endpoint"):
+    with pytest.raises(NotDoneError, match=r"check spec\.endpoint"):
         await provider.read("foo")
     proxy.plan.extend([answer(404), answer(200, '{"items": []}')])
     assert await provider.read("foo") is None
@@ -48,7 +48,7 @@ async def test_what_is_listed_is_not_absent(proxy: Proxy):
     provider = connected(FIGURE, proxy.url)
     shown = {"name": "foo", "uid": "u", "version": 1, "type": "Circle", "color": "Red"}
     proxy.plan.extend([answer(404), answer(200, json.dumps({"items": [shown]}))])
-    with pytest.raises(TransientError, match="'foo' is listed, but reading it returned 404"):
+    with pytest.raises(NotDoneError, match="'foo' is listed, but reading it returned 404"):
         await provider.read("foo")
     await provider.close()
 
@@ -66,7 +66,7 @@ async def test_a_page_of_a_gateway_is_no_success_of_a_deletion(proxy: Proxy):
 async def test_an_answer_without_an_object_is_no_absence(proxy: Proxy, body: str):
     provider = connected(FIGURE, proxy.url)
     proxy.plan.append(answer(200, body))
-    with pytest.raises(TransientError, match="invalid body"):
+    with pytest.raises(NotDoneError, match="invalid body"):
         await provider.read("foo")
     await provider.close()
 
@@ -75,7 +75,7 @@ async def test_an_answer_without_an_object_is_no_absence(proxy: Proxy, body: str
 async def test_a_listing_that_is_none_raises_and_proves_nothing(proxy: Proxy, body: str):
     provider = connected(FIGURE, proxy.url)
     proxy.plan.append(answer(200, body))
-    with pytest.raises(TransientError, match="invalid body"):
+    with pytest.raises(NotDoneError, match="invalid body"):
         _ = [page async for page in provider.pages(ProviderConfigSpec("a", "b").scope, page_size=9)]
     await provider.close()
 
@@ -88,7 +88,7 @@ async def test_a_conflict_that_may_be_waited_for_is_transient(proxy: Proxy):
         answer(409, '{"detail": "taken"}', Retry_After="3"),
     ):
         proxy.plan.append(harm)
-        with pytest.raises(TransientError):
+        with pytest.raises(NotDoneError):
             await provider.create(create)
     await provider.close()
 

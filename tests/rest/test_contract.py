@@ -12,7 +12,7 @@ import pytest_asyncio
 
 from events.manifest import Fields
 from events.provider_config import Limits, ProviderConfigSpec
-from reconciler.errors import PermanentError
+from reconciler.errors import RefusedError
 from reconciler.provider import Provider
 from reconciler.provider.contract import Connect, ProviderContract
 from reconciler.provider.http_faults import HttpFaultContract, Proxy, answer
@@ -27,6 +27,7 @@ class TestFigure(ProviderContract, HttpFaultContract):
     kind = example("figure")
     fields: ClassVar[Fields] = {"type": "Square", "color": "Red"}
     other_fields: ClassVar[Fields] = {"type": "Square", "color": "Blue"}
+    refused_fields: ClassVar[Fields] = {"color": "Invisible"}
 
     @pytest.fixture
     def endpoint(self, shapes_url: str) -> str:
@@ -47,6 +48,7 @@ class TestAddress(ProviderContract, HttpFaultContract):
     kind = example("address")
     fields: ClassVar[Fields] = {"addresses": ["192.0.2.2", "192.0.2.1"]}
     other_fields: ClassVar[Fields] = {"addresses": ["192.0.2.3"], "ttl": 60}
+    refused_fields: ClassVar[Fields] = {"records": [{"content": "nowhere", "disabled": False}]}
     secret_header = "x-api-key: s3cr3t"
 
     @pytest.fixture
@@ -95,6 +97,7 @@ class TestWebRoute(ProviderContract, HttpFaultContract):
     kind = example("web-route")
     fields: ClassVar[Fields] = {"paths": ["/a/*"], "upstreams": ["127.0.0.1:9"]}
     other_fields: ClassVar[Fields] = {"paths": ["/b/*", "/c"], "upstreams": ["127.0.0.1:10"]}
+    refused_fields: ClassVar[Fields] = {"handle": [{"handler": "no_such_handler"}]}
 
     @pytest.fixture
     def endpoint(self, caddy_url: str) -> str:
@@ -116,5 +119,5 @@ class TestWebRoute(ProviderContract, HttpFaultContract):
     ) -> None:
         proxy.spared = ("GET",)
         proxy.plan.append(answer(500, '{"error": "loading new config: unknown module"}'))
-        with pytest.raises(PermanentError, match="unknown module"):
+        with pytest.raises(RefusedError, match="unknown module"):
             await harmed.create(self.action("Create", name, self.fields))

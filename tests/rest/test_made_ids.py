@@ -12,7 +12,7 @@ import pytest_asyncio
 
 from events.manifest import Fields
 from events.provider_config import ProviderConfigSpec, Scope
-from reconciler.errors import PermanentError, TransientError
+from reconciler.errors import NotDoneError, RefusedError
 from reconciler.provider import Provider
 from reconciler.provider.contract import ProviderContract, listing
 from reconciler.provider.http_faults import HttpFaultContract
@@ -74,6 +74,7 @@ def memo(paging: str) -> Kind:
 class _OfNotes(ProviderContract, HttpFaultContract):
     fields: ClassVar[Fields] = {"text": "one", "config": {"tags": ["A"], "options": {"a": 1}}}
     other_fields: ClassVar[Fields] = {"text": "two", "config": {"tags": [], "pinned": True}}
+    never_refused = "its API takes everything"
 
     @pytest.fixture
     def api(self) -> NotesApi:
@@ -111,7 +112,7 @@ async def test_an_id_that_an_api_may_decode_to_another_path_is_not_called(uid: s
     api = NotesApi()
     async with api.serving() as url:
         provider = await connected(memo("Link"), url)
-        with pytest.raises(PermanentError, match="is not a valid id"):
+        with pytest.raises(RefusedError, match="is not a valid id"):
             await provider.read("note", uid)
         await provider.close()
     assert memo("Link").name_problem("..\\secrets") is not None
@@ -133,7 +134,7 @@ async def test_a_listing_from_which_something_went_meanwhile_proves_nothing(
     api.before_page = go
     async with api.serving() as url:
         provider = await connected(memo(paging), url)
-        with pytest.raises(TransientError, match="the listing changed while its pages were read"):
+        with pytest.raises(NotDoneError, match="the listing changed while its pages were read"):
             await listing(provider, Scope(), page_size=3)
         assert len(await listing(provider, Scope(), page_size=3)) == 8
         await provider.close()
@@ -146,7 +147,7 @@ async def test_pages_of_one_object_are_refused_where_no_overlap_can_be_seen():
         api.add({"title": f"note-{number}", "text": "x"})
     async with api.serving() as url:
         provider = await connected(memo("Offset"), url)
-        with pytest.raises(TransientError, match="a page has one object"):
+        with pytest.raises(NotDoneError, match="a page has one object"):
             await listing(provider, Scope(), page_size=3)
         await provider.close()
 
@@ -168,7 +169,7 @@ async def test_a_link_that_leads_elsewhere_is_not_followed(link: str, told: str)
     api.next_page = link
     async with api.serving() as url:
         provider = await connected(memo("Link"), url)
-        with pytest.raises(TransientError, match=told):
+        with pytest.raises(NotDoneError, match=told):
             await listing(provider, Scope(), page_size=2)
         await provider.close()
 
@@ -181,7 +182,7 @@ async def test_a_link_of_many_brackets_does_not_block_the_event_loop():
     async with api.serving() as url:
         provider = await connected(memo("Link"), url)
         async with measured_loop() as loop:
-            with pytest.raises(TransientError, match="with an invalid body"):
+            with pytest.raises(NotDoneError, match="with an invalid body"):
                 await listing(provider, Scope(), page_size=2)
         await provider.close()
     assert loop.blocked_seconds < 0.2  # it was 0.6 s, and 33 s for 60,000 of them

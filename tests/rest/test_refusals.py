@@ -136,7 +136,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "spec.rest.outputs.ready: spec.rest.ready already sets this output; remove one of them",
     ),
     (
-        {"rest__errors": [{"status": [], "means": "Transient"}]},
+        {"rest__errors": [{"status": [], "means": "NotDone"}]},
         "spec.rest.errors[0].status: must have at least one code",
     ),
     (

@@ -52,7 +52,7 @@ def test_a_repair_leads_back_to_what_was_seen():
 def test_an_attempt_that_failed_is_passed_on_the_way():
     story = converged()
     story.declare({"type": "Square", "color": "Green"})
-    story.fail("Transient")
+    story.fail("NotDone")
     story.wake(3600)
     story.succeed()
     assert told(story)[:2] == ["SpecDeclared", "ActionDecided"]

@@ -50,6 +50,7 @@ from reconciler.resource import (
 )
 from reconciler.resource.attempt import new_action
 from reconciler.resource.evolve import fold
+from reconciler.resource.state import InFlight
 from reconciler.resource.turn import Facts
 from reconciler.roles.decider import repository
 from reconciler.roles.decider.decider import Decider
@@ -298,7 +299,7 @@ def _a_conflict_without_its_cause_is_repeated(patch: Patch) -> None:
 
     def after_failure(said: Reported, error: ActionError, *rest: Any) -> Any:
         if error.error_class == "Conflict" and said.object is None:
-            error = replace(error, error_class="Transient")
+            error = replace(error, error_class="NotDone")
         return really(said, error, *rest)
 
     patch.setattr(result, "_after_failure", after_failure)
@@ -307,11 +308,36 @@ def _a_conflict_without_its_cause_is_repeated(patch: Patch) -> None:
 def _a_create_in_flight_is_abandoned(patch: Patch) -> None:
     def pursue(flight: Any, state: Any, *rest: Any) -> Any:
         action, generation = flight.action, state.desired.generation
-        if flight.failed is not None and not flight.unknown and action.generation != generation:
+        is_create = action.operation == "Create"
+        if is_create and flight.failed is not None and action.generation != generation:
             return ActionAbandoned(action.action_id, action.operation, "something newer is wanted")
         return attempt.pursue(flight, state, *rest)
 
     patch.setattr(next_step, "pursue", pursue)
+
+
+def _refused_creations_are_repeated(patch: Patch) -> None:
+    """Also for a generation that is not declared any more."""
+
+    def is_in_doubt(flight: InFlight) -> bool:
+        return flight.action.operation == "Create" or flight.unknown > 0
+
+    patch.setattr(InFlight, "is_in_doubt", property(is_in_doubt))
+
+
+def _a_refusal_settles_the_attempts_before_it(patch: Patch) -> None:
+    def is_in_doubt(flight: InFlight) -> bool:
+        is_refused = flight.failed is not None and flight.failed.error_class == "NotDone"
+        return flight.unknown > 0 and not is_refused
+
+    patch.setattr(InFlight, "is_in_doubt", property(is_in_doubt))
+
+
+def _a_refused_second_call_taken_for_undone(patch: Patch) -> None:
+    def claims_nothing(*_: Any) -> bool:
+        return False
+
+    patch.setattr(worker_module, "_claims_nothing", claims_nothing)
 
 
 def _no_lease(patch: Patch) -> None:
@@ -554,6 +580,9 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation("late successes ignored", _late_successes_ignored),
     Mutation("a conflict without cause repeated", _a_conflict_without_its_cause_is_repeated),
     Mutation("create in flight abandoned", _a_create_in_flight_is_abandoned),
+    Mutation("refused creations repeated", _refused_creations_are_repeated),
+    Mutation("a refusal settles earlier attempts", _a_refusal_settles_the_attempts_before_it),
+    Mutation("a refused second call is undone", _a_refused_second_call_taken_for_undone),
     Mutation("failed actions abandoned", _a_failed_update_is_abandoned_whatever_it_did),
     Mutation("actions never handed out again", _no_lease),
     Mutation("absence from a partial listing", _absence_from_a_partial_listing),

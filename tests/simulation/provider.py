@@ -17,16 +17,14 @@ from events.log import Action
 from events.manifest import Fields
 from events.provider_config import ProviderConfigSpec, Scope
 from events.secret import SecretRef
-from reconciler.call_permit import may_call
+from reconciler.call_permit import may_call, record_write
 from reconciler.errors import (
     ConflictError,
-    NotCalledError,
+    NotDoneError,
     NotFoundError,
-    NothingDoneError,
-    PermanentError,
     ProviderError,
+    RefusedError,
     ThrottledError,
-    TransientError,
     UnknownResultError,
 )
 from reconciler.provider import Capabilities, Effect, Provider
@@ -70,6 +68,7 @@ class SimulatedProvider:
         half = made.object
         if half is None:
             raise NotFoundError("it is gone again", status=404)
+        record_write()  # from here on, the worker takes no failure for "nothing was done"
         return await self._painted(action, half)
 
     def _with_wrong_uid(self, made: Effect) -> Effect:
@@ -93,21 +92,14 @@ class SimulatedProvider:
         """Make the second; what is painted already is not painted again."""
         if half.fields.get("color") == action.fields.get("color"):
             return Effect(half, replayed=True)
-        try:
-            await may_call()
-        except NotCalledError as error:  # not this call; the status says nothing bad of the API
-            raise UnknownResultError(
-                error.message, status=409, retry_after_seconds=error.retry_after_seconds
-            ) from error
+        await may_call()
         fields = await with_values(action, self._secrets)
         try:
             kept, _ = await self._call(
                 "write", lambda: self._api.paint(action, fields, half), UnknownResultError
             )
-        except NothingDoneError as error:  # not by this call, but the first has made something
-            raise TransientError(error.message, status=error.status) from error
-        except PermanentError as error:
-            raise PermanentError(error.message, status=error.status, obstacle=half) from error
+        except RefusedError as error:
+            raise RefusedError(error.message, status=error.status, obstacle=half) from error
         except ConflictError as conflict:
             found = await self.read(action.external_name, half.uid)
             if found is None or found.uid != half.uid:
@@ -139,7 +131,7 @@ class SimulatedProvider:
     async def _write(self, action: Action) -> Effect:
         version = action.version if self._api.traits.conditional_writes else None
         if action.idempotency_key in self._api.tried:
-            _refuse(self._network.strike("write again"))
+            _refuse(self._network.strike("write again"), UnknownResultError)
         self._api.tried.add(action.idempotency_key)
         fields = await with_values(action, self._secrets)
         try:
@@ -160,7 +152,7 @@ class SimulatedProvider:
         return ConflictError(conflict.message, status=conflict.status, obstacle=obstacle)
 
     async def read(self, external_name: str, uid: str | None = None) -> ExternalObject | None:
-        found = await self._call("read", lambda: self._api.read(external_name, uid), TransientError)
+        found = await self._call("read", lambda: self._api.read(external_name, uid), NotDoneError)
         return None if found is None else without_values(found)
 
     async def pages(
@@ -169,10 +161,10 @@ class SimulatedProvider:
         fault = self._lies.next()
         after, number = "", 0
         while True:
-            listed = await self._call("list", lambda after=after: self._page(after), TransientError)
+            listed = await self._call("list", lambda after=after: self._page(after), NotDoneError)
             page = [each for _, each in listed]
             if fault is not None and fault.how == "half-way" and number == fault.index:
-                raise TransientError("the connection was cut half-way")
+                raise NotDoneError("the connection was cut half-way")
             if fault is not None and fault.how == "leaves out":
                 page = self._lies.leave_out(page, fault, number)
             yield [each for each in page[:page_size] if scope.has(each.name, each.labels)]
@@ -198,7 +190,7 @@ class SimulatedProvider:
         network = self._network
         fault = network.strike(what)
         await network.before(fault)
-        _refuse(fault)
+        _refuse(fault, unanswered)
         answer: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
         going, coming = network.latency(), network.latency()
         if fault is not None and fault.strike == "delay":
@@ -217,7 +209,7 @@ class SimulatedProvider:
             if is_lost:
                 return
             if self._api.is_away:
-                network.outside(coming, lambda: reply(None, TransientError("refused")))
+                network.outside(coming, lambda: reply(None, NotDoneError("refused")))
                 return
             try:
                 result = operation()
@@ -283,11 +275,12 @@ def _effect(kept: Kept, *, replayed: bool) -> Effect:
     return Effect(None if kept.object is None else without_values(kept.object), replayed)
 
 
-def _refuse(fault: OnRequest | None) -> None:
+def _refuse(fault: OnRequest | None, unanswered: type[ProviderError]) -> None:
+    """Answer without doing anything: only some refusals prove that of a write."""
     if fault is not None and fault.strike == "refuse":
         if round(fault.at * 1_000) % 2:
-            raise NothingDoneError("what it needs is not there", status=404)
-        raise TransientError("try again later", status=503)
+            raise NotDoneError("what it needs is not there", status=404)
+        raise unanswered("try again later", status=503)
     if fault is not None and fault.strike == "throttle":
         raise ThrottledError("too many calls", status=429, retry_after_seconds=_RETRY_AFTER_SECONDS)
 
@@ -297,7 +290,7 @@ def _classified(refusal: RefusalError) -> ProviderError:
     if status == 404:
         return NotFoundError(message, status=status)
     if status == 422:
-        return PermanentError(message, status=status)
+        return RefusedError(message, status=status)
     return ConflictError(message, status=status)
 
 

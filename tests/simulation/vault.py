@@ -11,7 +11,7 @@ from events.external import ExternalObject
 from events.log import Action
 from events.manifest import Fields
 from events.secret import SecretRef
-from reconciler.errors import TransientError
+from reconciler.errors import NotDoneError
 from reconciler.provider.secrets import SecretKey, Secrets
 from tests.memory_bus.network import Network
 
@@ -90,7 +90,7 @@ class SimulatedSecrets:
         fault = self._network.strike("secret")
         await self._network.before(fault)
         if fault is not None and fault.strike == "refuse":
-            raise TransientError("the store of secrets does not answer")
+            raise NotDoneError("the store of secrets does not answer")
         return self._vault.values.get(key.name) if reader == key.namespace else None
 
     async def write(self, key: SecretKey, value: str) -> None:

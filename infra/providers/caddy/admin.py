@@ -26,10 +26,9 @@ from infra.providers.answers import (
 )
 from infra.providers.http import HttpApi
 from reconciler.errors import (
-    NothingDoneError,
-    PermanentError,
+    NotDoneError,
     ProviderError,
-    TransientError,
+    RefusedError,
     UnknownResultError,
 )
 from reconciler.provider.secrets import Secrets
@@ -182,7 +181,7 @@ def caddy_refusal(answer: Answer) -> ProviderError:
     """Classify an answer that is not a success, and that means nothing special to the call."""
     words = " ".join(said(answer).split())
     if _NO_SUCH_PATH in words and is_read(answer.method):
-        return TransientError(
+        return NotDoneError(
             f"Caddy's configuration has no {answer.url.partition('/config/')[2]}; load a "
             "configuration with apps.http.servers",
             status=HTTPStatus.CONFLICT,
@@ -193,12 +192,12 @@ def caddy_refusal(answer: Answer) -> ProviderError:
     text = f"Caddy rejected the request: {words}"
     # Caddy is not away: it says why. A status of 5xx would count against its health.
     if _MOVED_ON.search(words):
-        return TransientError(text, status=HTTPStatus.CONFLICT)
+        return NotDoneError(text, status=HTTPStatus.CONFLICT)
     if not _ROLLED_BACK.match(words):
         return inconclusive(answer.method)(text, status=answer.status_code)
     if _OF_OTHERS.search(words):
-        return NothingDoneError(text, status=HTTPStatus.CONFLICT)
-    return PermanentError(text, status=HTTPStatus.BAD_REQUEST)
+        return NotDoneError(text, status=HTTPStatus.CONFLICT)
+    return RefusedError(text, status=HTTPStatus.BAD_REQUEST)
 
 
 def partly_done(what: str, error: ProviderError) -> UnknownResultError:

@@ -17,7 +17,7 @@ from infra.providers.caddy.configuration import (
     Pair,
     certificate_tag,
 )
-from reconciler.errors import NothingDoneError
+from reconciler.errors import NotDoneError
 
 MAX_FILE_BYTES: Final = 1_000_000
 
@@ -55,7 +55,7 @@ def state(marks: Marks | None, pair: Pair | None, allow: Allow) -> CertificateSt
             return CertificateState(fingerprint=has, problem=why)
     try:
         found = checked_pair(marks.tls, unless=Files(pair.certificate, pair.key))
-    except NothingDoneError as error:
+    except NotDoneError as error:
         return CertificateState(fingerprint=has, problem=error.message)
     return CertificateState((pair.certificate, pair.key) == found, has, key=found.key)
 
@@ -63,7 +63,7 @@ def state(marks: Marks | None, pair: Pair | None, allow: Allow) -> CertificateSt
 def checked_pair(tls: Fields, *, unless: Files | None = None) -> Files:
     """Read a certificate and a key that fit together; nothing of them is in an error.
 
-    ``unless``: what is known to fit. Raises ``NothingDoneError``: files get corrected without a
+    ``unless``: what is known to fit. Raises ``NotDoneError``: files get corrected without a
     new declaration.
     """
     certificate, key = tls["certificateFile"], tls["keyFile"]
@@ -74,7 +74,7 @@ def checked_pair(tls: Fields, *, unless: Files | None = None) -> Files:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, _no_password)
     except (OSError, ValueError, TypeError) as error:
         why = getattr(error, "reason", None) or type(error).__name__
-        raise NothingDoneError(
+        raise NotDoneError(
             f"{certificate} and {key} are invalid ({why}); store a certificate and its key there",
             status=HTTPStatus.CONFLICT,
         ) from None
@@ -110,11 +110,11 @@ def _read(path: str) -> str:
         if is_file and len(content) <= MAX_FILE_BYTES:
             return content.decode("ascii")
     except OSError as error:
-        raise NothingDoneError(
+        raise NotDoneError(
             f"cannot read {path}: {error.strerror}", status=HTTPStatus.CONFLICT
         ) from None
     except UnicodeDecodeError:
         pass
-    raise NothingDoneError(
+    raise NotDoneError(
         f"{path} is not a PEM file of at most {MAX_FILE_BYTES} bytes", status=HTTPStatus.CONFLICT
     )

@@ -50,13 +50,13 @@ from infra.providers.caddy.order import Reach, Standing, place, standings
 from infra.providers.caddy.spec import normalize
 from infra.providers.conflicts import check_uid
 from infra.providers.endpoint import path_segment
+from reconciler.call_permit import unrecorded
 from reconciler.errors import (
     ConflictError,
+    NotDoneError,
     NotFoundError,
-    NothingDoneError,
-    PermanentError,
     ProviderError,
-    TransientError,
+    RefusedError,
     UnknownResultError,
 )
 from reconciler.provider import Effect
@@ -158,7 +158,8 @@ class RoutesProvider:
         try:
             async with self._turn:
                 if not creation.is_settled:
-                    await self._make_all()
+                    with unrecorded():  # most of them are of other actions
+                        await self._make_all()
                 if creation.error is not None:
                     raise creation.error
                 if creation.servers is None:
@@ -185,7 +186,7 @@ class RoutesProvider:
                     f"route {name!r} has changed since it was read", obstacle=look.shown
                 )
             if fields["server"] != look.server_name:
-                raise PermanentError(
+                raise RefusedError(
                     f"route {name!r} is in server {look.server_name!r} and cannot be moved; "
                     "keep spec.server, or use another name"
                 )
@@ -276,7 +277,7 @@ class RoutesProvider:
             return _Look(servers, certificate=certificate)
         server = servers.get(found[1])
         if server is None:
-            raise TransientError(f"route {name!r} was moved during the read")
+            raise NotDoneError(f"route {name!r} was moved during the read")
         route, pair = part.content, None if certificate is None else certificate.content
         standing = await asyncio.to_thread(_standing, name, server.routes or ())
         marks = marks_of(route)
@@ -289,7 +290,7 @@ class RoutesProvider:
     async def _shown(self, action: Action, servers: _Servers | None = None) -> ExternalObject:
         look = await self._look(action.external_name, servers)
         if look.shown is None:
-            raise TransientError(f"route {action.external_name!r} was deleted in the meantime")
+            raise NotDoneError(f"route {action.external_name!r} was deleted in the meantime")
         return look.shown
 
     async def _continued(self, action: Action, files: Files | None) -> Effect:
@@ -297,7 +298,7 @@ class RoutesProvider:
         name = action.external_name
         look = await self._look(name)
         if look.shown is None:
-            raise NothingDoneError(
+            raise NotDoneError(
                 f"the id {name!r} belongs, or recently belonged, to another object in Caddy's "
                 "configuration; give the route another name (annotation "
                 "reconciler/external-name)",
@@ -323,7 +324,7 @@ class RoutesProvider:
         """Return the files of a certificate, or what Caddy has of them if they cannot be used."""
         try:
             return await self._files(fields)
-        except NothingDoneError:
+        except NotDoneError:
             marks = marks_of(look.route)
             is_same = marks is not None and marks.tls == fields["tls"]
             if look.certificate is None or not is_same or not look.has_certificate_of(uid):
@@ -359,8 +360,10 @@ class RoutesProvider:
             try:
                 if await self._made_together(servers, group):
                     return
-            except (PermanentError, NothingDoneError):
-                pass  # one of them is at fault, and the others must not pay for it
+            except (RefusedError, NotDoneError) as error:
+                if error.status is None:  # Caddy was not asked
+                    raise
+                # One of them is at fault, and the others must not pay for it.
         for each in group:
             try:
                 each.settle(await self._made_alone(servers, each))
@@ -417,7 +420,7 @@ class RoutesProvider:
         before: list[CaddyRoute] = whole.content or []
         others = [each for each in before if each != look.route]
         if len(others) != len(before) - 1:
-            raise TransientError(f"route {name!r} was changed during the write")
+            raise NotDoneError(f"route {name!r} was changed during the write")
         index = await asyncio.to_thread(_index, name, route, others)
         moved = _inserted(others, index, route)
         await self._changed("PATCH", whole, moved)
@@ -431,7 +434,7 @@ class RoutesProvider:
         if part is not None and pair is not None and not is_certificate_of_ours(pair):
             if files is None:
                 return
-            raise NothingDoneError(
+            raise NotDoneError(
                 f"another client uses the id {certificate_id(action.external_name)!r}; remove "
                 "that object",
                 status=HTTPStatus.CONFLICT,
@@ -470,7 +473,7 @@ class RoutesProvider:
         """Change a part that is still as it was read."""
         answer = await self._api.change(method, part.path, content, if_match=part.etag)
         if answer.status_code == HTTPStatus.PRECONDITION_FAILED:
-            raise TransientError(f"{part.path} was changed during the write")
+            raise NotDoneError(f"{part.path} was changed during the write")
         if answer.status_code != HTTPStatus.OK:
             raise caddy_refusal(answer)
 
@@ -485,27 +488,27 @@ def _as(struct: type[_T], content: Any) -> _T:
     try:
         return msgspec.convert(content, struct)
     except msgspec.ValidationError as error:
-        raise TransientError(f"Caddy's configuration has an unknown form: {error}") from None
+        raise NotDoneError(f"Caddy's configuration has an unknown form: {error}") from None
 
 
 def _usable(servers: _Servers, fields: Fields) -> CaddyServer:
-    """Return the server of a route; raises ``NothingDoneError`` where it can't be in it yet."""
+    """Return the server of a route; raises ``NotDoneError`` where it can't be in it yet."""
     name: str = fields["server"]
     server = servers.get(name)
     if server is None:
         there = ", ".join(sorted(servers)) or "none"
-        raise NothingDoneError(
+        raise NotDoneError(
             f"Caddy has no server {name!r} (its servers: {there}); set spec.server",
             status=HTTPStatus.CONFLICT,
         )
     if not server.asks_nobody_for_certificates:
-        raise NothingDoneError(
+        raise NotDoneError(
             f"Caddy itself would obtain certificates for the hosts of server {name!r}; set "
             "automatic_https.disable_certificates there",
             status=HTTPStatus.CONFLICT,
         )
     if fields["tls"] is not None and not server.has_tls:
-        raise NothingDoneError(
+        raise NotDoneError(
             f"server {name!r} does not use TLS; set its tls_connection_policies to [{{}}]",
             status=HTTPStatus.CONFLICT,
         )

@@ -29,7 +29,7 @@ from infra.providers.certificates.acme_client import (
 )
 from infra.providers.certificates.pem import PrivateKey, names_of, subject_of
 from infra.providers.file_root import FileRoot
-from reconciler.errors import PermanentError, TransientError, UnknownResultError
+from reconciler.errors import NotDoneError, RefusedError, UnknownResultError
 
 _T = TypeVar("_T")
 
@@ -37,7 +37,7 @@ FIRST_POLL_SECONDS: Final = 0.05
 MAX_POLL_SECONDS: Final = 5.0
 
 
-class OrderFailedError(TransientError):
+class OrderFailedError(NotDoneError):
     """The authority will make no certificate of this order; another one may succeed."""
 
     def __init__(self, url: str, why: str) -> None:
@@ -183,7 +183,7 @@ class Ordering:
         challenge = next((each for each in found.challenges if each.type == "http-01"), None)
         name = found.identifier.value
         if challenge is None:
-            raise PermanentError(
+            raise RefusedError(
                 f"{name}: the authority does not offer http-01 for this name",
                 status=FAILED_DEPENDENCY,
             )
@@ -234,20 +234,20 @@ def _unheard(_limit: LimitedError) -> None:
 
 
 def identifiers_of(fields: Fields) -> list[Identifier]:
-    """Return what an order is for; raises ``PermanentError`` for what ACME has no word for."""
+    """Return what an order is for; raises ``RefusedError`` for what ACME has no word for."""
     names, addresses = fields["dnsNames"], fields["ipAddresses"]
     common_name = fields.get("commonName")
     if common_name is not None and common_name.lower() not in names:
-        raise PermanentError(
+        raise RefusedError(
             f"commonName {common_name!r}: ACME requires it in dnsNames; add it there, or omit "
             "commonName"
         )
     if wildcards := [name for name in names if name.startswith("*")]:
-        raise PermanentError(
+        raise RefusedError(
             f"{wildcards[0]}: HTTP validation does not support wildcards; list each host"
         )
     if not names and not addresses:
-        raise PermanentError("ACME requires dnsNames or ipAddresses; set one of them")
+        raise RefusedError("ACME requires dnsNames or ipAddresses; set one of them")
     return [
         *(Identifier("dns", name) for name in names),
         *(Identifier("ip", address) for address in addresses),

@@ -35,7 +35,7 @@ from infra.providers.certificates.acme_transport import (
     LimitedAdapter,
 )
 from infra.providers.host_guard import HostAddressError, HostGuard
-from reconciler.errors import PermanentError, ProviderError, TransientError, UnknownResultError
+from reconciler.errors import NotDoneError, ProviderError, RefusedError, UnknownResultError
 
 FAILED_DEPENDENCY: Final = 424
 """The status of what an authority did not do: no failure of the folder's API."""
@@ -81,10 +81,10 @@ class LimitedError(Exception):
         self.until = until
         self.why = why
 
-    def as_error(self) -> TransientError:
+    def as_error(self) -> NotDoneError:
         """Return what it comes to: this one waits so long, and nobody else."""
         left = max(0.0, (self.until - datetime.now(UTC)).total_seconds())
-        return TransientError(
+        return NotDoneError(
             f"{self.why} (no order before {moment(self.until)})",
             status=HTTPStatus.TOO_MANY_REQUESTS,
             retry_after_seconds=left,
@@ -248,7 +248,7 @@ class AcmeClient:
     def answer_of(self, challenge: Challenge) -> str:
         """Return what has to be answered for a challenge's token."""
         if _TOKEN.fullmatch(challenge.token) is None:
-            raise PermanentError("the authority sent an invalid token", status=424)
+            raise RefusedError("the authority sent an invalid token", status=424)
         thumbprint = b64encode(self._key.thumbprint()).decode()
         return f"{challenge.token}.{thumbprint}"
 
@@ -256,7 +256,7 @@ class AcmeClient:
         """Say that a challenge can be looked at; its authorization says what comes of it."""
         response = challenges.HTTP01Response(key_authorization=self.answer_of(challenge))
         # Refused if it has been looked at meanwhile, for who said so before us and died.
-        with contextlib.suppress(PermanentError):
+        with contextlib.suppress(RefusedError):
             self._post(challenge.url, response)
 
     def finalize(self, order: Order, request: x509.CertificateSigningRequest) -> Order:
@@ -265,10 +265,10 @@ class AcmeClient:
         return _read(self._post(order.finalize, wish, writes=True), Order)
 
     def download(self, order: Order) -> bytes:
-        """Read the chain of an order that is done; raises ``PermanentError`` for one too long."""
+        """Read the chain of an order that is done; raises ``RefusedError`` for one too long."""
         chain = self._post(order.certificate, None).content
         if len(chain) > MAX_CHAIN_BYTES:
-            raise PermanentError(
+            raise RefusedError(
                 f"{order.certificate[:_SHOWN_CHARACTERS]}: the certificate with its chain is "
                 f"longer than {MAX_CHAIN_BYTES // 1024} KiB",
                 status=FAILED_DEPENDENCY,
@@ -319,7 +319,7 @@ class AcmeClient:
                 raise
             except (errors.Error, requests.RequestException, JoseError, *_NOT_ACME) as error:
                 raise self._failed(error, writes=writes) from None
-        raise TransientError(f"{self._url} rejects every nonce", status=FAILED_DEPENDENCY)
+        raise NotDoneError(f"{self._url} rejects every nonce", status=FAILED_DEPENDENCY)
 
     def _refused(self, problem: messages.Error) -> Exception:
         newest = self._network.newest
@@ -333,12 +333,12 @@ class AcmeClient:
         if code == _NO_ACCOUNT:
             return NoAccountError(said)
         if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-            return TransientError(
+            return NotDoneError(
                 said, status=FAILED_DEPENDENCY, retry_after_seconds=_retry_after(newest)
             )
         if status in (HTTPStatus.NOT_FOUND, HTTPStatus.GONE):
-            return TransientError(said, status=status)
-        kind = PermanentError if code in _FOR_GOOD else TransientError
+            return NotDoneError(said, status=status)
+        kind = RefusedError if code in _FOR_GOOD else NotDoneError
         return kind(said, status=FAILED_DEPENDENCY)
 
     def _failed(self, error: Exception, *, writes: bool) -> ProviderError:
@@ -356,7 +356,7 @@ class AcmeClient:
         # A connection that was refused, or not trusted, has sent nothing.
         unsent = (requests.exceptions.SSLError, requests.ConnectTimeout)
         is_sent = writes and newest is None and not isinstance(error, unsent)
-        kind = UnknownResultError if is_sent else TransientError
+        kind = UnknownResultError if is_sent else NotDoneError
         return kind(
             f"{self._url}: {why}",
             status=FAILED_DEPENDENCY,
@@ -388,7 +388,7 @@ def _read(answer: requests.Response, of: type[_T]) -> _T:
     try:
         return msgspec.json.decode(answer.content, type=of)
     except UNDECODABLE as error:
-        raise TransientError(
+        raise NotDoneError(
             f"{answer.url} returned a response that is not ACME: {error}", status=FAILED_DEPENDENCY
         ) from None
 

@@ -61,10 +61,9 @@ from infra.providers.conflicts import check_uid
 from reconciler.errors import (
     ConflictError,
     NotCalledError,
+    NotDoneError,
     NotFoundError,
-    NothingDoneError,
-    PermanentError,
-    TransientError,
+    RefusedError,
     UnknownResultError,
 )
 from reconciler.provider import Effect
@@ -188,7 +187,7 @@ class CertificatesProvider:
             chain = await self._chain(action, issuer, pending)
         try:
             await step(lambda: self._obtained(action, uid, pending, chain, None))
-        except TransientError as error:
+        except NotDoneError as error:
             raise _perhaps_done(error) from None
 
     async def _chain(self, action: Action, issuer: IssuerRecord, pending: Pending) -> bytes:
@@ -212,7 +211,7 @@ class CertificatesProvider:
                 register=lambda: self._register(action.fields["issuer"], client),
                 limited=lambda limit: self._limit(name, action.fields["issuer"], limit),
             )
-        except (LimitedError, TransientError) as error:
+        except (LimitedError, NotDoneError) as error:
             failure = error.as_error() if isinstance(error, LimitedError) else error
             raise _perhaps_done(failure) if ordering.is_finalized else failure from None
         finally:
@@ -221,10 +220,10 @@ class CertificatesProvider:
     async def _deliver(self, name: str) -> ExternalObject | None:
         try:
             await self._folder.step(lambda: self._deliver_files(name))
-        except PermanentError as error:  # what was made is there, and ours
+        except RefusedError as error:  # what was made is there, and ours
             error.obstacle = await self._folder.look(lambda: self._shown(name))
             raise
-        except TransientError as error:
+        except NotDoneError as error:
             raise _perhaps_done(error) from None
         return await self._folder.step(lambda: self._shown(name))
 
@@ -309,7 +308,7 @@ class CertificatesProvider:
         name, fields = action.external_name, action.fields
         issuer = self._folder.issuers.read(fields["issuer"])
         if issuer is None or not issuer.uid:
-            raise NothingDoneError(
+            raise NotDoneError(
                 f"issuer {fields['issuer']!r} does not exist (yet); declare it with this "
                 "ProviderConfig",
                 status=FAILED_DEPENDENCY,
@@ -351,7 +350,7 @@ class CertificatesProvider:
     def _pending_key(self, name: str, pending: Pending) -> PrivateKey:
         key = read_key(self._store.file(name, pending.key_file))
         if key is None:
-            raise TransientError(f"the key of certificate {name!r} was deleted in the meantime")
+            raise NotDoneError(f"the key of certificate {name!r} was deleted in the meantime")
         return key
 
     def _sign(self, action: Action, uid: str, issuer: IssuerRecord, pending: Pending) -> None:
@@ -392,13 +391,13 @@ class CertificatesProvider:
         key = self._pending_key(name, pending)
         facts = facts_of(certificates[0]) if certificates else None
         if facts is None or facts.public_key != public_digest(key):
-            raise PermanentError(
+            raise RefusedError(
                 f"the authority returned a certificate for a key other than that of {name!r}",
                 status=424,
             )
         names = (action.fields["dnsNames"], action.fields["ipAddresses"])
         if (list(facts.dns_names), list(facts.ip_addresses)) != names:
-            raise PermanentError(
+            raise RefusedError(
                 f"the authority returned a certificate with names other than those of {name!r}",
                 status=424,
             )
@@ -434,7 +433,7 @@ class CertificatesProvider:
         """Deliver to where it is wanted, and take away what is elsewhere."""
         kept = self._kept(name)
         if kept is None or kept.key is None or kept.facts is None:
-            raise TransientError(
+            raise NotDoneError(
                 f"the stored files of certificate {name!r} were lost during the call"
             )
         place = _place_of(name, kept.record.fields)
@@ -464,7 +463,7 @@ class CertificatesProvider:
         name = kept.record.fields["issuer"]
         issuer = self._folder.issuers.read(name)
         if issuer is None or not issuer.uid:
-            raise NothingDoneError(
+            raise NotDoneError(
                 f"issuer {name!r}, which must revoke the certificate, does not exist; declare "
                 "it, or declare the certificate with revokeOnDelete: false",
                 status=FAILED_DEPENDENCY,
@@ -491,7 +490,7 @@ class CertificatesProvider:
         self._store.remove(name)
 
 
-def _perhaps_done(error: TransientError) -> UnknownResultError:
+def _perhaps_done(error: NotDoneError) -> UnknownResultError:
     """Return what a failure comes to after something was done: the same action goes on with it."""
     return UnknownResultError(
         error.message,

@@ -20,7 +20,7 @@ from infra.providers.certificates.store import (
     write_file,
 )
 from infra.providers.file_root import FileRoot, discard, stat_of, temporary_name
-from reconciler.errors import PermanentError
+from reconciler.errors import RefusedError
 
 KEY_FILE: Final = "tls.key"
 CERTIFICATE_FILE: Final = "tls.crt"
@@ -58,19 +58,19 @@ def states_of(root: FileRoot, place: str, bundle: Bundle) -> dict[str, FileState
                 name: _state(folder, name, data, mode)
                 for name, (data, mode) in bundle.files.items()
             }
-    except PermanentError:  # the delivery says why; other certificates are listed
+    except RefusedError:  # the delivery says why; other certificates are listed
         return dict.fromkeys(bundle.files, "Missing")
 
 
 def check_place(root: FileRoot, place: str, name: str) -> None:
-    """Raise ``PermanentError`` if a folder is of others, before anything is ordered for it."""
+    """Raise ``RefusedError`` if a folder is of others, before anything is ordered for it."""
     with root.folder_of(f"{place}/x") as folder:
         if folder is not None:
             _is_ours(folder, place, name)
 
 
 def deliver(root: FileRoot, place: str, name: str, bundle: Bundle) -> None:
-    """Write the files that are not as they should be; raises ``PermanentError`` in others' way."""
+    """Write the files that are not as they should be; raises ``RefusedError`` in others' way."""
     with root.folder_of(f"{place}/x", make=True) as folder:
         assert folder is not None
         if not _is_ours(folder, place, name):
@@ -106,20 +106,20 @@ def withdraw(root: FileRoot, place: str, name: str) -> None:
 def _is_ours(folder: int, place: str, name: str) -> bool:
     """Return whether a folder is a certificate's; False if it is nobody's yet.
 
-    Raises ``PermanentError`` if it is another one's, or has files of others.
+    Raises ``RefusedError`` if it is another one's, or has files of others.
     """
     marked = read_file(folder, MARKER)
     if marked is not None:
         whose = marked.decode(errors="replace").strip()
         if whose != name:
-            raise PermanentError(
+            raise RefusedError(
                 f"directory {place!r} contains the files of certificate {whose!r}; set "
                 "spec.folder to another directory"
             )
         return True
     for file_name in _FILES:
         if stat_of(folder, file_name) is not None:
-            raise PermanentError(
+            raise RefusedError(
                 f"{place}/{file_name} already exists and Reconciler did not create it; move it "
                 "away, or set spec.folder to another directory"
             )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Generator
@@ -28,25 +27,14 @@ from infra.providers.certificates.store import (
     Store,
     root_of,
 )
+from infra.providers.file_errors import failure
 from infra.providers.file_root import FileRoot
 from infra.providers.host_guard import HostGuard
 from reconciler.call_permit import may_call
-from reconciler.errors import NotCalledError, PermanentError, ProviderError, TransientError
+from reconciler.errors import NotCalledError, NotDoneError
 
 READS_AT_ONCE: Final = 8
 
-_FOR_GOOD: Final = frozenset(
-    {
-        errno.EACCES,
-        errno.EPERM,
-        errno.EROFS,
-        errno.ENAMETOOLONG,
-        errno.ELOOP,
-        errno.ENOTDIR,
-        errno.EISDIR,
-        errno.EINVAL,
-    }
-)
 _T = TypeVar("_T")
 
 
@@ -72,25 +60,27 @@ class CertificateFolder:
 
         Reads must not wait for it: they use ``look``.
         """
-        return await self._run(self._actions, function)
+        return await self._run(self._actions, function, writes=True)
 
-    async def _run(self, threads: ThreadPoolExecutor, function: Callable[[], _T]) -> _T:
+    async def _run(
+        self, threads: ThreadPoolExecutor, function: Callable[[], _T], *, writes: bool = False
+    ) -> _T:
         await may_call()
         loop = asyncio.get_running_loop()
         try:
             return await loop.run_in_executor(threads, function)
         except OSError as error:
-            raise _failure(error) from None
+            raise failure(error, writes=writes) from None
         except (NoAccountError, NoOrderError) as error:
-            raise TransientError(str(error), status=FAILED_DEPENDENCY) from None
+            raise NotDoneError(str(error), status=FAILED_DEPENDENCY) from None
 
     async def look(self, function: Callable[[], _T], /) -> _T:
-        """Make one step that only reads files; raises ``TransientError`` if a disk hangs."""
+        """Make one step that only reads files; raises ``NotDoneError`` if a disk hangs."""
         try:
             async with asyncio.timeout(self.timeout_seconds):
                 return await self._run(self._reads, function)
         except TimeoutError:
-            raise TransientError(
+            raise NotDoneError(
                 f"the filesystem of {self.root.path} did not respond before the timeout"
             ) from None
 
@@ -120,7 +110,7 @@ class CertificateFolder:
 
     @asynccontextmanager
     async def locked(self, store: Store[_R], name: str) -> AsyncGenerator[None]:
-        """Lock an object while an action is made; raises ``TransientError`` if it is."""
+        """Lock an object while an action is made; raises ``NotDoneError`` if it is."""
         held = await self.step(lambda: store.lock(name))
         try:
             yield
@@ -135,17 +125,17 @@ class CertificateFolder:
     # --- in a thread
 
     def account(self, name: str, record: IssuerRecord) -> AcmeClient:
-        """Open an issuer's account; raises ``TransientError`` if its key is lost."""
+        """Open an issuer's account; raises ``NotDoneError`` if its key is lost."""
         acme = record.fields["acme"]
         key = read_key(self.issuers.file(name, record.key_file))
         if not isinstance(key, ec.EllipticCurvePrivateKey):
-            raise TransientError(
+            raise NotDoneError(
                 f"issuer {name!r}: the key of its account is missing; restore it from a backup",
                 status=FAILED_DEPENDENCY,
             )
         place = acme.get("caFile")
         if place is not None and not (self.root.path / place).is_file():
-            raise TransientError(
+            raise NotDoneError(
                 f"acme.caFile: {self.root.path / place} does not exist", status=FAILED_DEPENDENCY
             )
         client = AcmeClient(
@@ -161,9 +151,3 @@ class CertificateFolder:
 
 
 _R = TypeVar("_R", bound=Record)
-
-
-def _failure(error: OSError) -> ProviderError:
-    failed = PermanentError if error.errno in _FOR_GOOD else TransientError
-    where = f"{os.fsdecode(error.filename)!r}: " if isinstance(error.filename, str | bytes) else ""
-    return failed(f"{where}{error.strerror or type(error).__name__}")

@@ -15,7 +15,7 @@ from typing import Any, Final, cast
 from infra.providers.certificates.issuer import address_of
 from infra.providers.certificates.store import PUBLIC_MODE, read_file, write_file
 from infra.providers.file_root import FileRoot, stat_of
-from reconciler.errors import PermanentError, TransientError
+from reconciler.errors import NotDoneError, RefusedError
 
 PATH: Final = "/.well-known/acme-challenge/"
 
@@ -137,12 +137,12 @@ def remove_answer(listen: str, token: str) -> None:
 def write_answer(root: FileRoot, place: str, token: str, answer: str) -> None:
     """Leave an answer where a web server of others finds it.
 
-    Raises ``PermanentError`` if the directory has another file of the token's name.
+    Raises ``RefusedError`` if the directory has another file of the token's name.
     """
     with root.folder_of(f"{place}/x", make=True) as folder:
         assert folder is not None
         if stat_of(folder, token) is not None and read_file(folder, token) != answer.encode():
-            raise PermanentError(
+            raise RefusedError(
                 f"{place}/{token} already exists, and Reconciler did not create it; set "
                 "http01.folder to a separate directory",
                 status=424,
@@ -164,7 +164,7 @@ def _listening(address: _Address) -> _Server:
     except OSError as error:
         if error.errno not in {errno.EADDRINUSE, errno.EACCES, errno.EADDRNOTAVAIL}:
             raise
-        raise TransientError(
+        raise NotDoneError(
             f"http-01: cannot listen on {address[0]} port {address[1]}: {error.strerror}",
             status=424,
         ) from None

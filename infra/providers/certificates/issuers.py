@@ -37,9 +37,9 @@ from infra.providers.certificates.store import (
 from infra.providers.conflicts import check_uid
 from reconciler.errors import (
     ConflictError,
+    NotDoneError,
     NotFoundError,
-    PermanentError,
-    TransientError,
+    RefusedError,
 )
 from reconciler.provider import Effect
 from reconciler.provider.secrets import Secrets
@@ -196,12 +196,12 @@ class IssuersProvider:
         name, record = action.external_name, self._store.read(action.external_name)
         assert record is not None
         if found.fields["type"] != action.fields["type"]:
-            raise PermanentError(
+            raise RefusedError(
                 "a private CA (ownCa) cannot become an ACME account; declare an issuer with "
                 "another name"
             )
         if found.fields["problems"] and "CertificateMissing" not in found.fields["problems"]:
-            raise PermanentError(
+            raise RefusedError(
                 f"issuer {name!r}: its key is missing; restore it from a backup, or withdraw "
                 "the issuer and declare it again",
             )
@@ -220,7 +220,7 @@ class IssuersProvider:
         if (own := action.fields.get("ownCa")) is not None:
             key = read_key(self._store.file(name, record.key_file))
             if key is None:
-                raise TransientError(f"the key of issuer {name!r} was deleted in the meantime")
+                raise NotDoneError(f"the key of issuer {name!r} was deleted in the meantime")
             written = self._certified(action, written, own, record, key)
         else:
             account = self._registered(name, written, record)

@@ -24,7 +24,7 @@ from infra.providers.certificates.pem import (
 )
 from infra.providers.certificates.spec import seconds_of
 from infra.providers.certificates.store import IssuerRecord, Revoked, Store
-from reconciler.errors import TransientError
+from reconciler.errors import NotDoneError
 
 CRL_FILE = "revoked.crl"
 
@@ -99,11 +99,11 @@ def certify(fields: Fields, key: PrivateKey) -> x509.Certificate:
 
 
 def open_authority(issuers: Store[IssuerRecord], name: str, record: IssuerRecord) -> OwnAuthority:
-    """Open an authority that signs; raises ``TransientError`` if its files are lost."""
+    """Open an authority that signs; raises ``NotDoneError`` if its files are lost."""
     key = read_key(issuers.file(name, record.key_file))
     chain = certificates_in(issuers.file(name, record.certificate_file))
     if key is None or not chain:
-        raise TransientError(
+        raise NotDoneError(
             f"issuer {name!r}: its key or its certificate is missing; restore it from a backup",
             status=424,
         )
@@ -114,7 +114,7 @@ def revoke(issuers: Store[IssuerRecord], name: str, serial: str) -> None:
     """Take a certificate back; once more changes nothing."""
     record = issuers.read(name)
     if record is None or not record.uid:
-        raise TransientError(
+        raise NotDoneError(
             f"issuer {name!r}, which must revoke the certificate, does not exist", status=424
         )
     authority = open_authority(issuers, name, record)

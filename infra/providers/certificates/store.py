@@ -32,7 +32,7 @@ from infra.providers.file_root import (
     temporary,
     temporary_name,
 )
-from reconciler.errors import ConfigurationError, PermanentError, TransientError
+from reconciler.errors import ConfigurationError, NotDoneError, RefusedError
 
 RECORD: Final = "record.json"
 PRIVATE_MODE: Final = 0o600
@@ -127,7 +127,7 @@ class Store(Generic[_R]):
             return None if data is None else self._decoder.decode(data)
         except UNDECODABLE:
             where = self._root.path / self._folder / name / RECORD
-            raise TransientError(f"{where} is unreadable; restore it from a backup") from None
+            raise NotDoneError(f"{where} is unreadable; restore it from a backup") from None
 
     def file(self, name: str, file_name: str) -> bytes | None:
         """Read a file of a folder."""
@@ -179,13 +179,13 @@ class Store(Generic[_R]):
     def lock(self, name: str) -> int:
         """Lock a folder until the file that this returns is closed, by us or by a crash.
 
-        Raises ``TransientError`` if another call has it.
+        Raises ``NotDoneError`` if another call has it.
         """
         with self._made(name) as folder:
             locked = os.dup(folder)
         if not self._is_locked_by_us(name, locked):
             os.close(locked)
-            raise TransientError(f"another call is using {name!r}", status=409)
+            raise NotDoneError(f"another call is using {name!r}", status=409)
         return locked
 
     def _is_locked_by_us(self, name: str, locked: int) -> bool:
@@ -219,9 +219,9 @@ def root_of(endpoint: str) -> FileRoot:
 
 
 def checked_name(name: str) -> str:
-    """Return a name that a folder can have; raises ``PermanentError``."""
+    """Return a name that a folder can have; raises ``RefusedError``."""
     if (problem := name_problem(name)) is not None:
-        raise PermanentError(f"invalid name {name!r}: {problem}")
+        raise RefusedError(f"invalid name {name!r}: {problem}")
     return name
 
 

@@ -18,7 +18,7 @@ from events.manifest import Manifest
 from events.names import ResourceKey, system_rank
 from events.stored_content import Part
 from infra.providers.composition.standing import Row, Standing
-from reconciler.errors import TransientError
+from reconciler.errors import NotDoneError
 from reconciler.ports import IntakeMessageOut
 
 MAX_CHILDREN_AT_ONCE: Final = 500
@@ -62,7 +62,7 @@ class Children:
             generations[str(each.key)] = found.generation
             part_of = each.metadata.labels[PART_OF_LABEL]
             if found.is_declared and (taken := taken_by(str(each.key), found.labels, part_of)):
-                raise TransientError(taken, status=HTTPStatus.CONFLICT)
+                raise NotDoneError(taken, status=HTTPStatus.CONFLICT)
         return generations
 
     async def declare(
@@ -118,7 +118,7 @@ class Children:
             )
 
     async def until_gone(self, names: Sequence[str]) -> None:
-        """Wait a moment for the last child to go; ``TransientError`` names those that stay."""
+        """Wait a moment for the last child to go; ``NotDoneError`` names those that stay."""
         clock = asyncio.get_running_loop().time
         deadline = clock() + self._patience_seconds
         while True:
@@ -132,7 +132,7 @@ class Children:
             if clock() > deadline:
                 rows = await self._standing.rows(names)
                 staying = [_staying(name, rows.get(name)) for name in names]
-                raise TransientError(
+                raise NotDoneError(
                     f"waits for the deletion of {', '.join(_some(staying))}",
                     status=HTTPStatus.CONFLICT,
                 )

@@ -19,8 +19,12 @@ from events.stored_content import (
 )
 from infra.providers.composition.children import Ask
 from infra.providers.composition.standing import Declaration, Standing, converted
-from reconciler.errors import NothingDoneError
+from reconciler.errors import NotDoneError
 from reconciler.ports import IntakeMessageOut
+
+
+class ContentRefusedError(NotDoneError):
+    """A decider refused to store a content, such as beyond a quota."""
 
 
 class Contents:
@@ -70,7 +74,7 @@ class Contents:
             messages.append(IntakeMessageOut("desired", manifest.key, Declared(manifest), identity))
         for answer in await self._ask(messages) if messages else ():
             if not answer.accepted:
-                raise NothingDoneError(
+                raise ContentRefusedError(
                     f"storing its content failed: {answer.message}", status=HTTPStatus.CONFLICT
                 )
 

@@ -41,11 +41,11 @@ from infra.providers.composition.spec import MAX_NAME_CHARACTERS, Summary, name_
 from infra.providers.composition.standing import ComposedSet, Row, Standing
 from infra.providers.conflicts import check_uid
 from infra.providers.jetstream.api import JetStreamApi, classified
-from reconciler.call_permit import may_call
+from reconciler.call_permit import may_call, record_write
 from reconciler.errors import (
     ConflictError,
     NotFoundError,
-    PermanentError,
+    RefusedError,
     UnknownResultError,
 )
 from reconciler.ports import IntakeMessageOut
@@ -152,7 +152,7 @@ class CompositionProvider:
         for each in parts:
             problem = problem_of_part(ResourceKey.parse(parent), each.manifest.key)
             if problem:
-                raise PermanentError(problem)
+                raise RefusedError(problem)
         before = found.spec
         had: dict[str, int] = {} if before is None else before.generations
         wanted = _digests(action.fields, parts)
@@ -298,7 +298,7 @@ class CompositionProvider:
             case "StaleGeneration" | "Superseded":
                 raise ConflictError(f"{found.key} has changed since it was read")
             case _ if not answer.accepted:
-                raise PermanentError(f"{found.key}: {answer.reason}: {answer.message}")
+                raise RefusedError(f"{found.key}: {answer.reason}: {answer.message}")
             case _:
                 return answer.generation
 
@@ -310,6 +310,8 @@ class CompositionProvider:
         except (BusError, TimeoutError) as error:
             raise UnknownResultError(f"the bus of Reconciler: {error}") from error
         known = [each for each in answers if each is not None]
+        if any(each.accepted for each in known):
+            record_write()
         if len(known) < len(messages):
             raise UnknownResultError(
                 "no decider replied; the parts may or may not have been declared"
@@ -455,7 +457,7 @@ class CompositionProvider:
 def _set_key(kind: str, external_name: str) -> ResourceKey:
     problem = name_problem(external_name, max_characters=MAX_NAME_CHARACTERS)
     if problem is not None:
-        raise PermanentError(f"{external_name!r}: {problem}")
+        raise RefusedError(f"{external_name!r}: {problem}")
     namespace, _, name = external_name.partition(".")
     return ResourceKey(namespace, COMPOSED_SET_KIND, f"{kind}-{name}")
 

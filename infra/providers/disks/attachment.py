@@ -43,11 +43,10 @@ from infra.providers.disks.superblock import FILESYSTEM
 from infra.providers.file_errors import settle
 from reconciler.errors import (
     ConflictError,
+    NotDoneError,
     NotFoundError,
-    NothingDoneError,
-    PermanentError,
     ReconcilerError,
-    TransientError,
+    RefusedError,
     UnknownResultError,
 )
 from reconciler.provider import Capabilities, Effect
@@ -140,7 +139,7 @@ class AttachmentsProvider:
     async def update(self, action: Action) -> Effect:
         """Mount, unmount, or change how it is mounted, if it is still the action's."""
         _check(action)
-        found = await self._step(lambda: self._check_update(action))
+        found = await self._folder.step(lambda: self._check_update(action))
         if isinstance(found, Effect):
             return found
         wanted = action.fields
@@ -159,7 +158,7 @@ class AttachmentsProvider:
     async def delete(self, action: Action) -> Effect:
         """Unmount and detach what is still the action's, when nobody uses it any more."""
         _check(action)
-        found = await self._step(lambda: self._check_delete(action))
+        found = await self._folder.step(lambda: self._check_delete(action))
         if found is None:
             return Effect(None, absent=True)
         await self._step(lambda: self._unmount(action))
@@ -207,15 +206,15 @@ class AttachmentsProvider:
             try:
                 _check_usable(action, file)
                 self._check_free(name, disk, file)
-            except TransientError as error:
-                raise NothingDoneError(error.message, status=_WAITS) from None
+            except NotDoneError as error:
+                raise NotDoneError(error.message, status=_WAITS) from None
             made = f"attachment-{hashlib.sha256(action.idempotency_key.encode()).hexdigest()[:32]}"
             self._folder.root.mark()
             self._there.write(name, _mark(action, made), is_new=True)
         return False
 
     def _check_free(self, name: str, disk: str, file: int | None) -> None:
-        """Raise ``TransientError`` if another has the disk, or there are files at the place."""
+        """Raise ``NotDoneError`` if another has the disk, or there are files at the place."""
         for other in self._folder.names(ATTACHMENTS, ATTACHMENT_SUFFIX, ""):
             mark = self._there.read_mark(other)
             if other != name and mark is not None and mark.disk == disk:
@@ -306,12 +305,12 @@ class AttachmentsProvider:
                 f"attachment {name!r} has changed since it was read", obstacle=shown
             )
         if action.fields["disk"] != found.disk:
-            raise PermanentError(
+            raise RefusedError(
                 f"attachment {name!r} belongs to disk {found.disk!r}; declare another "
                 "attachment for another disk"
             )
         if found.mark is None and not found.is_mounted:
-            raise PermanentError(
+            raise RefusedError(
                 f"{found.place} has another mount ({shown.fields['disk']}), which Reconciler "
                 "neither adopts nor unmounts; unmount it"
             )
@@ -358,7 +357,7 @@ class AttachmentsProvider:
             return None
         check_uid(found.shown(), action)
         if found.mark is None:
-            raise PermanentError(
+            raise RefusedError(
                 f"another client mounted {found.place}, so Reconciler never unmounts it"
             )
         _check_not_lost(found)
@@ -385,7 +384,7 @@ class AttachmentsProvider:
             raise self._busy_or(ended, found, "Reconciler unmounts it when it is no longer in use")
 
     def _check_nothing_beneath(self, found: Attachment) -> None:
-        """Raise ``TransientError`` if somebody mounted something over our own mount."""
+        """Raise ``NotDoneError`` if somebody mounted something over our own mount."""
         kernel = machine()
         for mount in kernel.mounts:
             loop = kernel.loop_of(mount)
@@ -460,7 +459,7 @@ def _options(action: Action) -> str:
 
 
 def _check_usable(action: Action, file: int | None) -> Image:
-    """Return a disk that can be mounted; raises ``TransientError`` if there is none.
+    """Return a disk that can be mounted; raises ``NotDoneError`` if there is none.
 
     A disk of another namespace looks the same as one that does not exist.
     """
@@ -506,9 +505,9 @@ def _check_not_foreign(found: Attachment) -> None:
 
 def _not_mounted(error: ReconcilerError, found: Attachment) -> ReconcilerError:
     """Return why a disk is not mounted: without anything to wait for, what is there is a half."""
-    if not isinstance(error, TransientError) or error.status != REFUSED:
+    if not isinstance(error, NotDoneError) or error.status != REFUSED:
         return error
-    return PermanentError(
+    return RefusedError(
         (
             f"{error}; its filesystem may be damaged, so check it with e2fsck, then apply the "
             "manifest with a change"

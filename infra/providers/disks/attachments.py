@@ -38,7 +38,7 @@ from infra.providers.disks.loops import Loop
 from infra.providers.disks.mounts import Mount, mount_at, mounts
 from infra.providers.file_errors import settle
 from infra.providers.file_root import opened_file, stat_of, temporary, temporary_name
-from reconciler.errors import PermanentError, TransientError
+from reconciler.errors import NotDoneError, RefusedError
 
 IMAGE_DELETED: Final = "ImageDeleted"
 MAX_MARK_BYTES: Final = 64 * 1024
@@ -216,10 +216,10 @@ class Attachments:
 
     @contextmanager
     def mount_point(self, name: str, *, make: bool = False) -> Generator[int | None]:
-        """Open the folder to mount at; raises ``PermanentError`` if it is none."""
+        """Open the folder to mount at; raises ``RefusedError`` if it is none."""
         with self._folder.root.folder_of(f"{MOUNTS}/{name}/", make=make) as folder:
             if folder is None and (make or self._is_there(name)):
-                raise PermanentError(f"{self.place_at(name)} is not a directory; remove it")
+                raise RefusedError(f"{self.place_at(name)} is not a directory; remove it")
             yield folder
 
     def _is_there(self, name: str) -> bool:
@@ -246,7 +246,7 @@ class Attachments:
             try:
                 return _mark_decoder.decode(os.read(file, MAX_MARK_BYTES))
             except UNDECODABLE as error:
-                raise TransientError(
+                raise NotDoneError(
                     f"{ATTACHMENTS}/{segment} is unreadable ({error}); repair it, or move it away"
                 ) from None
             finally:

@@ -38,12 +38,12 @@ from infra.providers.disks.programs import Ended, proc_path, refused, run, waiti
 from infra.providers.disks.superblock import FILESYSTEM, superblock_of
 from infra.providers.file_errors import perhaps_done, settle
 from infra.providers.file_root import is_same_file, temporary_name
+from reconciler.call_permit import unrecorded
 from reconciler.errors import (
     ConflictError,
+    NotDoneError,
     NotFoundError,
-    NothingDoneError,
-    PermanentError,
-    TransientError,
+    RefusedError,
     UnknownResultError,
 )
 from reconciler.provider import Capabilities, Effect
@@ -118,19 +118,19 @@ class DisksProvider:
     async def create(self, action: Action) -> Effect:
         """Make a disk beside its place, and link it there; our own earlier attempt goes on."""
         checked_name(action.external_name)
-        done = await self._step(lambda: self._begin(action))
+        done = await self._hidden_step(lambda: self._begin(action))
         if done is not None:
             return done
-        await self._step(lambda: self._mark(action))
-        await self._step(lambda: self._keep_space(action))
-        await self._step(lambda: self._make_filesystem(action))
+        await self._hidden_step(lambda: self._mark(action))
+        await self._hidden_step(lambda: self._keep_space(action))
+        await self._hidden_step(lambda: self._make_filesystem(action))
         await self._step(lambda: self._publish(action))
         return await self._step(lambda: self._finish(action))
 
     async def update(self, action: Action) -> Effect:
         """Let a disk grow, or change its label or labels, if it is still the action's."""
         checked_name(action.external_name)
-        found = await self._step(lambda: self._check_update(action))
+        found = await self._folder.step(lambda: self._check_update(action))
         if isinstance(found, Effect):
             return found
         if found.size_bytes < action.fields["sizeBytes"]:
@@ -167,6 +167,11 @@ class DisksProvider:
     async def _step(self, function: Callable[[], _T]) -> _T:
         return await self._folder.step(function, writes=True)
 
+    async def _hidden_step(self, function: Callable[[], _T]) -> _T:
+        """Do a step on the unfinished image, which is no disk yet."""
+        with unrecorded():
+            return await self._step(function)
+
     # --- in a thread: creation
 
     def _begin(self, action: Action) -> Effect | None:
@@ -191,9 +196,7 @@ class DisksProvider:
                 missing = images.missing_space(file, action.fields["sizeBytes"] - has)
                 if missing:
                     os.unlink(half, dir_fd=folder)
-                    raise NothingDoneError(
-                        f"disk {name!r}: not enough space: {missing}", status=_WAITS
-                    )
+                    raise NotDoneError(f"disk {name!r}: not enough space: {missing}", status=_WAITS)
             finally:
                 os.close(file)
         return None
@@ -208,9 +211,9 @@ class DisksProvider:
                 return
             try:
                 images.keep_space(file, action.fields["sizeBytes"])
-            except TransientError as error:
+            except NotDoneError:
                 os.unlink(_half(action), dir_fd=folder)  # so it is true that nothing was done
-                raise NothingDoneError(error.message, status=error.status) from None
+                raise
 
     def _make_filesystem(self, action: Action) -> None:
         """Make the filesystem, unless it is there: mkfs writes its superblock last."""
@@ -220,7 +223,7 @@ class DisksProvider:
             if block is not None and block.uuid == uuid and block.is_clean:
                 return
             if os.fstat(file).st_nlink != 1:
-                raise PermanentError(
+                raise RefusedError(
                     f"disk {action.external_name!r} already exists; Reconciler never formats an "
                     "existing image"
                 )
@@ -237,7 +240,7 @@ class DisksProvider:
             if ended.code != 0:
                 os.unlink(_half(action), dir_fd=folder)  # nothing was done that anybody sees
                 error = refused(ended, f"disk {action.external_name!r}")
-                raise NothingDoneError(str(error), status=_WAITS)
+                raise NotDoneError(str(error), status=_WAITS)
             os.fsync(file)
 
     def _publish(self, action: Action) -> None:
@@ -257,13 +260,13 @@ class DisksProvider:
                 os.unlink(half, dir_fd=folder)
                 found = look(folder, name)
                 if found is None:
-                    raise PermanentError(
+                    raise RefusedError(
                         f"{segment_of(name)!r} is a link, a directory or a device, which "
                         "Reconciler does not replace; remove it"
                     ) from None
                 raise self._taken(name, found) from None
             except PermissionError:
-                raise PermanentError(
+                raise RefusedError(
                     f"disk {name!r}: this filesystem has no hard links, which creating a disk "
                     "requires; use another filesystem"
                 ) from None
@@ -310,12 +313,12 @@ class DisksProvider:
             if action.version not in (None, shown.version):
                 raise ConflictError(f"disk {name!r} has changed since it was read", obstacle=shown)
             if found.superblock is None or found.superblock.filesystem != wanted["filesystem"]:
-                raise PermanentError(
+                raise RefusedError(
                     f"disk {name!r} has the filesystem {shown.fields['filesystem']}; "
                     "Reconciler never formats an existing disk"
                 )
             if wanted["sizeBytes"] < found.size_bytes:
-                raise PermanentError(
+                raise RefusedError(
                     f"disk {name!r} has {found.size_bytes} bytes and never shrinks; declare at "
                     f"least as many, or declare another disk of {wanted['sizeBytes']} bytes "
                     "and copy the data"
@@ -435,7 +438,7 @@ def _half(action: Action) -> str:
 
 
 def _check_not_lost(folder: int, name: str) -> None:
-    """Raise ``TransientError`` while the image that had the name lives on without one.
+    """Raise ``NotDoneError`` while the image that had the name lives on without one.
 
     Its data are still there. A new and empty disk of its name would look as if they were not.
     """
@@ -443,14 +446,14 @@ def _check_not_lost(folder: int, name: str) -> None:
     for loop in loops.loops():
         if loop.is_deleted and loop.file == place:
             hint = HINT_OF_LOST.format(device=loop.path)
-            raise NothingDoneError(
+            raise NotDoneError(
                 f"the image of disk {name!r} was deleted while it was attached; {hint}",
                 status=_WAITS,
             )
 
 
 def _check_can_grow(name: str, found: Image, among: list[Mount]) -> bool:
-    """Return whether it is mounted; raises ``TransientError`` if it cannot grow as it is."""
+    """Return whether it is mounted; raises ``NotDoneError`` if it cannot grow as it is."""
     numbers = {loop.number for loop in found.attached}
     mounted = [each for each in among if each.device in numbers]
     if not mounted:

@@ -24,8 +24,8 @@ from events.provider_config import ProviderConfigSpec, Scope
 from infra.providers.disks.programs import waiting
 from infra.providers.file_errors import failure
 from infra.providers.file_root import FileRoot, is_named, root_path, stat_of
-from reconciler.call_permit import may_call
-from reconciler.errors import PermanentError, TransientError, UnknownResultError
+from reconciler.call_permit import may_call, record_write
+from reconciler.errors import NotDoneError, RefusedError, UnknownResultError
 
 if sys.platform != "win32":
     import fcntl
@@ -50,10 +50,10 @@ def name_problem(name: str) -> str | None:
 
 
 def checked_name(name: str) -> str:
-    """Return a name that leads nowhere else; raises ``PermanentError``."""
+    """Return a name that leads nowhere else; raises ``RefusedError``."""
     problem = name_problem(name)
     if problem is not None:
-        raise PermanentError(f"invalid name {name!r}: {problem}")
+        raise RefusedError(f"invalid name {name!r}: {problem}")
     return name
 
 
@@ -72,14 +72,17 @@ class DiskFolder:
         try:
             async with asyncio.timeout(self.timeout_seconds):
                 loop = asyncio.get_running_loop()
-                return await loop.run_in_executor(self._threads, function)
+                done = await loop.run_in_executor(self._threads, function)
         except TimeoutError:
-            late = UnknownResultError if writes else TransientError
+            late = UnknownResultError if writes else NotDoneError
             raise late(
                 f"the filesystem of {self.root.path} did not respond before the timeout"
             ) from None
         except OSError as error:
-            raise failure(error) from None
+            raise failure(error, writes=writes) from None
+        if writes:
+            record_write()
+        return done
 
     async def pages(
         self,
@@ -144,7 +147,7 @@ def locked(folder: int, segment: str, what: str) -> Generator[int | None]:
         yield None
         return
     if not stat.S_ISREG(found.st_mode):
-        raise PermanentError(
+        raise RefusedError(
             f"{segment!r} is a link, a directory or a device, not a file; Reconciler neither "
             "follows nor replaces it"
         )

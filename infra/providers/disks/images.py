@@ -25,7 +25,7 @@ from infra.providers.disks.programs import is_full, waiting
 from infra.providers.disks.superblock import Superblock, superblock_of
 from infra.providers.file_attributes import MAX_ATTRIBUTE_BYTES, uid_of_inode
 from infra.providers.file_root import opened_file
-from reconciler.errors import PermanentError
+from reconciler.errors import RefusedError
 
 ATTRIBUTE: Final = "user.reconciler.disk"
 NO_FILESYSTEM: Final = "none"
@@ -123,10 +123,10 @@ def image_of(file: int, disk: str, attached: list[Loop] | None = None) -> Image:
 
 
 def write_mark(file: int, mark: DiskMark) -> None:
-    """Mark an image; raises ``PermanentError`` where that is not possible."""
+    """Mark an image; raises ``RefusedError`` where that is not possible."""
     encoded = _encoder.encode(mark)
     if len(encoded) > MAX_ATTRIBUTE_BYTES:
-        raise PermanentError(
+        raise RefusedError(
             f"the labels exceed the limit of {MAX_ATTRIBUTE_BYTES} bytes; declare fewer or shorter "
             "ones"
         )
@@ -135,7 +135,7 @@ def write_mark(file: int, mark: DiskMark) -> None:
     except OSError as error:
         if error.errno != errno.ENOTSUP:
             raise
-        raise PermanentError(
+        raise RefusedError(
             "this filesystem has no extended attributes, which record the owner of a disk; use "
             "another one, such as ext4 or xfs"
         ) from None
@@ -180,7 +180,7 @@ def missing_space(file: int, more_bytes: int) -> str:
 def keep_space(file: int, size_bytes: int) -> None:
     """Let an image be so large, and keep all of its space: no other can take it later.
 
-    Raises ``TransientError`` without space, with the image as it was.
+    Raises ``NotDoneError`` without space, with the image as it was.
     """
     before = os.fstat(file).st_size
     try:
@@ -190,7 +190,7 @@ def keep_space(file: int, size_bytes: int) -> None:
         if is_full(error):
             raise waiting(f"no space left in the directory of disks: {error.strerror}") from None
         if error.errno == errno.EFBIG:
-            raise PermanentError(
+            raise RefusedError(
                 f"{size_bytes} bytes exceed the maximum file size of this filesystem"
             ) from None
         raise

@@ -157,7 +157,7 @@ def _claimed(loop: Loop) -> Generator[int]:
 def detach(loop: Loop, found: os.stat_result) -> None:
     """Detach a loop device of a file that nobody has mounted, in any mount namespace.
 
-    Raises ``TransientError`` while one has. The kernel would accept it and detach later, when
+    Raises ``NotDoneError`` while one has. The kernel would accept it and detach later, when
     nobody looks any more; so the device is claimed first, as a mount claims it.
     """
     try:

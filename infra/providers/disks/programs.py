@@ -17,8 +17,8 @@ from typing import IO, Final, NamedTuple
 
 from reconciler.errors import (
     ConfigurationError,
+    NotDoneError,
     ReconcilerError,
-    TransientError,
     UnknownResultError,
 )
 
@@ -123,12 +123,12 @@ def refused(ended: Ended, what: str) -> ReconcilerError:
             "/dev/loop-control and /dev/loop* where the worker runs"
         )
     words = f"{what}: {ended.program} exited with status {ended.code}: {ended.words}"
-    return TransientError(words, status=REFUSED)
+    return NotDoneError(words, status=REFUSED)
 
 
-def waiting(message: str) -> TransientError:
+def waiting(message: str) -> NotDoneError:
     """Return that something has to be waited for; the folder is in order, so no breaker opens."""
-    return TransientError(message, status=HTTPStatus.CONFLICT)
+    return NotDoneError(message, status=HTTPStatus.CONFLICT)
 
 
 def is_full(error: OSError) -> bool:

@@ -31,7 +31,6 @@ from infra.providers.docker.engine import (
     label_filter,
     labels_to_write,
     not_there,
-    nothing_made,
     partly_done,
     said,
     taken,
@@ -53,10 +52,10 @@ from infra.providers.docker.spec import (
 )
 from reconciler.errors import (
     ConflictError,
+    NotDoneError,
     NotFoundError,
-    PermanentError,
     ProviderError,
-    TransientError,
+    RefusedError,
     UnknownResultError,
 )
 from reconciler.provider import Effect
@@ -126,8 +125,7 @@ class ContainersProvider:
         content = await self._configuration(action)
         if not self._may_be_root:  # else a program of the image could make itself root
             content["HostConfig"]["SecurityOpt"] = ["no-new-privileges"]
-        with nothing_made():
-            await self._check_what_it_needs(action.fields)
+        await self._check_what_it_needs(action.fields)
         answer = await self._api.call(
             "POST", "/containers/create", query=[("name", name)], body=content
         )
@@ -137,11 +135,10 @@ class ContainersProvider:
             if found is None or shown is None or shown.written_by != action.idempotency_key:
                 raise taken(action, shown)
             return Effect(await self._finished(found, action), replayed=True)
-        with nothing_made():
-            if answer.status_code == HTTPStatus.NOT_FOUND:
-                raise _missing(answer, action.fields)
-            if answer.status_code != HTTPStatus.CREATED:
-                raise engine_refusal(answer)
+        if answer.status_code == HTTPStatus.NOT_FOUND:
+            raise _missing(answer, action.fields)
+        if answer.status_code != HTTPStatus.CREATED:
+            raise engine_refusal(answer)
         with begun("the container was created, but a later step failed"):
             found = await self._by_id(decoded(answer, _made_decoder).id)
         return Effect(await self._finished(found, action))
@@ -156,7 +153,7 @@ class ContainersProvider:
         fixed = _fixed_differences(shown, action)
         if fixed:
             what = ", ".join(fixed)
-            raise PermanentError(
+            raise RefusedError(
                 f"{what}: the Engine cannot change this in an existing container; declare a "
                 "container with another name"
             )
@@ -232,10 +229,10 @@ class ContainersProvider:
 
     async def _secret(self, value: Fields, namespace: str) -> str:
         if "$secret" not in value:
-            raise PermanentError("env: a variable must be a string or {$secret: NAME}")
+            raise RefusedError("env: a variable must be a string or {$secret: NAME}")
         found = await self._secrets.value(msgspec.convert(value, SecretRef), namespace)
         if "\0" in found:
-            raise PermanentError(
+            raise RefusedError(
                 f"secret {value['$secret']!r} contains NUL, which an environment variable cannot "
                 "have"
             )
@@ -246,7 +243,7 @@ class ContainersProvider:
         volumes = {each["source"] for each in fields.get("mounts", []) if each["type"] == "volume"}
         for volume in sorted(volumes):
             if await self._api.find(f"/volumes/{checked_name(volume)}", _anything_decoder) is None:
-                raise TransientError(
+                raise NotDoneError(
                     f"volume {volume!r} does not exist; declare or create it",
                     status=HTTPStatus.NOT_FOUND,
                 )
@@ -256,7 +253,7 @@ class ContainersProvider:
         for network in sorted(wanted_networks(fields).keys() if "networks" in fields else ()):
             found = await self._api.ask(f"/networks/{network}", _network_decoder)
             if found.name != network:  # the Engine takes an id for a name, and shows the name
-                raise PermanentError(
+                raise RefusedError(
                     f"network {network!r} does not exist; that is the id of the network "
                     f"{found.name!r}, so use its name"
                 )
@@ -267,10 +264,10 @@ class ContainersProvider:
             with begun("the container was created, but a later step failed"):
                 return await self._completed(found, action.fields)
         except UnknownResultError as error:
-            if isinstance(error.__cause__, PermanentError):  # such as a command that is not there
+            if isinstance(error.__cause__, RefusedError):  # such as a command that is not there
                 with begun("the container was created, but reading it failed"):
                     made = self._object(await self._by_id(found.id))
-                raise PermanentError(error.message, status=error.status, obstacle=made) from error
+                raise RefusedError(error.message, status=error.status, obstacle=made) from error
             raise
 
     async def _completed(self, found: Inspection, fields: Fields) -> ExternalObject:
@@ -335,7 +332,7 @@ class ContainersProvider:
         for _ in range(_LISTING_ATTEMPTS - 1):
             try:
                 return await self._listed_in_parts(scope)
-            except TransientError as error:
+            except NotDoneError as error:
                 if "no such container" not in error.message.lower():
                     raise
         return await self._listed_in_parts(scope)
@@ -356,7 +353,7 @@ class ContainersProvider:
             ]
             try:
                 part = await self._api.ask("/containers/json", _listed_decoder, query)
-            except TransientError as error:
+            except NotDoneError as error:
                 if most == 1 or not isinstance(error.__cause__, UnusableAnswerError):
                     raise
                 most //= _SMALLER
@@ -379,7 +376,7 @@ class ContainersProvider:
     async def _by_id(self, id_: str) -> Inspection:
         found = await self._find(id_)
         if found is None:
-            raise TransientError(f"container {id_} was deleted in the meantime")
+            raise NotDoneError(f"container {id_} was deleted in the meantime")
         return found
 
     def _object(self, inspected: Inspection) -> ExternalObject:
@@ -432,7 +429,7 @@ def _missing(answer: Answer, fields: Fields) -> ProviderError:
     """Describe a creation that misses something; 404 is the Engine's word for an image, too."""
     words = said(answer)
     if words.lower().startswith("no such image"):
-        return TransientError(
+        return NotDoneError(
             f"image {fields['image']!r} does not exist on this Engine, and Reconciler does "
             "not pull images; pull, load or build it there",
             status=HTTPStatus.NOT_FOUND,

@@ -31,11 +31,10 @@ from reconciler.call_permit import may_call
 from reconciler.errors import (
     ConflictError,
     NotCalledError,
+    NotDoneError,
     NotFoundError,
-    NothingDoneError,
-    PermanentError,
     ProviderError,
-    TransientError,
+    RefusedError,
     UnknownResultError,
 )
 from reconciler.provider.secrets import Secrets
@@ -139,7 +138,7 @@ class EngineApi:
         )
         if answer.status_code == HTTPStatus.BAD_REQUEST and said(answer).startswith(_TOO_OLD):
             self._version = ""  # another Engine by now
-            raise TransientError(f"the Engine was replaced by another version: {said(answer)}")
+            raise NotDoneError(f"the Engine was replaced by another version: {said(answer)}")
         return answer
 
     async def ping(self) -> Answer:
@@ -153,7 +152,7 @@ class EngineApi:
     async def stream(self, path: str, query: Query) -> AsyncGenerator[AsyncIterator[bytes]]:
         """Read the pieces of an answer as they come, on a connection of its own.
 
-        Raises ``TransientError``, also where it breaks within: a stream is only read.
+        Raises ``NotDoneError``, also where it breaks within: a stream is only read.
         """
         import httpx  # noqa: PLC0415 - 0.2 s of CPU, and only streams need it
 
@@ -169,7 +168,7 @@ class EngineApi:
                     content = await self._refused(response)
                     raise engine_refusal(Answer("GET", path, response.status_code, {}, content))
                 if response.headers.get("Content-Encoding", "identity") != "identity":
-                    raise TransientError(
+                    raise NotDoneError(
                         f"GET {self._config.endpoint}{path}: invalid response: it is compressed"
                     )
                 yield response.aiter_raw()
@@ -177,7 +176,7 @@ class EngineApi:
             why = str(error) or type(error).__name__
             if why == _HEADERS_TOO_LONG:
                 why = "invalid response: its headers are longer than 100 KiB"
-            raise TransientError(f"GET {self._config.endpoint}{path}: {why}") from error
+            raise NotDoneError(f"GET {self._config.endpoint}{path}: {why}") from error
 
     async def close(self) -> None:
         """Close all connections."""
@@ -219,7 +218,7 @@ class EngineApi:
         oldest, newest = _numbers(spoken.oldest), _numbers(spoken.newest)
         if newest < API_VERSION:
             wanted = ".".join(map(str, API_VERSION))
-            raise TransientError(
+            raise NotDoneError(
                 f"{self._config.endpoint}: this Engine supports version {spoken.newest} of the "
                 f"API, but {wanted} is required; install Docker Engine 20.10 or newer"
             )
@@ -229,7 +228,7 @@ class EngineApi:
 def _numbers(version: str) -> tuple[int, ...]:
     if _VERSION.fullmatch(version) is None:
         shown = version[:_SHOWN_CHARACTERS]
-        raise TransientError(f"{shown!r} is not a version of the Engine's API")
+        raise NotDoneError(f"{shown!r} is not a version of the Engine's API")
     return tuple(map(int, version.split(".")))
 
 
@@ -253,11 +252,11 @@ def engine_refusal(answer: Answer) -> ProviderError:
     text, status = f"the Engine rejected the request: {words}", answer.status_code
     if status in (HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT):
         # What it needs (an image, a network, a plugin) is not there, or is in use: both may end.
-        return TransientError(text, status=status)
+        return NotDoneError(text, status=status)
     if _PORT_TAKEN.search(words) or _NO_FOLDER in words:
-        return TransientError(text, status=HTTPStatus.CONFLICT)
+        return NotDoneError(text, status=HTTPStatus.CONFLICT)
     if _NOT_IN_IMAGE.search(words):
-        return PermanentError(text, status=HTTPStatus.CONFLICT)
+        return RefusedError(text, status=HTTPStatus.CONFLICT)
     if status == HTTPStatus.INTERNAL_SERVER_ERROR:
         # An Engine that says why is not away: what fails is about one object, whose owner waits.
         return inconclusive(answer.method)(text, status=HTTPStatus.CONFLICT)
@@ -287,15 +286,6 @@ def partly_done(what: str, error: ProviderError) -> UnknownResultError:
     )
 
 
-@contextmanager
-def nothing_made() -> Generator[None]:
-    """Let a failure that may end say that nothing was made: what is needed is not there."""
-    try:
-        yield
-    except TransientError as error:
-        raise NothingDoneError(error.message, status=error.status) from error
-
-
 def not_there(action: Action) -> NotFoundError:
     """Describe an update whose object is gone."""
     return NotFoundError(f"{action.external_name!r} does not exist")
@@ -305,18 +295,18 @@ def not_there(action: Action) -> NotFoundError:
 
 
 def checked_name(external_name: str) -> str:
-    """Return a name as a part of a path; raises ``PermanentError`` for one that cannot be."""
+    """Return a name as a part of a path; raises ``RefusedError`` for one that cannot be."""
     problem = name_problem(external_name)
     if problem is not None:
-        raise PermanentError(f"invalid name {external_name!r}: {problem}")
+        raise RefusedError(f"invalid name {external_name!r}: {problem}")
     return quote(external_name, safe="")
 
 
 def labels_to_write(action: Action) -> dict[str, str]:
-    """Return an action's labels with its key; raises ``PermanentError`` for one of our own."""
+    """Return an action's labels with its key; raises ``RefusedError`` for one of our own."""
     taken = OWN_LABELS & action.labels.keys()
     if taken:
-        raise PermanentError(f"label {min(taken)!r} is reserved for Reconciler; remove it")
+        raise RefusedError(f"label {min(taken)!r} is reserved for Reconciler; remove it")
     return {**action.labels, WRITTEN_BY: action.idempotency_key}
 
 

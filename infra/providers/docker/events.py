@@ -11,7 +11,7 @@ import msgspec
 
 from infra.providers.answers import UNDECODABLE
 from infra.providers.docker.engine import EngineApi, filters
-from reconciler.errors import ProviderError, TransientError
+from reconciler.errors import NotDoneError, ProviderError
 
 MAX_WAIT_SECONDS: Final = 30.0
 WAITING_SHARE: Final = 0.5
@@ -69,10 +69,10 @@ class EngineEvents:
                 if is_whole:
                     return _time_of(bytes(line))
                 if len(line) > MAX_EVENT_BYTES:
-                    raise TransientError(
+                    raise NotDoneError(
                         f"invalid response: an event is longer than {MAX_EVENT_BYTES // 1024} KiB"
                     )
-        raise TransientError("the Engine closed its event stream")
+        raise NotDoneError("the Engine closed its event stream")
 
     async def _now(self) -> str:
         """Return the Engine's own time: its clock is another one where it is elsewhere."""
@@ -80,7 +80,7 @@ class EngineEvents:
         try:
             at = parsedate_to_datetime(answer.headers.get("Date", ""))
         except ValueError:
-            raise TransientError("the Engine returned no time") from None
+            raise NotDoneError("the Engine returned no time") from None
         return str(int(at.replace(tzinfo=UTC).timestamp()) * _NANOSECONDS)
 
 
@@ -88,4 +88,4 @@ def _time_of(line: bytes) -> str:
     try:
         return str(_event_decoder.decode(line).time_nano)
     except UNDECODABLE as error:
-        raise TransientError(f"not an event of an Engine: {error}") from None
+        raise NotDoneError(f"not an event of an Engine: {error}") from None

@@ -33,7 +33,7 @@ from infra.providers.docker.engine import (
 )
 from infra.providers.docker.events import EngineEvents
 from infra.providers.docker.volume_spec import DEFAULT_DRIVER, normalize
-from reconciler.errors import PermanentError, TransientError
+from reconciler.errors import NotDoneError, RefusedError
 from reconciler.provider import Effect
 from reconciler.provider.secrets import Secrets
 
@@ -119,7 +119,7 @@ class VolumesProvider:
         check_uid(found, action)
         if (normalize(action.fields), action.labels) == (found.fields, found.labels):
             return Effect(found)
-        raise PermanentError(
+        raise RefusedError(
             "the Engine cannot change an existing volume; declare a volume with another name"
         )
 
@@ -151,7 +151,7 @@ class VolumesProvider:
         query = [filters(label=label_filter(scope.labels))]
         listed = await self._api.ask("/volumes", _volumes_decoder, query)
         if listed.warnings:
-            raise TransientError(
+            raise NotDoneError(
                 f"the listing of volumes is incomplete: {some(listed.warnings, '; ')}"
             )
         objects = [each.as_object() for each in listed.volumes or ()]
@@ -167,14 +167,14 @@ class VolumesProvider:
         """Close connections."""
         await self._api.close()
 
-    async def _in_use(self, name: str) -> TransientError:
+    async def _in_use(self, name: str) -> NotDoneError:
         """Return who uses a volume: it goes when they are gone."""
         query = [("all", "true"), filters(volume=[name])]
         users = await self._api.ask("/containers/json", _users_decoder, query)
         names = sorted((each.names or [each.id])[0].removeprefix("/") for each in users)
         shown = ", ".join(names[:_MAX_USERS_NAMED]) or "another client"
         more = f" and {len(names) - _MAX_USERS_NAMED} more" if names[_MAX_USERS_NAMED:] else ""
-        return TransientError(
+        return NotDoneError(
             (
                 f"volume {name!r} is in use by {shown}{more}; Reconciler deletes it after "
                 "these containers are deleted"

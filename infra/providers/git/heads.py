@@ -22,16 +22,15 @@ from events.manifest import Fields, InvalidManifestError
 from events.names import ResourceKey
 from events.secret import SecretRef
 from events.stored_content import CONTENT, HEAD, Part, StoredContent, stored_content
-from infra.providers.composition.contents import Contents
+from infra.providers.composition.contents import ContentRefusedError, Contents
 from infra.providers.git.checks import Check, checked_parts
 from infra.providers.git.problems import GitError
 from infra.providers.git.reader_process import Document, Reply, Request, read_source
 from reconciler.composites.git_source import PROBLEM, REVISION, SOURCE, told_revision
 from reconciler.errors import (
     ConfigurationError,
-    NothingDoneError,
-    PermanentError,
     ProviderError,
+    RefusedError,
 )
 from reconciler.provider.secrets import Secrets
 
@@ -154,7 +153,7 @@ class Heads:
     async def _stored(self, spec: ComposedSetSpec, head: Head, content: StoredContent) -> Head:
         try:
             await self._contents.store(_namespace(spec), content)
-        except (PermanentError, NothingDoneError) as error:
+        except (RefusedError, ContentRefusedError) as error:
             told = GitError("BadCommit", f"{told_revision(head.revision)}: {error}")
             return replace(head, content="", stored=None, problem=told)
         return head

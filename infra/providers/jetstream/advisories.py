@@ -17,7 +17,7 @@ from infra.jetstream.errors import BusError
 from infra.jetstream.parser import Incoming
 from infra.jetstream.wire import changes_noticed, denial_noticed, subscribe, unsubscribe
 from infra.providers.jetstream.api import JetStreamApi
-from reconciler.errors import TransientError
+from reconciler.errors import NotDoneError
 
 PREFIX: Final = "$JS.EVENT.ADVISORY"
 STREAM_ADVISORIES: Final = tuple(
@@ -88,13 +88,13 @@ class Advisories:
                 await client.flush(max(1, round(self._api.timeout_seconds)))
             is_followed = not denials
         except (nats.errors.Error, BusError) as error:
-            raise TransientError(f"subscribing to the advisories failed: {error}") from error
+            raise NotDoneError(f"subscribing to the advisories failed: {error}") from error
         finally:
             if not is_followed:
                 for subscription in begun:
                     await unsubscribe(subscription)
         if denials:
-            raise TransientError(f"the user may not {denials[0].verb} {denials[0].subject!r}")
+            raise NotDoneError(f"the user may not {denials[0].verb} {denials[0].subject!r}")
         self._noticing.close()
         self._noticing.enter_context(changes_noticed(client, self._note))
         self._followed = client

@@ -36,14 +36,14 @@ from infra.jetstream.errors import (
 )
 from infra.jetstream.identity import Login, parse_login
 from infra.providers.jetstream.subjects import reserved_of_stream
-from reconciler.call_permit import may_call
+from reconciler.call_permit import may_call, record_write
 from reconciler.errors import (
     ConfigurationError,
     ConflictError,
+    NotDoneError,
     NotFoundError,
-    PermanentError,
     ProviderError,
-    TransientError,
+    RefusedError,
     UnknownResultError,
 )
 from reconciler.provider.secrets import Secrets
@@ -160,7 +160,7 @@ class JetStreamApi:
         except BusError as error:
             raise classified(error, is_read=True) from error
         except msgspec.ValidationError as error:
-            raise TransientError(f"{question}: invalid response: {error}") from None
+            raise NotDoneError(f"{question}: invalid response: {error}") from None
 
     async def write(
         self, request: str, wanted: type[_T], body: Config | None = None, *, read_at: float | None
@@ -173,6 +173,7 @@ class JetStreamApi:
         await may_call(read_at=read_at)
         try:
             answer = await api_request(client, request, body, self.timeout_seconds)
+            record_write()
             return msgspec.convert(answer, wanted)
         except BusError as error:
             raise classified(error, is_read=False) from error
@@ -182,12 +183,12 @@ class JetStreamApi:
     async def stream(self, name: str) -> StreamInfo | None:
         """Return a stream, or None if there is none.
 
-        Raises ``PermanentError`` for one that is out of bounds: it is never absent, or a creation
+        Raises ``RefusedError`` for one that is out of bounds: it is never absent, or a creation
         would follow.
         """
         found = await self.ask(f"STREAM.INFO.{name}", StreamInfo)
         if found is not None and found.out_of_bounds:
-            raise PermanentError(f"{found.out_of_bounds}; a resource cannot manage it")
+            raise RefusedError(f"{found.out_of_bounds}; a resource cannot manage it")
         return found
 
     async def stream_pages(self) -> AsyncIterator[list[StreamInfo]]:
@@ -200,7 +201,7 @@ class JetStreamApi:
         while True:
             page = await self.ask("STREAM.LIST", _StreamPage, {"offset": offset})
             if page is None or page.missing or page.offline:
-                raise TransientError(
+                raise NotDoneError(
                     "the listing of streams is incomplete, because some have no leader"
                 )
             streams = page.streams or []
@@ -211,13 +212,13 @@ class JetStreamApi:
             last, offset = streams[-1].name, offset - 1
 
     async def connected(self) -> Client:
-        """Return the connection; raises ``TransientError`` while there is none."""
+        """Return the connection; raises ``NotDoneError`` while there is none."""
         async with self._connecting:
             if self._client is None:
                 self._client = await self._connect()
         if not self._client.is_connected:
             # The client would keep what it is given, and send it whenever it is connected again.
-            raise TransientError(f"not connected to {self._endpoint}: nothing was sent")
+            raise NotDoneError(f"not connected to {self._endpoint}: nothing was sent")
         return self._client
 
     async def close(self) -> None:
@@ -247,21 +248,21 @@ def classified(error: BusError, *, is_read: bool) -> ProviderError:
     text = str(error)
     match error:
         case BusAccessError() | BusDeniedError() | IncompatibleServerError():
-            return TransientError(f"{text} ({_CHECK_ACCESS})")
+            return NotDoneError(f"{text} ({_CHECK_ACCESS})")
         case NotFoundOnBusError():
             return NotFoundError(text)
         case StreamFullError():
-            return TransientError(text)
+            return NotDoneError(text)
         case MessageTooLargeError():
-            return PermanentError(text)
+            return RefusedError(text)
         case BusRefusedError():
             return _refused(error, is_read=is_read)
         case BusUnavailableError():
             # Without a cause the server said so itself, or nothing was sent.
             is_told = isinstance(error.__cause__, nats.errors.NoRespondersError | None)
-            return TransientError(text) if is_read or is_told else UnknownResultError(text)
+            return NotDoneError(text) if is_read or is_told else UnknownResultError(text)
         case _:
-            return TransientError(text) if is_read else UnknownResultError(text)
+            return NotDoneError(text) if is_read else UnknownResultError(text)
 
 
 def _refused(error: BusRefusedError, *, is_read: bool) -> ProviderError:
@@ -271,15 +272,15 @@ def _refused(error: BusRefusedError, *, is_read: bool) -> ProviderError:
     if error.err_code in _NOT_THERE:
         return NotFoundError(text, status=code)
     if is_read or code == _UNAVAILABLE or error.err_code in _ENDS_BY_ITSELF:
-        return TransientError(text, status=code)
+        return NotDoneError(text, status=code)
     # Code 500, too: it is what the server answers to a configuration that it does not take.
-    return PermanentError(text, status=code)
+    return RefusedError(text, status=code)
 
 
 def check_name(external_name: str, problem: str | None) -> None:
-    """Raise ``PermanentError`` for a name with a problem: it would be part of a subject."""
+    """Raise ``RefusedError`` for a name with a problem: it would be part of a subject."""
     if problem is not None:
-        raise PermanentError(f"invalid name {external_name!r}: {problem}")
+        raise RefusedError(f"invalid name {external_name!r}: {problem}")
 
 
 def not_there(action: Action) -> NotFoundError:
@@ -290,12 +291,12 @@ def not_there(action: Action) -> NotFoundError:
 def without_overlap(items: Sequence[_T], names: Sequence[str], last: str) -> list[_T]:
     """Return a page without the one that it has in common with the page before, if there was one.
 
-    Raises ``TransientError`` if it has none: something was deleted meanwhile.
+    Raises ``NotDoneError`` if it has none: something was deleted meanwhile.
     """
     if not last:
         return list(items)
     if not names or names[0] != last:
-        raise TransientError("the listing has a gap, because an object was deleted during it")
+        raise NotDoneError("the listing has a gap, because an object was deleted during it")
     return list(items[1:])
 
 
@@ -312,11 +313,11 @@ def metadata_in(config: Config) -> dict[str, str]:
 def metadata_of(action: Action) -> dict[str, str]:
     """Return the metadata that an action writes: its labels and its key.
 
-    Raises ``PermanentError`` for a label that has a meaning here.
+    Raises ``RefusedError`` for a label that has a meaning here.
     """
     for label in action.labels:
         if label in _RESERVED or label.startswith(_SERVERS_PREFIX):
-            raise PermanentError(f"label {label!r} is reserved in JetStream; use another name")
+            raise RefusedError(f"label {label!r} is reserved in JetStream; use another name")
     return {**action.labels, KEY_METADATA: action.idempotency_key}
 
 

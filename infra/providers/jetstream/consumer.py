@@ -50,10 +50,9 @@ from infra.providers.jetstream.streams import (
 from infra.providers.jetstream.subjects import check_filters
 from reconciler.errors import (
     ConflictError,
+    NotDoneError,
     NotFoundError,
-    NothingDoneError,
-    PermanentError,
-    TransientError,
+    RefusedError,
 )
 from reconciler.provider import Effect
 from reconciler.provider.kind import Kind
@@ -279,14 +278,14 @@ class ConsumersProvider:
         """Create a consumer; the server takes the same configuration, key included, once more."""
         place = _place(action.external_name)
         if action.fields.get("stream", place.stream) != place.stream:
-            raise PermanentError(
+            raise RefusedError(
                 f"spec.stream: {action.fields['stream']!r} does not match "
                 f"{action.external_name!r}; use {place.stream!r}"
             )
         stream = await self._api.stream(place.stream)
         read_at = time.monotonic()
         if stream is None:
-            raise NothingDoneError(
+            raise NotDoneError(
                 f"stream {place.stream!r} does not exist (yet)", status=HTTPStatus.CONFLICT
             )
         try:
@@ -294,7 +293,7 @@ class ConsumersProvider:
         except ConflictError as conflict:
             found = await self._find(place)
             if found is not None and not found.is_durable:
-                raise TransientError(
+                raise NotDoneError(
                     f"{action.external_name!r} is an ephemeral consumer, which the server deletes "
                     "after its client stops; use another name",
                     status=HTTPStatus.CONFLICT,
@@ -316,7 +315,7 @@ class ConsumersProvider:
             raise not_there(action)
         check_uid(found.as_object(), action)
         if found.config.get("deliver_subject"):
-            raise PermanentError(
+            raise RefusedError(
                 f"{action.external_name!r} is a push consumer (to "
                 f"{found.config['deliver_subject']!r}); only pull consumers can be declared"
             )
@@ -339,7 +338,7 @@ class ConsumersProvider:
         return Effect(None)
 
     async def read(self, external_name: str, uid: str | None = None) -> ExternalObject | None:
-        """Read one; raises ``PermanentError`` where its stream is out of bounds."""
+        """Read one; raises ``RefusedError`` where its stream is out of bounds."""
         del uid  # names are unique
         found = await self._found(_place(external_name))
         return None if found is None else found.as_object()
@@ -383,7 +382,7 @@ class ConsumersProvider:
             if page is None:
                 return  # the stream is gone, and its consumers are with it
             if page.missing:
-                raise TransientError(f"not all consumers of {stream} have a leader")
+                raise NotDoneError(f"not all consumers of {stream} have a leader")
             consumers = page.consumers or []
             yield without_overlap(consumers, [each.name for each in consumers], last)
             offset += len(consumers)

@@ -31,7 +31,7 @@ from infra.providers.jetstream.api import (
     not_there,
     shown,
 )
-from reconciler.errors import ConflictError, NotFoundError, TransientError
+from reconciler.errors import ConflictError, NotDoneError, NotFoundError
 from reconciler.provider import Capabilities, Effect
 from reconciler.provider.kind import READY, Readiness
 from reconciler.provider.secrets import Secrets
@@ -157,7 +157,7 @@ class StreamsProvider:
         return Effect(None)
 
     async def read(self, external_name: str, uid: str | None = None) -> ExternalObject | None:
-        """Read one; raises ``PermanentError`` for one that is out of bounds."""
+        """Read one; raises ``RefusedError`` for one that is out of bounds."""
         del uid  # names are unique
         found = await self._api.stream(self._stream_of(external_name))
         return None if found is None else self._object(found)
@@ -207,7 +207,7 @@ class StreamsProvider:
     def _object(self, info: StreamInfo) -> ExternalObject:
         name = self._form.name_of(info.name)
         if name is None:
-            raise TransientError(f"the response describes another stream: {info.name!r}")
+            raise NotDoneError(f"the response describes another stream: {info.name!r}")
         fields = self._form.fields_of(info.config)
         return shown(name, info.created, metadata_in(info.config), fields, info.outputs)
 

@@ -14,7 +14,7 @@ from infra.providers.nftables.nft import Command
 from infra.providers.nftables.place import FAMILY, Place
 from infra.providers.nftables.rules import is_protocol, match, name_of
 from infra.providers.nftables.spec import Protocol
-from reconciler.errors import ConfigurationError, TransientError
+from reconciler.errors import ConfigurationError, NotDoneError
 
 _COMMENT: Final = "reconciler"
 _TYPE: Final = "nat"
@@ -97,14 +97,14 @@ def is_sound(place: Place, shown: Listed) -> bool:
     """Return whether packets come to the services of a table."""
     try:
         return not all_of_it(place, shown)
-    except (ConfigurationError, TransientError):
+    except (ConfigurationError, NotDoneError):
         return False
 
 
 def chains_of_it(place: Place, shown: Listed) -> list[Command]:
     """Return the commands that mend the shared chains; what others put into them stays.
 
-    Raises ``TransientError`` for a chain that cannot be mended in place.
+    Raises ``NotDoneError`` for a chain that cannot be mended in place.
     """
     commands: list[Command] = []
     for name, wanted in _CHAINS.items():
@@ -135,7 +135,7 @@ def _mended(place: Place, name: str, wanted: _Shared, shown: Listed) -> Iterable
 def _check_hook(place: Place, there: Chain, wanted: _Shared) -> None:
     if (there.type, there.hook, there.prio) == (_TYPE, wanted.hook, wanted.priority):
         return
-    raise TransientError(
+    raise NotDoneError(
         f"chain {there.name} of {place} must have type {_TYPE}, hook {wanted.hook} and "
         f"priority {wanted.priority}; delete it, then Reconciler recreates it"
     )

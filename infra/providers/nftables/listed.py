@@ -10,7 +10,7 @@ import msgspec
 
 from infra.providers.answers import UNDECODABLE
 from infra.providers.nftables.spec import Front
-from reconciler.errors import TransientError
+from reconciler.errors import NotDoneError
 
 Expressions = list[object]
 """A rule as nft's JSON has it: what is matched, and what is done then."""
@@ -124,12 +124,12 @@ _FOUND: Final = re.compile(
 
 
 def listed(answer: bytes) -> Listed:
-    """Read an answer; raises ``TransientError`` for what is none."""
+    """Read an answer; raises ``NotDoneError`` for what is none."""
     try:
         items = _answer_decoder.decode(answer).nftables
         return _gathered(items)
     except UNDECODABLE as error:
-        raise TransientError(f"invalid output of nft: {error}") from None
+        raise NotDoneError(f"invalid output of nft: {error}") from None
 
 
 def _gathered(items: list[_Item]) -> Listed:

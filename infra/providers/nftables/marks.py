@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from urllib.parse import parse_qsl, quote, urlencode
 
 from infra.providers.nftables.spec import Balance, Front, balance_of, front_of
-from reconciler.errors import PermanentError
+from reconciler.errors import RefusedError
 
 MAX_COMMENT_BYTES: Final = 128
 MAX_COMMENTS: Final = 64
@@ -35,13 +35,13 @@ class Mark(NamedTuple):
     labels: dict[str, str]
 
     def comments(self) -> list[str]:
-        """Return the comments that keep it; raises ``PermanentError`` if they are too many."""
+        """Return the comments that keep it; raises ``RefusedError`` if they are too many."""
         content = {"uid": self.uid, "key": self.key, "at": str(self.front), "balance": self.balance}
         labels = {f"{_LABEL}{name}": value for name, value in sorted(self.labels.items())}
         text = urlencode({**content, **labels}, quote_via=quote, safe=_READABLE)
         pieces = [text[at : at + _PIECE_BYTES] for at in range(0, len(text), _PIECE_BYTES)]
         if len(pieces) > MAX_COMMENTS:
-            raise PermanentError(
+            raise RefusedError(
                 f"metadata.labels: their {len(text):,} bytes exceed the limit of "
                 f"{MAX_COMMENTS * _PIECE_BYTES:,} for comments of rules; declare fewer or "
                 "shorter ones"

@@ -12,7 +12,7 @@ from typing import Final
 from infra.embedded.child import ending_with_parent
 from infra.providers.nftables.nft import Nft
 from reconciler.call_permit import may_call
-from reconciler.errors import TransientError
+from reconciler.errors import NotDoneError
 
 MAX_WAIT_SECONDS: Final = 30.0
 WAITING_SHARE: Final = 0.5
@@ -50,7 +50,7 @@ class Monitor:
             if self._reading is not None:
                 await self.close()
                 last = self._last_words.decode(errors="replace").strip()
-                raise TransientError(f"nft monitor exited: {last or 'no output'}")
+                raise NotDoneError(f"nft monitor exited: {last or 'no output'}")
             await self._start()
         if after == self._mark:
             self._changed.clear()
@@ -86,7 +86,7 @@ class Monitor:
                 stderr=asyncio.subprocess.STDOUT,  # it says there which events it has lost
             )
         except OSError as error:
-            raise TransientError(f"starting nft monitor failed: {error.strerror}") from None
+            raise NotDoneError(f"starting nft monitor failed: {error.strerror}") from None
         self._process, self._run, self._count = process, uuid.uuid4().hex[:12], 0
         self._reading = asyncio.create_task(self._follow(process))
         # The listing that follows the first mark must not be older than what is heard.

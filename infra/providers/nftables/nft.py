@@ -19,12 +19,12 @@ import msgspec
 
 from infra.providers.nftables.place import FAMILY, Place
 from reconciler.answer_budget import AnswerTooLargeError, take_memory
-from reconciler.call_permit import may_call
+from reconciler.call_permit import may_call, record_write
 from reconciler.errors import (
     ConfigurationError,
-    PermanentError,
+    NotDoneError,
     ProviderError,
-    TransientError,
+    RefusedError,
     UnknownResultError,
 )
 
@@ -68,11 +68,11 @@ MAX_OUTPUT_BYTES: Final = 32 * 1024 * 1024
 _PIECE_BYTES: Final = 64 * 1024
 
 
-class MissingError(TransientError):
+class MissingError(NotDoneError):
     """Something that a command names is not there; nothing was done."""
 
 
-class TakenError(TransientError):
+class TakenError(NotDoneError):
     """Something that a command makes is there already; nothing was done."""
 
 
@@ -89,6 +89,7 @@ class Nft:
         """Do all commands in one transaction, or none of them."""
         script = _encoder.encode({"nftables": commands})
         await self._run(["-j"], script, read_at=read_at, writes=True)
+        record_write()
 
     async def show(self, what: str, name: str | None = None) -> bytes:
         """List one chain or map of the table, or all of it, as JSON; raises ``MissingError``.
@@ -120,10 +121,10 @@ class Nft:
                     output, errors = await _outputs(process)
                     take_memory(output)
             except TimeoutError:
-                late = UnknownResultError if writes else TransientError
+                late = UnknownResultError if writes else NotDoneError
                 raise late(f"nft did not exit within {self._timeout_seconds:g} s") from None
             except AnswerTooLargeError as error:
-                unusable = UnknownResultError if writes else TransientError
+                unusable = UnknownResultError if writes else NotDoneError
                 raise unusable(f"the output of nft is unusable: {error}") from None
             finally:
                 if process.returncode is None:
@@ -134,7 +135,7 @@ class Nft:
             return output
         words = errors.decode(errors="replace")
         if process.returncode is not None and process.returncode < 0:
-            ended = UnknownResultError if writes else TransientError
+            ended = UnknownResultError if writes else NotDoneError
             raise ended(f"nft was killed by signal {-process.returncode}")
         raise self._refusal(words)
 
@@ -155,7 +156,7 @@ class Nft:
                 env=_ENVIRONMENT,
             )
         except OSError as error:
-            raise TransientError(f"starting nft failed: {error.strerror}") from None
+            raise NotDoneError(f"starting nft failed: {error.strerror}") from None
         finally:
             os.close(file)
 
@@ -164,7 +165,7 @@ class Nft:
         said = next((line for line in words.splitlines() if line.strip()), "nothing")
         text = f"nft: {said.partition('Error: ')[2] or said}"[:_MESSAGE_CHARACTERS]
         if words.startswith("nsenter:") and _MISSING in words:
-            return TransientError(
+            return NotDoneError(
                 f"network namespace {self.place.namespace!r} does not exist; create it with ip "
                 "netns add"
             )
@@ -182,13 +183,13 @@ class Nft:
         if _TAKEN in words:
             return TakenError(text, status=HTTPStatus.CONFLICT)
         if _IN_USE in words:
-            return TransientError(
+            return NotDoneError(
                 f"{text}; a rule or an element of another program refers to it",
                 status=HTTPStatus.CONFLICT,
             )
         if any(each in words for each in _LATER):
-            return TransientError(text)
-        return PermanentError(text)
+            return NotDoneError(text)
+        return RefusedError(text)
 
 
 def _program(place: Place) -> tuple[str, ...]:

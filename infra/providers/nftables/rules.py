@@ -194,7 +194,7 @@ def written(table: str, action: Action, uid: str, seen: Seen | None) -> list[Com
     """Return the commands that write a service in the place of what was seen of it.
 
     Rules are deleted by their handles: if one is gone by then, the whole transaction is refused.
-    Raises ``PermanentError`` for labels that cannot be kept.
+    Raises ``RefusedError`` for labels that cannot be kept.
     """
     chain, front = chain_of(action.external_name), front_of_fields(action.fields)
     balance: Balance = action.fields["balance"]

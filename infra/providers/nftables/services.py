@@ -39,13 +39,14 @@ from infra.providers.nftables.rules import (
     written,
 )
 from infra.providers.nftables.spec import Front, name_problem, normalize
+from reconciler.call_permit import unrecorded
 from reconciler.errors import (
     ConfigurationError,
     ConflictError,
+    NotDoneError,
     NotFoundError,
-    PermanentError,
     ProviderError,
-    TransientError,
+    RefusedError,
     UnknownResultError,
 )
 from reconciler.provider import Effect
@@ -134,7 +135,7 @@ class ServicesProvider:
         del uid  # names are unique
         problem = name_problem(external_name)
         if problem is not None:
-            raise PermanentError(f"invalid name {external_name!r}: {problem}")
+            raise RefusedError(f"invalid name {external_name!r}: {problem}")
         seen = await self._look(external_name)
         return None if seen is None or seen.is_nothing else seen.as_object()
 
@@ -260,7 +261,8 @@ class ServicesProvider:
         if not commands:
             return False
         try:
-            await self.nft.apply(commands)
+            with unrecorded():
+                await self.nft.apply(commands)
         except MissingError as error:
             if shown is not None:
                 raise
@@ -273,7 +275,7 @@ class ServicesProvider:
     async def _check_table_name(self) -> None:
         try:
             await self.nft.ask(f"add table {FAMILY} {self._table}", "-c")
-        except PermanentError as error:
+        except RefusedError as error:
             if _NOT_A_NAME not in error.message:
                 raise
             raise ConfigurationError(
@@ -312,10 +314,10 @@ class ServicesProvider:
         front = front_of_fields(action.fields)
         element, _ = await self._led_by(front)
         if element is None:
-            return TransientError(
+            return NotDoneError(
                 f"{error.message}; it has changed since it was read", status=error.status
             )
-        return TransientError(
+        return NotDoneError(
             f"port {front.port}/{front.protocol} of {front.address} is already mapped "
             f"to {whose(element)}; withdraw that service, or declare another port",
             status=error.status,
@@ -325,7 +327,7 @@ class ServicesProvider:
 def _check_name(action: Action) -> None:
     problem = name_problem(action.external_name)
     if problem is not None:
-        raise PermanentError(f"invalid name {action.external_name!r}: {problem}")
+        raise RefusedError(f"invalid name {action.external_name!r}: {problem}")
 
 
 def _own_or_refused(action: Action, found: ExternalObject) -> Effect:

@@ -34,11 +34,12 @@ from infra.providers.postgres.names import (
 from infra.providers.postgres.server import PostgresServer, names
 from reconciler.errors import (
     ConflictError,
+    NotCalledError,
+    NotDoneError,
     NotFoundError,
-    NothingDoneError,
-    PermanentError,
     ProviderError,
-    TransientError,
+    RefusedError,
+    UnknownResultError,
 )
 from reconciler.provider import Effect
 from reconciler.provider.secrets import Secrets
@@ -126,16 +127,16 @@ class DatabasesProvider:
         )
         if half is None:
             await self._check_what_is_needed(action)
-            await self._server.run(_create_statement(unfinished, action.fields), read_at=read_at)
+            await self._make_unfinished(unfinished, action.fields, read_at)
         if half is None or half.mark is None:
             await self._server.run(_comment_statement(unfinished, with_mark(None, mark)))
         if mark.extensions:
             try:
                 async with self._server.transaction(unfinished) as session:
                     await session.run(*_extension_statements(mark.extensions, []))
-            except PermanentError as error:  # what there is without them is the action's work
+            except RefusedError as error:  # what there is without them is the action's work
                 half_done = await self._finished(action, unfinished, mark)
-                raise PermanentError(error.message, obstacle=half_done) from None
+                raise RefusedError(error.message, obstacle=half_done) from None
         return Effect(await self._finished(action, unfinished, mark))
 
     async def update(self, action: Action) -> Effect:
@@ -162,7 +163,7 @@ class DatabasesProvider:
         async with self._server.transaction() as session:
             (now,) = await session.read(_Row, _select(_named(name))) or (None,)
             if now is None or (now.uid, now.version) != (row.uid, row.version):
-                raise TransientError(
+                raise NotDoneError(
                     f"database {name!r} has changed since it was read", status=REFUSED
                 )
             await session.run(
@@ -186,7 +187,7 @@ class DatabasesProvider:
         return Effect(None, absent=not is_there)
 
     async def read(self, external_name: str, uid: str | None = None) -> ExternalObject | None:
-        """Read one; raises ``PermanentError`` for one that is out of bounds."""
+        """Read one; raises ``RefusedError`` for one that is out of bounds."""
         del uid  # names are unique
         self._check(external_name, deletes=True)
         rows = await self._rows(_named(external_name))
@@ -216,12 +217,12 @@ class DatabasesProvider:
     # --- reading
 
     def _check(self, name: str, *, deletes: bool = False) -> None:
-        """Raise ``PermanentError`` for what nobody may declare; leftovers may be deleted."""
+        """Raise ``RefusedError`` for what nobody may declare; leftovers may be deleted."""
         problem = database_problem(name)
         if name in self._protected:
             problem = f"database {name} belongs to the server, or Reconciler is connected to it"
         if problem is not None and not (deletes and name.startswith(UNFINISHED_PREFIX)):
-            raise PermanentError(f"invalid name {name!r}: {problem}")
+            raise RefusedError(f"invalid name {name!r}: {problem}")
 
     def _is_listed(self, row: _Row) -> bool:
         """Return whether a row is an object; one that is being made is none yet."""
@@ -274,10 +275,29 @@ class DatabasesProvider:
             missing = await session.run(query)
         for row in missing:
             if row["what"] == "role":
-                raise NothingDoneError(f"role {row['name']!r} does not exist (yet)", status=REFUSED)
+                raise NotDoneError(f"role {row['name']!r} does not exist (yet)", status=REFUSED)
             # A package comes by hands, so its creation waits for theirs: for a new declaration.
             text = _not_available(row["name"])
-            raise PermanentError(f"{text}, then apply the manifest with a change")
+            raise RefusedError(f"{text}, then apply the manifest with a change")
+
+    async def _make_unfinished(self, name: str, fields: Fields, read_at: float) -> None:
+        """Create a database under its temporary name.
+
+        ``CREATE DATABASE`` is no part of a transaction: its error proves nothing. That the server
+        has none when the statement is over does.
+        """
+        try:
+            await self._server.run(_create_statement(name, fields), read_at=read_at)
+        except (NotCalledError, UnknownResultError):
+            raise
+        except ProviderError as error:
+            try:
+                is_there = bool(await self._rows(_named(name)))
+            except ProviderError:
+                is_there = True
+            if is_there:
+                raise UnknownResultError(error.message, status=error.status) from error.__cause__
+            raise
 
     async def _finished(
         self, action: Action, unfinished: str, mark: DatabaseMark
@@ -302,7 +322,7 @@ class DatabasesProvider:
             for each in rows:
                 if each.name == name:
                     raise _there_already(await self._shown(each)) from None
-            raise TransientError(f"{name!r} was deleted in the meantime", status=REFUSED) from None
+            raise NotDoneError(f"{name!r} was deleted in the meantime", status=REFUSED) from None
         except ProviderError as error:
             raise await self._in_use(error, unfinished) from None
         return await self._shown(row)
@@ -321,7 +341,7 @@ class DatabasesProvider:
         if not added and not dropped:
             return
         if not fields["allowConnections"] and not shown.fields["allowConnections"]:
-            raise PermanentError(
+            raise RefusedError(
                 f"extensions of database {shown.name!r} cannot be changed while it allows no "
                 "connections; set allowConnections to true first"
             )
@@ -330,7 +350,7 @@ class DatabasesProvider:
             known = names(await session.run(available.format(added)), "name")
         for extension in added:
             if extension not in known:  # an update ends with the next declaration: it can wait
-                raise TransientError(_not_available(extension), status=REFUSED)
+                raise NotDoneError(_not_available(extension), status=REFUSED)
         async with self._server.transaction(shown.name) as session:
             await session.run(*_extension_statements(added, dropped))
 
@@ -364,7 +384,7 @@ class DatabasesProvider:
             for row in rows
         ]
         users = ", ".join(sessions) or "sessions that have since ended"
-        return TransientError(
+        return NotDoneError(
             f"{error.message}; in use by {users}. Reconciler does not terminate sessions",
             status=REFUSED,
         )

@@ -10,10 +10,10 @@ import psycopg
 
 from reconciler.errors import (
     ConflictError,
-    PermanentError,
+    NotDoneError,
     ProviderError,
+    RefusedError,
     ThrottledError,
-    TransientError,
     UnknownResultError,
 )
 
@@ -26,18 +26,19 @@ _MESSAGE_CHARACTERS: Final = 1_000
 
 _BY_STATE: Final[Mapping[str, type[ProviderError]]] = {
     **dict.fromkeys(DUPLICATE, ConflictError),
-    "42501": TransientError,  # insufficient privilege: who administers the server can mend it
-    "42704": TransientError,  # a role or an object that is not there, perhaps not yet
-    "3F000": TransientError,  # a schema likewise
+    "42501": NotDoneError,  # insufficient privilege: who administers the server can mend it
+    "42704": NotDoneError,  # a role or an object that is not there, perhaps not yet
+    "3F000": NotDoneError,  # a schema likewise
 }
 _FOR_GOOD: Final = ("0A", "22", "42")
 """Classes of what the server will never take: it is not supported, or not valid. A membership that
 would be a circle is none of them: somebody's hand may have closed it."""
 
-_NOT_ANSWERED: Final = ("57P", "58", "XX")
-"""Classes that end a session or a disk: what was done by then is not told."""
+_NOT_ANSWERED: Final = ("08", "40003", "57P", "58", "XX")
+"""Classes that end a session or a disk, and a completion that the server does not know itself: what
+was done by then is not told."""
 
-_IN_TROUBLE: Final = ("08", "28", "53", "57", *_NOT_ANSWERED)
+_IN_TROUBLE: Final = ("28", "53", "57", *_NOT_ANSWERED)
 """Classes of a server that serves nobody; all others are about what was asked for."""
 
 REFUSED: Final = HTTPStatus.CONFLICT
@@ -54,18 +55,19 @@ def classified(error: psycopg.Error, *, may_be_done: bool) -> ProviderError:
     """Return what a failed statement means.
 
     ``may_be_done``: it was one that takes effect at once, so that a lost answer leaves it open. Of
-    a transaction that is the end only: whatever fails before is undone.
+    a transaction that is the end only: whatever fails before is undone. Any other SQLSTATE is that
+    of a statement that the server has rolled back.
     """
     state, text = state_of(error), _text(error)
     if not state or (state.startswith(_NOT_ANSWERED) and "concurrently" not in text):
-        return UnknownResultError(text) if may_be_done else TransientError(text)
+        return UnknownResultError(text) if may_be_done else NotDoneError(text)
     if state == "53300":
         return ThrottledError(text, retry_after_seconds=_RETRY_SECONDS)
     is_in_trouble = state.startswith(_IN_TROUBLE) and "concurrently" not in text
     status = None if is_in_trouble else REFUSED
     if state in _BY_STATE:
         return _BY_STATE[state](text, status=status)
-    failed = PermanentError if state.startswith(_FOR_GOOD) else TransientError
+    failed = RefusedError if state.startswith(_FOR_GOOD) else NotDoneError
     return failed(text, status=status)
 
 
@@ -73,10 +75,10 @@ def not_connected(error: psycopg.Error) -> ProviderError:
     """Return what a failed connection means: nothing was sent, and libpq has words only."""
     text = _text(error)
     if "too many connections for database" in text:  # its owner's limit, and no one else's
-        return TransientError(text, status=REFUSED)
+        return NotDoneError(text, status=REFUSED)
     if "too many" in text:
         return ThrottledError(text, retry_after_seconds=_RETRY_SECONDS)
-    return TransientError(text)
+    return NotDoneError(text)
 
 
 def _text(error: psycopg.Error) -> str:

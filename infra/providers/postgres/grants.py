@@ -38,11 +38,10 @@ from infra.providers.postgres.names import (
 from infra.providers.postgres.server import PostgresServer, Session
 from reconciler.errors import (
     ConflictError,
+    NotDoneError,
     NotFoundError,
-    NothingDoneError,
-    PermanentError,
     ProviderError,
-    TransientError,
+    RefusedError,
 )
 from reconciler.provider import Effect
 from reconciler.provider.secrets import Secrets
@@ -159,9 +158,7 @@ class GrantsProvider:
         place = self._checked(action)
         found = await self._database(place)
         if found is None:
-            raise NothingDoneError(
-                f"database {place.database!r} does not exist (yet)", status=REFUSED
-            )
+            raise NotDoneError(f"database {place.database!r} does not exist (yet)", status=REFUSED)
         async with self._server.transaction(_connected_to(place)) as session:
             shown = await self._find(session, place, found)
             if shown is not None:
@@ -237,9 +234,9 @@ class GrantsProvider:
     def _place(self, name: str) -> GrantPlace:
         problem, place = grant_problem(name), place_of(name)
         if problem is not None or place is None:
-            raise PermanentError(f"invalid name {name!r}: {problem}")
+            raise RefusedError(f"invalid name {name!r}: {problem}")
         if place.database in self._protected or place.database.startswith(UNFINISHED_PREFIX):
-            raise PermanentError(
+            raise RefusedError(
                 f"{name!r}: database {place.database} belongs to the server, or Reconciler is "
                 "connected to it"
             )
@@ -249,13 +246,13 @@ class GrantsProvider:
         place = self._place(action.external_name)
         for field, value in (("role", place.grantee), ("database", place.database)):
             if action.fields.get(field, value) != value:
-                raise PermanentError(
+                raise RefusedError(
                     f"spec.{field}: {action.fields[field]!r} does not match "
                     f"{action.external_name!r}; use {value!r}"
                 )
         unknown = set(action.fields.get("privileges", [])) - PRIVILEGES[place.level]
         if unknown:
-            raise PermanentError(
+            raise RefusedError(
                 f"spec.privileges: {', '.join(sorted(unknown))} cannot be granted on "
                 f"{place.name!r}; use {', '.join(sorted(PRIVILEGES[place.level]))}"
             )
@@ -328,7 +325,7 @@ class GrantsProvider:
             await session.run(*statements)
         made = await self._find(session, place, database)
         if made is None:
-            raise TransientError(
+            raise NotDoneError(
                 f"{place.name!r}: there is no object (yet) to grant privileges on, or the role "
                 "owns all of them",
                 status=REFUSED,
@@ -348,9 +345,9 @@ async def _check_what_is_needed(session: Session, place: GrantPlace) -> None:
     ).format(grantee=place.grantee, schema=place.schema)
     (found,) = await session.run(query)
     if not found["has_role"]:
-        raise TransientError(f"role {place.grantee!r} does not exist (yet)", status=REFUSED)
+        raise NotDoneError(f"role {place.grantee!r} does not exist (yet)", status=REFUSED)
     if not found["has_schema"]:
-        raise TransientError(
+        raise NotDoneError(
             f"schema {place.schema!r} does not exist in database {place.database!r} (yet)",
             status=REFUSED,
         )
@@ -459,7 +456,7 @@ def _statement(
 def _granted_by_others(shown: ExternalObject) -> ProviderError:
     held = [f"{name}: {', '.join(each)}" for name, each in shown.fields.items() if each]
     found = some(held, "; ") or "no privileges"
-    return TransientError(
+    return NotDoneError(
         f"{shown.name!r} differs from the declaration ({found}), because a role other than the "
         "owner granted privileges; revoke them as that role",
         status=REFUSED,

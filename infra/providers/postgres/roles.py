@@ -32,10 +32,10 @@ from infra.providers.postgres.server import PostgresServer, Session
 from reconciler.errors import (
     ConfigurationError,
     ConflictError,
+    NotDoneError,
     NotFoundError,
-    PermanentError,
     ProviderError,
-    TransientError,
+    RefusedError,
 )
 from reconciler.provider import Effect
 from reconciler.provider.secrets import Secrets
@@ -204,7 +204,7 @@ class DatabaseRolesProvider:
                 raise
             row = await self._read(name)
             if row is None:
-                raise TransientError(
+                raise NotDoneError(
                     f"role {name!r} was deleted in the meantime", status=REFUSED
                 ) from None
         shown = await self._shown(row)
@@ -258,7 +258,7 @@ class DatabaseRolesProvider:
         return Effect(None)
 
     async def read(self, external_name: str, uid: str | None = None) -> ExternalObject | None:
-        """Read one; raises ``PermanentError`` for one that is out of bounds."""
+        """Read one; raises ``RefusedError`` for one that is out of bounds."""
         del uid  # names are unique
         _check_name(external_name)
         row = await self._read(external_name)
@@ -297,7 +297,7 @@ class DatabaseRolesProvider:
         condition = sql.SQL("a.rolname = {}").format(name)
         rows = await session.read(_Row, await self._select(session, condition))
         if rows and rows[0].out_of_bounds:
-            raise PermanentError(f"{rows[0].out_of_bounds}; a resource cannot manage it")
+            raise RefusedError(f"{rows[0].out_of_bounds}; a resource cannot manage it")
         return rows[0] if rows else None
 
     async def _select(self, session: Session, condition: sql.Composable) -> sql.Composed:
@@ -388,11 +388,11 @@ class DatabaseRolesProvider:
         for parent in parents:
             above = [each for each in rows if each.parent == parent]
             if not above:
-                raise TransientError(f"role {parent!r} does not exist (yet)", status=REFUSED)
+                raise NotDoneError(f"role {parent!r} does not exist (yet)", status=REFUSED)
             for each in above:  # perhaps by another client's change, and not for long
                 if power := each.power_beyond(self._allow):
                     through = "" if each.name == parent else f" is a member of {each.name!r}, which"
-                    raise TransientError(
+                    raise NotDoneError(
                         f"spec.memberOf: role {parent!r}{through} {power}", status=REFUSED
                     )
 
@@ -416,7 +416,7 @@ class DatabaseRolesProvider:
         else:
             return _Password(None, is_removed=True)
         if not value or "\0" in value:
-            raise PermanentError(
+            raise RefusedError(
                 f"secret {reference.name!r} is not a valid password: it is empty or contains NUL"
             )
         reference = msgspec.structs.replace(reference, digest=self._secrets.digest(value))
@@ -443,7 +443,7 @@ class DatabaseRolesProvider:
 def _check_name(name: str) -> None:
     problem = role_problem(name)
     if problem is not None:
-        raise PermanentError(f"invalid name {name!r}: {problem}")
+        raise RefusedError(f"invalid name {name!r}: {problem}")
 
 
 def _create_statements(action: Action, password: _Password) -> list[sql.Composed]:

@@ -26,8 +26,8 @@ from events.manifest import Fields
 from events.provider_config import ProviderConfigSpec, Tls
 from infra.providers.postgres.errors import classified, not_connected
 from infra.providers.postgres.limits import LimitedConnection, ResultTooLargeError, check_values
-from reconciler.call_permit import may_call
-from reconciler.errors import ConfigurationError, TransientError, UnknownResultError
+from reconciler.call_permit import may_call, record_write
+from reconciler.errors import ConfigurationError, NotDoneError, UnknownResultError
 from reconciler.provider.secrets import Secrets
 
 MAX_CONNECTIONS: Final = 4
@@ -106,15 +106,17 @@ class Session:
                 cursor = await self._connection.execute(sql.SQL("; ").join(statements))
                 while cursor.nextset():
                     pass
+                if may_be_done:
+                    record_write()
                 if cursor.pgresult is None or not cursor.pgresult.nfields:
                     return []
                 check_values(cursor.pgresult.ntuples, cursor.pgresult.nfields)
                 return await cursor.fetchall()
         except TimeoutError:
-            late = UnknownResultError if may_be_done else TransientError
+            late = UnknownResultError if may_be_done else NotDoneError
             raise late(f"no response within {self._timeout_seconds:g} s") from None
         except ResultTooLargeError as error:
-            unusable = UnknownResultError if may_be_done else TransientError
+            unusable = UnknownResultError if may_be_done else NotDoneError
             raise unusable(f"invalid response: {error}") from None
         except psycopg.Error as error:
             raise classified(error, may_be_done=may_be_done) from error
@@ -236,11 +238,11 @@ class PostgresServer:
                     autocommit=True, prepare_threshold=None, row_factory=dict_row, **settings
                 )
         except TimeoutError:
-            raise TransientError(
+            raise NotDoneError(
                 f"not connected to {place.host}:{place.port} within {self.timeout_seconds:g} s"
             ) from None
         except ResultTooLargeError as error:
-            raise TransientError(f"not connected to {place.host}:{place.port}: {error}") from None
+            raise NotDoneError(f"not connected to {place.host}:{place.port}: {error}") from None
         except psycopg.Error as error:
             raise not_connected(error) from error
         # An older server refuses a connection that sets these. The first one is to the operator's
@@ -269,11 +271,11 @@ def place_of(endpoint: str) -> Place:
 
 
 def as_structs(wanted: type[_S], rows: Sequence[DictRow]) -> list[_S]:
-    """Convert rows; raises ``TransientError`` for what is not what was asked for."""
+    """Convert rows; raises ``NotDoneError`` for what is not what was asked for."""
     try:
         return msgspec.convert(rows, list[wanted])
     except msgspec.ValidationError as error:
-        raise TransientError(f"invalid response: {error}") from None
+        raise NotDoneError(f"invalid response: {error}") from None
 
 
 def _tls(tls: Tls | None) -> dict[str, str]:

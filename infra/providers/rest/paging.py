@@ -20,7 +20,7 @@ from infra.providers.listing import Page
 from infra.providers.rest.expressions import ExpressionError
 from infra.providers.rest.places import MISSING, Finder
 from infra.providers.rest.protocol import Protocol
-from reconciler.errors import TransientError
+from reconciler.errors import NotDoneError
 
 _LINK = re.compile(r"<([^<>]*)>((?:[^,\"]|\"[^\"]*\")*)")
 _NEXT = re.compile(r";\s*rel\s*=\s*(?:next\b|\"(?:[^\"]*\s)?next[\s\"])", re.IGNORECASE)
@@ -134,8 +134,8 @@ class Pages:
         return await self._fetch(None, [*self._size, *more])
 
 
-def _moved() -> TransientError:
-    return TransientError("the listing changed while its pages were read, so it is ignored")
+def _moved() -> NotDoneError:
+    return NotDoneError("the listing changed while its pages were read, so it is ignored")
 
 
 def _next_query(answer: Answer) -> str | None:

@@ -24,6 +24,7 @@ from events.provider_config import ProviderConfigSpec, Scope
 from infra.providers.answers import (
     Answer,
     decoded,
+    in_doubt,
     is_read,
     problem_text,
     refusal,
@@ -42,11 +43,11 @@ from infra.providers.rest.places import MISSING, WHOLE, Finder, put_at
 from infra.providers.rest.protocol import Protocol, Request, UnusableObjectError
 from reconciler.errors import (
     ConflictError,
+    NotDoneError,
     NotFoundError,
-    PermanentError,
     ProviderError,
+    RefusedError,
     ThrottledError,
-    TransientError,
     UnknownResultError,
 )
 from reconciler.provider import Effect
@@ -92,6 +93,12 @@ class RestProvider:
         if answer.status_code in protocol.create.success:
             return await self._done(answer, action, "create", None)
         means = self._meaning(answer, protocol.rest.create.conflict)
+        if not means and answer.status_code == HTTPStatus.NOT_FOUND:
+            # The API's own if a read works there: what the creation needs does not exist.
+            with in_doubt(answer):
+                there = await self._found(name)
+            if there is None:
+                raise NotDoneError(refusal(answer).message, status=answer.status_code)
         if means != "Conflict":
             raise self._classified(answer, means)
         text = f"{name!r}: {problem_text(answer)}"
@@ -106,7 +113,7 @@ class RestProvider:
         protocol = self._protocol
         name = self._checked(action.external_name)
         if protocol.update is None:
-            raise PermanentError(
+            raise RefusedError(
                 f"{name!r}: the API has no update call; declare an object with another name"
             )
         there = await self._found(name, action.uid)
@@ -126,11 +133,14 @@ class RestProvider:
         if means not in ("Conflict", "Absent"):
             raise self._classified(answer, means)
         text = f"{name!r}: {problem_text(answer)}"
-        now = await self._found(name, there.object.uid)
+        with in_doubt(answer):
+            now = await self._found(name, there.object.uid)
         if now is None:
             raise NotFoundError(text, status=answer.status_code)
         if means == "Absent":
-            raise TransientError(f"{text}, but a read still finds it", status=answer.status_code)
+            raise UnknownResultError(
+                f"{text}, but a read still finds it", status=answer.status_code
+            )
         return self._own(now.object, action, text, status=answer.status_code)
 
     async def delete(self, action: Action) -> Effect:
@@ -153,11 +163,13 @@ class RestProvider:
             return Effect(None, replayed=self._is_replay(answer))
         means = self._meaning(answer, call.conflict or (412,), call.absent)
         if means == "Conflict":
-            raise TransientError(f"{name!r} was changed during the deletion")
+            raise NotDoneError(f"{name!r} was changed during the deletion")
         if means == "Absent":
-            if await self._found(name, there.object.uid) is None:
+            with in_doubt(answer):
+                now = await self._found(name, there.object.uid)
+            if now is None:
                 return Effect(None, absent=True)
-            raise TransientError(
+            raise UnknownResultError(
                 f"{name!r}: the API returned {answer.status_code}, but a read still finds it"
             )
         raise self._classified(answer, means)
@@ -273,7 +285,7 @@ class RestProvider:
         page = await self._pages(1).fetch("")
         for each in page.objects:
             if each.name == name and uid in (None, each.uid):
-                raise TransientError(
+                raise NotDoneError(
                     f"{name!r} is listed, but reading it returned {answer.status_code}"
                 )
 
@@ -298,16 +310,14 @@ class RestProvider:
         more: Sequence[tuple[str, str]] = (),
     ) -> Answer:
         """Send a request that changes nothing, whatever its method: no result is unknown."""
-        try:
-            answer = await self._api.call(
-                request.method,
-                request.path(values) if path is None else path,
-                query=[*request.query(values), *more] if path is None else (),
-                headers=request.headers,
-                body=self._body(request, variables),
-            )
-        except UnknownResultError as error:
-            raise TransientError(error.message, status=error.status) from error
+        answer = await self._api.call(
+            request.method,
+            request.path(values) if path is None else path,
+            query=[*request.query(values), *more] if path is None else (),
+            headers=request.headers,
+            body=self._body(request, variables),
+            writes=False,
+        )
         # It is classified as a read.
         return answer if is_read(answer.method) else msgspec.structs.replace(answer, method="GET")
 
@@ -383,7 +393,7 @@ class RestProvider:
         try:
             return _encoder.encode(request.body.made(variables))
         except ExpressionError as error:
-            raise PermanentError(
+            raise RefusedError(
                 f"{request.method}: not sent, because its body is invalid: {error}"
             ) from None
 
@@ -416,7 +426,7 @@ class RestProvider:
         self._check_body(answer)
         try:
             found = await self._found(action.external_name, uid)
-        except ProviderError as error:  # it is done, so "transient" would say too little
+        except ProviderError as error:  # it is done, so `NotDoneError` would be wrong
             raise UnknownResultError(
                 f"{action.external_name!r} was written, but reading it failed: {error.message}",
                 status=error.status,
@@ -453,19 +463,20 @@ class RestProvider:
         if rule is not None:
             return rule.means
         if answer.status_code in conflict:
-            return "Transient" if "Retry-After" in answer.headers else "Conflict"
+            # The API still executes another request with this key: that one may succeed.
+            return "Unknown" if "Retry-After" in answer.headers else "Conflict"
         return "Absent" if answer.status_code in absent else ""
 
     def _classified(self, answer: Answer, means: str) -> ProviderError:
         told = refusal(answer)
         status, wait = answer.status_code, retry_after_seconds(answer)
         match means:
-            case "Transient":
-                return TransientError(told.message, status=status, retry_after_seconds=wait)
+            case "NotDone":
+                return NotDoneError(told.message, status=status, retry_after_seconds=wait)
             case "Throttled":
                 return ThrottledError(told.message, status=status, retry_after_seconds=wait)
-            case "Permanent":
-                return PermanentError(told.message, status=status)
+            case "Refused":
+                return RefusedError(told.message, status=status)
             case "Unknown" if not is_read(answer.method):
                 return UnknownResultError(told.message, status=status, retry_after_seconds=wait)
             case _:
@@ -480,7 +491,7 @@ class RestProvider:
     def _checked(self, external_name: str) -> str:
         problem = self._protocol.name_problem(external_name)
         if problem is not None:
-            raise PermanentError(f"invalid name {external_name!r}: {problem}")
+            raise RefusedError(f"invalid name {external_name!r}: {problem}")
         return external_name
 
     def _values(self, external_name: str, uid: str | None) -> dict[str, str]:
@@ -488,7 +499,7 @@ class RestProvider:
         values = {"name": self._protocol.api_name(external_name)}
         if uid is not None:
             if leads_elsewhere(uid):
-                raise PermanentError(f"{external_name!r}: {uid!r} is not a valid id")
+                raise RefusedError(f"{external_name!r}: {uid!r} is not a valid id")
             values["uid"] = uid
         return values
 

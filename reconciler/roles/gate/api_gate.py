@@ -424,7 +424,7 @@ def _throttle_of(error: ProviderError) -> float | None:
 
 def _is_failure(error: ProviderError) -> bool:
     """Return whether the API seems to be down; one that refuses with a reason is alive."""
-    if error.error_class not in ("Transient", "Unknown"):
+    if error.error_class not in ("NotDone", "Unknown"):
         return False
     status = error.status
     is_refusal = status is not None and _CLIENT_ERROR <= status < _SERVER_ERROR

@@ -342,7 +342,7 @@ class Foresight:
             report = self._report(key, mine)
             if isinstance(told, str):
                 self._stuck.add(flight.action.action_id)
-                error = ActionError("Transient", told)
+                error = ActionError("NotDone", told)
                 report = msgspec.structs.replace(report, error=error, object=None)
             else:
                 for part, said in told.items():

@@ -16,7 +16,7 @@ from events.log import Action
 from events.provider_config import Scope
 from events.reference import resolved_secrets_in
 from reconciler.answer_budget import MAX_CALLS_BYTES, MAX_LISTING_BYTES, AnswerBudget
-from reconciler.errors import ConfigurationError, ProviderError, TransientError
+from reconciler.errors import ConfigurationError, NotDoneError, ProviderError
 from reconciler.provider import Effect, Provider, WatchingProvider
 from reconciler.provider.secrets import Secrets
 from reconciler.secrecy import Secrecy
@@ -107,7 +107,7 @@ class SecretiveProvider:
                 if page is None:
                     return
                 yield page
-            raise TransientError(f"the listing has more than {MAX_PAGES} pages")
+            raise NotDoneError(f"the listing has more than {MAX_PAGES} pages")
 
     async def close(self) -> None:
         """Close connections."""

@@ -30,13 +30,14 @@ from events.log import (
     LookupDecided,
     ResourceEvent,
 )
+from reconciler.call_permit import CALL_RECORD, CallRecord
 from reconciler.errors import (
     ConfigurationError,
     NotCalledError,
-    NothingDoneError,
+    NotDoneError,
     ProviderError,
+    RefusedError,
     ThrottledError,
-    TransientError,
     UnknownResultError,
 )
 from reconciler.failpoints import Failpoint, is_armed, reach
@@ -233,7 +234,7 @@ class Worker:
         shown = self._hide_secrets(found, action)
         is_omitted = effect is not None and found is not None and shown is None
         if is_lookup and is_omitted and not _labeled_uids(effect):
-            error, effect = TransientError(_UNREPORTABLE), None  # nothing there, it would say
+            error, effect = NotDoneError(_UNREPORTABLE), None  # nothing there, it would say
         if is_lookup or effect is None:
             error, shown = await self._without_newer(delivery.event, action, error, shown)
         reported = Reported(
@@ -265,6 +266,8 @@ class Worker:
             return UnknownResultError(
                 "another worker may have made this call; a read will show the result"
             ), None
+        record = CallRecord()
+        token = CALL_RECORD.set(record)
         try:
             is_probe = False if gate.is_open else await gate.enter(config)
             calls = gate.calls(config, is_probe=is_probe)
@@ -282,15 +285,20 @@ class Worker:
                     provider, action, spec, capabilities, known_uids=known_uids
                 )
         except (ProviderError, ConfigurationError) as error:
-            return error, None
+            is_begun = record.has_written and _claims_nothing(error, action)
+            return _partly_done(error) if is_begun else error, None
         except asyncio.CancelledError:
             if is_being_cancelled():
                 raise
             # A task that ends as cancelled ends unseen, and its lease would be kept for ever.
-            return UnknownResultError("the provider canceled its own call"), None
+            unclassified = NotDoneError if look else UnknownResultError
+            return unclassified("the provider canceled its own call"), None
         except Exception as error:
             _logger.exception("a provider raised an unexpected error", action=action.action_id)
-            return ProviderError(f"{type(error).__name__}: {error}"), None
+            unclassified = NotDoneError if look else UnknownResultError
+            return unclassified(f"{type(error).__name__}: {error}"), None
+        finally:
+            CALL_RECORD.reset(token)
 
     async def _execute(self, provider: Provider, action: Action) -> Effect:
         task = asyncio.current_task()
@@ -334,7 +342,7 @@ class Worker:
             compared = Comparison(must_wait=True)
         if compared.allows(event.key):
             return error, shown
-        return error or TransientError("the object may be newer than this log"), None
+        return error or NotDoneError("the object may be newer than this log"), None
 
     def _hide_secrets(self, seen: ExternalObject | None, action: Action) -> ExternalObject | None:
         """Return an object without secrets; None for one that cannot be reported.
@@ -578,7 +586,7 @@ def _result_id(reported: Reported) -> str:
 
 def _as_action_error(error: ProviderError | ConfigurationError, now: datetime) -> ActionError:
     if isinstance(error, ConfigurationError):
-        return ActionError("Transient", _tellable(str(error)))
+        return ActionError("NotDone", _tellable(str(error)))
     wait = error.retry_after_seconds
     until = ""
     if isinstance(error, ThrottledError) and wait and wait <= MAX_THROTTLED_SECONDS:
@@ -589,8 +597,28 @@ def _as_action_error(error: ProviderError | ConfigurationError, now: datetime) -
         error.status,
         error.retry_after_seconds,
         attempted=not isinstance(error, NotCalledError),
-        nothing_done=isinstance(error, NothingDoneError),
     )
+
+
+def _claims_nothing(error: ProviderError | ConfigurationError, action: Action) -> bool:
+    """Return whether an error reports that nothing was done; a conflict shows what there is.
+
+    A deletion that waits has done a part of what is wanted, and goes on.
+    """
+    if action.operation == "Delete":
+        return False
+    if isinstance(error, RefusedError):
+        return error.obstacle is None  # else it shows what the first of the calls created
+    return isinstance(error, ConfigurationError | NotDoneError | ThrottledError)
+
+
+def _partly_done(error: ProviderError | ConfigurationError) -> UnknownResultError:
+    """Return a failure as one of an action that has written something before."""
+    text = f"a part of the action was done: {error}"
+    if isinstance(error, ConfigurationError):
+        return UnknownResultError(text)
+    wait = error.retry_after_seconds
+    return UnknownResultError(text, status=error.status, retry_after_seconds=wait)
 
 
 def _tellable(text: str) -> str:

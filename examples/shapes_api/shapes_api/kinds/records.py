@@ -20,16 +20,23 @@ from events.external import ExternalObject
 from events.log import Action
 from events.manifest import Fields
 from events.provider_config import ProviderConfigSpec, Scope
-from infra.providers.answers import Answer, decoded, decoded_about, problem_text, refusal
+from infra.providers.answers import (
+    Answer,
+    decoded,
+    decoded_about,
+    in_doubt,
+    problem_text,
+    refusal,
+)
 from infra.providers.conflicts import check_uid
 from infra.providers.endpoint import path_segment
 from infra.providers.http import HttpApi
 from infra.providers.listing import Page, all_pages, in_turns
 from reconciler.errors import (
     ConflictError,
+    NotDoneError,
     NotFoundError,
     ProviderError,
-    TransientError,
 )
 from reconciler.provider import Capabilities, Effect
 from reconciler.provider.kind import Kind
@@ -138,7 +145,7 @@ class RecordsProvider:
             return Effect(object=_shown(response, action.external_name).as_object())
         if response.status_code != HTTPStatus.PRECONDITION_FAILED:
             raise refusal(response)
-        vanished = TransientError(f"{action.external_name!r} was deleted in the meantime")
+        vanished = NotDoneError(f"{action.external_name!r} was deleted in the meantime")
         return await self._own_or_refused(action, problem_text(response), absent=vanished)
 
     async def update(self, action: Action) -> Effect:
@@ -167,12 +174,13 @@ class RecordsProvider:
             "DELETE", _path(action.external_name), headers={"If-Match": f'"{found.etag}"'}
         )
         if response.status_code == HTTPStatus.NOT_FOUND:
-            await self._confirm_zone()
+            with in_doubt(response):
+                await self._confirm_zone()
             return Effect(object=None, absent=True)
         if response.status_code == HTTPStatus.NO_CONTENT:
             return Effect(object=None)
         if response.status_code == HTTPStatus.PRECONDITION_FAILED:
-            raise TransientError(f"{action.external_name!r} was changed during the deletion")
+            raise NotDoneError(f"{action.external_name!r} was changed during the deletion")
         raise refusal(response)
 
     async def read(self, external_name: str, uid: str | None = None) -> ExternalObject | None:

@@ -30,6 +30,7 @@ from infra.providers.answers import (
     Answer,
     decoded,
     decoded_about,
+    in_doubt,
     problem_text,
     refusal,
     retry_after_seconds,
@@ -41,9 +42,10 @@ from infra.providers.listing import Page, all_pages, in_turns
 from reconciler.errors import (
     ConflictError,
     ListingExpiredError,
+    NotDoneError,
     NotFoundError,
     ProviderError,
-    TransientError,
+    UnknownResultError,
 )
 from reconciler.provider import Capabilities, Effect
 from reconciler.provider.kind import Kind
@@ -162,7 +164,8 @@ class ShapesProvider:
         }:
             absent = response.status_code == HTTPStatus.NOT_FOUND
             if absent:
-                await self._confirm_absence(action.external_name)
+                with in_doubt(response):
+                    await self._confirm_absence(action.external_name)
             return Effect(object=None, replayed=_is_replay(response), absent=absent)
         raise await self._refused(response, action)
 
@@ -206,24 +209,26 @@ class ShapesProvider:
         """
         page = await self._page([("prefix", external_name), ("limit", "1")], "")
         if any(thing.name == external_name for thing in page.objects):
-            raise TransientError(f"shape {external_name!r} is listed, but reading it returned 404")
+            raise NotDoneError(f"shape {external_name!r} is listed, but reading it returned 404")
 
     async def _refused(self, response: Answer, action: Action) -> ProviderError:
         """Classify a refused write, with what stands in its way."""
         status = response.status_code
         text = f"shape {action.external_name!r}: {problem_text(response)}"
         if status == HTTPStatus.CONFLICT:
-            if _is_still_running(response):
+            if _is_still_running(response):  # an earlier request of this action may succeed
                 wait = retry_after_seconds(response)
-                return TransientError(text, status=status, retry_after_seconds=wait)
+                return UnknownResultError(text, status=status, retry_after_seconds=wait)
             # A conflict though its cause is gone: the API may keep this answer with the key, for
             # ever. The aggregate ends the action, unless an earlier attempt may have been done.
             conflict = ConflictError(text, status=status, replayed=_is_replay(response))
-            return await with_obstacle(self, action, conflict)
+            with in_doubt(response):
+                return await with_obstacle(self, action, conflict)
         if status == HTTPStatus.PRECONDITION_FAILED:
             return await with_obstacle(self, action, NotFoundError(text, status=status))
         if status == HTTPStatus.NOT_FOUND and action.operation == "Update":
-            await self._confirm_absence(action.external_name)
+            with in_doubt(response):
+                await self._confirm_absence(action.external_name)
             return NotFoundError(text, status=status)
         return refusal(response)
 
