@@ -6,13 +6,17 @@ import time
 from datetime import datetime
 from pathlib import Path
 
+import pytest
+
 from events.intake import ActionError
 from events.log import (
     ActionDecided,
     ActionFailed,
+    ActionNotDone,
     ActionRetried,
     ActionSucceeded,
     ApiThrottled,
+    LookupDecided,
     OutcomeRecorded,
     RetryScheduled,
 )
@@ -147,26 +151,55 @@ async def test_15_what_the_api_refuses_for_good_waits_for_a_new_generation(world
 # --- scenario 44
 
 
-async def test_44_after_a_refused_creation_only_what_is_newer_is_carried_out(world: World) -> None:
-    """Scenario 44: one resource is corrected and one withdrawn, with a restart in between."""
-    await world.human.breaks(error_rate=1, error_status=422, methods=["POST"])
+@pytest.mark.parametrize(("status", "outcome"), [(422, "Failed"), (403, "Degraded")])
+async def test_44_after_a_refused_creation_only_what_is_newer_is_carried_out(
+    world: World, status: int, outcome: str
+) -> None:
+    """Scenario 44: one resource is corrected and one withdrawn, with a restart in between.
+
+    The API refuses 422 for good; after 403 the same call may succeed later.
+    """
+    await world.human.breaks(error_rate=1, error_status=status, methods=["POST"])
     await world.human.forgets_counts()
     for name in ("foo", "bar"):
         await world.declare(name)
-        await world.until_outcome(name, "Failed", generation=1)
+        await world.until_outcome(name, outcome, generation=1)
     await world.withdraw("bar")
     await world.until_outcome("bar", "Deleted")
     await world.restart_reconciler()
-    await world.human.mends()
     await world.declare("foo", color="Blue")
-    await world.until_outcome("foo", "Converged", generation=2)
+    await world.until_outcome("foo", outcome, generation=2)
+    await world.human.mends()
+    if status == 422:  # the newer generation was refused, too
+        await world.declare("foo", color="Green")
+    await world.until_outcome("foo", "Converged")
     await world.observed_again(2)
 
     requests = await world.human.requests()
-    assert requests["POST"] == {"422": 2, "201": 1}
-    assert "DELETE" not in requests
-    assert (await world.human.sees("foo"))["color"] == "Blue"
+    assert requests["POST"].keys() == {str(status), "201"}
+    assert requests["POST"]["201"] == 1, "nothing of the refused creations is repeated"
+    assert not {"PUT", "DELETE"} & requests.keys()
+    assert (await world.human.sees("foo"))["color"] == ("Green" if status == 422 else "Blue")
     assert await world.human.finds("bar") is None
+    for name in ("foo", "bar"):
+        assert not every(LookupDecided, await world.facts(name)), "each refusal proves enough"
+
+
+async def test_44_a_refusal_after_an_unknown_result_ends_the_action_after_a_lookup(
+    world: World,
+) -> None:
+    """Scenario 44: the earlier attempt may have created the object, so a read comes first."""
+    await world.human.breaks(error_rate=1, error_status=500, methods=["POST"])
+    await world.declare("foo")
+    await world.until_outcome("foo", "Degraded", generation=1)
+    await world.human.breaks(error_rate=1, error_status=422, methods=["POST"])
+    await world.until_outcome("foo", "Failed", generation=1)
+
+    facts = await world.facts("foo")
+    assert every(LookupDecided, facts)
+    assert every(ActionNotDone, facts)
+    refusals = [each for each in every(ActionFailed, facts) if each.error.error_class == "Refused"]
+    assert [each.consequence for each in refusals] == ["Retry", "Refused"]
 
 
 # --- invariant 9
@@ -206,7 +239,7 @@ async def test_14_a_restart_forgets_no_breaker_and_wakes_nobody_for_nothing(
     assert await calls(world) == 0, "the API was called while its breaker was open"
     failed = only(ActionFailed, await world.facts("bar")).error
     assert failed == ActionError(
-        "Transient", failed.message, None, failed.retry_after_seconds, attempted=False
+        "NotDone", failed.message, None, failed.retry_after_seconds, attempted=False
     )
     assert failed.retry_after_seconds is not None
     assert 100 < failed.retry_after_seconds <= 600
