@@ -54,7 +54,7 @@ def kinds(
     For example:
 
         reconciler kinds
-        reconciler kinds -o wide      also API versions, providers and their capabilities
+        reconciler kinds -o wide      also API versions and capabilities
         reconciler kinds -o json | jq '.[] | select(.capabilities.watch)'
 
     Parameters
