@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import socket
 import struct
+import subprocess
+import sys
+import threading
+import time
 from collections.abc import Callable
 
 import pytest
@@ -13,6 +18,7 @@ from events.provider_config import Limits, ProviderConfigSpec
 from infra.components.postgres import Postgres
 from infra.providers.postgres import limits
 from infra.providers.postgres.database import DATABASE
+from infra.providers.postgres.passwords import make_verifier
 from infra.providers.postgres.role import DATABASE_ROLE
 from infra.providers.postgres.server import PostgresServer
 from reconciler.errors import NotDoneError
@@ -134,6 +140,88 @@ async def test_a_result_that_is_too_large_is_an_error_that_names_the_limit(what:
         await server.close()
     assert memory.peak_bytes < ENOUGH_BYTES
     assert loop.blocked_seconds < ENOUGH_SECONDS
+
+
+def scram_login(iterations: int) -> Callable[[socket.socket], None]:
+    """Return a server that asks for a number of SCRAM iterations, and then refuses the login."""
+
+    def receive(connection: socket.socket) -> bytes:
+        (size,) = struct.unpack(">I", connection.recv(4, socket.MSG_WAITALL))
+        return connection.recv(size - 4, socket.MSG_WAITALL)
+
+    def serve(connection: socket.socket) -> None:
+        receive(connection)
+        connection.sendall(message(b"R", struct.pack(">I", 10) + b"SCRAM-SHA-256\0\0"))
+        connection.recv(1)
+        nonce = receive(connection).split(b"r=")[1]
+        salt = base64.b64encode(bytes(16))
+        challenge = b"r=%bx,s=%b,i=%d" % (nonce, salt, iterations)
+        connection.sendall(message(b"R", struct.pack(">I", 11) + challenge))
+        connection.recv(1)
+        connection.sendall(message(b"E", b"SFATAL\0C28P01\0Mrefused\0\0"))
+
+    return serve
+
+
+def server_at(port: int, *, seconds: float) -> PostgresServer:
+    limits_ = Limits(request_timeout_seconds=seconds)
+    endpoint = f"postgresql://127.0.0.1:{port}"
+    return PostgresServer(
+        ProviderConfigSpec("postgres", endpoint, limits=limits_),
+        Secrets(credential="planted-password-77a1"),
+    )
+
+
+async def connection_error(server: PostgresServer) -> str:
+    with pytest.raises(NotDoneError) as failed:
+        async with server.session():
+            pass
+    return failed.value.message
+
+
+async def test_a_login_with_millions_of_scram_iterations_stops_nothing_else() -> None:
+    """libpq computes as many as the server names, up to two thousand million, in C."""
+    with raw_server(scram_login(3_000_000)) as port:
+        server, other = server_at(port, seconds=1), server_at(port, seconds=1)
+        async with measured_loop() as loop:
+            first = await connection_error(server)
+            began = time.monotonic()
+            second, third = await connection_error(server), await connection_error(other)
+            assert time.monotonic() - began < ENOUGH_SECONDS
+            computing = [each for each in threading.enumerate() if each.name == "login"]
+            assert len(computing) == 1, "of all providers of the server"
+        assert "within 1 s" in first
+        assert "SCRAM iterations" in first
+        assert "still computed" in second
+        assert "still computed" in third
+        assert loop.blocked_seconds < ENOUGH_SECONDS
+        deadline = time.monotonic() + 120
+        while "still computed" in (error := await connection_error(server_at(port, seconds=60))):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)  # noqa: ASYNC251 - nothing else runs on this loop
+        assert "refused" in error, "later logins are attempted again"
+
+
+def test_a_process_ends_while_it_computes_a_login() -> None:
+    program = """
+import asyncio, sys
+from tests.providers.test_postgres_limits import connection_error, server_at
+print(asyncio.run(connection_error(server_at(int(sys.argv[1]), seconds=0.5))))
+"""
+    with raw_server(scram_login(2**31 - 1)) as port:
+        done = subprocess.run(
+            [sys.executable, "-c", program, str(port)],
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+    assert "within 0.5 s" in done.stdout
+
+
+def test_a_verifier_has_a_fixed_number_of_iterations() -> None:
+    """A server may report any ``scram_iterations``, which libpq would compute."""
+    assert make_verifier("planted-password-77a1").startswith("SCRAM-SHA-256$4096:")
 
 
 @pytest.mark.postgres

@@ -32,6 +32,7 @@ from infra.providers.postgres.marks import Mark, mark_in, with_mark
 from infra.providers.postgres.names import UNFINISHED_PREFIX, unfinished_name
 from infra.providers.postgres.passwords import is_password_of
 from infra.providers.postgres.role import DATABASE_ROLE
+from infra.providers.postgres.roles import UNCHECKED_PASSWORD
 from infra.providers.postgres.server import _LOCK  # pyright: ignore[reportPrivateUsage]
 from infra.providers.postgres.server import place_of as server_of
 from infra.secrets import open_stores
@@ -244,12 +245,39 @@ async def test_a_secret_that_cannot_be_read_ends_no_listing(
         ("SCRAM-SHA-256$4096:c2FsdA==$bm8=:bm8=", "x", False),
         ("SCRAM-SHA-256$4096:not base64$bm8=:bm8=", "x", False),
         ("SCRAM-SHA-256$9999999:c2FsdA==$bm8=:bm8=", "x", False),
+        (
+            "SCRAM-SHA-256$20001:c2FsdA==$jTQD7KHsc1O4RAS6EUjhyUGKkGRkJoLT3v7tjxIhk1s=:bm8=",
+            "x",
+            False,
+        ),
+        (
+            "SCRAM-SHA-256$20000:c2FsdA==$PEHisaVnZ7VIPKTeNYL3GQVBl8y7vOmNV0QueeoF4EQ=:bm8=",
+            "x",
+            True,
+        ),
     ],
 )
 def test_a_verifier_that_is_none_is_of_no_password(
     verifier: str | None, password: str, is_it: bool
 ) -> None:
     assert is_password_of(verifier, password) is is_it
+
+
+async def test_a_verifier_of_too_many_iterations_is_replaced_without_a_check(
+    roles: Provider, secrets: Secrets, hands: Hands, unique: str
+) -> None:
+    """A role may store any verifier of its own, and the check would take seconds."""
+    verifier = f"SCRAM-SHA-256$2000000000:c2FsdA==${'A' * 43}=:{'A' * 43}="
+    await secrets.keep(SecretRef("app"), PASSWORD, "default")
+    fields: Fields = {"login": True, "password": {"$secret": "app"}}
+    await made(roles, DATABASE_ROLE, unique, fields)
+    # By ALTER ROLE, PostgreSQL would compute whether it is the verifier of an empty password.
+    change = sql.SQL("UPDATE pg_authid SET rolpassword = {} WHERE rolname = {}")
+    await hands.run(change.format(verifier, unique))
+    role = await shown(roles, unique)
+    assert role.fields["password"] == {"secret": UNCHECKED_PASSWORD}
+    await updated(roles, DATABASE_ROLE, role, fields)
+    assert await hands.logs_in(unique, PASSWORD, "postgres")
 
 
 @pytest.mark.parametrize(

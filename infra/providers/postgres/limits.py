@@ -44,10 +44,9 @@ class LimitedConnection(psycopg.AsyncConnection[DictRow]):
     """A connection that fails when a server sends too much for one call."""
 
     @classmethod
-    def _connect_gen(cls, conninfo: str = "") -> Any:
+    def connecting(cls, conninfo: str) -> Generator[Any, Any, LimitedConnection]:
         """Connect, which reads what a server sends before its first result."""
-        connecting = super()._connect_gen(conninfo)  # pyright: ignore[reportPrivateUsage]
-        return _limited(connecting, _prepared, 0)
+        return _limited(cls._connect_gen(conninfo), _prepared, 0)
 
     async def wait(self, gen: Any, *arguments: Any, **options: Any) -> Any:
         """Wait for the end of a call; raises ``ResultTooLargeError``."""

@@ -26,7 +26,12 @@ from infra.providers.postgres.errors import DUPLICATE, REFUSED, state_of
 from infra.providers.postgres.limits import MAX_COMMENT_CHARACTERS
 from infra.providers.postgres.marks import Mark, mark_in, with_mark
 from infra.providers.postgres.names import role_problem
-from infra.providers.postgres.passwords import is_password_of
+from infra.providers.postgres.passwords import (
+    MAX_ITERATIONS,
+    check_password,
+    has_too_many_iterations,
+    make_verifier,
+)
 from infra.providers.postgres.role_spec import GOOD_AS_SUPERUSER, normalize
 from infra.providers.postgres.server import PostgresServer, Session
 from reconciler.errors import (
@@ -41,6 +46,7 @@ from reconciler.provider import Effect
 from reconciler.provider.secrets import Secrets
 
 ANOTHER_PASSWORD: Final = "another"  # noqa: S105 - what is shown in the place of a digest
+UNCHECKED_PASSWORD: Final = f"unchecked: more than {MAX_ITERATIONS} SCRAM iterations"
 GENERATED_BYTES: Final = 24
 _MAX_REMEMBERED: Final = 10_000
 _BOOTSTRAP_SUPERUSER: Final = "10"
@@ -194,7 +200,7 @@ class DatabaseRolesProvider:
                 row = await self._find(session, name)
                 if row is None:
                     await self._check_parents(session, action.fields["memberOf"])
-                    password = await self._wanted_password(session, action, None)
+                    password = await self._wanted_password(action, None)
                     await session.run(*_create_statements(action, password))
                     row = await self._find(session, name)
                     assert row is not None
@@ -230,7 +236,7 @@ class DatabaseRolesProvider:
             checked = set[str]() if row.mark is None else set(shown.fields["memberOf"])
             added = set(action.fields["memberOf"]) - checked
             await self._check_parents(session, sorted(added))
-            password = await self._wanted_password(session, action, row)
+            password = await self._wanted_password(action, row)
             await session.run(*_alter_statements(action, row, shown.fields, password))
             before = row.mark
             row = await self._find(session, name)
@@ -335,7 +341,9 @@ class DatabaseRolesProvider:
                 place = {"name": mark.password.name, "store": mark.password.store}
                 fields["generatedPassword"] = {**place, "isSet": bool(digest)}
             else:
-                fields["password"] = {"secret": digest or ANOTHER_PASSWORD}
+                is_unchecked = has_too_many_iterations(row.verifier)
+                other = UNCHECKED_PASSWORD if is_unchecked else ANOTHER_PASSWORD
+                fields["password"] = {"secret": digest or other}
             if digest:
                 given = msgspec.structs.replace(mark.password, digest=digest)
                 outputs["password"] = msgspec.to_builtins(given)
@@ -372,7 +380,7 @@ class DatabaseRolesProvider:
             value = await self._secrets.value(reference, namespace)
             if len(self._known) >= _MAX_REMEMBERED:
                 self._known.clear()
-            self._known[known] = await asyncio.to_thread(is_password_of, row.verifier, value)
+            self._known[known] = await check_password(row.verifier, value)
         return found.digest if self._known[known] else ""
 
     # --- writing
@@ -396,9 +404,7 @@ class DatabaseRolesProvider:
                         f"spec.memberOf: role {parent!r}{through} {power}", status=REFUSED
                     )
 
-    async def _wanted_password(
-        self, session: Session, action: Action, row: _Row | None
-    ) -> _Password:
+    async def _wanted_password(self, action: Action, row: _Row | None) -> _Password:
         """Return the password as it shall be; what is there already is not written again."""
         mark = None if row is None else row.mark
         password = action.fields.get("password")
@@ -421,9 +427,9 @@ class DatabaseRolesProvider:
             )
         reference = msgspec.structs.replace(reference, digest=self._secrets.digest(value))
         verifier = None if row is None else row.verifier
-        if await asyncio.to_thread(is_password_of, verifier, value):
+        if await check_password(verifier, value):
             return _Password(reference, generated is not None)
-        verifier = session.verifier(value, action.external_name)
+        verifier = await asyncio.to_thread(make_verifier, value)
         return _Password(reference, generated is not None, verifier)
 
     async def _forget(self, mark: RoleMark | None, kept: SecretRef | None, namespace: str) -> None:

@@ -20,12 +20,13 @@ import msgspec
 import psycopg
 from psycopg import sql
 from psycopg.pq import TransactionStatus
-from psycopg.rows import DictRow, dict_row
+from psycopg.rows import DictRow
 
 from events.manifest import Fields
 from events.provider_config import ProviderConfigSpec, Tls
 from infra.providers.postgres.errors import classified, not_connected
-from infra.providers.postgres.limits import LimitedConnection, ResultTooLargeError, check_values
+from infra.providers.postgres.limits import ResultTooLargeError, check_values
+from infra.providers.postgres.login import LoginBusyError, logins_at
 from reconciler.call_permit import may_call, record_write
 from reconciler.errors import ConfigurationError, NotDoneError, UnknownResultError
 from reconciler.provider.secrets import Secrets
@@ -125,13 +126,6 @@ class Session:
         """Send statements, and return the rows of the last one as structs."""
         return as_structs(wanted, await self.run(*statements))
 
-    def verifier(self, password: str, role: str) -> str:
-        """Return what the server keeps of a password; so the password itself is never sent."""
-        made = self._connection.pgconn.encrypt_password(
-            password.encode(), role.encode(), b"scram-sha-256"
-        )
-        return made.decode()
-
 
 class PostgresServer:
     """A few connections to one server, made when they are first needed."""
@@ -141,6 +135,7 @@ class PostgresServer:
         self.timeout_seconds = config.limits.request_timeout_seconds
         self._tls = _tls(config.tls)
         self._secrets = secrets
+        self._logins = logins_at(self.place.host, self.place.port)
         self._slots = asyncio.Semaphore(MAX_CONNECTIONS)
         self._idle: list[psycopg.AsyncConnection[DictRow]] = []
         self._closed = False
@@ -234,14 +229,13 @@ class PostgresServer:
             settings["require_auth"] = "!password"  # nobody who listens may ask for it in clear
         try:
             async with asyncio.timeout(self.timeout_seconds):
-                connection = await LimitedConnection.connect(
-                    autocommit=True, prepare_threshold=None, row_factory=dict_row, **settings
-                )
+                connection = await self._logins.connect(settings)
         except TimeoutError:
+            why = "; the server may ask for too many SCRAM iterations" * self._logins.is_slow
             raise NotDoneError(
-                f"not connected to {place.host}:{place.port} within {self.timeout_seconds:g} s"
+                f"not connected to {place.host}:{place.port} within {self.timeout_seconds:g} s{why}"
             ) from None
-        except ResultTooLargeError as error:
+        except (LoginBusyError, ResultTooLargeError) as error:
             raise NotDoneError(f"not connected to {place.host}:{place.port}: {error}") from None
         except psycopg.Error as error:
             raise not_connected(error) from error

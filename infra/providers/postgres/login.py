@@ -1,0 +1,181 @@
+"""Logins to a server, which compute in threads of their own.
+
+For a SCRAM login, libpq computes as many iterations as the server names, in C, and nothing can stop
+it: two thousand million take an hour or more. The same is true of a TLS handshake.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import functools
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Generator, Mapping
+from concurrent.futures import Future
+from typing import Any, Final, TypeVar
+from weakref import WeakValueDictionary
+
+import psycopg
+from psycopg.conninfo import make_conninfo
+from psycopg.rows import dict_row
+from psycopg.waiting import Ready, Wait
+
+from infra.providers.postgres.limits import LimitedConnection
+
+SLOW_STEP_SECONDS: Final = 0.5
+"""A step of a login takes 3 ms. A slower one continues with the lowest priority."""
+
+_LOWEST_PRIORITY: Final = 19
+_T = TypeVar("_T")
+
+
+class LoginBusyError(Exception):
+    """No login begins, because the process still computes an earlier one."""
+
+
+class Logins:
+    """The logins at one server, of which one computes at a time.
+
+    A login whose time is over is abandoned: its thread ends when it has computed, or with the
+    process. Until then no other login begins.
+    """
+
+    def __init__(self) -> None:
+        self._step: Future[Any] = Future()
+        self._step.set_result(None)
+        self._step_began = 0.0
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether a step takes longer than steps do."""
+        is_running = not self._step.done()
+        return is_running and time.monotonic() - self._step_began >= SLOW_STEP_SECONDS
+
+    async def connect(self, settings: Mapping[str, Any]) -> LimitedConnection:
+        """Connect with libpq's settings.
+
+        Raises ``LoginBusyError``, ``ResultTooLargeError`` or ``psycopg.Error``.
+        """
+        error: psycopg.Error | None = None
+        for address in await _addresses(settings):
+            steps = LimitedConnection.connecting(make_conninfo(**{**settings, **address}))
+            try:
+                connection = await self._connected(steps)
+            except psycopg.Error as failed:
+                error = failed
+            else:
+                connection.row_factory = dict_row
+                connection.prepare_threshold = None
+                await connection.set_autocommit(True)
+                return connection
+        raise error or psycopg.OperationalError("the host has no address")
+
+    async def _connected(self, steps: Generator[Any, Any, LimitedConnection]) -> LimitedConnection:
+        ready: int | None = None
+        while True:
+            waits = await self._computed(lambda ready=ready: _next(steps, ready))
+            if isinstance(waits, LimitedConnection):
+                return waits
+            ready = await _until_ready(*waits)
+
+    async def _computed(self, step: Callable[[], _T]) -> _T:
+        """Return the result of a step, which a thread computes after all steps before it."""
+        while not self._step.done():
+            if self.is_slow:
+                raise LoginBusyError(
+                    "the login of an earlier attempt is still computed, and no other one begins "
+                    "until it ends; check how many SCRAM iterations the server asks for"
+                )
+            earlier = asyncio.wrap_future(self._step)
+            await asyncio.wait((earlier,), timeout=SLOW_STEP_SECONDS)
+        done = self._step = Future[_T]()
+        done.set_running_or_notify_cancel()  # abandoned, it still runs
+        self._step_began = time.monotonic()
+        # Not of an executor, whose threads are waited for when the process ends.
+        thread = threading.Thread(target=_run, args=(step, done), daemon=True, name="login")
+        thread.start()
+        asyncio.get_running_loop().call_later(SLOW_STEP_SECONDS, _demote, thread, done)
+        try:
+            return await asyncio.wrap_future(done)
+        except asyncio.CancelledError:
+            _demote(thread, done)
+            raise
+
+
+_logins: WeakValueDictionary[tuple[str, int], Logins] = WeakValueDictionary()
+
+
+def logins_at(host: str, port: int) -> Logins:
+    """Return the logins at a server, which all clients of this process share."""
+    return _logins.setdefault((host, port), Logins())
+
+
+async def _addresses(settings: Mapping[str, Any]) -> list[dict[str, str]]:
+    """Resolve the host, which libpq would do while all else waits; a local socket has none."""
+    host: str = settings["host"]
+    if host.startswith(("/", "@")):
+        return [{}]
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(
+            host, settings["port"], proto=socket.IPPROTO_TCP, type=socket.SOCK_STREAM
+        )
+    except OSError as error:
+        raise psycopg.OperationalError(f"failed to resolve host {host!r}: {error}") from None
+    return [{"hostaddr": str(address[0])} for *_, address in found]
+
+
+def _run(step: Callable[[], _T], done: Future[_T]) -> None:
+    try:
+        done.set_result(step())
+    except BaseException as error:  # noqa: BLE001 - raised where the result is awaited
+        done.set_exception(error)
+
+
+def _next(
+    steps: Generator[Any, Any, LimitedConnection], ready: int | None
+) -> tuple[int, int] | LimitedConnection:
+    """Return which file a login waits for and for what, or its connection."""
+    try:
+        return steps.send(ready)
+    except StopIteration as end:
+        return end.value
+
+
+def _demote(thread: threading.Thread, done: Future[Any]) -> None:
+    """Give a slow step the lowest priority, and let the process end while it computes."""
+    if done.done() or thread.native_id is None or not hasattr(os, "setpriority"):
+        return
+    with contextlib.suppress(OSError):  # it has just ended
+        os.setpriority(os.PRIO_PROCESS, thread.native_id, _LOWEST_PRIORITY)
+    _end_without_cleanup()
+
+
+@functools.cache
+def _end_without_cleanup() -> None:
+    """Skip the exit handlers of C libraries: the step would crash without OpenSSL's memory."""
+    libc = ctypes.CDLL(None)
+    with contextlib.suppress(AttributeError):  # not glibc
+        libc.on_exit(getattr(libc, "_exit"), None)  # noqa: B009 - a name of C
+
+
+async def _until_ready(file: int, wanted: int) -> int:
+    loop = asyncio.get_running_loop()
+    ready: asyncio.Future[int] = loop.create_future()
+
+    def note(state: int) -> None:
+        if not ready.done():
+            ready.set_result(state)
+
+    if wanted & Wait.R:
+        loop.add_reader(file, note, Ready.R)
+    if wanted & Wait.W:
+        loop.add_writer(file, note, Ready.W)
+    try:
+        return await ready
+    finally:
+        loop.remove_reader(file)
+        loop.remove_writer(file)
