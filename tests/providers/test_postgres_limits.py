@@ -14,7 +14,7 @@ from collections.abc import Callable
 import pytest
 from psycopg import sql
 
-from events.provider_config import Limits, ProviderConfigSpec
+from events.provider_config import Limits, ProviderConfigSpec, Scope
 from infra.components.postgres import Postgres
 from infra.providers.postgres import limits
 from infra.providers.postgres.database import DATABASE
@@ -225,24 +225,67 @@ def test_a_verifier_has_a_fixed_number_of_iterations() -> None:
 
 
 @pytest.mark.postgres
-async def test_a_comment_without_an_end_costs_other_objects_nothing(
+async def test_a_huge_text_in_the_catalog_is_not_read(
     postgres_server: Postgres, connect: Connect, unique: str
 ) -> None:
-    """A tenant that owns a database can write 1 GiB into its comment."""
+    """A tenant can write 1 GiB into the comment of its database, and a verifier of its role."""
     hands = Hands(postgres_server)
     name = sql.Identifier(unique)
-    comment = "x" * (40 * MIB) + '\nreconciler: {"key":"k"}'
     try:
         await hands.run(sql.SQL("CREATE ROLE {}").format(name))
         await hands.run(sql.SQL("CREATE DATABASE {} OWNER {}").format(name, name))
         for target in ("DATABASE", "ROLE"):
-            statement = sql.SQL("COMMENT ON {} {} IS {}")
-            await hands.run(statement.format(sql.SQL(target), name, comment))
+            write = sql.SQL(
+                "DO $$ BEGIN EXECUTE 'COMMENT ON {} {} IS ' || quote_literal("
+                "repeat('é', 40000000) || e'\\nreconciler: {{\"key\":\"k\"}}'); END $$"
+            )
+            await hands.run(write.format(sql.SQL(target), name))
+        verifier = sql.SQL(
+            "UPDATE pg_authid SET rolpassword = 'SCRAM-SHA-256$4096:' || repeat('A', 40000000)"
+            " WHERE rolname = {}"
+        )
+        await hands.run(verifier.format(unique))
+        began = time.monotonic()
+        await hands.run(sql.SQL("SELECT max(right(description, 1)) FROM pg_shdescription"))
+        reading_both = time.monotonic() - began
         for kind in (DATABASE, DATABASE_ROLE):
-            found = await connect(kind, postgres_server.endpoint).read(unique)
-            assert found is not None
-            assert found.written_by == "k"
+            provider = connect(kind, postgres_server.endpoint)
+            assert await provider.read("postgres-has-no-such-name") is None  # connected by now
+            began = time.monotonic()
+            found = [
+                each
+                async for page in provider.pages(Scope(prefix=unique), page_size=500)
+                for each in page
+            ]
+            assert time.monotonic() - began < reading_both / 2
+            assert [each.written_by for each in found] == [None]
     finally:
         await hands.run(sql.SQL("DROP DATABASE IF EXISTS {}").format(name))
         await hands.run(sql.SQL("DROP ROLE IF EXISTS {}").format(name))
+        await hands.close()
+
+
+@pytest.mark.postgres
+async def test_the_comments_of_a_page_are_no_result_that_is_too_large(
+    postgres_server: Postgres, connect: Connect, unique: str
+) -> None:
+    hands = Hands(postgres_server)
+    count = limits.MAX_RESULT_BYTES // limits.MAX_TEXT_BYTES + 1
+    names = [f"{unique}_{each}" for each in range(count)]
+    login, password = sql.Identifier(f"{unique}l"), "planted-password-77a1"
+    # The bytes of a local socket are not counted.
+    endpoint = f"postgresql://{unique}l@127.0.0.1:{postgres_server.port}/postgres"
+    write = sql.SQL("CREATE ROLE {}; COMMENT ON ROLE {} IS {}")
+    drop = sql.SQL("DROP ROLE IF EXISTS {}")
+    superuser = sql.SQL("CREATE ROLE {} SUPERUSER LOGIN PASSWORD {}")
+    try:
+        await hands.run(superuser.format(login, password))
+        for each in map(sql.Identifier, names):
+            await hands.run(write.format(each, each, "x" * limits.MAX_TEXT_BYTES))
+        provider = connect(DATABASE_ROLE, endpoint, secret=password)
+        pages = provider.pages(Scope(prefix=f"{unique}_"), page_size=1000)
+        assert sum([len(page) async for page in pages]) == count
+    finally:
+        roles = [login, *map(sql.Identifier, names)]
+        await hands.run(drop.format(sql.SQL(", ").join(roles)))
         await hands.close()

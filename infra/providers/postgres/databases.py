@@ -22,7 +22,7 @@ from events.provider_config import ProviderConfigSpec, Scope
 from infra.providers.conflicts import check_uid
 from infra.providers.postgres.database_spec import ALWAYS_THERE, normalize
 from infra.providers.postgres.errors import IN_USE, NO_DATABASE, REFUSED, state_of
-from infra.providers.postgres.limits import MAX_COMMENT_CHARACTERS
+from infra.providers.postgres.limits import MAX_ROWS, bounded
 from infra.providers.postgres.marks import Mark, mark_in, with_mark
 from infra.providers.postgres.names import (
     INVALID,
@@ -54,7 +54,7 @@ _SELECT = sql.SQL(
     SELECT d.oid::text AS uid, d.xmin::text || '.' || coalesce(c.xmin::text, '') AS version,
         d.datname AS name, o.rolname AS owner, pg_encoding_to_char(d.encoding) AS encoding,
         d.datcollate AS collation, d.datctype AS ctype, d.datconnlimit AS connection_limit,
-        d.datallowconn AS allow_connections, right(c.description, {characters}) AS comment,
+        d.datallowconn AS allow_connections, {comment} AS comment,
         d.datconnlimit <> {invalid} AND has_database_privilege(d.oid, 'CONNECT') AS may_connect
     FROM pg_database d JOIN pg_roles o ON o.oid = d.datdba
         LEFT JOIN pg_shdescription c
@@ -197,7 +197,7 @@ class DatabasesProvider:
         self, scope: Scope, *, page_size: int
     ) -> AsyncIterator[Sequence[ExternalObject]]:
         """List the databases of a scope in the order of their names."""
-        last = ""
+        last, page_size = "", min(page_size, MAX_ROWS)
         while True:
             condition = sql.SQL("d.datname > {} AND starts_with(d.datname, {})").format(
                 last, scope.prefix or ""
@@ -422,7 +422,7 @@ def _is_leftover(row: _Row, action: Action) -> bool:
 
 
 def _select(condition: sql.Composable) -> sql.Composed:
-    return _SELECT.format(condition=condition, characters=MAX_COMMENT_CHARACTERS, invalid=INVALID)
+    return _SELECT.format(condition=condition, comment=bounded("c.description"), invalid=INVALID)
 
 
 def _named(name: str) -> sql.Composed:

@@ -11,9 +11,10 @@ import struct
 import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from typing import Any, Final, TypeVar
+from typing import Any, Final, LiteralString, TypeVar
 
 import psycopg
+from psycopg import sql
 from psycopg.rows import DictRow
 
 MAX_RESULT_BYTES: Final = 32 * 1024 * 1024
@@ -22,9 +23,12 @@ MAX_RESULT_BYTES: Final = 32 * 1024 * 1024
 MAX_RESULT_VALUES: Final = 2_000_000
 """Of a result, rows by columns: about 250 MiB in memory, though a NULL takes 4 bytes when sent."""
 
-MAX_COMMENT_CHARACTERS: Final = 65_536
-"""Of a comment its end is read, with the mark. Its owner may make it 1 GiB long, and would keep
-the objects of all others from being listed."""
+MAX_TEXT_BYTES: Final = 64 * 1024
+"""Of a comment or a verifier, whose owner may make it 1 GiB long. A larger one is not read, because
+reading even its end takes the server seconds."""
+
+MAX_ROWS: Final = 200
+"""Of a page with comments: together they stay below the limit of a result."""
 
 _TCP_INFO_BYTES: Final = 192
 _RECEIVED_AT: Final = 128
@@ -34,6 +38,11 @@ _RECEIVE_BUFFER_BYTES: Final = 64 * 1024
 """libpq reads on until the system has nothing more, so that must come to an end early."""
 
 _T = TypeVar("_T")
+
+
+def bounded(column: LiteralString) -> sql.SQL:
+    """Return the expression for a text that is NULL where it is too large, without reading it."""
+    return sql.SQL(f"CASE WHEN octet_length({column}) <= {MAX_TEXT_BYTES} THEN {column} END")
 
 
 class ResultTooLargeError(Exception):

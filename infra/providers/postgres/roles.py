@@ -23,7 +23,7 @@ from events.provider_config import ProviderConfigSpec, Scope
 from events.secret import SecretRef
 from infra.providers.conflicts import check_uid
 from infra.providers.postgres.errors import DUPLICATE, REFUSED, state_of
-from infra.providers.postgres.limits import MAX_COMMENT_CHARACTERS
+from infra.providers.postgres.limits import MAX_ROWS, bounded
 from infra.providers.postgres.marks import Mark, mark_in, with_mark
 from infra.providers.postgres.names import role_problem
 from infra.providers.postgres.passwords import (
@@ -62,7 +62,7 @@ _SELECT = sql.SQL(
         CASE WHEN isfinite(a.rolvaliduntil) THEN to_char(
             a.rolvaliduntil AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"') END AS valid_until,
         {verifier} AS verifier, m.of AS member_of,
-        right(c.description, {characters}) AS comment, a.rolname = session_user AS is_login
+        {comment} AS comment, a.rolname = session_user AS is_login
     FROM {source} a
         LEFT JOIN pg_shdescription c ON c.objoid = a.oid AND c.classoid = 'pg_authid'::regclass
         CROSS JOIN LATERAL (
@@ -274,7 +274,7 @@ class DatabaseRolesProvider:
         self, scope: Scope, *, page_size: int
     ) -> AsyncIterator[Sequence[ExternalObject]]:
         """List the roles of a scope in the order of their names."""
-        last = ""
+        last, page_size = "", min(page_size, MAX_ROWS)
         while True:
             condition = sql.SQL(
                 "a.rolname > {} AND starts_with(a.rolname, {}) AND NOT starts_with(a.rolname,"
@@ -313,10 +313,10 @@ class DatabaseRolesProvider:
             self._sees_verifiers = bool((await session.run(query))[0]["sees"])
         sees = self._sees_verifiers
         return _SELECT.format(
-            characters=MAX_COMMENT_CHARACTERS,
+            comment=bounded("c.description"),
             source=sql.SQL("pg_authid" if sees else "pg_roles"),
             version=sql.SQL("a.xmin::text" if sees else "md5(a::text)"),
-            verifier=sql.SQL("a.rolpassword" if sees else "NULL"),
+            verifier=bounded("a.rolpassword") if sees else sql.NULL,
             condition=condition,
         )
 
