@@ -16,6 +16,9 @@ A provider reports what happened by the class of its ``ProviderError`` (ADR 0070
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from http import HTTPStatus
+
 from events.external import ExternalObject
 from events.intake import ErrorClass
 
@@ -143,6 +146,19 @@ class UnknownResultError(ProviderError):
     """
 
     error_class: ErrorClass = "Unknown"
+
+
+class UnreadableObjectsError(ProviderError):
+    """A listing is complete, except for objects that exist and cannot be shown.
+
+    ``objects``: their names and uids. The listing does not prove that one of them is absent.
+    """
+
+    error_class: ErrorClass = "Transient"
+
+    def __init__(self, message: str, objects: Collection[tuple[str, str | None]]) -> None:
+        super().__init__(message, status=HTTPStatus.CONFLICT)  # says nothing of the API's health
+        self.objects = objects
 
 
 class ListingExpiredError(ProviderError):

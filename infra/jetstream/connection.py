@@ -23,6 +23,7 @@ from infra.jetstream.errors import (
     BusError,
     BusUnavailableError,
     IncompatibleServerError,
+    ResponseTooLargeError,
 )
 from infra.jetstream.identity import Identity, Login
 from infra.jetstream.parser import Incoming
@@ -594,7 +595,7 @@ async def api_request(
         message = await _second_opinion(nc, message, subject, payload)
     size = len(message.data)
     if size > MAX_ANSWER_BYTES:
-        raise BusError(
+        raise ResponseTooLargeError(
             f"{subject_suffix}: the response has {size} bytes, more than the limit of "
             f"{MAX_ANSWER_BYTES // 1024**2} MiB"
         )

@@ -62,6 +62,10 @@ class MessageTooLargeError(BusError):
     """A message is longer than the server or the stream accepts: nothing was sent or stored."""
 
 
+class ResponseTooLargeError(BusError):
+    """A response of the JetStream API exceeds the limit of this process."""
+
+
 class IncompatibleServerError(BusError):
     """The server is too old, or has JetStream switched off."""
 

@@ -8,15 +8,56 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
+from events.excerpt import some
 from events.external import ExternalObject
 from events.provider_config import Scope
-from reconciler.errors import NotDoneError
+from reconciler.errors import NotDoneError, UnreadableObjectsError
 
 _TURN_SECONDS: Final = 0.01
 """Of one turn of the event loop. One object takes 0.1 ms if its kind has expressions, and up to a
 second if these loop over long lists."""
 
+_MAX_REASON_CHARACTERS: Final = 500
+
 _Item = TypeVar("_Item")
+
+
+class Unreadable:
+    """The objects of one listing that cannot be shown, such as one with a date beyond the calendar.
+
+    Any client of an API may make such an object, which must not hide the objects of others.
+    """
+
+    def __init__(self) -> None:
+        self._reasons: dict[tuple[str, str | None], str] = {}
+
+    def converted(
+        self, convert: Callable[[], _Item], place: Callable[[], tuple[str, str | None]]
+    ) -> _Item | None:
+        """Return a converted object, or None and remember it if that fails for any reason.
+
+        ``place``: its name and uid. Where they cannot be told, the listing fails.
+        """
+        try:
+            return convert()
+        except Exception as error:  # noqa: BLE001 - whatever the object is, others are shown
+            self.add(*place(), f"{type(error).__name__}: {error}")
+            return None
+
+    def add(self, name: str, uid: str | None, reason: str) -> None:
+        """Remember an object that cannot be shown."""
+        self._reasons[name, uid] = reason[:_MAX_REASON_CHARACTERS]
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the objects."""
+        return [name for name, _ in self._reasons]
+
+    def check(self) -> None:
+        """Raise ``UnreadableObjectsError`` if there is any, after the last page."""
+        if self._reasons:
+            named = [f"{name!r}: {why}" for (name, _), why in self._reasons.items()]
+            raise UnreadableObjectsError(f"cannot read {some(named, '; ')}", self._reasons.keys())
 
 
 @dataclass(frozen=True, slots=True)

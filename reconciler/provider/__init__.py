@@ -98,6 +98,9 @@ class Provider(Protocol):
     def pages(self, scope: Scope, *, page_size: int) -> AsyncIterator[Sequence[ExternalObject]]:
         """List a scope page by page. Ending without an exception means: the listing is complete.
 
+        After the last page, ``UnreadableObjectsError`` names the objects that cannot be shown: one
+        of them must not keep the others from being listed.
+
         Where the kind declares no ``listing``, only the scope of one name and one owner label is
         searched, and only where names are not unique: so the object of a lost creation is found.
         """

@@ -10,8 +10,11 @@ import pytest
 from msgspec.structs import replace
 
 from events.external import ExternalObject
-from events.intake import Observed, StrayCount
+from events.intake import LossCount, Observed, StrayCount
 from events.log import (
+    Action,
+    ActionDecided,
+    ActionSucceeded,
     ExternalObserved,
     HoldApproved,
     LogEvent,
@@ -22,6 +25,7 @@ from events.manifest import Fields, Policy
 from events.names import ResourceKey
 from events.provider_config import ProviderConfigSpec, Scope
 from projections.read_models import ReadModels
+from reconciler.errors import UnreadableObjectsError
 from reconciler.ports import IntakeMessageOut
 from reconciler.provider import Capabilities, Effect, Provider
 from reconciler.provider.kind import Kind, KindRegistry
@@ -138,6 +142,17 @@ async def _nothing_new(_seconds: float) -> None: ...
 def _declared(name: str, namespace: str = "team", version: int = 1) -> LogEvent:
     data = SpecDeclared(1, "test/v1", "default", "x", {}, policy=Policy())
     return event(ResourceKey(namespace, "Shape", name), version, data)
+
+
+def _owned(name: str) -> list[LogEvent]:
+    key = ResourceKey("team", "Shape", name)
+    action = Action("a1", "k", "Create", 1, "default", name, ())
+    steps = [
+        SpecDeclared(1, "test/v1", "default", name, {}, policy=Policy()),
+        ActionDecided(action),
+        ActionSucceeded("a1", "Create", 1, ExternalObject(name, {}, "u", "v1")),
+    ]
+    return [event(key, version, each) for version, each in enumerate(steps, 1)]
 
 
 async def test_what_the_log_has_by_then_is_known_before_anything_is_called_a_stray() -> None:
@@ -274,6 +289,34 @@ async def test_nothing_is_concluded_for_a_configuration_that_was_withdrawn_meanw
     with pytest.raises(ListingRefusedError, match="withdrawn during the listing"):
         await stage.observer.list_once("default", "Shape")
     assert not stage.intake.observed
+
+
+@pytest.mark.parametrize("is_unreadable", [True, False])
+async def test_an_object_that_cannot_be_shown_is_not_absent_and_hides_no_others(
+    is_unreadable: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = Stage(Api("shown"), _nothing_new)
+    for position, each in enumerate(_owned("unreadable"), 1):
+        stage.models.apply(position, each)
+    listed = Api.pages
+
+    async def pages(
+        api: Api, scope: Scope, *, page_size: int
+    ) -> AsyncIterator[Sequence[ExternalObject]]:
+        async for page in listed(api, scope, page_size=page_size):
+            yield page
+        if is_unreadable:
+            raise UnreadableObjectsError("cannot read 'unreadable'", [("unreadable", "u")])
+
+    monkeypatch.setattr(Api, "pages", pages)
+    await stage.observer.list_once("default", "Shape")
+    seen = {key.name: each for key, each in stage.intake.observed.items()}
+    assert seen["shown"].object is not None
+    if is_unreadable:
+        assert seen.keys() == {"shown"}
+    else:
+        absent = seen["unreadable"]
+        assert (absent.object, absent.losses) == (None, LossCount(1, 1))
 
 
 async def test_an_api_is_watched_on_when_its_provider_cancels_itself() -> None:

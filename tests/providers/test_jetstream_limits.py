@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
+from http import HTTPStatus
 
 import pytest
+from nats.aio.client import Client
 
+from events.external import ExternalObject
+from events.manifest import InvalidManifestError
 from events.provider_config import Limits, ProviderConfigSpec, Scope
+from infra.embedded import EmbeddedServer
+from infra.jetstream import connection
+from infra.jetstream.connection import api_request, close
+from infra.jetstream.connection import connect as connect_to_bus
+from infra.jetstream.errors import BusError
+from infra.providers.jetstream.consumer import CONSUMER
 from infra.providers.jetstream.stream import STREAM
-from reconciler.errors import ProviderError
+from reconciler.errors import ProviderError, RefusedError, UnreadableObjectsError
+from reconciler.provider import Provider
+from reconciler.provider.contract import action, listing
+from reconciler.provider.kind import Kind
 from reconciler.provider.secrets import Secrets
 from tests.hostile_server import MIB, measured_loop, measured_resident, raw_server
+from tests.providers.connect import Connect
 
 ENOUGH_BYTES = 200 * MIB
 ENOUGH_SECONDS = 1.5
@@ -98,3 +115,151 @@ async def test_an_answer_that_is_too_large_is_an_error_that_names_the_limit(what
     assert words in raised.value.message
     assert memory.peak_bytes < ENOUGH_BYTES
     assert loop.blocked_seconds < ENOUGH_SECONDS
+
+
+# --- streams with many subjects
+
+
+@pytest.mark.parametrize(
+    ("subjects", "words"),
+    [
+        ([f"a.{number}" for number in range(33)], "32"),
+        ([f"a.{number}.{'x' * 200}" for number in range(21)], "at most 4096 characters together"),
+        ([".".join("a" * 17)], "up to 16 tokens"),
+    ],
+)
+@pytest.mark.parametrize("kind", [STREAM, CONSUMER], ids=["Stream", "Consumer"])
+def test_the_subjects_of_an_object_are_limited(kind: Kind, subjects: list[str], words: str) -> None:
+    """For each new subject, the server compares those of all streams, and serves nobody else."""
+    with pytest.raises(InvalidManifestError, match=words):
+        kind.checked_fields({"subjects" if kind is STREAM else "filterSubjects": subjects})
+
+
+async def test_one_stream_is_written_at_a_time() -> None:
+    refusal = b'{"error":{"code":400,"err_code":1,"description":"refused"}}'
+    pending: list[bytes] = []
+
+    def reply(server: socket.socket, to: bytes) -> None:
+        time.sleep(0.2)
+        with suppress(BlockingIOError):
+            pending.append(server.recv(65_536, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+        message(refusal)(server, to)
+
+    with raw_server(server_of(reply)) as port:
+        config = ProviderConfigSpec("jetstream", f"nats://127.0.0.1:{port}")
+        assert STREAM.connect is not None
+        provider = STREAM.connect(config, Secrets())
+        fields = STREAM.checked_fields({"subjects": ["a"]})
+        writes = [provider.create(action("Create", f"S{number}", fields)) for number in range(4)]
+        results = await asyncio.gather(*writes, return_exceptions=True)
+        await provider.close()
+    assert [type(each) for each in results] == [RefusedError] * 4
+    assert not any(b"STREAM.CREATE" in each for each in pending)
+
+
+# --- listings of large objects
+
+
+LARGE = {"large": "<" * 130_000}
+"""Metadata that has six bytes for each character in the server's JSON."""
+
+
+async def page_by_page(provider: Provider, scope: Scope, found: list[ExternalObject]) -> None:
+    async for page in provider.pages(scope, page_size=9):
+        found += page
+
+
+@pytest.fixture
+async def nc(nats_server: EmbeddedServer) -> AsyncIterator[Client]:
+    client = await connect_to_bus(nats_server.url, name="test")
+    yield client
+    await close(client)
+
+
+async def test_large_consumers_do_not_hide_others(
+    nats_server: EmbeddedServer, nc: Client, connect: Connect, unique: str
+) -> None:
+    stream, large = f"S{unique}", 12
+    create = {"name": stream, "subjects": [f"{unique}.>"], "storage": "memory"}
+    await api_request(nc, f"STREAM.CREATE.{stream}", create)
+    for number in range(large):
+        name = f"large{number:02}"
+        config = {"durable_name": name, "mem_storage": True, "metadata": LARGE}
+        body = {"stream_name": stream, "config": config}
+        await api_request(nc, f"CONSUMER.CREATE.{stream}.{name}", body)
+    provider = connect(CONSUMER, nats_server.url)
+    action_ = action("Create", f"{stream}/small", CONSUMER.checked_fields({}))
+    await provider.create(action_)
+    found = await listing(provider, Scope(prefix=f"{stream}/"))
+    await api_request(nc, f"STREAM.DELETE.{stream}", None)
+
+    assert [each.name for each in found][-1] == f"{stream}/small"
+    assert len(found) == large + 1
+
+
+async def test_large_streams_do_not_hide_others(
+    nats_server: EmbeddedServer, nc: Client, connect: Connect, unique: str
+) -> None:
+    names = [f"{unique}{number:02}" for number in range(12)]
+    for name in names:
+        config = {"name": name, "subjects": [f"{name}.>"], "metadata": LARGE}
+        await api_request(nc, f"STREAM.CREATE.{name}", {**config, "storage": "memory"})
+    provider = connect(STREAM, nats_server.url)
+    found = await listing(provider, Scope(prefix=unique))
+    for name in names:
+        await api_request(nc, f"STREAM.DELETE.{name}", None)
+
+    assert [each.name for each in found] == names
+
+
+async def test_an_object_that_is_too_large_by_itself_is_named_and_hides_no_others(
+    nats_server: EmbeddedServer,
+    nc: Client,
+    connect: Connect,
+    unique: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connection, "MAX_ANSWER_BYTES", 8_000)
+    for name, size in ((f"{unique}large", 10_000), (f"{unique}small", 1)):
+        metadata = {"large": "x" * size}
+        config = {"name": name, "subjects": [f"{name}.>"], "metadata": metadata}
+        with suppress(BusError):  # the response is too large
+            await api_request(nc, f"STREAM.CREATE.{name}", {**config, "storage": "memory"})
+        body = {"stream_name": name, "config": {"durable_name": "c", "mem_storage": True}}
+        await api_request(nc, f"CONSUMER.CREATE.{name}.c", body)
+    for kind, suffix in ((STREAM, ""), (CONSUMER, "/c")):
+        found: list[ExternalObject] = []
+        with pytest.raises(UnreadableObjectsError) as unreadable:
+            await page_by_page(connect(kind, nats_server.url), Scope(prefix=unique), found)
+        assert [each.name for each in found] == [f"{unique}small{suffix}"]
+        assert next(iter(unreadable.value.objects))[0] == f"{unique}large{suffix}"
+        assert unreadable.value.status == HTTPStatus.CONFLICT, "no failure of the API"
+    for name in ("large", "small"):
+        await api_request(nc, f"STREAM.DELETE.{unique}{name}", None)
+
+
+async def test_a_start_time_at_the_end_of_the_calendar_hides_no_others(
+    nats_server: EmbeddedServer, nc: Client, connect: Connect, unique: str
+) -> None:
+    """The server keeps the offset of a time, which another client may choose."""
+    create = {"name": unique, "subjects": [f"{unique}.>"], "storage": "memory"}
+    await api_request(nc, f"STREAM.CREATE.{unique}", create)
+    for name, start in (("a", "0001-01-01T00:00:01+14:00"), ("b", "2020-01-01T00:00:00Z")):
+        config = {
+            "durable_name": name,
+            "ack_policy": "explicit",
+            "deliver_policy": "by_start_time",
+            "opt_start_time": start,
+        }
+        body = {"stream_name": unique, "config": config}
+        await api_request(nc, f"CONSUMER.CREATE.{unique}.{name}", body)
+    provider = connect(CONSUMER, nats_server.url)
+    found = await listing(provider, Scope(prefix=f"{unique}/"))
+    read = await provider.read(f"{unique}/a")
+    await api_request(nc, f"STREAM.DELETE.{unique}", None)
+
+    assert [each.fields["startTime"] for each in found] == [
+        "0001-01-01T00:00:01+14:00",
+        "2020-01-01T00:00:00Z",
+    ]
+    assert read == found[0]

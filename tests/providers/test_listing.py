@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 import pytest
 
 from events.external import ExternalObject
 from events.provider_config import Scope
-from infra.providers.listing import Page, all_pages
-from reconciler.errors import NotDoneError
+from infra.providers.listing import Page, Unreadable, all_pages
+from reconciler.errors import NotDoneError, UnreadableObjectsError
 
 
 def named(*names: str) -> list[ExternalObject]:
@@ -37,3 +39,22 @@ async def test_a_listing_that_would_never_end_is_given_up() -> None:
 
     with pytest.raises(NotDoneError):
         assert [page async for page in all_pages(Scope(), fetch)]
+
+
+def test_an_object_that_cannot_be_converted_hides_no_others() -> None:
+    unreadable = Unreadable()
+
+    def shown(name: str, seconds: float) -> datetime | None:
+        return unreadable.converted(
+            lambda: datetime.fromtimestamp(seconds, UTC), lambda: (name, f"uid-{name}")
+        )
+
+    assert [shown("a", 1) is None, shown("b", 1e300) is None, shown("c", 2) is None] == [
+        False,
+        True,
+        False,
+    ]
+    with pytest.raises(UnreadableObjectsError, match="'b': OverflowError") as raised:
+        unreadable.check()
+    assert list(raised.value.objects) == [("b", "uid-b")]
+    Unreadable().check()

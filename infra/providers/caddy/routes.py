@@ -11,6 +11,7 @@ import re
 from collections.abc import AsyncIterator, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -50,6 +51,7 @@ from infra.providers.caddy.order import Reach, Standing, place, standings
 from infra.providers.caddy.spec import normalize
 from infra.providers.conflicts import check_uid
 from infra.providers.endpoint import path_segment
+from infra.providers.listing import Unreadable
 from reconciler.call_permit import unrecorded
 from reconciler.errors import (
     ConflictError,
@@ -228,12 +230,14 @@ class RoutesProvider:
     ) -> AsyncIterator[Sequence[ExternalObject]]:
         """List a scope: Caddy shows the whole configuration at once."""
         apps = _as(_Apps, (await self._api.get(APPS)).content or {})
-        listed, keys = await asyncio.to_thread(_objects, apps, self._allow)
+        unreadable = Unreadable()
+        listed, keys = await asyncio.to_thread(_objects, apps, self._allow, unreadable)
         for key in keys:
             self._secrecy.add(key)
         wanted = [each for each in listed if scope.has(each.name, each.labels)]
         for start in range(0, len(wanted), page_size):
             yield wanted[start : start + page_size]
+        unreadable.check()
 
     async def changes(self, after: str | None) -> str:
         """Return the mark of all servers and routes: Caddy has no call that waits."""
@@ -551,7 +555,9 @@ def _standing(name: str, routes: Sequence[CaddyRoute]) -> Standing:
     return Standing(False, None)
 
 
-def _objects(apps: _Apps, allow: Allow) -> tuple[list[ExternalObject], set[str]]:
+def _objects(
+    apps: _Apps, allow: Allow, unreadable: Unreadable
+) -> tuple[list[ExternalObject], set[str]]:
     """Return all routes that have a name, in the order of their names, and the keys of files."""
     pairs = {str(each.id): each for each in apps.pairs if each.id is not None}
     found: list[ExternalObject] = []
@@ -561,8 +567,12 @@ def _objects(apps: _Apps, allow: Allow) -> tuple[list[ExternalObject], set[str]]
         for route, standing in zip(routes, standings(_reaches(routes)), strict=True):
             if (name := name_of(route)) is not None:
                 has = state(marks_of(route), pairs.get(certificate_id(name)), allow)
-                found.append(as_object(name, route, server_name, server, standing, has))
                 keys.add(has.key)
+                shown = unreadable.converted(
+                    partial(as_object, name, route, server_name, server, standing, has),
+                    lambda name=name: (name, None),
+                )
+                found += [] if shown is None else [shown]
     return sorted(found, key=lambda each: each.name), keys
 
 

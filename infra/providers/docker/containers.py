@@ -50,6 +50,7 @@ from infra.providers.docker.spec import (
     MUTABLE,
     comparable,
 )
+from infra.providers.listing import Unreadable
 from reconciler.errors import (
     ConflictError,
     NotDoneError,
@@ -186,11 +187,20 @@ class ContainersProvider:
     ) -> AsyncIterator[Sequence[ExternalObject]]:
         """List a scope, a part at a time, and look at each container by itself."""
         ids = [each.id for each in await self._listed(scope) if _may_be_in(scope, each)]
+        unreadable = Unreadable()
         for start in range(0, len(ids), page_size):
             calls = [self._find(id_) for id_ in ids[start : start + page_size]]
             found = await gathered(calls, _CALLS_AT_ONCE)
-            objects = [self._object(each) for each in found if each is not None]
-            yield [each for each in objects if scope.has(each.name, each.labels)]
+            objects = [
+                unreadable.converted(
+                    lambda each=each: self._object(each),
+                    lambda each=each: (each.external_name, each.id),
+                )
+                for each in found
+                if each is not None
+            ]
+            yield [each for each in objects if each and scope.has(each.name, each.labels)]
+        unreadable.check()
 
     async def changes(self, after: str | None) -> str:
         """Wait for the Engine's next event about a container."""

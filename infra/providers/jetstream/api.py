@@ -7,7 +7,8 @@ The provider is a user of its own there: what the environment says of the reconc
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
@@ -32,6 +33,7 @@ from infra.jetstream.errors import (
     IncompatibleServerError,
     MessageTooLargeError,
     NotFoundOnBusError,
+    ResponseTooLargeError,
     StreamFullError,
 )
 from infra.jetstream.identity import Login, parse_login
@@ -128,14 +130,11 @@ class StreamInfo(msgspec.Struct, frozen=True):
         return {"hasData": self.state.last_seq > 0 or not is_led, "hasLeader": is_led}
 
 
-class _StreamPage(msgspec.Struct, frozen=True):
-    total: int
-    streams: list[StreamInfo] | None = None
-    missing: list[str] | None = None
-    offline: dict[str, str] | None = None
-
-
 _T = TypeVar("_T")
+
+
+class AnswerTooLargeError(NotDoneError):
+    """A response exceeds a limit, because of the size of some objects."""
 
 
 class JetStreamApi:
@@ -191,26 +190,6 @@ class JetStreamApi:
             raise RefusedError(f"{found.out_of_bounds}; a resource cannot manage it")
         return found
 
-    async def stream_pages(self) -> AsyncIterator[list[StreamInfo]]:
-        """List all streams, those that are out of bounds too.
-
-        Pages overlap by one stream: one that was deleted meanwhile would move the others forward,
-        and one of them would be skipped, as if it were gone.
-        """
-        last, offset = "", 0
-        while True:
-            page = await self.ask("STREAM.LIST", _StreamPage, {"offset": offset})
-            if page is None or page.missing or page.offline:
-                raise NotDoneError(
-                    "the listing of streams is incomplete, because some have no leader"
-                )
-            streams = page.streams or []
-            yield without_overlap(streams, [each.name for each in streams], last)
-            offset += len(streams)
-            if offset >= page.total or not streams:
-                return
-            last, offset = streams[-1].name, offset - 1
-
     async def connected(self) -> Client:
         """Return the connection; raises ``NotDoneError`` while there is none."""
         async with self._connecting:
@@ -253,6 +232,9 @@ def classified(error: BusError, *, is_read: bool) -> ProviderError:
             return NotFoundError(text)
         case StreamFullError():
             return NotDoneError(text)
+        case ResponseTooLargeError() if is_read:
+            # Says nothing of the server's health: a tenant can cause it.
+            return AnswerTooLargeError(text, status=HTTPStatus.CONFLICT)
         case MessageTooLargeError():
             return RefusedError(text)
         case BusRefusedError():
@@ -286,18 +268,6 @@ def check_name(external_name: str, problem: str | None) -> None:
 def not_there(action: Action) -> NotFoundError:
     """Return the error for an object that is not there."""
     return NotFoundError(f"{action.external_name!r} does not exist")
-
-
-def without_overlap(items: Sequence[_T], names: Sequence[str], last: str) -> list[_T]:
-    """Return a page without the one that it has in common with the page before, if there was one.
-
-    Raises ``NotDoneError`` if it has none: something was deleted meanwhile.
-    """
-    if not last:
-        return list(items)
-    if not names or names[0] != last:
-        raise NotDoneError("the listing has a gap, because an object was deleted during it")
-    return list(items[1:])
 
 
 def has_leader(cluster: Cluster | None) -> bool:

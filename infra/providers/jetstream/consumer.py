@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from http import HTTPStatus
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -35,8 +35,8 @@ from infra.providers.jetstream.api import (
     not_there,
     seconds,
     shown,
-    without_overlap,
 )
+from infra.providers.jetstream.listings import consumer_names, listed
 from infra.providers.jetstream.stream import NAME
 from infra.providers.jetstream.streams import (
     CAPABILITIES,
@@ -47,7 +47,9 @@ from infra.providers.jetstream.streams import (
     ready,
     to_milliseconds,
 )
-from infra.providers.jetstream.subjects import check_filters
+from infra.providers.jetstream.subjects import MAX_SUBJECTS, check_filters
+from infra.providers.listing import Unreadable
+from infra.providers.times import check_time, in_utc
 from reconciler.errors import (
     ConflictError,
     NotDoneError,
@@ -101,7 +103,7 @@ class ConsumerFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, re
     filter_subjects: Annotated[
         list[str],
         msgspec.Meta(
-            max_length=1_000, description="Subjects to deliver, in any order. Default: all."
+            max_length=MAX_SUBJECTS, description="Subjects to deliver, in any order. Default: all."
         ),
     ] = []
     deliver_policy: Annotated[
@@ -187,6 +189,7 @@ class ConsumerFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, re
 
     def __post_init__(self) -> None:
         check_filters(self.filter_subjects)
+        check_time("startTime", self.start_time)
         if (self.start_sequence is not None) != (self.deliver_policy == "by_start_sequence"):
             raise ValueError(
                 "startSequence: required with deliverPolicy by_start_sequence, and not allowed "
@@ -221,6 +224,15 @@ class _Consumer(msgspec.Struct, frozen=True):
         return bool(self.config.get("durable_name"))
 
     @property
+    def external_name(self) -> str:
+        """The name of its resource's object."""
+        return f"{self.stream_name}/{self.name}"
+
+    def place(self) -> tuple[str, str]:
+        """Return the name and the uid of its object."""
+        return self.external_name, self.created
+
+    @property
     def readings(self) -> Fields:
         """What changes with each message."""
         return {
@@ -235,15 +247,8 @@ class _Consumer(msgspec.Struct, frozen=True):
         is_used = self.delivered.consumer_seq > 0 or self.num_pending > 0
         is_led = has_leader(self.cluster)
         outputs = {"hasData": is_used or not is_led, "hasLeader": is_led}
-        name = f"{self.stream_name}/{self.name}"
         fields = _fields_of(self.config)
-        return shown(name, self.created, metadata_in(self.config), fields, outputs)
-
-
-class _Page(msgspec.Struct, frozen=True):
-    total: int
-    consumers: list[_Consumer] | None = None
-    missing: list[str] | None = None
+        return shown(self.external_name, self.created, metadata_in(self.config), fields, outputs)
 
 
 class _Request(msgspec.Struct, frozen=True):
@@ -348,18 +353,33 @@ class ConsumersProvider:
     ) -> AsyncIterator[Sequence[ExternalObject]]:
         """List the durable consumers of a scope, stream by stream."""
         del page_size  # the server's own: 256
-        prefix = scope.prefix or ""
-        streams: list[StreamInfo] = []
-        async for page in self._api.stream_pages():
+        prefix, unreadable = scope.prefix or "", Unreadable()
+        streams, unread = list[StreamInfo](), Unreadable()
+        async for page in listed(self._api, "STREAM", StreamInfo, unread):
             streams += page
+        for stream in unread.names:
+            for name in await consumer_names(self._api, stream):
+                unreadable.add(f"{stream}/{name}", None, "its stream cannot be read")
         for stream in streams:
             begin = f"{stream.name}/"
             if stream.out_of_bounds or not (begin.startswith(prefix) or prefix.startswith(begin)):
                 continue
-            async for consumers in self._pages_of(stream.name):
-                objects = [each.as_object() for each in consumers if each.is_durable]
-                yield [thing for thing in objects if scope.has(thing.name, thing.labels)]
+            async for consumers in listed(
+                self._api,
+                "CONSUMER",
+                _Consumer,
+                unreadable,
+                stream=stream.name,
+                named=begin.__add__,
+            ):
+                objects = [
+                    unreadable.converted(each.as_object, each.place)
+                    for each in consumers
+                    if each.is_durable
+                ]
+                yield [each for each in objects if each and scope.has(each.name, each.labels)]
         self._outside = frozenset(each.name for each in streams if each.out_of_bounds)
+        unreadable.check()
 
     async def changes(self, after: str | None) -> str:
         """Wait for the server's next advisory about a consumer of a stream that is listed here."""
@@ -374,21 +394,6 @@ class ConsumersProvider:
         """Close the connection."""
         self._advisories.close()
         await self._api.close()
-
-    async def _pages_of(self, stream: str) -> AsyncIterator[list[_Consumer]]:
-        last, offset = "", 0
-        while True:
-            page = await self._api.ask(f"CONSUMER.LIST.{stream}", _Page, {"offset": offset})
-            if page is None:
-                return  # the stream is gone, and its consumers are with it
-            if page.missing:
-                raise NotDoneError(f"not all consumers of {stream} have a leader")
-            consumers = page.consumers or []
-            yield without_overlap(consumers, [each.name for each in consumers], last)
-            offset += len(consumers)
-            if offset >= page.total or not consumers:
-                return
-            last, offset = consumers[-1].name, offset - 1
 
     async def _found(self, place: _Place) -> _Consumer | None:
         """Return a durable consumer of a stream that is not out of bounds."""
@@ -429,7 +434,7 @@ def normalize(fields: Fields) -> Fields:
         "replicas": 0,
         **fields,
         "filterSubjects": sorted(set(fields.get("filterSubjects", []))),
-        "startTime": _in_utc(fields.get("startTime")),
+        "startTime": in_utc(fields.get("startTime")),
         "maxDeliver": fields.get("maxDeliver") or UNLIMITED,
         "backoffSeconds": [
             to_milliseconds("backoffSeconds", each) for each in fields.get("backoffSeconds", [])
@@ -547,13 +552,6 @@ def _fields_of(config: Config) -> Fields:
 
 def _optional_nanoseconds(value: float | None) -> int | None:
     return None if value is None else nanoseconds(value)
-
-
-def _in_utc(value: str | None) -> str | None:
-    if value is None:
-        return None
-    instant = msgspec.convert(value, datetime)
-    return str(msgspec.to_builtins(instant.astimezone(UTC)))
 
 
 CONSUMER = Kind(

@@ -29,7 +29,7 @@ from infra.providers.jetstream.streams import (
     tightened,
     to_milliseconds,
 )
-from infra.providers.jetstream.subjects import BUCKET_PREFIX, check_subjects
+from infra.providers.jetstream.subjects import BUCKET_PREFIX, MAX_SUBJECTS, check_subjects
 from reconciler.provider.kind import Kind
 
 NAME = re.compile(r"[^\s.*>/\\\x00-\x1f\x7f]{1,255}")
@@ -54,7 +54,7 @@ class StreamFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rena
         list[str],
         msgspec.Meta(
             min_length=1,
-            max_length=1_000,
+            max_length=MAX_SUBJECTS,
             description="Subjects that the stream stores, in any order.",
         ),
     ]

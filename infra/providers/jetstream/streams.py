@@ -7,9 +7,13 @@ changed or deleted in its place.
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
+from http import HTTPStatus
 from typing import Annotated, Literal
 
 import msgspec
@@ -31,6 +35,8 @@ from infra.providers.jetstream.api import (
     not_there,
     shown,
 )
+from infra.providers.jetstream.listings import listed
+from infra.providers.listing import Unreadable
 from reconciler.errors import ConflictError, NotDoneError, NotFoundError
 from reconciler.provider import Capabilities, Effect
 from reconciler.provider.kind import READY, Readiness
@@ -115,6 +121,7 @@ class StreamsProvider:
         self._api = JetStreamApi(config, secrets)
         self._advisories = Advisories(self._api, STREAM_ADVISORIES, self._is_news)
         self._outside: frozenset[str] = frozenset()
+        self._writing = asyncio.Lock()
 
     async def create(self, action: Action) -> Effect:
         """Create a stream; the server takes the same configuration, key included, once more."""
@@ -122,7 +129,8 @@ class StreamsProvider:
         config = self._config(stream, action)
         try:
             request = f"STREAM.CREATE.{stream}"
-            info = await self._api.write(request, StreamInfo, config, read_at=None)
+            async with self._turn():
+                info = await self._api.write(request, StreamInfo, config, read_at=None)
         except ConflictError as conflict:
             found = await self.read(action.external_name)
             if found is not None and found.written_by == action.idempotency_key:
@@ -133,13 +141,15 @@ class StreamsProvider:
     async def update(self, action: Action) -> Effect:
         """Change a stream that is still the action's; what no field is about stays as it is."""
         stream = self._stream_of(action.external_name)
-        found = await self._api.stream(stream)
-        read_at = time.monotonic()
-        if found is None:
-            raise not_there(action)
-        check_uid(self._object(found), action)
-        config = {**found.config, **self._config(stream, action)}
-        info = await self._api.write(f"STREAM.UPDATE.{stream}", StreamInfo, config, read_at=read_at)
+        async with self._turn():
+            found = await self._api.stream(stream)
+            read_at = time.monotonic()
+            if found is None:
+                raise not_there(action)
+            check_uid(self._object(found), action)
+            config = {**found.config, **self._config(stream, action)}
+            request = f"STREAM.UPDATE.{stream}"
+            info = await self._api.write(request, StreamInfo, config, read_at=read_at)
         return Effect(self._object(info))
 
     async def delete(self, action: Action) -> Effect:
@@ -167,16 +177,19 @@ class StreamsProvider:
     ) -> AsyncIterator[Sequence[ExternalObject]]:
         """List the streams of a scope; what is out of bounds is in none."""
         del page_size  # the server's own: 256
-        outside: set[str] = set()
-        async for page in self._api.stream_pages():
+        outside, unreadable, named = set[str](), Unreadable(), self._form.name_of
+        async for page in listed(self._api, "STREAM", StreamInfo, unreadable, named=named):
             outside |= {each.name for each in page if each.out_of_bounds}
             objects = [
-                self._object(each)
+                unreadable.converted(
+                    partial(self._object, each), lambda at=(name, each.created): at
+                )
                 for each in page
-                if each.name not in outside and self._form.name_of(each.name) is not None
+                if each.name not in outside and (name := named(each.name)) is not None
             ]
-            yield [thing for thing in objects if scope.has(thing.name, thing.labels)]
+            yield [each for each in objects if each and scope.has(each.name, each.labels)]
         self._outside = frozenset(outside)
+        unreadable.check()
 
     async def changes(self, after: str | None) -> str:
         """Wait for the server's next advisory about a stream that is listed here."""
@@ -191,6 +204,26 @@ class StreamsProvider:
         """Close the connection."""
         self._advisories.close()
         await self._api.close()
+
+    @asynccontextmanager
+    async def _turn(self) -> AsyncGenerator[None]:
+        """Wait until no other write of a configuration is under way.
+
+        The server compares its subjects with those of all streams, and answers nobody meanwhile.
+        """
+        try:
+            async with asyncio.timeout(self._api.timeout_seconds):
+                await self._writing.acquire()
+        except TimeoutError:
+            raise NotDoneError(
+                f"waited {self._api.timeout_seconds:g} s for other writes of streams: nothing was "
+                "sent",
+                status=HTTPStatus.CONFLICT,
+            ) from None
+        try:
+            yield
+        finally:
+            self._writing.release()
 
     def _is_news(self, advisory: Incoming) -> bool:
         stream = advisory.subject.split(".")[-1]
@@ -210,6 +243,10 @@ class StreamsProvider:
             raise NotDoneError(f"the response describes another stream: {info.name!r}")
         fields = self._form.fields_of(info.config)
         return shown(name, info.created, metadata_in(info.config), fields, info.outputs)
+
+
+def _place(name: str, info: StreamInfo) -> tuple[str, str]:
+    return name, info.created
 
 
 def ready(_fields: Fields, thing: ExternalObject) -> Readiness:

@@ -40,9 +40,10 @@ _RECEIVE_BUFFER_BYTES: Final = 64 * 1024
 _T = TypeVar("_T")
 
 
-def bounded(column: LiteralString) -> sql.SQL:
+def bounded(column: LiteralString) -> sql.Composed:
     """Return the expression for a text that is NULL where it is too large, without reading it."""
-    return sql.SQL(f"CASE WHEN octet_length({column}) <= {MAX_TEXT_BYTES} THEN {column} END")
+    expression = sql.SQL("CASE WHEN octet_length({text}) <= {most} THEN {text} END")
+    return expression.format(text=sql.SQL(column), most=MAX_TEXT_BYTES)
 
 
 class ResultTooLargeError(Exception):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Annotated, cast
 
 import msgspec
@@ -11,6 +11,7 @@ import msgspec
 from events.manifest import Fields
 from events.secret import DEFAULT_STORE, SecretRef
 from infra.providers.postgres.database_spec import UNLIMITED, ConnectionLimit, Name
+from infra.providers.times import check_time, in_utc
 from reconciler.provider.host_access import HostUse
 
 GOOD_AS_SUPERUSER = frozenset(
@@ -102,6 +103,7 @@ class DatabaseRoleFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True
             )
         if self.password is not None and self.generated_password is not None:
             raise ValueError("password and generatedPassword: set only one of them")
+        check_time("validUntil", self.valid_until)
         for role in self.member_of:
             if role in GOOD_AS_SUPERUSER:
                 raise ValueError(
@@ -131,7 +133,7 @@ def normalize(fields: Fields) -> Fields:
         "bypassRowSecurity": False,
         "connectionLimit": UNLIMITED,
         **given,
-        "validUntil": _in_utc(fields.get("validUntil")),
+        "validUntil": in_utc(fields.get("validUntil"), to_seconds=True),
         "memberOf": sorted(set(fields.get("memberOf") or [])),
     }
     if generated := given.get("generatedPassword"):
@@ -145,13 +147,6 @@ def comparable(fields: Fields) -> Fields:
     if isinstance(password, dict) and "$secret" in password:
         return {**fields, "password": {"secret": cast("Fields", password).get("digest", "")}}
     return fields
-
-
-def _in_utc(value: str | None) -> str | None:
-    if value is None:
-        return None
-    instant = msgspec.convert(value, datetime).astimezone(UTC)
-    return str(msgspec.to_builtins(instant.replace(microsecond=0)))
 
 
 def uses(fields: Fields) -> Sequence[HostUse]:

@@ -25,7 +25,7 @@ from events.rest_definition import (
 from infra.providers.endpoint import leads_elsewhere
 from infra.providers.rest.document import Document
 from infra.providers.rest.expressions import Expression, ExpressionError
-from infra.providers.rest.marks import Marking
+from infra.providers.rest.marks import Found, Marking
 from infra.providers.rest.places import (
     MISSING,
     WHOLE,
@@ -232,18 +232,10 @@ class Protocol:
 
     def seen(self, shown: Any) -> ExternalObject:
         """Return an object as the log knows it; raises ``UnusableObjectError``."""
-        name = self._text_at(self.name_at, shown)
-        if name is None:
-            raise UnusableObjectError(f"the object has no name at {self.name_at.text}")
         marks = self.marking.found(shown) if self.marking else None
-        uid = None if marks is None else marks.uid
-        if self.uid_at is not None:
-            uid = self._text_at(self.uid_at, shown)
-            if uid is None:
-                raise UnusableObjectError(f"the object has no id at {self.uid_at.text}")
-        named = self.rest.name
+        name, uid = self._place(shown, marks)
         return ExternalObject(
-            name=name.removeprefix(named.prefix).removesuffix(named.suffix),
+            name=name,
             fields=self.document.of_object(shown),
             uid=uid,
             version=self._text_at(self.version_at, shown) if self.version_at else None,
@@ -251,6 +243,21 @@ class Protocol:
             written_by=None if marks is None else marks.key,
             outputs=self._given(shown),
         )
+
+    def place(self, shown: Any) -> tuple[str, str | None]:
+        """Return the name and the uid of an object; raises ``UnusableObjectError``."""
+        return self._place(shown, self.marking.found(shown) if self.marking else None)
+
+    def _place(self, shown: Any, marks: Found | None) -> tuple[str, str | None]:
+        name, named = self._text_at(self.name_at, shown), self.rest.name
+        if name is None:
+            raise UnusableObjectError(f"the object has no name at {self.name_at.text}")
+        uid = None if marks is None else marks.uid
+        if self.uid_at is not None:
+            uid = self._text_at(self.uid_at, shown)
+            if uid is None:
+                raise UnusableObjectError(f"the object has no id at {self.uid_at.text}")
+        return name.removeprefix(named.prefix).removesuffix(named.suffix), uid
 
     def _text_at(self, finder: Finder, shown: Any) -> str | None:
         try:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
+from functools import partial
 from http import HTTPStatus
 from typing import Any, Final, cast
 
@@ -34,7 +35,7 @@ from infra.providers.answers import (
 from infra.providers.conflicts import check_uid
 from infra.providers.endpoint import leads_elsewhere
 from infra.providers.http import HttpApi
-from infra.providers.listing import all_pages, in_turns
+from infra.providers.listing import Unreadable, all_pages, in_turns
 from infra.providers.rest.document import without_nothing
 from infra.providers.rest.expressions import ExpressionError
 from infra.providers.rest.marks import made_uid
@@ -49,6 +50,7 @@ from reconciler.errors import (
     RefusedError,
     ThrottledError,
     UnknownResultError,
+    UnreadableObjectsError,
 )
 from reconciler.provider import Effect
 from reconciler.provider.secrets import Secrets
@@ -183,9 +185,11 @@ class RestProvider:
         self, scope: Scope, *, page_size: int
     ) -> AsyncIterator[Sequence[ExternalObject]]:
         """List all objects of this kind; the scope is looked at here."""
-        pages = self._pages(page_size)
+        unreadable = Unreadable()
+        pages = self._pages(page_size, unreadable)
         async for objects in all_pages(scope, pages.fetch):
             yield objects
+        unreadable.check()
 
     async def close(self) -> None:
         """Close connections."""
@@ -243,10 +247,14 @@ class RestProvider:
 
     async def _found_by_name(self, name: str) -> _Found | None:
         everything = Scope(prefix=name)
-        async for page in self.pages(everything, page_size=1000):
-            for each in page:
-                if each.name == name:
-                    return _Found(each, None, time.monotonic())
+        try:
+            async for page in self.pages(everything, page_size=1000):
+                for each in page:
+                    if each.name == name:
+                        return _Found(each, None, time.monotonic())
+        except UnreadableObjectsError as error:
+            if any(unreadable == name for unreadable, _ in error.objects):
+                raise
         return None
 
     def _about(self, answer: Answer, shown: Any, name: str) -> ExternalObject:
@@ -258,14 +266,21 @@ class RestProvider:
             raise unusable(answer, f"it describes {thing.name!r}, not {name!r}")
         return thing
 
-    def _pages(self, page_size: int) -> Pages:
-        return Pages(self._protocol, self._listed, self._those_of_kind, page_size)
+    def _pages(self, page_size: int, unreadable: Unreadable | None = None) -> Pages:
+        those_of_kind = partial(self._those_of_kind, unreadable=unreadable)
+        return Pages(self._protocol, self._listed, those_of_kind, page_size)
 
-    async def _those_of_kind(self, answer: Answer, items: Sequence[Any]) -> list[ExternalObject]:
+    async def _those_of_kind(
+        self, answer: Answer, items: Sequence[Any], unreadable: Unreadable | None = None
+    ) -> list[ExternalObject]:
         protocol = self._protocol
 
         def seen(item: Any) -> ExternalObject | None:
-            return protocol.seen(item) if protocol.is_one(item) else None
+            if not protocol.is_one(item):
+                return None
+            if unreadable is None:
+                return protocol.seen(item)
+            return unreadable.converted(lambda: protocol.seen(item), lambda: protocol.place(item))
 
         try:
             return await in_turns(items, seen)

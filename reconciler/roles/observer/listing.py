@@ -46,7 +46,7 @@ class ListingAssembler:
 
     ``began_at`` is when it began by a clock of the world, ``began_by`` by the steady one of this
     process, if it began here. Without ``unique_names`` the API makes the ids, and two objects may
-    have one name.
+    have one name. ``unreadable``: places of objects that exist and are not shown.
     """
 
     def __init__(
@@ -61,6 +61,7 @@ class ListingAssembler:
         self.began = began
         self.began_at = began_at
         self.began_by = began_by
+        self.unreadable: set[str] = set()
         self._objects: dict[str, ExternalObject] = {}
 
     def add(self, objects: Iterable[ExternalObject]) -> None:
@@ -226,7 +227,7 @@ async def _missing(
     doubtful: list[StatusRow] = []
     async for some in with_pauses(known.items()):
         for place, mine in some:
-            if place in objects:
+            if place in objects or place in listing.unreadable:
                 continue
             is_outside = not place.startswith(began.prefix or "")
             for row in mine:
@@ -321,7 +322,8 @@ def _creator(
     if not listing.unique_names and seen.written_by is None:
         return None  # no name shows that the resource may have created it
     if not listing.unique_names and row.owned:
-        return None if listing.place_of(row) in objects else row
+        place = listing.place_of(row)
+        return None if place in objects or place in listing.unreadable else row
     return row if seen.name in row.uncertain_names else None
 
 
@@ -541,7 +543,9 @@ async def _loss_count(
             if any(row.owned and listing.place_of(row) == name for row in rows)
         ]
         total += len(owned)
-        missing += sum(1 for name in owned if name not in objects)
+        missing += sum(
+            1 for name in owned if name not in objects and name not in listing.unreadable
+        )
     return LossCount(missing, total)
 
 

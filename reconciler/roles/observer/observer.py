@@ -19,7 +19,7 @@ from events.names import ResourceKey
 from events.provider_config import ProviderConfigSpec, is_config
 from projections.read_models import ReadModels
 from projections.status import StatusRow
-from reconciler.errors import ConfigurationError, ProviderError
+from reconciler.errors import ConfigurationError, ProviderError, UnreadableObjectsError
 from reconciler.failpoints import Failpoint, reach
 from reconciler.ports import DecisionSink, IntakeMessageOut, IntakeWriter
 from reconciler.provider import Provider
@@ -268,9 +268,15 @@ class Observer:
         gate = self._gates.of(config_name)
         is_probe = False if gate.is_open else await gate.enter(config_name)
         with gate.calls(config_name, is_probe=is_probe):
-            async for page in provider.pages(config.scope, page_size=config.limits.page_size):
-                listing.add(page)
-                count += len(page)
+            try:
+                async for page in provider.pages(config.scope, page_size=config.limits.page_size):
+                    listing.add(page)
+                    count += len(page)
+            except UnreadableObjectsError as error:
+                listing.unreadable |= {listing.place(*each) for each in error.objects}
+                _logger.warning(
+                    "objects unreadable", config=config_name, kind=kind, error=error.message
+                )
         self.listings += 1
         if self._configurations.by_name.get(config_name) != config:
             raise ListingRefusedError("its ProviderConfig was changed during the listing")

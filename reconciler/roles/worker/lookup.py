@@ -8,6 +8,7 @@ from typing import Final
 from events.external import ExternalObject
 from events.log import Action
 from events.provider_config import ProviderConfigSpec, Scope
+from reconciler.errors import UnreadableObjectsError
 from reconciler.provider import Capabilities, Effect, Provider
 from reconciler.resource.owner_label import OWNER_LABEL
 
@@ -63,15 +64,19 @@ async def _search(
     """
     ours, labeled = action.labels.get(OWNER_LABEL), list[ExternalObject]()
     another: ExternalObject | None = None
-    async for page in provider.pages(scope, page_size=page_size):
-        for each in page:
-            if each.name != action.external_name or each.uid in known_uids:
-                continue
-            if each.written_by == action.idempotency_key:
-                return LookupResult(each)
-            if ours is not None and each.labels.get(OWNER_LABEL) == ours:
-                labeled.append(each)
-            another = another or each
+    try:
+        async for page in provider.pages(scope, page_size=page_size):
+            for each in page:
+                if each.name != action.external_name or each.uid in known_uids:
+                    continue
+                if each.written_by == action.idempotency_key:
+                    return LookupResult(each)
+                if ours is not None and each.labels.get(OWNER_LABEL) == ours:
+                    labeled.append(each)
+                another = another or each
+    except UnreadableObjectsError as error:
+        if any(name == action.external_name for name, _ in error.objects):
+            raise
     if len(labeled) > 1:
         uids = [each.uid or "" for each in labeled[:MAX_LABELED_UIDS]]
         return LookupResult(labeled[0], labeled_uids=tuple(uids))

@@ -1,0 +1,150 @@
+"""Listings of streams and of the consumers of a stream, page by page.
+
+Where the objects of a page are so large that the response exceeds the limit, the page is read by
+names, and then each object by itself: nobody's large objects hide those of others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Final, Generic, Literal, NamedTuple, Protocol, TypeVar
+
+import msgspec
+
+from infra.providers.jetstream.api import AnswerTooLargeError, JetStreamApi
+from infra.providers.listing import Unreadable
+from reconciler.errors import NotDoneError
+
+READS_AT_ONCE: Final = 8
+"""Of one page: an object has up to 1 MiB where it is read by itself."""
+
+
+class _Named(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
+_N = TypeVar("_N", bound=_Named)
+
+
+class _Objects(msgspec.Struct, Generic[_N], frozen=True):
+    """A page of STREAM.LIST or CONSUMER.LIST."""
+
+    total: int
+    streams: list[_N] | None = None
+    consumers: list[_N] | None = None
+    missing: list[str] | None = None
+    offline: dict[str, str] | None = None
+
+
+class _Names(msgspec.Struct, frozen=True):
+    """A page of STREAM.NAMES or CONSUMER.NAMES."""
+
+    total: int
+    streams: list[str] | None = None
+    consumers: list[str] | None = None
+
+
+class _Page(NamedTuple, Generic[_N]):
+    total: int
+    names: Sequence[str]
+    objects: Sequence[_N]
+
+
+async def listed(
+    api: JetStreamApi,
+    kind: Literal["STREAM", "CONSUMER"],
+    form: type[_N],
+    unreadable: Unreadable,
+    *,
+    stream: str = "",
+    named: Callable[[str], str | None] = str,
+) -> AsyncIterator[list[_N]]:
+    """List all streams, or the consumers of one; nothing if that stream does not exist.
+
+    What cannot be read is added to ``unreadable``, if ``named`` returns an external name for it.
+    Pages overlap by one object: one that was deleted meanwhile would move the others forward, and
+    one of them would be skipped, as if it were gone.
+    """
+    last, offset = "", 0
+    while True:
+        try:
+            page = await _objects(api, kind, form, stream, offset)
+        except AnswerTooLargeError:
+            page = await _objects_by_name(
+                api, kind, form, stream, offset, unreadable=unreadable, named=named
+            )
+        if page is None:
+            return
+        _check_overlap(page.names, last)
+        yield [each for each in page.objects if each.name != last]
+        offset += len(page.names)
+        if offset >= page.total or not page.names:
+            return
+        last, offset = page.names[-1], offset - 1
+
+
+async def _objects(
+    api: JetStreamApi, kind: str, form: type[_N], stream: str, offset: int
+) -> _Page[_N] | None:
+    page = await api.ask(_question(kind, "LIST", stream), _Objects[form], {"offset": offset})
+    if page is None and stream:
+        return None  # the stream is gone, and its consumers are with it
+    if page is None or page.missing or page.offline:
+        of_what = f"consumers of {stream}" if stream else "streams"
+        raise NotDoneError(f"the listing of {of_what} is incomplete, because some have no leader")
+    objects = page.streams or page.consumers or []
+    return _Page(page.total, [each.name for each in objects], objects)
+
+
+async def _objects_by_name(
+    api: JetStreamApi,
+    kind: str,
+    form: type[_N],
+    stream: str,
+    offset: int,
+    *,
+    unreadable: Unreadable,
+    named: Callable[[str], str | None],
+) -> _Page[_N] | None:
+    page = await api.ask(_question(kind, "NAMES", stream), _Names, {"offset": offset})
+    if page is None:
+        return None
+    names, slots = page.streams or page.consumers or [], asyncio.Semaphore(READS_AT_ONCE)
+
+    async def read(name: str) -> _N | None:
+        async with slots:
+            try:
+                return await api.ask(_question(kind, "INFO", stream, name), form)
+            except AnswerTooLargeError as error:
+                if (external_name := named(name)) is not None:
+                    unreadable.add(external_name, None, error.message)
+                return None
+
+    found = await asyncio.gather(*map(read, names))
+    return _Page(page.total, names, [each for each in found if each is not None])
+
+
+async def consumer_names(api: JetStreamApi, stream: str) -> list[str]:
+    """Return the names of a stream's consumers."""
+    found: list[str] = []
+    while True:
+        offset = max(0, len(found) - 1)
+        page = await api.ask(f"CONSUMER.NAMES.{stream}", _Names, {"offset": offset})
+        if page is None:
+            return []
+        names = page.consumers or []
+        _check_overlap(names, found[-1] if found else "")
+        found += names[1:] if found else names
+        if len(found) >= page.total or not names:
+            return found
+
+
+def _check_overlap(names: Sequence[str], last: str) -> None:
+    if last and names[:1] != [last]:
+        raise NotDoneError("the listing has a gap, because an object was deleted during it")
+
+
+def _question(*tokens: str) -> str:
+    return ".".join(each for each in tokens if each)

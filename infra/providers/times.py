@@ -1,0 +1,28 @@
+"""Times in fields: one spelling, also for those of other clients beyond Python's calendar."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import msgspec
+
+
+def in_utc(value: str | None, *, to_seconds: bool = False) -> str | None:
+    """Return a time in UTC; unchanged where it is none between the years 1 and 9999 there."""
+    if value is None:
+        return None
+    try:
+        instant = msgspec.convert(value, datetime).astimezone(UTC)
+    except (OverflowError, msgspec.ValidationError):  # its object must not end a listing
+        return value
+    if to_seconds:
+        instant = instant.replace(microsecond=0)
+    return str(msgspec.to_builtins(instant))
+
+
+def check_time(field: str, value: datetime | None) -> None:
+    """Raise ``ValueError`` for a declared time that UTC has not."""
+    try:
+        _ = value and value.astimezone(UTC)
+    except OverflowError:
+        raise ValueError(f"{field}: must be between the years 1 and 9999 in UTC") from None
