@@ -154,7 +154,7 @@ class UnreadableObjectsError(ProviderError):
     ``objects``: their names and uids. The listing does not prove that one of them is absent.
     """
 
-    error_class: ErrorClass = "Transient"
+    error_class: ErrorClass = "NotDone"
 
     def __init__(self, message: str, objects: Collection[tuple[str, str | None]]) -> None:
         super().__init__(message, status=HTTPStatus.CONFLICT)  # says nothing of the API's health

@@ -21,10 +21,12 @@ from infra.providers.postgres.database import DATABASE
 from infra.providers.postgres.passwords import make_verifier
 from infra.providers.postgres.role import DATABASE_ROLE
 from infra.providers.postgres.server import PostgresServer
-from reconciler.errors import NotDoneError
+from reconciler.errors import NotDoneError, UnreadableObjectsError
+from reconciler.provider.contract import listing
 from reconciler.provider.secrets import Secrets
 from tests.hostile_server import MIB, measured_loop, measured_resident, raw_server
 from tests.postgres import Hands
+from tests.postgres import hands as hands_on
 from tests.providers.connect import Connect
 
 ENOUGH_BYTES = 4 * limits.MAX_RESULT_BYTES
@@ -288,4 +290,36 @@ async def test_the_comments_of_a_page_are_no_result_that_is_too_large(
     finally:
         roles = [login, *map(sql.Identifier, names)]
         await hands.run(drop.format(sql.SQL(", ").join(roles)))
+        await hands.close()
+
+
+@pytest.mark.postgres
+async def test_invalid_text_in_the_catalog_hides_no_others(
+    postgres_server: Postgres, connect: Connect, unique: str
+) -> None:
+    """In a database without an encoding, a tenant can write any bytes into the shared catalog."""
+    hands = Hands(postgres_server)
+    tenants, other = sql.Identifier(f"{unique}a"), sql.Identifier(f"{unique}b")
+    role = sql.SQL(f'"{unique}c\\377"')  # pyright: ignore[reportArgumentType]
+    try:
+        create = "CREATE DATABASE {} TEMPLATE template0 ENCODING SQL_ASCII LOCALE 'C'"
+        await hands.run(sql.SQL(create).format(tenants))
+        await hands.run(sql.SQL("CREATE DATABASE {}").format(other))
+        async with await hands_on(postgres_server, f"{unique}a") as tenant:
+            for statement in (
+                sql.SQL("COMMENT ON DATABASE {} IS {}").format(tenants, sql.SQL("e'\\377'")),
+                sql.SQL("DO $$ BEGIN EXECUTE e'CREATE ROLE {}'; END $$").format(role),
+            ):
+                await tenant.execute(statement)
+        found = await listing(connect(DATABASE, postgres_server.endpoint), Scope(prefix=unique))
+        assert [each.name for each in found] == [f"{unique}a", f"{unique}b"]
+        roles = connect(DATABASE_ROLE, postgres_server.endpoint)
+        with pytest.raises(UnreadableObjectsError, match="not valid UTF-8"):
+            await listing(roles, Scope(prefix=unique))
+    finally:
+        async with await hands_on(postgres_server, f"{unique}a") as tenant:
+            drop = sql.SQL("DO $$ BEGIN EXECUTE e'DROP ROLE {}'; END $$")
+            await tenant.execute(drop.format(role))
+        for each in (tenants, other):
+            await hands.run(sql.SQL("DROP DATABASE IF EXISTS {}").format(each))
         await hands.close()

@@ -20,12 +20,14 @@ from events.log import Action
 from events.manifest import Fields
 from events.provider_config import ProviderConfigSpec, Scope
 from infra.providers.conflicts import check_uid
+from infra.providers.listing import Unreadable
 from infra.providers.postgres.database_spec import ALWAYS_THERE, normalize
 from infra.providers.postgres.errors import IN_USE, NO_DATABASE, REFUSED, state_of
 from infra.providers.postgres.limits import MAX_ROWS, bounded
 from infra.providers.postgres.marks import Mark, mark_in, with_mark
 from infra.providers.postgres.names import (
     INVALID,
+    INVALID_TEXT,
     PROTECTED_DATABASES,
     UNFINISHED_PREFIX,
     database_problem,
@@ -196,19 +198,23 @@ class DatabasesProvider:
     async def pages(
         self, scope: Scope, *, page_size: int
     ) -> AsyncIterator[Sequence[ExternalObject]]:
-        """List the databases of a scope in the order of their names."""
-        last, page_size = "", min(page_size, MAX_ROWS)
+        """List the databases of a scope in the order of their ids."""
+        last, page_size, unreadable = "0", min(page_size, MAX_ROWS), Unreadable()
         while True:
-            condition = sql.SQL("d.datname > {} AND starts_with(d.datname, {})").format(
+            condition = sql.SQL("d.oid > {}::oid AND starts_with(d.datname, {})").format(
                 last, scope.prefix or ""
             )
-            page = sql.SQL("{} ORDER BY d.datname LIMIT {}").format(condition, page_size)
+            page = sql.SQL("{} ORDER BY d.oid LIMIT {}").format(condition, page_size)
             rows = await self._rows(page)
+            for row in rows:
+                if INVALID_TEXT in row.name:
+                    unreadable.add(row.name, row.uid, "the name is not valid UTF-8")
             shown = [await self._listed(row) for row in rows if self._is_listed(row)]
             yield [each for each in shown if each and scope.has(each.name, each.labels)]
             if len(rows) < page_size:
-                return
-            last = rows[-1].name
+                break
+            last = rows[-1].uid
+        unreadable.check()
 
     async def close(self) -> None:
         """Close the connections."""
@@ -226,7 +232,7 @@ class DatabasesProvider:
 
     def _is_listed(self, row: _Row) -> bool:
         """Return whether a row is an object; one that is being made is none yet."""
-        if row.name in self._protected:
+        if row.name in self._protected or INVALID_TEXT in row.name:
             return False
         if not row.name.startswith(UNFINISHED_PREFIX) or row.mark is None:
             return True

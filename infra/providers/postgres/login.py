@@ -20,6 +20,8 @@ from typing import Any, Final, TypeVar
 from weakref import WeakValueDictionary
 
 import psycopg
+from psycopg.abc import Buffer
+from psycopg.adapt import Loader
 from psycopg.conninfo import make_conninfo
 from psycopg.rows import dict_row
 from psycopg.waiting import Ready, Wait
@@ -31,6 +33,14 @@ SLOW_STEP_SECONDS: Final = 0.5
 
 _LOWEST_PRIORITY: Final = 19
 _T = TypeVar("_T")
+
+
+class TextLoader(Loader):
+    """Decodes text, of which the owner of a database without an encoding may write any bytes."""
+
+    def load(self, data: Buffer) -> str:
+        """Return text with U+FFFD in the place of invalid bytes."""
+        return bytes(data).decode(errors="replace")
 
 
 class LoginBusyError(Exception):
@@ -69,6 +79,8 @@ class Logins:
                 error = failed
             else:
                 connection.row_factory = dict_row
+                for name in ("text", "name"):
+                    connection.adapters.register_loader(name, TextLoader)
                 connection.prepare_threshold = None
                 await connection.set_autocommit(True)
                 return connection

@@ -25,6 +25,10 @@ def unfinished_name(key: str) -> str:
     return UNFINISHED_PREFIX + hashlib.sha256(key.encode()).hexdigest()[:32]
 
 
+INVALID_TEXT: Final = "\ufffd"
+"""In the place of bytes that are not UTF-8. A name with it may be that of several objects."""
+
+
 def name_problem(name: str) -> str | None:
     """Describe what is wrong with a name for any object of the server, or nothing."""
     if not name or len(name.encode()) > MAX_NAME_BYTES:

@@ -22,10 +22,11 @@ from events.names import DEFAULT_NAMESPACE
 from events.provider_config import ProviderConfigSpec, Scope
 from events.secret import SecretRef
 from infra.providers.conflicts import check_uid
+from infra.providers.listing import Unreadable
 from infra.providers.postgres.errors import DUPLICATE, REFUSED, state_of
 from infra.providers.postgres.limits import MAX_ROWS, bounded
 from infra.providers.postgres.marks import Mark, mark_in, with_mark
-from infra.providers.postgres.names import role_problem
+from infra.providers.postgres.names import INVALID_TEXT, role_problem
 from infra.providers.postgres.passwords import (
     MAX_ITERATIONS,
     check_password,
@@ -273,21 +274,29 @@ class DatabaseRolesProvider:
     async def pages(
         self, scope: Scope, *, page_size: int
     ) -> AsyncIterator[Sequence[ExternalObject]]:
-        """List the roles of a scope in the order of their names."""
-        last, page_size = "", min(page_size, MAX_ROWS)
+        """List the roles of a scope in the order of their ids."""
+        last, page_size, unreadable = "0", min(page_size, MAX_ROWS), Unreadable()
         while True:
             condition = sql.SQL(
-                "a.rolname > {} AND starts_with(a.rolname, {}) AND NOT starts_with(a.rolname,"
-                " 'pg_') ORDER BY a.rolname LIMIT {}"
+                "a.oid > {}::oid AND starts_with(a.rolname, {}) AND NOT starts_with(a.rolname,"
+                " 'pg_') ORDER BY a.oid LIMIT {}"
             ).format(last, scope.prefix or "", page_size)
             async with self._server.session() as session:
                 rows = await session.read(_Row, await self._select(session, condition))
             # Before it is shown: the secrets of others may be none of ours to read.
-            inside = [row for row in rows if scope.has(row.name, row.labels)]
+            for row in rows:
+                if INVALID_TEXT in row.name:
+                    unreadable.add(row.name, row.uid, "the name is not valid UTF-8")
+            inside = [
+                row
+                for row in rows
+                if INVALID_TEXT not in row.name and scope.has(row.name, row.labels)
+            ]
             yield [await self._shown(row) for row in inside if not row.out_of_bounds]
             if len(rows) < page_size:
-                return
-            last = rows[-1].name
+                break
+            last = rows[-1].uid
+        unreadable.check()
 
     async def close(self) -> None:
         """Close the connections."""
