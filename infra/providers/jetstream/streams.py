@@ -245,10 +245,6 @@ class StreamsProvider:
         return shown(name, info.created, metadata_in(info.config), fields, info.outputs)
 
 
-def _place(name: str, info: StreamInfo) -> tuple[str, str]:
-    return name, info.created
-
-
 def ready(_fields: Fields, thing: ExternalObject) -> Readiness:
     """Return whether somebody leads it: else nothing can be stored or read."""
     if thing.outputs.get("hasLeader", True):
