@@ -145,8 +145,7 @@ def undeclared() -> Story:
         ),
         (
             failing,
-            "is degraded (Transient): the API said no. An action is in progress (Create, "
-            "attempt 1).",
+            "is degraded (NotDone): the API said no. An action is in progress (Create, attempt 1).",
         ),
         (paused, "is paused (PausedByPolicy): {message}."),
         (deleted, "was deleted because tests withdrew its declaration."),

@@ -233,7 +233,7 @@ TOLD: list[tuple[ResourceEvent, str]] = [
     (ProgressNoted("", AT), "The decider stopped waiting for progress of the object"),
     (
         RetryScheduled(AT, 2.5, "NotDone"),
-        "The decider waits 2.5 s, until 2026-01-02T03:04:05Z: Transient",
+        "The decider waits 2.5 s, until 2026-01-02T03:04:05Z: NotDone",
     ),
     (
         ApiThrottled(AT, 7.0, "slow\ndown"),
@@ -376,7 +376,7 @@ TOLD: list[tuple[ResourceEvent, str]] = [
     ),
     (
         RetryScheduled(AT, 2.5, "NotDone", "a@2"),
-        "The decider retries in 2.5 s, at 2026-01-02T03:04:05Z: Transient",
+        "The decider retries in 2.5 s, at 2026-01-02T03:04:05Z: NotDone",
     ),
     (
         BreakerOpened(AT, 2.0, 5),

@@ -107,6 +107,6 @@ async def test_a_request_that_still_runs_under_the_key_is_waited_for(bus: World)
         facts = await bus.facts("foo")
         await bus.stop_reconciler()
     action = only(ActionDecided, facts).action
-    assert {each.error.error_class for each in every(ActionFailed, facts)} == {"NotDone"}
+    assert {each.error.error_class for each in every(ActionFailed, facts)} == {"Unknown"}
     assert only(ActionSucceeded, facts).action_id == action.action_id
     assert list(api.kept) == [action.idempotency_key]
