@@ -119,7 +119,8 @@ def _restored_end(config: Mapping[str, Any]) -> int:
 
     Up to there, events have the times of their decisions, and the bus's of the restoration.
     """
-    end = str((config.get("metadata") or {}).get(RESTORED_END_METADATA, ""))
+    metadata: Mapping[str, Any] = config.get("metadata") or {}
+    end = str(metadata.get(RESTORED_END_METADATA, ""))
     return int(end) if end.isdecimal() else 0
 
 
