@@ -112,10 +112,7 @@ def decode_intake(
     its own is refused, for only the bus's was checked against the publisher's permissions. Raises
     ``InvalidMessageError``.
     """
-    if len(fallback_id) > MAX_ID_CHARACTERS:
-        raise InvalidMessageError(
-            f"message id: must have at most {MAX_ID_CHARACTERS} characters, because events copy it"
-        )
+    _check_text("message id", fallback_id)
     _check_nesting(payload)
     try:
         envelope = _envelope_decoder.decode(payload)
@@ -125,11 +122,8 @@ def decode_intake(
         raise InvalidMessageError(f"specversion {envelope.specversion!r}: unsupported; use '1.0'")
     if not envelope.id or not envelope.source:
         raise InvalidMessageError("id and source of a CloudEvent: must not be empty")
-    if max(len(envelope.id), len(envelope.source)) > MAX_ID_CHARACTERS:
-        raise InvalidMessageError(
-            f"id and source of a CloudEvent: must have at most {MAX_ID_CHARACTERS} characters "
-            "each, because events copy them"
-        )
+    _check_text("id of the CloudEvent", envelope.id)
+    _check_text("source of the CloudEvent", envelope.source)
     if about is not None and envelope.subject not in (None, about):
         raise InvalidMessageError(
             f"subject {envelope.subject[:200]!r} of the CloudEvent: the message was published "
@@ -147,6 +141,18 @@ def decode_intake(
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         reason = _reason(error, decoder.type)
         raise InvalidMessageError(f"data of {envelope.type}: {reason}") from None
+
+
+def _check_text(name: str, text: str) -> None:
+    """Raise ``InvalidMessageError`` for a text that events must not copy."""
+    if len(text) > MAX_ID_CHARACTERS:
+        raise InvalidMessageError(
+            f"{name}: must have at most {MAX_ID_CHARACTERS} characters, because events copy it"
+        )
+    if not text.isprintable():  # it could forge a line of a history
+        raise InvalidMessageError(
+            f"{name} {text!a}: contains a character that is not printable; remove it"
+        )
 
 
 def _bare_manifest(

@@ -16,7 +16,7 @@ from reconciler.cli.console import console
 from reconciler.cli.errors import CommandError, UsageError
 from reconciler.cli.exits import Exit
 from reconciler.cli.manifests import Documents
-from reconciler.cli.output import Format, harmless
+from reconciler.cli.output import Format
 from reconciler.cli.results import Result, exit_status, print_results, wait_for_results
 from reconciler.cli.standard_streams import even_if_nobody_reads
 from reconciler.errors import DeclarationRefusedError
@@ -114,7 +114,7 @@ def _print(change: SetChange) -> None:
         ("keep", change.unnamed, ", which no file declares", "dim"),
     ):
         for name in names[:_MAX_NAMED]:
-            out.print(f"{word} {harmless(name)}{rest}", style=style, markup=False, highlight=False)
+            out.print(f"{word} {name}{rest}", style=style, markup=False, highlight=False)
         if len(names) > _MAX_NAMED:
             out.print(f"{word} {len(names) - _MAX_NAMED} more", style=style)
 

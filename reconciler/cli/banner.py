@@ -17,7 +17,8 @@ from reconciler.cli.stack import Stack
 def print_banner(stack: Stack, roles: Sequence[str], seconds: float) -> None:
     """Describe what runs where, and what to do next."""
     out = console()
-    out.print(f"reconciler is ready ({seconds:.1f} s)\n", style="bold green")
+    out.print(f"reconciler is ready ({seconds:.1f} s)", style="bold green")
+    out.print()
     places = Table.grid(padding=(0, 2))
     places.add_column()
     places.add_column(overflow="fold")  # an endpoint that ends in dots is none
@@ -33,10 +34,12 @@ def print_banner(stack: Stack, roles: Sequence[str], seconds: float) -> None:
     for note in stack.notes:
         out.print(f"  note: {note}", style="yellow")
     option = "" if stack.data == DATA_FOLDER else f" --nats-url {stack.shown_url}"
-    out.print("\nTry, in another terminal in this directory:" if not option else "\nTry:")
+    out.print()
+    out.print("Try, in another terminal in this directory:" if not option else "Try:")
     program = os.environ.get(COMMAND_VARIABLE, "reconciler")
     out.print(f"  {program} init-example")
     manifest = EXAMPLE_FOLDER / (FILE_FILE if stack.api_url is None else SHAPE_FILE)
     for command in (f"apply -f {manifest} --wait", "get", "history NAME", "doctor"):
         out.print(f"  {program} {command}{option}")
-    out.print("\nPress Ctrl-C to stop. The data directory keeps all data.")
+    out.print()
+    out.print("Press Ctrl-C to stop. The data directory keeps all data.")

@@ -52,16 +52,24 @@ class _Console(Console):
         """Leave it to `main`, which ends quietly: rich would end with status 1."""
         raise BrokenPipeError
 
-    def render_str(self, text: str, **options: Any) -> Text:
-        """Make text of a string that is printed."""
-        return super().render_str(harmless(text), **options)
+
+class _LineConsole(_Console):
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Print one line: each string and text in it is harmless."""
+        shown = [_cell(each) if isinstance(each, (str, Text)) else each for each in objects]
+        super().print(*shown, **options)
+
+    def print_title(self, title: str) -> None:
+        """Print a title, below an empty line."""
+        self.print()
+        self.print(title, style="bold")
 
 
-def console(*, error: bool = False) -> Console:
+def console(*, error: bool = False) -> _LineConsole:
     """Make a console for standard output or error: no colour where nobody sees it."""
     stream = sys.stderr if error else sys.stdout
     interactive = stream.isatty() and "NO_COLOR" not in os.environ
-    return _Console(
+    return _LineConsole(
         file=stream,
         no_color=not interactive,
         force_terminal=None if interactive else False,
@@ -161,8 +169,9 @@ _BETWEEN = 2  # spaces between columns
 
 
 def _cell(value: str | Text) -> Text:
-    style = "" if isinstance(value, str) else value.style
-    return Text(harmless(str(value)), style)
+    if isinstance(value, Text) and value.plain.isprintable():
+        return value
+    return Text(harmless(str(value)), "" if isinstance(value, str) else value.style)
 
 
 def _line(row: Sequence[Text], widths: Sequence[int]) -> str:

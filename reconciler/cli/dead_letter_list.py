@@ -18,7 +18,14 @@ from events.subjects import NO_NAMESPACE
 from events.wording import plural
 from reconciler.cli.console import coloured, console, print_table
 from reconciler.cli.errors import CommandError, UsageError
-from reconciler.cli.output import Format, print_structured, single_line, time_text
+from reconciler.cli.output import (
+    Format,
+    harmless,
+    harmless_json,
+    print_structured,
+    single_line,
+    time_text,
+)
 from reconciler.sdk.client import Client
 from reconciler.sdk.dead_letters import DeadLetter, Retried, matching
 
@@ -263,12 +270,11 @@ def _readable(letter: DeadLetter) -> str:
     if record.payload_encoding == "base64":
         return f"(base64) {record.payload}"
     try:
-        return msgspec.json.format(record.payload, indent=2)
+        return harmless_json(msgspec.json.format(record.payload, indent=2))
     except (ValueError, RecursionError):
         return repr(record.payload)
 
 
 def _one_line(text: str) -> str:
-    line = single_line(text)
-    line = line if line.isprintable() else repr(line)[1:-1]
+    line = harmless(single_line(text))
     return line if len(line) <= _REASON_WIDTH else line[: _REASON_WIDTH - 1] + "…"

@@ -253,4 +253,5 @@ def _print(findings: list[Finding]) -> None:
     out = console()
     for one in findings:
         if one.remedy:
-            out.print(f"\n{one.check}: {one.remedy}")
+            out.print()
+            out.print(f"{one.check}: {one.remedy}")

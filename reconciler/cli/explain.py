@@ -255,22 +255,25 @@ def _print(explanation: KindExplanation) -> None:
     if explanation.provider:
         out.print(f"provider {explanation.provider}")
     for paragraph in explanation.about.split("\n\n"):
-        out.print(f"\n{textwrap.fill(paragraph, _COLUMNS)}")
+        out.print()
+        for line in textwrap.wrap(paragraph, _COLUMNS):
+            out.print(line)
     if explanation.spec:
-        out.print("\nSpec:", style="bold")
+        out.print_title("Spec:")
     for each in explanation.spec:
-        out.print(_paragraph(each, [each.type, *_rules(each)]))
+        _print_field(each, [each.type, *_rules(each)])
     common = [each for each in explanation.common if "." not in each.field]
     if common:
-        out.print("\nIn the spec of every kind:", style="bold")
+        out.print_title("In the spec of every kind:")
     for each in common:
-        out.print(_paragraph(each, [each.type, *_rules(each)]))
+        _print_field(each, [each.type, *_rules(each)])
     if explanation.outputs:
-        out.print("\nOutputs:", style="bold")
+        out.print_title("Outputs:")
     for each in explanation.outputs:
-        out.print(_paragraph(each, [each.type]))
+        _print_field(each, [each.type])
     if explanation.labels_replace:
-        out.print("\nChanging the labels also replaces the object.")
+        out.print()
+        out.print("Changing the labels also replaces the object.")
 
 
 def _rules(field: FieldExplanation) -> Iterator[str]:
@@ -282,12 +285,12 @@ def _rules(field: FieldExplanation) -> Iterator[str]:
         yield "replaces"
 
 
-def _paragraph(field: FieldExplanation, rules: Sequence[str]) -> Text:
-    """Return a field with its type and rules, and below them its meaning, in 80 columns."""
-    heading = textwrap.fill(
-        f"{field.field}  {', '.join(rules)}", _COLUMNS, subsequent_indent=_INDENT
-    )
-    about = textwrap.fill(field.about, _COLUMNS, initial_indent=_INDENT, subsequent_indent=_INDENT)
-    text = Text("\n".join(each for each in (heading, about) if each))
-    text.stylize("bold", 0, len(field.field))
-    return text
+def _print_field(field: FieldExplanation, rules: Sequence[str]) -> None:
+    """Print a field with its type and rules, and below them its meaning, in 80 columns."""
+    heading = f"{field.field}  {', '.join(rules)}"
+    first, *more = textwrap.wrap(heading, _COLUMNS, subsequent_indent=_INDENT)
+    title = Text(first)
+    title.stylize("bold", 0, len(field.field))
+    about = textwrap.wrap(field.about, _COLUMNS, initial_indent=_INDENT, subsequent_indent=_INDENT)
+    for line in (title, *more, *about):
+        console().print(line)

@@ -16,6 +16,7 @@ from reconciler.cli.errors import CommandError, UsageError
 from reconciler.cli.live_object import live_object
 from reconciler.cli.naming import meant
 from reconciler.cli.options import Name, Namespace, Resource
+from reconciler.cli.output import harmless_lines
 from reconciler.cli.search import find_resource
 from reconciler.cli.signals import until_stopped
 from reconciler.provider import LoggingProvider
@@ -74,5 +75,6 @@ async def _show(nc: Client, key: ResourceKey, *, follow: bool, tail: int | None)
         async with aclosing(provider.logs(found.uid, follow=follow, tail=tail)) as pieces:
             decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
             async for piece in pieces:
-                sys.stdout.write(decoder.decode(piece))
+                text = decoder.decode(piece)
+                sys.stdout.write(harmless_lines(text) if sys.stdout.isatty() else text)
                 sys.stdout.flush()

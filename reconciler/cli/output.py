@@ -15,17 +15,40 @@ WideFormat = Literal["table", "wide", "json", "yaml"]
 TABLES: Final = ("table", "wide")
 """Values of ``--output`` that print a table."""
 
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_UNUSUAL = re.compile(r"[^\t\n -~]")
 
 
 def harmless(text: str) -> str:
-    """Show control characters as escapes: what others wrote must not steer a terminal."""
-    return _CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
+    """Return a text in one line, with escapes for all characters that are not printable.
+
+    Tenants and APIs choose names, reasons and messages. Without the escapes, a line break would
+    forge a line of the output, and other characters would steer the terminal or reorder the text.
+    """
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
+
+
+def harmless_lines(text: str) -> str:
+    """Return a text of several lines, with escapes as of ``harmless`` in each of them."""
+    return _UNUSUAL.sub(lambda found: harmless(found[0]), text)
 
 
 def single_line(text: str) -> str:
     """Return a text with each line break and run of spaces replaced by one space."""
     return " ".join(text.split())
+
+
+def harmless_json(text: str) -> str:
+    """Return JSON of the same meaning, with escapes for all characters that are not printable."""
+    return _UNUSUAL.sub(lambda found: _json_escape(found[0]), text)
+
+
+def _json_escape(character: str) -> str:
+    if character.isprintable():
+        return character
+    units = character.encode("utf-16-be").hex()
+    return "".join(rf"\u{units[at : at + 4]}" for at in range(0, len(units), 4))
 
 
 def time_text(at: datetime | None) -> str:
@@ -43,20 +66,32 @@ def print_structured(thing: object, output: WideFormat) -> None:
 
 def print_json_line(thing: object) -> None:
     """Print one thing as one line of JSON, at once."""
-    sys.stdout.write(msgspec.json.encode(thing).decode() + "\n")
+    sys.stdout.write(harmless_json(msgspec.json.encode(thing).decode()) + "\n")
     sys.stdout.flush()
 
 
 def as_json(plain: Any) -> str:
     """Give readable JSON."""
-    return msgspec.json.format(msgspec.json.encode(plain), indent=2).decode()
+    return harmless_json(msgspec.json.format(msgspec.json.encode(plain), indent=2).decode())
 
 
 def as_yaml(plain: Any) -> str:
     """Give YAML in the order that things have."""
     import yaml  # noqa: PLC0415 - only for YAML
 
-    dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # in C it takes a tenth of the time
-    return yaml.dump(
-        plain, Dumper=dumper, sort_keys=False, allow_unicode=True, default_flow_style=False
+    class Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # in C it takes a tenth
+        """Quotes all strings that need an escape of YAML."""
+
+    def represent(dumper: Any, value: str) -> Any:
+        style = None if harmless_lines(value) == value else '"'
+        return dumper.represent_scalar("tag:yaml.org,2002:str", value, style)
+
+    Dumper.add_representer(str, represent)
+    text = yaml.dump(
+        plain, Dumper=Dumper, sort_keys=False, allow_unicode=True, default_flow_style=False
     )
+    return _UNUSUAL.sub(lambda found: _yaml_escape(found[0]), text)
+
+
+def _yaml_escape(character: str) -> str:
+    return character if character.isprintable() else rf"\U{ord(character):08x}"

@@ -13,8 +13,10 @@ from typing import Any, Literal
 import structlog
 from structlog.typing import EventDict
 
+from reconciler.cli.output import harmless, harmless_lines
 from reconciler.process_secrets import OF_THIS_PROCESS
 
+_LINES = ("exception", "stack")
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 
@@ -29,7 +31,7 @@ def configure_logs(level: LogLevel) -> None:
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,  # plain: no local variables, which have secrets
             _hide_secrets,
-            _renderer(),
+            *_renderers(),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(number),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
@@ -44,13 +46,22 @@ def _hide_secrets(_logger: object, _method: str, line: EventDict) -> EventDict:
     return OF_THIS_PROCESS.hide_in(line, line.keys())
 
 
-def _renderer() -> Any:
+def _renderers() -> tuple[Any, ...]:
     if sys.stderr.isatty():
-        return structlog.dev.ConsoleRenderer(
+        renderer = structlog.dev.ConsoleRenderer(
             colors="NO_COLOR" not in os.environ,
             exception_formatter=structlog.dev.plain_traceback,
         )
-    return structlog.processors.JSONRenderer()
+        return (_escape, renderer)
+    return (structlog.processors.JSONRenderer(),)
+
+
+def _escape(_logger: object, _method: str, line: EventDict) -> EventDict:
+    """Escape what would forge or change lines on a terminal; of a traceback all but the lines."""
+    for name, value in line.items():
+        if isinstance(value, str):
+            line[name] = (harmless_lines if name in _LINES else harmless)(value)
+    return line
 
 
 class _ToStructlog(logging.Handler):

@@ -28,7 +28,7 @@ from reconciler.cli.live_object import secrets_here
 from reconciler.cli.manifests import read_all
 from reconciler.cli.naming import check_names
 from reconciler.cli.options import Files, NamedPath, Output
-from reconciler.cli.output import Format, harmless, print_structured
+from reconciler.cli.output import Format, print_structured
 from reconciler.cli.standard_streams import even_if_nobody_reads
 from reconciler.errors import ConfigurationError, MissingExtraError, ProviderError
 from reconciler.resource.expectation import UNKNOWN
@@ -261,10 +261,10 @@ def _print_resource(each: PlannedResource, now: datetime) -> None:
     if each.says in ("Refused", "Held", "Waiting", "Unreadable"):
         why = ": ".join(one for one in (each.reason, each.message) if one)
         colour = "red" if each.says in ("Refused", "Unreadable") else "yellow"
-        out.print(Text(harmless(f"  ! {each.says.lower()}: {why}"), colour))
+        out.print(Text(f"  ! {each.says.lower()}: {why}", colour))
     elif not each.actions and each.outcome:
         why = ": ".join(one for one in (each.reason, each.message) if one)
-        out.print(Text(harmless(f"  → {each.outcome} {why}".rstrip()), "dim"))
+        out.print(Text(f"  → {each.outcome} {why}".rstrip(), "dim"))
 
 
 def _print_action(action: PlannedAction) -> None:
@@ -280,12 +280,12 @@ def _print_action(action: PlannedAction) -> None:
     for each in action.changes:
         # What a composed object is made of is shown part by part.
         if not (action.parts and each.path.partition(".")[0] in (CHILDREN, MANIFESTS)):
-            console().print(Text(harmless(f"      {_change(action, each)}")))
+            console().print(f"      {_change(action, each)}")
     for each in action.parts[:_MAX_PARTS]:
         sign, colour = _STEPS[each.step]
         told = ", ".join(f"{one.path}: {_values(one)}" for one in each.changes)
         told = f"  ({told})" if told else ""
-        console().print(Text(harmless(f"      {sign} {each.resource}{told}"), colour))
+        console().print(Text(f"      {sign} {each.resource}{told}", colour))
     if len(action.parts) > _MAX_PARTS:
         more = Counter(each.step for each in action.parts[_MAX_PARTS:])
         words = ", ".join(f"{more[step]} to {step.lower()}" for step in _STEPS if more[step])

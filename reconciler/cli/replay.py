@@ -25,7 +25,7 @@ from reconciler.cli.errors import CommandError
 from reconciler.cli.exits import Exit
 from reconciler.cli.folded_log import log_of, replay_from_start
 from reconciler.cli.options import Output
-from reconciler.cli.output import print_structured
+from reconciler.cli.output import harmless_json, print_structured
 from reconciler.cli.progress import progress_bar
 from reconciler.cli.row_comparison import Comparison, compare
 from reconciler.cli.standard_streams import even_if_nobody_reads
@@ -141,7 +141,7 @@ async def _repair(nc: Client, verified: Comparison | None, integrity: Integrity)
 
 def _dump(models: ReadModels) -> None:
     for name, payload in models.rows():
-        sys.stdout.write(f'{{"row":"{name}","value":{payload.decode()}}}\n')
+        sys.stdout.write(harmless_json(f'{{"row":"{name}","value":{payload.decode()}}}') + "\n")
 
 
 def _print(replayed: Replayed) -> None:
@@ -202,7 +202,9 @@ def _print_comparison(found: Comparison, *, is_damaged: bool, is_marked: bool) -
     else:
         out.print(f"{len(found.differences)} of {found.rows} stored rows differ", style="bold red")
         for one in found.differences[:_SHOWN]:
-            out.print(f"{one.problem}: {one.row}\n  log:    {one.rebuilt}\n  stored: {one.live}")
+            out.print(f"{one.problem}: {one.row}")
+            out.print(f"  log:    {one.rebuilt}")
+            out.print(f"  stored: {one.live}")
         if len(found.differences) > _SHOWN:
             out.print("... (--output json lists all)")
         if is_marked:

@@ -14,7 +14,7 @@ from events.names import ResourceKey
 from events.wording import plural
 from reconciler.cli.console import NOT_READY, coloured, print_table
 from reconciler.cli.exits import Exit
-from reconciler.cli.output import Format, print_structured, single_line
+from reconciler.cli.output import Format, harmless_lines, print_structured, single_line
 from reconciler.cli.progress import FEW, progress_bar
 from reconciler.cli.standard_streams import even_if_nobody_reads
 from reconciler.errors import DeclarationRefusedError, WaitTimeoutError
@@ -113,7 +113,7 @@ def print_results(
         _print(results, output, good)
         sys.stdout.flush()
     for problem in problems:
-        sys.stderr.write(f"error: {problem}\n")
+        sys.stderr.write(f"error: {harmless_lines(problem)}\n")
     if output == "table" and len(results) + len(problems) > 1:
         sys.stderr.write(f"{_counts(results, problems)}{' (dry run)' if dry_run else ''}\n")
 

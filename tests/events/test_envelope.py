@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -61,3 +62,16 @@ def test_an_id_that_would_fill_the_log_is_refused(attribute: str):
     )
     with pytest.raises(InvalidMessageError, match="at most 256 characters"):
         decode_intake(payload, expected="desired", fallback_id="")
+
+
+@pytest.mark.parametrize("attribute", ["id", "source"])
+@pytest.mark.parametrize("character", ["\n", "\x1b", "\x85", "\u2028", "\u202e", "\u2066", "\t"])
+def test_an_id_or_source_that_could_forge_a_line_is_refused(attribute: str, character: str):
+    words = {"id": "1", "source": "team", attribute: f"x{character}y"}
+    payload = json.dumps(
+        {"specversion": "1.0", "type": "reconciler.desired.Withdrawn", "data": {}, **words}
+    ).encode()
+    with pytest.raises(InvalidMessageError, match=rf"^{attribute} of .* not printable"):
+        decode_intake(payload, expected="desired", fallback_id="")
+    with pytest.raises(InvalidMessageError, match=r"^message id .* not printable"):
+        decode_intake(payload, expected="desired", fallback_id=words[attribute])

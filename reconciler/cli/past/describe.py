@@ -279,7 +279,7 @@ def _print(description: Description, *, wide: bool) -> None:
     if description.action is not None:
         _block("Action in progress", msgspec.to_builtins(description.action))
     if description.events:
-        out.print("\nLast events", style="bold")
+        out.print_title("Last events")
         print_lines(description.events, wide=wide)
 
 
@@ -327,14 +327,14 @@ def _status_pairs(row: StatusRow, settled: int, now: datetime) -> list[tuple[str
 
 def _section(title: str, pairs: Sequence[tuple[str, str | Text]]) -> None:
     out = console()
-    out.print(f"\n{title}", style="bold")
+    out.print_title(title)
     for name, value in pairs:
         out.print(Text(f"  {name:<16} "), value, sep="", end="\n")
 
 
 def _block(title: str, plain: dict[str, Any]) -> None:
     out = console()
-    out.print(f"\n{title}", style="bold")
+    out.print_title(title)
     for line in as_yaml(plain).splitlines():
         out.print(f"  {line}")
 
@@ -350,7 +350,7 @@ def _part_pairs(part_of: str) -> list[tuple[str, str | Text]]:
 def _print_conditions(status: StatusRow) -> None:
     if not status.conditions:
         return
-    console().print("\nConditions", style="bold")
+    console().print_title("Conditions")
     since = status.unmet_since or {}
     rows = [
         (
@@ -370,7 +370,7 @@ def _print_parts(parts: Sequence[Part]) -> None:
     if not parts:
         return
     out = console()
-    out.print("\nParts", style="bold")
+    out.print_title("Parts")
     rows = [
         (
             each.resource,

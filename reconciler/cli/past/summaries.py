@@ -149,10 +149,10 @@ def name_of(actor: str) -> str:
     """Return how a sentence names the sender of a message: a user, a service, or Reconciler."""
     user, vouched, source = actor.partition(USER_SIGN)
     if vouched:
-        return f"{user} ({source})"
+        return f"{user} ({single_line(source)})"
     if is_process(actor):
         return "Reconciler"
-    return actor.removeprefix(_COMMAND_LINE) or "An unknown client"
+    return single_line(actor.removeprefix(_COMMAND_LINE)) or "An unknown client"
 
 
 def is_process(actor: str) -> bool:

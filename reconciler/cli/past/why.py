@@ -7,7 +7,6 @@ from typing import Annotated
 
 import msgspec
 from cyclopts import Parameter
-from rich.text import Text
 
 from events.names import ResourceKey
 from reconciler.cli.connection import HERE, Connection, bus, run_async
@@ -16,7 +15,7 @@ from reconciler.cli.errors import CommandError, UsageError
 from reconciler.cli.exits import Exit
 from reconciler.cli.naming import meant
 from reconciler.cli.options import Namespace, Resource, WideOutput
-from reconciler.cli.output import TABLES, harmless, print_structured, time_text
+from reconciler.cli.output import TABLES, print_structured, time_text
 from reconciler.cli.past.answer import answer, made_by
 from reconciler.cli.past.history import print_lines
 from reconciler.cli.past.summaries import Line, tell_all
@@ -122,18 +121,18 @@ def _lines(history: Sequence[StoredEvent], chain: Sequence[int]) -> list[Line]:
 
 def _print(explanation: Explanation, *, wide: bool) -> None:
     out, why = console(), explanation.why
-    out.print(Text(harmless(explanation.answer), "bold"))
+    out.print(explanation.answer, style="bold")
     if why.field:
         _print_values(why)
     for each in why.repeated_drifts:
-        out.print(Text(harmless(_repeated(each)), "bold yellow"))
+        out.print(_repeated(each), style="bold yellow")
     if explanation.chain:
         out.print()
         print_lines(explanation.chain, wide=wide)
     for each in explanation.parents:
         has_reason = each.reason not in ("", f"part of {each.resource}")
         reason = f" (reason: {each.reason})" if has_reason else ""
-        out.print(Text(harmless(f"\nIt is a part of {each.resource}{reason}."), "bold"))
+        out.print_title(f"It is a part of {each.resource}{reason}.")
         print_lines(each.chain, wide=wide)
 
 
