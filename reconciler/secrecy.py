@@ -2,7 +2,7 @@
 
 An API may repeat a secret in an error, a label or a listing, in any encoding (invariant 12). Text
 is searched as it is and decoded, so escapes of any mixture are found. Secrets are searched as they
-are, in Base64 and in hexadecimal. ADR 0058 has the reasons and the limits.
+are, in Base64, and in dumps and lists of bytes. ADR 0058 has the reasons and the limits.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from collections.abc import Set as AbstractSet
 from functools import lru_cache
 from os.path import commonprefix
 from typing import Any, Final, NamedTuple, TypeVar, cast
+
+from reconciler.byte_dumps import MAX_CHARACTERS_OF_BYTE, dumps_in
 
 HIDDEN: Final = "***"
 
@@ -44,12 +46,12 @@ _ESCAPE: Final = re.compile(
     [%&=\\\r\n]  # the first character alone, which a search finds fastest
     (?: (?<=%)  (?: [0-9A-F]{2}
                   | U D[89AB][0-9A-F]{2} %U D[C-F][0-9A-F]{2} | U (?!D[89A-F]) [0-9A-F]{4} )
-      | (?<=&)  (?: (?: \#[0-9]{1,7} | \#X[0-9A-F]{1,6} | [A-Z]\w{1,31} );
+      | (?<=&)  (?: (?: \#[0-9]{1,7} | \#X0{0,7}[0-9A-F]{1,6} | [A-Z]\w{1,31} );
                   | (?: amp | lt | gt | quot ) (?!=\r?\n) )
       | (?<==)  (?: [0-9A-F]{2} | \r?\n )
       | (?<=\\) (?: (?-i:u)D[89AB][0-9A-F]{2}\\(?-i:u)D[C-F][0-9A-F]{2}
                   | (?-i:u)(?!D[89A-F])[0-9A-F]{4}
-                  | (?-i:U)00[0-9A-F]{6} | (?-i:u)\{[0-9A-F]{1,6}\} | (?-i:x)[0-9A-F]{2}
+                  | (?-i:U)00[0-9A-F]{6} | (?-i:[ux])\{[0-9A-F]{1,6}\} | (?-i:x)[0-9A-F]{2}
                   | [0-3][0-7]{2} | (?!=\r?\n)[\ -/:-@\[-`{-~] | (?-i:[bfnrt]) )
       | (?<=\n)  [ \t]*
       | (?<=\r)  \n[ \t]*
@@ -62,7 +64,6 @@ Half of a surrogate pair, or what ends at a soft line break of mail, is left as 
 level may complete it.
 """
 
-_MAX_ESCAPE_BYTES: Final = len(r"\u0026")  # of one byte; longer ones stand for more
 _QUOTES: Final = ((b"'", b"''"), (b'"', b'""'), (b"'", b"'\"'\"'"))  # SQL, CSV, shells
 _CONTROLS: Final = {b"n": b"\n", b"r": b"\r", b"t": b"\t", b"b": b"\b", b"f": b"\f"}
 _CODE_POINTS: Final = 0x110000
@@ -123,7 +124,7 @@ class Secrecy:
     @property
     def reach_bytes(self) -> int:
         """How much of a text must follow a position, to find a secret that begins there."""
-        return self._longest * _MAX_ESCAPE_BYTES
+        return self._longest * MAX_CHARACTERS_OF_BYTE
 
     def is_in(self, text: str) -> bool:
         """Return whether a text contains a secret."""
@@ -217,7 +218,7 @@ class Secrecy:
 
     def _find(self, content: bytes, *, levels: int = _LEVELS) -> list[tuple[int, int]]:
         """Return where secrets are: in the content itself, or in what it is an encoding of."""
-        found = self._find_forms(content)
+        found = self._find_shown(content)
         views = [content]
         self.searched_bytes += len(content)
         while len(views) <= levels and any(mark in views[-1] for mark in _MARKS):
@@ -225,12 +226,22 @@ class Secrecy:
             view = _ESCAPE.sub(_unescaped, views[-1])
             if view == views[-1]:
                 break
-            spans = self._find_forms(view)
+            spans = self._find_shown(view)
             for outer in reversed(views) if spans else ():
                 origins = _origins(outer)
                 spans = [(origins[start], origins[end]) for start, end in spans]
             found += spans
             views.append(view)
+        return found
+
+    def _find_shown(self, content: bytes) -> list[tuple[int, int]]:
+        """Return where forms are: as they are, or as the numbers of their bytes."""
+        found = self._find_forms(content)
+        for dump in dumps_in(content):
+            self.searched_bytes += len(dump.content)
+            spans = self._find_forms(dump.content)
+            places = dump.places() if spans else []
+            found += [(places[start][0], places[end - 1][1]) for start, end in spans]
         return found
 
     def _find_forms(self, content: bytes) -> list[tuple[int, int]]:
@@ -292,8 +303,7 @@ def _forms(secret: str) -> Iterable[bytes]:
             written.add(decoded)
         texts |= written
     whole = _encoded(secret)
-    lists = set(_lists_of_bytes(whole))
-    texts |= lists | {each.replace(b" ", b"+") for each in lists}
+    texts |= {whole.hex().encode(), whole.hex().upper().encode()}
     if len(secret) >= MIN_CUT_CHARACTERS:  # a short one in capitals may be any word
         changed = (secret.lower(), secret.upper(), secret.swapcase(), secret[::-1])
         texts |= {_encoded(each) for each in changed}
@@ -303,16 +313,6 @@ def _forms(secret: str) -> Iterable[bytes]:
             standard = _base64_within(each, before)
             texts |= {standard, standard.translate(bytes.maketrans(b"+/", b"-_"))}
     return (text for text in texts if len(text) >= MIN_CHARACTERS)
-
-
-def _lists_of_bytes(content: bytes) -> Iterator[bytes]:
-    """Yield dumps of bytes, and lists as Go, JSON, Python and C write them."""
-    for separator in ("", " ", ":", "-"):
-        dump = content.hex(separator) if separator else content.hex()
-        yield from (dump.encode(), dump.upper().encode())
-    for separator in (b" ", b",", b", "):
-        yield separator.join(b"%d" % each for each in content)
-        yield separator.join(b"0x%02x" % each for each in content)
 
 
 def _is_secret_line(line: str) -> bool:
@@ -350,11 +350,11 @@ def _unescape(text: bytes) -> bytes:
         return _encoded(html.unescape(text.decode()))
     if not text.startswith(b"\\"):
         return b""
-    if kind == b"x":
-        return bytes.fromhex(text[2:].decode())
     if kind == b"U" or text[2:3] == b"{":
         code = int(text[2:].strip(b"{}"), 16)
         return _encoded(chr(code)) if code < _CODE_POINTS else b""
+    if kind == b"x":
+        return bytes.fromhex(text[2:].decode())
     if kind == b"u":
         return _encoded(json.loads(b'"' + text + b'"'))
     if len(text) == len(r"\000"):

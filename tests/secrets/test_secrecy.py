@@ -11,12 +11,21 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reconciler import secrecy as secrecy_module
+from reconciler.byte_dumps import dumps_in
 from reconciler.secrecy import GRACE_SECONDS, HIDDEN, MIN_CHARACTERS, Secrecy, strings_in
-from tests.security.encodings import BASE64, ENCODED_ONCE, ESCAPES, Encoding, base64_of, every_way
+from tests.security.encodings import (
+    BASE64,
+    DUMPS,
+    ENCODED_ONCE,
+    ESCAPES,
+    Encoding,
+    base64_of,
+    every_way,
+)
 
 TOKEN = "pl\"an'ted-in/a+var&able=<7f3a> 91c2%41\\n"
 _CHARACTERS = st.sampled_from("abcXYZ019 \"'\\/&<>%+=-_.:;#?$äß€漢😀")
@@ -71,6 +80,52 @@ def test_any_secret_is_hidden_in_base64_at_any_place(
     assert len(hidden) <= widest * edges + len(f"«{HIDDEN}»")
 
 
+@given(
+    secret=st.text("ghijklmnopqrstuvwxyzGHIJKLMNOPQRSTUVWXYZ", min_size=16, max_size=60),
+    dump=st.sampled_from(list(DUMPS)),
+    before=st.binary(max_size=40),
+    after=st.binary(max_size=40),
+    is_json=st.booleans(),
+)
+def test_any_secret_is_hidden_in_a_dump_of_bytes_at_any_place(
+    secret: str, dump: str, before: bytes, after: bytes, is_json: bool
+) -> None:
+    shown = f"bad request 400:\n{DUMPS[dump](before + secret.encode() + after)}"
+    if is_json:
+        shown = json.dumps(shown)
+    hidden = Secrecy(secret).hide(shown)
+    assert HIDDEN in hidden
+    for start in range(len(secret) - 7):  # as text at the end of a line either
+        assert secret[start : start + 8] not in hidden
+
+
+@settings(max_examples=2_000)
+@given(st.text("09afx \n:-|,uzU+", max_size=60))
+def test_each_decoded_byte_of_a_dump_has_a_place(text: str) -> None:
+    content = text.encode()
+    for dump in dumps_in(content):
+        places = dump.places()
+        assert len(places) == len(dump.content)
+        assert all(0 <= start < end <= len(content) for start, end in places)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["ab:", "ab " * 3, "10.0.0.1, ", "00000000  ", "ab:cd:ef ", "\n", "0x00,", "aa" * 8 + "-"],
+)
+def test_the_time_of_a_search_for_dumps_is_proportional_to_the_text(text: str) -> None:
+    secrecy = Secrecy("0123456789abcdefghij")
+
+    def seconds(length: int) -> float:
+        began = time.process_time()
+        secrecy.hide((text * length)[:length])
+        return time.process_time() - began
+
+    seconds(1_000)
+    short = max(0.001, min(seconds(30_000) for _ in range(3)))
+    assert min(seconds(240_000) for _ in range(3)) < 24 * short
+
+
 @given(secret=_SECRETS, encode=_ESCAPES, left_out=st.integers(0, 30))
 def test_a_secret_that_was_cut_is_hidden(secret: str, encode: Encoding, left_out: int) -> None:
     left_out = max(0, min(left_out, len(secret) - 12, len(secret) - len(secret.encode()) // 2 - 1))
@@ -84,7 +139,7 @@ def test_a_secret_that_was_cut_within_an_escape_is_hidden(encode: Encoding, left
     encoded = encode(TOKEN)
     hidden = Secrecy(TOKEN).hide(f"«{encoded[: len(encoded) - left_out]}")
     assert hidden.startswith(f"«{HIDDEN}")
-    assert len(hidden) <= len(f"«{HIDDEN}&#110")
+    assert len(hidden) <= len(f"«{HIDDEN},\n  0X6")
 
 
 @given(st.text(_CHARACTERS))

@@ -74,6 +74,12 @@ ESCAPES: Final[Mapping[str, Encoding]] = {
     "percent of UTF-16": _percent_u,
     "a hexadecimal dump": lambda text: text.encode().hex(" "),
     "hexadecimal with colons": lambda text: text.encode().hex(":").upper(),
+    "hexadecimal in capitals with 0x": lambda text: ", ".join(
+        f"0x{each:02X}" for each in text.encode()
+    ),
+    "C's bytes in lines": lambda text: ",\n  ".join(f"0X{each:02X}" for each in text.encode()),
+    "a decimal list with semicolons": lambda text: ";".join(str(each) for each in text.encode()),
+    "a decimal list with tabs": lambda text: "\t".join(str(each) for each in text.encode()),
     "C's bytes": lambda text: ", ".join(f"0x{each:02x}" for each in text.encode()),
     "Go's bytes": lambda text: " ".join(str(each) for each in text.encode()),
     "JSON of bytes": lambda text: ",".join(str(each) for each in text.encode()),
@@ -90,6 +96,10 @@ ENCODED_ONCE: Final = frozenset(
         "HEXADECIMAL",
         "a hexadecimal dump",
         "hexadecimal with colons",
+        "hexadecimal in capitals with 0x",
+        "C's bytes in lines",
+        "a decimal list with semicolons",
+        "a decimal list with tabs",
         "C's bytes",
         "Go's bytes",
         "JSON of bytes",
@@ -118,9 +128,74 @@ BASE64: Final[Mapping[str, Encoding]] = {
 """Encodings that share their first and last character with what is around a secret."""
 
 
+_DUMP_BYTES = 16  # in one line
+
+
+def _lines_of(content: bytes) -> list[tuple[int, bytes, str]]:
+    """Return the offset, the bytes and the text of each line of a dump."""
+    starts = range(0, len(content), _DUMP_BYTES)
+    lines = [(start, content[start : start + _DUMP_BYTES]) for start in starts]
+    return [
+        (start, line, "".join(chr(each) if 0x20 <= each < 0x7F else "." for each in line))
+        for start, line in lines
+    ]
+
+
+def dump_of_go(content: bytes) -> str:
+    """Dump bytes as Go's ``hex.Dump`` and ``hexdump -C`` do."""
+    return "".join(
+        f"{start:08x}  {line[:8].hex(' '):23}  {line[8:].hex(' '):23}  |{text}|\n"
+        for start, line, text in _lines_of(content)
+    )
+
+
+def dump_of_xxd(content: bytes, *, group: int = 2) -> str:
+    """Dump bytes as ``xxd`` does, with ``-g``."""
+    width = 2 * _DUMP_BYTES + _DUMP_BYTES // group
+    return "".join(
+        f"{start:08x}: {line.hex(' ', -group):{width}} {text}\n"
+        for start, line, text in _lines_of(content)
+    )
+
+
+DUMPS: Final[Mapping[str, Callable[[bytes], str]]] = {
+    "hex.Dump of Go": dump_of_go,
+    "xxd": dump_of_xxd,
+    "xxd of single bytes": lambda content: dump_of_xxd(content, group=1),
+    "xxd of words": lambda content: dump_of_xxd(content, group=4),
+    "xxd -i": lambda content: "\n".join(
+        "  " + ", ".join(f"0x{each:02x}" for each in content[start : start + 12]) + ","
+        for start in range(0, len(content), 12)
+    ),
+    "tcpdump": lambda content: "".join(
+        f"\t0x{start:04x}:  {line.hex(' ', -2):40} {text}\n"
+        for start, line, text in _lines_of(content)
+    ),
+    "Wireshark": lambda content: "".join(
+        f"{start:04x}   {line.hex(' '):48}  {text}\n" for start, line, text in _lines_of(content)
+    ),
+    "od -t x1": lambda content: "".join(
+        f"{start:07o} {line.hex(' ')}\n" for start, line, _ in _lines_of(content)
+    ),
+    "od -An -t x1": lambda content: "".join(
+        f" {line.hex(' ')}\n" for _, line, _ in _lines_of(content)
+    ),
+    "hex.Dump in capitals": lambda content: dump_of_go(content).upper(),
+    "code points": lambda content: " ".join(f"U+{each:04X}" for each in content),
+    "indented JSON": lambda content: json.dumps(list(content), indent=4),
+    "HTML without semicolons": lambda content: "".join(f"&#{each}" for each in content),
+    "CSS": lambda content: "".join(f"\\{each:x} " for each in content),
+    "LDAP": lambda content: "".join(f"\\{each:02x}" for each in content),
+    "Perl": lambda content: "".join(f"\\x{{{each:x}}}" for each in content),
+}
+"""How programs show bytes, with a secret anywhere among them."""
+
+
 def every_way(secret: str) -> dict[str, str]:
     """Return a secret in every encoding, and in some within others."""
     ways = {name: encode(secret) for name, encode in {**ESCAPES, **BASE64}.items()}
+    request = f"Authorization: Bearer {secret}\r\nfee: be ef\r\n".encode()
+    ways |= {f"a request in {name}": dump(request) for name, dump in DUMPS.items()}
     ways["JSON in JSON"] = json_of_go(json_of_go(f'"{secret}"'))
     ways["a URL in JSON"] = json_of_go(f"https://h/?key={quote(secret, safe='')}")
     ways["Base64 in a URL"] = quote(base64_of(b"user:", b"")(secret), safe="")
