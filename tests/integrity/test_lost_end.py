@@ -124,6 +124,7 @@ async def test_no_role_starts_if_a_deleted_resource_lost_its_newest_events(
     for _ in range(2):  # it stays so
         with pytest.raises(LogTooShortError, match="Keep all streams"):
             await world.start_reconciler()
+        await world.until_it_ends()
     finding = await operator.finds(url, "log")
     assert finding["status"] == "fail"
     assert "starts no role" in finding["remedy"]

@@ -255,8 +255,7 @@ class World:
         self._reconciler = self._spawn(self._run(roles, ready))
         await asyncio.wait({ready, self._reconciler}, return_when=asyncio.FIRST_COMPLETED)
         if not ready.done():
-            refused, self._reconciler = self._reconciler, None
-            refused.result()
+            self._reconciler.result()
         self.parts = ready.result()
         return self.parts
 
