@@ -45,10 +45,8 @@ _LINE: Final = re.compile(
 )
 """A line of ``hexdump -C``, ``xxd`` or ``od -t x1``: an offset, bytes, and the same as text."""
 
-_PREFIX: Final = re.compile(rb"[0-9A-Fa-f][xX]")
 _PAIR: Final = re.compile(rb"(?:[0-9a-f]x)?([0-9a-f]{2})", re.IGNORECASE)
 _NUMBER: Final = re.compile(rb"([0-9]{1,3})")
-_NO_DIGIT: Final = bytes(set(range(256)) - set(b"0123456789abcdefABCDEF"))
 _MAX_BYTE: Final = 255
 
 
@@ -124,6 +122,6 @@ def _parts(lines: Sequence[re.Match[bytes]]) -> list[_Part]:
 def _hexadecimal(text: bytes, parts: Sequence[_Part]) -> ByteDump:
     pieces: list[bytes] = []
     for start, stop, count, _ in parts:
-        digits = _PREFIX.sub(b"", text[start:stop]).translate(None, _NO_DIGIT)
-        pieces.append(bytes.fromhex(digits.decode())[:count])
+        pairs = _PAIR.findall(text, start, stop)
+        pieces.append(bytes.fromhex(b"".join(pairs[:count]).decode()))
     return ByteDump(b"".join(pieces).replace(b"\0", b""), text, parts)

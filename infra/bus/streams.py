@@ -38,6 +38,7 @@ from infra.jetstream.connection import api_request
 from infra.jetstream.errors import (
     BusDeniedError,
     IncompatibleStreamError,
+    LogFormatError,
     NotFoundOnBusError,
     StreamExistsError,
     StreamFullError,
@@ -649,11 +650,11 @@ def _usable(metadata: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def check_format(metadata: Mapping[str, str]) -> None:
-    """Raise ``IncompatibleStreamError`` for a log that is too new or too old for this release."""
+    """Raise ``LogFormatError`` for a log that is too new or too old for this release."""
     first = "1" if LOG_ID_METADATA in metadata else str(LOG_FORMAT)  # no stream of `init`
     found = metadata.get(FORMAT_METADATA, first)
     if not found.isdecimal() or int(found) > LOG_FORMAT:
-        raise IncompatibleStreamError(
+        raise LogFormatError(
             f"stream {LOG} was written by a newer release (format {found}, this release reads "
             f"{LOG_FORMAT}); upgrade"
         )
@@ -661,8 +662,8 @@ def check_format(metadata: Mapping[str, str]) -> None:
         raise _too_old(LOG, int(found))
 
 
-def _too_old(stream: str, found: int) -> IncompatibleStreamError:
-    return IncompatibleStreamError(
+def _too_old(stream: str, found: int) -> LogFormatError:
+    return LogFormatError(
         f"stream {stream} has the older format {found}, and this release reads format "
         f"{LOG_FORMAT}; use the revision that wrote it, which is in the range {_REVISIONS[found]}"
     )

@@ -74,6 +74,10 @@ class IncompatibleStreamError(BusError):
     """An existing stream or consumer differs in a way that can't be changed in place."""
 
 
+class LogFormatError(IncompatibleStreamError):
+    """Another release wrote the log: no command of this one repairs it."""
+
+
 class NotFoundOnBusError(BusError):
     """The stream, consumer or message does not exist."""
 

@@ -19,6 +19,7 @@ from infra.jetstream.access import Access
 from infra.jetstream.errors import (
     BusUnavailableError,
     IncompatibleStreamError,
+    LogFormatError,
     StreamReplacedError,
 )
 from reconciler.cli.components import parse_components
@@ -203,6 +204,8 @@ async def _serve(plan: Plan, stack: Stack) -> None:
     ):
         try:
             await _start_roles(plan, stack, nc, exits)
+        except LogFormatError:
+            raise
         except _NEEDS_REPAIR as error:
             if plan.roles:
                 raise CommandError(f"{error}. {_REPAIR_HINT}") from error

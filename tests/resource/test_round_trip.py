@@ -190,6 +190,7 @@ flights = st.builds(
     st.sampled_from(Effect),
     numbers,
     st.booleans(),
+    st.booleans(),
     texts,
     st.booleans(),
 )

@@ -100,7 +100,7 @@ class Logins:
             if self.is_slow:
                 raise LoginBusyError(
                     "the login of an earlier attempt is still computed, and no other one begins "
-                    "until it ends; check how many SCRAM iterations the server asks for"
+                    "until it ends; check how many SCRAM iterations the server requests"
                 )
             earlier = asyncio.wrap_future(self._step)
             await asyncio.wait((earlier,), timeout=SLOW_STEP_SECONDS)
