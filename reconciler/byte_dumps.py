@@ -55,7 +55,7 @@ class _Part(NamedTuple):
 
     start: int
     stop: int
-    count: int
+    size: int
     line_end: int = 0
 
 
@@ -74,7 +74,7 @@ class ByteDump:
         return [
             (found.start(), max(found.end(), part.line_end))
             for part in self._parts
-            for found in islice(number.finditer(self._text, part.start, part.stop), part.count)
+            for found in islice(number.finditer(self._text, part.start, part.stop), part.size)
             if 0 < int(found[1], base) <= _MAX_BYTE
         ]
 
@@ -89,8 +89,9 @@ def dumps_in(text: bytes) -> Iterator[ByteDump]:
         if stop - start > 2 * _MIN_BYTES:  # else it is a date or a time
             yield _hexadecimal(text, [_Part(start, stop, stop)])
         at = max(first, lines[-1].end() if lines else 0)
-        while at < stop and (line := _LINE.search(text, at, stop)):
-            line = _LINE.match(text, line.start())
+        while at < stop and (found := _LINE.search(text, at, stop)):
+            # To the end of the line, behind the run, if a line matches there.
+            line = _LINE.match(text, found.start()) or found
             lines.append(line)
             at = line.end()
     if lines:
@@ -121,7 +122,7 @@ def _parts(lines: Sequence[re.Match[bytes]]) -> list[_Part]:
 
 def _hexadecimal(text: bytes, parts: Sequence[_Part]) -> ByteDump:
     pieces: list[bytes] = []
-    for start, stop, count, _ in parts:
+    for start, stop, size, _ in parts:
         pairs = _PAIR.findall(text, start, stop)
-        pieces.append(bytes.fromhex(b"".join(pairs[:count]).decode()))
+        pieces.append(bytes.fromhex(b"".join(pairs[:size]).decode()))
     return ByteDump(b"".join(pieces).replace(b"\0", b""), text, parts)
