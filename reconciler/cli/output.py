@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from datetime import UTC, datetime
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, cast
 
 import msgspec
 
@@ -79,16 +79,17 @@ def as_yaml(plain: Any) -> str:
     """Give YAML in the order that things have."""
     import yaml  # noqa: PLC0415 - only for YAML
 
-    class Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # in C it takes a tenth
-        """Quotes all strings that need an escape of YAML."""
+    base = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # in C it takes a tenth of the time
+    dumper_class = cast("type[yaml.SafeDumper]", type("Dumper", (base,), {}))
 
     def represent(dumper: Any, value: str) -> Any:
         style = None if harmless_lines(value) == value else '"'
         return dumper.represent_scalar("tag:yaml.org,2002:str", value, style)
 
-    Dumper.add_representer(str, represent)
+    # Quotes all strings that need an escape of YAML.
+    dumper_class.add_representer(str, represent)
     text = yaml.dump(
-        plain, Dumper=Dumper, sort_keys=False, allow_unicode=True, default_flow_style=False
+        plain, Dumper=dumper_class, sort_keys=False, allow_unicode=True, default_flow_style=False
     )
     return _UNUSUAL.sub(lambda found: _yaml_escape(found[0]), text)
 

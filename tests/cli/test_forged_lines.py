@@ -22,11 +22,13 @@ from events.log import (
 )
 from reconciler.cli.console import console, print_table
 from reconciler.cli.doctor import Finding
-from reconciler.cli.doctor import _print as print_findings
+from reconciler.cli.doctor import _print as print_findings  # pyright: ignore[reportPrivateUsage]
 from reconciler.cli.output import harmless, print_json_line, print_structured
 from reconciler.cli.own_logs import configure_logs
 from reconciler.cli.past.history import FleetLine, print_lines
-from reconciler.cli.past.history import _print_lines as print_following
+from reconciler.cli.past.history import (
+    _print_lines as print_following,  # pyright: ignore[reportPrivateUsage]
+)
 from reconciler.cli.past.summaries import tell
 from reconciler.cli.watch import print_outcome
 from reconciler.ports import StoredEvent
@@ -65,7 +67,7 @@ def test_no_text_forges_a_line_of_the_output(
 
 
 EVENTS: tuple[ResourceEvent, ...] = (
-    ReconcileAccepted("1", EVIL),
+    ReconcileAccepted(reads=True, reason=EVIL),
     DriftDetected(1, differences=(FieldDifference(EVIL, EVIL, EVIL),)),
     OutcomeRecorded("Failed", 1, EVIL, EVIL),
 )
@@ -91,7 +93,7 @@ def test_no_event_forges_a_line_of_a_history(
 
 def test_no_run_of_spaces_of_a_source_moves_its_text_to_another_line() -> None:
     event = LogEvent(
-        "e1", "r", "t", "mallory/File/f", datetime.now(UTC), 1, ReconcileAccepted("1", ""),
+        "e1", "r", "t", "mallory/File/f", datetime.now(UTC), 1, ReconcileAccepted(reads=True),
         actor=f"mallory=x{' ' * 200}{FORGED}",
     )  # fmt: skip
     assert " " * 3 not in tell(StoredEvent(1, event), None).what
