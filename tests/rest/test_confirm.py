@@ -80,7 +80,7 @@ async def test_a_listing_that_is_none_raises_and_proves_nothing(proxy: Proxy, bo
     await provider.close()
 
 
-async def test_a_conflict_that_may_be_waited_for_is_transient(proxy: Proxy):
+async def test_a_conflict_that_may_be_waited_for_proves_nothing(proxy: Proxy):
     provider = connected(FIGURE, proxy.url)
     create = action("Create", "foo", {"type": "Circle", "color": "Red"})
     for harm in (
@@ -88,7 +88,7 @@ async def test_a_conflict_that_may_be_waited_for_is_transient(proxy: Proxy):
         answer(409, '{"detail": "taken"}', Retry_After="3"),
     ):
         proxy.plan.append(harm)
-        with pytest.raises(NotDoneError):
+        with pytest.raises(UnknownResultError):
             await provider.create(create)
     await provider.close()
 
