@@ -17,6 +17,9 @@ _TURN_SECONDS: Final = 0.01
 """Of one turn of the event loop. One object takes 0.1 ms if its kind has expressions, and up to a
 second if these loop over long lists."""
 
+_SMALL_BYTES: Final = 16 * 1024
+"""A smaller object is converted within one turn of the event loop."""
+
 _MAX_REASON_CHARACTERS: Final = 500
 
 _Item = TypeVar("_Item")
@@ -87,6 +90,11 @@ async def all_pages(
                 "the API returned the same page token twice, so the listing would never end"
             )
         token = page.next
+
+
+async def apart(function: Callable[[], _Item], size_bytes: int) -> _Item:
+    """Convert an object of a size; a large one in a thread, so that the event loop goes on."""
+    return await asyncio.to_thread(function) if size_bytes > _SMALL_BYTES else function()
 
 
 async def in_turns(

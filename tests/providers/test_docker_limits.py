@@ -11,7 +11,7 @@ import pytest
 
 from events.provider_config import Limits, ProviderConfigSpec, Scope
 from infra.providers.docker.containers import ContainersProvider
-from reconciler.errors import ProviderError
+from reconciler.errors import ProviderError, RefusedError, UnreadableObjectsError
 from reconciler.provider.secrets import Secrets
 from tests.hostile_server import (
     HEAD,
@@ -130,3 +130,78 @@ def provider_at(port: int) -> ContainersProvider:
         "docker", f"http://127.0.0.1:{port}", limits=Limits(request_timeout_seconds=30)
     )
     return ContainersProvider(config, Secrets())
+
+
+# --- containers that are too large or odd
+
+
+def inspection(id_: str, **more: object) -> dict[str, object]:
+    config = {"Image": "x"}
+    return {"Id": id_, "Name": f"/name-{id_}", "Image": "x", "Config": config, **more}
+
+
+def with_variables(id_: str, number: int) -> dict[str, object]:
+    return inspection(id_, Config={"Image": "x", "Env": [f"V{each}=x" for each in range(number)]})
+
+
+ODD = {
+    "port": inspection("odd", HostConfig={"PortBindings": {"/tcp": [{"HostPort": "1"}]}}),
+    "key": inspection("odd", HostConfig={"PortBindings": {"": [{"HostPort": "1"}]}}),
+    "mapping": inspection(
+        "odd",
+        State={"Running": True},
+        NetworkSettings={"Ports": {"80/tcp": [{"HostPort": "?"}]}},
+    ),
+    "type": inspection("odd", Config={"Image": 7}),
+    "variables": with_variables("odd", 150_000),
+    "bytes": inspection("odd", Config={"Image": "x", "Cmd": ["x" * 2 * MIB]}),
+}
+
+
+def engine_of(*containers: dict[str, object]) -> Answer:
+    """Return an Engine that lists containers and shows each of them."""
+    bodies = {str(each["Id"]): json.dumps(each).encode() for each in containers}
+
+    def serve(connection: socket.socket, head: bytes) -> None:
+        path = urlsplit(head.split()[1].decode()).path
+        name = path.removesuffix("/json").rpartition("/")[2].removeprefix("name-")
+        listed = [{"Id": each["Id"]} for each in containers]
+        body = json.dumps(listed).encode() if path.endswith("/containers/json") else bodies[name]
+        close = b"Connection: close\r\n"
+        connection.sendall(HEAD + close + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+
+    return engine(serve)
+
+
+async def names_in(provider: ContainersProvider, found: list[str]) -> None:
+    async for page in provider.pages(Scope(), page_size=2):
+        found += [each.name for each in page]
+
+
+@pytest.mark.parametrize("what", ODD)
+async def test_a_container_that_cannot_be_shown_hides_no_others_and_is_not_absent(
+    what: str,
+) -> None:
+    found: list[str] = []
+    with hostile_server(engine_of(ODD[what], inspection("well"))) as port:
+        provider = provider_at(port)
+        with pytest.raises(UnreadableObjectsError) as unreadable:
+            await names_in(provider, found)
+        with pytest.raises(ProviderError) as raised:
+            await provider.read("name-odd")
+        await provider.close()
+    assert found == ["name-well"]
+    assert list(unreadable.value.objects) == [("name-odd", "odd")]
+    assert what == "type" or isinstance(raised.value, RefusedError)
+
+
+async def test_the_largest_containers_leave_the_event_loop_to_others() -> None:
+    containers = [with_variables(str(number), 32_000) for number in range(24)]
+    with hostile_server(engine_of(*containers)) as port:
+        provider = provider_at(port)
+        async with measured_loop() as loop:
+            pages = [page async for page in provider.pages(Scope(), page_size=100)]
+            await provider.read("name-1")
+        await provider.close()
+    assert [len(page) for page in pages] == [len(containers)]
+    assert loop.blocked_seconds < ENOUGH_SECONDS

@@ -42,15 +42,18 @@ from infra.providers.docker.inspection import (
     as_object,
     configuration,
     endpoint_of,
-    inspection_decoder,
+    excess,
+    excess_of_bytes,
+    inspection_of,
     limits_to_write,
+    name_in,
     wanted_networks,
 )
 from infra.providers.docker.spec import (
     MUTABLE,
     comparable,
 )
-from infra.providers.listing import Unreadable
+from infra.providers.listing import Unreadable, apart
 from reconciler.errors import (
     ConflictError,
     NotDoneError,
@@ -132,7 +135,7 @@ class ContainersProvider:
         )
         if answer.status_code == HTTPStatus.CONFLICT:
             found = await self._inspected(action.external_name)
-            shown = None if found is None else self._object(found)
+            shown = None if found is None else await self._object(found)
             if found is None or shown is None or shown.written_by != action.idempotency_key:
                 raise taken(action, shown)
             return Effect(await self._finished(found, action), replayed=True)
@@ -149,7 +152,7 @@ class ContainersProvider:
         found = await self._inspected(action.external_name)
         if found is None:
             raise not_there(action)
-        shown = self._object(found)
+        shown = await self._object(found)
         check_uid(shown, action)
         fixed = _fixed_differences(shown, action)
         if fixed:
@@ -167,7 +170,7 @@ class ContainersProvider:
         if found is None:
             other = await self._inspected(action.external_name) if action.uid else None
             if other is not None:
-                check_uid(self._object(other), action)
+                check_uid(await self._object(other), action)
             return Effect(None, absent=True)
         if not found.state.is_up:
             return await self._removed(found)
@@ -180,26 +183,18 @@ class ContainersProvider:
         """Read the container of a name."""
         del uid  # names are unique
         found = await self._inspected(external_name)
-        return None if found is None else self._object(found)
+        return None if found is None else await self._object(found)
 
     async def pages(
         self, scope: Scope, *, page_size: int
     ) -> AsyncIterator[Sequence[ExternalObject]]:
         """List a scope, a part at a time, and look at each container by itself."""
-        ids = [each.id for each in await self._listed(scope) if _may_be_in(scope, each)]
+        listed = [each for each in await self._listed(scope) if _may_be_in(scope, each)]
         unreadable = Unreadable()
-        for start in range(0, len(ids), page_size):
-            calls = [self._find(id_) for id_ in ids[start : start + page_size]]
+        for start in range(0, len(listed), page_size):
+            calls = [self._shown(each, unreadable) for each in listed[start : start + page_size]]
             found = await gathered(calls, _CALLS_AT_ONCE)
-            objects = [
-                unreadable.converted(
-                    lambda each=each: self._object(each),
-                    lambda each=each: (each.external_name, each.id),
-                )
-                for each in found
-                if each is not None
-            ]
-            yield [each for each in objects if each and scope.has(each.name, each.labels)]
+            yield [each for each in found if each and scope.has(each.name, each.labels)]
         unreadable.check()
 
     async def changes(self, after: str | None) -> str:
@@ -276,7 +271,7 @@ class ContainersProvider:
         except UnknownResultError as error:
             if isinstance(error.__cause__, RefusedError):  # such as a command that is not there
                 with begun("the container was created, but reading it failed"):
-                    made = self._object(await self._by_id(found.id))
+                    made = await self._object(await self._by_id(found.id))
                 raise RefusedError(error.message, status=error.status, obstacle=made) from error
             raise
 
@@ -298,7 +293,7 @@ class ContainersProvider:
             elif state.running and not is_wanted:
                 await self._stop(found)
             is_begun = True
-            return self._object(await self._by_id(found.id))
+            return await self._object(await self._by_id(found.id))
         except ProviderError as error:
             if not is_begun or isinstance(error, UnknownResultError):
                 raise
@@ -381,7 +376,24 @@ class ContainersProvider:
         return None
 
     async def _find(self, id_or_name: str) -> Inspection | None:
-        return await self._api.find(f"/containers/{id_or_name}/json", inspection_decoder)
+        answer = await self._api.find_answer(f"/containers/{id_or_name}/json")
+        return None if answer is None else inspection_of(answer)
+
+    async def _shown(self, listed: _Listed, unreadable: Unreadable) -> ExternalObject | None:
+        """Look at a listed container; None if it is gone, or if it cannot be shown."""
+        answer = await self._api.find_answer(f"/containers/{listed.id}/json")
+        if answer is None:
+            return None
+        if size := excess_of_bytes(len(answer.content)):  # to decode it takes long, too
+            unreadable.add(name_in(answer), listed.id, size)
+            return None
+        return await apart(
+            lambda: unreadable.converted(
+                lambda: self._converted(inspection_of(answer)),
+                lambda: (name_in(answer), listed.id),
+            ),
+            len(answer.content),
+        )
 
     async def _by_id(self, id_: str) -> Inspection:
         found = await self._find(id_)
@@ -389,8 +401,19 @@ class ContainersProvider:
             raise NotDoneError(f"container {id_} was deleted in the meantime")
         return found
 
-    def _object(self, inspected: Inspection) -> ExternalObject:
-        return as_object(inspected, self._secrets.digest)
+    async def _object(self, inspected: Inspection) -> ExternalObject:
+        return await apart(lambda: self._converted(inspected), inspected.size_bytes)
+
+    def _converted(self, inspected: Inspection) -> ExternalObject:
+        """Convert a container; raises ``RefusedError`` for one that cannot be shown."""
+        try:
+            if not (reason := excess(inspected)):
+                return as_object(inspected, self._secrets.digest)
+        except Exception as error:  # noqa: BLE001 - other clients choose all that it contains
+            reason = f"cannot be converted: {type(error).__name__}: {error}"
+        raise RefusedError(
+            f"container {inspected.external_name!r}: {reason}; a resource cannot manage it"
+        )
 
 
 def _may_be_in(scope: Scope, listed: _Listed) -> bool:

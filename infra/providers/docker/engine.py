@@ -112,7 +112,12 @@ class EngineApi:
         return decoded(answer, decoder)
 
     async def find(self, path: str, decoder: msgspec.json.Decoder[_T]) -> _T | None:
-        """Read one object; None if the Engine itself says that there is none.
+        """Read one object; None if the Engine itself says that there is none."""
+        answer = await self.find_answer(path)
+        return None if answer is None else decoded(answer, decoder)
+
+    async def find_answer(self, path: str) -> Answer | None:
+        """Read the response about one object; None as of ``find``.
 
         A 404 in other words than the Engine's comes from a wrong endpoint, or from a gateway.
         """
@@ -121,7 +126,7 @@ class EngineApi:
             return None
         if answer.status_code != HTTPStatus.OK:
             raise engine_refusal(answer)
-        return decoded(answer, decoder)
+        return answer
 
     async def call(
         self, method: str, path: str, *, query: Query = (), body: object = None

@@ -14,7 +14,7 @@ import msgspec
 
 from events.external import ExternalObject
 from events.manifest import Fields
-from infra.providers.answers import UNDECODABLE
+from infra.providers.answers import UNDECODABLE, Answer, decoded
 from infra.providers.docker.engine import DECLARED, WRITTEN_BY, shown_labels
 from infra.providers.docker.spec import (
     CPU_PERIOD_MICROSECONDS,
@@ -28,6 +28,12 @@ from infra.providers.docker.spec import (
     normalize,
     quota_of,
 )
+
+MAX_INSPECTION_BYTES: Final = 1024 * 1024
+"""An object has at most 256 KiB. Not all that the Engine shows of a container is in it."""
+
+MAX_VARIABLES: Final = 32_768
+"""More do not fit into an object. Each takes 7 µs, and any client of the Engine may add some."""
 
 _NANO_CPUS: Final = 1_000_000_000
 _SHORT_ID_CHARACTERS: Final = 12
@@ -148,6 +154,7 @@ class Inspection(_Inspected, frozen=True):
     host_config: _HostConfig = _HostConfig()
     mounts: list[_MountPoint] | None = None
     network_settings: _NetworkSettings = _NetworkSettings()
+    size_bytes: int = 0
 
     @property
     def external_name(self) -> str:
@@ -186,7 +193,37 @@ class Inspection(_Inspected, frozen=True):
         return shown
 
 
-inspection_decoder = msgspec.json.Decoder(Inspection)
+class _Named(_Inspected, frozen=True):
+    name: str
+
+
+_decoder = msgspec.json.Decoder(Inspection)
+_name_decoder = msgspec.json.Decoder(_Named)
+
+
+def inspection_of(answer: Answer) -> Inspection:
+    """Decode a response about a container, and remember its size."""
+    found = decoded(answer, _decoder)
+    return msgspec.structs.replace(found, size_bytes=len(answer.content))
+
+
+def name_in(answer: Answer) -> str:
+    """Return the name of a container, whatever else the response has."""
+    return decoded(answer, _name_decoder).name.removeprefix("/")
+
+
+def excess(inspected: Inspection) -> str:
+    """Return what a container has more of than can be converted; empty for one that can be."""
+    variables = len(inspected.config.env or ())
+    if variables > MAX_VARIABLES:
+        return f"{variables} variables exceed the limit of {MAX_VARIABLES}"
+    return excess_of_bytes(inspected.size_bytes)
+
+
+def excess_of_bytes(number: int) -> str:
+    """Return by how much a response about a container is too long; empty for one that is not."""
+    is_too_long = number > MAX_INSPECTION_BYTES
+    return f"{number} bytes exceed the limit of {MAX_INSPECTION_BYTES}" if is_too_long else ""
 
 
 # --- as it is sent

@@ -33,6 +33,7 @@ from infra.providers.docker.engine import (
 )
 from infra.providers.docker.events import EngineEvents
 from infra.providers.docker.volume_spec import DEFAULT_DRIVER, normalize
+from infra.providers.listing import Unreadable, in_turns
 from reconciler.errors import NotDoneError, RefusedError
 from reconciler.provider import Effect
 from reconciler.provider.secrets import Secrets
@@ -154,10 +155,15 @@ class VolumesProvider:
             raise NotDoneError(
                 f"the listing of volumes is incomplete: {some(listed.warnings, '; ')}"
             )
-        objects = [each.as_object() for each in listed.volumes or ()]
+        unreadable = Unreadable()
+        objects = await in_turns(
+            listed.volumes or (),
+            lambda each: unreadable.converted(each.as_object, lambda: (each.name, None)),
+        )
         wanted = [each for each in objects if scope.has(each.name, each.labels)]
         for start in range(0, len(wanted), page_size):
             yield wanted[start : start + page_size]
+        unreadable.check()
 
     async def changes(self, after: str | None) -> str:
         """Wait for the Engine's next event about a volume."""
