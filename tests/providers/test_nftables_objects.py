@@ -38,6 +38,7 @@ from reconciler.errors import (
 )
 from reconciler.provider.contract import action, listing, upon
 from reconciler.provider.secrets import Secrets
+from reconciler.resource.owner_label import OWNER_LABEL
 from tests.hostile_server import measured_memory
 from tests.nftables import (
     Backend,
@@ -836,3 +837,15 @@ async def test_an_action_without_a_name_that_can_be_is_refused(services: Service
         bad: Action = action("Create", name, services.fields())
         with pytest.raises(RefusedError, match="invalid name"):
             await services.provider.create(bad)
+
+
+async def test_a_conflict_names_no_service_of_another_namespace(services: Services) -> None:
+    labels = {OWNER_LABEL: "log.billing.Service.svc"}
+    first = replace(action("Create", "billing-svc", services.fields()), labels=labels)
+    await services.provider.create(first)
+    for namespace_, is_named in (("billing", True), ("mallory", False)):
+        again = action("Create", "again", services.fields())
+        again = replace(again, action_id=f"{namespace_}/Service/again/1")
+        with pytest.raises(NotDoneError, match="already mapped") as raised:
+            await services.provider.create(again)
+        assert ("billing-svc" in raised.value.message) is is_named

@@ -174,11 +174,8 @@ def leading_element(mark: Mark | None, elements: list[Element]) -> Element | Non
     return next((each for each in elements if each.front == mark.front), None)
 
 
-def whose(element: Element) -> str:
-    """Say to whom an element leads."""
-    name = name_of(element.target)
-    if name is not None:
-        return f"service {name!r}"
+def target_text(element: Element) -> str:
+    """Return where an element leads that leads to no service."""
     return f"chain {element.target}" if element.target else f"the verdict {element.verdict}"
 
 

@@ -34,8 +34,9 @@ from infra.providers.nftables.rules import (
     front_of_fields,
     leading_element,
     mark_of,
+    name_of,
     seen_in,
-    whose,
+    target_text,
     written,
 )
 from infra.providers.nftables.spec import Front, name_problem, normalize
@@ -51,6 +52,7 @@ from reconciler.errors import (
 )
 from reconciler.provider import Effect
 from reconciler.provider.secrets import Secrets
+from reconciler.resource.owner_label import OWNER_LABEL, namespace_of
 
 _NOT_A_NAME: Final = "syntax error"
 
@@ -317,11 +319,23 @@ class ServicesProvider:
             return NotDoneError(
                 f"{error.message}; it has changed since it was read", status=error.status
             )
+        other = await self._shown_to(action.namespace, element)
         return NotDoneError(
             f"port {front.port}/{front.protocol} of {front.address} is already mapped "
-            f"to {whose(element)}; withdraw that service, or declare another port",
+            f"to {other}; withdraw that service, or declare another port",
             status=error.status,
         )
+
+    async def _shown_to(self, namespace: str, element: Element) -> str:
+        """Return where an element leads; a service of another namespace is not named."""
+        name = name_of(element.target)
+        if name is None:
+            return target_text(element)
+        seen = await self._look(name)
+        mark = None if seen is None else seen.mark
+        if mark is None or namespace_of(mark.labels.get(OWNER_LABEL, "")) == namespace:
+            return f"service {name!r}"
+        return "a service of another namespace"
 
 
 def _check_name(action: Action) -> None:
