@@ -48,6 +48,7 @@ _LINE: Final = re.compile(
 _PAIR: Final = re.compile(rb"(?:[0-9a-f]x)?([0-9a-f]{2})", re.IGNORECASE)
 _NUMBER: Final = re.compile(rb"([0-9]{1,3})")
 _MAX_BYTE: Final = 255
+_UUID_CHARACTERS: Final = 36
 
 
 class _Part(NamedTuple):
@@ -86,8 +87,9 @@ def dumps_in(text: bytes) -> Iterator[ByteDump]:
     for run in _HEXADECIMAL_RUN.finditer(classes):
         first = _first_digit(classes, run.start())
         start, stop = first + (run.start() - first) % 2, run.end()
-        if stop - start > 2 * _MIN_BYTES:  # else it is a date or a time
-            yield _hexadecimal(text, [_Part(start, stop, stop)])
+        if classes.count(b"d", start, stop) < 2 * _MIN_BYTES or _is_uuid(text, start, stop):
+            continue  # most often it is a date, a time or an id
+        yield _hexadecimal(text, [_Part(start, stop, stop)])
         at = max(first, lines[-1].end() if lines else 0)
         while at < stop and (found := _LINE.search(text, at, stop)):
             # To the end of the line, behind the run, if a line matches there.
@@ -102,6 +104,11 @@ def dumps_in(text: bytes) -> Iterator[ByteDump]:
         numbers = map(int, _NUMBER.findall(text, start, stop))
         content = bytes(each for each in numbers if 0 < each <= _MAX_BYTE)
         yield ByteDump(content, text, [_Part(start, stop, stop)], _is_decimal=True)
+
+
+def _is_uuid(text: bytes, start: int, stop: int) -> bool:
+    is_as_long = _UUID_CHARACTERS <= stop - start <= _UUID_CHARACTERS + 1  # with what follows it
+    return is_as_long and text[start + 8 : start + 24 : 5] == b"----"
 
 
 def _first_digit(classes: bytes, at: int) -> int:
