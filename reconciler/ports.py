@@ -308,7 +308,7 @@ class DecisionSink(Protocol):
         ...
 
     async def reject(self, rejections: Sequence[Rejection]) -> None:
-        """Publish rejected outcomes; if it raises, perhaps only some are stored."""
+        """Publish rejected outcomes; if it raises, only some may be stored."""
         ...
 
     async def store_dead_letters(self, letters: Sequence[DeadLetter]) -> Sequence[DeadLetter]:

@@ -374,7 +374,7 @@ async def _check_account(nc: Client, replicas: int, namespaces: Collection[str])
             f"{len(missing)} more are needed; set max_streams to at least {used + len(missing)}"
         )
     wanted = Counter(stream for each in namespaces for stream, _ in service_consumers(each))
-    wanted[LOG] += 1  # whoever reads the log has one
+    wanted[LOG] += 1  # each reader of the log has one
     wanted[INTAKE] = len(decider_consumers())
     stream, needed = max(wanted.items(), key=lambda each: each[1])
     most = int(limits.get("max_consumers", -1))

@@ -29,7 +29,7 @@ def max_folder_bytes(longest_socket: str) -> int:
 class LocalServer(ABC):
     """One server, of one process or more, whose data and log are in one folder.
 
-    A subclass names it, prepares the folder, starts its processes, and tells whether it answers.
+    A subclass names it, prepares the folder, starts its processes, and reports whether it responds.
     """
 
     name: ClassVar[str]
@@ -99,7 +99,7 @@ class LocalServer(ABC):
         """End it at once (SIGKILL), as a crash does."""
         await asyncio.gather(*(each.kill() for each in self._children))
 
-    # --- what a subclass tells; all but `_spawn` in a thread
+    # --- what a subclass implements; all but `_spawn` in a thread
 
     @abstractmethod
     def _problem(self) -> str | None:

@@ -27,7 +27,7 @@ _ERROR_CLASSES: Mapping[int, type[ProviderError]] = {
     errno.ENFILE: NotDoneError,
     errno.ENOENT: NotDoneError,  # what was there a moment ago
 }
-"""What the system refuses at once. Whatever else goes wrong, such as EIO, proves nothing."""
+"""What the system refuses immediately. Any other failure, such as EIO, proves nothing."""
 
 
 def failure(error: OSError, *, writes: bool) -> ProviderError:

@@ -214,7 +214,7 @@ async def _serve(plan: Plan, stack: Stack) -> None:
         write_up_file(stack)
         _tell(plan, stack)
         stack.is_serving = True
-        await asyncio.Event().wait()  # for ever, as far as this is concerned
+        await asyncio.Event().wait()  # until it is canceled
 
 
 async def _start_roles(

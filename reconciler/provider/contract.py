@@ -561,7 +561,7 @@ def numbered(name: str) -> Iterator[tuple[int, str]]:
 
 
 async def fails_without_effect(call: Awaitable[Effect]) -> None:
-    """Make a call whose failure proves that nothing was done: then its action can end at once."""
+    """Make a call whose failure proves that nothing was done, so that its action can end."""
     record = CallRecord()
     token = CALL_RECORD.set(record)
     try:

@@ -160,7 +160,7 @@ def _listings(
 ) -> ListingsFailed | ListingsResumed | None:
     """Record whether the listings of a kind complete, if that is new."""
     if said.as_of != state.desired.generation:
-        return None  # it is about another declaration, perhaps of another API
+        return None  # it is about another declaration, possibly of another API
     is_known = said.kind in state.api.failed_listings
     if said.state == "ListingsResumed":
         return ListingsResumed(said.kind) if is_known else None

@@ -358,14 +358,23 @@ class Lane:
     async def until_at_rest(self) -> None:
         """Wait until nothing waits to be decided, and no action to be executed."""
 
-        async def nothing_waits() -> bool:
+        async def consumers() -> list[tuple[str, int, int]]:
             listed = await api_request(self.nc, f"CONSUMER.LIST.{INTAKE}", {})
             # The judge has read it, too; the server keeps such a consumer for ten seconds.
             deciders = [each for each in listed["consumers"] if each["name"] in decider_consumers()]
-            workers = await worker_consumers(self.nc)
-            return not any(
-                each["num_pending"] or each["num_ack_pending"] for each in (*deciders, *workers)
-            )
+            return [
+                (
+                    each["name"],
+                    each["num_pending"] + each["num_ack_pending"],
+                    each["delivered"]["stream_seq"],
+                )
+                for each in (*deciders, *await worker_consumers(self.nc))
+            ]
+
+        async def nothing_waits() -> bool:
+            # Read twice: one read misses what moves from one consumer to another meanwhile.
+            first = await consumers()
+            return not any(waiting for _, waiting, _ in first) and await consumers() == first
 
         await self.until(nothing_waits, "everything is decided and executed")
 

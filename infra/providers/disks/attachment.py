@@ -384,7 +384,7 @@ class AttachmentsProvider:
             raise self._busy_or(ended, found, "Reconciler unmounts it when it is no longer in use")
 
     def _check_nothing_beneath(self, found: Attachment) -> None:
-        """Raise ``NotDoneError`` if somebody mounted something over our own mount."""
+        """Raise ``NotDoneError`` if another mount covers our own mount."""
         kernel = machine()
         for mount in kernel.mounts:
             loop = kernel.loop_of(mount)

@@ -1,7 +1,7 @@
 """Listings of streams and of the consumers of a stream, page by page.
 
 Where the objects of a page are so large that the response exceeds the limit, the page is read by
-names, and then each object by itself: nobody's large objects hide those of others.
+names, and then each object by itself, so that large objects hide no others.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ _MESSAGE_CHARACTERS: Final = 1_000
 _BY_STATE: Final[Mapping[str, type[ProviderError]]] = {
     **dict.fromkeys(DUPLICATE, ConflictError),
     "42501": NotDoneError,  # insufficient privilege: who administers the server can mend it
-    "42704": NotDoneError,  # a role or an object that is not there, perhaps not yet
+    "42704": NotDoneError,  # a role or an object that does not exist, possibly not yet
     "3F000": NotDoneError,  # a schema likewise
 }
 _FOR_GOOD: Final = ("0A", "22", "42")

@@ -39,7 +39,7 @@ class TextLoader(Loader):
     """Decodes text, of which the owner of a database without an encoding may write any bytes."""
 
     def load(self, data: Buffer) -> str:
-        """Return text with U+FFFD in the place of invalid bytes."""
+        """Return text with U+FFFD instead of invalid bytes."""
         return bytes(data).decode(errors="replace")
 
 

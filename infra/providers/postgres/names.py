@@ -26,7 +26,7 @@ def unfinished_name(key: str) -> str:
 
 
 INVALID_TEXT: Final = "\ufffd"
-"""In the place of bytes that are not UTF-8. A name with it may be that of several objects."""
+"""Replaces bytes that are not UTF-8. A name with it may be that of several objects."""
 
 
 def name_problem(name: str) -> str | None:

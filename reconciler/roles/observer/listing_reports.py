@@ -1,7 +1,7 @@
 """Reports to a ``ProviderConfig`` that the listings of a kind fail, or complete again (ADR 0069).
 
 Reports are level-triggered: this process compares what it sees with what the log has, so that a
-report that was lost is made again, and an idle fleet costs no event.
+lost report is repeated, and an idle fleet costs no event.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class ListingHealth:
         return self._clock() - self._listed_at
 
     def listed(self) -> None:
-        """Note that a listing has completed, whoever made it."""
+        """Note that a listing of any process has completed."""
         self._ended_at = self._listed_at = self._clock()
         self._failed_seconds = self._judged_seconds = 0.0
 
