@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple, cast, get_args
 import msgspec
 
 from events.dead_letter import DeadLetterRecord
-from events.intake import INTAKE_TYPES, LISTING_TYPE, Answer, ListingPart
+from events.intake import INTAKE_TYPES, LISTING_TYPE, ListingPart, Reply
 from events.log import LogEvent, ResourceEvent
 from events.schema import json_schema
 from events.stored_content import COMPOSED_KINDS
@@ -130,13 +130,13 @@ def _events() -> str:
         "An observer publishes a listing in parts. Each is the `data` of a CloudEvent.",
         *_of_types(listings),
         "## Other messages",
-        *_struct(Answer.__name__),
+        *_struct(Reply.__name__),
         *_struct(DeadLetterRecord.__name__),
         "## Types",
         "The fields of the messages above have these types.",
     ]
     shown = {struct.__name__ for struct, _ in (*log, *intake, *listings)}
-    shown |= {each.__name__ for each in (LogEvent, Answer, DeadLetterRecord)}
+    shown |= {each.__name__ for each in (LogEvent, Reply, DeadLetterRecord)}
     for name in sorted(_types_in(shown) - shown):
         lines += _struct(name)
     return _page(lines)

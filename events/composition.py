@@ -116,7 +116,7 @@ def as_part(manifest: Manifest, parent: str) -> Manifest:
     return msgspec.structs.replace(manifest, metadata=metadata)
 
 
-def taken_by(name: str, labels: Mapping[str, str], part_of: str) -> str:
+def describe_part_conflict(name: str, labels: Mapping[str, str], part_of: str) -> str:
     """Say why a resource that is declared with these labels cannot be a part; empty if it can."""
     whose = labels.get(PART_OF_LABEL, "")
     if whose == part_of:

@@ -1,8 +1,8 @@
 """Dead letters: what could not be used, why, and what was done about it.
 
-A letter is never changed. What people do about it is appended as a ``LetterHandled``, so that it
-stays visible what came in, and what became of it (ADR 0013). What a namespace sends beyond its
-share gets no letter, and is counted (ADR 0017).
+A dead letter never changes. Each retry and dismissal is appended as a ``DeadLetterHandled``, so
+that the original message and its handling stay visible (ADR 0013). Messages beyond the quota of
+a namespace are only counted (ADR 0017).
 """
 
 from __future__ import annotations
@@ -71,16 +71,16 @@ class DeadLetterRecord(msgspec.Struct, frozen=True, rename="camel"):
     ]
 
 
-class LetterHandled(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+class DeadLetterHandled(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     """What somebody did about a dead letter, named by its number in the stream of dead letters.
 
     ``position`` is the place that a retried message got in the intake; ``corrected`` says that it
     went there with another payload.
     """
 
-    letter: int
+    number: int
     stage: str
-    what: Literal["Retried", "Dismissed"]
+    resolution: Literal["Retried", "Dismissed"]
     by: str
     at: datetime
     position: int = 0

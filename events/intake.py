@@ -181,13 +181,13 @@ class TargetState(_Intake, frozen=True):
     declared: Annotated[bool, about("Whether the resource is declared.")]
     ready: Annotated[bool, about("Whether it was ready at any time since it was declared.")] = False
     values: Annotated[dict[str, Any], about("Known values of the referenced fields.")] = {}
-    circle: Annotated[
+    cycle: Annotated[
         tuple[str, ...],
         about("Resources that wait for each other, if the reference is part of a cycle."),
     ] = ()
 
 
-class TargetSeen(_Intake, frozen=True):
+class TargetReported(_Intake, frozen=True):
     """The sweeper or a decider reports the state of a referenced resource."""
 
     target: Target
@@ -195,7 +195,7 @@ class TargetSeen(_Intake, frozen=True):
     known_version: KnownVersion = 0
 
 
-class SecretSeen(_Intake, frozen=True):
+class SecretReported(_Intake, frozen=True):
     """A role reports the digest of a secret."""
 
     secret: Secret
@@ -203,7 +203,7 @@ class SecretSeen(_Intake, frozen=True):
     known_version: KnownVersion = 0
 
 
-class DefinitionSeen(_Intake, frozen=True):
+class DefinitionReported(_Intake, frozen=True):
     """A role reports that the definition of the resource's kind has changed."""
 
     generation: Annotated[int, about("Generation of the definition.")]
@@ -214,10 +214,10 @@ class DefinitionSeen(_Intake, frozen=True):
     total: Annotated[int, about("Number of declared resources of the kind.")]
 
 
-class StrayCount(_Intake, frozen=True):
+class UnmanagedCount(_Intake, frozen=True):
     """Counts of an exclusive scope: undeclared objects, which would be deleted, and all objects."""
 
-    strays: Annotated[int, about("Number of undeclared objects in the scope.")]
+    unmanaged: Annotated[int, about("Number of undeclared objects in the scope.")]
     total: Annotated[int, about("Number of all objects in the scope.")]
 
 
@@ -255,13 +255,13 @@ class Observed(_Intake, frozen=True):
         datetime | None, about("Time at which the read began, by the observer's clock.")
     ] = None
     exclusive: Annotated[
-        StrayCount | None, about("Counts for the deletion guard, in an exclusive scope.")
+        UnmanagedCount | None, about("Counts for the deletion guard, in an exclusive scope.")
     ] = None
     losses: Annotated[LossCount | None, about("Counts for the loss guard.")] = None
     age_seconds: Annotated[
         float | None, about("Time since the read began, by a monotonic clock.")
     ] = None
-    taken_by: Annotated[
+    belongs_to: Annotated[
         str | None,
         about(
             "Another resource that this object belongs to, as NAMESPACE/KIND/NAME. Empty: none. "
@@ -406,7 +406,7 @@ class ApiReported(_Intake, frozen=True):
     ] = None
 
 
-WaitPurpose = Literal["Retry", "Due", "Progress"]
+WaitPurpose = Literal["Retry", "Renewal", "Progress"]
 """What a resource waits for: the next attempt, a renewal, or the progress of its object."""
 
 
@@ -416,14 +416,14 @@ class TimerFired(_Intake, frozen=True):
     purpose: Annotated[
         WaitPurpose | Literal["Sweep", "ConfigChanged"],
         about(
-            "Retry: the delay of a retry ended. Due: a renewal is due. Progress: the object should "
-            "have made progress. Sweep: the sweeper checks the resource. ConfigChanged: the "
+            "Retry: the delay of a retry ended. Renewal: a renewal is due. Progress: the object "
+            "should have made progress. Sweep: the sweeper checks the resource. ConfigChanged: the "
             "ProviderConfig or the kind that the resource waits for is available."
         ),
     ]
 
 
-class Answer(_Intake, frozen=True):
+class Reply(_Intake, frozen=True):
     """The decider's reply to a publisher that sent the header ``Reconciler-Reply-To``."""
 
     accepted: Annotated[bool, about("Whether the decider accepted the message.")]
@@ -447,9 +447,9 @@ IntakeData = (
     | Approved
     | Referenced
     | Unreferenced
-    | TargetSeen
-    | SecretSeen
-    | DefinitionSeen
+    | TargetReported
+    | SecretReported
+    | DefinitionReported
     | Observed
     | Reported
     | ApiReported
@@ -466,9 +466,9 @@ INTAKE_TYPES: dict[str, type[IntakeData]] = {
     "reconciler.approval.Approved": Approved,
     "reconciler.reference.Referenced": Referenced,
     "reconciler.reference.Unreferenced": Unreferenced,
-    "reconciler.reference.TargetSeen": TargetSeen,
-    "reconciler.reference.SecretSeen": SecretSeen,
-    "reconciler.reference.DefinitionSeen": DefinitionSeen,
+    "reconciler.reference.TargetReported": TargetReported,
+    "reconciler.reference.SecretReported": SecretReported,
+    "reconciler.reference.DefinitionReported": DefinitionReported,
     "reconciler.observed.Observed": Observed,
     "reconciler.result.Reported": Reported,
     "reconciler.result.ApiReported": ApiReported,

@@ -135,14 +135,14 @@ class ExternalObserved(_Event, frozen=True):
         about("CompleteListing: a complete listing of the scope. Read: a read of this object."),
     ]
     as_of: Annotated[int, about("Intake position at which the read began.")]
-    strays: Annotated[
+    unmanaged: Annotated[
         int | None,
         about(
             "Number of undeclared objects in an exclusive scope. null: the scope is not exclusive."
         ),
     ] = None
     total: Annotated[int | None, about("Number of all objects in an exclusive scope.")] = None
-    taken_by: Annotated[
+    belongs_to: Annotated[
         str,
         about(
             "Another resource that this object belongs to, as NAMESPACE/KIND/NAME. Empty: none is "
@@ -187,7 +187,7 @@ class DriftDetected(_Event, frozen=True):
         tuple[FieldDifference, ...],
         about("Fields whose observed value differs from the desired one."),
     ] = ()
-    perhaps_by: Annotated[
+    suspected_action: Annotated[
         str, about("Id of an action with an unknown result that may have caused the difference.")
     ] = ""
     recent: Annotated[
@@ -391,7 +391,7 @@ class Action(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_default
     generation: _Generation
     provider_config: ConfigName
     external_name: ExternalName
-    because: Annotated[
+    causes: Annotated[
         tuple[str, ...], about("Ids of the events and messages that caused the action.")
     ]
     fields: Annotated[Fields, about("Fields to write. Secrets are digests.")] = {}
@@ -689,14 +689,14 @@ class RetryScheduled(_Event, frozen=True):
     ] = None
 
 
-class DueScheduled(_Event, frozen=True):
-    """The object is as declared, and its kind requires a renewal at ``due``.
+class RenewalScheduled(_Event, frozen=True):
+    """The object is as declared, and its kind requires a renewal at ``renewal_time``.
 
     The decider processes the resource at ``at``, slightly later, so that it does not write many
-    objects with the same ``due`` at the same time.
+    objects with the same ``renewal_time`` at the same time.
     """
 
-    due: Annotated[datetime, about("Time at which the object requires a renewal.")]
+    renewal_time: Annotated[datetime, about("Time at which the object requires a renewal.")]
     at: Annotated[
         datetime,
         about("Time of the next decision, which is at or slightly after the renewal time."),
@@ -877,7 +877,7 @@ ResourceEvent = (
     | ActionFailed
     | ActionAbandoned
     | RetryScheduled
-    | DueScheduled
+    | RenewalScheduled
     | ProgressNoted
     | ApiThrottled
     | BreakerOpened
@@ -927,8 +927,8 @@ class LogEvent(msgspec.Struct, frozen=True, gc=False):
         int, about("Number of the event in the history of its resource, without gaps.")
     ]
     data: Annotated[ResourceEvent, about("The event.")]
-    causeid: Annotated[str, about("Id of the intake message that caused the event.")] = ""
-    causeposition: Annotated[int, about("Position of that message in the intake.")] = 0
+    causationid: Annotated[str, about("Id of the intake message that caused the event.")] = ""
+    causationposition: Annotated[int, about("Position of that message in the intake.")] = 0
     actor: Annotated[str, about("Source of that message.")] = ""
     specversion: Annotated[str, about("Version of CloudEvents.")] = "1.0"
 

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple, cast, get_args
 import msgspec
 
 from events.dead_letter import DeadLetterRecord, Stage
-from events.intake import INTAKE_TYPES, LISTING_TYPE, Answer, ListingPart
+from events.intake import INTAKE_TYPES, LISTING_TYPE, ListingPart, Reply
 from events.log import LogEvent, OutcomeName
 from events.manifest import Manifest, Policy, ProviderConfigRef
 from events.provider_config import ProviderConfigSpec
@@ -62,7 +62,7 @@ def asyncapi() -> Schema:
 # --- schemas
 
 _PLAIN: Final[tuple[object, ...]] = (
-    Answer,
+    Reply,
     DeadLetterRecord,
     LogEvent,
     Manifest,
@@ -216,10 +216,10 @@ def _channels() -> list[_Channel]:
             [_envelope_name(LISTING_TYPE)],
         ),
         _Channel(
-            "answer",
+            "reply",
             "{replyTo}",
             f"The decider's reply, in the inbox that the header {REPLY_HEADER} named.",
-            ["Answer"],
+            ["Reply"],
         ),
         _Channel(
             "outcome",
@@ -261,7 +261,7 @@ def _channels() -> list[_Channel]:
 
 
 _ANSWERED: Final = frozenset({"desired", "finalizer", "approval"})
-_SENT: Final = frozenset({"answer", "outcome", "rejection", "log", "action", "deadletter"})
+_SENT: Final = frozenset({"reply", "outcome", "rejection", "log", "action", "deadletter"})
 _PARAMETERS: Final[dict[str, Schema]] = {
     "replyTo": {"description": "An inbox: a subject that starts with _INBOX."},
     "class": {"enum": ["fact"], "description": "Class of the event."},
@@ -293,7 +293,7 @@ def _operation(name: str, channel: Schema) -> Schema:
     if name in _ANSWERED:
         operation["reply"] = {
             "address": {"location": f"$message.header#/{REPLY_HEADER}"},
-            "channel": {"$ref": "#/channels/answer"},
+            "channel": {"$ref": "#/channels/reply"},
         }
     return operation
 

@@ -1,6 +1,6 @@
-"""What a large composed object is made of, kept apart from it: in portions, each named by digest.
+"""What a large composed object is made of, kept apart from it: in chunks, each named by digest.
 
-A portion that is the same in the next content is not stored again. The object has the content's
+A chunk that is the same in the next content is not stored again. The object has the content's
 digest only, so a decision about a thousand parts is a small event (ADR 0053).
 """
 
@@ -38,9 +38,9 @@ HEAD: Final = "head"
 MAX_PARTS: Final = 2000
 """A set knows the generation of each: so many fit into one event."""
 
-_MAX_PORTION_BYTES: Final = 128 * 1024
-_USUAL_PORTION_BYTES: Final = 32 * 1024
-"""One changed part stores its portion again: small ones cost less, many cost reads."""
+_MAX_CHUNK_BYTES: Final = 128 * 1024
+_USUAL_CHUNK_BYTES: Final = 32 * 1024
+"""One changed part stores its chunk again: small ones cost less, many cost reads."""
 
 _encoder = msgspec.json.Encoder(order="deterministic")
 
@@ -56,7 +56,7 @@ class ComposedContentSpec(ManifestStruct, frozen=True):
     """Manifests of a composed resource (internal)."""
 
     parent: Annotated[str, msgspec.Meta(description="Composed resource, as NAMESPACE/KIND/NAME.")]
-    portions: Annotated[
+    chunks: Annotated[
         tuple[str, ...],
         msgspec.Meta(description="Digests of the chunks of large content."),
     ] = ()
@@ -72,7 +72,7 @@ class ComposedContentSpec(ManifestStruct, frozen=True):
 
 
 class StoredContent(NamedTuple):
-    """A content as it is stored: its digest names the list, which names the portions."""
+    """A content as it is stored: its digest names the list, which names the chunks."""
 
     digest: str
     documents: Mapping[str, ComposedContentSpec]
@@ -84,9 +84,9 @@ def stored_content(parent: str, parts: Sequence[Part]) -> StoredContent:
         raise InvalidManifestError(
             f"{parent}: {len(parts)} parts are more than the limit of {MAX_PARTS}; divide the set"
         )
-    portions = [_portion(parent, each) for each in _divided(parts)]
-    documents = {_name(each): each for each in portions}
-    index = ComposedContentSpec(parent, portions=tuple(documents))
+    chunks = [_chunk(parent, each) for each in _divided(parts)]
+    documents = {_name(each): each for each in chunks}
+    index = ComposedContentSpec(parent, chunks=tuple(documents))
     return StoredContent(_name(index), {**documents, _name(index): index})
 
 
@@ -115,37 +115,37 @@ def contents_in(seen: ExternalObject | None, declared: Fields) -> set[str]:
     return {each for each in found if isinstance(each, str)}  # a File's may be a reference
 
 
-def whole(portions: Iterable[ComposedContentSpec]) -> Fields:
-    """Return portions as an object has them that keeps its content within."""
+def whole(chunks: Iterable[ComposedContentSpec]) -> Fields:
+    """Return chunks as an object has them that keeps its content within."""
     children: dict[str, str] = {}
     manifests: dict[str, Fields] = {}
-    for each in portions:
+    for each in chunks:
         children |= each.children
         manifests |= each.manifests
     return {CHILDREN: children, MANIFESTS: manifests}
 
 
-def parts_of(portions: Iterable[ComposedContentSpec]) -> Iterator[Part]:
-    """Return what is in some portions."""
-    for portion in portions:
-        for name, digest in portion.children.items():
-            yield Part(manifest_of(name, portion.manifests[digest]), portion.origins.get(name, ""))
+def parts_of(chunks: Iterable[ComposedContentSpec]) -> Iterator[Part]:
+    """Return what is in some chunks."""
+    for chunk in chunks:
+        for name, digest in chunk.children.items():
+            yield Part(manifest_of(name, chunk.manifests[digest]), chunk.origins.get(name, ""))
 
 
 def _divided(parts: Sequence[Part]) -> list[list[Part]]:
-    """Divide by a digest of each name: a part stays in its portion while others come and go."""
+    """Divide by a digest of each name: a part stays in its chunk while others come and go."""
     sizes = {
         str(each.manifest.key): len(_encoder.encode(each.manifest)) + len(each.origin.encode())
         for each in parts
     }
     largest = max(sizes, key=lambda name: sizes[name], default="")
-    if largest and sizes[largest] > _MAX_PORTION_BYTES:
+    if largest and sizes[largest] > _MAX_CHUNK_BYTES:
         raise InvalidManifestError(
             f"{largest}: the manifest has {sizes[largest]} bytes, more than the limit of "
-            f"{_MAX_PORTION_BYTES} for a part; make it smaller"
+            f"{_MAX_CHUNK_BYTES} for a part; make it smaller"
         )
     number = 1
-    while number * _USUAL_PORTION_BYTES < sum(sizes.values()):
+    while number * _USUAL_CHUNK_BYTES < sum(sizes.values()):
         number *= 2
     while True:
         buckets: dict[int, list[Part]] = {}
@@ -155,7 +155,7 @@ def _divided(parts: Sequence[Part]) -> list[list[Part]]:
             (sum(sizes[str(each.manifest.key)] for each in some) for some in buckets.values()),
             default=0,
         )
-        if heaviest <= _MAX_PORTION_BYTES:
+        if heaviest <= _MAX_CHUNK_BYTES:
             return [buckets[each] for each in sorted(buckets)]
         number *= 2
 
@@ -164,7 +164,7 @@ def _bucket(name: str, number: int) -> int:
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=4).digest()) % number
 
 
-def _portion(parent: str, parts: Sequence[Part]) -> ComposedContentSpec:
+def _chunk(parent: str, parts: Sequence[Part]) -> ComposedContentSpec:
     manifests: dict[str, Fields] = {}
     children: dict[str, str] = {}
     for each in parts:

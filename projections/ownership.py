@@ -42,14 +42,14 @@ def ownership_of(row: StatusRow) -> OwnershipRow | None:
         return None
     return OwnershipRow(
         provider_config=row.provider_config,
-        external_name=row.external_name if row.owned else row.asked_name,
+        external_name=row.external_name if row.owned else row.pending_name,
         uid=row.uid,
         owned=row.owned,
         since=row.owned_by,
         since_time=row.owned_since,
         reason=row.owned_reason,
         pending_create=row.action_id if creates else "",
-        pending_name=row.asked_name if row.owned else "",
+        pending_name=row.pending_name if row.owned else "",
         retiring=row.retiring,
         retiring_uid=row.retiring_uid,
     )

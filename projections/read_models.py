@@ -27,7 +27,7 @@ from events.names import ResourceKey
 from projections.ownership import OwnershipRow, ownership_of
 from projections.status import StatusRow, fold_status
 
-SCHEMA = 25
+SCHEMA = 26
 """Raised when rows change their meaning: live rows of another schema are rebuilt from the log."""
 
 STATUS = "status"

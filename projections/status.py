@@ -34,7 +34,6 @@ from events.log import (
     DeclarationSuperseded,
     DefinitionObserved,
     DriftDetected,
-    DueScheduled,
     ExternalObserved,
     FinalizerAdded,
     FinalizerRemoved,
@@ -52,6 +51,7 @@ from events.log import (
     ReferenceAdded,
     ReferenceRemoved,
     ReleaseForced,
+    RenewalScheduled,
     RetryScheduled,
     SecretObserved,
     SpecDeclared,
@@ -108,12 +108,12 @@ class StatusRow(msgspec.Struct, gc=False, rename="camel", omit_defaults=True):
     owned_since: datetime | None = None
     owned_reason: str = ""
     uid: str | None = None
-    taken_by: str = ""  # another resource that has the object
+    belongs_to: str = ""  # another resource that has the object
 
     # The object as the log last saw it: an observer reports only what differs from the digest.
     # Of an object that nobody here declares or owns, ``foreign_identity`` tells whose it is.
-    seen_at: datetime | None = None  # a look that shows nothing new is not in the log
-    seen_uid: str | None = None  # of an object that is not owned
+    observed_at: datetime | None = None  # a look that shows nothing new is not in the log
+    observed_uid: str | None = None  # of an object that is not owned
     observed_digest: str = ""
     foreign_identity: str = ""
     outputs: Fields = {}
@@ -121,7 +121,7 @@ class StatusRow(msgspec.Struct, gc=False, rename="camel", omit_defaults=True):
     listing_disproved: bool = False  # one left out what is ours: only a read proves its absence
     grace_seconds: float = 0.0  # that the API needs, as the return of an object has shown
     doubted: bool = False  # the next listing or read decides, whatever it shows
-    strays: int | None = None  # the numbers by which a guard judged last
+    unmanaged: int | None = None  # the numbers by which a guard judged last
     total: int | None = None
 
     # What was replaced and is still there.
@@ -139,13 +139,13 @@ class StatusRow(msgspec.Struct, gc=False, rename="camel", omit_defaults=True):
     # Its deletion met nothing, and its creation may have made an object of another uid.
     is_unconfirmed: bool = False
 
-    # The action under way. ``asked_digest`` is of what it asks for, which is believed of an API
-    # that shows nothing after a write; ``asked_name`` is what a create will call the object.
+    # The action under way. ``pending_digest`` is of what it asks for, which is believed of an API
+    # that shows nothing after a write; ``pending_name`` is what a create will call the object.
     action_id: str = ""
     operation: str = ""
     attempt: int = 0
-    asked_name: str = ""
-    asked_digest: str = ""
+    pending_name: str = ""
+    pending_digest: str = ""
 
     # How it stands, and what it waits for.
     outcome: str = ""
@@ -155,10 +155,10 @@ class StatusRow(msgspec.Struct, gc=False, rename="camel", omit_defaults=True):
     unmet_since: dict[str, datetime] | None = None  # of the conditions that are not as they should
     retry_at: datetime | None = None
     retry_seconds: float = 0.0
-    due_at: datetime | None = None  # of a renewal
+    renewal_at: datetime | None = None  # of a renewal
     progress_at: datetime | None = None  # its object should have made progress by then
-    asked_plan: str = ""  # waits for approval, from ``asked_level`` on
-    asked_level: ApprovalLevel = "Never"
+    pending_plan: str = ""  # waits for approval, from ``pending_level`` on
+    pending_level: ApprovalLevel = "Never"
 
     # What others rely on.
     finalizers: dict[str, str] = {}
@@ -181,7 +181,7 @@ class StatusRow(msgspec.Struct, gc=False, rename="camel", omit_defaults=True):
 
         Where names are not unique, an object that is not owned can only be found by its uid.
         """
-        return self.uid if unique_names else self.uid or self.seen_uid
+        return self.uid if unique_names else self.uid or self.observed_uid
 
     @property
     def is_foreign(self) -> bool:
@@ -237,12 +237,12 @@ class StatusRow(msgspec.Struct, gc=False, rename="camel", omit_defaults=True):
     @property
     def next_deadline(self) -> datetime | None:
         """When its object is due for renewal, or should have made progress: the earlier one."""
-        return min(filter(None, (self.due_at, self.progress_at)), default=None)
+        return min(filter(None, (self.renewal_at, self.progress_at)), default=None)
 
     @property
     def is_swept(self) -> bool:
         """Whether a sweep has to look at it: it waits, or is held."""
-        return self.outcome == "Held" or bool(self.retry_at or self.due_at or self.progress_at)
+        return self.outcome == "Held" or bool(self.retry_at or self.renewal_at or self.progress_at)
 
     def hold_for_damage(self, damage: LogDamage) -> None:
         """Show that the resource is held: its history must not be folded any further."""
@@ -274,7 +274,7 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
             row.doubted = False  # what was let go is done with
             _begun(row, action, 1)
         case ActionSucceeded() as data:
-            row.seen_at = event.time
+            row.observed_at = event.time
             _succeeded(row, event, data)
         case SpecDeclared() as data:
             if not row.declared:
@@ -286,7 +286,7 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
         case GenerationSuperseded() | DeclarationSuperseded():
             pass  # the next outcome speaks of the newer generation
         case ExternalObserved() as data:
-            row.seen_at = event.time
+            row.observed_at = event.time
             _observed(row, data)
         case AbsenceDoubted():
             row.doubted = True
@@ -319,7 +319,7 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
                 # It is looked for under its second name as long as it exists.
                 if row.external_name != data.external_name:
                     row.declared_name, row.external_name = row.external_name, data.external_name
-                row.seen_uid = data.uid
+                row.observed_uid = data.uid
         case FinalizerAdded(finalizer, holder):
             row.finalizers = {**row.finalizers, finalizer: holder}
         case FinalizerRemoved(finalizer):
@@ -329,7 +329,7 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
         case ReleaseForced():
             row.finalizers = {}
         case ApprovalRequested() as data:
-            row.asked_plan, row.asked_level = data.plan, data.level
+            row.pending_plan, row.pending_level = data.plan, data.level
             row.approve = data.declared_level or row.approve
         case ApprovalRefused():
             pass  # the outcome tells it
@@ -357,19 +357,19 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
         case ActionNotDone():
             pass  # it is called again
         case ActionDoubted(operation="Create"):
-            names = (row.asked_name, row.declared_name, row.external_name)
+            names = (row.pending_name, row.declared_name, row.external_name)
             _remember_uncertain(row, *names)
         case ActionDoubted():
             pass  # what it did is seen later
         case ActionFailed() as data:
             _failed(row, data)
         case ActionAbandoned():
-            _remember_uncertain(row, row.asked_name)
+            _remember_uncertain(row, row.pending_name)
         case RetryScheduled(at, seconds):
             row.retry_at = at
             row.retry_seconds = seconds
-        case DueScheduled(_, at):
-            row.due_at = at
+        case RenewalScheduled(_, at):
+            row.renewal_at = at
         case ProgressNoted() as data:
             row.progress_at = data.at
         case ApiThrottled(until, seconds):
@@ -424,12 +424,12 @@ def _declared(row: StatusRow, data: SpecDeclared) -> None:
     )
     if not is_known and not row.owned:
         _seen(row, None)
-        row.provider_config, row.external_name, row.seen_uid = data.provider_config, name, None
+        row.provider_config, row.external_name, row.observed_uid = data.provider_config, name, None
         row.grace_seconds = 0.0
     row.declared_config = (
         "" if data.provider_config == row.provider_config else data.provider_config
     )
-    row.taken_by = row.taken_by if row.observed_digest else ""
+    row.belongs_to = row.belongs_to if row.observed_digest else ""
     if row.external_name != name:  # a replacement has another name
         row.declared_name = name
     elif not row.owned:
@@ -458,29 +458,29 @@ def _declared(row: StatusRow, data: SpecDeclared) -> None:
 def _end(row: StatusRow, endings: Endings) -> None:
     """End what an event ends; the wait of an action ends with the action."""
     if endings.action:
-        row.action_id = row.operation = row.asked_name = ""
+        row.action_id = row.operation = row.pending_name = ""
         row.attempt = 0
     if endings.wait and not row.action_id:
         row.retry_at = None
     if endings.deadlines:
-        row.due_at = row.progress_at = None
+        row.renewal_at = row.progress_at = None
     if endings.plan:
-        row.asked_plan, row.asked_level = "", "Never"
+        row.pending_plan, row.pending_level = "", "Never"
 
 
 def _begun(row: StatusRow, action: Action, attempt: int) -> None:
     row.action_id = action.action_id
     if action.purpose == "Renew":
-        row.due_at = None
+        row.renewal_at = None
     row.operation = action.operation
     row.attempt = attempt
-    row.asked_digest = row.asked_name = ""
+    row.pending_digest = row.pending_name = ""
     if action.operation == "Create":
-        row.asked_name = action.external_name
+        row.pending_name = action.external_name
         row.provider_config = action.provider_config
     if action.operation != "Delete":
         wanted = (action.external_name, action.fields, action.uid, None, action.labels)
-        row.asked_digest = digest(ExternalObject(*wanted))
+        row.pending_digest = digest(ExternalObject(*wanted))
     row.retry_at = None
 
 
@@ -495,18 +495,18 @@ def _placed(row: StatusRow, config: str, name: str) -> None:
 
 def _owned(row: StatusRow, event: LogEvent, reason: str) -> None:
     row.owned, row.is_unconfirmed = True, False
-    row.foreign_identity, row.seen_uid = "", None
+    row.foreign_identity, row.observed_uid = "", None
     row.owned_by, row.owned_since, row.owned_reason = event.id, event.time, reason
 
 
 def _succeeded(row: StatusRow, event: LogEvent, data: ActionSucceeded) -> None:
     if data.operation == "Create" and (data.redelivered or data.late):
-        _remember_uncertain(row, data.external_name if data.late else row.asked_name)
+        _remember_uncertain(row, data.external_name if data.late else row.pending_name)
     if data.outdated:
         return
-    asked = row.asked_digest
+    asked = row.pending_digest
     if not data.late or not row.action_id:  # told late, another action may be under way
-        row.asked_digest = ""
+        row.pending_digest = ""
     if data.operation == "Delete" and data.purpose == "Retire":
         _retired(row)
         return
@@ -543,7 +543,7 @@ def _succeeded(row: StatusRow, event: LogEvent, data: ActionSucceeded) -> None:
 
 def _failed(row: StatusRow, data: ActionFailed) -> None:
     if data.effect.may_exist:
-        _remember_uncertain(row, row.asked_name)
+        _remember_uncertain(row, row.pending_name)
     if data.consequence == "Retry":
         return
     if data.consequence == "Retired":
@@ -554,22 +554,22 @@ def _failed(row: StatusRow, data: ActionFailed) -> None:
 
 def _observed(row: StatusRow, data: ExternalObserved) -> None:
     found, name = data.object, data.external_name
-    is_replaced = found is not None and found.uid != row.seen_uid
+    is_replaced = found is not None and found.uid != row.observed_uid
     # Only a read proves an absence: what a listing leaves out may be listed again (invariant 6).
     if is_replaced or (found is None and data.evidence == "Read"):
-        _forget_release(row, (row.external_name, row.seen_uid))
+        _forget_release(row, (row.external_name, row.observed_uid))
     if row.declared_name and not row.owned:
-        is_same = found is not None and found.uid == row.seen_uid
+        is_same = found is not None and found.uid == row.observed_uid
         if not is_same:  # what was released is gone: what has its second name is another object
             found, name = None, row.declared_name
             row.external_name, row.declared_name = name, ""
     _seen(row, found)
     is_foreign = found is not None and not (row.declared or row.owned)
     row.foreign_identity = identity(found) if found and is_foreign else ""
-    row.seen_uid = None if found is None or row.owned else found.uid
+    row.observed_uid = None if found is None or row.owned else found.uid
     row.doubted = False
-    row.strays, row.total = data.strays, data.total
-    row.taken_by = data.taken_by
+    row.unmanaged, row.total = data.unmanaged, data.total
+    row.belongs_to = data.belongs_to
     if not row.declared:
         row.provider_config, row.external_name = data.provider_config, name
 
@@ -583,7 +583,7 @@ def _disowned(row: StatusRow) -> None:
     row.owned = False
     if not row.retiring:  # else that is ours again, or still
         row.owned_by, row.owned_since, row.owned_reason = "", None, ""
-    row.due_at = row.progress_at = None
+    row.renewal_at = row.progress_at = None
     row.uid = None
     row.listing_disproved = False
     row.provider_config, row.declared_config = row.declared_config or row.provider_config, ""

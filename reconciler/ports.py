@@ -15,7 +15,7 @@ from typing import Final, Literal, NamedTuple, Protocol
 import msgspec
 
 from events.dead_letter import Stage
-from events.intake import Answer, IntakeData, ListingPart, WaitPurpose
+from events.intake import IntakeData, ListingPart, Reply, WaitPurpose
 from events.integrity import LogDamage
 from events.log import LogEvent
 from events.names import ResourceKey
@@ -266,7 +266,7 @@ class Rejection(NamedTuple):
     """A declaration that was refused, to be told among the outcomes."""
 
     key: ResourceKey
-    answer: Answer
+    answer: Reply
     actor: str
     at: datetime
 
@@ -303,8 +303,8 @@ class DecisionSink(Protocol):
         """Schedule retries; a lost timer costs time, never truth."""
         ...
 
-    async def answer(self, answers: Sequence[tuple[str, Answer]]) -> None:
-        """Answer publishers on their reply subjects."""
+    async def answer(self, answers: Sequence[tuple[str, Reply]]) -> None:
+        """Send replies to publishers, on their reply subjects."""
         ...
 
     async def reject(self, rejections: Sequence[Rejection]) -> None:

@@ -78,7 +78,7 @@ async def fill(nc: Client, count: int) -> Filled:
             time=began + number * step,
             resourceversion=version + 1,
             data=data,
-            causeid=f"{number:032x}",
+            causationid=f"{number:032x}",
             actor=actor,
         )
         payload = encode_log(event)

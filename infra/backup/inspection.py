@@ -52,7 +52,7 @@ class Knowledge:
     def _note_cause(self, event: LogEvent, time_ns: int) -> None:
         """Remember what the log has of the intake."""
         known = self.causes.get(event.subject, 0)
-        self.causes[event.subject] = max(known, event.causeposition)
+        self.causes[event.subject] = max(known, event.causationposition)
         self.times[event.subject] = time_ns
 
     def has_decided(self, declaration: Saved, *, is_behind: bool) -> bool:

@@ -12,11 +12,11 @@ import structlog
 from nats.aio.client import Client
 from nats.aio.subscription import Subscription
 
-from events.intake import Answer
+from events.intake import Reply
 from infra.jetstream.parser import Incoming
 from infra.jetstream.wire import subscribe, unsubscribe
 
-_decoder = msgspec.json.Decoder(Answer)
+_decoder = msgspec.json.Decoder(Reply)
 _logger = structlog.get_logger(__name__)
 
 
@@ -24,7 +24,7 @@ class Round:
     """Questions that were asked together, and their answers by index."""
 
     def __init__(self, inbox: str, number: int, count: int) -> None:
-        self.answers: list[Answer | None] = [None] * count
+        self.answers: list[Reply | None] = [None] * count
         self.complete = asyncio.Event()
         self._prefix = f"{inbox}.{number}-"
         self._left = count
@@ -40,7 +40,7 @@ class Round:
         """The indexes of the questions without an answer."""
         return [index for index, answer in enumerate(self.answers) if answer is None]
 
-    def take(self, index: int, answer: Answer) -> None:
+    def take(self, index: int, answer: Reply) -> None:
         """Take in an answer; a second one to the same question says nothing new."""
         if index >= len(self.answers) or self.answers[index] is not None:
             return

@@ -14,9 +14,9 @@ from typing import Final
 import structlog
 from nats.aio.client import Client
 
-from events.dead_letter import DeadLetterRecord, Discarded, LetterHandled
+from events.dead_letter import DeadLetterHandled, DeadLetterRecord, Discarded
 from events.envelope import encode_intake, encode_listing_part
-from events.intake import Answer, ListingPart
+from events.intake import ListingPart, Reply
 from events.names import ResourceKey
 from events.subjects import REPLY_HEADER, outcome_filter, parse_intake
 from events.subjects import intake as intake_subject
@@ -108,7 +108,7 @@ class JetStreamClientBus:
 
     async def ask(
         self, messages: Sequence[IntakeMessageOut], *, timeout_seconds: float
-    ) -> Sequence[Answer | None]:
+    ) -> Sequence[Reply | None]:
         """Store messages and wait for the answers; None for one that does not arrive in time.
 
         Raises ``WaitTimeoutError`` if the server has not confirmed by then that it stored them.
@@ -176,7 +176,7 @@ class JetStreamClientBus:
 
     async def dead_letters(
         self, *, most: int | None = None
-    ) -> tuple[Mapping[int, DeadLetterRecord], Sequence[LetterHandled]]:
+    ) -> tuple[Mapping[int, DeadLetterRecord], Sequence[DeadLetterHandled]]:
         """Read the dead letters, and what was done about them."""
         stored = await patiently(self._nc, lambda: read_letters(self._nc, most=most))
         return stored.letters, stored.handled
@@ -185,13 +185,13 @@ class JetStreamClientBus:
         """Read how many messages got no dead letter."""
         return await patiently(self._nc, lambda: read_discarded(self._nc))
 
-    async def letter_handled(self, handled: LetterHandled) -> None:
+    async def letter_handled(self, handled: DeadLetterHandled) -> None:
         """Write down what was done about a dead letter."""
         await store_handled(self._nc, handled)
 
     async def publish_again(
         self, subject: str, payload: bytes, message_id: str, *, answer_seconds: float
-    ) -> tuple[int, Answer | None]:
+    ) -> tuple[int, Reply | None]:
         """Store a message of the intake with its payload unchanged, under a new id.
 
         It is published in our own name, no matter who sent it before.

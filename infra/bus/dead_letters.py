@@ -16,9 +16,9 @@ from nats.aio.client import Client
 
 from events.dead_letter import (
     KEPT_BYTES,
+    DeadLetterHandled,
     DeadLetterRecord,
     Discarded,
-    LetterHandled,
     count_discarded,
     make_record,
 )
@@ -47,7 +47,7 @@ _BYTES_AT_ONCE: Final = 4 * 1024 * 1024
 
 _encoder = msgspec.json.Encoder()
 _record_decoder = msgspec.json.Decoder(DeadLetterRecord)
-_handled_decoder = msgspec.json.Decoder(LetterHandled)
+_handled_decoder = msgspec.json.Decoder(DeadLetterHandled)
 _discarded_decoder = msgspec.json.Decoder(list[Discarded])
 
 
@@ -55,7 +55,7 @@ class StoredLetters(NamedTuple):
     """Dead letters by number, what was done about them, and whether older ones were left out."""
 
     letters: Mapping[int, DeadLetterRecord]
-    handled: Sequence[LetterHandled]
+    handled: Sequence[DeadLetterHandled]
     more: bool
 
 
@@ -125,7 +125,7 @@ async def read_letters(nc: Client, *, most: int | None = None) -> StoredLetters:
     if most is not None and state.messages > most:
         first = max(first, state.last_seq + 1 - most)
     letters: dict[int, DeadLetterRecord] = {}
-    handled: list[LetterHandled] = []
+    handled: list[DeadLetterHandled] = []
     for message in await read_subject(nc, DEADLETTERS, "deadletter.>", start_seq=first):
         if message.subject == HANDLED:
             handled += _handled(message)
@@ -134,7 +134,7 @@ async def read_letters(nc: Client, *, most: int | None = None) -> StoredLetters:
     return StoredLetters(letters, handled, first > state.first_seq)
 
 
-async def store_handled(nc: Client, handled: LetterHandled) -> None:
+async def store_handled(nc: Client, handled: DeadLetterHandled) -> None:
     """Write down what was done about a letter."""
     await publish(nc, HANDLED, _encoder.encode(handled))
 
@@ -244,7 +244,7 @@ def _discarded(message: StoredMessage | None) -> list[Discarded]:
         return []  # not written by us: it is counted anew over it
 
 
-def _handled(message: StoredMessage) -> list[LetterHandled]:
+def _handled(message: StoredMessage) -> list[DeadLetterHandled]:
     try:
         return [_handled_decoder.decode(message.payload)]
     except (msgspec.DecodeError, UnicodeDecodeError):

@@ -25,7 +25,7 @@ from infra.jetstream.outgoing import OutgoingMessage
 from infra.jetstream.publish import store_all
 from infra.jetstream.schedules import Schedule, schedule_many
 from infra.jetstream.wire import send
-from reconciler.ports import Answer, DeadLetter, Rejection, TimerRequest
+from reconciler.ports import DeadLetter, Rejection, Reply, TimerRequest
 
 _MESSAGE_ID_HEADER: Final = "Nats-Msg-Id"
 _ERASED_AT_ONCE: Final = 10.0
@@ -62,8 +62,8 @@ class JetStreamDecisionSink:
         ]
         _raise_first(await schedule_many(self._nc, schedules))
 
-    async def answer(self, answers: Sequence[tuple[str, Answer]]) -> None:
-        """Answer on reply subjects, which may have no subscriber.
+    async def answer(self, answers: Sequence[tuple[str, Reply]]) -> None:
+        """Publish each reply on its reply subject, which may have no subscriber.
 
         Skip answers that are too large for the bus: repeating them would block all messages.
         """
@@ -157,7 +157,7 @@ def _rejected_outcome(rejected: Rejection) -> OutgoingMessage:
         time=rejected.at,
         resourceversion=0,
         data=data,
-        causeposition=rejected.answer.position,
+        causationposition=rejected.answer.position,
         actor=rejected.actor,
     )
     return OutgoingMessage(

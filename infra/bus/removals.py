@@ -82,6 +82,6 @@ async def find_intake_problem(nc: Client) -> str:
 
 def _cause_position(message: StoredMessage) -> int:
     try:
-        return decode_log(message.payload).causeposition
+        return decode_log(message.payload).causationposition
     except InvalidMessageError:
         return 0

@@ -120,7 +120,7 @@ between them."""
 
 FORMAT_METADATA: Final = "reconciler-log-format"
 
-LOG_FORMAT: Final = 6
+LOG_FORMAT: Final = 7
 """Format of what is stored: events, streams, rows. A log of another format is refused (ADR 0020).
 It is raised with each change of stored data that this release could not read, or would undo."""
 
@@ -131,6 +131,7 @@ _REVISIONS: Final[Mapping[int, str]] = {
     3: "47477a7f to ae3be583",
     4: "972e29a5 to e3cff6de",
     5: "f3cace6f to 451d2563",
+    6: "a08e3a34 to ea7ec89b",
 }
 """The revisions of this project that wrote each older format: none of them was released."""
 

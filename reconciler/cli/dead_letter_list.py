@@ -237,7 +237,7 @@ def print_letter(letter: DeadLetter, later: int) -> None:
         where = f" at intake position {each.position}" if each.position else ""
         corrected = ", with a corrected payload" if each.corrected else ""
         note = f": {each.note}" if each.note else ""
-        rows.append((each.what, f"{time_text(each.at)} by {each.by}{where}{corrected}{note}"))
+        rows.append((each.resolution, f"{time_text(each.at)} by {each.by}{where}{corrected}{note}"))
     if later:
         rows.append(("Failed", f"the retry failed too, and the message became dead letter {later}"))
     for name, value in rows:

@@ -209,7 +209,7 @@ def _print(made: Plan) -> None:
             out.print(Text(more, "dim"))
     if shown:
         out.print()
-    looks = [each.seen_at for each in shown if each.seen_at is not None]
+    looks = [each.observed_at for each in shown if each.observed_at is not None]
     oldest = f", oldest observation {age(min(looks), made.made_at)} ago" if looks else ""
     out.print(f"{_summary(made.resources)} (as of log position {made.position}{oldest})")
 
@@ -248,8 +248,8 @@ def _print_resource(each: PlannedResource, now: datetime) -> None:
         heading.append("  (withdrawn)", "dim")
     elif not each.is_declared and not each.part_of:
         heading.append("  (affected)", "dim")
-    if each.seen_at is not None and each.actions:
-        heading.append(f"  observed {age(each.seen_at, now)} ago", "dim")
+    if each.observed_at is not None and each.actions:
+        heading.append(f"  observed {age(each.observed_at, now)} ago", "dim")
     out.print(heading, style="bold")
     for name in each.adopts:
         out.print(Text(f"  = Adopt {name}", "cyan"))

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 import msgspec
 from rich.text import Text
 
-from events.intake import Answer
+from events.intake import Reply
 from events.names import ResourceKey
 from events.wording import plural
 from reconciler.cli.console import NOT_READY, coloured, print_table
@@ -35,7 +35,7 @@ class Result(msgspec.Struct, rename="camel", omit_defaults=True):
     ready: bool = True
 
 
-def result_of(key: ResourceKey, told: Answer | DeclarationRefusedError) -> Result:
+def result_of(key: ResourceKey, told: Reply | DeclarationRefusedError) -> Result:
     """Take in the decider's answer."""
     if isinstance(told, DeclarationRefusedError):
         return Result(str(key), False, told.reason, message=told.message)

@@ -510,7 +510,7 @@ def action(operation: Operation, name: str, fields: Fields) -> Action:
         generation=1,
         provider_config="default",
         external_name=name,
-        because=("test",),
+        causes=("test",),
         fields=fields,
         labels=LABELS,
     )

@@ -126,10 +126,10 @@ class Kind:
     selects. ``namespace``: the only one that it may live in, if there is only one. ``outputs``:
     struct of what its objects give to others. ``refers``: pure; the references of a spec in a
     namespace; None where references in a spec are those of its parts. ``ready``: pure; says of an
-    object that is as declared whether it can be used. ``due``: pure; when an object that is as
-    declared has to be written again all the same, such as a certificate that ends. ``progress``:
-    pure; from what is declared, how far an object is that is not ready, None for one that may take
-    as long as it likes.
+    object that is as declared whether it can be used. ``renewal_time``: pure;
+    when an object that is as declared must be written again, such as a certificate that expires.
+    ``progress``: pure; from what is declared, how far an object is that is not
+    ready, None for one without a deadline.
 
     ``immutable``: paths of the fields that the API cannot change in place, ``labels`` for the
     labels: a change of one replaces the object. ``has_second_name``: its replacement can stand
@@ -166,7 +166,7 @@ class Kind:
     outputs: type[msgspec.Struct] | None = None
     refers: Callable[[Fields, str], Sequence[Reference]] | None = field(default=references_in)
     ready: Callable[[Fields, ExternalObject], Readiness] = field(default=_always_ready)
-    due: Callable[[Fields, ExternalObject], datetime | None] | None = None
+    renewal_time: Callable[[Fields, ExternalObject], datetime | None] | None = None
     progress: Callable[[Fields, ExternalObject], Progress | None] | None = None
     immutable: frozenset[str] = frozenset()
     has_second_name: bool = False

@@ -87,7 +87,7 @@ def new_action(
             generation=state.desired.generation,
             provider_config=place.provider_config,
             external_name=external_name or place.external_name,
-            because=(state.because,) if state.because else (),
+            causes=(state.cause,) if state.cause else (),
             fields=fields,
             labels=labels,
             uid=None if operation == "Create" or owned is None else owned.uid,

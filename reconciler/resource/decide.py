@@ -9,20 +9,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from events.intake import (
-    Answer,
     ApiReported,
     Approved,
     Declared,
-    DefinitionSeen,
+    DefinitionReported,
     FinalizerReleased,
     FinalizerRequested,
     ForcedRelease,
     Observed,
     ReconcileRequested,
     Referenced,
+    Reply,
     Reported,
-    SecretSeen,
-    TargetSeen,
+    SecretReported,
+    TargetReported,
     TimerFired,
     Unreferenced,
     Withdrawn,
@@ -73,7 +73,7 @@ def decide(state: ResourceState, commands: Sequence[Command], context: Context) 
     `commands` are in intake order, at least one. Raises `UnstableDecisionError`.
     """
     history = _History(state, context)
-    answers: list[Answer | None] = []
+    answers: list[Reply | None] = []
     repeats: list[Command] = []
     for command in commands:
         facts = facts_of(command, history.state, context)
@@ -130,11 +130,11 @@ def facts_of(  # noqa: C901, PLR0911, PLR0912 - one exhaustive match
             return holds.add_reference(said, state)
         case Unreferenced() as said:
             return holds.remove_reference(said, state)
-        case TargetSeen() as said:
+        case TargetReported() as said:
             return holds.see_target(said, state)
-        case SecretSeen() as said:
+        case SecretReported() as said:
             return holds.see_secret(said, state)
-        case DefinitionSeen() as said:
+        case DefinitionReported() as said:
             return holds.see_definition(said, state)
         case TimerFired():
             return NOTHING_NEW  # a hint: that the resource is looked at is all it does
@@ -227,8 +227,8 @@ class _History:
                 time=self.context.now,
                 resourceversion=version,
                 data=recorded,
-                causeid=cause.message_id,
-                causeposition=cause.counts_from,
+                causationid=cause.message_id,
+                causationposition=cause.counts_from,
                 actor=cause.actor,
             )
             self.state = evolve(self.state, event)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from events.intake import Answer, Declared, Withdrawn
+from events.intake import Declared, Reply, Withdrawn
 from events.log import (
     DeclarationSuperseded,
     GenerationSuperseded,
@@ -17,7 +17,7 @@ from events.names import KIND_DEFINITION_KIND, InvalidNameError
 from events.provider_config import is_config
 from events.reference import refers_to_anything, secrets_in
 from reconciler.provider.kind import Kind
-from reconciler.resource.circle import circle
+from reconciler.resource.cycle import find_cycle
 from reconciler.resource.difference import value_at
 from reconciler.resource.evolve import spec_of
 from reconciler.resource.state import ResourceState
@@ -57,7 +57,7 @@ def declare(said: Declared, command: Command, state: ResourceState, context: Con
         return accepted(state, command, *traces, reason="Duplicate")
     if desired.is_declared and desired.spec == spec:
         return accepted(state, command, reason="Unchanged")
-    closed = _circle(event, state, context)
+    closed = _describe_cycle(event, state, context)
     if closed:
         return refused(state, command, "DependencyCycle", closed)
     moved = _moved(state, event) or _redefined(context, state, event)
@@ -90,7 +90,7 @@ def _next_generation(
     events: list[ResourceEvent] = [event]
     if 0 < last != state.desired.completed_generation:
         events.append(GenerationSuperseded(last, by=event.generation))
-    answer = Answer(True, "Accepted", event.generation, command.position)
+    answer = Reply(True, "Accepted", event.generation, command.position)
     may_be_repeat = could_be_old and command.first_position is None  # nobody has looked
     return Facts(tuple(events), answer, may_be_repeat=may_be_repeat)
 
@@ -227,7 +227,7 @@ def _redefined(context: Context, state: ResourceState, event: SpecDeclared) -> s
     return None
 
 
-def _circle(event: SpecDeclared, state: ResourceState, context: Context) -> str:
+def _describe_cycle(event: SpecDeclared, state: ResourceState, context: Context) -> str:
     """Return which resources would wait for each other; empty if none are known to."""
     targets = [each.target for each in event.references]
     back = next((target for target in targets if target in state.holds.references), None)
@@ -236,5 +236,5 @@ def _circle(event: SpecDeclared, state: ResourceState, context: Context) -> str:
             f"{back} already references this resource, so each would wait for the other; remove "
             "one of the references"
         )
-    way = circle(str(context.key), targets, lambda name: context.refers.get(name, ()))
+    way = find_cycle(str(context.key), targets, lambda name: context.refers.get(name, ()))
     return f"the references form a cycle, {' → '.join(way)}; remove one of them" if way else ""

@@ -33,7 +33,6 @@ from events.log import (
     DeclarationSuperseded,
     DefinitionObserved,
     DriftDetected,
-    DueScheduled,
     Effect,
     ExternalObserved,
     FinalizerAdded,
@@ -53,6 +52,7 @@ from events.log import (
     ReferenceAdded,
     ReferenceRemoved,
     ReleaseForced,
+    RenewalScheduled,
     ResourceEvent,
     RetryScheduled,
     SecretObserved,
@@ -72,13 +72,13 @@ from reconciler.resource.state import (
     Applied,
     ApprovalState,
     Desired,
-    Due,
     Ended,
     Finalizer,
     InFlight,
     KnownProgress,
     Observation,
     Owned,
+    Renewal,
     ResourceState,
     Spec,
     Twin,
@@ -128,7 +128,7 @@ def _without_ended(state: ResourceState, data: ResourceEvent) -> ResourceState:
     if endings.wait and state.waits.until is not None:
         state = replace(state, waits=replace(state.waits, until=None, is_fight=False))
     if endings.deadlines:
-        state = replace(state, due=None, progress=None)
+        state = replace(state, renewal=None, progress=None)
     if endings.approval:
         state = _without_approved_hold(state)
     # What was approved is kept until its action ends, and for what is left of a replacement then.
@@ -163,14 +163,14 @@ def _after(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
                 state.desired,
                 generation=data.generation,
                 is_declared=False,
-                position=event.causeposition,
+                position=event.causationposition,
                 declaration_ids=_with_id(state, event),
             )
             return replace(
                 state,
                 desired=desired,
                 waits=_NO_WAITS,
-                because=event.id,
+                cause=event.id,
             )
         case GenerationSuperseded():
             return state
@@ -185,20 +185,20 @@ def _after(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
             return replace(state, observed=replace(state.observed, doubted=doubted))
         case DriftDetected() as data:
             ended = tuple(
-                replace(each, suspected=True) if each.action.action_id == data.perhaps_by else each
+                replace(each, suspected=True)
+                if each.action.action_id == data.suspected_action
+                else each
                 for each in state.actions.ended
             )
             actions = replace(state.actions, ended=ended)
-            return replace(
-                state, actions=actions, fights=data.recent, outcome=None, because=event.id
-            )
+            return replace(state, actions=actions, fights=data.recent, outcome=None, cause=event.id)
         case OwnershipClaimed() as data:
             ended = tuple(_with_claim(each, data, state) for each in state.actions.ended)
             actions = replace(state.actions, ended=ended)
             owned = Owned(data.provider_config, data.external_name, data.uid)
             if data.object is not None:
                 retiring = replace(owned, shown=data.object)
-                return replace(state, retiring=retiring, actions=actions, because=event.id)
+                return replace(state, retiring=retiring, actions=actions, cause=event.id)
             observed = replace(
                 state.observed,
                 was_let_go=False,
@@ -207,7 +207,7 @@ def _after(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
                 is_listing_disproved=data.reason == "Returned",
                 grace_seconds=data.grace_seconds or state.observed.grace_seconds,
             )
-            return replace(state, owned=owned, observed=observed, actions=actions, because=event.id)
+            return replace(state, owned=owned, observed=observed, actions=actions, cause=event.id)
         case OwnershipReleased() as data:
             if _is_retiring(state, data):
                 return replace(state, retiring=None)
@@ -226,17 +226,17 @@ def _after(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
                 _with_uncertain_creation(state, data),
                 owned=None,
                 observed=observed,
-                due=None,
+                renewal=None,
                 progress=None,
-                because=event.id,
+                cause=event.id,
             )
             return state if on_purpose else _with_the_replaced(state)
 
         # --- what is done about it
         case ActionDecided(action, base):
             flight = InFlight(action, base=_base(action, base, state.desired))
-            if action.purpose == "Renew" and state.due is not None:
-                state = replace(state, due=replace(state.due, is_written=True))
+            if action.purpose == "Renew" and state.renewal is not None:
+                state = replace(state, renewal=replace(state.renewal, is_written=True))
             return replace(
                 state,
                 actions=replace(state.actions, in_flight=flight),
@@ -268,8 +268,8 @@ def _after(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
                 is_fight=data.reason == REPEATED_DRIFT,
             )
             return replace(state, waits=waits)
-        case DueScheduled() as data:
-            return replace(state, due=Due(data.due, data.at))
+        case RenewalScheduled() as data:
+            return replace(state, renewal=Renewal(data.renewal_time, data.at))
         case ProgressNoted(mark, since, at):
             return replace(state, progress=KnownProgress(mark, since, at) if mark else None)
         case OutcomeRecorded() as data:
@@ -288,13 +288,13 @@ def _after(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
             return _remembered(state, event)
         case FinalizerRemoved() as data:
             kept = tuple(each for each in state.holds.finalizers if each.name != data.finalizer)
-            state = replace(state, holds=replace(state.holds, finalizers=kept), because=event.id)
+            state = replace(state, holds=replace(state.holds, finalizers=kept), cause=event.id)
             return _remembered(state, event)
         case ReleaseForced() as data:
             holds = replace(
                 state.holds, finalizers=(), release_forced=True, orphan_forced=data.orphan
             )
-            state = replace(state, holds=holds, because=event.id)
+            state = replace(state, holds=holds, cause=event.id)
             return _remembered(_in_flight(state, abandoned=True) if data.orphan else state, event)
         case HoldApproved() as data:
             return _approved(state, data, event)
@@ -313,15 +313,15 @@ def _after(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
                 by: asked for by, asked in state.holds.references.items() if by != data.by
             }
             holds = replace(state.holds, references=references)
-            return replace(state, holds=holds, because=event.id)
+            return replace(state, holds=holds, cause=event.id)
         case TargetObserved() as data:
             targets = {**state.desired.targets, data.target: data.state}
             desired = replace(_recorded(state, data.target, event), targets=targets)
-            return replace(state, desired=desired, because=event.id)
+            return replace(state, desired=desired, cause=event.id)
         case SecretObserved() as data:
             secrets = {**state.desired.secrets, data.secret: data.digest}
             desired = replace(_recorded(state, data.secret, event), secrets=secrets)
-            return replace(state, desired=desired, because=event.id)
+            return replace(state, desired=desired, cause=event.id)
         case SpecResolved() as data:
             desired = replace(
                 state.desired,
@@ -333,7 +333,7 @@ def _after(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
             return _with_definition_done(state) if data.is_applied else state
         case DefinitionObserved(definition):
             desired = replace(state.desired, definition=definition)
-            return replace(state, desired=desired, because=event.id)
+            return replace(state, desired=desired, cause=event.id)
 
         # --- how the API of a ProviderConfig answers
         case ApiThrottled() as data:
@@ -414,7 +414,7 @@ def _declared(state: ResourceState, data: SpecDeclared, event: LogEvent) -> Reso
     elif observed.object is None or (observed.provider_config, observed.object.name) != place:
         # What we saw was in another place; of what another had, nothing is left.
         released_uid = None if is_moved else observed.released_uid
-        observed = replace(observed, object=None, taken_by="", released_uid=released_uid)
+        observed = replace(observed, object=None, belongs_to="", released_uid=released_uid)
     if is_moved:
         # Another API may show effects sooner, and says nothing of what this one has.
         observed = replace(observed, grace_seconds=0.0, absent_at=0)
@@ -428,7 +428,7 @@ def _declared(state: ResourceState, data: SpecDeclared, event: LogEvent) -> Reso
             generation=data.generation,
             is_declared=True,
             spec=spec,
-            position=event.causeposition,
+            position=event.causationposition,
             declaration_ids=_with_id(state, event),
             contents=(*older, spec.digest)[-MAX_DECLARATIONS:],
             targets={
@@ -449,14 +449,14 @@ def _declared(state: ResourceState, data: SpecDeclared, event: LogEvent) -> Reso
         waits=_NO_WAITS,
         holds=replace(state.holds, release_forced=False, orphan_forced=False),
         fights=(),
-        because=event.id,
+        cause=event.id,
         # The endpoint may be another: what is known of its health begins anew.
         api=ApiHealth(event.resourceversion if state.api.version else 0, twin=state.api.twin),
     )
 
 
 def _with_id(state: ResourceState, event: LogEvent) -> tuple[str, ...]:
-    newest = declaration_id(event.actor, event.causeid)
+    newest = declaration_id(event.actor, event.causationid)
     return (*state.desired.declaration_ids, newest)[-MAX_DECLARATIONS:]
 
 
@@ -481,11 +481,11 @@ def _observed(state: ResourceState, data: ExternalObserved, event: LogEvent) -> 
         object=shown,
         provider_config=data.provider_config,
         position=data.as_of,
-        message=event.causeposition,
+        message=event.causationposition,
         absent_at=data.as_of if shown is None else 0,
-        strays=data.strays,
+        unmanaged=data.unmanaged,
         total=data.total,
-        taken_by=data.taken_by,
+        belongs_to=data.belongs_to,
         known_version=data.known_version,
         was_let_go=(known.was_let_go and is_same) or is_released,
         released_uid=None if is_proven_gone else known.released_uid,
@@ -641,12 +641,12 @@ def _with_approval(state: ResourceState, approval: ApprovalState | None) -> Reso
 
 def _asked(state: ResourceState, data: ReconcileAccepted, event: LogEvent) -> ResourceState:
     """End the waits, and take the next look for news, whatever it shows."""
-    asked_at = event.causeposition if data.reads else None
+    asked_at = event.causationposition if data.reads else None
     waits, flight = state.waits, state.actions.in_flight
     if waits.until is not None:
         waits = replace(waits, until=event.time, seconds=0.0)
     observed = replace(state.observed, asked_at=asked_at)
-    state = replace(state, waits=waits, observed=observed, because=event.id)
+    state = replace(state, waits=waits, observed=observed, cause=event.id)
     if flight is None or flight.retry_at is None:
         return state
     return _in_flight(state, retry_at=event.time, retry_seconds=0.0)
@@ -655,7 +655,7 @@ def _asked(state: ResourceState, data: ReconcileAccepted, event: LogEvent) -> Re
 def _approved(state: ResourceState, data: HoldApproved, event: LogEvent) -> ResourceState:
     if data.hold == Hold.APPROVAL:
         approved = ApprovalState(data.plan, "Proceed", event.actor, data.reason)
-        return _remembered(replace(_with_approval(state, approved), because=event.id), event)
+        return _remembered(replace(_with_approval(state, approved), cause=event.id), event)
     flight = state.actions.in_flight
     if flight is None and data.hold == Hold.UNKNOWN_RESULT:
         # Who approves has looked: a creation in doubt is ours only if it gets our label.
@@ -664,7 +664,7 @@ def _approved(state: ResourceState, data: HoldApproved, event: LogEvent) -> Reso
             for each in state.actions.ended
         )
         actions = replace(state.actions, ended=ended)
-        return _remembered(replace(state, actions=actions, because=event.id), event)
+        return _remembered(replace(state, actions=actions, cause=event.id), event)
     if flight is not None and flight.is_held:
         # Who says that it was not done has looked: what is met now is known to be another's.
         is_checked = data.decision == "Proceed"
@@ -680,8 +680,8 @@ def _approved(state: ResourceState, data: HoldApproved, event: LogEvent) -> Reso
         state = replace(state, actions=replace(state.actions, uncertain_create=unsure))
     if data.hold == Hold.TWIN:
         state = replace(state, api=replace(state.api, twin=Twin(event.resourceversion)))
-    holds = replace(state.holds, approved=data.hold, approved_position=event.causeposition)
-    return _remembered(replace(state, holds=holds, because=event.id), event)
+    holds = replace(state.holds, approved=data.hold, approved_position=event.causationposition)
+    return _remembered(replace(state, holds=holds, cause=event.id), event)
 
 
 def _doubted(state: ResourceState, data: ActionDoubted) -> ResourceState:
@@ -708,7 +708,7 @@ def _succeeded(state: ResourceState, data: ActionSucceeded, event: LogEvent) -> 
     if flight is not None and (data.operation == "Create" or in_doubt):
         # A worker that stands still before its call may make it yet, and meet another object or,
         # where the API keeps no keys, create a second one.
-        ended = _with_ended(state, flight, in_doubt=in_doubt, known_by=event.causeid)
+        ended = _with_ended(state, flight, in_doubt=in_doubt, known_by=event.causationid)
         if data.operation == "Create":
             ended = (*ended[:-1], _created(ended[-1], data))
     # A call of unknown result may still be under way where the API keeps no keys.
@@ -772,7 +772,7 @@ def _succeeded_late(state: ResourceState, data: ActionSucceeded, event: LogEvent
         return _with_applied(state, applied)
     if actions.in_flight is None:
         state = replace(state, waits=_NO_WAITS)
-    state = replace(_with_result(state, ended, data, event), because=event.id)
+    state = replace(_with_result(state, ended, data, event), cause=event.id)
     # What came after an update is ours as well.
     return _with_applied(state, applied) if data.operation == "Update" else state
 
@@ -792,7 +792,7 @@ def _reported_late(
     if data.operation != "Create":
         return ended
     uid = None if data.object is None else data.object.uid
-    ended = replace(ended, known_by=ended.known_by or event.causeid)
+    ended = replace(ended, known_by=ended.known_by or event.causationid)
     if uid is None or uid in ended.made:
         return ended
     is_owned = not data.outdated or (state.owned is not None and state.owned.uid == uid)
@@ -805,11 +805,11 @@ def _with_effect(
     actions: Actions, data: ActionSucceeded | ActionFailed, event: LogEvent
 ) -> Actions:
     """An observation that began before the newest result is stale."""
-    if event.causeposition < actions.effect_position:
+    if event.causationposition < actions.effect_position:
         return actions  # it was overtaken: the newest effect stays the newest
     return replace(
         actions,
-        effect_position=event.causeposition,
+        effect_position=event.causationposition,
         effect_at=data.reported_at or event.time,
     )
 
@@ -829,12 +829,12 @@ def _with_result(
         state = replace(
             state,
             owned=None,
-            due=None,
+            renewal=None,
             progress=None,
             observed=replace(
                 state.observed,
                 object=None,
-                absent_at=event.causeposition,
+                absent_at=event.causationposition,
                 is_listing_disproved=False,
             ),
             actions=replace(state.actions, has_created=False),
@@ -945,9 +945,9 @@ def _failed(state: ResourceState, data: ActionFailed, event: LogEvent) -> Resour
             state,
             actions=replace(state.actions, in_flight=flight),
             waits=replace(waits, failures=waits.failures + data.error.attempted),
-            because=event.id,
+            cause=event.id,
         )
-    state = replace(_with_end(state, flight, data, event), because=event.id)
+    state = replace(_with_end(state, flight, data, event), cause=event.id)
     match data.consequence:
         case "Refused":
             desired = replace(state.desired, refused_generation=state.desired.generation)
@@ -958,8 +958,10 @@ def _failed(state: ResourceState, data: ActionFailed, event: LogEvent) -> Resour
         case "Outdated":
             return replace(state, waits=replace(waits, failure=None))
         case "Conflict" | "Observed" | "Retired":
-            due = None if data.purpose == "Renew" else state.due
-            state = replace(state, due=due, waits=replace(waits, conflicts=waits.conflicts + 1))
+            renewal = None if data.purpose == "Renew" else state.renewal
+            state = replace(
+                state, renewal=renewal, waits=replace(waits, conflicts=waits.conflicts + 1)
+            )
         case _:
             assert_never(data.consequence)
     if data.consequence == "Retired":
@@ -1015,7 +1017,7 @@ def _with_failure(flight: InFlight, data: ActionFailed, event: LogEvent) -> InFl
 def _abandoned(state: ResourceState, data: ActionAbandoned) -> ResourceState:
     flight = state.actions.in_flight
     if flight is not None and flight.action.purpose == "Renew":
-        state = replace(state, due=None)
+        state = replace(state, renewal=None)
     actions = replace(
         state.actions,
         in_flight=None,

@@ -17,7 +17,14 @@ import msgspec
 from events.composition import CHILDREN, Child, as_part, manifests_of
 from events.external import ExternalObject
 from events.intake import Reported
-from events.log import Action, DueScheduled, LogEvent, ProgressNoted, RetryScheduled, SpecDeclared
+from events.log import (
+    Action,
+    LogEvent,
+    ProgressNoted,
+    RenewalScheduled,
+    RetryScheduled,
+    SpecDeclared,
+)
 from events.manifest import Fields, InvalidManifestError, Manifest
 from events.names import ResourceKey
 from reconciler.provider.kind import READY, Kind, Readiness
@@ -45,7 +52,7 @@ def turn_digest(events: Iterable[LogEvent]) -> str:
     return hashlib.blake2b(_encoder.encode(said), digest_size=16).hexdigest()
 
 
-_OF_THE_MOMENT = (RetryScheduled, DueScheduled, ProgressNoted)
+_OF_THE_MOMENT = (RetryScheduled, RenewalScheduled, ProgressNoted)
 
 
 def expected_report(
@@ -159,19 +166,19 @@ def foreseeing(kind: Kind) -> Kind:
     def ready(fields: Fields, shown: ExternalObject) -> Readiness:
         return READY if shown.version == UNKNOWN else kind.ready(fields, shown)
 
-    known_due = kind.due
+    known_renewal_time = kind.renewal_time
 
-    def due(fields: Fields, shown: ExternalObject) -> datetime | None:
-        if known_due is None or shown.version == UNKNOWN:
+    def renewal_time(fields: Fields, shown: ExternalObject) -> datetime | None:
+        if known_renewal_time is None or shown.version == UNKNOWN:
             return None
-        return known_due(fields, shown)
+        return known_renewal_time(fields, shown)
 
     given: dict[str, Any] = {
         each.name: getattr(kind, each.name) for each in dataclasses.fields(kind)
     }
     given["ready"] = ready
-    if known_due is not None:
-        given["due"] = due
+    if known_renewal_time is not None:
+        given["renewal_time"] = renewal_time
     return _ForeseeingKind(**given)
 
 

@@ -31,7 +31,7 @@ def with_drift(
     known: tuple[PathDrift, ...], drift: DriftDetected, at: datetime
 ) -> tuple[PathDrift, ...]:
     """Count a drift for each of its paths; what is long past, or was our own, does not count."""
-    if drift.perhaps_by:
+    if drift.suspected_action:
         return known
     recent = {each.path: each for each in known if at - each.last <= FIGHT_WINDOW}
     paths = [MISSING] if drift.missing else [each.path for each in drift.differences]

@@ -5,14 +5,14 @@ from __future__ import annotations
 from events.hold import Hold, hold_of
 from events.intake import (
     Approved,
-    DefinitionSeen,
+    DefinitionReported,
     FinalizerReleased,
     FinalizerRequested,
     ForcedRelease,
     ReconcileRequested,
     Referenced,
-    SecretSeen,
-    TargetSeen,
+    SecretReported,
+    TargetReported,
     Unreferenced,
 )
 from events.kind_definition import DefinitionRef
@@ -171,7 +171,7 @@ def remove_reference(said: Unreferenced, state: ResourceState) -> Facts:
     return Facts((ReferenceRemoved(said.by),))
 
 
-def see_target(said: TargetSeen, state: ResourceState) -> Facts:
+def see_target(said: TargetReported, state: ResourceState) -> Facts:
     """Let a resource know how another one stands that it refers to."""
     desired, spec = state.desired, state.desired.spec
     is_meant = spec is not None and any(each.target == said.target for each in spec.references)
@@ -182,7 +182,7 @@ def see_target(said: TargetSeen, state: ResourceState) -> Facts:
     return Facts((TargetObserved(said.target, said.state),))
 
 
-def see_secret(said: SecretSeen, state: ResourceState) -> Facts:
+def see_secret(said: SecretReported, state: ResourceState) -> Facts:
     """Let a resource know the digest of a secret that it names."""
     desired, spec = state.desired, state.desired.spec
     is_meant = desired.is_declared and spec is not None and said.secret in spec.secrets
@@ -201,7 +201,7 @@ def _is_overtaken(name: str, known_version: int, state: ResourceState) -> bool:
     return 0 < known_version < state.desired.recorded_by.get(name, 0)
 
 
-def see_definition(said: DefinitionSeen, state: ResourceState) -> Facts:
+def see_definition(said: DefinitionReported, state: ResourceState) -> Facts:
     """Let a resource know that its kind is defined otherwise by now; never backwards."""
     known = state.desired.definition
     if not state.desired.is_declared or (known is not None and known.generation >= said.generation):

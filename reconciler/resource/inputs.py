@@ -117,11 +117,11 @@ def _waiting_for(reference: Reference, desired: Desired) -> Conclusion | None:
         return Conclusion(
             "Waiting", "ReferenceUnknown", f"waits for {name}: its state has not been read yet"
         )
-    if target.circle:
-        circle = " → ".join(target.circle)
+    if target.cycle:
+        cycle = " → ".join(target.cycle)
         remedy = "withdraw one of the resources, or remove a reference"
         return Conclusion(
-            "Waiting", "DependencyCycle", f"the references form a cycle, {circle}; {remedy}"
+            "Waiting", "DependencyCycle", f"the references form a cycle, {cycle}; {remedy}"
         )
     if not target.declared:
         return Conclusion("Waiting", "ReferenceMissing", f"waits for {name}: it is not declared")

@@ -42,7 +42,6 @@ from reconciler.resource.difference import (
     needs_replacement,
     shown,
 )
-from reconciler.resource.due import when_due
 from reconciler.resource.evolve import is_made_by
 from reconciler.resource.fights import wait_in_fight, waiting_in_fight
 from reconciler.resource.inputs import compose, reliance, resolve
@@ -63,6 +62,7 @@ from reconciler.resource.ownership import (
 )
 from reconciler.resource.permission import host_access_not_permitted, use_not_permitted
 from reconciler.resource.progress import with_progress
+from reconciler.resource.renewal import renewal_step
 from reconciler.resource.replacement import (
     held_for_its_data,
     held_for_its_definition,
@@ -186,7 +186,7 @@ def _unknown_provider(state: ResourceState, context: Context) -> Conclusion | No
 
 def _nothing_left(state: ResourceState) -> Conclusion | NothingToReport:
     """Nobody declares it, and nothing is there: say so once, if anything was ever said."""
-    last, taken_by = state.outcome, state.observed.taken_by
+    last, belongs_to = state.outcome, state.observed.belongs_to
     if state.desired.spec is not None:
         return Conclusion("Deleted", "Gone")
     if last is None:
@@ -194,8 +194,8 @@ def _nothing_left(state: ResourceState) -> Conclusion | NothingToReport:
         return Conclusion("Deleted", "Gone") if had_effect else NOTHING_TO_REPORT
     if last.outcome == "Deleted":
         return Conclusion("Deleted", last.reason, last.message)
-    if taken_by:
-        return Conclusion("Deleted", "Gone", f"{taken_by} owned the object")
+    if belongs_to:
+        return Conclusion("Deleted", "Gone", f"{belongs_to} owned the object")
     return Conclusion("Deleted", "GoneByOthers")
 
 
@@ -264,7 +264,7 @@ def _known_again(situation: Situation) -> OwnershipClaimed | None:
     """
     state, found = situation.state, situation.compared.seen
     known = state.observed
-    if state.owned is not None or found is None or found.uid is None or known.taken_by:
+    if state.owned is not None or found is None or found.uid is None or known.belongs_to:
         return None
     if found.uid == known.lost_uid:
         return _claimed(found, "Returned", situation)
@@ -327,12 +327,12 @@ def _waiting(situation: Situation) -> Conclusion | None:
     failure = state.waits.failure
     if failure is not None:
         return Conclusion("Degraded", failure.error_class, failure.message)
-    if state.due is not None and state.due.is_written:
+    if state.renewal is not None and state.renewal.is_written:
         late = (
             "the object was written again, but is still due for renewal (since "
-            f"{state.due.due:%Y-%m-%dT%H:%M:%SZ})"
+            f"{state.renewal.time:%Y-%m-%dT%H:%M:%SZ})"
         )
-        return Conclusion("Degraded", "StillDue", late)
+        return Conclusion("Degraded", "RenewalOverdue", late)
     return Conclusion("Degraded", "Waiting")
 
 
@@ -440,7 +440,7 @@ def _as_declared(seen: ExternalObject, spec: Spec, situation: Situation) -> Step
     if state.retiring is not None and ready.is_ready and spec.policy.mode == "Present":
         return retirement(situation)
     converged = Conclusion("Converged", "AsDeclared", ready=ready)
-    return when_due(seen, spec, situation, converged) if kind.due else converged
+    return renewal_step(seen, spec, situation, converged) if kind.renewal_time else converged
 
 
 def _whose(policy: Policy, seen: ExternalObject, situation: Situation) -> Step | None:
@@ -459,7 +459,7 @@ def _whose(policy: Policy, seen: ExternalObject, situation: Situation) -> Step |
 def _found(situation: Situation) -> OwnershipClaimed | Conclusion | None:
     """Claim what a creation of ours has made, or ask whether one has: neither is an action."""
     state, found = situation.state, situation.compared.seen
-    if state.owned is not None or found is None or state.observed.taken_by:
+    if state.owned is not None or found is None or state.observed.belongs_to:
         return None
     if situation.verdict.claim == "Found":
         return _claimed(found, "Found", situation)
@@ -468,7 +468,7 @@ def _found(situation: Situation) -> OwnershipClaimed | Conclusion | None:
 
 def _taken(situation: Situation) -> Conclusion:
     """Leave an object to the resource that has it, without a name from another namespace."""
-    whose = _without_namespace(situation.state.observed.taken_by, situation)
+    whose = _without_namespace(situation.state.observed.belongs_to, situation)
     return Conclusion(
         "Conflict",
         "OwnedByAnother",
@@ -485,7 +485,7 @@ def _without_namespace(resource: str, situation: Situation) -> str:
 def _take_over(policy: Policy, seen: ExternalObject, situation: Situation) -> Step:
     """An object of that name is there, and the log does not say that it is ours."""
     state, context = situation.state, situation.context
-    if state.observed.taken_by:
+    if state.observed.belongs_to:
         return _taken(situation)
     # What is declared may be relied on: a reference to it is no objection.
     said = replace(situation.evidence, referenced=False)
@@ -602,7 +602,7 @@ def _unlabel(situation: Situation) -> ActionDecided | None:
         return None
     if LABELS in kind.immutable:
         return None
-    is_ours_to_write = not (state.holds.orphan_forced or state.observed.taken_by)
+    is_ours_to_write = not (state.holds.orphan_forced or state.observed.belongs_to)
     if not is_ours_to_write or policy.mode == "ObserveOnly" or policy.paused:
         return None
     if state.waits.conflicts > MAX_CONFLICTS or is_refused(state):
@@ -627,8 +627,8 @@ def _not_ours(situation: Situation) -> Step:
         return Conclusion("Deleted", "Gone")
     if state.observed.was_let_go:
         return _orphaned(found, state, context)
-    if state.observed.taken_by:  # that one knows what shall become of it
-        whose = _without_namespace(state.observed.taken_by, situation)
+    if state.observed.belongs_to:  # that one knows what shall become of it
+        whose = _without_namespace(state.observed.belongs_to, situation)
         return _never_ours(state) or Conclusion(
             "Unowned", "Taken", f"the object belongs to {whose}"
         )
@@ -703,11 +703,11 @@ def _until_listed_again(state: ResourceState, message: str) -> Conclusion | None
 def _guarded(situation: Situation) -> Conclusion | None:
     """Hold the object if too many would go with it, and nobody has approved that."""
     state, guard = situation.state, situation.config.deletion_guard
-    strays, total = state.observed.strays or 0, state.observed.total or 0
-    if strays > 0 and guard.allows(strays, total):
+    unmanaged, total = state.observed.unmanaged or 0, state.observed.total or 0
+    if unmanaged > 0 and guard.allows(unmanaged, total):
         return None
-    are = "is" if strays == 1 else "are"
-    what = f"{strays} of {total} objects in the scope {are} undeclared and would be deleted"
+    are = "is" if unmanaged == 1 else "are"
+    what = f"{unmanaged} of {total} objects in the scope {are} undeclared and would be deleted"
     if state.holds.approved == Hold.DELETION_GUARD:
         # Somebody may have declared it since it was seen: only a later listing shows that.
         if state.observed.position >= state.holds.approved_position:
@@ -792,9 +792,9 @@ def _remove(situation: Situation) -> Step:
     """Delete what is ours, unless that is disputed, or a service is not finished with it."""
     state, context = situation.state, situation.context
     # Before all others: no wait or approval permits deleting an object of another resource.
-    taken_by = state.observed.taken_by
-    if taken_by:
-        whose = _without_namespace(taken_by, situation)
+    belongs_to = state.observed.belongs_to
+    if belongs_to:
+        whose = _without_namespace(belongs_to, situation)
         taken = f"the object also belongs to {whose}; Reconciler leaves it unchanged"
         return Conclusion("Disputed", "OwnedByAnother", taken)
     if situation.compared.seen is not None and situation.verdict.owner == "disputed":

@@ -49,23 +49,23 @@ def observe(said: Observed, command: Command, state: ResourceState, context: Con
         return NOTHING_NEW if is_stale else Facts((_second_object(said),))
     if not _is_about_us(said, command, state, context) or _is_stale(said, command, state, context):
         return NOTHING_NEW
-    taken_by = _taken_by(said, state, context)
-    if taken_by == state.observed.taken_by and not _is_news(said, state):
+    belongs_to = _find_other_owner(said, state, context)
+    if belongs_to == state.observed.belongs_to and not _is_news(said, state):
         return NOTHING_NEW
     doubted = _doubted(said, state, context)
     if doubted is not None:
         is_known = said.losses == state.observed.doubted
         return NOTHING_NEW if is_known else Facts((doubted,))
-    strays = said.exclusive
+    unmanaged = said.exclusive
     seen = ExternalObserved(
         said.provider_config,
         said.external_name,
         said.object,
         said.evidence,
         min(said.as_of, command.position),  # no read began after its own message
-        None if strays is None else strays.strays,
-        None if strays is None else strays.total,
-        taken_by,
+        None if unmanaged is None else unmanaged.unmanaged,
+        None if unmanaged is None else unmanaged.total,
+        belongs_to,
         said.known_version,
     )
     return Facts((seen,), shows_object=True)
@@ -193,18 +193,18 @@ def _began_at(said: Observed, command: Command) -> datetime | None:
     return began_at
 
 
-def _taken_by(said: Observed, state: ResourceState, context: Context) -> str:
+def _find_other_owner(said: Observed, state: ResourceState, context: Context) -> str:
     """Name the other resource that has the object, or had it when it was last seen."""
     known = state.observed
     is_gone = said.object is None and not state.desired.is_declared and state.owned is None
-    if is_gone and not said.taken_by:  # that one may have been withdrawn meanwhile, and be gone
-        return known.taken_by or labelled(known.object, context)
-    return known.taken_by if said.taken_by is None else said.taken_by
+    if is_gone and not said.belongs_to:  # that one may have been withdrawn meanwhile, and be gone
+        return known.belongs_to or labelled(known.object, context)
+    return known.belongs_to if said.belongs_to is None else said.belongs_to
 
 
 def namespace_that_has(state: ResourceState, context: Context) -> str:
     """Return the other namespace whose resource has the object; empty if none is known to."""
-    resource = state.observed.taken_by or labelled(state.observed.object, context)
+    resource = state.observed.belongs_to or labelled(state.observed.object, context)
     namespace = resource.partition("/")[0]
     return "" if namespace == context.key.namespace else namespace
 
@@ -243,9 +243,13 @@ def _is_news(said: Observed, state: ResourceState) -> bool:
     if known.doubted is not None and shown is not None:
         return True
     is_left = state.outcome is not None and state.outcome.outcome in ("Held", "Unowned")
-    strays = said.exclusive
+    unmanaged = said.exclusive
     # Other numbers may let a held stray through the guard; one left alone may be a stray now.
-    if is_left and strays and (strays.strays, strays.total) != (known.strays, known.total):
+    if (
+        is_left
+        and unmanaged
+        and (unmanaged.unmanaged, unmanaged.total) != (known.unmanaged, known.total)
+    ):
         return True
     # Our writes conflict, and this is the version that we did not know.
     if state.waits.conflicts and shown and known.object and shown.version != known.object.version:
@@ -284,7 +288,7 @@ def loss_and_drift(
         if not desired.is_declared:
             return (gone,)
         deleted = _in_doubt(state, owned, "Delete", lambda _action: True)
-        drift = DriftDetected(desired.generation, missing=True, perhaps_by=deleted)
+        drift = DriftDetected(desired.generation, missing=True, suspected_action=deleted)
         return (drift, gone)
     if compared.is_replaced or _has_lost_its_uid(command, owned, seen):
         is_written = isinstance(command.data, Reported) and command.data.error is None
@@ -296,7 +300,7 @@ def loss_and_drift(
         return ()
     written = _in_doubt(state, owned, "Update", _explains(compared))
     found = compared.differences
-    return (DriftDetected(desired.generation, differences=found, perhaps_by=written),)
+    return (DriftDetected(desired.generation, differences=found, suspected_action=written),)
 
 
 def _seconds_since_write(command: Command, state: ResourceState, context: Context) -> float:

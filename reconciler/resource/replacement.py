@@ -26,9 +26,9 @@ def replacement(spec: Spec, seen: ExternalObject, situation: Situation) -> Step:
     goes. Else the old one goes first; what is declared, and not there, is made anyway.
     """
     state, context = situation.state, situation.context
-    if state.observed.taken_by:
+    if state.observed.belongs_to:
         return Conclusion(
-            "Disputed", "OwnedByAnother", f"the object also belongs to {state.observed.taken_by}"
+            "Disputed", "OwnedByAnother", f"the object also belongs to {state.observed.belongs_to}"
         )
     held = held_for_its_data(None, situation)
     if held is not None:

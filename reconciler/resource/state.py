@@ -22,7 +22,7 @@ from events.log import Action, Effect, OutcomeRecorded, PathDrift
 from events.manifest import Fields, Policy
 from events.reference import Reference
 
-STATE_SCHEMA = 34
+STATE_SCHEMA = 35
 """Raised whenever the meaning of a stored state changes: what was cached before is then ignored."""
 
 _encoder = msgspec.json.Encoder(order="deterministic")
@@ -105,9 +105,9 @@ class Observation(msgspec.Struct, frozen=True, gc=False):
     position: int = 0  # of the intake, when the newest look began
     message: int = 0  # where that look is in the intake: decides between two of one position
     absent_at: int = 0  # of the intake, when the newest proof began that there is no object
-    strays: int | None = None  # undeclared objects of an exclusive scope, of `total`
+    unmanaged: int | None = None  # undeclared objects of an exclusive scope, of `total`
     total: int | None = None
-    taken_by: str = ""  # another resource that has the object
+    belongs_to: str = ""  # another resource that has the object
     known_version: int = 0  # of the resource, which that look was compared with
     was_let_go: bool = False  # the object was ours, and was let go on purpose
     released_uid: str | None = None  # of the newest such object, until a read shows its absence
@@ -199,10 +199,10 @@ class Waits(msgspec.Struct, frozen=True, gc=False):
     is_fight: bool = False  # that wait is for a repair of what somebody else overwrites
 
 
-class Due(msgspec.Struct, frozen=True, gc=False):
+class Renewal(msgspec.Struct, frozen=True, gc=False):
     """When an object that is as declared has to be written again (ADR 0027)."""
 
-    due: datetime  # by its kind
+    time: datetime  # by its kind
     at: datetime  # when that is done
     is_written: bool = False  # it was written for this moment
 
@@ -284,13 +284,13 @@ class ResourceState(msgspec.Struct, frozen=True, gc=False):
     observed: Observation = Observation()
     actions: Actions = Actions()
     waits: Waits = Waits()
-    due: Due | None = None
+    renewal: Renewal | None = None
     progress: KnownProgress | None = None
     holds: Holds = Holds()
     fights: tuple[PathDrift, ...] = ()
     outcome: OutcomeRecorded | None = None  # None while something newer is under way
     outcome_version: int = 0  # of the event that recorded the newest outcome
-    because: str = ""  # the event that the next action would rest on
+    cause: str = ""  # the event that the next action would rest on
     api: ApiHealth = ApiHealth()  # of a ProviderConfig
 
     @property

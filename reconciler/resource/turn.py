@@ -10,12 +10,12 @@ import msgspec
 
 from events.excerpt import shortened
 from events.hold import Hold
-from events.intake import Answer, IntakeData, WaitPurpose
+from events.intake import IntakeData, Reply, WaitPurpose
 from events.log import (
-    DueScheduled,
     LogEvent,
     OutcomeName,
     ProgressNoted,
+    RenewalScheduled,
     ResourceEvent,
     RetryScheduled,
 )
@@ -156,7 +156,7 @@ class Facts(NamedTuple):
     """What one command adds to the history, before anything is decided."""
 
     events: tuple[ResourceEvent, ...] = ()
-    answer: Answer | None = None
+    answer: Reply | None = None
     shows_object: bool = False  # it says how the object stands now: it may be lost, or drifted
     may_be_repeat: bool = False  # of an old declaration, sent again
 
@@ -169,7 +169,7 @@ class Turn(NamedTuple):
 
     state: ResourceState
     events: Sequence[LogEvent]
-    answers: Sequence[Answer | None]
+    answers: Sequence[Reply | None]
     repeats: Sequence[Command]  # made a generation, and may be old ones that were sent again
 
     @property
@@ -180,8 +180,8 @@ class Turn(NamedTuple):
             match event.data:
                 case RetryScheduled(at):
                     found.append((at, "Retry"))
-                case DueScheduled(at=at):
-                    found.append((at, "Due"))
+                case RenewalScheduled(at=at):
+                    found.append((at, "Renewal"))
                 case ProgressNoted(at=datetime() as at):
                     found.append((at, "Progress"))
                 case _:
@@ -202,13 +202,13 @@ def is_handled(command: Command, state: ResourceState) -> bool:
 def accepted(
     state: ResourceState, command: Command, *events: ResourceEvent, reason: str = "Accepted"
 ) -> Facts:
-    """Answer that it was done, or that there was nothing to do."""
-    return Facts(events, Answer(True, reason, state.desired.generation, command.position))
+    """Reply that it was done, or that there was nothing to do."""
+    return Facts(events, Reply(True, reason, state.desired.generation, command.position))
 
 
 def refused(
     state: ResourceState, command: Command, reason: str, message: str, *events: ResourceEvent
 ) -> Facts:
-    """Answer that it is not done, and why."""
-    answer = Answer(False, reason, state.desired.generation, command.position, shortened(message))
+    """Reply that it is not done, and why."""
+    answer = Reply(False, reason, state.desired.generation, command.position, shortened(message))
     return Facts(events, answer)

@@ -16,7 +16,7 @@ from nats.aio.client import Client as Connection
 
 from events.dead_letter import Discarded
 from events.external import ExternalObject
-from events.intake import Answer, Observed
+from events.intake import Observed, Reply
 from events.integrity import LogDamage, LogDamagedError
 from events.log import OutcomeName
 from events.manifest import InvalidManifestError, Manifest, Metadata
@@ -46,7 +46,6 @@ from reconciler.sdk.outcomes import SETTLED, Outcome, OutcomeStream
 __all__ = [
     "SETTLED",
     "Access",
-    "Answer",
     "BusError",
     "Client",
     "ConfigurationError",
@@ -71,6 +70,7 @@ __all__ = [
     "OutcomeStream",
     "OwnershipRow",
     "ReconcilerError",
+    "Reply",
     "ResourceKey",
     "Retried",
     "StatusRow",

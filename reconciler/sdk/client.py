@@ -17,9 +17,9 @@ from weakref import WeakSet
 
 from nats.aio.client import Client as Connection
 
-from events.dead_letter import Discarded, LetterHandled
+from events.dead_letter import DeadLetterHandled, Discarded
 from events.hold import Hold
-from events.intake import Answer, ApprovalDecision, Observed
+from events.intake import ApprovalDecision, Observed, Reply
 from events.integrity import LogDamagedError
 from events.log import OutcomeName
 from events.manifest import Manifest
@@ -90,7 +90,7 @@ class Client:
         expected_generation: int | None = None,
         reason: str = "",
         timeout_seconds: float = 10.0,
-    ) -> Answer:
+    ) -> Reply:
         """Declare a resource and wait until the declaration is accepted: not until it is done.
 
         With ``expected_generation`` it is refused unless the resource's generation is that one (0:
@@ -111,7 +111,7 @@ class Client:
         expected_generations: Iterable[int | None] = (),
         reason: str = "",
         timeout_seconds: float = 30.0,
-    ) -> list[Answer | DeclarationRefusedError]:
+    ) -> list[Reply | DeclarationRefusedError]:
         """Declare many resources at once; gives each one's answer or refusal, in order.
 
         All are checked before the first is sent. ``expected_generations``: of each, as far as they
@@ -140,11 +140,11 @@ class Client:
         """Return what declares sets of manifests by name, and knows what each has."""
         from reconciler.sdk.manifest_sets import ManifestSets  # noqa: PLC0415 - who needs it pays
 
-        async def ask(messages: Sequence[IntakeMessageOut]) -> Sequence[Answer]:
+        async def ask(messages: Sequence[IntakeMessageOut]) -> Sequence[Reply]:
             answers = await self._ask(messages, timeout_seconds)
             if refused := [each for each in answers if isinstance(each, DeclarationRefusedError)]:
                 raise refused[0]
-            return [each for each in answers if isinstance(each, Answer)]
+            return [each for each in answers if isinstance(each, Reply)]
 
         return ManifestSets(self._nc, ask, self.declare)
 
@@ -154,7 +154,7 @@ class Client:
         *,
         reason: str = "",
         timeout_seconds: float = 30.0,
-    ) -> list[Answer | DeclarationRefusedError]:
+    ) -> list[Reply | DeclarationRefusedError]:
         """Declare what was planned: of each exactly that comes, or it is refused (PlanOutdated).
 
         Gives and raises as ``declare_many``; what a plan only follows is left out.
@@ -173,21 +173,21 @@ class Client:
         expected_generation: int | None = None,
         reason: str = "",
         timeout_seconds: float = 10.0,
-    ) -> Answer:
+    ) -> Reply:
         """Take a declaration back; raises as ``declare``."""
         message = withdrawal(resource, expected_generation, reason)
         return await self._ask_one(message, timeout_seconds)
 
     async def withdraw_many(
         self, resources: Iterable[ResourceName], *, reason: str = "", timeout_seconds: float = 30.0
-    ) -> list[Answer | DeclarationRefusedError]:
+    ) -> list[Reply | DeclarationRefusedError]:
         """Take many declarations back; gives and raises as ``declare_many``."""
         messages = [withdrawal(resource, reason=reason) for resource in resources]
         return await self._ask(messages, timeout_seconds)
 
     async def reconcile_many(
         self, resources: Iterable[ResourceName], *, reason: str = "", timeout_seconds: float = 30.0
-    ) -> list[Answer | DeclarationRefusedError]:
+    ) -> list[Reply | DeclarationRefusedError]:
         """Have resources looked at now, and whatever waits there done; the history says who asked.
 
         Of a ``ProviderConfig`` all that it lists. Gives and raises as ``declare_many``.
@@ -209,7 +209,7 @@ class Client:
 
     async def request_finalizer(
         self, resource: ResourceName, finalizer: str, *, timeout_seconds: float = 10.0
-    ) -> Answer:
+    ) -> Reply:
         """Hold a declared resource: it is neither deleted nor released until you let it go.
 
         ``finalizer`` is a name of your own, such as ``billing/last-invoice``. Raises as
@@ -225,7 +225,7 @@ class Client:
         force: bool = False,
         reason: str = "",
         timeout_seconds: float = 10.0,
-    ) -> Answer:
+    ) -> Reply:
         """Take a finalizer off; another service's only with ``force``. Raises as ``declare``."""
         message = finalizer_release(resource, finalizer, force=force, reason=reason)
         return await self._ask_one(message, timeout_seconds)
@@ -238,7 +238,7 @@ class Client:
         decision: ApprovalDecision = "Proceed",
         reason: str = "",
         timeout_seconds: float = 30.0,
-    ) -> list[Answer | DeclarationRefusedError]:
+    ) -> list[Reply | DeclarationRefusedError]:
         """Decide about resources that are held by ``hold``, the reason of their outcome.
 
         Gives and raises as ``declare_many``.
@@ -253,10 +253,10 @@ class Client:
         approve: bool,
         reason: str = "",
         timeout_seconds: float = 30.0,
-    ) -> list[Answer | DeclarationRefusedError]:
+    ) -> list[Reply | DeclarationRefusedError]:
         """Approve or reject what waits for approval: of each resource exactly this plan.
 
-        The plan is ``asked_plan`` of its status; if another one waits by then, it is refused
+        The plan is ``pending_plan`` of its status; if another one waits by then, it is refused
         (``PlanOutdated``), and nothing is done. Gives and raises as ``declare_many``.
         """
         decision: ApprovalDecision = "Proceed" if approve else "Reject"
@@ -272,7 +272,7 @@ class Client:
         reason: str,
         orphan: bool = False,
         timeout_seconds: float = 30.0,
-    ) -> list[Answer | DeclarationRefusedError]:
+    ) -> list[Reply | DeclarationRefusedError]:
         """Take off all that keeps withdrawn resources; with ``orphan`` their objects stay.
 
         Gives and raises as ``declare_many``.
@@ -280,7 +280,7 @@ class Client:
         messages = [forced_release(resource, reason, orphan=orphan) for resource in resources]
         return await self._ask(messages, timeout_seconds)
 
-    async def _ask_one(self, message: IntakeMessageOut, timeout_seconds: float) -> Answer:
+    async def _ask_one(self, message: IntakeMessageOut, timeout_seconds: float) -> Reply:
         told = (await self._ask([message], timeout_seconds))[0]
         if isinstance(told, DeclarationRefusedError):
             raise told
@@ -288,7 +288,7 @@ class Client:
 
     async def _ask(
         self, messages: Sequence[IntakeMessageOut], timeout_seconds: float
-    ) -> list[Answer | DeclarationRefusedError]:
+    ) -> list[Reply | DeclarationRefusedError]:
         answers = await self._bus.ask(messages, timeout_seconds=timeout_seconds)
         return checked_answers(messages, answers, timeout_seconds)
 
@@ -551,16 +551,16 @@ class Client:
     def _handling(
         self,
         letter: DeadLetter,
-        what: Literal["Retried", "Dismissed"],
+        resolution: Literal["Retried", "Dismissed"],
         *,
         position: int = 0,
         corrected: bool = False,
         note: str = "",
-    ) -> LetterHandled:
-        return LetterHandled(
-            letter=letter.number,
+    ) -> DeadLetterHandled:
+        return DeadLetterHandled(
+            number=letter.number,
             stage=letter.record.stage,
-            what=what,
+            resolution=resolution,
             by=self._bus.source,
             at=datetime.now(UTC),
             position=position,

@@ -9,15 +9,15 @@ from typing import Literal
 import msgspec
 
 from events.dead_letter import (
+    DeadLetterHandled,
     DeadLetterRecord,
-    LetterHandled,
     payload_of,
     published_subject,
     resource_of,
     sender_of,
 )
 from events.envelope import MAX_MESSAGE_BYTES, InvalidMessageError, decode_intake
-from events.intake import Answer
+from events.intake import Reply
 from events.log import SpecDeclared, SpecWithdrawn
 from events.names import ResourceKey
 from events.subjects import Intake, parse_intake
@@ -53,12 +53,12 @@ class DeadLetter(msgspec.Struct, frozen=True, rename="camel"):
 
     number: int
     record: DeadLetterRecord
-    handled: tuple[LetterHandled, ...] = ()
+    handled: tuple[DeadLetterHandled, ...] = ()
 
     @property
     def state(self) -> State:
         """How it stands: the last thing that was done about it."""
-        return self.handled[-1].what if self.handled else "Open"
+        return self.handled[-1].resolution if self.handled else "Open"
 
     @property
     def resource(self) -> ResourceKey | None:
@@ -84,7 +84,7 @@ class Retried(msgspec.Struct, frozen=True, rename="camel"):
 
     number: int
     position: int
-    answer: Answer | None = None
+    answer: Reply | None = None
 
 
 class Retry(msgspec.Struct, frozen=True):
@@ -98,12 +98,12 @@ class Retry(msgspec.Struct, frozen=True):
 
 
 def collect(
-    letters: Mapping[int, DeadLetterRecord], handled: Iterable[LetterHandled]
+    letters: Mapping[int, DeadLetterRecord], handled: Iterable[DeadLetterHandled]
 ) -> list[DeadLetter]:
     """Put letters and what was done about them together, newest last."""
-    done: dict[int, list[LetterHandled]] = {}
+    done: dict[int, list[DeadLetterHandled]] = {}
     for each in handled:
-        done.setdefault(each.letter, []).append(each)
+        done.setdefault(each.number, []).append(each)
     return [
         DeadLetter(number, record, tuple(done.get(number, ())))
         for number, record in sorted(letters.items())
@@ -141,7 +141,7 @@ def prepare_retry(letter: DeadLetter, payload: bytes | None, *, force: bool) -> 
         last = letter.handled[-1]
         raise _refused(
             letter,
-            f"it was already {last.what.lower()} by {last.by}, {last.at:%Y-%m-%dT%H:%M:%SZ}; "
+            f"it was already {last.resolution.lower()} by {last.by}, {last.at:%Y-%m-%dT%H:%M:%SZ}; "
             "check the result, or use --force to retry anyway",
         )
     if payload is None and record.payload_truncated:
@@ -174,7 +174,7 @@ def check_not_overtaken(letter: DeadLetter, history: Sequence[StoredEvent]) -> N
     """Raise ``LetterRefusedError`` if something newer was declared: a retry would take it back."""
     for _position, event in history:
         is_declaration = isinstance(event.data, (SpecDeclared, SpecWithdrawn))
-        if is_declaration and event.causeposition > letter.record.position:
+        if is_declaration and event.causationposition > letter.record.position:
             raise _refused(
                 letter,
                 f"a retry would overwrite the newer declaration or withdrawal by {event.actor} at "

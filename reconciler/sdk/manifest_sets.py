@@ -9,7 +9,7 @@ import msgspec
 from nats.aio.client import Client as Connection
 
 from events.composition import digest_of, without_name
-from events.intake import Answer
+from events.intake import Reply
 from events.manifest import Fields, InvalidManifestError, Manifest, Metadata
 from events.names import ResourceKey
 from events.stored_content import CONTENT, Part, StoredContent, problem_of_part, stored_content
@@ -45,7 +45,7 @@ class SetChange(msgspec.Struct, frozen=True, rename="camel"):
 class ManifestSets:
     """Declares sets on a bus; ``declare`` and ``ask`` are those of a client."""
 
-    def __init__(self, nc: Connection, ask: Ask, declare: Callable[..., Awaitable[Answer]]) -> None:
+    def __init__(self, nc: Connection, ask: Ask, declare: Callable[..., Awaitable[Reply]]) -> None:
         self._standing = Standing(_Here(nc))
         self._contents = Contents(self._standing, ask)
         self._declare = declare
@@ -82,7 +82,7 @@ class ManifestSets:
 
     async def declare(
         self, change: SetChange, content: StoredContent, *, reason: str = ""
-    ) -> Answer:
+    ) -> Reply:
         """Store a content, and declare the set with it, unless somebody has declared it since.
 
         Raises as a client's ``declare``.

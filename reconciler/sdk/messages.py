@@ -12,7 +12,6 @@ from typing import Any
 
 from events.checked_manifest import checked_manifest
 from events.intake import (
-    Answer,
     ApprovalDecision,
     Approved,
     Declared,
@@ -22,6 +21,7 @@ from events.intake import (
     IntakeData,
     PlanRef,
     ReconcileRequested,
+    Reply,
     Withdrawn,
 )
 from events.manifest import Manifest
@@ -92,9 +92,9 @@ def forced_release(resource: ResourceKey | str, reason: str, *, orphan: bool) ->
 
 def checked_answers(
     messages: Sequence[IntakeMessageOut],
-    answers: Sequence[Answer | None],
+    answers: Sequence[Reply | None],
     timeout_seconds: float,
-) -> list[Answer | DeclarationRefusedError]:
+) -> list[Reply | DeclarationRefusedError]:
     """Turn refusals into errors; raises ``WaitTimeoutError`` where an answer did not come."""
     told = [None if answer is None else _told(answer) for answer in answers]
     silent = [message.key for message, one in zip(messages, told, strict=True) if one is None]
@@ -108,7 +108,7 @@ def checked_answers(
     return [one for one in told if one is not None]
 
 
-def _told(answer: Answer) -> Answer | DeclarationRefusedError:
+def _told(answer: Reply) -> Reply | DeclarationRefusedError:
     return answer if answer.accepted else DeclarationRefusedError(answer.reason, answer.message)
 
 

@@ -76,8 +76,8 @@ class PlannedResource(msgspec.Struct, frozen=True, rename="camel"):
     ``version`` is that of the resource which the plan rests on, ``digest`` that of what its
     declaration would append. ``manifest`` is empty for a resource that the plan does not declare.
     ``withdrawn``: its declaration is taken back. ``part_of`` names the composed resource that
-    declares or withdraws it. ``seen_at`` is when the object was read last: by a listing for this
-    plan, else when the log was last told how it is; a read that shows nothing new is not in it.
+    declares or withdraws it. ``observed_at`` is when the object was read last: by a listing for
+    this plan, or else the time of its last observation in the log.
     """
 
     resource: str
@@ -93,7 +93,7 @@ class PlannedResource(msgspec.Struct, frozen=True, rename="camel"):
     releases: tuple[str, ...] = ()
     outcome: OutcomeName | Literal[""] = ""
     withdrawn: bool = False
-    seen_at: datetime | None = None
+    observed_at: datetime | None = None
     part_of: str = ""
 
     @property
@@ -212,7 +212,7 @@ def _planned(foresight: Foresight, key: ResourceKey, manifest: Manifest | None) 
         releases=tuple(f"{each.external_name} ({each.reason})" for each in mine.releases),
         outcome="" if outcome is None else outcome.outcome,
         withdrawn=mine.is_withdrawn,
-        seen_at=foresight.seen_at(mine),
+        observed_at=foresight.observed_at(mine),
         part_of="" if mine.part_of is None else str(mine.part_of),
     )
 

@@ -134,7 +134,7 @@ def _cause(
         own = decided.get(action.action_id)
         if own is not None and own is not event:
             return own  # an attempt of it
-        return next((by_id[each] for each in reversed(action.because) if each in by_id), None)
+        return next((by_id[each] for each in reversed(action.causes) if each in by_id), None)
     action_id = getattr(event.data, "action_id", None)
     if isinstance(action_id, str) and action_id in decided:
         mine = decided[action_id]
@@ -145,7 +145,10 @@ def _cause(
 
 
 def _is_of_turn(before: LogEvent, event: LogEvent) -> bool:
-    return (before.causeid, before.causeposition) == (event.causeid, event.causeposition)
+    return (before.causationid, before.causationposition) == (
+        event.causationid,
+        event.causationposition,
+    )
 
 
 # --- parents
@@ -188,7 +191,7 @@ def _parent(
     said = [each.event for each in history if isinstance(each.event.data, _SAID_BY_A_PARENT)]
     for event in reversed(said):
         # What a parent says is named by its action's key (`CompositionProvider`).
-        because = decided.get(event.causeid.partition(".")[0])
+        because = decided.get(event.causationid.partition(".")[0])
         if because is not None:
             assert isinstance(event.data, _SAID_BY_A_PARENT)
             assert isinstance(because.data, ActionDecided)
@@ -262,7 +265,7 @@ def _repeated_drifts(drifts: Sequence[StoredEvent]) -> Iterable[RepeatedDrift]:
     times: Counter[str] = Counter()
     for event in recent:
         assert isinstance(event.data, DriftDetected)
-        if not event.data.perhaps_by:
+        if not event.data.suspected_action:
             times.update(each.path for each in event.data.differences)
     for path, count in times.items():
         if count < FIGHT_DRIFTS:

@@ -15,10 +15,10 @@ from events.envelope import encode_intake
 from events.external import ExternalObject
 from events.intake import (
     ActionError,
-    Answer,
     Declared,
-    DefinitionSeen,
+    DefinitionReported,
     IntakeData,
+    Reply,
     Reported,
     TimerFired,
     Withdrawn,
@@ -61,7 +61,7 @@ class Bus:
     """The decider's other ends: nothing is read from it, and what it is told is kept."""
 
     def __init__(self) -> None:
-        self.answers: list[Answer] = []
+        self.answers: list[Reply] = []
         self.acknowledged = 0
         self.declared: list[IntakeDelivery] = []
         self.overtook: list[IntakeDelivery] = []
@@ -106,7 +106,7 @@ class Bus:
 
     async def set_timers(self, timers: Sequence[TimerRequest]) -> None: ...
 
-    async def answer(self, answers: Sequence[tuple[str, Answer]]) -> None:
+    async def answer(self, answers: Sequence[tuple[str, Reply]]) -> None:
         self.answers += [answer for _subject, answer in answers]
 
     async def reject(self, rejections: Sequence[Rejection]) -> None: ...
@@ -328,7 +328,7 @@ async def test_a_message_that_is_delivered_late_does_not_set_the_clock_of_the_bu
     monkeypatch.setattr("reconciler.roles.decider.decider.decide", decides)
     for position in (1, 3, 2, 4):
         stored_at = datetime(2030, 1, 1, 0, 0, position, tzinfo=UTC)
-        timer = delivery("timer", key, position, TimerFired("Due"))
+        timer = delivery("timer", key, position, TimerFired("Renewal"))
         await deciding.handle([replace(timer, stored_at=stored_at)])
     assert [each and each.second for each in times] == [1, 3, 3, 4]
 
@@ -378,7 +378,7 @@ class Order(Bus):
         assert timers
         self.tell("timers")
 
-    async def answer(self, answers: Sequence[tuple[str, Answer]]) -> None:
+    async def answer(self, answers: Sequence[tuple[str, Reply]]) -> None:
         self.tell("answers")
         await super().answer(answers)
 
@@ -691,7 +691,7 @@ async def test_a_decider_reads_the_definitions_that_others_know_before_it_decide
     now = datetime.now(UTC)
     done = Reported(created.action_id, 1, now, now, "w1", object=made)
     await behind.handle([delivery("result", key, 4, done)])
-    seen = DefinitionSeen(2, "newer", 1, 1)
+    seen = DefinitionReported(2, "newer", 1, 1)
     await behind.handle([delivery("reference", key, 5, seen)])
     history = [each.data for each in await history_of(log, key)]
     resolved = [each.fields["type"] for each in history if isinstance(each, SpecResolved)]

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from nats.aio.client import Client
 
-from events.intake import Answer
+from events.intake import Reply
 from events.names import ResourceKey
 from events.subjects import fired, schedule
 from infra.bus.decision_sink import JetStreamDecisionSink
@@ -39,7 +39,7 @@ async def room_for(bus: Client, stream: str, messages: int) -> AsyncGenerator[No
 
 
 def rejection(key: ResourceKey, position: int) -> Rejection:
-    answer = Answer(False, "Invalid", 0, position, "of no use")
+    answer = Reply(False, "Invalid", 0, position, "of no use")
     return Rejection(key, answer, "test", datetime.now(UTC))
 
 
@@ -77,14 +77,14 @@ async def test_a_refusal_that_was_not_stored_is_a_failure(bus: Client) -> None:
 async def test_what_the_bus_cannot_take_as_it_is_holds_up_nothing(bus: Client) -> None:
     """It would fail each time, and a decider repeats a batch that was not told."""
     sink, key = JetStreamDecisionSink(bus), new_key()
-    endless = Answer(False, "Invalid", 0, 1, "x" * (bus.max_payload + 1))
+    endless = Reply(False, "Invalid", 0, 1, "x" * (bus.max_payload + 1))
     await sink.reject([Rejection(key, endless, "test", datetime.now(UTC)), rejection(key, 2)])
     assert len(await read_subject(bus, REJECTIONS, f"rejection.{key.tokens}")) == 1
 
     told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     inbox = bus.new_inbox()
     await subscribe(bus, inbox, lambda _answer: told.set_result(None))
-    short = Answer(True, "Accepted", 1, 1)
+    short = Reply(True, "Accepted", 1, 1)
     await sink.answer([(f"_INBOX.{'a' * 4_000}", short), (inbox, endless), (inbox, short)])
     await asyncio.wait_for(told, PATIENCE_SECONDS)
 

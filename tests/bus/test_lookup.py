@@ -22,7 +22,7 @@ ACTION = Action(
     generation=1,
     provider_config="notes",
     external_name="todo",
-    because=(),
+    causes=(),
     labels=OURS,
 )
 CONFIG = ProviderConfigSpec(provider="notes", endpoint="http://notes")

@@ -200,7 +200,7 @@ def test_what_a_parent_declared_is_said_of_the_parent() -> None:
 def test_a_drift_that_our_own_action_may_have_caused_is_not_blamed_on_others() -> None:
     story = recreated()
     story.log = [
-        replace(each, data=replace(each.data, perhaps_by="default/Block/Foo@2"))
+        replace(each, data=replace(each.data, suspected_action="default/Block/Foo@2"))
         if isinstance(each.data, DriftDetected)
         else each
         for each in story.log

@@ -42,7 +42,7 @@ def waiting(live: Cli, name: str) -> str:
         ("get", "-n", name, "--outcome", "Held"),
         lambda rows: [each["status"]["reason"] for each in rows] == ["Approval"],
     )
-    return rows[0]["status"]["askedPlan"]
+    return rows[0]["status"]["pendingPlan"]
 
 
 def test_28_what_waits_is_shown_approved_and_done(
@@ -60,7 +60,7 @@ def test_28_what_waits_is_shown_approved_and_done(
     until(
         live,
         ("get", "-n", guarded),
-        lambda rows: rows[0]["status"].get("askedPlan") not in (plan, None),
+        lambda rows: rows[0]["status"].get("pendingPlan") not in (plan, None),
     )
     ran = live.run("approve", resource, "--plan", plan[:12])
     assert (ran.status, "PlanOutdated" in ran.out) == (1, True)

@@ -79,7 +79,7 @@ def test_no_event_forges_a_line_of_a_history(
 ) -> None:
     at = datetime(2026, 11, 26, 18, 36, 34, tzinfo=UTC)
     actor = f"mallory={EVIL}"
-    event = LogEvent("e1", "r", "t", "mallory/File/fg2", at, 1, data, actor=actor, causeid=EVIL)
+    event = LogEvent("e1", "r", "t", "mallory/File/fg2", at, 1, data, actor=actor, causationid=EVIL)
     line = tell(StoredEvent(1, event), None)
     for wide in (False, True):
         print_lines([line], wide=wide)

@@ -48,7 +48,7 @@ def test_whatever_can_be_approved_can_be_named_to_the_command():
 
 
 @pytest.fixture
-def strays(live: Cli, running_up: tuple[Cli, Up], unique: str) -> str:
+def unmanaged(live: Cli, running_up: tuple[Cli, Up], unique: str) -> str:
     """Three objects that nobody declared, in an exclusive scope whose guard lets one go at once."""
     name = unique.lower()
     api_url = running_up[1].ready["apiUrl"]
@@ -67,22 +67,22 @@ def strays(live: Cli, running_up: tuple[Cli, Up], unique: str) -> str:
 
 
 def test_held_deletions_are_told_and_approved_by_name_and_all_together(
-    live: Cli, strays: str
+    live: Cli, unmanaged: str
 ) -> None:
     doctor = {one["check"]: one for one in live.run("doctor", "-o", "json").json}
     assert doctor["held"]["status"] == "warn"
     assert "DeletionGuard" in doctor["held"]["details"]
 
-    first = f"{strays}/Shape/{strays}-0"
+    first = f"{unmanaged}/Shape/{unmanaged}-0"
     ran = live.run("approve", first, "--hold", "LossGuard")
     assert ran.status == 1
     assert "the resource is not held by 'LossGuard' but by 'DeletionGuard'" in ran.out
 
-    ran = live.ok("approve", first, first, "--hold", "DeletionGuard", "--reason", "old strays")
+    ran = live.ok("approve", first, first, "--hold", "DeletionGuard", "--reason", "old objects")
     assert [row[:2] for row in ran.rows] == [[first, "Accepted"]]
-    until(live, ("get", "-n", strays), lambda rows: len(rows) == 2)
+    until(live, ("get", "-n", unmanaged), lambda rows: len(rows) == 2)
     (approved,) = events(live, first, "HoldApproved")
-    assert approved["what"].endswith(" approved DeletionGuard (reason: old strays)")
+    assert approved["what"].endswith(" approved DeletionGuard (reason: old objects)")
     assert approved["actor"].startswith("cli")
     ran = live.run("approve", first, "--hold", "DeletionGuard")
     assert (
@@ -90,13 +90,15 @@ def test_held_deletions_are_told_and_approved_by_name_and_all_together(
         "the resource is not held by 'DeletionGuard'; its outcome is Deleted" in ran.out,
     ) == (1, True)
 
-    everything = ("approve", "--all", "--hold", "DeletionGuard", "--config", strays)
+    everything = ("approve", "--all", "--hold", "DeletionGuard", "--config", unmanaged)
     told = live.ok(*everything, "-o", "json").json
-    assert {one["resource"] for one in told} == {f"{strays}/Shape/{strays}-{n}" for n in (1, 2)}
-    until(live, ("get", "-n", strays), lambda rows: rows == [])
+    assert {one["resource"] for one in told} == {
+        f"{unmanaged}/Shape/{unmanaged}-{n}" for n in (1, 2)
+    }
+    until(live, ("get", "-n", unmanaged), lambda rows: rows == [])
     ran = live.run(*everything)
     assert ran.status == 1
-    assert f"no resource of ProviderConfig {strays} is held by DeletionGuard" in ran.err
+    assert f"no resource of ProviderConfig {unmanaged} is held by DeletionGuard" in ran.err
 
 
 def test_what_nobody_knows_cannot_be_approved(live: Cli) -> None:

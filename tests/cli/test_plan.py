@@ -106,7 +106,9 @@ def test_a_plan_shows_fields_and_declares_nothing(live: Cli) -> None:
     assert (ran.status, lines[:2]) == (2, ["  ~ Update plan-a", '      color: "Red" → "Green"'])
     assert re.search(r"\(as of log position \d+, oldest observation \d+s ago\)", ran.out)
     refreshed = live.run("plan", "-f", "plan-a.yaml", "--refresh", "-o", "json").json
-    assert refreshed["resources"][0]["seenAt"] == refreshed["madeAt"], "it was listed for the plan"
+    assert refreshed["resources"][0]["observedAt"] == refreshed["madeAt"], (
+        "it was listed for the plan"
+    )
     for same in (("diff", "-f"), ("apply", "--dry-run=server", "-f")):
         other = live.run(*same, "plan-a.yaml")
         assert (other.status, other.out.splitlines()[1:3]) == (2, lines[:2])

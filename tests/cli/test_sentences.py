@@ -31,7 +31,6 @@ from events.log import (
     DeclarationSuperseded,
     DefinitionObserved,
     DriftDetected,
-    DueScheduled,
     ExternalObserved,
     FieldDifference,
     FinalizerAdded,
@@ -51,6 +50,7 @@ from events.log import (
     ReferenceAdded,
     ReferenceRemoved,
     ReleaseForced,
+    RenewalScheduled,
     ResourceEvent,
     RetryScheduled,
     SecretObserved,
@@ -218,7 +218,7 @@ TOLD: list[tuple[ResourceEvent, str]] = [
         "The decider abandoned the creation: Withdrawn",
     ),
     (
-        DueScheduled(AT, AT, 3.0),
+        RenewalScheduled(AT, AT, 3.0),
         "The object is due for renewal at 2026-01-02T03:04:05Z; the decider scheduled it for "
         "2026-01-02T03:04:05Z",
     ),
@@ -270,12 +270,17 @@ TOLD: list[tuple[ResourceEvent, str]] = [
     (OutcomeRecorded("Failed", 2, "Failed", "no"), "The outcome of generation 2 is Failed: no"),
     (
         ExternalObserved(
-            "default", "foo", ExternalObject("foo", {}), "CompleteListing", 7, taken_by="a/Shape/x"
+            "default",
+            "foo",
+            ExternalObject("foo", {}),
+            "CompleteListing",
+            7,
+            belongs_to="a/Shape/x",
         ),
         "The observer listed foo (it belongs to a/Shape/x)",
     ),
     (
-        ExternalObserved("default", "foo", None, "Read", 7, taken_by="a/Shape/x"),
+        ExternalObserved("default", "foo", None, "Read", 7, belongs_to="a/Shape/x"),
         "The observer read the API: foo does not exist (it belonged to a/Shape/x)",
     ),
     (
@@ -318,16 +323,18 @@ TOLD: list[tuple[ResourceEvent, str]] = [
         "alice approved UnknownResult, and abandoned the action (reason: it was done)",
     ),
     (
-        TargetObserved("a/Shape/x", TargetState(True, circle=("b", "a", "b"))),
+        TargetObserved("a/Shape/x", TargetState(True, cycle=("b", "a", "b"))),
         "The reference to a/Shape/x is circular: b → a → b",
     ),
     (
-        DriftDetected(1, missing=True, perhaps_by="a/Shape/x@5"),
+        DriftDetected(1, missing=True, suspected_action="a/Shape/x@5"),
         "The object is missing; action a/Shape/x@5 of Reconciler, whose result was unknown, "
         "may have deleted it",
     ),
     (
-        DriftDetected(1, differences=(FieldDifference("size", None, 3),), perhaps_by="a/Shape/x@5"),
+        DriftDetected(
+            1, differences=(FieldDifference("size", None, 3),), suspected_action="a/Shape/x@5"
+        ),
         "The object differs: size is 3 (declared: not set); action a/Shape/x@5 of Reconciler, "
         "whose result was unknown, may have written it",
     ),

@@ -12,8 +12,8 @@ from events.intake import FinalizerReleased, FinalizerRequested, ReconcileReques
 from events.log import (
     ActionDecided,
     BreakerOpened,
-    DueScheduled,
     ProgressNoted,
+    RenewalScheduled,
     SpecDeclared,
     SpecWithdrawn,
 )
@@ -214,8 +214,8 @@ async def waits_after_actions(world: World) -> list[float]:
     for event in await world.history(WARM):
         if type(event.data) is ActionDecided:
             decided = event.time
-        elif type(event.data) is DueScheduled and decided is not None:
-            waits.append((event.data.due - decided).total_seconds())
+        elif type(event.data) is RenewalScheduled and decided is not None:
+            waits.append((event.data.renewal_time - decided).total_seconds())
             decided = None
     return waits[:2]
 

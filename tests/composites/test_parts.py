@@ -11,7 +11,7 @@ import pytest
 
 from events.composition import CHILDREN, Child, manifests_of
 from events.external import ExternalObject
-from events.intake import Declared, DefinitionSeen, TimerFired
+from events.intake import Declared, DefinitionReported, TimerFired
 from events.log import ActionDecided, SpecDeclared, SpecResolved
 from events.manifest import Fields, InvalidManifestError, Manifest
 from events.names import ResourceKey
@@ -452,7 +452,7 @@ def story(**fields: Any) -> Story:
 def redefined(told: Story, definition: Fields, generation: int = 2) -> list[Any]:
     told.kind = replace(kind_from(definition, generation), provider=BLOCK.provider)
     assert told.kind.definition is not None
-    return list(told.turn(DefinitionSeen(generation, told.kind.definition.digest, 1, 1)))
+    return list(told.turn(DefinitionReported(generation, told.kind.definition.digest, 1, 1)))
 
 
 def seen_again(told: Story, **standing: Child) -> list[Any]:

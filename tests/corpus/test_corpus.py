@@ -9,7 +9,7 @@ import msgspec
 from nats.aio.msg import Msg
 
 from events.envelope import decode_log
-from events.intake import Answer
+from events.intake import Reply
 from events.log import OutcomeRecorded
 from events.names import ResourceKey
 from events.subjects import REPLY_HEADER
@@ -38,14 +38,14 @@ def message_id(case: Case) -> str:
     return case.headers.get("Nats-Msg-Id", case.name)[:256]
 
 
-async def publish_all(world: World) -> dict[str, Answer]:
+async def publish_all(world: World) -> dict[str, Reply]:
     """Publish every case by hand, and the answers that come."""
     inbox = world.nc.new_inbox()
-    answers: dict[str, Answer] = {}
+    answers: dict[str, Reply] = {}
 
     async def take(message: Msg) -> None:
         name = message.subject.rpartition(".")[2]
-        answers[name] = msgspec.json.decode(message.data, type=Answer)
+        answers[name] = msgspec.json.decode(message.data, type=Reply)
 
     await world.nc.subscribe(f"{inbox}.*", cb=take)  # pyright: ignore[reportUnknownMemberType]
     await world.nc.flush()
@@ -72,7 +72,7 @@ async def rejected(world: World) -> dict[str, OutcomeRecorded]:
 def problem(
     case: Case,
     letters: Mapping[str, DeadLetter],
-    answers: Mapping[str, Answer],
+    answers: Mapping[str, Reply],
     outcomes: Mapping[str, OutcomeRecorded],
 ) -> str | None:
     """Say what is not as the case expects; None if all is."""

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, get_args
 import msgspec
 from msgspec import inspect
 
-from events.dead_letter import DeadLetterRecord, Discarded, LetterHandled
+from events.dead_letter import DeadLetterHandled, DeadLetterRecord, Discarded
 from events.envelope import (
     decode_intake,
     decode_listing_part,
@@ -26,7 +26,7 @@ from events.envelope import (
     encode_log,
     to_builtins,
 )
-from events.intake import INTAKE_TYPES, TYPE_OF_INTAKE, Answer, ListingPart
+from events.intake import INTAKE_TYPES, TYPE_OF_INTAKE, ListingPart, Reply
 from events.log import LogEvent, ResourceEvent, event_id, event_type
 from events.names import ResourceKey
 from infra.bus.streams import LOG_FORMAT
@@ -58,8 +58,8 @@ def _logged(data: Any) -> bytes:
         time=NOON,
         resourceversion=7,
         data=data,
-        causeid="message-1",
-        causeposition=41,
+        causationid="message-1",
+        causationposition=41,
         actor="team-a",
     )
     return encode_log(event)
@@ -94,7 +94,7 @@ def _plain(payload: bytes, kind: Class) -> Any:
     return _as_json(msgspec.json.decode(payload, type=kind))
 
 
-PLAIN = (Answer, DeadLetterRecord, LetterHandled, Discarded)
+PLAIN = (Reply, DeadLetterRecord, DeadLetterHandled, Discarded)
 FAMILIES = {
     "log": Family(get_args(ResourceEvent), _logged, _from_log, "data"),
     "intake": Family(tuple(INTAKE_TYPES.values()), _to_intake, _from_intake, "data"),

@@ -14,11 +14,10 @@ from events.external import ExternalObject
 from events.intake import (
     INTAKE_TYPES,
     ActionError,
-    Answer,
     ApiReported,
     Approved,
     Declared,
-    DefinitionSeen,
+    DefinitionReported,
     FinalizerReleased,
     FinalizerRequested,
     ForcedRelease,
@@ -31,9 +30,10 @@ from events.intake import (
     Observed,
     ReconcileRequested,
     Referenced,
+    Reply,
     Reported,
-    SecretSeen,
-    TargetSeen,
+    SecretReported,
+    TargetReported,
     TargetState,
     TimerFired,
     Unreferenced,
@@ -69,12 +69,12 @@ INTAKE: list[IntakeData] = [
     FinalizerRequested("billing/invoice"),
     FinalizerReleased("billing/invoice", force=True, reason="gone"),
     ForcedRelease("the API is gone for good", orphan=True),
-    Approved("DeletionGuard", reason="they are strays"),
+    Approved("DeletionGuard", reason="they are unmanaged"),
     Referenced("default/ShapeRef/mine", "Keep"),
     Unreferenced("default/ShapeRef/mine"),
-    TargetSeen("default/Shape/foo", TargetState(True, True, {"outputs.host": "db"})),
-    SecretSeen("files/db", "abc"),
-    DefinitionSeen(2, "abc", 3, 10),
+    TargetReported("default/Shape/foo", TargetState(True, True, {"outputs.host": "db"})),
+    SecretReported("files/db", "abc"),
+    DefinitionReported(2, "abc", 3, 10),
     Observed("default", "foo", THING, began_at=NOW),
     Reported("a", 1, NOW, NOW, "w", ActionError("NotDone", "no")),
     ApiReported("Throttled", "w", NOW, retry_after_seconds=7.0, message="no"),
@@ -226,8 +226,8 @@ def test_asyncapi_declares_each_parameter_and_direction() -> None:
 
 def test_answer_fits() -> None:
     event = {"accepted": True, "reason": "Accepted", "generation": 1, "position": 5}
-    checker("Answer").validate(event)
-    assert Answer.__name__ in json_schema()["$defs"]
+    checker("Reply").validate(event)
+    assert Reply.__name__ in json_schema()["$defs"]
 
 
 def test_each_call_gives_a_document_of_its_own() -> None:

@@ -68,7 +68,7 @@ class Life:
     def part(self, key: ResourceKey, number: int) -> list[LogEvent]:
         first = ([0, *self.ends])[number]
         events = renamed(self._story, key).log[first : self.ends[number]]
-        return [replace(event, causeposition=0) for event in events]  # there is no intake here
+        return [replace(event, causationposition=0) for event in events]  # there is no intake here
 
 
 LIFE = Life()

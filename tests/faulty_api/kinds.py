@@ -305,7 +305,7 @@ def _by_digest(fields: Fields) -> Fields:
     return {**fields, "color": {"secret": color["digest"]}} if "digest" in color else fields
 
 
-def _due(_fields: Fields, shown: ExternalObject) -> datetime | None:
+def _renewal_time(_fields: Fields, shown: ExternalObject) -> datetime | None:
     return datetime.fromisoformat(shown.outputs["expires"])
 
 
@@ -328,7 +328,7 @@ EXPIRING = dataclasses.replace(
     provider="expiring",
     connect=ExpiringProvider,
     outputs=ShapeOutputs,
-    due=_due,
+    renewal_time=_renewal_time,
 )
 
 UNLISTED = dataclasses.replace(

@@ -58,15 +58,15 @@ class TestExpiring(WithOption):
         self, provider: Provider, name: str, api_url: str
     ) -> None:
         made = await self.made(provider, name)
-        assert self.kind.due(made.fields, made) > soon()  # type: ignore[operator]
+        assert self.kind.renewal_time(made.fields, made) > soon()  # type: ignore[operator]
         async with httpx.AsyncClient(base_url=api_url) as http:
             (await http.put("/_expired", params={"name": name})).raise_for_status()
         ended = await provider.read(name)
         assert ended is not None
-        assert self.kind.due(ended.fields, ended) < soon()  # type: ignore[operator]
+        assert self.kind.renewal_time(ended.fields, ended) < soon()  # type: ignore[operator]
         renewed = (await provider.update(self.upon("Update", ended, self.fields))).object
         assert renewed is not None
-        assert self.kind.due(renewed.fields, renewed) > soon()  # type: ignore[operator]
+        assert self.kind.renewal_time(renewed.fields, renewed) > soon()  # type: ignore[operator]
 
 
 class TestUnlisted(WithOption):

@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.cli.runner import Cli, shape, up
 from tests.frozen.record import RECORDED, definition
 
-OLDER = 5
+OLDER = 6
 REFUSED = Path(__file__).parent / f"format-{OLDER}.tar.xz"
 
 

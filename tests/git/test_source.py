@@ -409,7 +409,7 @@ async def test_what_others_write_by_hand_stops_nothing_and_declares_nothing_else
             for kind, name, spec in (
                 (COMPOSED_SET_KIND, "GitSource-hand", by_hand),
                 (COMPOSED_CONTENT_KIND, digest, content),
-                (COMPOSED_CONTENT_KIND, index, {"parent": content["parent"], "portions": [digest]}),
+                (COMPOSED_CONTENT_KIND, index, {"parent": content["parent"], "chunks": [digest]}),
             )
         ]
     )

@@ -158,7 +158,7 @@ async def test_what_waited_to_be_decided_is_decided_after_the_restoration(
     await world.until_outcome("foo", "Converged", generation=2)
     assert (await world.human.sees("foo"))["color"] == "Green"
     newest = (await world.history("foo"))[-1]
-    assert newest.causeposition >= began, "the new intake counts on from above"
+    assert newest.causationposition >= began, "the new intake counts on from above"
 
 
 async def test_init_does_not_touch_a_log_that_is_only_half_restored(

@@ -113,7 +113,7 @@ async def test_2_the_intent_is_in_the_log_before_each_effect(bare_world: World):
 
     assert [each.operation for each in witness.executed] == ["Create", "Update", "Delete"]
     assert witness.unannounced == []
-    assert all(each.because for each in witness.executed)
+    assert all(each.causes for each in witness.executed)
     keys = [each["idempotency_key"] for each in await world.human.journal()]
     assert keys == [each.idempotency_key for each in witness.executed]
 
@@ -235,7 +235,7 @@ async def test_10_the_recorded_inputs_give_the_recorded_events(world: World):
 
 def _taken_until(inputs: list[Command], recorded: Sequence[LogEvent]) -> list[Command]:
     """Take the commands up to the last one that a turn's events name as their cause."""
-    last = max(event.causeposition for event in recorded)
+    last = max(event.causationposition for event in recorded)
     mine = [each for each in inputs if each.position <= last]
     del inputs[: len(mine)]
     return mine

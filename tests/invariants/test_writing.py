@@ -21,11 +21,11 @@ from infra.bus.event_log import JetStreamLog
 from infra.bus.streams import TIMERS, LogIdentity
 from infra.jetstream.connection import api_request
 from reconciler.ports import (
-    Answer,
     AppendLostError,
     DeadLetter,
     IntakeDelivery,
     Rejection,
+    Reply,
     ResourceAppend,
     TimerRequest,
 )
@@ -155,7 +155,7 @@ class Told:
 
     async def set_timers(self, timers: Sequence[TimerRequest]) -> None: ...
 
-    async def answer(self, answers: Sequence[tuple[str, Answer]]) -> None: ...
+    async def answer(self, answers: Sequence[tuple[str, Reply]]) -> None: ...
 
     async def reject(self, rejections: Sequence[Rejection]) -> None: ...
 

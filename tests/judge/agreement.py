@@ -16,11 +16,11 @@ from reconciler.resource.state import ResourceState
 OF_THE_LOG: Final = frozenset(
     {
         # The key, and what the newest events say of themselves.
-        *("namespace", "kind", "name", "position", "since", "changed_at", "seen_at"),
+        *("namespace", "kind", "name", "position", "since", "changed_at", "observed_at"),
         # What the aggregate does not need: names of objects, times, numbers.
         *("owned_by", "owned_since", "owned_reason", "drifts", "released", "uncertain_names"),
         "is_unconfirmed",
-        *("unmet_since", "asked_level"),
+        *("unmet_since", "pending_level"),
         # The state has them only while an outcome or a wait is current.
         *("retry_seconds", "throttled_seconds"),
         # The row drops them with its object, and is not told twice.
@@ -34,7 +34,7 @@ def fields_of(state: ResourceState) -> Mapping[str, object]:
     """Return the fields of the row that follow from the state."""
     desired, observed, spec = state.desired, state.observed, state.desired.spec
     owned, retiring, flight = state.owned, state.retiring, state.actions.in_flight
-    shown, due, approval = observed.object, state.due, state.holds.approval
+    shown, due, approval = observed.object, state.renewal, state.holds.approval
     action = None if flight is None else flight.action
     fields: dict[str, object] = {
         "version": state.version,
@@ -50,12 +50,12 @@ def fields_of(state: ResourceState) -> Mapping[str, object]:
         **_names_of(state),
         "owned": owned is not None,
         "uid": None if owned is None else owned.uid,
-        "taken_by": observed.taken_by,
+        "belongs_to": observed.belongs_to,
         "observed_digest": _digest(shown),
         "outputs": {} if shown is None else shown.outputs,
         "listing_disproved": observed.is_listing_disproved,
         "grace_seconds": observed.grace_seconds,
-        "strays": observed.strays,
+        "unmanaged": observed.unmanaged,
         "total": observed.total,
         "retiring": "" if retiring is None else retiring.external_name,
         "retiring_uid": None if retiring is None else retiring.uid,
@@ -66,10 +66,10 @@ def fields_of(state: ResourceState) -> Mapping[str, object]:
         "action_id": "" if action is None else action.action_id,
         "operation": "" if action is None else action.operation,
         "attempt": 0 if flight is None else flight.attempt,
-        "asked_name": action.external_name if action and action.operation == "Create" else "",
-        "due_at": None if due is None or due.is_written else due.at,
+        "pending_name": action.external_name if action and action.operation == "Create" else "",
+        "renewal_at": None if due is None or due.is_written else due.at,
         "progress_at": None if state.progress is None else state.progress.at,
-        "asked_plan": approval.plan if approval and approval.decision != "Proceed" else "",
+        "pending_plan": approval.plan if approval and approval.decision != "Proceed" else "",
         "finalizers": {each.name: each.holder for each in state.holds.finalizers},
         "references": state.holds.references,
         "throttled_until": state.api.throttled_until,
@@ -156,13 +156,13 @@ def _wrong_if_shown(
     is_doubted = state.observed.doubted is not None or state.observed.asked_at is not None
     expected: dict[str, object] = {
         "doubted": is_doubted or is_approved,
-        "seen_uid": None if shown is None or state.owned is not None else shown.uid,
+        "observed_uid": None if shown is None or state.owned is not None else shown.uid,
         "foreign_identity": None if shown is None else identity(shown),
     }
     if flight is not None and flight.action.operation != "Delete":
         action = flight.action
         wanted = (action.external_name, action.fields, action.uid, None, action.labels)
-        expected["asked_digest"] = digest(ExternalObject(*wanted))
+        expected["pending_digest"] = digest(ExternalObject(*wanted))
     wrong = {
         name: (getattr(row, name), value)
         for name, value in expected.items()
@@ -184,6 +184,6 @@ def unclassified() -> set[str]:
     """Return the fields of the row that are compared in no way, and not known not to be."""
     compared = {"outcome", "observed_generation", "reason", "message", "conditions"}
     compared |= {"external_name", "declared_name", "declared_config"}
-    compared |= {"doubted", "seen_uid", "foreign_identity", "asked_digest", "retry_at"}
+    compared |= {"doubted", "observed_uid", "foreign_identity", "pending_digest", "retry_at"}
     compared |= fields_of(ResourceState()).keys()
     return {each.name for each in msgspec.structs.fields(StatusRow)} - compared - OF_THE_LOG

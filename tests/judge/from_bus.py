@@ -97,7 +97,7 @@ async def _read_bus_once(nc: Client) -> History:
     return History(
         log=log,
         messages={each.position: each for each in messages},
-        refused={each.causeposition for each in refused},
+        refused={each.causationposition for each in refused},
         dead_letters={each.position for each in letters},
         effects=None,
     )

@@ -177,7 +177,7 @@ class SimulatedTruth:
             return False
         declarations = [each for each in log if isinstance(each.event.data, SpecDeclared)]
         if any(
-            (each.event.key, each.event.causeid) == (key, message.message_id)
+            (each.event.key, each.event.causationid) == (key, message.message_id)
             for each in declarations
         ):
             return False

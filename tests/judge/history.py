@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from events.external import ExternalObject
-from events.intake import Answer, IntakeData
+from events.intake import IntakeData, Reply
 from events.log import Action, LogEvent, Operation, SpecDeclared
 from events.manifest import Fields
 from events.names import ResourceKey
@@ -113,7 +113,7 @@ class History:
     messages: dict[int, Message] | None = field(default_factory=dict[int, Message])
     refused: set[int] = field(default_factory=set[int])
     dead_letters: set[int] = field(default_factory=set[int])
-    answers: list[tuple[str, Answer]] | None = None
+    answers: list[tuple[str, Reply]] | None = None
     acknowledged: Iterable[Acknowledged] = ()
     calls: list[Call] = field(default_factory=list[Call])
     effects: list[Effect] | None = field(default_factory=list[Effect])

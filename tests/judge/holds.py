@@ -89,14 +89,14 @@ def unapproved_action(of: Happening[ActionDecided]) -> Iterator[str]:
 
 
 @on(OwnershipClaimed)
-def strays(of: Happening[OwnershipClaimed]) -> Iterator[str]:
+def unmanaged(of: Happening[OwnershipClaimed]) -> Iterator[str]:
     """Only a few undeclared objects are claimed to be deleted, none referenced (invariant 17)."""
     is_stray = of.data.reason in ("ExclusiveScope", "Label", "Prefix")
     if of.resource.is_declared or not is_stray:
         return
-    is_allowed = _allows(of.settings(of.data.provider_config), of.resource.strays)
+    is_allowed = _allows(of.settings(of.data.provider_config), of.resource.unmanaged)
     if not is_allowed and of.resource.approved != "DeletionGuard":
-        yield f"one of {of.resource.strays} strays is deleted without approval"
+        yield f"one of {of.resource.unmanaged} unmanaged objects is deleted without approval"
     if of.resource.references:
         yield "a referenced stray is deleted"
     if of.data.uid in of.ledger.released:

@@ -86,7 +86,7 @@ class Resource:
     observed: ExternalObject | None = None
     absent_at: int = 0
     """Where in the intake the newest proof began that there is no object."""
-    strays: int = 0
+    unmanaged: int = 0
     doubted: LossCount | None = None
     effect_position: int = 0
     effect_at: datetime | None = None
@@ -193,7 +193,7 @@ class Ledger:
 
     def observation(self, event: e.LogEvent) -> Observed | None:
         """Return the observation that an event rests on, if it was recorded."""
-        message = self.history.message(event.causeposition)
+        message = self.history.message(event.causationposition)
         return message.data if message and isinstance(message.data, Observed) else None
 
     def live(self) -> Iterator[tuple[ExternalObject, DecidedAction | None]]:
@@ -229,7 +229,7 @@ class Ledger:
         key, data = event.key, event.data
         resource = self.resources.setdefault(key, Resource(key))
         resource.version = event.resourceversion
-        self.causes.add((key, event.causeid))
+        self.causes.add((key, event.causationid))
         match data:
             case e.SpecDeclared() if key.kind == PROVIDER_CONFIG_KIND:
                 self.configs[key.name].append(msgspec.convert(data.fields, ProviderConfigSpec))
@@ -255,7 +255,7 @@ class Ledger:
             case _:
                 pass
         if isinstance(data, e.SpecDeclared | e.SpecWithdrawn):
-            name = (key, event.actor, event.causeid)
+            name = (key, event.actor, event.causationid)
             self.generations.setdefault(name, data.generation)
         decided = self.actions.get(_action_of(data))
         if decided is not None:
@@ -290,7 +290,7 @@ def _of_resource(resource: Resource, event: e.LogEvent) -> None:  # noqa: C901, 
             _declare(resource, event, data)
         case e.SpecWithdrawn(generation):
             resource.generation, resource.is_declared = generation, False
-            resource.position = event.causeposition
+            resource.position = event.causationposition
             resource.is_troubled, resource.has_news, resource.approved = False, True, ""
         case e.SpecResolved(fields=fields):
             resource.resolved, resource.is_troubled, resource.approved = fields, False, ""
@@ -299,12 +299,12 @@ def _of_resource(resource: Resource, event: e.LogEvent) -> None:  # noqa: C901, 
         case e.DefinitionObserved(definition):
             resource.definition, resource.redefined = definition.digest, definition.affected
             resource.approved = ""
-        case e.ExternalObserved(object=found, strays=strays, as_of=as_of):
+        case e.ExternalObserved(object=found, unmanaged=unmanaged, as_of=as_of):
             seen = resource.observed
             resource.absent_at = as_of if found is None else 0
             if seen is None or found is None or seen.uid != found.uid:
                 resource.approved = ""
-            resource.observed, resource.strays, resource.doubted = found, strays or 0, None
+            resource.observed, resource.unmanaged, resource.doubted = found, unmanaged or 0, None
         case e.AbsenceDoubted(missing=missing, owned=owned):
             resource.doubted = LossCount(missing, owned)
         case e.TwinDetected():
@@ -361,7 +361,7 @@ def _declare(resource: Resource, event: e.LogEvent, data: e.SpecDeclared) -> Non
     if known is None and seen is not None and seen.name != data.external_name:
         resource.observed = None  # it was seen under another name
     resource.spec, resource.resolved, resource.is_declared = data, None, True
-    resource.generation, resource.position = data.generation, event.causeposition
+    resource.generation, resource.position = data.generation, event.causationposition
     resource.is_troubled, resource.has_news, resource.approved = False, True, ""
     resource.is_forced = resource.is_orphaned = False
     resource.definition = "" if data.definition is None else data.definition.digest
@@ -419,8 +419,8 @@ def _of_action(resource: Resource, event: e.LogEvent, decided: DecidedAction) ->
 
 
 def _take_effect_time(resource: Resource, event: e.LogEvent, reported_at: datetime | None) -> None:
-    if event.causeposition >= resource.effect_position:
-        resource.effect_position = event.causeposition
+    if event.causationposition >= resource.effect_position:
+        resource.effect_position = event.causationposition
         resource.effect_at = reported_at or event.time
 
 
@@ -444,7 +444,7 @@ def _succeed(
             resource.retiring = None
         else:
             resource.owned = resource.observed = None
-            resource.absent_at = event.causeposition
+            resource.absent_at = event.causationposition
             _own_the_replaced_again(resource)
         return
     if action.definition and action.definition == resource.definition:

@@ -50,9 +50,9 @@ def generations(of: Happening[SpecDeclared | SpecWithdrawn]) -> Iterator[str]:
 
     It may be decided again at its first position, after one that it has overtaken.
     """
-    first = of.ledger.generations.get((of.event.key, of.event.actor, of.event.causeid))
+    first = of.ledger.generations.get((of.event.key, of.event.actor, of.event.causationid))
     if first not in (None, of.data.generation):
-        yield f"message {of.event.causeid} made generation {first} already"
+        yield f"message {of.event.causationid} made generation {first} already"
 
 
 @on(SpecDeclared, SpecWithdrawn, needs=("answers",))
@@ -63,11 +63,13 @@ def repetitions(of: Happening[SpecDeclared | SpecWithdrawn]) -> Iterator[str]:
     generation is then of an older message, and was stored after the answer.
     """
     for inbox, answer in of.ledger.history.answers or ():
-        is_its_own = inbox == f"_INBOX.{of.event.causeid}" and answer.reason in _MADE_NO_GENERATION
+        is_its_own = (
+            inbox == f"_INBOX.{of.event.causationid}" and answer.reason in _MADE_NO_GENERATION
+        )
         is_older = of.resource.position < answer.position
         has_overtaken = is_older and answer.generation < of.resource.generation
-        if is_its_own and answer.position < of.event.causeposition and not has_overtaken:
-            yield f"message {of.event.causeid} was {answer.reason} before"
+        if is_its_own and answer.position < of.event.causationposition and not has_overtaken:
+            yield f"message {of.event.causationid} was {answer.reason} before"
 
 
 # --- each message
@@ -147,7 +149,7 @@ def _first_positions(ledger: Ledger) -> dict[tuple[ResourceKey, str], int]:
         if message.key is not None:
             first.setdefault((message.key, message.message_id), message.position)
     return first | {
-        (event.key, event.causeid): event.causeposition
+        (event.key, event.causationid): event.causationposition
         for _, _, event in ledger.history.log
         if isinstance(event.data, SpecDeclared | SpecWithdrawn)
     }
@@ -218,7 +220,7 @@ def _repeats(ledger: Ledger, key: ResourceKey, data: Declared | Withdrawn, posit
     """Return whether a message declares what was declared at its position: it makes no event."""
     before: SpecDeclared | None = None
     for _, _, event in ledger.history.log:
-        if event.key == key and event.causeposition <= position:
+        if event.key == key and event.causationposition <= position:
             if isinstance(event.data, SpecDeclared):
                 before = event.data
             elif isinstance(event.data, SpecWithdrawn):

@@ -146,7 +146,7 @@ def owner_labels(ledger: Ledger, resource: Resource) -> dict[str, str]:
 def misattributed_deletion(of: Happening[DriftDetected]) -> Iterator[str]:
     """A deletion of our own is never recorded as a change by another client (invariant 13)."""
     uid = None if of.resource.owned is None else of.resource.owned.uid
-    if uid is None or not of.data.missing or of.data.perhaps_by:
+    if uid is None or not of.data.missing or of.data.suspected_action:
         return
     for effect in of.ledger.effects:
         if effect.key is not None and (effect.operation, effect.uid) == ("Delete", uid):
@@ -223,7 +223,7 @@ def false_absence(of: Happening[ExternalObserved]) -> Iterator[str]:
     """
     name, known = of.data.external_name, of.resource.owned or of.resource.observed
     began = of.ledger.history.message(of.data.as_of)
-    cause = of.ledger.history.message(of.event.causeposition)
+    cause = of.ledger.history.message(of.event.causationposition)
     since = 0.0 if began is None else began.stored_at
     if of.data.object is not None or cause is None or of.truth.was_hidden_since(name, since):
         return

@@ -15,11 +15,11 @@ from msgspec.structs import replace
 from events.external import ExternalObject
 from events.intake import (
     ActionError,
-    Answer,
     Declared,
     LossCount,
     NewerObject,
     Observed,
+    Reply,
     Reported,
     Withdrawn,
 )
@@ -170,8 +170,8 @@ class Story:
                 time=NOW + timedelta(seconds=self.clock),
                 resourceversion=version,
                 data=data,
-                causeid=message_id or f"m{cause}",
-                causeposition=cause,
+                causationid=message_id or f"m{cause}",
+                causationposition=cause,
                 actor=actor,
             )
             event = replace(event, **envelope)
@@ -292,7 +292,7 @@ def a_message_that_makes_two_generations(story: Story) -> None:
 
 @breaks("repetitions")
 def a_repeated_message_that_makes_a_generation(story: Story) -> None:
-    story.history.answers = [("_INBOX.m50", Answer(True, "Unchanged", 1, 50))]
+    story.history.answers = [("_INBOX.m50", Reply(True, "Unchanged", 1, 50))]
     story.record(FOO, replace(SPEC, generation=2), cause=60, message_id="m50")
 
 
@@ -478,7 +478,7 @@ def an_object_beside_one_that_was_released(story: Story) -> None:
     story.record(FOO, replace(SPEC, generation=3), ActionDecided(action(FOO, 7, "Create")))
 
 
-@breaks("strays")
+@breaks("unmanaged")
 def a_released_object_that_is_deleted_as_a_stray(story: Story) -> None:
     release(story)
     story.record(BAR, OwnershipClaimed("foo", "uid-foo", "ExclusiveScope"))
@@ -729,7 +729,7 @@ def a_deletion_that_the_policy_has_approved_first(story: Story) -> None:
     story.record(FOO, ActionDecided(action(FOO, 6, "Delete")))
 
 
-@breaks("strays")
+@breaks("unmanaged")
 def one_of_many_strays_that_is_claimed(story: Story) -> None:
     story.configure(deletion_guard=DeletionGuard(max_count=2))
     shown = ExternalObserved("default", "bar", thing("bar"), "CompleteListing", 90, 3, 9)
@@ -737,7 +737,7 @@ def one_of_many_strays_that_is_claimed(story: Story) -> None:
     story.record(BAR, shown, claimed)
 
 
-@breaks("strays")
+@breaks("unmanaged")
 def a_referenced_stray_that_is_claimed(story: Story) -> None:
     claimed = OwnershipClaimed("bar", "uid-bar", "ExclusiveScope", "default")
     story.record(BAR, ReferenceAdded("default/ShapeRef/r", "Keep"), claimed)
@@ -980,7 +980,7 @@ def test_a_message_that_waits_while_others_are_in_trouble_is_found() -> None:
     story.message(BAR, declared(BAR), 50)
     found = list(undecided_for_long(story.history, now=story.clock + 11.0))
     assert "message 50" in {subject for subject, _ in found}
-    story.history.answers = [("_INBOX.m50", Answer(True, "Accepted", 1, 50))]
+    story.history.answers = [("_INBOX.m50", Reply(True, "Accepted", 1, 50))]
     messages = story.history.messages
     assert messages is not None
     answered = [each._replace(reply_to="_INBOX.m50") for each in messages.values()]

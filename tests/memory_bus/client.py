@@ -8,9 +8,9 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
-from events.dead_letter import DeadLetterRecord, LetterHandled, make_record
+from events.dead_letter import DeadLetterHandled, DeadLetterRecord, make_record
 from events.envelope import encode_intake
-from events.intake import Answer
+from events.intake import Reply
 from events.log import OutcomeRecorded
 from events.names import ResourceKey
 from events.subjects import intake as intake_subject
@@ -34,11 +34,11 @@ class MemoryClientBus:
         self._rows = MemoryRows(bus.rows, bus.network)
         self._clock = Clock(bus.loop.time)
         self._inboxes = itertools.count(1)
-        self._waiting: dict[str, asyncio.Future[Answer]] = {}
-        self._handled: list[LetterHandled] = []
+        self._waiting: dict[str, asyncio.Future[Reply]] = {}
+        self._handled: list[DeadLetterHandled] = []
         bus.decisions.after_answer.append(self._take)
 
-    def _take(self, subject: str, answer: Answer) -> None:
+    def _take(self, subject: str, answer: Reply) -> None:
         waiting = self._waiting.pop(subject, None)
         if waiting is not None and not waiting.done():
             waiting.set_result(answer)
@@ -55,7 +55,7 @@ class MemoryClientBus:
 
     async def ask(
         self, messages: Sequence[IntakeMessageOut], *, timeout_seconds: float
-    ) -> Sequence[Answer | None]:
+    ) -> Sequence[Reply | None]:
         """Store messages and wait for the answers; None for one that does not come in time."""
         asked = [(*self._outgoing(each), self._inbox()) for each in messages]
         answers = [self._waiting[inbox] for *_, inbox in asked]
@@ -65,7 +65,7 @@ class MemoryClientBus:
 
     async def ask_raw(
         self, subject: str, payload: bytes, *, message_id: str = "", answer_seconds: float
-    ) -> tuple[int, Answer | None]:
+    ) -> tuple[int, Reply | None]:
         """Store bytes; return their position, and the answer if one comes in time."""
         inbox = self._inbox()
         answer = self._waiting[inbox]
@@ -75,7 +75,7 @@ class MemoryClientBus:
 
     async def publish_again(
         self, subject: str, payload: bytes, message_id: str, *, answer_seconds: float
-    ) -> tuple[int, Answer | None]:
+    ) -> tuple[int, Reply | None]:
         """Store a message of the intake as it is, under a new id."""
         return await self.ask_raw(
             subject, payload, message_id=message_id, answer_seconds=answer_seconds
@@ -105,13 +105,13 @@ class MemoryClientBus:
 
     async def dead_letters(
         self, *, most: int | None = None
-    ) -> tuple[Mapping[int, DeadLetterRecord], Sequence[LetterHandled]]:
+    ) -> tuple[Mapping[int, DeadLetterRecord], Sequence[DeadLetterHandled]]:
         """Return the dead letters by number, and what was done about them."""
         letters = self._bus.decisions.dead_letters.values()
         numbered = list(enumerate(map(self._record, letters), start=1))
         return dict(numbered[-most:] if most else numbered), self._handled
 
-    async def letter_handled(self, handled: LetterHandled) -> None:
+    async def letter_handled(self, handled: DeadLetterHandled) -> None:
         """Write down what was done about a dead letter."""
         self._handled.append(handled)
 

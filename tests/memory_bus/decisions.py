@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from events.envelope import encode_intake
-from events.intake import Answer, TimerFired
+from events.intake import Reply, TimerFired
 from events.log import SOURCE, LogEvent, OutcomeRecorded, event_type
 from events.names import ResourceKey
 from events.subjects import intake as intake_subject
@@ -36,8 +36,8 @@ class Decisions:
         self._timers: dict[tuple[ResourceKey, str], TimerRequest] = {}
         self._faults: list[TimersFail] = []
         self.letters_room = Room("DEADLETTERS")
-        self.answers: list[tuple[str, Answer]] = []
-        self.after_answer: list[Callable[[str, Answer], object]] = []
+        self.answers: list[tuple[str, Reply]] = []
+        self.after_answer: list[Callable[[str, Reply], object]] = []
         self.rejections: dict[tuple[ResourceKey, int], tuple[Rejection, float]] = {}
         self.dead_letters: dict[tuple[str, int], DeadLetter] = {}
         self._told: dict[tuple[str, str, str], str] = {}
@@ -93,7 +93,7 @@ class Decisions:
         except StreamFullError:
             self._network.outside(_AGAIN_SECONDS, lambda: self._hand_over(subject, payload))
 
-    def answer(self, answers: Sequence[tuple[str, Answer]]) -> None:
+    def answer(self, answers: Sequence[tuple[str, Reply]]) -> None:
         """Hand answers to the publishers that wait for them; there may be none."""
         self.answers += answers
         for subject, answer in answers:
@@ -141,7 +141,7 @@ def rejected_event(rejection: Rejection) -> LogEvent:
         time=rejection.at,
         resourceversion=0,
         data=data,
-        causeposition=answer.position,
+        causationposition=answer.position,
         actor=rejection.actor,
     )
 
@@ -157,7 +157,7 @@ class MemoryDecisionSink:
     async def set_timers(self, timers: Sequence[TimerRequest]) -> None:
         await self._network.ask("timers", lambda: self._decisions.set_timers(timers))
 
-    async def answer(self, answers: Sequence[tuple[str, Answer]]) -> None:
+    async def answer(self, answers: Sequence[tuple[str, Reply]]) -> None:
         if answers:
             self._network.send("answer", lambda: self._decisions.answer(answers))
 

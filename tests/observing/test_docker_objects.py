@@ -198,7 +198,7 @@ async def test_33_what_hands_do_is_undone_within_a_second_and_strangers_stay(
         # The Engine kills what it removes: a look in between detects a stopped container first.
         expected = {len(took), len(took) + 1} if harm == "rm -f" else {len(took)}
         assert len(drifts) in expected, f"{harm} is a drift in the log"
-        assert not drifts[-1].perhaps_by, "and nothing of ours"
+        assert not drifts[-1].suspected_action, "and nothing of ours"
     print("healed after", {harm: f"{seconds:.2f} s" for harm, seconds in took.items()})
     record_property("healed", took)
     assert max(took.values()) < HEALED_SECONDS + SLACK_SECONDS

@@ -83,7 +83,7 @@ async def test_ours_is_read_by_its_id_though_another_has_its_name() -> None:
 
 
 async def test_what_is_not_ours_is_gone_though_another_has_its_name() -> None:
-    seen = row("mine", note("n1"), declared=False, seen_uid="n1")
+    seen = row("mine", note("n1"), declared=False, observed_uid="n1")
     found = await told([note("n2")], seen)
     assert (found["mine"].object, found["mine"].absent_uid) == (None, "n1")
 
@@ -92,12 +92,12 @@ async def test_each_foreign_object_is_a_resource_of_its_own_and_is_told_once() -
     first = await told([note("n1"), note("n2")])
     assert len(first) == 2
     known = [
-        row(name, each.object, declared=False, seen_uid=each.object.uid)
+        row(name, each.object, declared=False, observed_uid=each.object.uid)
         for name, each in first.items()
         if each.object is not None
     ]
     for each in known:
-        each.foreign_identity = identity(note(each.seen_uid or ""))
+        each.foreign_identity = identity(note(each.observed_uid or ""))
     assert await told([note("n1", text="y"), note("n2")], *known) == {}
     again = await told([note("n2")], *known)
     assert [each.object for each in again.values()] == [None]
@@ -108,7 +108,7 @@ async def test_what_is_declared_and_not_ours_is_shown_one_object_of_its_name() -
     found = await told([note("n2"), note("n1")], wanted)
     assert found["mine"].object == note("n1")
     assert len(found) == 2
-    wanted = row("mine", note("n1"), seen_uid="n1")
+    wanted = row("mine", note("n1"), observed_uid="n1")
     assert "mine" not in await told([note("n2"), note("n1")], wanted), "it stays that one"
 
 
@@ -118,7 +118,7 @@ async def test_of_an_object_with_an_action_under_way_its_result_tells(operation:
     ours = row("mine", note("n1"), owned=True, uid="n1", action_id="a", operation=operation)
     found = await findings([], ours)
     assert (found.observed, found.doubtful) == ([], [])
-    seen = row("mine", note("n1"), seen_uid="n1", action_id="a", operation=operation)
+    seen = row("mine", note("n1"), observed_uid="n1", action_id="a", operation=operation)
     found = await findings([], seen)
     assert (found.observed, found.doubtful) == ([], [])
 
@@ -169,7 +169,7 @@ async def test_a_deleted_object_with_our_label_is_gone_however_late_it_is_listed
 
 
 async def test_a_first_look_shows_an_object_that_an_undeclared_resource_was_seen_with() -> None:
-    undeclared = row("stray", note("n1"), declared=False, seen_uid="n1", reason="NotDeclared")
+    undeclared = row("stray", note("n1"), declared=False, observed_uid="n1", reason="NotDeclared")
     looking = row("mine", reason="Looking")
     assert (await told([note("n1")], undeclared, looking))["mine"].object == note("n1")
     owned = row("other", note("n1"), owned=True, uid="n1")
@@ -188,13 +188,15 @@ async def test_what_was_replaced_is_no_stray() -> None:
 
 
 async def test_what_was_released_with_its_replacement_is_no_stray() -> None:
-    kept = row("mine", note("n2"), declared=False, seen_uid="n2", released=(("todo", "n1"),))
+    kept = row("mine", note("n2"), declared=False, observed_uid="n2", released=(("todo", "n1"),))
     assert await told([note("n1"), note("n2")], kept, config=EXCLUSIVE) == {}
     assert len(await told([note("n2"), note("n3")], kept, config=EXCLUSIVE)) == 1
 
 
 async def test_a_released_object_that_is_not_listed_is_read_before_it_is_forgotten() -> None:
-    released = row("mine", note("n1"), declared=False, seen_uid="n1", released=(("todo", "n1"),))
+    released = row(
+        "mine", note("n1"), declared=False, observed_uid="n1", released=(("todo", "n1"),)
+    )
     found = await findings([], released)
     assert (found.observed, found.doubtful) == ([], [released])
     again = row("mine", note("n2"), owned=True, uid="n2", released=(("todo", "n1"),))
@@ -203,12 +205,14 @@ async def test_a_released_object_that_is_not_listed_is_read_before_it_is_forgott
 
 
 async def test_what_one_resource_has_released_no_other_one_takes_for_a_stray() -> None:
-    released = row("mine", note("n1"), declared=False, seen_uid="n1", released=(("todo", "n1"),))
+    released = row(
+        "mine", note("n1"), declared=False, observed_uid="n1", released=(("todo", "n1"),)
+    )
     found = await told([note("n1")], released, stray(), config=EXCLUSIVE)
-    assert {name: each.taken_by for name, each in found.items()} == {"stray": "default/Note/mine"}
-    wanted = row("wanted", note("n1"), seen_uid="n1", taken_by="default/Note/other")
+    assert {name: each.belongs_to for name, each in found.items()} == {"stray": "default/Note/mine"}
+    wanted = row("wanted", note("n1"), observed_uid="n1", belongs_to="default/Note/other")
     found = await told([note("n1")], released, wanted, config=EXCLUSIVE)
-    assert found["wanted"].taken_by == "", "a declaration may adopt it"
+    assert found["wanted"].belongs_to == "", "a declaration may adopt it"
 
 
 # --- an object that a late call has created under a name that its resource has left
@@ -232,7 +236,7 @@ async def told_of_late(*rows: StatusRow, **more: Any) -> set[str]:
 
 async def test_a_late_object_is_told_to_the_resource_whose_label_it_has() -> None:
     assert await told_of_late(moved()) == {"mine"}
-    seen = {"seen_uid": "n2", "foreign_identity": identity(LATE)}
+    seen = {"observed_uid": "n2", "foreign_identity": identity(LATE)}
     stranger = row("todo", LATE, declared=False, **seen)
     assert await told_of_late(moved(), stranger) == {"mine"}, "also if it was seen before"
 
@@ -288,7 +292,7 @@ async def test_an_object_is_told_to_the_resource_that_may_have_created_it_under_
     None
 ):
     assert set(await told([MARKED], answered())) == {"mine"}
-    seen = {"seen_uid": "n2", "foreign_identity": identity(MARKED)}
+    seen = {"observed_uid": "n2", "foreign_identity": identity(MARKED)}
     stranger = row("todo", MARKED, declared=False, **seen)
     assert set(await told([MARKED], answered(), stranger)) == {"mine"}, "also if it was seen before"
     withdrawn = row("mine", declared=False, uncertain_names=("todo",))
@@ -321,10 +325,10 @@ async def test_an_object_that_a_resource_has_in_another_configuration_is_taken(
 ) -> None:
     owner = answered(uid="n2")
     owner.provider_config = "other"
-    seen = {"seen_uid": "n2", "foreign_identity": identity(MARKED)}
+    seen = {"observed_uid": "n2", "foreign_identity": identity(MARKED)}
     rows = [owner, row("todo", MARKED, declared=False, **seen)] if is_seen else [owner]
     found = await told([MARKED], *rows)
-    assert [each.taken_by for each in found.values()] == ["default/Note/mine"]
+    assert [each.belongs_to for each in found.values()] == ["default/Note/mine"]
 
 
 # --- an undeclared object that a resource waits to delete, and another resource of its name
@@ -332,25 +336,25 @@ async def test_an_object_that_a_resource_has_in_another_configuration_is_taken(
 
 def stray(name: str = "stray", **more: Any) -> StatusRow:
     found = note("n1")
-    seen = {"seen_uid": found.uid, "foreign_identity": identity(found), **more}
+    seen = {"observed_uid": found.uid, "foreign_identity": identity(found), **more}
     return row(name, found, declared=False, **{"reason": "AwaitingRead", **seen})
 
 
 async def test_each_of_two_resources_sees_the_other_before_one_of_them_takes_the_object() -> None:
     waiting, wanted = stray(), row("mine")
     found = await told([note("n1")], waiting, wanted, config=EXCLUSIVE)
-    assert {name: each.taken_by for name, each in found.items()} == {
+    assert {name: each.belongs_to for name, each in found.items()} == {
         "stray": "default/Note/mine",
         "mine": "default/Note/stray",
     }
-    left = stray(reason="Taken", outcome="Unowned", taken_by="default/Note/mine")
-    wanted = row("mine", note("n1"), seen_uid="n1", taken_by="default/Note/stray")
+    left = stray(reason="Taken", outcome="Unowned", belongs_to="default/Note/mine")
+    wanted = row("mine", note("n1"), observed_uid="n1", belongs_to="default/Note/stray")
     found = await told([note("n1")], left, wanted, config=EXCLUSIVE)
-    assert {name: each.taken_by for name, each in found.items()} == {"mine": ""}
+    assert {name: each.belongs_to for name, each in found.items()} == {"mine": ""}
 
 
 async def test_an_object_held_by_the_guard_is_shown_again_once_the_guard_allows_it() -> None:
-    held = stray(outcome="Held", reason="DeletionGuard", strays=1, total=1)
+    held = stray(outcome="Held", reason="DeletionGuard", unmanaged=1, total=1)
     guard = DeletionGuard(max_count=0)
     assert not await told([note("n1")], held, config=replace(EXCLUSIVE, deletion_guard=guard))
     assert set(await told([note("n1")], held, config=EXCLUSIVE)) == {"stray"}
@@ -360,23 +364,25 @@ async def test_of_two_resources_that_wait_to_delete_an_object_one_gives_way() ->
     """Until it has, the first waits: a listing that did not show it may be on its way to each."""
     first, second = stray("first"), stray("second")
     found = await told([note("n1")], second, first, config=EXCLUSIVE)
-    assert {name: each.taken_by for name, each in found.items()} == {"second": "default/Note/first"}
-    left = stray("second", reason="Taken", outcome="Unowned", taken_by="default/Note/first")
+    assert {name: each.belongs_to for name, each in found.items()} == {
+        "second": "default/Note/first"
+    }
+    left = stray("second", reason="Taken", outcome="Unowned", belongs_to="default/Note/first")
     found = await told([note("n1")], left, first, config=EXCLUSIVE)
-    assert {name: each.taken_by for name, each in found.items()} == {"first": ""}
+    assert {name: each.belongs_to for name, each in found.items()} == {"first": ""}
 
 
 async def test_a_creation_under_way_does_not_hold_what_was_there_before() -> None:
     making = row("mine", action_id="a", operation="Create")
     found = await told([note("n1")], stray(), making, config=EXCLUSIVE)
-    assert {name: each.taken_by for name, each in found.items()} == {"stray": ""}
+    assert {name: each.belongs_to for name, each in found.items()} == {"stray": ""}
 
 
 async def test_an_undeclared_object_is_shown_again_with_the_version_that_was_read() -> None:
     waiting = stray(version=7, position=70)
     for position, version in [(69, 0), (70, 7)]:
         found = await told([note("n1")], waiting, config=EXCLUSIVE, known_position=position)
-        assert (found["stray"].taken_by, found["stray"].known_version) == ("", version)
+        assert (found["stray"].belongs_to, found["stray"].known_version) == ("", version)
 
 
 @pytest.mark.parametrize("seen", [None, note("n1")], ids=["not seen", "seen"])
@@ -386,7 +392,7 @@ async def test_what_another_resource_has_deleted_is_not_shown_to_one_of_its_name
     """Its row may be gone while a listing still shows the object."""
     of_name = row("mine", seen)
     if seen is not None:
-        of_name.seen_uid, of_name.taken_by = seen.uid, "default/Note/stray"
+        of_name.observed_uid, of_name.belongs_to = seen.uid, "default/Note/stray"
     assert await told([note("n1")], of_name, deleted_ids={"n1"}) == {}
     assert (await told([note("n1")], of_name)).keys() == {"mine"}
     ours = row("mine", note("n1"), owned=True, uid="n1")

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from events.external import ExternalObject
-from events.intake import LossCount, Observed, StrayCount
+from events.intake import LossCount, Observed, UnmanagedCount
 from events.log import (
     Action,
     ActionDecided,
@@ -166,9 +166,9 @@ async def test_what_the_log_has_by_then_is_known_before_anything_is_called_a_str
     assert list(stage.intake.observed) == [ResourceKey("team", "Shape", "theirs")]
 
 
-def _seen(name: str, version: int = 1, *, taken_by: str = "") -> LogEvent:
+def _seen(name: str, version: int = 1, *, belongs_to: str = "") -> LogEvent:
     shown = ExternalObject("x", {})
-    data = ExternalObserved("default", "x", shown, "CompleteListing", 1, 1, 1, taken_by)
+    data = ExternalObserved("default", "x", shown, "CompleteListing", 1, 1, 1, belongs_to)
     return event(ResourceKey("default", "Shape", name), version, data)
 
 
@@ -181,10 +181,10 @@ async def test_who_saw_it_first_is_told_once_which_resource_has_it() -> None:
     stage.models.apply(2, _declared("y"))
     await stage.observer.list_once("default", "Shape")
     told = stage.intake.observed.pop(ResourceKey("default", "Shape", "x"))
-    assert told.taken_by == "team/Shape/y"
-    assert told.exclusive == StrayCount(0, 1)
-    assert stage.intake.observed.pop(ResourceKey("team", "Shape", "y")).taken_by == ""
-    stage.models.apply(3, _seen("x", 2, taken_by="team/Shape/y"))
+    assert told.belongs_to == "team/Shape/y"
+    assert told.exclusive == UnmanagedCount(0, 1)
+    assert stage.intake.observed.pop(ResourceKey("team", "Shape", "y")).belongs_to == ""
+    stage.models.apply(3, _seen("x", 2, belongs_to="team/Shape/y"))
     await stage.observer.list_once("default", "Shape")
     assert set(stage.intake.observed) == {ResourceKey("team", "Shape", "y")}
 

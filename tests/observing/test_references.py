@@ -9,8 +9,8 @@ import pytest
 from events.intake import (
     OnWithdrawal,
     Referenced,
-    SecretSeen,
-    TargetSeen,
+    SecretReported,
+    TargetReported,
     TargetState,
     Unreferenced,
 )
@@ -112,20 +112,22 @@ def _waiting(name: str, needs: str) -> StatusRow:
 def _states(rows: list[StatusRow]) -> dict[str, TargetState]:
     """What each is told of the one that it refers to."""
     told = _looked_at({str(row.key): row for row in rows})
-    return {each.key.name: each.data.state for each in told if isinstance(each.data, TargetSeen)}
+    return {
+        each.key.name: each.data.state for each in told if isinstance(each.data, TargetReported)
+    }
 
 
 def test_each_member_of_a_circle_is_told_the_whole_of_it() -> None:
     states = _states([_waiting("a", "b"), _waiting("b", "c"), _waiting("c", "a")])
-    names = [each.rpartition("/")[2] for each in states["a"].circle]
+    names = [each.rpartition("/")[2] for each in states["a"].cycle]
     assert names == ["a", "b", "c", "a"]
-    assert all(len(each.circle) == 4 for each in states.values())
+    assert all(len(each.cycle) == 4 for each in states.values())
 
 
 def test_who_leads_to_a_circle_is_not_in_it() -> None:
     states = _states([_waiting("x", "a"), _waiting("a", "b"), _waiting("b", "a")])
-    assert states["x"].circle == ()
-    assert len(states["a"].circle) == 3
+    assert states["x"].cycle == ()
+    assert len(states["a"].cycle) == 3
 
 
 def test_a_circle_ends_when_one_of_it_is_withdrawn() -> None:
@@ -186,7 +188,7 @@ def test_another_digest_of_a_secret_is_told_to_who_names_it() -> None:
     secret, foreign = NamedSecret("default", "files/db"), NamedSecret("other", "files/db")
     assert secret_messages([row], {secret: "d1", foreign: "d2"}) == []
     [told] = secret_messages([row], {secret: "d2", foreign: "d1"})
-    assert told.data == SecretSeen("files/db", "d2")
+    assert told.data == SecretReported("files/db", "d2")
     assert secret_messages([row], {}) == [], "what cannot be read is not gone"
 
 
@@ -264,7 +266,7 @@ def _from_another_namespace(
 def test_a_reference_from_a_permitted_namespace_counts(permits: tuple[str, ...]) -> None:
     told = _from_another_namespace(permits=permits, known={}, says=None)
     assert [(each.key, each.data) for each in told] == [
-        (OTHERS, TargetSeen(str(TARGET), TargetState(declared=True), 1)),
+        (OTHERS, TargetReported(str(TARGET), TargetState(declared=True), 1)),
         (TARGET, Referenced(str(OTHERS), "Keep")),
     ]
 
@@ -275,7 +277,7 @@ def test_a_reference_from_another_namespace_neither_counts_nor_shows_anything(
 ) -> None:
     told = _from_another_namespace(permits=permits, known={}, says=None)
     assert [(each.key, each.data) for each in told] == [
-        (OTHERS, TargetSeen(str(TARGET), TargetState(declared=False), 1))
+        (OTHERS, TargetReported(str(TARGET), TargetState(declared=False), 1))
     ]
 
 
@@ -284,7 +286,7 @@ def test_a_permission_that_is_withdrawn_ends_the_reference() -> None:
         permits=(), known={str(OTHERS): "Keep"}, says=TargetState(declared=True)
     )
     assert [(each.key, each.data) for each in told] == [
-        (OTHERS, TargetSeen(str(TARGET), TargetState(declared=False), 1)),
+        (OTHERS, TargetReported(str(TARGET), TargetState(declared=False), 1)),
         (TARGET, Unreferenced(str(OTHERS))),
     ]
 
@@ -338,6 +340,6 @@ def test_a_resource_is_told_values_of_a_limited_size():
     refers = tuple(Reference(str(each.key), ("outputs.text",)) for each in targets)
     reader = StatusRow("default", "Shape", "reader", version=1, declared=True, refers=refers)
     told = _looked_at({str(row.key): row for row in (*targets, reader)})
-    states = [each.data.state for each in told if isinstance(each.data, TargetSeen)]
+    states = [each.data.state for each in told if isinstance(each.data, TargetReported)]
     assert [len(each.values) for each in states] == [1, 0, 0]
     assert sum(len(str(each.values)) for each in states) < MAX_VALUE_BYTES

@@ -12,7 +12,13 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from events.intake import DefinitionSeen, SecretSeen, TargetSeen, TargetState, TimerFired
+from events.intake import (
+    DefinitionReported,
+    SecretReported,
+    TargetReported,
+    TargetState,
+    TimerFired,
+)
 from events.kind_definition import DefinitionRef
 from events.log import LogEvent, SecretObserved, SpecDeclared, TargetObserved
 from events.names import ResourceKey
@@ -158,7 +164,7 @@ async def test_what_is_due_is_woken_unless_its_outcome_ends_with_a_message(
     outcome: str, is_woken: bool
 ) -> None:
     scene = Scene()
-    scene.row.outcome, scene.row.due_at = outcome, BEGIN - timedelta(minutes=1)
+    scene.row.outcome, scene.row.renewal_at = outcome, BEGIN - timedelta(minutes=1)
     assert bool(await scene.sweep_for(60)) is is_woken
 
 
@@ -283,7 +289,7 @@ async def test_what_is_declared_by_an_older_definition_is_told_of_the_newest() -
     scene.row.declared, scene.row.definition = True, 1
     scene.sweeper.notice(1, event(FOO, 1, declared))
     await scene.sweeper.sweep()
-    assert [each.data for each in scene.intake.published] == [DefinitionSeen(2, "newer", 1, 1)]
+    assert [each.data for each in scene.intake.published] == [DefinitionReported(2, "newer", 1, 1)]
 
 
 NAMES_A_SECRET = SpecDeclared(1, "", "default", "any", {}, secrets=("files/db",))
@@ -314,7 +320,7 @@ async def test_who_first_names_a_secret_while_its_store_is_away_is_told_when_it_
     scene.happens(1, event(early, 1, NAMES_A_SECRET))
     await scene.sweeper.sweep()
     [told] = scene.intake.published
-    assert isinstance(told.data, SecretSeen)
+    assert isinstance(told.data, SecretReported)
     scene.happens(2, event(early, 2, SecretObserved(told.data.secret, told.data.digest)))
     store.is_away = True
     scene.happens(3, event(late, 1, NAMES_A_SECRET))
@@ -327,11 +333,11 @@ async def test_who_first_names_a_secret_while_its_store_is_away_is_told_when_it_
 @pytest.mark.parametrize(
     ("declared", "overtaken", "corrects"),
     [
-        (NAMES_A_SECRET, SecretObserved("files/db", "an older digest"), SecretSeen),
+        (NAMES_A_SECRET, SecretObserved("files/db", "an older digest"), SecretReported),
         (
             SpecDeclared(1, "", "default", "any", {}, references=(Reference(str(FOO)),)),
             TargetObserved(str(FOO), TargetState(declared=True, ready=True)),
-            TargetSeen,
+            TargetReported,
         ),
     ],
 )

@@ -19,7 +19,7 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from events.dead_letter import DeadLetterRecord
-from events.intake import Answer
+from events.intake import Reply
 from events.log import OutcomeRecorded
 from events.names import ResourceKey
 from infra.secrets import open_stores
@@ -104,7 +104,7 @@ class MemoryWorld(World):
     async def client_as(self, source: str) -> AsyncGenerator[MemoryClient]:
         yield MemoryClient(self.bus, source)
 
-    async def ask_raw(self, subject: str, payload: bytes) -> Answer:
+    async def ask_raw(self, subject: str, payload: bytes) -> Reply:
         _, answer = await self._client.bus.ask_raw(
             subject, payload, answer_seconds=PATIENCE_SECONDS
         )

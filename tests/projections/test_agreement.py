@@ -15,7 +15,8 @@ def test_every_field_of_the_row_is_compared_or_known_not_to_follow_from_the_stat
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("uid", "u9"), ("action_id", "x"), ("seen_uid", "u9"), ("message", "no")]
+    ("name", "value"),
+    [("uid", "u9"), ("action_id", "x"), ("observed_uid", "u9"), ("message", "no")],
 )
 def test_a_field_that_differs_from_the_state_is_reported(name: str, value: str) -> None:
     story, state = converged(), NEW

@@ -270,7 +270,7 @@ def test_the_row_of_a_forgotten_resource_names_the_object_that_was_created_late(
     assert story.outcome == "Released"
     row = row_of(story)
     assert (row.provider_config, row.external_name, row.declared_name) == (CONFIG, "Foo", "")
-    assert row.seen_uid == story.seen.uid
+    assert row.observed_uid == story.seen.uid
 
 
 def test_a_row_names_the_place_of_a_late_object_and_not_of_the_newer_declaration():

@@ -206,15 +206,21 @@ def seen_until(hours: float) -> ExternalObject:
 
 
 def test_it_is_due_a_third_of_its_life_before_its_end_or_as_declared() -> None:
-    assert certificate.due({}, seen_until(90)) == NOW + timedelta(hours=60)
-    assert certificate.due({"renewBefore": "1h"}, seen_until(90)) == NOW + timedelta(hours=89)
-    assert certificate.due({}, ExternalObject("web", {})) is None
-    assert issuer.due({"ownCa": {"renewBefore": "1h"}}, seen_until(9)) == NOW + timedelta(hours=8)
-    assert issuer.due({"acme": {}}, seen_until(9)) is None
+    assert certificate.renewal_time({}, seen_until(90)) == NOW + timedelta(hours=60)
+    assert certificate.renewal_time({"renewBefore": "1h"}, seen_until(90)) == NOW + timedelta(
+        hours=89
+    )
+    assert certificate.renewal_time({}, ExternalObject("web", {})) is None
+    assert issuer.renewal_time({"ownCa": {"renewBefore": "1h"}}, seen_until(9)) == NOW + timedelta(
+        hours=8
+    )
+    assert issuer.renewal_time({"acme": {}}, seen_until(9)) is None
 
 
 def test_an_authority_that_gives_less_time_than_renew_before_makes_no_hot_loop() -> None:
-    assert certificate.due({"renewBefore": "30d"}, seen_until(3)) == NOW + timedelta(hours=1)
+    assert certificate.renewal_time({"renewBefore": "30d"}, seen_until(3)) == NOW + timedelta(
+        hours=1
+    )
 
 
 # --- the checks

@@ -12,14 +12,14 @@ from events.envelope import decode_log, encode_log
 from events.external import ExternalObject
 from events.intake import (
     ActionError,
-    Answer,
     Declared,
     ErrorClass,
     IntakeData,
     Observed,
+    Reply,
     Reported,
-    StrayCount,
     TimerFired,
+    UnmanagedCount,
     Withdrawn,
 )
 from events.log import Action, LogEvent, OutcomeRecorded, ResourceEvent
@@ -157,7 +157,7 @@ class Story:
         self.stored_at: datetime | None = None
         self.state: ResourceState = NEW
         self.log: list[LogEvent] = []
-        self.answers: list[Answer | None] = []
+        self.answers: list[Reply | None] = []
         self.timers: list[tuple[datetime, str]] = []
         self._objects = 0
 
@@ -223,12 +223,12 @@ class Story:
         found: ExternalObject | None,
         *,
         as_of: int | None = None,
-        strays: tuple[int, int] | None = None,
+        unmanaged: tuple[int, int] | None = None,
         config: str = CONFIG,
         name: str | None = None,
         began_at: datetime | None = None,
         age_seconds: float | None = None,
-        taken_by: str | None = None,
+        belongs_to: str | None = None,
         absent_uid: str | None = None,
         known_version: int | None = None,
         evidence: Literal["CompleteListing", "Read"] = "CompleteListing",
@@ -242,9 +242,9 @@ class Story:
                 evidence,
                 self.position if as_of is None else as_of,
                 began_at,
-                None if strays is None else StrayCount(*strays),
+                None if unmanaged is None else UnmanagedCount(*unmanaged),
                 age_seconds=age_seconds,
-                taken_by=taken_by,
+                belongs_to=belongs_to,
                 absent_uid=absent_uid,
                 known_version=self.state.version if known_version is None else known_version,
             )
@@ -363,7 +363,7 @@ class Story:
         return [(each.outcome, each.generation) for each in recorded]
 
     @property
-    def answer(self) -> Answer:
+    def answer(self) -> Reply:
         (answer,) = self.answers
         assert answer is not None
         return answer

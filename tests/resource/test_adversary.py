@@ -19,9 +19,9 @@ from events.intake import (
     ForcedRelease,
     ListingBegan,
     Observed,
-    StrayCount,
-    TargetSeen,
+    TargetReported,
     TargetState,
+    UnmanagedCount,
     Withdrawn,
 )
 from events.log import ActionDecided
@@ -33,7 +33,7 @@ from projections.status import StatusRow
 from reconciler.provider import Capabilities
 from reconciler.provider.kind import READY, Readiness
 from reconciler.provider.secrets import SecretKey, SecretStores
-from reconciler.resource.state import Due, Owned
+from reconciler.resource.state import Owned, Renewal
 from reconciler.roles.observer.listing import ListingAssembler, observations
 from reconciler.roles.sweeper.reference_index import NamedSecret, ReferenceIndex
 from reconciler.roles.sweeper.sweeper import Sweeper
@@ -78,9 +78,9 @@ def retiring(story: Story) -> Owned:
     return story.state.retiring
 
 
-def due(story: Story) -> Due:
-    assert story.state.due is not None
-    return story.state.due
+def renewal(story: Story) -> Renewal:
+    assert story.state.renewal is not None
+    return story.state.renewal
 
 
 def listed(story: Story, *objects: ExternalObject) -> list[tuple[str, Observed]]:
@@ -340,8 +340,8 @@ def test_r12_a_waiting_resource_never_writes():
 # --- references
 
 
-def _refers(value: str) -> TargetSeen:
-    return TargetSeen("default/Block/Bar", TargetState(True, True, {"outputs.c": value}))
+def _refers(value: str) -> TargetReported:
+    return TargetReported("default/Block/Bar", TargetState(True, True, {"outputs.c": value}))
 
 
 def test_v1_a_new_value_after_a_refusal_is_tried():
@@ -398,12 +398,12 @@ def test_d3_the_row_keeps_what_is_due_after_another_write():
     passes = Passes()
     story = passes.story
     ends = START + LIFE
-    assert rows(story)[0].due_at is not None
+    assert rows(story)[0].renewal_at is not None
     story.declare({"type": "Square", "color": "Blue"})
     passes.issued(ends)
     assert (story.outcome, story.idle) == ("Converged", True)
-    assert story.state.due is not None
-    assert rows(story)[0].due_at == due(story).at
+    assert story.state.renewal is not None
+    assert rows(story)[0].renewal_at == renewal(story).at
 
 
 def test_d3b_withdrawn_and_declared_again():
@@ -412,7 +412,7 @@ def test_d3b_withdrawn_and_declared_again():
     story.declare(policy={"paused": True})
     story.turn(Withdrawn(), Declared(manifest()))
     assert (story.outcome, story.idle) == ("Converged", True)
-    assert rows(story)[0].due_at == due(story).at
+    assert rows(story)[0].renewal_at == renewal(story).at
 
 
 def test_d4_a_refused_renewal_does_not_refuse_drift():
@@ -517,7 +517,7 @@ def test_d5_what_is_due_and_only_observed_is_not_woken_for_ever():
     passes.story.declare(policy={"mode": "ObserveOnly"})
     passes.fires(timedelta(hours=17))
     assert passes.story.idle
-    assert rows(passes.story)[0].due_at is None, "each sweep wakes it, every 300 s for ever"
+    assert rows(passes.story)[0].renewal_at is None, "each sweep wakes it, every 300 s for ever"
 
 
 def test_f1_what_is_claimed_by_its_label_is_looked_at_before_it_is_written():
@@ -537,7 +537,7 @@ def test_f1_what_is_claimed_by_its_label_is_looked_at_before_it_is_written():
     )
     story = Story(kind=kind, configs={CONFIG: config})
     found = thing({**SQUARE, "size": {"w": 1}}, labels=owned_labels())
-    story.see(found, strays=(5, 20))
+    story.see(found, unmanaged=(5, 20))
     assert (story.outcome, story.reason) == ("Held", "DeletionGuard")
     now = repainted(found, size={"w": 2})  # somebody else writes what is theirs
     row, _ = rows(story)
@@ -551,7 +551,7 @@ def test_f1_what_is_claimed_by_its_label_is_looked_at_before_it_is_written():
         observations(assembler, assembler.complete(1), {str(FOO): row}, config, LOG_ID)
     )
     for _key, said in told.observed:
-        if said.exclusive == StrayCount(5, 20):
+        if said.exclusive == UnmanagedCount(5, 20):
             story.turn(said)
     story.declare({"type": "Square", "color": "Blue"})
     assert story.idle or story.action.fields.get("size") == {"w": 2}, story.action.fields

@@ -107,10 +107,10 @@ def test_the_row_of_a_forgotten_resource_shows_the_level_of_its_declaration():
     story.declare(RED, policy={"mode": "Absent", "approve": "Deletions"})
     story.withdraw()
     assert not rebuild(of(story)).status
-    story.see_twice(thing(uid="h1"), strays=(1, 60))
+    story.see_twice(thing(uid="h1"), unmanaged=(1, 60))
     assert (asked(story).operation, story.reason) == ("Delete", "Approval")
     [row] = rebuild(of(story)).status.values()
-    assert (row.approve, row.asked_level) == ("Deletions", "Deletions")
+    assert (row.approve, row.pending_level) == ("Deletions", "Deletions")
     kinds = KindRegistry([BLOCK])
     assert not has_its_configuration_now(row, {CONFIG: config}, kinds)
 
@@ -245,7 +245,7 @@ def test_a_plan_that_nobody_approved_ends_when_another_action_is_in_flight():
 def test_an_undeclared_object_of_an_exclusive_scope_waits():
     config = changed(EXCLUSIVE, scope=Scope(mode="Exclusive"), approve="Deletions")
     story = Story(configs={CONFIG: config})
-    story.see_twice(thing(uid="h1"), strays=(1, 60))
+    story.see_twice(thing(uid="h1"), unmanaged=(1, 60))
     assert (story.idle, story.reason, asked(story).operation) == (True, "Approval", "Delete")
     approve(story)
     assert story.action.uid == "h1"
@@ -266,12 +266,12 @@ def test_the_row_says_what_waits_until_it_does_no_more():
     position = 0
     for position, event in enumerate(story.log, 1):
         fold_status(row, position, event)
-    assert (row.asked_plan, row.asked_level) == (asked(story).plan, "Always")
+    assert (row.pending_plan, row.pending_level) == (asked(story).plan, "Always")
     told = len(story.log)
     approve(story)
     for later, event in enumerate(story.log[told:], position + 1):
         fold_status(row, later, event)
-    assert (row.asked_plan, row.asked_level) == ("", "Never")
+    assert (row.pending_plan, row.pending_level) == ("", "Never")
 
 
 def test_the_row_names_no_plan_while_another_hold_is_in_the_way():
@@ -283,4 +283,8 @@ def test_the_row_names_no_plan_while_another_hold_is_in_the_way():
     row = StatusRow(FOO.namespace, FOO.kind, FOO.name)
     for position, event in enumerate(story.log, 1):
         fold_status(row, position, event)
-    assert (row.reason, row.asked_plan, row.asked_level) == ("ProviderConfigMissing", "", "Never")
+    assert (row.reason, row.pending_plan, row.pending_level) == (
+        "ProviderConfigMissing",
+        "",
+        "Never",
+    )

@@ -36,7 +36,7 @@ def test_a_declared_resource_is_created_and_converges_as_generation_1():
     assert story.action.operation == "Create"
     assert story.action.fields == {"type": "Square", "color": "Red"}
     assert story.action.labels == {OWNER_LABEL: FOO_OWNER}
-    assert story.action.because == ("default/Block/Foo@1",)
+    assert story.action.causes == ("default/Block/Foo@1",)
     assert names(story.succeed()) == ["ActionSucceeded", "OutcomeRecorded"]
     assert story.outcomes() == [("Converged", 1)]
 
@@ -75,8 +75,8 @@ def test_what_a_human_painted_is_recorded_with_both_values_and_painted_back():
     assert drift.differences == (FieldDifference("color", "Red", "Green"),)
     assert story.action.operation == "Update"
     assert story.action.fields["color"] == "Red"
-    cause = story.state.because
-    assert story.action.because == (cause,)
+    cause = story.state.cause
+    assert story.action.causes == (cause,)
     story.succeed()
     assert story.outcome == "Converged"
 
@@ -85,7 +85,7 @@ def test_drift_rests_on_the_drift_event():
     story = converged()
     story.see(repainted(story.seen, color="Green"))
     (drift,) = [event for event in story.log if isinstance(event.data, DriftDetected)]
-    assert story.action.because == (drift.id,)
+    assert story.action.causes == (drift.id,)
 
 
 def test_two_ways_to_write_a_value_are_no_difference():

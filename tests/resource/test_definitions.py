@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace as replace_struct
 
-from events.intake import Approved, DefinitionSeen
+from events.intake import Approved, DefinitionReported
 from events.kind_definition import DefinitionRef, KindDefinitionSpec
 from events.log import (
     ActionDecided,
@@ -63,7 +63,7 @@ def redefined(told: Story, affected: int = 1, total: int = 1, **changes: Any) ->
     )
     assert told.kind.definition is not None
     ref = told.kind.definition
-    return list(told.turn(DefinitionSeen(ref.generation, ref.digest, affected, total)))
+    return list(told.turn(DefinitionReported(ref.generation, ref.digest, affected, total)))
 
 
 def seen_again(told: Story, **changes: Any) -> list[Any]:
@@ -136,7 +136,7 @@ def test_a_decider_that_knows_an_older_definition_takes_nothing_back():
     assert every(ActionDecided, seen_again(told, color="Blue")) != []
     assert told.action.fields["type"] == "Circle"
     told.succeed()
-    assert told.turn(DefinitionSeen(1, "older", 1, 1)) == []
+    assert told.turn(DefinitionReported(1, "older", 1, 1)) == []
 
 
 def test_a_value_that_is_not_allowed_any_more_fails_and_changes_nothing():

@@ -192,7 +192,7 @@ def test_a_zombies_deletion_is_in_the_history_and_the_object_is_made_again():
     assert (late.late, late.outdated, late.action_id) == (True, False, deletion.action_id)
     again = only(ActionDecided, events).action
     assert again.operation == "Create"
-    assert again.because == (f"{story.key}@{story.log[-2].resourceversion}",)
+    assert again.causes == (f"{story.key}@{story.log[-2].resourceversion}",)
     assert not every(DriftDetected, events)
     assert not every(OwnershipReleased, events)
 
@@ -300,7 +300,7 @@ def test_what_is_missing_may_be_the_work_of_an_action_that_ended_in_doubt():
     story.declare({"color": "Red"})
     story.wake(3600)
     story.look(there)
-    assert only(DriftDetected, story.see(None)).perhaps_by == deletion.action_id
+    assert only(DriftDetected, story.see(None)).suspected_action == deletion.action_id
 
 
 def test_a_write_is_suspected_of_what_it_would_have_left_and_of_nothing_else():
@@ -314,10 +314,10 @@ def test_a_write_is_suspected_of_what_it_would_have_left_and_of_nothing_else():
     story.look(there)
     assert story.outcome == "Converged"
     drift = only(DriftDetected, story.see(repainted(story.seen, color="Green")))
-    assert drift.perhaps_by == "", "a person painted it green"
+    assert drift.suspected_action == "", "a person painted it green"
     story.succeed()
     drift = only(DriftDetected, story.see(repainted(story.seen, color="Purple")))
-    assert drift.perhaps_by == update.action_id
+    assert drift.suspected_action == update.action_id
 
 
 def test_a_worker_that_reports_of_what_is_held_by_now_ends_it_no_second_time():
@@ -331,7 +331,7 @@ def test_what_was_certainly_not_done_is_not_suspected():
     story = withdrawn()
     story.fail("NotDone")
     story.declare({"color": "Red"})
-    assert only(DriftDetected, story.see(None)).perhaps_by == ""
+    assert only(DriftDetected, story.see(None)).suspected_action == ""
 
 
 def test_an_abandonment_by_a_person_is_in_doubt():
@@ -351,9 +351,9 @@ def test_a_deletion_that_a_second_worker_found_done_is_suspected_when_the_next_o
     story.declare({"color": "Blue"})
     story.succeed()
     drift = only(DriftDetected, story.see(None))
-    assert drift.perhaps_by == deletion.action_id
+    assert drift.suspected_action == deletion.action_id
     story.succeed()
-    assert only(DriftDetected, story.see(None)).perhaps_by == "", "each is suspected once"
+    assert only(DriftDetected, story.see(None)).suspected_action == "", "each is suspected once"
 
 
 def test_what_a_woken_worker_did_to_the_next_object_is_told_late():
@@ -365,7 +365,7 @@ def test_what_a_woken_worker_did_to_the_next_object_is_told_late():
     late = only(ActionSucceeded, story.report(action_id=deletion.action_id, redelivered=True))
     assert (late.late, late.outdated) == (True, True)
     assert story.report(action_id=deletion.action_id, redelivered=True) == [], "once"
-    assert only(DriftDetected, story.see(None)).perhaps_by == deletion.action_id
+    assert only(DriftDetected, story.see(None)).suspected_action == deletion.action_id
 
 
 def test_a_report_that_is_delivered_again_is_no_late_success():
@@ -410,7 +410,7 @@ def test_a_late_unknown_result_of_what_was_given_up_explains_a_loss():
     events = story.report(error("Unknown"), action_id=deletion.action_id, redelivered=True)
     assert only(ActionDoubted, events).operation == "Delete"
     assert not story.report(error("Unknown"), action_id=deletion.action_id, redelivered=True)
-    assert only(DriftDetected, story.see(None)).perhaps_by == deletion.action_id
+    assert only(DriftDetected, story.see(None)).suspected_action == deletion.action_id
 
 
 def test_a_late_refusal_is_no_doubt():

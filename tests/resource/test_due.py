@@ -10,19 +10,19 @@ import pytest
 
 from events.external import ExternalObject
 from events.intake import TimerFired
-from events.log import DueScheduled
+from events.log import RenewalScheduled
 from events.manifest import Fields
 from tests.resource.building import BLOCK, START, Story, names, only, repainted
 
 LIFE = timedelta(hours=24)
 
 
-def _due(_fields: Fields, shown: ExternalObject) -> datetime | None:
+def _renewal_time(_fields: Fields, shown: ExternalObject) -> datetime | None:
     ends = shown.outputs.get("ends")
     return None if ends is None else datetime.fromisoformat(ends) - LIFE / 3
 
 
-PASS = replace(BLOCK, due=_due)
+PASS = replace(BLOCK, renewal_time=_renewal_time)
 
 
 class Passes:
@@ -44,14 +44,14 @@ class Passes:
     def fires(self, at: timedelta) -> list[object]:
         """The bus's timer comes, by its clock."""
         self.bus_time = self.story.stored_at = START + at
-        return list(self.story.turn(TimerFired("Due")))
+        return list(self.story.turn(TimerFired("Renewal")))
 
 
 def test_what_is_due_is_timed_a_little_later_than_that():
     passes = Passes()
-    scheduled = only(DueScheduled, [each.data for each in passes.story.log])
-    assert scheduled.due == START + LIFE * 2 / 3
-    assert timedelta(0) < scheduled.at - scheduled.due < timedelta(minutes=10)
+    scheduled = only(RenewalScheduled, [each.data for each in passes.story.log])
+    assert scheduled.renewal_time == START + LIFE * 2 / 3
+    assert timedelta(0) < scheduled.at - scheduled.renewal_time < timedelta(minutes=10)
     assert passes.story.outcome == "Converged"
     assert passes.story.idle
 
@@ -62,7 +62,7 @@ def test_what_is_due_is_written_again_and_timed_anew():
     assert passes.fires(timedelta(hours=17))
     action = passes.story.action
     assert (action.operation, action.purpose) == ("Update", "Renew")
-    assert "DueScheduled" in names(passes.issued())  # type: ignore[arg-type]
+    assert "RenewalScheduled" in names(passes.issued())  # type: ignore[arg-type]
     assert (passes.story.outcome, passes.story.idle) == ("Converged", True)
     assert passes.fires(timedelta(hours=17)) == []
 
@@ -88,10 +88,10 @@ def test_what_the_api_has_rejected_is_not_written_again_when_it_is_due():
 def test_a_wrong_clock_here_writes_nothing_early_and_nothing_twice():
     passes = Passes()
     passes.story.now += timedelta(days=3650)
-    assert passes.story.turn(TimerFired("Due")) == []
+    assert passes.story.turn(TimerFired("Renewal")) == []
     passes.fires(timedelta(hours=17))
     passes.issued()
-    assert passes.story.turn(TimerFired("Due")) == []
+    assert passes.story.turn(TimerFired("Renewal")) == []
 
 
 def test_without_a_time_of_the_bus_the_own_clock_counts():
@@ -107,7 +107,7 @@ def test_what_is_still_due_after_its_write_is_no_hot_loop():
     ends = START + LIFE
     passes.fires(timedelta(hours=17))
     passes.issued(ends)
-    assert (passes.story.outcome, passes.story.reason) == ("Degraded", "StillDue")
+    assert (passes.story.outcome, passes.story.reason) == ("Degraded", "RenewalOverdue")
     assert passes.fires(timedelta(hours=18)) == []
     passes.story.declare({"type": "Square", "color": "Blue"})
     passes.issued()

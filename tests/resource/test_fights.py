@@ -145,7 +145,7 @@ def test_what_is_long_past_counts_no_more(pause: timedelta, times: int):
 
 
 def test_what_may_have_been_our_own_is_no_fight():
-    assert with_drift((), replace(_drift(), perhaps_by="default/Block/Foo@3"), START) == ()
+    assert with_drift((), replace(_drift(), suspected_action="default/Block/Foo@3"), START) == ()
 
 
 def _drift() -> DriftDetected:

@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 import pytest
 
-from events.intake import Answer, Declared, PlanRef
+from events.intake import Declared, PlanRef, Reply
 from events.manifest import Fields, InvalidManifestError
 from events.provider_config import ProviderConfigSpec
 from reconciler.resource.decide import decide
@@ -39,7 +39,7 @@ def test_what_was_planned_before_something_happened_is_refused_and_changes_nothi
     version = story.state.version
     story.see(repainted(story.seen, color="Blue"))
     assert story.turn(said) == []
-    assert story.answer == Answer(
+    assert story.answer == Reply(
         False,
         PLAN_OUTDATED,
         1,

@@ -13,7 +13,7 @@ from events.intake import (
     Observed,
     OnWithdrawal,
     Referenced,
-    TargetSeen,
+    TargetReported,
     TargetState,
     Unreferenced,
 )
@@ -212,7 +212,7 @@ def test_a_forced_release_counts_against_references_that_are_told_again():
 def test_a_stray_that_somebody_refers_to_is_disputed_and_not_removed():
     story = Story(configs={CONFIG: EXCLUSIVE})
     story.turn(Referenced("shop/ShapeRef/needs-foo", "Keep"))
-    story.see(thing(), strays=(1, 5))
+    story.see(thing(), unmanaged=(1, 5))
     assert story.idle
     assert (story.outcome, story.reason) == ("Disputed", "Referenced")
 
@@ -224,7 +224,7 @@ def test_a_permission_is_not_asked_for_where_none_is_needed(namespace: str, targ
     story = Story(kind=REFERENCE, configs={}, key=ResourceKey(namespace, "ShapeRef", "needs-foo"))
     fields = {"target": {"kind": "Shape", "name": "foo", "namespace": target}}
     story.declare(fields, api_version="reconciler/v1")
-    story.turn(TargetSeen(f"{target}/Shape/foo", TargetState(declared=False)))
+    story.turn(TargetReported(f"{target}/Shape/foo", TargetState(declared=False)))
     assert story.outcome_message == f"{target}/Shape/foo is not declared"
 
 
@@ -233,11 +233,11 @@ def test_a_reference_says_whether_its_target_is_declared():
     story = Story(kind=REFERENCE, configs={}, key=key)
     story.declare({"target": {"kind": "Shape", "name": "foo"}}, api_version="reconciler/v1")
     assert story.outcome == ""
-    story.turn(TargetSeen("default/Shape/foo", TargetState(declared=False)))
+    story.turn(TargetReported("default/Shape/foo", TargetState(declared=False)))
     assert (story.outcome, story.reason) == ("Held", "Dangling")
     assert "policy.referencedFrom does not name namespace 'shop'" in story.outcome_message
-    assert story.turn(TargetSeen("default/Shape/foo", TargetState(declared=False))) == []
-    story.turn(TargetSeen("default/Shape/foo", TargetState(declared=True)))
+    assert story.turn(TargetReported("default/Shape/foo", TargetState(declared=False))) == []
+    story.turn(TargetReported("default/Shape/foo", TargetState(declared=True)))
     assert (story.outcome, story.reason) == ("Converged", "Resolved")
     story.withdraw()
     assert story.outcome == "Deleted"
@@ -295,39 +295,39 @@ def test_an_approved_loss_is_believed_at_the_next_listing():
 
 def test_a_stray_that_the_guard_holds_goes_when_a_person_approves():
     story = Story(configs={CONFIG: EXCLUSIVE})
-    story.see(thing(uid="h1"), strays=(50, 60))
+    story.see(thing(uid="h1"), unmanaged=(50, 60))
     assert (story.outcome, story.reason) == ("Held", "DeletionGuard")
     assert not every(OwnershipClaimed, story.turn(Approved("DeletionGuard")))
     assert (story.outcome, story.reason) == ("Held", "DeletionGuard")
     began_before = story.position
-    assert story.see(thing(uid="h1"), strays=(50, 60), as_of=began_before - 1) == []
-    events = story.see_twice(thing(uid="h1"), strays=(50, 60))
+    assert story.see(thing(uid="h1"), unmanaged=(50, 60), as_of=began_before - 1) == []
+    events = story.see_twice(thing(uid="h1"), unmanaged=(50, 60))
     assert every(OwnershipClaimed, events), "a listing that began since shows that it is a stray"
     assert only(ActionDecided, events).action.uid == "h1"
 
 
 def test_an_approved_deletion_waits_for_a_listing_that_began_since():
     story = Story(configs={CONFIG: EXCLUSIVE})
-    story.see(thing(uid="h1"), strays=(50, 60))
+    story.see(thing(uid="h1"), unmanaged=(50, 60))
     began_before = story.position
     story.turn(Approved("DeletionGuard"))
     # Recorded, it would count as the listing that the approval waits for: no other would follow.
-    assert story.see(thing(uid="h1"), strays=(51, 60), as_of=began_before) == []
-    assert every(OwnershipClaimed, story.see_twice(thing(uid="h1"), strays=(51, 60)))
+    assert story.see(thing(uid="h1"), unmanaged=(51, 60), as_of=began_before) == []
+    assert every(OwnershipClaimed, story.see_twice(thing(uid="h1"), unmanaged=(51, 60)))
 
 
 def test_what_was_declared_elsewhere_before_the_approval_stays():
     story = Story(configs={CONFIG: EXCLUSIVE})
-    story.see(thing(uid="h1"), strays=(50, 60))
+    story.see(thing(uid="h1"), unmanaged=(50, 60))
     story.turn(Approved("DeletionGuard"))
-    events = story.see(thing(uid="h1"), strays=(50, 60), taken_by="team/Shape/foo")
+    events = story.see(thing(uid="h1"), unmanaged=(50, 60), belongs_to="team/Shape/foo")
     assert not every(OwnershipClaimed, events)
     assert (story.outcome, story.reason) == ("Unowned", "Taken")
 
 
 def test_an_approval_holds_for_the_object_that_was_held():
     story = Story(configs={CONFIG: EXCLUSIVE})
-    story.see(thing(uid="h1"), strays=(50, 60))
+    story.see(thing(uid="h1"), unmanaged=(50, 60))
     story.turn(Approved("LossGuard"))
     assert story.answer.reason == "NotHeld"
     story.turn(Approved("DeletionGuard", "Abandon"))
@@ -337,11 +337,11 @@ def test_an_approval_holds_for_the_object_that_was_held():
 
 def test_an_approval_does_not_count_for_the_next_object():
     story = Story(configs={CONFIG: EXCLUSIVE})
-    story.see(thing(uid="h1"), strays=(50, 60))
+    story.see(thing(uid="h1"), unmanaged=(50, 60))
     story.turn(Approved("DeletionGuard"))
-    story.see_twice(thing(uid="h1"), strays=(50, 60))
+    story.see_twice(thing(uid="h1"), unmanaged=(50, 60))
     story.succeed()
-    story.see(thing(uid="h2"), strays=(50, 60))
+    story.see(thing(uid="h2"), unmanaged=(50, 60))
     assert (story.outcome, story.reason) == ("Held", "DeletionGuard")
 
 
@@ -359,7 +359,7 @@ def test_what_a_restoration_may_explain_names_it_and_the_ways_out():
     assert f"; {restored}: repeat the withdrawals made after it; check" in lost.outcome_message
     stray = Story(configs={CONFIG: EXCLUSIVE})
     stray.restored_as_of = "2026-11-25T03:00:00Z"
-    stray.see(thing(uid="h1"), strays=(50, 60))
+    stray.see(thing(uid="h1"), unmanaged=(50, 60))
     assert f"; {restored}: repeat the declarations made after it; approve" in stray.outcome_message
     ghost = Story()
     ghost.restored_as_of = "2026-11-25T03:00:00Z"

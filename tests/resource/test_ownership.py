@@ -105,7 +105,7 @@ def test_by_log_our_label_alone_does_not_make_an_object_ours():
 def test_our_label_on_something_never_declared_is_disputed(config: object):
     assert config in (SHARED, EXCLUSIVE)
     story = Story(configs={CONFIG: SHARED if config is SHARED else EXCLUSIVE})
-    story.see(thing(labels=owned_labels()), strays=(1, 5))
+    story.see(thing(labels=owned_labels()), unmanaged=(1, 5))
     assert story.idle
     assert story.outcome == "Disputed"
     assert story.wake(3600) == []
@@ -113,13 +113,13 @@ def test_our_label_on_something_never_declared_is_disputed(config: object):
 
 def test_where_labels_decide_our_label_on_something_never_declared_is_removed():
     story = Story(configs={CONFIG: BY_LABEL})
-    story.see_twice(thing(uid="h1", labels=owned_labels()), strays=(1, 5))
+    story.see_twice(thing(uid="h1", labels=owned_labels()), unmanaged=(1, 5))
     assert (story.action.operation, story.action.uid) == ("Delete", "h1")
 
 
 def test_an_object_of_another_owner_is_never_removed_from_an_exclusive_scope():
     story = Story(configs={CONFIG: EXCLUSIVE})
-    story.see(thing(labels=ANOTHER), strays=(1, 5))
+    story.see(thing(labels=ANOTHER), unmanaged=(1, 5))
     assert story.idle
     assert story.outcome == "Disputed"
 
@@ -214,7 +214,7 @@ def test_an_object_without_the_uid_that_a_write_requires_is_not_ours(is_withdraw
 
 def test_a_stray_of_an_exclusive_scope_is_removed():
     story = Story(configs={CONFIG: EXCLUSIVE})
-    events = story.see_twice(thing(uid="h1"), strays=(1, 5))
+    events = story.see_twice(thing(uid="h1"), unmanaged=(1, 5))
     assert only(OwnershipClaimed, events).reason == "ExclusiveScope"
     assert (story.action.operation, story.action.uid) == ("Delete", "h1")
     story.succeed()
@@ -223,12 +223,12 @@ def test_a_stray_of_an_exclusive_scope_is_removed():
 
 
 @pytest.mark.parametrize(
-    ("strays", "removed"),
+    ("unmanaged", "removed"),
     [((2, 9), True), ((3, 9), False), ((2, 10), True), ((0, 9), False)],
 )
-def test_the_guard_lets_few_strays_go(strays: tuple[int, int], removed: bool):
+def test_the_guard_lets_few_strays_go(unmanaged: tuple[int, int], removed: bool):
     story = Story(configs={CONFIG: EXCLUSIVE})
-    story.see_twice(thing(), strays=strays)
+    story.see_twice(thing(), unmanaged=unmanaged)
     assert story.idle is not removed
     assert (story.outcome == "Held") is not removed
 
@@ -238,18 +238,18 @@ def test_the_guard_counts_percent_in_scopes_of_ten_and_more():
         EXCLUSIVE,
         deletion_guard=msgspec.structs.replace(EXCLUSIVE.deletion_guard, max_count=100),
     )
-    for strays, total, removed in [(3, 10, True), (4, 10, False), (9, 9, True)]:
+    for unmanaged, total, removed in [(3, 10, True), (4, 10, False), (9, 9, True)]:
         story = Story(configs={CONFIG: many})
-        story.see_twice(thing(), strays=(strays, total))
+        story.see_twice(thing(), unmanaged=(unmanaged, total))
         assert story.idle is not removed
 
 
 def test_a_held_stray_goes_when_a_listing_shows_other_numbers():
     story = Story(configs={CONFIG: EXCLUSIVE})
-    story.see(thing(), strays=(5, 9))
+    story.see(thing(), unmanaged=(5, 9))
     assert story.outcome == "Held"
-    assert story.see(thing(), strays=(5, 9)) == []
-    story.see_twice(thing(), strays=(1, 9))
+    assert story.see(thing(), unmanaged=(5, 9)) == []
+    story.see_twice(thing(), unmanaged=(1, 9))
     assert story.action.operation == "Delete"
 
 
@@ -269,12 +269,12 @@ def test_a_declared_object_of_an_exclusive_scope_is_no_stray_but_ours():
 
 def test_an_adopted_and_orphaned_object_of_an_exclusive_scope_stays():
     story = Story(configs={CONFIG: EXCLUSIVE}, kind=UNLABELLED)
-    story.see(thing(), strays=(3, 5))
+    story.see(thing(), unmanaged=(3, 5))
     policy = {"adoption": "Adopt", "deletion": "Orphan"}
     story.declare({"type": "Square", "color": "Red"}, policy=policy)
-    story.see(thing(), taken_by="")
+    story.see(thing(), belongs_to="")
     assert story.outcome == "Converged"
-    story.see(thing({"type": "Square", "color": "Red", "note": 1}), strays=(1, 5))
+    story.see(thing({"type": "Square", "color": "Red", "note": 1}), unmanaged=(1, 5))
     events = story.withdraw()
     assert [each.reason for each in every(OwnershipReleased, events)] == ["Orphaned"]
     assert story.outcome == "Released"
@@ -287,7 +287,7 @@ def test_the_scope_that_counts_is_the_one_where_the_object_was_seen():
     story.succeed()
     story.withdraw()
     story.succeed()
-    story.see_twice(thing(uid="h9"), config="mine", strays=(1, 5))
+    story.see_twice(thing(uid="h9"), config="mine", unmanaged=(1, 5))
     assert story.action.operation == "Delete"
     assert story.action.provider_config == "mine"
 
@@ -297,7 +297,7 @@ def test_what_was_seen_in_a_wide_exclusive_scope_is_not_ours_in_a_narrow_one(
     scope: dict[str, Any],
 ):
     story = Story(configs={CONFIG: replace(EXCLUSIVE, deletion_guard=DeletionGuard(max_count=0))})
-    story.see(thing(), strays=(1, 1))
+    story.see(thing(), unmanaged=(1, 1))
     assert story.reason == "DeletionGuard"
     narrow = Scope(mode="Exclusive", **scope)
     story.configs[CONFIG] = replace(EXCLUSIVE, scope=narrow)

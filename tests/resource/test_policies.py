@@ -111,7 +111,7 @@ def test_an_orphan_that_a_listing_has_left_out_is_no_stray_when_it_is_listed_aga
     kept = story.seen
     story.see(None)
     assert story.outcome == "Deleted"
-    assert not every(OwnershipClaimed, story.see_twice(kept, strays=(1, 60)))
+    assert not every(OwnershipClaimed, story.see_twice(kept, unmanaged=(1, 60)))
     assert story.outcome == "Released"
 
 
@@ -123,7 +123,7 @@ def test_an_orphan_that_a_read_has_shown_to_be_missing_is_forgotten():
     story.succeed()
     kept = story.seen
     story.see(None, evidence="Read")
-    assert only(OwnershipClaimed, story.see_twice(kept, strays=(1, 60))).uid == kept.uid
+    assert only(OwnershipClaimed, story.see_twice(kept, unmanaged=(1, 60))).uid == kept.uid
 
 
 def test_an_orphan_that_was_only_adopted_is_released_too():

@@ -9,7 +9,7 @@ import msgspec
 
 from events.external import ExternalObject
 from events.intake import TimerFired
-from events.log import DueScheduled, OutcomeRecorded, ProgressNoted
+from events.log import OutcomeRecorded, ProgressNoted, RenewalScheduled
 from events.manifest import Fields
 from projections.read_models import rebuild
 from projections.status import StatusRow
@@ -32,13 +32,13 @@ def _progress(fields: Fields, shown: ExternalObject) -> Progress | None:
     return Progress(str(shown.outputs.get("percent", 0)), DEADLINE)
 
 
-def _due(_fields: Fields, shown: ExternalObject) -> datetime | None:
+def _renewal_time(_fields: Fields, shown: ExternalObject) -> datetime | None:
     at = shown.outputs.get("retryAt")
     return None if at is None else datetime.fromisoformat(at)
 
 
 SLOW = replace(BLOCK, ready=_ready, progress=_progress)
-COMPOSED = replace(SLOW, due=_due)
+COMPOSED = replace(SLOW, renewal_time=_renewal_time)
 """As kinds made of other kinds are: unfinished, and with a part that is declared again later."""
 
 
@@ -54,7 +54,7 @@ class Slow:
     def at(self, seconds: float) -> list[object]:
         """The bus's timer comes, by its clock."""
         self.story.stored_at = START + timedelta(seconds=seconds)
-        return list(self.story.turn(TimerFired("Due")))
+        return list(self.story.turn(TimerFired("Renewal")))
 
     def reaches(self, percent: int, seconds: float, **outputs: str) -> list[str]:
         self.story.stored_at = START + timedelta(seconds=seconds)
@@ -145,16 +145,16 @@ def test_a_deadline_for_progress_replaces_neither_the_time_nor_the_timer_of_a_re
     due = START + timedelta(seconds=700)
     slow.reaches(30, 100, retryAt=due.isoformat())
     slow.reaches(60, 200, retryAt=due.isoformat())
-    scheduled = only(DueScheduled, [each.data for each in slow.story.log])
-    assert (slow.row.due_at, slow.row.progress_at) == (
+    scheduled = only(RenewalScheduled, [each.data for each in slow.story.log])
+    assert (slow.row.renewal_at, slow.row.progress_at) == (
         scheduled.at,
         START + timedelta(seconds=200 + DEADLINE),
     )
-    assert {purpose for _, purpose in slow.story.timers} == {"Due", "Progress"}
+    assert {purpose for _, purpose in slow.story.timers} == {"Renewal", "Progress"}
     assert slow.row.next_deadline == scheduled.at
     slow.reaches(100, 300, retryAt=due.isoformat())
     assert slow.ready[0] == "Ready"
-    assert (slow.row.due_at, slow.row.progress_at) == (scheduled.at, None)
+    assert (slow.row.renewal_at, slow.row.progress_at) == (scheduled.at, None)
 
 
 def test_an_object_that_is_created_again_has_its_whole_time():

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from events.intake import Referenced, SecretSeen, TargetSeen, TargetState
+from events.intake import Referenced, SecretReported, TargetReported, TargetState
 from events.log import (
     ActionDecided,
     OwnershipClaimed,
@@ -55,7 +55,7 @@ def row_of(story: Story) -> StatusRow:
 
 
 def seen(story: Story, **state: Any) -> list[Any]:
-    return list(story.turn(TargetSeen(DATABASE, TargetState(**state))))
+    return list(story.turn(TargetReported(DATABASE, TargetState(**state))))
 
 
 def known(host: str = "db-1", **state: Any) -> dict[str, Any]:
@@ -87,12 +87,12 @@ def test_a_withdrawn_resource_that_claims_a_stray_references_nothing(is_seen: bo
     story.declare({"type": HOST}, policy={"referencedFrom": ["shop"]})
     found = thing({"type": "Square"})
     if is_seen:
-        story.see(found, strays=(5, 5))
+        story.see(found, unmanaged=(5, 5))
     assert row_of(story).refers
     assert row_of(story).referenced_from
     story.withdraw()
     assert (str(story.key) in rebuild(of(story)).status) is is_seen
-    events = story.see_twice(found, strays=(1, 5))
+    events = story.see_twice(found, unmanaged=(1, 5))
     assert only(OwnershipClaimed, events).reason == "ExclusiveScope"
     assert row_of(story).owned
     assert not row_of(story).refers
@@ -117,7 +117,7 @@ def test_a_changed_output_is_a_changed_input():
     events = seen(story, **known("db-2"))
     assert only(SpecResolved, events).fields == {"type": "db-2"}
     assert (story.action.operation, story.action.fields) == ("Update", {"type": "db-2"})
-    because = story.action.because
+    because = story.action.causes
     cause = next(each for each in story.log if each.id in because)
     assert isinstance(cause.data, TargetObserved)
 
@@ -195,7 +195,7 @@ def test_a_circle_that_is_known_is_refused():
 
 def test_a_circle_that_closed_at_the_same_moment_is_named():
     story = server()
-    seen(story, declared=True, circle=("default/Block/Foo", DATABASE, "default/Block/Foo"))
+    seen(story, declared=True, cycle=("default/Block/Foo", DATABASE, "default/Block/Foo"))
     assert (story.outcome, story.reason) == ("Waiting", "DependencyCycle")
     assert story.state.outcome is not None
     assert "default/Block/Foo → default/Block/Orders → default/Block/Foo" in (
@@ -217,7 +217,7 @@ def test_what_is_declared_anew_with_other_references_forgets_the_old_ones():
 def test_declared_after_its_end_it_knows_as_little_of_others_as_its_row():
     """A row ends with its resource: what only the state knew would be told again for ever."""
     story = server(password={"$secret": "db-password"})
-    story.turn(SecretSeen("files/db-password", "d1"))
+    story.turn(SecretReported("files/db-password", "d1"))
     seen(story, **known())
     story.succeed()
     story.withdraw()
@@ -236,9 +236,9 @@ def test_a_report_that_was_overtaken_undoes_nothing():
     """Two observers report; one had not read what the other one's report led to."""
     story = server()
     before = story.state.version
-    story.turn(TargetSeen(DATABASE, TargetState(**known("db-2")), before))
-    assert story.turn(TargetSeen(DATABASE, TargetState(**known("db-1")), before)) == []
-    newer = TargetSeen(DATABASE, TargetState(**known("db-3")), story.state.version)
+    story.turn(TargetReported(DATABASE, TargetState(**known("db-2")), before))
+    assert story.turn(TargetReported(DATABASE, TargetState(**known("db-1")), before)) == []
+    newer = TargetReported(DATABASE, TargetState(**known("db-3")), story.state.version)
     assert only(TargetObserved, story.turn(newer)).state.values["outputs.host"] == "db-3"
 
 
@@ -246,8 +246,8 @@ def test_a_digest_that_was_overtaken_undoes_nothing():
     story = Story(kind=SERVER)
     story.declare(PASSWORD)
     before = story.state.version
-    story.turn(SecretSeen("files/db-password", "new", before))
-    assert story.turn(SecretSeen("files/db-password", "old", before)) == []
+    story.turn(SecretReported("files/db-password", "new", before))
+    assert story.turn(SecretReported("files/db-password", "old", before)) == []
     assert story.state.desired.secrets == {"files/db-password": "new"}
 
 
@@ -257,7 +257,7 @@ PASSWORD: Fields = {"type": "db", "password": {"$secret": "db-password"}}
 
 
 def digest(story: Story, value: str) -> list[Any]:
-    return list(story.turn(SecretSeen("files/db-password", value)))
+    return list(story.turn(SecretReported("files/db-password", value)))
 
 
 def test_a_secret_is_its_digest_and_a_rotation_is_a_write():

@@ -92,7 +92,7 @@ def check_rows(story: Story) -> None:
         assert (row.retiring, row.retiring_uid) == wanted
     status, released = rows(story)[0], state.released
     if released is not None:
-        assert (status.external_name, status.seen_uid) == (released.name, released.uid)
+        assert (status.external_name, status.observed_uid) == (released.name, released.uid)
 
 
 def test_34_a_replacement_is_two_recorded_actions(story: Story):

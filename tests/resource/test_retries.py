@@ -453,7 +453,7 @@ def test_an_intent_is_recorded_for_every_operation_before_its_result():
     decided = every(ActionDecided, [event.data for event in story.log])
     assert [each.action.operation for each in decided] == ["Create", "Update", "Delete"]
     assert len({each.action.idempotency_key for each in decided}) == 3
-    assert all(each.action.because for each in decided)
+    assert all(each.action.causes for each in decided)
 
 
 def test_a_stranger_in_the_way_of_a_retry_is_left_alone():

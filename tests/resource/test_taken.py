@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 from msgspec.structs import replace
 
-from events.intake import Observed, StrayCount, Withdrawn
+from events.intake import Observed, UnmanagedCount, Withdrawn
 from events.log import (
     ActionDecided,
     DriftDetected,
@@ -48,18 +48,20 @@ UNCONDITIONAL = dataclasses.replace(
 
 def test_what_another_resource_declares_is_no_stray():
     story = Story(configs={CONFIG: EXCLUSIVE})
-    events = story.see(thing(uid="h1"), strays=(0, 60), taken_by=ANOTHER)
+    events = story.see(thing(uid="h1"), unmanaged=(0, 60), belongs_to=ANOTHER)
     assert not every(OwnershipClaimed, events)
     assert (story.outcome, story.reason) == ("Unowned", "Taken")
-    events = story.see(repainted(thing(uid="h1"), color="Blue"), strays=(1, 60), taken_by=ANOTHER)
+    events = story.see(
+        repainted(thing(uid="h1"), color="Blue"), unmanaged=(1, 60), belongs_to=ANOTHER
+    )
     assert names(events) == ["ExternalObserved"]
 
 
 def test_once_nobody_has_it_it_is_a_stray_as_any_other():
     story = Story(configs={CONFIG: EXCLUSIVE})
     there = thing(uid="h1")
-    story.see(there, strays=(0, 60), taken_by=ANOTHER)
-    events = story.see_twice(there, strays=(1, 60), taken_by="")
+    story.see(there, unmanaged=(0, 60), belongs_to=ANOTHER)
+    events = story.see_twice(there, unmanaged=(1, 60), belongs_to="")
     assert only(ActionDecided, events).action.operation == "Delete"
 
 
@@ -71,42 +73,42 @@ def test_a_stray_is_deleted_only_after_a_listing_that_knew_its_resource():
     story = Story(configs={CONFIG: EXCLUSIVE})
     there = thing(uid="h1")
     for _ in range(3):
-        events = story.see(there, strays=(1, 60), taken_by="", known_version=0)
+        events = story.see(there, unmanaged=(1, 60), belongs_to="", known_version=0)
         assert not every(OwnershipClaimed, events)
     assert (story.outcome, story.reason) == ("Degraded", "AwaitingRead")
     before = story.state.outcome_version - 1
-    assert not every(OwnershipClaimed, story.see(there, strays=(1, 60), known_version=before))
-    events = story.see(there, strays=(1, 60), taken_by="")
+    assert not every(OwnershipClaimed, story.see(there, unmanaged=(1, 60), known_version=before))
+    events = story.see(there, unmanaged=(1, 60), belongs_to="")
     assert only(ActionDecided, events).action.uid == "h1"
 
 
 def test_a_stray_that_another_resource_adopted_meanwhile_is_left_to_it():
     story = Story(configs={CONFIG: EXCLUSIVE})
-    story.see(thing(uid="h1"), strays=(1, 60), taken_by="", known_version=0)
-    events = story.see(thing(uid="h1"), strays=(0, 60), taken_by=ANOTHER)
+    story.see(thing(uid="h1"), unmanaged=(1, 60), belongs_to="", known_version=0)
+    events = story.see(thing(uid="h1"), unmanaged=(0, 60), belongs_to=ANOTHER)
     assert not every(OwnershipClaimed, events)
     assert (story.outcome, story.reason) == ("Unowned", "Taken")
 
 
 def test_a_wait_from_before_a_withdrawal_proves_nothing_of_what_is_undeclared_since():
     story = Story(configs={CONFIG: EXCLUSIVE}, kind=UNCONDITIONAL)
-    story.see(thing(uid="h1"), strays=(1, 60), taken_by=ANOTHER)
-    story.see(thing(uid="h1"), strays=(1, 60), taken_by="")
+    story.see(thing(uid="h1"), unmanaged=(1, 60), belongs_to=ANOTHER)
+    story.see(thing(uid="h1"), unmanaged=(1, 60), belongs_to="")
     story.declare(policy={"adoption": "Adopt"})
     assert story.reason == "AwaitingRead"
     seen = Observed(CONFIG, "Foo", thing(uid="h1"), "CompleteListing", story.position)
-    shown = replace(seen, exclusive=StrayCount(1, 60), known_version=story.state.version)
+    shown = replace(seen, exclusive=UnmanagedCount(1, 60), known_version=story.state.version)
     events = story.turn(Withdrawn(), shown)
     assert not every(OwnershipClaimed, events)
-    assert only(ActionDecided, story.see(thing(uid="h1"), strays=(1, 60))).action.uid == "h1"
+    assert only(ActionDecided, story.see(thing(uid="h1"), unmanaged=(1, 60))).action.uid == "h1"
 
 
 def test_what_was_held_as_a_stray_is_released_to_who_declares_it():
     story = Story(configs={CONFIG: EXCLUSIVE})
     there = thing(uid="h1")
-    story.see(there, strays=(50, 60))
+    story.see(there, unmanaged=(50, 60))
     assert story.outcome == "Held"
-    story.see(there, strays=(49, 60), taken_by=ANOTHER)
+    story.see(there, unmanaged=(49, 60), belongs_to=ANOTHER)
     assert (story.outcome, story.reason) == ("Unowned", "Taken")
 
 
@@ -114,7 +116,7 @@ def test_a_label_of_another_resource_is_no_dispute_where_that_one_has_the_object
     story = Story(configs={CONFIG: EXCLUSIVE})
     labels = owned_labels()
     labels = {name: value.replace("Foo", "y") for name, value in labels.items()}
-    story.see(thing(uid="h1", labels=labels), strays=(0, 60), taken_by=ANOTHER)
+    story.see(thing(uid="h1", labels=labels), unmanaged=(0, 60), belongs_to=ANOTHER)
     assert (story.outcome, story.reason) == ("Unowned", "Taken")
 
 
@@ -122,10 +124,10 @@ def test_a_label_of_another_resource_is_no_dispute_where_that_one_has_the_object
 def test_the_absence_of_an_undeclared_object_is_recorded_once(another: str):
     """Both listings were published before the first of them was decided."""
     story = Story(configs={CONFIG: EXCLUSIVE})
-    story.see(thing(uid="h1"), strays=(1, 60), taken_by=another)
+    story.see(thing(uid="h1"), unmanaged=(1, 60), belongs_to=another)
     assert story.outcome in ("Degraded", "Unowned")
     gone = Observed(CONFIG, "Foo", None, "CompleteListing", story.position)
-    listings = [replace(gone, exclusive=StrayCount(*count)) for count in ((1, 60), (0, 59))]
+    listings = [replace(gone, exclusive=UnmanagedCount(*count)) for count in ((1, 60), (0, 59))]
     assert names(story.turn(*listings)) == ["ExternalObserved", "OutcomeRecorded"]
 
 
@@ -133,8 +135,8 @@ def test_the_absence_of_an_undeclared_object_is_recorded_once(another: str):
 def test_what_another_resource_had_was_not_deleted_by_others(still: str):
     """It may be withdrawn and gone when the listing is compared."""
     story = Story(configs={CONFIG: EXCLUSIVE})
-    story.see(thing(uid="h1"), strays=(0, 60), taken_by=ANOTHER)
-    story.see(None, taken_by=still)
+    story.see(thing(uid="h1"), unmanaged=(0, 60), belongs_to=ANOTHER)
+    story.see(None, belongs_to=still)
     assert (story.outcome, story.reason) == ("Deleted", "Gone")
 
 
@@ -146,44 +148,44 @@ def test_what_carried_the_label_of_a_resource_that_is_gone_was_perhaps_deleted_b
     story.see(thing(uid="h1", labels=labels))
     story.see(None)
     assert story.reason == ("Gone" if log == LOG_ID else "GoneByOthers")
-    assert story.state.observed.taken_by == (ANOTHER if log == LOG_ID else "")
+    assert story.state.observed.belongs_to == (ANOTHER if log == LOG_ID else "")
 
 
 def test_two_resources_of_one_object_do_not_both_adopt_it():
     story = Story(configs={CONFIG: SHARED})
-    story.see(thing(uid="h1"), taken_by=ANOTHER)
+    story.see(thing(uid="h1"), belongs_to=ANOTHER)
     events = story.declare({"type": "Square"}, policy={"adoption": "Adopt"})
     assert not every(OwnershipClaimed, events)
     assert (story.outcome, story.reason) == ("Conflict", "OwnedByAnother")
-    events = story.see(story.seen, taken_by="")
+    events = story.see(story.seen, belongs_to="")
     assert only(OwnershipClaimed, events).reason == "Adopted"
 
 
 def test_what_is_declared_once_nothing_is_there_is_its_own_from_then_on():
     story = Story(configs={CONFIG: EXCLUSIVE})
-    story.see(thing(uid="h1"), strays=(0, 60), taken_by=ANOTHER)
-    story.see(None, taken_by="")
+    story.see(thing(uid="h1"), unmanaged=(0, 60), belongs_to=ANOTHER)
+    story.see(None, belongs_to="")
     story.declare({"type": "Square"})
-    assert story.state.observed.taken_by == ""
+    assert story.state.observed.belongs_to == ""
     story.succeed()
     assert only(ActionDecided, story.withdraw()).action.operation == "Delete"
 
 
 def test_under_another_external_name_it_is_another_object():
     story = Story(configs={CONFIG: SHARED})
-    story.see(thing(uid="h1"), taken_by=ANOTHER)
+    story.see(thing(uid="h1"), belongs_to=ANOTHER)
     story.declare({"type": "Square"}, annotations={EXTERNAL_NAME_ANNOTATION: "another"})
-    assert story.state.observed.taken_by == ""
+    assert story.state.observed.belongs_to == ""
     story.succeed()
     assert only(ActionDecided, story.withdraw()).action.operation == "Delete"
 
 
 def test_what_two_resources_own_neither_deletes():
     story = converged()
-    story.see(story.seen, taken_by=ANOTHER)
+    story.see(story.seen, belongs_to=ANOTHER)
     assert not every(ActionDecided, story.withdraw())
     assert (story.outcome, story.reason) == ("Disputed", "OwnedByAnother")
-    assert only(ActionDecided, story.see(story.seen, taken_by="")).action.operation == "Delete"
+    assert only(ActionDecided, story.see(story.seen, belongs_to="")).action.operation == "Delete"
 
 
 # --- a write that meets another object, which has taken the place of ours
@@ -221,7 +223,7 @@ def test_what_is_only_observed_shows_nothing_of_another_namespace(evidence: str)
     if evidence == "its label":
         story.see(thing(uid="h1", labels={OWNER_LABEL: label}))
     else:
-        story.see(thing(uid="h1"), taken_by=ANOTHER)
+        story.see(thing(uid="h1"), belongs_to=ANOTHER)
     assert (story.outcome, story.reason) == ("Conflict", "OwnedByAnother")
     assert "another namespace" in story.outcome_message
     assert not {"Red", ANOTHER} & set(story.outcome_message.replace(";", "").split())
@@ -230,7 +232,7 @@ def test_what_is_only_observed_shows_nothing_of_another_namespace(evidence: str)
 def test_what_is_only_observed_of_its_own_namespace_is_compared():
     story = Story(configs={CONFIG: SHARED})
     story.declare({"color": "Purple"}, policy={"mode": "ObserveOnly"})
-    story.see(thing(uid="h1"), taken_by=f"{story.key.namespace}/Shape/y")
+    story.see(thing(uid="h1"), belongs_to=f"{story.key.namespace}/Shape/y")
     assert story.outcome == "Drifted"
 
 
@@ -251,7 +253,7 @@ def test_an_undeclared_object_is_shown_as_that_of_the_resource_that_has_it(
         label = owner(LOG_ID, ResourceKey.parse(named))
         events = story.see(thing(uid="h1", labels={OWNER_LABEL: label}))
     else:
-        events = story.see(thing(uid="h1"), taken_by=named)
+        events = story.see(thing(uid="h1"), belongs_to=named)
     assert not every(OwnershipClaimed, events)
     assert story.outcome == "Unowned"
     assert story.reason == ("OwnedByAnother" if evidence == "its label" else "Taken")
@@ -278,7 +280,7 @@ def test_an_object_without_labels_that_a_creation_met_is_adopted_after_a_listing
     events = story.fail("Conflict", shown=thing(uid="theirs"))
     assert not every(OwnershipClaimed, events)
     assert (story.outcome, story.reason) == ("Degraded", "AwaitingRead")
-    events = story.see(thing(uid="theirs"), taken_by=ANOTHER)
+    events = story.see(thing(uid="theirs"), belongs_to=ANOTHER)
     assert not every(OwnershipClaimed, events)
     assert (story.outcome, story.reason) == ("Conflict", "OwnedByAnother")
     events = story.withdraw()
@@ -289,7 +291,7 @@ def test_an_object_without_labels_that_no_resource_has_is_adopted():
     story = Story(kind=UNLABELLED)
     story.declare(policy={"adoption": "Adopt"})
     story.fail("Conflict", shown=thing(uid="nobodys"))
-    events = story.see(thing(uid="nobodys"), taken_by="")
+    events = story.see(thing(uid="nobodys"), belongs_to="")
     assert only(OwnershipClaimed, events).uid == "nobodys"
     assert story.outcome == "Converged"
 
@@ -306,7 +308,7 @@ def test_adoption_after_a_creation_with_an_unknown_result_waits_for_a_listing_an
     story.wake(600)
     story.fail("Conflict", shown=thing(uid="nobodys"))
     assert (story.outcome, story.reason) == ("Degraded", "AwaitingRead")
-    events = story.see(thing(uid="nobodys"), taken_by="")
+    events = story.see(thing(uid="nobodys"), belongs_to="")
     assert only(OwnershipClaimed, events).uid == "nobodys"
 
 

@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace as replace_struct
 
 from events.external import ExternalObject
-from events.intake import DefinitionSeen
+from events.intake import DefinitionReported
 from events.kind_definition import KindDefinitionSpec
 from events.log import ActionDecided, SpecResolved
 from events.names import KIND_DEFINITION_KIND, SYSTEM_NAMESPACE, ResourceKey
@@ -51,7 +51,7 @@ def story() -> Story:
 def redefined(told: Story, **rest: Any) -> list[Any]:
     told.kind = address(2, **rest)
     assert told.kind.definition is not None
-    return list(told.turn(DefinitionSeen(2, told.kind.definition.digest, 1, 1)))
+    return list(told.turn(DefinitionReported(2, told.kind.definition.digest, 1, 1)))
 
 
 def seen_again(told: Story, **fields: Any) -> list[Any]:

@@ -50,7 +50,7 @@ async def world(bare_world: World) -> World:
 
 @pytest.fixture
 async def exclusive_world(bare_world: World) -> World:
-    """A reconciler to which everything in the API belongs; its guard lets two strays go at once."""
+    """A reconciler that owns all objects of the API; its guard allows two deletions."""
     await bare_world.start_reconciler()
     await bare_world.configure(api_config(bare_world.human.url, exclusive=True))
     return bare_world

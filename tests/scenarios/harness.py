@@ -22,7 +22,7 @@ from nats.aio.client import Client
 
 from events.dead_letter import DeadLetterRecord
 from events.envelope import decode_log, encode_intake
-from events.intake import TYPE_OF_INTAKE, Answer, IntakeData, Withdrawn
+from events.intake import TYPE_OF_INTAKE, IntakeData, Reply, Withdrawn
 from events.log import LogEvent, OutcomeRecorded, ResourceEvent
 from events.manifest import RECONCILER_API_VERSION, Fields, Manifest, Metadata
 from events.names import SYSTEM_NAMESPACE, ResourceKey
@@ -336,12 +336,12 @@ class World:
 
     async def ask(
         self, key: ResourceKey, data: IntakeData, *, message_id: str | None = None
-    ) -> Answer:
+    ) -> Reply:
         """Publish one declaration and wait for the decider's answer on an inbox."""
         payload = encode_intake(message_id or uuid.uuid4().hex, ACTOR, data, time=now())
         return await self.ask_raw(intake("desired", key), payload)
 
-    async def ask_as(self, source: str, key: ResourceKey, data: IntakeData) -> Answer:
+    async def ask_as(self, source: str, key: ResourceKey, data: IntakeData) -> Reply:
         """Publish as another service, and wait for the decider's answer."""
         what = cast("Intake", TYPE_OF_INTAKE[type(data)].split(".")[1])
         payload = encode_intake(uuid.uuid4().hex, source, data, time=now())
@@ -351,7 +351,7 @@ class World:
         """Return a client of another service."""
         return client_on(self.nc, source=source)
 
-    async def ask_raw(self, subject: str, payload: bytes) -> Answer:
+    async def ask_raw(self, subject: str, payload: bytes) -> Reply:
         """Publish bytes by hand, without the header that lets the stream see a duplicate."""
         inbox = self.nc.new_inbox()
         subscription = await self.nc.subscribe(inbox)  # pyright: ignore[reportUnknownMemberType]
@@ -360,7 +360,7 @@ class World:
         )
         answered = await subscription.next_msg(timeout=PATIENCE_SECONDS)
         await subscription.unsubscribe()
-        return msgspec.json.decode(answered.data, type=Answer)
+        return msgspec.json.decode(answered.data, type=Reply)
 
     # --- looking
 

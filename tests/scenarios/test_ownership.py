@@ -29,13 +29,13 @@ async def test_5_in_a_shared_api_what_a_human_makes_is_left_alone_and_shown(worl
 async def test_6_the_guard_holds_a_mass_deletion_until_a_few_are_left(exclusive_world: World):
     world = exclusive_world
     await world.stop_reconciler()
-    strays = ["bar-1", "bar-2", "bar-3", "bar-4"]
-    for name in strays:
+    unmanaged = ["bar-1", "bar-2", "bar-3", "bar-4"]
+    for name in unmanaged:
         await world.human.makes(name)
 
     await world.start_reconciler()
 
-    for name in strays:
+    for name in unmanaged:
         held = await world.until_outcome(name, "Held", reason="DeletionGuard")
         assert "4 of 4" in held.message
     await world.observed_again()

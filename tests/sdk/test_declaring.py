@@ -8,12 +8,12 @@ from events.envelope import MAX_MESSAGE_BYTES
 from events.log import OutcomeRecorded
 from reconciler.roles.decider import refusals
 from reconciler.sdk import (
-    Answer,
     Client,
     ConfigurationError,
     DeclarationRefusedError,
     InvalidManifestError,
     InvalidNameError,
+    Reply,
     connect,
 )
 from tests.sdk.conftest import Stack, shape
@@ -74,8 +74,8 @@ async def test_answers_of_many_come_in_order_with_refusals_in_their_place(
     assert isinstance(refused, DeclarationRefusedError)
     assert refused.reason == "Invalid"
     assert "Mauve" in refused.message
-    assert all(isinstance(answer, Answer) and answer.generation == 1 for answer in answers)
-    assert [answer.reason for answer in withdrawn if isinstance(answer, Answer)].count(
+    assert all(isinstance(answer, Reply) and answer.generation == 1 for answer in answers)
+    assert [answer.reason for answer in withdrawn if isinstance(answer, Reply)].count(
         "Accepted"
     ) == 39
 
@@ -91,7 +91,7 @@ async def test_two_thousand_are_answered(client: Client, name: str) -> None:
     manifests = [shape(f"{name}-{index}", policy={"paused": True}) for index in range(2_000)]
     answers = await client.declare_many(manifests)
 
-    assert all(isinstance(answer, Answer) for answer in answers)
+    assert all(isinstance(answer, Reply) for answer in answers)
     await client.withdraw_many([manifest.key for manifest in manifests])
 
 

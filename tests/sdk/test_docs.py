@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from events import envelope
-from events.intake import Answer, ListingPart
+from events.intake import ListingPart, Reply
 from events.log import LogEvent, OutcomeName
 from events.manifest import Manifest
 from events.schema import json_schema
@@ -92,7 +92,7 @@ def test_json_has_no_field_that_is_not_read(name: str, block: str) -> None:
 
 
 def encoded_again(name: str, shown: Any, payload: bytes) -> Any:
-    plain = {"Manifest": Manifest, "Answer": Answer, "LogEvent": LogEvent}
+    plain = {"Manifest": Manifest, "Reply": Reply, "LogEvent": LogEvent}
     if name in plain:
         return json.loads(msgspec.json.encode(msgspec.json.decode(payload, type=plain[name])))
     time = datetime.fromisoformat(shown.get("time", "2026-11-21T12:00:00Z"))
@@ -141,7 +141,7 @@ async def test_the_published_message_of_the_command_line_is_answered(stack: Stac
     nc = await connect_bus(stack.bus_url, name="test")
     inbox = await nc.subscribe(headers["Reconciler-Reply-To"])  # pyright: ignore[reportUnknownMemberType]
     await nc.publish(subject, payload.encode(), headers=headers)
-    answer = msgspec.json.decode((await inbox.next_msg(PATIENCE_SECONDS)).data, type=Answer)
+    answer = msgspec.json.decode((await inbox.next_msg(PATIENCE_SECONDS)).data, type=Reply)
     await nc.close()
 
     assert answer.accepted
@@ -183,7 +183,7 @@ async def test_what_cannot_be_read_is_answered(stack: Stack) -> None:
     await nc.publish(
         "rec.desired.default.Shape.bad", b"not JSON", headers={"Reconciler-Reply-To": inbox}
     )
-    answer = msgspec.json.decode((await answers.next_msg(PATIENCE_SECONDS)).data, type=Answer)
+    answer = msgspec.json.decode((await answers.next_msg(PATIENCE_SECONDS)).data, type=Reply)
     await nc.close()
 
     assert (answer.accepted, answer.reason) == (False, "Invalid")

@@ -128,7 +128,7 @@ class Visitor:
                 self.shell.until(f"{look} --limit 8 -o wide", is_drift, f"{name} is healed")
                 data = [each["data"] for each in json.loads(self.shell.run(f"{look} --raw"))]
                 drifts = [each for each in data if each["event"] == "DriftDetected"]
-                assert drifts[-1].get("perhapsBy", "") == "", "no action of ours did it"
+                assert drifts[-1].get("suspectedAction", "") == "", "no action of ours did it"
             self.shell.until(RUNNING, all_run, "all three run, and no others")
             self.sql_goes_through()
 

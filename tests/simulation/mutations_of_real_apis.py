@@ -15,7 +15,7 @@ from events.provider_config import ProviderConfigSpec
 from projections.status import StatusRow
 from reconciler.provider import Capabilities
 from reconciler.provider.kind import READY, Readiness
-from reconciler.resource import attempt, due, next_step, result
+from reconciler.resource import attempt, next_step, renewal, result
 from reconciler.resource.situation import Situation
 from reconciler.resource.state import Spec
 from reconciler.resource.turn import Conclusion, Context, Step
@@ -33,19 +33,19 @@ def _nothing_is_ever_due(patch: Patch) -> None:
     ) -> Step:
         return otherwise
 
-    patch.setattr(next_step, "when_due", never)
+    patch.setattr(next_step, "renewal_step", never)
 
 
 def _due_by_the_deciders_own_clock(patch: Patch) -> None:
-    really = due.when_due
+    really = renewal.renewal_step
 
-    def when_due(
+    def renewal_step(
         seen: ExternalObject, spec: Spec, situation: Situation, otherwise: Conclusion
     ) -> Step:
         without = replace(situation.context, bus_time=None)
         return really(seen, spec, replace(situation, context=without), otherwise)
 
-    patch.setattr(next_step, "when_due", when_due)
+    patch.setattr(next_step, "renewal_step", renewal_step)
 
 
 def _what_is_due_is_woken_by_its_timer_alone(patch: Patch) -> None:
@@ -54,7 +54,7 @@ def _what_is_due_is_woken_by_its_timer_alone(patch: Patch) -> None:
     def to_wake(
         self: Any, rows: Iterable[StatusRow], held: Iterable[StatusRow], overdue: Any
     ) -> Any:
-        bare = [row for row in rows if row.due_at is None]
+        bare = [row for row in rows if row.renewal_at is None]
         return really(self, bare, held, overdue)
 
     patch.setattr(Sweeper, "_to_wake", to_wake)

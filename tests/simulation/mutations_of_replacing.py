@@ -28,7 +28,7 @@ def _a_replacement_has_no_name_in_the_rows(patch: Patch) -> None:
 
     def begun(row: StatusRow, action: Action, attempt: int) -> None:
         really(row, action, attempt)
-        row.asked_name = ""
+        row.pending_name = ""
 
     patch.setattr(status, "_begun", begun)
 

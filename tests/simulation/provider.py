@@ -314,7 +314,11 @@ def simulated_kind(api: Api, network: Network, lies: Lies, seed: str) -> Kind:
         immutable=frozenset({"size"} if api.traits.replaces else ()),
         has_second_name=api.traits.replaces == "beside",
     )
-    return dataclasses.replace(kind, due=_due) if api.traits.lifetime_seconds else kind
+    return (
+        dataclasses.replace(kind, renewal_time=_renewal_time)
+        if api.traits.lifetime_seconds
+        else kind
+    )
 
 
 def _capabilities(traits: ApiTraits) -> Capabilities:
@@ -331,7 +335,7 @@ def _ready(_fields: Fields, shown: ExternalObject) -> Readiness:
     return Readiness(False, "Starting") if shown.outputs.get("starting") else READY
 
 
-def _due(_fields: Fields, shown: ExternalObject) -> datetime | None:
+def _renewal_time(_fields: Fields, shown: ExternalObject) -> datetime | None:
     expires = shown.outputs.get("expires")  # what a human has made never ends
     return None if expires is None else datetime.fromisoformat(expires)
 

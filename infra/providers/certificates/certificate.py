@@ -11,7 +11,7 @@ import msgspec
 
 from events.external import ExternalObject
 from events.manifest import Fields
-from infra.providers.certificates.issuer import due_at
+from infra.providers.certificates.issuer import renewal_at
 from infra.providers.certificates.spec import (
     DEFAULT_ALGORITHM,
     KeyAlgorithm,
@@ -154,9 +154,9 @@ def normalize(fields: Fields) -> Fields:
     }
 
 
-def due(fields: Fields, shown: ExternalObject) -> datetime | None:
+def renewal_time(fields: Fields, shown: ExternalObject) -> datetime | None:
     """Return when a certificate has to be renewed."""
-    return due_at(fields.get("renewBefore"), shown)
+    return renewal_at(fields.get("renewBefore"), shown)
 
 
 CERTIFICATE = Kind(
@@ -173,6 +173,6 @@ CERTIFICATE = Kind(
     normalize=normalize,
     name_problem=name_problem,
     outputs=CertificateOutputs,
-    due=due,
+    renewal_time=renewal_time,
 )
 """The kind ``Certificate``."""

@@ -217,7 +217,9 @@ def uses(fields: Fields) -> Sequence[HostUse]:
     return found
 
 
-def renewal_time(not_before: datetime, not_after: datetime, renew_before: str | None) -> datetime:
+def compute_renewal_time(
+    not_before: datetime, not_after: datetime, renew_before: str | None
+) -> datetime:
     """Return when a certificate is to be renewed: a third of its life before its end, or as said.
 
     Never in its first third: an authority may give less time than was asked for.
@@ -227,18 +229,20 @@ def renewal_time(not_before: datetime, not_after: datetime, renew_before: str | 
     return not_after - min(before, life * 2 / 3)
 
 
-def due_at(renew_before: str | None, shown: ExternalObject) -> datetime | None:
+def renewal_at(renew_before: str | None, shown: ExternalObject) -> datetime | None:
     """Return when what is shown is to be renewed; None for what never ends."""
     begins, ends = shown.outputs.get("notBefore"), shown.outputs.get("notAfter")
     if not begins or not ends:
         return None
-    return renewal_time(datetime.fromisoformat(begins), datetime.fromisoformat(ends), renew_before)
+    return compute_renewal_time(
+        datetime.fromisoformat(begins), datetime.fromisoformat(ends), renew_before
+    )
 
 
-def due(fields: Fields, shown: ExternalObject) -> datetime | None:
+def renewal_time(fields: Fields, shown: ExternalObject) -> datetime | None:
     """Return when an authority of our own has to be renewed; its key stays."""
     own: Fields | None = fields.get("ownCa")
-    return None if own is None else due_at(own.get("renewBefore"), shown)
+    return None if own is None else renewal_at(own.get("renewBefore"), shown)
 
 
 def loses(fields: Fields | None, thing: ExternalObject) -> str:
@@ -264,7 +268,7 @@ ISSUER = Kind(
     name_problem=name_problem,
     outputs=IssuerOutputs,
     uses=uses,
-    due=due,
+    renewal_time=renewal_time,
     immutable=frozenset({"type", "ownCa.commonName", "ownCa.keyAlgorithm", "acme.directory"}),
     loses=loses,
 )

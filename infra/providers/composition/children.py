@@ -11,8 +11,8 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from http import HTTPStatus
 from typing import Final
 
-from events.composition import PART_OF_LABEL, taken_by
-from events.intake import Answer, Declared, IntakeData, Withdrawn
+from events.composition import PART_OF_LABEL, describe_part_conflict
+from events.intake import Declared, IntakeData, Reply, Withdrawn
 from events.log import Action
 from events.manifest import Manifest
 from events.names import ResourceKey, system_rank
@@ -27,7 +27,7 @@ _LEAVING_LOOK_SECONDS: Final = 0.1
 _MAX_NAMED: Final = 3
 _MAX_WORDS: Final = 300
 
-Ask = Callable[[Sequence[IntakeMessageOut]], Awaitable[Sequence[Answer]]]
+Ask = Callable[[Sequence[IntakeMessageOut]], Awaitable[Sequence[Reply]]]
 
 
 class Children:
@@ -61,7 +61,9 @@ class Children:
             found = declared[str(each.key)]
             generations[str(each.key)] = found.generation
             part_of = each.metadata.labels[PART_OF_LABEL]
-            if found.is_declared and (taken := taken_by(str(each.key), found.labels, part_of)):
+            if found.is_declared and (
+                taken := describe_part_conflict(str(each.key), found.labels, part_of)
+            ):
                 raise NotDoneError(taken, status=HTTPStatus.CONFLICT)
         return generations
 

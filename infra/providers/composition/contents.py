@@ -48,10 +48,10 @@ class Contents:
         index = (await self._specs(namespace, [digest], is_withdrawn)).get(digest)
         if index is None:
             return None
-        portions = await self._specs(namespace, index.portions, is_withdrawn)
-        if len(portions) < len(index.portions):
+        chunks = await self._specs(namespace, index.chunks, is_withdrawn)
+        if len(chunks) < len(index.chunks):
             return None
-        parts = list(parts_of(portions[name] for name in index.portions))
+        parts = list(parts_of(chunks[name] for name in index.chunks))
         self._read = {
             **dict(list(self._read.items())[-1:]),
             (namespace, digest): parts,
@@ -81,15 +81,15 @@ class Contents:
     async def forget(self, parent: str, namespace: str, kept: Collection[str]) -> None:
         """Withdraw the contents of a set that are not these."""
         stored = await self._standing.contents(namespace)
-        portions = {
+        chunks = {
             each
             for digest in kept
             if (known := stored.get(digest)) is not None
-            for each in known[1].portions
+            for each in known[1].chunks
         }
         messages: list[IntakeMessageOut] = []
         for digest, (generation, spec) in stored.items():
-            if spec.parent != parent or digest in kept or digest in portions:
+            if spec.parent != parent or digest in kept or digest in chunks:
                 continue
             key = ResourceKey(namespace, COMPOSED_CONTENT_KIND, digest)
             said = Withdrawn(generation, reason=f"{parent} has different content")

@@ -112,9 +112,9 @@ def _parts(name: str, spec: CompositionSpec) -> list[PartTemplate]:
     try:
         TopologicalSorter({each.name: each.follows for each in parts}).prepare()
     except CycleError as error:
-        circle = " → ".join(error.args[1])
+        cycle = " → ".join(error.args[1])
         raise InvalidManifestError(
-            f"{_WHERE}.parts: the parts depend on each other in a cycle, {circle}; remove "
+            f"{_WHERE}.parts: the parts depend on each other in a cycle, {cycle}; remove "
             "children from one of them"
         ) from None
     return parts

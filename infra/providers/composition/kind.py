@@ -34,7 +34,7 @@ CAPABILITIES = Capabilities(
 )
 
 
-def _due(_fields: Fields, shown: ExternalObject) -> datetime | None:
+def _renewal_time(_fields: Fields, shown: ExternalObject) -> datetime | None:
     """Return when a part that a decider has refused is declared again."""
     at = shown.outputs.get(RETRY_AT)
     return None if at is None else datetime.fromisoformat(at)
@@ -70,7 +70,7 @@ def composed_kind(
         removes=removes,
         uses=uses,
         ready=ready,
-        due=_due,
+        renewal_time=_renewal_time,
         progress=progress,
         composes=composes,
     )

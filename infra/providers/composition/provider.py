@@ -24,7 +24,7 @@ from events.composition import (
     without_name,
 )
 from events.external import ExternalObject
-from events.intake import Answer, Declared, IntakeData, Withdrawn
+from events.intake import Declared, IntakeData, Reply, Withdrawn
 from events.log import Action
 from events.manifest import RECONCILER_API_VERSION, Fields, Manifest, Metadata
 from events.names import ResourceKey
@@ -302,7 +302,7 @@ class CompositionProvider:
             case _:
                 return answer.generation
 
-    async def _ask(self, messages: Sequence[IntakeMessageOut]) -> Sequence[Answer]:
+    async def _ask(self, messages: Sequence[IntakeMessageOut]) -> Sequence[Reply]:
         bus = await self._opened()
         await may_call()
         try:

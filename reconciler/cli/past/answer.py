@@ -122,7 +122,7 @@ def _why_converged(outcome: OutcomeRecorded, causes: Sequence[LogEvent], parent:
     drift, done = _last(causes, DriftDetected), _last(causes, ActionSucceeded)
     if drift is not None and done is not None:
         repaired = "recreated" if drift.missing else "corrected"
-        comma = "," if drift.perhaps_by else ""
+        comma = "," if drift.suspected_action else ""
         return f"{_what_happened(drift)}{comma} and has been {repaired}"
     declared = next((each for each in causes if isinstance(each.data, SpecDeclared)), None)
     if declared is None:
@@ -145,11 +145,11 @@ def _why_converged(outcome: OutcomeRecorded, causes: Sequence[LogEvent], parent:
 
 def _what_happened(drift: DriftDetected) -> str:
     paths = ", ".join(each.path for each in drift.differences)
-    if not drift.perhaps_by:
+    if not drift.suspected_action:
         happened = "was deleted" if drift.missing else "was changed"
         return f"{happened} outside of Reconciler{f' ({paths})' if paths else ''}"
     found = "was missing" if drift.missing else f"differed ({paths})"
-    return f"{found}, possibly because of action {drift.perhaps_by} of Reconciler"
+    return f"{found}, possibly because of action {drift.suspected_action} of Reconciler"
 
 
 def _unready(ready: Condition | None) -> str:

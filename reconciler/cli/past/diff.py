@@ -41,7 +41,7 @@ _MOVES_ALWAYS = frozenset(
         "changed_at",
         "since",
         "labels",
-        "seen_at",
+        "observed_at",
         "retry_seconds",
         "throttled_seconds",
         "unmet_since",
@@ -49,7 +49,7 @@ _MOVES_ALWAYS = frozenset(
 )
 _OF_OWNERSHIP = frozenset({"owned_by", "owned_since", "owned_reason"})
 _SHOWN_ELSEWHERE = frozenset({"namespace", "kind", "name", "outputs", "retiring_outputs"})
-_DIGESTS = frozenset({"observed_digest", "asked_digest", "retiring_digest", "foreign_identity"})
+_DIGESTS = frozenset({"observed_digest", "pending_digest", "retiring_digest", "foreign_identity"})
 _OF_NO_STATUS = _MOVES_ALWAYS | _OF_OWNERSHIP | _SHOWN_ELSEWHERE | _DIGESTS
 _OF_NO_OBJECT = frozenset({"version", "written_by"})  # a touch is no difference, as for observers
 _NOTHING: tuple[Any, ...] = ("", None, {}, [])

@@ -28,7 +28,6 @@ from events.log import (
     DeclarationSuperseded,
     DefinitionObserved,
     DriftDetected,
-    DueScheduled,
     ExternalObserved,
     FinalizerAdded,
     FinalizerRemoved,
@@ -47,6 +46,7 @@ from events.log import (
     ReferenceAdded,
     ReferenceRemoved,
     ReleaseForced,
+    RenewalScheduled,
     ResourceEvent,
     RetryScheduled,
     SecretObserved,
@@ -111,7 +111,7 @@ def tell(stored: StoredEvent, before: SpecDeclared | None) -> Line:
         time=event.time.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
         event=type(event.data).__name__,
         what=summary(event.data, event.actor, before),
-        cause=event.causeid,
+        cause=event.causationid,
         actor=event.actor,
     )
 
@@ -250,7 +250,7 @@ def summary(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
         case ActionAbandoned(_, operation, reason, in_doubt):
             doubt = "; a call may still take effect" if in_doubt else ""
             return f"The decider abandoned the {_VERBS[operation][2]}: {single_line(reason)}{doubt}"
-        case DueScheduled(due, at):
+        case RenewalScheduled(due, at):
             return (
                 f"The object is due for renewal at {time_text(due)}; the decider scheduled it for "
                 f"{time_text(at)}"
@@ -319,11 +319,11 @@ def drifted(data: DriftDetected) -> str:
         f"{each.path} is {_or_unset(each.observed)} (declared: {_or_unset(each.desired)})"
         for each in data.differences
     )
-    if not data.perhaps_by:
+    if not data.suspected_action:
         if data.missing:
             return "The object was deleted outside of Reconciler"
         return f"The object was changed outside of Reconciler: {found}"
-    action = f"action {data.perhaps_by} of Reconciler, whose result was unknown, may have"
+    action = f"action {data.suspected_action} of Reconciler, whose result was unknown, may have"
     if data.missing:
         return f"The object is missing; {action} deleted it"
     return f"The object differs: {found}; {action} written it"
@@ -357,9 +357,9 @@ def _observed(data: ExternalObserved) -> str:
     by_listing = data.evidence == "CompleteListing"
     if data.object is None:
         found = "listed the objects of the API" if by_listing else "read the API"
-        owner = f" (it belonged to {data.taken_by})" if data.taken_by else ""
+        owner = f" (it belonged to {data.belongs_to})" if data.belongs_to else ""
         return f"The observer {found}: {data.external_name} does not exist{owner}"
-    owner = f" (it belongs to {data.taken_by})" if data.taken_by else ""
+    owner = f" (it belongs to {data.belongs_to})" if data.belongs_to else ""
     verb = "listed" if by_listing else "read"
     return f"The observer {verb} {data.object.name}{_with(data.object.fields)}{owner}"
 
@@ -382,8 +382,8 @@ def _forced(data: ReleaseForced, who: str) -> str:
 
 
 def _target(target: str, known: TargetState) -> str:
-    if known.circle:
-        return f"The reference to {target} is circular: {' → '.join(known.circle)}"
+    if known.cycle:
+        return f"The reference to {target} is circular: {' → '.join(known.cycle)}"
     if not known.declared:
         return f"The referenced resource {target} is not declared"
     ready = "" if known.ready else ", and not ready yet"

@@ -209,10 +209,10 @@ async def _plans(
     """Return the plan of each resource, or of all that wait; a ``wanted`` digest may be short."""
     if not keys:
         waiting = await _held(connection, Hold.APPROVAL, namespace, config)
-        return [(row.key, row.asked_plan) for row in waiting]
+        return [(row.key, row.pending_plan) for row in waiting]
     async with bus(connection) as nc:
         rows = (await current_models(nc)).status
-    asked = {key: row.asked_plan if (row := rows.get(str(key))) else "" for key in keys}
+    asked = {key: row.pending_plan if (row := rows.get(str(key))) else "" for key in keys}
     return [(key, plan if plan.startswith(wanted) else wanted) for key, plan in asked.items()]
 
 

@@ -34,7 +34,7 @@ from reconciler.cli.options import (
     WordsOrKind,
 )
 from reconciler.cli.output import Format, print_structured
-from reconciler.cli.requests.request import Reply, request
+from reconciler.cli.requests.request import ReplyOrRefusal, request
 from reconciler.cli.results import wait_for_results
 from reconciler.cli.search import find_resource
 from reconciler.cli.selection import chosen_keys
@@ -258,7 +258,7 @@ def _set_paused(
     """Declare resources again, paused or not."""
     declared = run_async(_declared(connection, keys))
 
-    async def ask(client: Client) -> list[Reply]:
+    async def ask(client: Client) -> list[ReplyOrRefusal]:
         replies = await client.declare_many(
             [_with_paused(manifest, paused) for manifest, _ in declared.values()],
             expected_generations=[generation for _, generation in declared.values()],

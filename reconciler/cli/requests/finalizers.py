@@ -22,7 +22,7 @@ from reconciler.cli.options import (
     Reason,
     Words,
 )
-from reconciler.cli.requests.request import Reply, request
+from reconciler.cli.requests.request import ReplyOrRefusal, request
 from reconciler.cli.selection import chosen_keys
 from reconciler.errors import DeclarationRefusedError
 from reconciler.provider.kind import installed_kinds
@@ -72,7 +72,7 @@ def finalizer(
         raise UsageError("--force and --reason: allowed only with remove")
     key, name = _parse(connection, words, namespace)
 
-    async def ask(client: Client) -> list[Reply]:
+    async def ask(client: Client) -> list[ReplyOrRefusal]:
         try:
             if verb == "add":
                 return [await client.request_finalizer(key, name, timeout_seconds=timeout)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Sequence
 
-from events.intake import Answer
+from events.intake import Reply
 from events.names import ResourceKey
 from reconciler.cli.client import client_of
 from reconciler.cli.connection import Connection, run_async
@@ -14,8 +14,8 @@ from reconciler.cli.results import Result, exit_status, print_results, result_of
 from reconciler.errors import DeclarationRefusedError
 from reconciler.sdk.client import Client
 
-Reply = Answer | DeclarationRefusedError
-Ask = Callable[[Client], Awaitable[Sequence[Reply]]]
+ReplyOrRefusal = Reply | DeclarationRefusedError
+Ask = Callable[[Client], Awaitable[Sequence[ReplyOrRefusal]]]
 Wait = Callable[[Client, Sequence[Result]], Awaitable[None]]
 
 
@@ -51,7 +51,7 @@ def request(
     return Exit.FAILED if problems else exit_status(results, None if wait is None else good)
 
 
-def _result(key: ResourceKey, reply: Reply, done: str, unchanged: str) -> Result:
+def _result(key: ResourceKey, reply: ReplyOrRefusal, done: str, unchanged: str) -> Result:
     result = result_of(key, reply)
     if result.reason == "Unchanged" and unchanged:
         if not result.generation:

@@ -22,7 +22,7 @@ import msgspec
 import structlog
 from msgspec.structs import replace
 
-from events.intake import Answer, Declared, DefinitionSeen, Withdrawn
+from events.intake import Declared, DefinitionReported, Reply, Withdrawn
 from events.integrity import LogDamage
 from events.log import ActionDecided, ActionRetried, LookupDecided, SpecResolved
 from events.manifest import Fields, config_named_in
@@ -501,7 +501,7 @@ class Decider:
             known = None if base is None else base.state.desired.definition
             generation = 0 if known is None else known.generation
             for command in mine.commands:
-                if isinstance(command.data, DefinitionSeen):
+                if isinstance(command.data, DefinitionReported):
                     generation = max(generation, command.data.generation)
             if generation or self._kinds.find(key.kind) is None:
                 met[key.kind] = max(generation, met.get(key.kind, 1))
@@ -767,7 +767,7 @@ class _News:
     """What is to be told after a commit, besides the events themselves."""
 
     timers: list[TimerRequest] = field(default_factory=list[TimerRequest])
-    answers: list[tuple[str, Answer]] = field(default_factory=list[tuple[str, Answer]])
+    answers: list[tuple[str, Reply]] = field(default_factory=list[tuple[str, Reply]])
     # With the dead letter of each message, if its rejection cannot be stored.
     rejections: list[tuple[Rejection, DeadLetter]] = field(
         default_factory=list[tuple[Rejection, DeadLetter]]
@@ -811,7 +811,7 @@ def _rank(key: ResourceKey) -> int:
     return system_rank(key.kind if key.namespace == SYSTEM_NAMESPACE else "")
 
 
-def _is_accepted(answer: Answer | None) -> bool:
+def _is_accepted(answer: Reply | None) -> bool:
     return answer is not None and answer.accepted
 
 

@@ -9,7 +9,7 @@ from events.manifest import InvalidManifestError, take_apart
 from events.names import InvalidNameError, ResourceKey
 from events.reference import has_reference
 from reconciler.provider.kind import Kind
-from reconciler.resource.circle import MAX_CIRCLE
+from reconciler.resource.cycle import MAX_CYCLE
 from reconciler.resource.turn import Command
 from reconciler.roles.decider.repository import ResourceRepository
 
@@ -37,7 +37,7 @@ async def graph_from(targets: Iterable[str], repository: ResourceRepository) -> 
     """Follow references on from some resources, by the newest that the log has of each."""
     graph: Graph = {}
     ahead = set(targets)
-    for _ in range(MAX_CIRCLE):
+    for _ in range(MAX_CYCLE):
         if not ahead or len(graph) > _MAX_RESOURCES:
             break
         newest = await repository.newest([ResourceKey.parse(each) for each in sorted(ahead)])

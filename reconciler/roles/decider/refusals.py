@@ -8,7 +8,7 @@ from datetime import datetime
 from events.dead_letter import sender_in
 from events.envelope import MAX_MESSAGE_BYTES, InvalidMessageError, decode_intake
 from events.excerpt import shortened
-from events.intake import Answer
+from events.intake import Reply
 from events.names import ResourceKey
 from events.subjects import BY_CLIENTS, Intake, actor, namespace_of, parse_stored_intake
 from reconciler.ports import DeadLetter, DecisionSink, IntakeDelivery, Rejection
@@ -76,7 +76,7 @@ def over_quota(delivery: IntakeDelivery) -> DeadLetter:
 
 
 async def tell_refused(sink: DecisionSink, letters: Sequence[DeadLetter], now: datetime) -> None:
-    """Answer who asked, and tell it among the outcomes."""
+    """Reply to the publishers, and publish each rejection among the outcomes."""
     rejections = [each for letter in letters for each in _rejection(letter, now)]
     if rejections:
         await sink.reject(rejections)
@@ -84,13 +84,13 @@ async def tell_refused(sink: DecisionSink, letters: Sequence[DeadLetter], now: d
 
 
 async def answer_refused(sink: DecisionSink, letters: Sequence[DeadLetter]) -> None:
-    """Answer the publishers that asked for an answer."""
+    """Reply to the publishers that requested a reply."""
     asked = [letter for letter in letters if letter.delivery.reply_to is not None]
     if asked:
         await sink.answer([(str(each.delivery.reply_to), _answer(each)) for each in asked])
 
 
-def _answer(letter: DeadLetter) -> Answer:
+def _answer(letter: DeadLetter) -> Reply:
     delivery = letter.delivery
     reason = _REASONS.get(letter.stage, "Undecidable")
     try:
@@ -98,7 +98,7 @@ def _answer(letter: DeadLetter) -> Answer:
     except ValueError:
         resource = ""
     why = shortened(letter.reason)
-    return Answer(False, reason, 0, delivery.position, why, resource, delivery.message_id)
+    return Reply(False, reason, 0, delivery.position, why, resource, delivery.message_id)
 
 
 def _rejection(letter: DeadLetter, now: datetime) -> list[Rejection]:

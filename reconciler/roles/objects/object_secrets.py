@@ -68,7 +68,7 @@ def hide_and_digest(
     for row in rows:
         if row.observed_digest == shown:
             return _without_secret_marks(seen, secrecy), shown
-        known += [row.external_name, row.uid, row.seen_uid, row.labels]
+        known += [row.external_name, row.uid, row.observed_uid, row.labels]
         tokens = row.key.tokens
         if mark.endswith(tokens) and not secrecy.is_in(mark.removesuffix(tokens)):
             known.append(mark)

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from events.external import ExternalObject, identity
 from events.hold import Hold
-from events.intake import ListingBegan, LossCount, Observed, StrayCount
+from events.intake import ListingBegan, LossCount, Observed, UnmanagedCount
 from events.integrity import LogDamage
 from events.names import ResourceKey, name_for_external
 from events.provider_config import DeletionGuard, ProviderConfigSpec, is_within
@@ -89,7 +89,7 @@ class ListingAssembler:
 
     def place_of(self, row: StatusRow) -> str:
         """Return the place of a resource's object, as far as it is known."""
-        return self.place(row.external_name, row.uid or row.seen_uid)
+        return self.place(row.external_name, row.uid or row.observed_uid)
 
     def complete(self, count: int) -> Mapping[str, ExternalObject]:
         """Return all objects by place; raises ``ListingRefusedError`` if any is missing.
@@ -155,7 +155,7 @@ async def observations(
     known = await _by_place(listing, objects, rows)
     released = await _released(listing, rows)
     is_ours, is_unclear = _claimed_by(config, log_id), _may_hide(damage, began.kind)
-    strays = None if is_ours is None else await _stray_count(objects, known, is_ours)
+    unmanaged = None if is_ours is None else await _count_unmanaged(objects, known, is_ours)
     losses = await _loss_count(listing, objects, known)
     found: list[tuple[ResourceKey, Observed]] = []
     creators: set[ResourceKey] = set()
@@ -177,7 +177,7 @@ async def observations(
                 recorded = hide_and_digest(each, secrecy, [creator])
                 creators.add(creator.key)
                 if recorded is not None and _shows_more(*recorded, creator):
-                    seen = _observed(listing, each.name, recorded[0], strays)
+                    seen = _observed(listing, each.name, recorded[0], unmanaged)
                     found.append((creator.key, seen))
                 continue
             # Neither what a damaged resource has made since, nor a released object, is a stray.
@@ -188,22 +188,22 @@ async def observations(
                 continue
             if not mine:
                 key = _new_key(listing, each, config.scope.namespace, rows)
-                seen = _observed(listing, each.name, recorded[0], strays, taken_by=elsewhere)
+                seen = _observed(listing, each.name, recorded[0], unmanaged, belongs_to=elsewhere)
                 found.append((key, seen))
                 continue
             ours = log_id if is_ours and is_ours(each) else ""
             left_to = released_by or elsewhere
             guard = config.deletion_guard
             interested = _interested(
-                listing, recorded, mine, strays, guard, ours=ours, left_to=left_to
+                listing, recorded, mine, unmanaged, guard, ours=ours, left_to=left_to
             )
             for row, taken in interested:
-                seen = _observed(listing, each.name, recorded[0], strays, taken_by=taken)
+                seen = _observed(listing, each.name, recorded[0], unmanaged, belongs_to=taken)
                 # A row that changed meanwhile was not compared with all that came before it.
                 version = row.version if row.position <= known_position else 0
                 found.append((row.key, replace(seen, known_version=version)))
     missing, doubtful = await _missing(
-        listing, objects, known, released, strays, losses, creators=creators
+        listing, objects, known, released, unmanaged, losses, creators=creators
     )
     return Findings(found + missing, doubtful, losses)
 
@@ -213,7 +213,7 @@ async def _missing(
     objects: Mapping[str, ExternalObject],
     known: Mapping[str, Sequence[StatusRow]],
     released: Container[tuple[str, str | None]],
-    strays: StrayCount | None,
+    unmanaged: UnmanagedCount | None,
     losses: LossCount,
     *,
     creators: Container[ResourceKey],
@@ -238,15 +238,15 @@ async def _missing(
                 if row.key in creators and not row.owned:
                     continue
                 # What was released would be a stray, once its row is forgotten.
-                is_released = not row.owned and (row.external_name, row.seen_uid) in released
+                is_released = not row.owned and (row.external_name, row.observed_uid) in released
                 is_unproven = is_outside or is_released or bool(began.labels)
                 if is_unproven or _would_be_made_twice(row, listing):
                     doubtful.append(row)
                 else:
-                    taken = _taken_by(row, mine)
+                    taken = _find_other_owner(row, mine)
                     name = row.external_name
-                    gone = _observed(listing, name, None, strays, losses, taken_by=taken)
-                    found.append((row.key, replace(gone, absent_uid=row.uid or row.seen_uid)))
+                    gone = _observed(listing, name, None, unmanaged, losses, belongs_to=taken)
+                    found.append((row.key, replace(gone, absent_uid=row.uid or row.observed_uid)))
     return found, doubtful
 
 
@@ -270,10 +270,10 @@ async def _by_place(
         for row in some:
             if row.provider_config != began.provider_config or row.kind != began.kind:
                 continue
-            is_known = listing.unique_names or row.uid or row.seen_uid
+            is_known = listing.unique_names or row.uid or row.observed_uid
             places = {listing.place_of(row)} if is_known else set[str]()
-            if row.asked_name and listing.unique_names:
-                places.add(row.asked_name)
+            if row.pending_name and listing.unique_names:
+                places.add(row.pending_name)
             if row.retiring:
                 places.add(listing.place(row.retiring, row.retiring_uid))
             for place in places:
@@ -408,7 +408,7 @@ def _interested(
     listing: ListingAssembler,
     recorded: tuple[ExternalObject, str],
     rows: Sequence[StatusRow],
-    strays: StrayCount | None,
+    unmanaged: UnmanagedCount | None,
     guard: DeletionGuard,
     *,
     ours: str,
@@ -424,17 +424,17 @@ def _interested(
     for row in rows:
         if row.action_id:
             continue  # its result will say more than this
-        is_other = bool(row.uid or row.seen_uid) or listing.unique_names
+        is_other = bool(row.uid or row.observed_uid) or listing.unique_names
         if is_other and listing.place_of(row) != listing.place(seen.name, seen.uid):
             continue  # it was replaced, and goes
         is_alone = len(rows) == 1 and not left_to  # as nearly all are
-        taken = "" if is_alone else _taken_by(row, rows) or _left_to(row, rows, left_to)
-        if taken and taken == row.taken_by and not _has(row):
+        taken = "" if is_alone else _find_other_owner(row, rows) or _left_to(row, rows, left_to)
+        if taken and taken == row.belongs_to and not _has(row):
             continue  # how it goes on with it is the other's
         if not taken and _is_about_to_claim(row) and len([*filter(_is_about_to_claim, rows)]) > 1:
             continue  # the others give way first: this listing tells them
-        is_news = _shows_more(seen, shown, row) or row.taken_by != taken or row.doubted
-        if is_news or _may_pass_now(row, seen, strays, guard, ours):
+        is_news = _shows_more(seen, shown, row) or row.belongs_to != taken or row.doubted
+        if is_news or _may_pass_now(row, seen, unmanaged, guard, ours):
             yield row, taken
 
 
@@ -447,7 +447,7 @@ def _shows_more(seen: ExternalObject, shown: str, row: StatusRow) -> bool:
     return row.observed_digest != shown
 
 
-def _taken_by(row: StatusRow, rows: Sequence[StatusRow]) -> str:
+def _find_other_owner(row: StatusRow, rows: Sequence[StatusRow]) -> str:
     """Name another resource that has the object of this external name, if one has.
 
     Who owns it has it; and who declares it, where this one does not. While a resource waits to
@@ -488,32 +488,32 @@ def _left_to(row: StatusRow, rows: Sequence[StatusRow], released_by: str) -> str
 def _may_pass_now(
     row: StatusRow,
     seen: ExternalObject,
-    strays: StrayCount | None,
+    unmanaged: UnmanagedCount | None,
     guard: DeletionGuard,
     ours: str,
 ) -> bool:
     """An undeclared object is shown again when the configuration or the numbers are others."""
     if row.hold == Hold.DELETION_GUARD:
-        if strays is None or guard.allows(strays.strays, strays.total):
+        if unmanaged is None or guard.allows(unmanaged.unmanaged, unmanaged.total):
             return True  # of a configuration that was changed since
-        return (strays.strays, strays.total) != (row.strays, row.total)
-    if not ours or row.outcome != "Unowned" or row.taken_by:
+        return (unmanaged.unmanaged, unmanaged.total) != (row.unmanaged, row.total)
+    if not ours or row.outcome != "Unowned" or row.belongs_to:
         return False
     return seen.labels.get(OWNER_LABEL) in (None, owner(ours, row.key))
 
 
-async def _stray_count(
+async def _count_unmanaged(
     objects: Mapping[str, ExternalObject],
     known: Mapping[str, Sequence[StatusRow]],
     is_ours: Callable[[ExternalObject], bool],
-) -> StrayCount:
+) -> UnmanagedCount:
     """Count what would be removed because nobody declared it."""
-    strays, total = 0, 0
+    unmanaged, total = 0, 0
     async for some in with_pauses(objects.items()):
         ours = [name for name, each in some if is_ours(each)]
         total += len(ours)
-        strays += sum(1 for name in ours if not any(map(_has, known.get(name, ()))))
-    return StrayCount(strays, total)
+        unmanaged += sum(1 for name in ours if not any(map(_has, known.get(name, ()))))
+    return UnmanagedCount(unmanaged, total)
 
 
 def _claimed_by(config: ProviderConfigSpec, log_id: str) -> Callable[[ExternalObject], bool] | None:
@@ -553,10 +553,10 @@ def _observed(
     listing: ListingAssembler,
     external_name: str,
     seen: ExternalObject | None,
-    strays: StrayCount | None,
+    unmanaged: UnmanagedCount | None,
     losses: LossCount | None = None,
     *,
-    taken_by: str = "",
+    belongs_to: str = "",
 ) -> Observed:
     return Observed(
         provider_config=listing.began.provider_config,
@@ -565,7 +565,7 @@ def _observed(
         evidence="CompleteListing",
         as_of=listing.began.as_of,
         began_at=listing.began_at,
-        exclusive=strays,
+        exclusive=unmanaged,
         losses=losses,
-        taken_by=taken_by,
+        belongs_to=belongs_to,
     )

@@ -16,21 +16,21 @@ from typing import Final
 
 import msgspec
 
-from events.composition import taken_by
+from events.composition import describe_part_conflict
 from events.external import ExternalObject
 from events.hold import Hold
 from events.intake import (
     ActionError,
-    Answer,
     Approved,
     Declared,
     IntakeData,
     ListingBegan,
     Observed,
+    Reply,
     Reported,
-    SecretSeen,
-    StrayCount,
+    SecretReported,
     TimerFired,
+    UnmanagedCount,
     Withdrawn,
 )
 from events.log import (
@@ -113,8 +113,8 @@ class ForeseenResource:
     turn: Turn | None = None  # of its declaration
     is_withdrawn: bool = False  # by the plan, or by what it is a part of
     part_of: ResourceKey | None = None  # which declares or withdraws it
-    refused: Answer | None = None  # what it declares
-    seen_at: datetime | None = None  # when the log was last told how its object is
+    refused: Reply | None = None  # what it declares
+    observed_at: datetime | None = None  # when the log was last told how its object is
     is_approved: bool = False  # by the foresight: its next action needs somebody's approval
     claims: list[OwnershipClaimed] = field(default_factory=list[OwnershipClaimed])
     releases: list[OwnershipReleased] = field(default_factory=list[OwnershipReleased])
@@ -196,14 +196,14 @@ class Foresight:
         await self._decide(await self._seen(config, kind, objects))
         await self._to_the_end()
 
-    def seen_at(self, mine: ForeseenResource) -> datetime | None:
+    def observed_at(self, mine: ForeseenResource) -> datetime | None:
         """Return when an object was read last: by a listing for this plan, or as the log has it."""
         state, place = mine.state, (mine.state.provider_config, mine.key.kind)
         seen = mine.base.state.observed.object or state.observed.object
         if seen is None or place not in self._listed:
-            return mine.seen_at
+            return mine.observed_at
         scope = self.configurations.by_name[state.provider_config].scope
-        return self._now if scope.has(seen.name, seen.labels) else mine.seen_at
+        return self._now if scope.has(seen.name, seen.labels) else mine.observed_at
 
     # --- from one turn to the next
 
@@ -241,8 +241,10 @@ class Foresight:
         for key in new:
             if key in kept:
                 row = self._models.status.get(str(key))
-                seen_at = None if row is None else row.seen_at
-                self.found[key] = ForeseenResource(key, kept[key], kept[key].state, seen_at=seen_at)
+                observed_at = None if row is None else row.observed_at
+                self.found[key] = ForeseenResource(
+                    key, kept[key], kept[key].state, observed_at=observed_at
+                )
             else:
                 self.unread[key] = str(
                     self._repository.broken.get(key, "its history is unreadable")
@@ -269,8 +271,8 @@ class Foresight:
             for digest in contents_in(mine.state.observed.object, mine.state.desired.fields)
         }
         for index, stored in (await self._stored(indexes)).items():
-            portions = [msgspec.structs.replace(index, name=each) for each in stored.portions]
-            self._contents[index.name] = whole((await self._stored(portions)).values())
+            chunks = [msgspec.structs.replace(index, name=each) for each in stored.chunks]
+            self._contents[index.name] = whole((await self._stored(chunks)).values())
 
     async def _stored(self, keys: Iterable[ResourceKey]) -> dict[ResourceKey, ComposedContentSpec]:
         kept = await self._repository.get(list(keys))
@@ -322,7 +324,7 @@ class Foresight:
     # --- what comes in
 
     async def _results(self) -> dict[ResourceKey, list[IntakeData]]:
-        """Answer each action that is under way: it succeeds; and approve those that wait for it."""
+        """Report success of each action in flight, and approve those that wait for approval."""
         results: dict[ResourceKey, list[IntakeData]] = {}
         for key, mine in list(self.found.items()):
             flight, outcome = mine.state.actions.in_flight, mine.state.outcome
@@ -362,7 +364,11 @@ class Foresight:
                 continue
             desired = part.state.desired
             labels = {} if desired.spec is None else desired.spec.labels
-            taken = taken_by(str(each.key), labels, mine.key.tokens) if desired.is_declared else ""
+            taken = (
+                describe_part_conflict(str(each.key), labels, mine.key.tokens)
+                if desired.is_declared
+                else ""
+            )
             if taken and each.step == "Declare":
                 return taken
             if each.wanted is not None:
@@ -399,7 +405,7 @@ class Foresight:
         self._redefined.clear()
         told: list[tuple[ResourceKey, IntakeData]] = [(each.key, each.data) for each in messages]
         told += [
-            (row.key, SecretSeen(secret, _UNKNOWN_DIGEST))
+            (row.key, SecretReported(secret, _UNKNOWN_DIGEST))
             for row in rows_of(concerned.targets, rows)
             for secret, known in row.secrets.items()
             if not known and row.declared and row.key in self.found
@@ -433,8 +439,8 @@ class Foresight:
                 "CompleteListing",
                 next(self._positions),
                 self._now,
-                StrayCount(seen.strays or 0, seen.total or 0),
-                taken_by="",
+                UnmanagedCount(seen.unmanaged or 0, seen.total or 0),
+                belongs_to="",
                 known_version=mine.state.version,
             )
             yield key, shown

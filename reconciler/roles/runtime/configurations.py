@@ -58,6 +58,6 @@ def _twin_hold(event: LogEvent) -> TwinHold | None:
         case TwinDetected():
             return TwinHold(event.resourceversion, is_held=True)
         case HoldApproved(hold=Hold.TWIN):
-            return TwinHold(event.resourceversion, is_held=False, approved_by=event.causeid)
+            return TwinHold(event.resourceversion, is_held=False, approved_by=event.causationid)
         case _:
             return None

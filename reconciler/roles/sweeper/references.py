@@ -15,10 +15,10 @@ import msgspec
 from msgspec.structs import replace
 
 from events.intake import (
-    DefinitionSeen,
+    DefinitionReported,
     Referenced,
-    SecretSeen,
-    TargetSeen,
+    SecretReported,
+    TargetReported,
     TargetState,
     Unreferenced,
 )
@@ -28,7 +28,7 @@ from events.reference import Reference, may_refer, value_of
 from projections.read_models import ReadModels
 from projections.status import StatusRow
 from reconciler.ports import IntakeMessageOut
-from reconciler.resource.circle import circle
+from reconciler.resource.cycle import find_cycle
 from reconciler.roles.sweeper.reference_index import Concerned, NamedSecret, ReferenceIndex, rows_of
 
 MAX_REFERRERS: Final = 500
@@ -81,7 +81,7 @@ def secret_messages(
     return [
         _message(
             row.key,
-            SecretSeen(secret, digest, row.version),
+            SecretReported(secret, digest, row.version),
             f"{secret}/{digest}/{row.version}",
         )
         for row in concerned
@@ -102,7 +102,7 @@ def definition_messages(
     return [
         _message(
             row.key,
-            DefinitionSeen(definition.generation, definition.digest, *counts),
+            DefinitionReported(definition.generation, definition.digest, *counts),
             f"{definition.generation}/{row.version}",
         )
         for row in outdated
@@ -126,7 +126,7 @@ def _wanted(
         if str(row.key) not in damaged
         if _permits(every_row.get(target), target, row.namespace)
         # Withdrawn, each member of a circle would be kept for the next: there no order is right.
-        if row.declared or not circle(str(row.key), [target], leaving)
+        if row.declared or not find_cycle(str(row.key), [target], leaving)
         for reference in row.refers
         if reference.target == target
     }
@@ -171,7 +171,7 @@ def _to_references(
                 state = replace(state, values={})
             if state != known:
                 told = hashlib.blake2b(_encoder.encode(state), digest_size=8).hexdigest()
-                data = TargetSeen(reference.target, state, row.version)
+                data = TargetReported(reference.target, state, row.version)
                 yield _message(row.key, data, f"{reference.target}/{told}/{row.version}")
 
 
@@ -190,20 +190,20 @@ def _state_of(
         value = value_of(field, target.external_name, target.uid, target.outputs)
         if value is not None and target.owned:
             values[field] = value
-    is_open = known is None or bool(known.circle) or row.outcome == "Waiting"
+    is_open = known is None or bool(known.cycle) or row.outcome == "Waiting"
 
     def refers(name: str) -> Iterable[str]:
         met = every_row.get(name)
         return [each.target for each in met.refers] if met is not None and met.declared else ()
 
-    closed = circle(str(row.key), [reference.target], refers) if is_open else ()
+    closed = find_cycle(str(row.key), [reference.target], refers) if is_open else ()
     # What has no object, such as one that is declared absent, is never ready for anybody.
     return TargetState(True, is_ready and bool(target.owned), values, closed)
 
 
 def _message(
     key: ResourceKey,
-    data: Referenced | Unreferenced | TargetSeen | SecretSeen | DefinitionSeen,
+    data: Referenced | Unreferenced | TargetReported | SecretReported | DefinitionReported,
     basis: str,
 ) -> IntakeMessageOut:
     """Make a message whose id says what it rests on: several observers tell the same once."""

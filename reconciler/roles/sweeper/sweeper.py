@@ -343,6 +343,6 @@ def has_its_configuration_now(
             return config is None or (kind is not None and kind.provider == config.provider)
         case Hold.APPROVAL | Hold.NOT_APPROVED:
             level = row.approve if config is None else stricter(config.approve, row.approve)
-            return stricter(level, row.asked_level) != level
+            return stricter(level, row.pending_level) != level
         case _:
             return False

@@ -13,7 +13,7 @@ from typing import Any, Generic, Literal, TypeVar
 import msgspec
 from nats.aio.client import Client
 
-from events.intake import Answer
+from events.intake import Reply
 from events.names import ResourceKey
 from infra.bus import streams
 from infra.bus.actions import JetStreamActionReader
@@ -148,7 +148,7 @@ class Bus(ABC):
         """Store a part of a listing."""
 
     @abstractmethod
-    async def inbox(self) -> tuple[str, asyncio.Future[Answer]]:
+    async def inbox(self) -> tuple[str, asyncio.Future[Reply]]:
         """Return a reply subject and the answer that will come there."""
 
     @abstractmethod
@@ -226,11 +226,11 @@ class OnMemory(Bus):
     async def publish_listing(self, subject: str, payload: bytes) -> None:
         self._bus.listings.store(subject, payload)
 
-    async def inbox(self) -> tuple[str, asyncio.Future[Answer]]:
+    async def inbox(self) -> tuple[str, asyncio.Future[Reply]]:
         subject = f"_INBOX.{self._name()}"
-        answer: asyncio.Future[Answer] = self._bus.loop.create_future()
+        answer: asyncio.Future[Reply] = self._bus.loop.create_future()
 
-        def take(answered: str, told: Answer) -> None:
+        def take(answered: str, told: Reply) -> None:
             if answered == subject:
                 answer.set_result(told)
 
@@ -298,12 +298,12 @@ class OnJetStream(Bus):
     async def publish_listing(self, subject: str, payload: bytes) -> None:
         await publish(self._nc, subject, payload)
 
-    async def inbox(self) -> tuple[str, asyncio.Future[Answer]]:
+    async def inbox(self) -> tuple[str, asyncio.Future[Reply]]:
         subject = self._nc.new_inbox()
-        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
 
         async def take(message: Any) -> None:
-            answer.set_result(msgspec.json.decode(message.data, type=Answer))
+            answer.set_result(msgspec.json.decode(message.data, type=Reply))
 
         await self._nc.subscribe(subject, cb=take)  # pyright: ignore[reportUnknownMemberType]
         await self._nc.flush()

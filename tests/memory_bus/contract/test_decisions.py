@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from events.envelope import decode_intake
-from events.intake import Answer, TimerFired
+from events.intake import Reply, TimerFired
 from events.names import ResourceKey
 from reconciler.ports import DeadLetter, IntakeDelivery, Rejection, TimerRequest
 from tests.bus.histories import new_key
@@ -53,8 +53,8 @@ async def test_each_resource_has_a_timer_of_its_own_for_each_purpose(bus: Bus) -
     # Those of one resource that fire in the same moment may come as one.
     soon, later = bus.now() + SOON, bus.now() + 2 * SOON
     await bus.sink.set_timers([TimerRequest(key, soon, "Retry") for key in twins])
-    await bus.sink.set_timers([TimerRequest(key, later, "Due") for key in twins])
-    wanted = [(key.tokens, purpose) for key in twins for purpose in ("Due", "Retry")]
+    await bus.sink.set_timers([TimerRequest(key, later, "Renewal") for key in twins])
+    wanted = [(key.tokens, purpose) for key in twins for purpose in ("Renewal", "Retry")]
     assert await fired(bus, 6) == sorted(wanted)
 
 
@@ -76,7 +76,7 @@ async def test_a_timer_of_the_past_fires_now(bus: Bus) -> None:
 async def test_an_answer_comes_to_its_inbox(bus: Bus) -> None:
     subject, answer = await bus.inbox()
     other, nothing = await bus.inbox()
-    told = Answer(True, "Accepted", 1, 7, "")
+    told = Reply(True, "Accepted", 1, 7, "")
     await bus.sink.answer([(subject, told), (f"{other}.gone", told)])
     assert await answer == told
     assert not nothing.done()
@@ -88,7 +88,7 @@ async def test_each_rejection_is_stored_once(bus: Bus) -> None:
     for _ in range(2):
         await bus.sink.reject(
             [
-                Rejection(key, Answer(False, "Invalid", 0, position, "no"), "test", bus.now())
+                Rejection(key, Reply(False, "Invalid", 0, position, "no"), "test", bus.now())
                 for position in (1, 2, 3)
             ]
         )

@@ -1,0 +1,58 @@
+"""Time in the desired state: what is as declared, and has to be written again (ADR 0027)."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from events.external import ExternalObject
+from events.log import RenewalScheduled
+from reconciler.resource.attempt import (
+    has_waited,
+    new_action,
+    rejection,
+    wait_after_conflicts,
+    wait_longest,
+)
+from reconciler.resource.difference import merged
+from reconciler.resource.situation import Situation
+from reconciler.resource.state import Spec
+from reconciler.resource.turn import Conclusion, Step
+
+_JITTER = 0.01  # of the time that is left
+_MAX_JITTER = timedelta(minutes=10)
+_NO_TIME = timedelta(0)
+
+
+def renewal_step(
+    seen: ExternalObject, spec: Spec, situation: Situation, otherwise: Conclusion
+) -> Step:
+    """Write an object again that is due, though nothing differs; once for each moment.
+
+    Whether it is reached is read off the clock of the bus: one that is wrong here does nothing
+    twice, and nothing too early.
+    """
+    state, context, kind = situation.state, situation.context, situation.kind
+    known, now = state.renewal, context.bus_time or context.now
+    assert kind.renewal_time is not None
+    renewal_time = kind.renewal_time(state.desired.fields, seen)
+    if renewal_time is None or state.owned is None or spec.policy.mode != "Present":
+        return otherwise
+    is_still_due = known is not None and known.is_written and renewal_time <= now
+    if not is_still_due and (known is None or known.time != renewal_time):
+        left = max(renewal_time - now, _NO_TIME)
+        at = renewal_time + min(left * _JITTER, _MAX_JITTER) * context.jitter
+        return RenewalScheduled(renewal_time, at, round((at - now).total_seconds(), 3))
+    assert known is not None
+    if not is_still_due and now < known.at:
+        return otherwise
+    # Another client made the object so; the API has rejected what a renewal would write.
+    rejected = rejection(state)
+    if rejected is not None:
+        return rejected
+    if is_still_due and not has_waited(state, context):
+        return wait_longest(situation.config.retry, context, "RenewalOverdue")
+    waiting = wait_after_conflicts(situation)
+    if waiting is not None:
+        return waiting
+    fields, labels = merged(situation.compared.wanted, seen, kind.normalize)
+    return new_action(state, context, "Update", fields, labels, purpose="Renew")
