@@ -9,7 +9,7 @@ import msgspec
 
 from events.envelope import MAX_MESSAGE_BYTES
 from events.field_hints import field_error
-from events.manifest import InvalidManifestError, Manifest, take_apart
+from events.manifest import InvalidManifestError, Manifest, split_manifest
 
 _ENVELOPE_BYTES: Final = 4 * 1024  # more than id, source, type and time take
 
@@ -25,7 +25,7 @@ def checked_manifest(manifest: Manifest | Mapping[str, Any]) -> Manifest:
         except msgspec.ValidationError as error:
             raise InvalidManifestError(field_error(error, Manifest)) from None
     _ = manifest.key  # raises InvalidNameError
-    take_apart(manifest)
+    split_manifest(manifest)
     _check_size(manifest)
     return manifest
 

@@ -118,10 +118,10 @@ def as_part(manifest: Manifest, parent: str) -> Manifest:
 
 def describe_part_conflict(name: str, labels: Mapping[str, str], part_of: str) -> str:
     """Say why a resource that is declared with these labels cannot be a part; empty if it can."""
-    whose = labels.get(PART_OF_LABEL, "")
-    if whose == part_of:
+    owner = labels.get(PART_OF_LABEL, "")
+    if owner == part_of:
         return ""
-    by = f"is already a part of {whose}" if whose else "is already declared separately"
+    by = f"is already a part of {owner}" if owner else "is already declared separately"
     return f"{name} {by}; withdraw that declaration, or choose another name"
 
 
@@ -147,12 +147,12 @@ def content_of(children: Iterable[Manifest]) -> Fields:
     every = list(children)  # kept, so that no other object has an id of theirs
     for each in every:
         metadata = each.metadata
-        told = (id(each.spec), id(metadata.labels), id(metadata.annotations), each.api_version)
-        digest = known.get(told)
+        identity = (id(each.spec), id(metadata.labels), id(metadata.annotations), each.api_version)
+        digest = known.get(identity)
         if digest is None:
             body = without_name(each)
             encoded = _encoder.encode(body)
-            digest = known[told] = _digest_of(encoded)
+            digest = known[identity] = _digest_of(encoded)
             manifests[digest], sizes[digest] = body, len(encoded)
         digests[str(each.key)] = digest
     content = {CHILDREN: digests, MANIFESTS: manifests}

@@ -185,11 +185,11 @@ def sender_in(payload: bytes) -> str:
 
 
 def count_discarded(
-    counts: Iterable[Discarded], more: Iterable[tuple[str, str]], at: datetime
+    counts: Iterable[Discarded], new: Iterable[tuple[str, str]], at: datetime
 ) -> Sequence[Discarded]:
     """Count messages by namespace and stage, on top of what was counted; newest last."""
     counted = {(each.namespace, each.stage): each for each in counts}
-    for (namespace, stage), count in Counter(more).items():
+    for (namespace, stage), count in Counter(new).items():
         _add(counted, Discarded(namespace, stage, count, at, at))
     for each in list(counted.values()):
         if len(counted) <= MAX_COUNTS:

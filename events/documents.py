@@ -21,8 +21,8 @@ from events.checked_manifest import checked_manifest
 from events.excerpt import shortened
 from events.field_hints import field_error
 from events.manifest import InvalidManifestError, Manifest
-from events.names import InvalidNameError, ResourceKey, home_of
-from events.yaml_bounds import problem_of_yaml
+from events.names import InvalidNameError, ResourceKey, namespace_of_kind
+from events.yaml_bounds import find_yaml_problem
 
 SUFFIXES: Final = (".yaml", ".yml", ".json")
 
@@ -114,7 +114,7 @@ def _parsed(file: str, text: str) -> Iterator[tuple[int, Any]]:
 
 def _parse_yaml(text: str, first_line: int) -> Any:
     try:
-        problem = problem_of_yaml(text, _YAML)
+        problem = find_yaml_problem(text, _YAML)
         if problem is not None:
             return f"line {first_line + problem[0]}: {problem[1]}"
         parsed: Any = yaml.load(text, Loader=_YAML)  # noqa: S506 - the safe loader, in C
@@ -150,7 +150,7 @@ def _read(source: Source, document: Any, namespace: str) -> Read | Problem:
     if not isinstance(document, dict):
         return Problem(source, f"a manifest must be a mapping, not {type(document).__name__}")
     try:
-        plain = _declared(cast("dict[str, Any]", _plain(document)), namespace)
+        plain = _complete_metadata(cast("dict[str, Any]", _plain(document)), namespace)
         manifest = checked_manifest(msgspec.convert(plain, Manifest))
     except msgspec.ValidationError as error:
         return Problem(source, field_error(error, Manifest))
@@ -161,16 +161,16 @@ def _read(source: Source, document: Any, namespace: str) -> Read | Problem:
     return Read(source, manifest, manifest.key)
 
 
-def _declared(document: dict[str, Any], namespace: str) -> dict[str, Any]:
+def _complete_metadata(document: dict[str, Any], namespace: str) -> dict[str, Any]:
     """Return what a document declares: without what `get -o yaml` tells, in a namespace."""
     document = {name: value for name, value in document.items() if name != "status"}
     metadata: Any = document.get("metadata")
     if not isinstance(metadata, Mapping):
         return document
-    place = home_of(str(document.get("kind")), namespace)
-    told = {"namespace": place, **cast("Mapping[str, Any]", metadata)}
-    told.pop("generation", None)
-    return {**document, "metadata": told}
+    home = namespace_of_kind(str(document.get("kind")), namespace)
+    completed = {"namespace": home, **cast("Mapping[str, Any]", metadata)}
+    completed.pop("generation", None)
+    return {**document, "metadata": completed}
 
 
 def _plain(value: Any) -> Any:

@@ -103,14 +103,14 @@ class HistoryChain:
     def take(self, recorded: Recorded, resource: str) -> LogEvent:
         """Return the next event if it is the right one; raises `LogDamagedError`, always first."""
         event = self._decoded(recorded, resource)
-        if event.subject != resource or not self.goes_on_with(recorded, event):
+        if event.subject != resource or not self.try_append(recorded, event):
             self._check_place(recorded, event, resource)
             self._check_order(recorded, event, resource)
             self._check_digest(recorded, event, resource)
             self._take(recorded, event)
         return event
 
-    def goes_on_with(self, recorded: Recorded, event: LogEvent) -> bool:
+    def try_append(self, recorded: Recorded, event: LogEvent) -> bool:
         """Take an event of this resource if all is as it nearly always is; return whether it was.
 
         This is cheaper than to find out what is not right: it is most of what a replay costs.
@@ -225,7 +225,7 @@ class LogChains:
         if (
             chain is not None
             and resource not in self._damaged
-            and chain.goes_on_with(recorded, event)
+            and chain.try_append(recorded, event)
         ):
             return event
         return self._look_closer(recorded)

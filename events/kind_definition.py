@@ -155,17 +155,17 @@ class DefinitionRef(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_
     total: Annotated[int, about("Number of declared resources of the kind at that time.")] = 0
 
 
-def mapped(definition: KindDefinitionSpec, fields: Fields) -> Fields:
+def map_fields(definition: KindDefinitionSpec, fields: Fields) -> Fields:
     """Return the fields of the kind beneath, for checked fields of the defined kind.
 
     Raises ``InvalidManifestError`` for a value that is not allowed.
     """
-    formed = allowed_form(definition.fields, fields)
-    beneath = {definition.fields[name].to or name: value for name, value in formed.items()}
+    normal = normalize_fields(definition.fields, fields)
+    beneath = {definition.fields[name].to or name: value for name, value in normal.items()}
     return {**definition.constants, **beneath}
 
 
-def allowed_form(
+def normalize_fields(
     defined: Mapping[str, DefinedField], fields: Fields, where: str = "spec"
 ) -> Fields:
     """Return checked fields in their normal form, without those that nobody declared.
@@ -173,24 +173,27 @@ def allowed_form(
     Raises ``InvalidManifestError`` for a value that is not allowed.
     """
     return {
-        name: _formed(each, fields[name], f"{where}.{name}")
+        name: _normalize_field(each, fields[name], f"{where}.{name}")
         for name, each in defined.items()
         if fields.get(name) is not None
     }
 
 
-def _formed(field: DefinedField, value: Any, where: str) -> Any:
+def _normalize_field(field: DefinedField, value: Any, where: str) -> Any:
     if field.type == "Object" and isinstance(value, dict):
-        return allowed_form(field.fields, cast("Fields", value), where)
+        return normalize_fields(field.fields, cast("Fields", value), where)
     if field.items is not None and isinstance(value, dict):
         of_map = cast("Fields", value)
-        return {each: _formed(field.items, of_map[each], f"{where}.{each}") for each in of_map}
+        return {
+            each: _normalize_field(field.items, of_map[each], f"{where}.{each}") for each in of_map
+        }
     if field.items is not None and isinstance(value, list):
         of_list = cast("list[Any]", value)
         return [
-            _formed(field.items, each, f"{where}[{number}]") for number, each in enumerate(of_list)
+            _normalize_field(field.items, each, f"{where}[{number}]")
+            for number, each in enumerate(of_list)
         ]
-    value = normalized(value, field.normalize)
+    value = normalize_value(value, field.normalize)
     if not is_allowed(field, value):
         allowed = ", ".join(map(str, field.values))
         raise InvalidManifestError(f"{where}: {value!r} is not allowed; use one of {allowed}")
@@ -203,7 +206,7 @@ def is_allowed(field: DefinedField, value: Any) -> bool:
     return not field.values or all(each in field.values for each in found)
 
 
-def normalized(value: Any, steps: tuple[Normalization, ...]) -> Any:
+def normalize_value(value: Any, steps: tuple[Normalization, ...]) -> Any:
     """Give a value, or each of a list, one form."""
     for step in steps:
         match step:

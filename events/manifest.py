@@ -178,7 +178,7 @@ def config_named_in(spec: Fields) -> str:
     return name if isinstance(name, str) else ""
 
 
-def take_apart(manifest: Manifest) -> Declaration:
+def split_manifest(manifest: Manifest) -> Declaration:
     """Split a manifest's spec into the reconciler's fields and the kind's.
 
     Raises ``InvalidManifestError``.

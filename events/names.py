@@ -31,7 +31,7 @@ def system_rank(kind: str) -> int:
     return _SYSTEM_KINDS.index(kind) if kind in _SYSTEM_KINDS else len(_SYSTEM_KINDS)
 
 
-def home_of(kind: str, otherwise: str) -> str:
+def namespace_of_kind(kind: str, otherwise: str) -> str:
     """Return the namespace of a kind's resources: what concerns all is in one of its own."""
     return SYSTEM_NAMESPACE if kind in _SYSTEM_KINDS else otherwise
 

@@ -44,7 +44,7 @@ def config_name(resource: str) -> str | None:
     return resource.removeprefix(_PREFIX) if resource.startswith(_PREFIX) else None
 
 
-def may_hold_a_secret(subject: str) -> bool:
+def may_contain_secret(subject: str) -> bool:
     """Return whether a refused message was to be a configuration: that is where people put tokens.
 
     Of such a one only the reason is kept.

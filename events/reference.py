@@ -155,7 +155,7 @@ def _has(value: object, marks: tuple[str, ...]) -> bool:
     return False
 
 
-def filled(
+def fill_references(
     fields: Fields,
     namespace: str,
     targets: Mapping[str, TargetState],
@@ -187,10 +187,10 @@ def value_of(field: str, external_name: str, uid: str | None, outputs: Fields) -
         return external_name or None
     if field == "uid":
         return uid
-    found: Any = outputs
+    value: Any = outputs
     for name in field.removeprefix(_OUTPUTS).split("."):
-        found = cast("dict[str, Any]", found).get(name) if isinstance(found, dict) else None
-    return found
+        value = cast("dict[str, Any]", value).get(name) if isinstance(value, dict) else None
+    return value
 
 
 def _places(value: object, mark: str, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -208,10 +208,10 @@ def _places(value: object, mark: str, path: str) -> Iterator[tuple[str, dict[str
 
 def _read(path: str, place: dict[str, Any], namespace: str) -> tuple[str, str]:
     try:
-        said = msgspec.convert(place, FieldReference)
+        reference = msgspec.convert(place, FieldReference)
     except msgspec.ValidationError as error:
         raise InvalidManifestError(field_error(error, FieldReference, path)) from None
-    kind, _, name = said.target.partition("/")
+    kind, _, name = reference.target.partition("/")
     try:
         target = ResourceKey.checked(namespace, kind, name)
     except InvalidNameError as error:
@@ -219,6 +219,6 @@ def _read(path: str, place: dict[str, Any], namespace: str) -> tuple[str, str]:
             f'{path}: "$ref" must be KIND/NAME of a resource in the same namespace, such as '
             f'"Database/orders": {error}'
         ) from None
-    if said.field not in ("name", "uid") and not said.field.startswith(_OUTPUTS):
+    if reference.field not in ("name", "uid") and not reference.field.startswith(_OUTPUTS):
         raise InvalidManifestError(f'{path}: "field" must be "name", "uid" or "outputs.NAME"')
-    return str(target), said.field
+    return str(target), reference.field

@@ -115,7 +115,7 @@ def contents_in(seen: ExternalObject | None, declared: Fields) -> set[str]:
     return {each for each in found if isinstance(each, str)}  # a File's may be a reference
 
 
-def whole(chunks: Iterable[ComposedContentSpec]) -> Fields:
+def merge_chunks(chunks: Iterable[ComposedContentSpec]) -> Fields:
     """Return chunks as an object has them that keeps its content within."""
     children: dict[str, str] = {}
     manifests: dict[str, Fields] = {}

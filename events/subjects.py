@@ -72,7 +72,7 @@ def stored_intake(key: ResourceKey) -> str:
 EVERY_STORED_INTAKE = "in.>"
 
 
-def what_is_stored(subject: str) -> str:
+def intake_kind_of(subject: str) -> str:
     """Return what a message of the intake is about, by the subject that it is stored under."""
     parts = subject.split(".", 3)
     return parts[2].partition(USER_SIGN)[0] if len(parts) > _WHAT_PLACE else ""

@@ -45,7 +45,7 @@ class _Open:
         return ""
 
 
-def problem_of_yaml(text: str, loader: Any) -> tuple[int, str] | None:
+def find_yaml_problem(text: str, loader: Any) -> tuple[int, str] | None:
     """Return the line, counted from 0, and what is wrong there; raises ``yaml.YAMLError``."""
     sizes: dict[str, tuple[int, int]] = {}
     opened = [_Open(None, is_mapping=False)]

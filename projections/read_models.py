@@ -89,11 +89,11 @@ class FleetSummary(msgspec.Struct, frozen=True, rename="camel"):
     in_flight: int = 0
 
 
-_Standing = tuple[str, bool, bool]
+_FleetEntry = tuple[str, bool, bool]
 """What the fleet counts of a resource: its outcome, whether it is owned, whether an action runs."""
 
 
-def _standing(row: StatusRow) -> _Standing:
+def _fleet_entry(row: StatusRow) -> _FleetEntry:
     return row.outcome, row.owned, row.action_id != ""
 
 
@@ -105,7 +105,7 @@ class _FleetCounts:
         self._owned = 0
         self._in_flight = 0
 
-    def move(self, name: str, before: _Standing | None, after: _Standing | None) -> None:
+    def move(self, name: str, before: _FleetEntry | None, after: _FleetEntry | None) -> None:
         """Count a resource as it is now, and no more as it was before; None: it has no row."""
         namespace, kind, _ = name.split("/")
         if before is not None:
@@ -113,8 +113,8 @@ class _FleetCounts:
         if after is not None:
             self._add(namespace, kind, after, 1)
 
-    def _add(self, namespace: str, kind: str, standing: _Standing, one: int) -> None:
-        outcome, owned, in_flight = standing
+    def _add(self, namespace: str, kind: str, entry: _FleetEntry, one: int) -> None:
+        outcome, owned, in_flight = entry
         bucket = (namespace, kind, outcome or "Pending")
         self._counts[bucket] += one
         if not self._counts[bucket]:
@@ -153,12 +153,12 @@ class ReadModels:
         self.damage: dict[str, LogDamage] = {}
         self._dirty: dict[str, None] = {}
         self._dirty_damage: dict[str, None] = {}
-        self._unsettled: dict[str, _Standing | None] = {}
+        self._unsettled: dict[str, _FleetEntry | None] = {}
         self._swept: dict[str, None] = {}
         self._unready: dict[str, None] = {}
         self._linked: dict[str, None] = {}
         self._fleet = _FleetCounts()
-        self._taken = NOTHING
+        self._last_checkpoint = NOTHING
 
     @property
     def checkpoint(self) -> Checkpoint:
@@ -211,7 +211,7 @@ class ReadModels:
             return row
         if position > row.position:  # else it is folded in already
             if 0 < row.version != event.resourceversion - 1:
-                self.mark_damage(_hole(row, position, event))
+                self.mark_damage(_build_gap_damage(row, position, event))
                 return row
             fold_status(row, position, event)
             if row.is_gone:
@@ -225,19 +225,19 @@ class ReadModels:
             row = self.status[name] = _new_row(name)
             self._unsettled.setdefault(name, None)
         elif name not in self._unsettled:
-            self._unsettled[name] = _standing(row)
+            self._unsettled[name] = _fleet_entry(row)
         return row
 
     def _settle(self) -> None:
         """Count and note the rows that changed since this was done last."""
         for name, before in self._unsettled.items():
             row = self.status.get(name)
-            after = None if row is None else _standing(row)
+            after = None if row is None else _fleet_entry(row)
             if after != before:
                 self._fleet.move(name, before, after)
-            _note(self._swept, name, row is not None and row.is_swept)
-            _note(self._unready, name, row is not None and row.not_ready is not None)
-            _note(self._linked, name, row is not None and row.is_linked)
+            _set_membership(self._swept, name, row is not None and row.is_swept)
+            _set_membership(self._unready, name, row is not None and row.not_ready is not None)
+            _set_membership(self._linked, name, row is not None and row.is_linked)
         self._unsettled.clear()
 
     def fold_damage(self, damage: LogDamage) -> None:
@@ -258,7 +258,7 @@ class ReadModels:
             self._row_to_change(name).hold_for_damage(damage)
             self._dirty[name] = None
 
-    def show_damage_again(self) -> None:
+    def mark_damage_changed(self) -> None:
         """Have all damage among the next changes: who wrote instead of us may not know of it."""
         for name in self.damage:
             self._dirty_damage[name] = None
@@ -272,12 +272,12 @@ class ReadModels:
         end has no hole: only what remembers more can tell.
         """
         return [
-            _lost(name, row, newest.get(row.key, 0))
+            _build_loss_damage(name, row, newest.get(row.key, 0))
             for name, row in self.status.items()
             if row.position > newest.get(row.key, 0) and name not in self.damage
         ]
 
-    def note_lost_end(self, last_position: int) -> None:
+    def record_lost_end(self, last_position: int) -> None:
         """Go on from the log's end, if more is folded in than that, and show what has happened."""
         if self.position > last_position:
             expected = f"a log that ends at position {self.position} or later"
@@ -298,7 +298,7 @@ class ReadModels:
             rows[_row_name(STATUS, name)] = self._status_bytes(name)
         if self._dirty:  # counts that moved to and fro, too: rows in between may have been stored
             rows[FLEET] = _encoder.encode(self._fleet.summary())
-        changes = RowChanges(self._taken, self.checkpoint, rows, bool(self._dirty_damage))
+        changes = RowChanges(self._last_checkpoint, self.checkpoint, rows, bool(self._dirty_damage))
         self._forget_changes()
         return changes
 
@@ -312,7 +312,7 @@ class ReadModels:
     def _forget_changes(self) -> None:
         self._dirty.clear()
         self._dirty_damage.clear()
-        self._taken = self.checkpoint
+        self._last_checkpoint = self.checkpoint
 
     def rows(self) -> Iterator[tuple[str, bytes]]:
         """Return every row's name and bytes as they ought to be stored, the checkpoint last."""
@@ -328,7 +328,7 @@ class ReadModels:
         self._settle()
         return self._fleet.summary()
 
-    def take_up(self, checkpoint: Checkpoint) -> None:
+    def set_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Take the rows that are here for those of a checkpoint."""
         self.position, self.losses = checkpoint.position, checkpoint.losses
         self._unsettled = dict.fromkeys(self.status)
@@ -365,7 +365,7 @@ def restore(rows: Mapping[str, bytes]) -> ReadModels:
                 models.damage[key.replace(".", "/")] = _damage.decode(payload)
     except (KeyError, msgspec.DecodeError) as error:
         raise OutdatedRowsError(f"stored rows are unreadable: {error}") from None
-    models.take_up(checkpoint)
+    models.set_checkpoint(checkpoint)
     return models
 
 
@@ -377,7 +377,7 @@ def rebuild(history: Iterable[tuple[int, LogEvent]]) -> ReadModels:
     return models
 
 
-def _note(names: dict[str, None], name: str, belongs: bool) -> None:
+def _set_membership(names: dict[str, None], name: str, belongs: bool) -> None:
     if belongs:
         names[name] = None
     else:
@@ -389,7 +389,7 @@ def _new_row(name: str) -> StatusRow:
     return StatusRow(namespace, kind, resource)
 
 
-def _hole(row: StatusRow, position: int, event: LogEvent) -> LogDamage:
+def _build_gap_damage(row: StatusRow, position: int, event: LogEvent) -> LogDamage:
     return LogDamage(
         "Missing" if event.resourceversion > row.version else "OutOfOrder",
         position,
@@ -400,7 +400,7 @@ def _hole(row: StatusRow, position: int, event: LogEvent) -> LogDamage:
     )
 
 
-def _lost(name: str, row: StatusRow, newest: int) -> LogDamage:
+def _build_loss_damage(name: str, row: StatusRow, newest: int) -> LogDamage:
     found = f"position {newest} as the newest" if newest else "no event"
     expected = f"event {row.version}"
     return LogDamage("Lost", row.position, row.version, expected, found, name)

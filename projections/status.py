@@ -272,14 +272,14 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
             row.conditions = data.conditions
         case ActionDecided(action):
             row.doubted = False  # what was let go is done with
-            _begun(row, action, 1)
+            _start_attempt(row, action, 1)
         case ActionSucceeded() as data:
             row.observed_at = event.time
-            _succeeded(row, event, data)
+            _fold_success(row, event, data)
         case SpecDeclared() as data:
             if not row.declared:
                 row.since = event.time
-            _declared(row, data)
+            _fold_declaration(row, data)
         case SpecWithdrawn(generation):
             row.generation = generation
             row.declared = row.paused = False
@@ -287,7 +287,7 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
             pass  # the next outcome speaks of the newer generation
         case ExternalObserved() as data:
             row.observed_at = event.time
-            _observed(row, data)
+            _fold_observation(row, data)
         case AbsenceDoubted():
             row.doubted = True
         case DriftDetected():
@@ -296,8 +296,8 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
             row.retiring, row.retiring_uid = data.external_name, data.uid
             row.retiring_digest, row.retiring_outputs = digest(second), second.outputs
         case OwnershipClaimed() as data:
-            _owned(row, event, data.reason)
-            _placed(row, data.provider_config, data.external_name)
+            _set_owned(row, event, data.reason)
+            _set_place(row, data.provider_config, data.external_name)
             row.uid = data.uid
             _forget_release(row, (data.external_name, data.uid))
             row.listing_disproved = data.reason == "Returned"
@@ -310,11 +310,11 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
             if data.reason == "Orphaned":
                 row.released = (*row.released, place)[-MAX_RELEASED:]
             if row.retiring and place == (row.retiring, row.retiring_uid):
-                _retired(row)
+                _clear_retiring(row)
                 return
-            _disowned(row)
+            _clear_ownership(row)
             if data.reason != "Orphaned":
-                _with_the_replaced(row)
+                _restore_replaced(row)
             elif row.observed_digest:
                 # It is looked for under its second name as long as it exists.
                 if row.external_name != data.external_name:
@@ -351,7 +351,7 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
         case SpecResolved():
             pass  # what follows from it is told by others
         case ActionRetried(action, attempt) | LookupDecided(action, attempt):
-            _begun(row, action, attempt)
+            _start_attempt(row, action, attempt)
         case ActionHeld():
             row.retry_at = None
         case ActionNotDone():
@@ -362,7 +362,7 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
         case ActionDoubted():
             pass  # what it did is seen later
         case ActionFailed() as data:
-            _failed(row, data)
+            _fold_failure(row, data)
         case ActionAbandoned():
             _remember_uncertain(row, row.pending_name)
         case RetryScheduled(at, seconds):
@@ -389,7 +389,7 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
             row.failed_listings = {name: each for name, each in failed if name != kind} or None
         case _:
             assert_never(event.data)
-    _end(row, endings_of(event.data))
+    _apply_endings(row, endings_of(event.data))
     if not (row.declared or row.owned or row.action_id):
         # References end with the object of a declaration. What the resource claims afterwards is
         # deleted or released; a row that was forgotten meanwhile could not name a target either.
@@ -416,14 +416,14 @@ def _unmet_since(
     return found
 
 
-def _declared(row: StatusRow, data: SpecDeclared) -> None:
+def _fold_declaration(row: StatusRow, data: SpecDeclared) -> None:
     name = data.external_name
     is_known = row.provider_config == data.provider_config and name in (
         row.external_name,
         row.declared_name,
     )
     if not is_known and not row.owned:
-        _seen(row, None)
+        _set_observed(row, None)
         row.provider_config, row.external_name, row.observed_uid = data.provider_config, name, None
         row.grace_seconds = 0.0
     row.declared_config = (
@@ -455,7 +455,7 @@ def _declared(row: StatusRow, data: SpecDeclared) -> None:
     row.referenced_from = data.policy.referenced_from
 
 
-def _end(row: StatusRow, endings: Endings) -> None:
+def _apply_endings(row: StatusRow, endings: Endings) -> None:
     """End what an event ends; the wait of an action ends with the action."""
     if endings.action:
         row.action_id = row.operation = row.pending_name = ""
@@ -468,7 +468,7 @@ def _end(row: StatusRow, endings: Endings) -> None:
         row.pending_plan, row.pending_level = "", "Never"
 
 
-def _begun(row: StatusRow, action: Action, attempt: int) -> None:
+def _start_attempt(row: StatusRow, action: Action, attempt: int) -> None:
     row.action_id = action.action_id
     if action.purpose == "Renew":
         row.renewal_at = None
@@ -484,7 +484,7 @@ def _begun(row: StatusRow, action: Action, attempt: int) -> None:
     row.retry_at = None
 
 
-def _placed(row: StatusRow, config: str, name: str) -> None:
+def _set_place(row: StatusRow, config: str, name: str) -> None:
     """Keep where the resource is declared, if its object is in another place."""
     declared_config = row.declared_config or row.provider_config
     declared_name = row.declared_name or row.external_name
@@ -493,30 +493,30 @@ def _placed(row: StatusRow, config: str, name: str) -> None:
     row.declared_name = "" if declared_name == name else declared_name
 
 
-def _owned(row: StatusRow, event: LogEvent, reason: str) -> None:
+def _set_owned(row: StatusRow, event: LogEvent, reason: str) -> None:
     row.owned, row.is_unconfirmed = True, False
     row.foreign_identity, row.observed_uid = "", None
     row.owned_by, row.owned_since, row.owned_reason = event.id, event.time, reason
 
 
-def _succeeded(row: StatusRow, event: LogEvent, data: ActionSucceeded) -> None:
+def _fold_success(row: StatusRow, event: LogEvent, data: ActionSucceeded) -> None:
     if data.operation == "Create" and (data.redelivered or data.late):
         _remember_uncertain(row, data.external_name if data.late else row.pending_name)
     if data.outdated:
         return
-    asked = row.pending_digest
+    pending_digest = row.pending_digest
     if not data.late or not row.action_id:  # told late, another action may be under way
         row.pending_digest = ""
     if data.operation == "Delete" and data.purpose == "Retire":
-        _retired(row)
+        _clear_retiring(row)
         return
     if data.operation == "Delete":
         if data.unconfirmed:
             _remember_uncertain(row, row.external_name)
             row.is_unconfirmed = True
-        _disowned(row)
-        _seen(row, None)
-        _with_the_replaced(row)
+        _clear_ownership(row)
+        _set_observed(row, None)
+        _restore_replaced(row)
         return
     if data.operation == "Create":
         if data.purpose == "Replace" and row.owned:
@@ -524,10 +524,10 @@ def _succeeded(row: StatusRow, event: LogEvent, data: ActionSucceeded) -> None:
             row.retiring_digest, row.retiring_outputs = row.observed_digest, row.outputs
         # A creation that is reported late may have been made where the resource was before.
         name = data.external_name or row.declared_name or row.external_name
-        _placed(row, data.provider_config or row.provider_config, name)
+        _set_place(row, data.provider_config or row.provider_config, name)
         row.uid = None
     if data.operation == "Create" or not row.owned:
-        _owned(row, event, f"{data.operation}d")
+        _set_owned(row, event, f"{data.operation}d")
     if data.operation == "Create":
         row.listing_disproved = False
         # That the one before was ready, or that its absence was wanted, says nothing of this one.
@@ -535,38 +535,38 @@ def _succeeded(row: StatusRow, event: LogEvent, data: ActionSucceeded) -> None:
             replace(each, status="Unknown", reason="Created") if each.type == "Ready" else each
             for each in row.conditions
         )
-    row.observed_digest = asked
+    row.observed_digest = pending_digest
     if data.object is not None:
         row.uid = row.uid or data.object.uid  # another object that an update met is not ours
-        _seen(row, data.object)
+        _set_observed(row, data.object)
 
 
-def _failed(row: StatusRow, data: ActionFailed) -> None:
+def _fold_failure(row: StatusRow, data: ActionFailed) -> None:
     if data.effect.may_exist:
         _remember_uncertain(row, row.pending_name)
     if data.consequence == "Retry":
         return
     if data.consequence == "Retired":
-        _retired(row)
+        _clear_retiring(row)
     elif data.consequence == "Observed":
-        _seen(row, data.object)
+        _set_observed(row, data.object)
 
 
-def _observed(row: StatusRow, data: ExternalObserved) -> None:
-    found, name = data.object, data.external_name
-    is_replaced = found is not None and found.uid != row.observed_uid
+def _fold_observation(row: StatusRow, data: ExternalObserved) -> None:
+    existing, name = data.object, data.external_name
+    is_replaced = existing is not None and existing.uid != row.observed_uid
     # Only a read proves an absence: what a listing leaves out may be listed again (invariant 6).
-    if is_replaced or (found is None and data.evidence == "Read"):
+    if is_replaced or (existing is None and data.evidence == "Read"):
         _forget_release(row, (row.external_name, row.observed_uid))
     if row.declared_name and not row.owned:
-        is_same = found is not None and found.uid == row.observed_uid
+        is_same = existing is not None and existing.uid == row.observed_uid
         if not is_same:  # what was released is gone: what has its second name is another object
-            found, name = None, row.declared_name
+            existing, name = None, row.declared_name
             row.external_name, row.declared_name = name, ""
-    _seen(row, found)
-    is_foreign = found is not None and not (row.declared or row.owned)
-    row.foreign_identity = identity(found) if found and is_foreign else ""
-    row.observed_uid = None if found is None or row.owned else found.uid
+    _set_observed(row, existing)
+    is_foreign = existing is not None and not (row.declared or row.owned)
+    row.foreign_identity = identity(existing) if existing and is_foreign else ""
+    row.observed_uid = None if existing is None or row.owned else existing.uid
     row.doubted = False
     row.unmanaged, row.total = data.unmanaged, data.total
     row.belongs_to = data.belongs_to
@@ -574,12 +574,12 @@ def _observed(row: StatusRow, data: ExternalObserved) -> None:
         row.provider_config, row.external_name = data.provider_config, name
 
 
-def _seen(row: StatusRow, shown: ExternalObject | None) -> None:
-    row.observed_digest = "" if shown is None else digest(shown)
-    row.outputs = {} if shown is None else shown.outputs
+def _set_observed(row: StatusRow, existing: ExternalObject | None) -> None:
+    row.observed_digest = "" if existing is None else digest(existing)
+    row.outputs = {} if existing is None else existing.outputs
 
 
-def _disowned(row: StatusRow) -> None:
+def _clear_ownership(row: StatusRow) -> None:
     row.owned = False
     if not row.retiring:  # else that is ours again, or still
         row.owned_by, row.owned_since, row.owned_reason = "", None, ""
@@ -590,7 +590,7 @@ def _disowned(row: StatusRow) -> None:
     row.external_name, row.declared_name = row.declared_name or row.external_name, ""
 
 
-def _with_the_replaced(row: StatusRow) -> None:
+def _restore_replaced(row: StatusRow) -> None:
     """When a replacement is gone before what it replaced, that is our object again."""
     if not row.retiring:
         return
@@ -598,7 +598,7 @@ def _with_the_replaced(row: StatusRow) -> None:
         row.declared_name = row.external_name
     row.owned, row.external_name, row.uid = True, row.retiring, row.retiring_uid
     row.observed_digest, row.outputs = row.retiring_digest, row.retiring_outputs or {}
-    _retired(row)
+    _clear_retiring(row)
 
 
 def _remember_uncertain(row: StatusRow, *names: str) -> None:
@@ -610,6 +610,6 @@ def _forget_release(row: StatusRow, place: tuple[str, str | None]) -> None:
     row.released = tuple(each for each in row.released if each != place)
 
 
-def _retired(row: StatusRow) -> None:
+def _clear_retiring(row: StatusRow) -> None:
     row.retiring = row.retiring_digest = ""
     row.retiring_uid = row.retiring_outputs = None

@@ -16,7 +16,7 @@ import msgspec
 from nats.aio.client import Client
 
 from events.integrity import DIGEST_HEADER, LogChains, LogDamage, Recorded
-from events.subjects import what_is_stored
+from events.subjects import intake_kind_of
 from infra.backup.file import BackupWriter, Header, Saved, new_backup
 from infra.bus.streams import (
     INTAKE,
@@ -142,7 +142,7 @@ async def _save_declarations(nc: Client, writer: BackupWriter, floors: dict[int,
             messages = await read_subject(
                 nc, INTAKE, f"in.{partition}.>", start_seq=first, limit=_AT_ONCE
             )
-            writer.add(b"D", [one for one in messages if what_is_stored(one.subject) == "desired"])
+            writer.add(b"D", [one for one in messages if intake_kind_of(one.subject) == "desired"])
             if len(messages) < _AT_ONCE:
                 break
             first = messages[-1].seq + 1

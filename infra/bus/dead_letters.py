@@ -22,7 +22,7 @@ from events.dead_letter import (
     count_discarded,
     make_record,
 )
-from events.provider_config import may_hold_a_secret
+from events.provider_config import may_contain_secret
 from events.subjects import DISCARDED, HANDLED, deadletter, deadletter_filter, namespace_of
 from infra.bus.streams import DEAD_LETTERS_PER_NAMESPACE, DEADLETTERS, RATES
 from infra.jetstream.append import append
@@ -197,7 +197,7 @@ def _outgoing(nc: Client, letter: DeadLetter) -> _Outgoing:
     delivery = letter.delivery
     # Base64 takes four bytes for three; the bus may allow shorter messages than we do.
     room = max(0, min(KEPT_BYTES, (nc.max_payload - _RECORD_BYTES) // 4 * 3))
-    if may_hold_a_secret(delivery.subject):
+    if may_contain_secret(delivery.subject):
         room = 0
     record = make_record(
         stage=letter.stage,

@@ -17,7 +17,7 @@ from events.intake import TimerFired
 from events.log import SOURCE, LogEvent, OutcomeRecorded, event_type
 from events.names import SYSTEM_NAMESPACE
 from events.subjects import fired, namespace_of, rejection, schedule
-from infra.bus.dead_letters import discard, may_hold_a_secret, store_letters
+from infra.bus.dead_letters import discard, may_contain_secret, store_letters
 from infra.bus.streams import INTAKE, TIMERS_KEPT
 from infra.jetstream.connection import api_request
 from infra.jetstream.errors import BusError, MessageTooLargeError
@@ -106,7 +106,7 @@ class JetStreamDecisionSink:
         left: Counter[str] = Counter()
         for each in letters:
             position, namespace = each.delivery.position, namespace_of(each.delivery.subject)
-            if not may_hold_a_secret(each.delivery.subject):
+            if not may_contain_secret(each.delivery.subject):
                 continue
             if namespace != SYSTEM_NAMESPACE and not self._may_erase(namespace):
                 left[namespace] += 1

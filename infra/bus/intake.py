@@ -15,10 +15,10 @@ from events.names import ResourceKey
 from events.subjects import (
     EVERY_STORED_INTAKE,
     REPLY_HEADER,
+    intake_kind_of,
     stored_intake,
     stored_tokens,
     user_of,
-    what_is_stored,
 )
 from events.subjects import intake as intake_subject
 from infra.bus.removals import check_same_log, telling_what_to_do
@@ -70,7 +70,7 @@ class _Declared:
         self.subjects: dict[str, list[str]] = {}
         for answer in answers:
             for subject, count in answer.counts.items():
-                if what_is_stored(subject) == "desired":
+                if intake_kind_of(subject) == "desired":
                     tokens = stored_tokens(subject)
                     self.counts[tokens] = self.counts.get(tokens, 0) + count
                     self.subjects.setdefault(tokens, []).append(subject)
@@ -173,7 +173,7 @@ class JetStreamIntakeReader:
         filters = [_of_the_same(each.subject) for each in deliveries]
         newest: dict[str, list[StoredMessage]] = {}
         for one in await last_for_subjects(self._nc, INTAKE, filters):
-            if what_is_stored(one.subject) == "desired":
+            if intake_kind_of(one.subject) == "desired":
                 newest.setdefault(stored_tokens(one.subject), []).append(one)
         found: list[Sequence[IntakeDelivery]] = []
         for start in range(0, len(deliveries), _READS_AT_ONCE):
@@ -211,7 +211,7 @@ class JetStreamIntakeReader:
                 self._nc, INTAKE, subject, start_seq=after + 1, limit=limit
             )
         ]
-        declared = [one for one in read if what_is_stored(one.subject) == "desired"]
+        declared = [one for one in read if intake_kind_of(one.subject) == "desired"]
         return [self._looked_at(one) for one in sorted(declared, key=lambda one: one.seq)]
 
     async def _with_unknown_declarations(

@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from events.names import DEFAULT_NAMESPACE, ResourceKey, home_of
+from events.names import DEFAULT_NAMESPACE, ResourceKey, namespace_of_kind
 from projections.status import StatusRow
 from reconciler.cli.connection import Connection, bus, run_async
 from reconciler.cli.errors import CommandError, UsageError
@@ -94,7 +94,7 @@ class Selection(msgspec.Struct, frozen=True):
         """Return the namespace that is looked in, of a kind its own; None for all."""
         if self.everywhere or self.namespace is not None:
             return self.namespace
-        return otherwise if kind is None else home_of(registered(kind), DEFAULT_NAMESPACE)
+        return otherwise if kind is None else namespace_of_kind(registered(kind), DEFAULT_NAMESPACE)
 
 
 class Selected(msgspec.Struct, frozen=True):

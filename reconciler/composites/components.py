@@ -66,7 +66,7 @@ class Component:
     waiting: str = ""
 
 
-class ComponentStanding(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+class ComponentStatus(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     """How many of a component's parts there should be and can be used, and what is in the way."""
 
     parts: Annotated[int, msgspec.Meta(description="Number of parts that must exist.")]
@@ -80,7 +80,7 @@ class ComponentsOutputs(msgspec.Struct, frozen=True):
     """How each component stands; ``children`` each resource, ``leaving`` what still goes."""
 
     components: Annotated[
-        dict[str, ComponentStanding],
+        dict[str, ComponentStatus],
         msgspec.Meta(description="Status of each component."),
     ] = {}
     children: Annotated[dict[str, Any], msgspec.Meta(description="Outcome of each part.")] = {}
@@ -90,18 +90,18 @@ class ComponentsOutputs(msgspec.Struct, frozen=True):
     ] = []
 
 
-class _Hooked(msgspec.Struct, frozen=True, rename={"source": "from", "made": "as"}):
+class _HookDigests(msgspec.Struct, frozen=True, rename={"source": "from", "result": "as"}):
     """Digests of a manifest before its hooks, and of what they made of it."""
 
     source: str
-    made: str
+    result: str
 
 
 class Recorded(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a content says besides its resources: whose they are, and what is waited for."""
 
     components: dict[str, list[str]] = {}
-    hooked: dict[str, _Hooked] = {}
+    hooked: dict[str, _HookDigests] = {}
     waiting: dict[str, str] = {}
 
     @classmethod
@@ -118,7 +118,7 @@ def composed(components: Iterable[Component], observed: ExternalObject | None) -
 
     Raises ``InvalidManifestError``, which names the component.
     """
-    content = _Content(_Before(observed))
+    content = _Content(_Current(observed))
     for each in components:
         content.add(each)
     return content.fields()
@@ -132,19 +132,19 @@ def is_usable(child: Child) -> bool:
 def summary(fields: Fields, children: Mapping[str, Child]) -> Fields:
     """Return how each component stands, for the outputs."""
     recorded = Recorded.of(fields)
-    standing = {
-        name: _standing(names, children, recorded.waiting.get(name, ""))
+    statuses = {
+        name: _component_status(names, children, recorded.waiting.get(name, ""))
         for name, names in recorded.components.items()
     }
-    return {COMPONENTS: msgspec.to_builtins(standing)}
+    return {COMPONENTS: msgspec.to_builtins(statuses)}
 
 
-def ready(fields: Fields, seen: ExternalObject) -> Readiness:
+def ready(fields: Fields, existing: ExternalObject) -> Readiness:
     """Return whether all parts of all components can be used, and what was switched off is gone."""
-    children, recorded = children_of(seen), Recorded.of(fields)
+    children, recorded = children_of(existing), Recorded.of(fields)
     blocked: list[tuple[bool, str]] = []
     for component, names in recorded.components.items():
-        by = _standing(names, children, recorded.waiting.get(component, "")).blocked_by
+        by = _component_status(names, children, recorded.waiting.get(component, "")).blocked_by
         is_stuck = any(children.get(name, Child()).outcome in STUCK for name in names)
         blocked += [(not is_stuck, f"{component}: {by}")] if by else []
     usable = sum(is_usable(children.get(name, Child())) for name in fields[CHILDREN])
@@ -152,14 +152,14 @@ def ready(fields: Fields, seen: ExternalObject) -> Readiness:
     if blocked:
         moves, why = min(blocked, key=itemgetter(0))  # the first that is stuck, if one is
         return Readiness(False, "Progressing" if moves else "Stalled", f"{far}; {why}")
-    if leaving := seen.outputs.get("leaving"):
+    if leaving := existing.outputs.get("leaving"):
         return Readiness(False, "Progressing", f"{far}; {leaving[0]} is still being deleted")
     return READY
 
 
-def _standing(
+def _component_status(
     names: Iterable[str], children: Mapping[str, Child], waiting: str
-) -> ComponentStanding:
+) -> ComponentStatus:
     known = {name: children.get(name) for name in names}
     blocked = [
         (child is None or child.outcome not in STUCK, _blocker(name, child))
@@ -167,7 +167,7 @@ def _standing(
         if child is None or not is_usable(child)
     ]
     by = min(blocked)[1] if blocked else ""  # the stuck ones first
-    return ComponentStanding(len(known), len(known) - len(blocked), by or waiting)
+    return ComponentStatus(len(known), len(known) - len(blocked), by or waiting)
 
 
 def _blocker(name: str, child: Child | None) -> str:
@@ -177,21 +177,21 @@ def _blocker(name: str, child: Child | None) -> str:
     return f"{name} is {child.outcome}" + (f": {why}" if why else "")
 
 
-class _Before:
+class _Current:
     """What is there: of each resource how it stands declared, and as what it was declared."""
 
     def __init__(self, observed: ExternalObject | None) -> None:
         fields: Fields = {} if observed is None else observed.fields
         shown: Mapping[str, str] = fields.get(CHILDREN, {})
-        standing = children_of(observed)
+        statuses = children_of(observed)
         self.children = {  # what was refused was never made
             name: digest
             for name, digest in shown.items()
-            if name not in standing or standing[name].outcome != REFUSED
+            if name not in statuses or statuses[name].outcome != REFUSED
         }
         recorded = Recorded.of(fields)
         self.components, self.hooked = recorded.components, recorded.hooked
-        ours = {name: each.made for name, each in self.hooked.items()}
+        ours = {name: each.result for name, each in self.hooked.items()}
         # One that somebody declared otherwise shows another digest than ours.
         self._declared = {
             str(each.key): each
@@ -207,20 +207,20 @@ class _Before:
 class _Content:
     """What an object should be made of, component by component."""
 
-    def __init__(self, before: _Before) -> None:
-        self._before = before
-        self._whose: dict[str, str] = {}
+    def __init__(self, current: _Current) -> None:
+        self._current = current
+        self._component_of: dict[str, str] = {}
         self._manifests: list[Manifest] = []
-        self._let_be: dict[str, str] = {}
+        self._unchanged: dict[str, str] = {}
         self._components: dict[str, list[str]] = {}
-        self._hooked: dict[str, _Hooked] = {}
+        self._hooked: dict[str, _HookDigests] = {}
         self._waiting: dict[str, str] = {}
-        self._seen: set[str] = set()
+        self._names: set[str] = set()
 
     def fields(self) -> Fields:
         """Return all of it."""
         content = content_of(self._manifests)
-        content[CHILDREN] |= self._let_be
+        content[CHILDREN] |= self._unchanged
         components = {name: sorted(each) for name, each in self._components.items()}
         recorded = Recorded(components, self._hooked, self._waiting)
         return {**content, **msgspec.to_builtins(recorded)}
@@ -228,17 +228,17 @@ class _Content:
     def add(self, component: Component) -> None:
         """Add the parts of one component, if it is switched on."""
         name = component.name
-        if name in self._seen:
+        if name in self._names:
             raise InvalidManifestError(
                 f"component {name!r}: duplicate name; give each component its own name"
             )
-        self._seen.add(name)
+        self._names.add(name)
         if not component.enabled:
             return
         self._components[name] = []
         if component.waiting:
             self._waiting[name] = component.waiting
-            for child in self._before.components.get(name, []):
+            for child in self._current.components.get(name, []):
                 self._take(child, component)
                 self._keep(child)
             return
@@ -250,16 +250,16 @@ class _Content:
         name = _name_of(part.manifest, component)
         self._take(name, component)
         if part.state != "Created":
-            self._manifests.append(self._as_wanted(part, name, component))
-        elif name in self._before.children:
+            self._manifests.append(self._desired_manifest(part, name, component))
+        elif name in self._current.children:
             self._keep(name)
         else:
-            made = _hooked("before_create", part.before_create, component, part.manifest)
-            self._manifests.append(_made_once(made))
+            created = _call_hook("before_create", part.before_create, component, part.manifest)
+            self._manifests.append(_with_create_only(created))
 
     def _take(self, name: str, component: Component) -> None:
         """Have a resource belong to one component alone."""
-        other = self._whose.setdefault(name, component.name)
+        other = self._component_of.setdefault(name, component.name)
         if name in self._components[component.name]:
             raise InvalidManifestError(
                 f"component {component.name!r}: duplicate part {name}; remove one, or rename it"
@@ -273,27 +273,31 @@ class _Content:
 
     def _keep(self, name: str) -> None:
         """Leave a resource as it is declared, by us or by somebody else."""
-        there, declared = self._before.children.get(name), self._before.declared(name)
-        if declared is not None and (there is None or _digest(declared, name) == there):
+        digest, declared = self._current.children.get(name), self._current.declared(name)
+        if declared is not None and (digest is None or _digest(declared, name) == digest):
             self._manifests.append(declared)
-        elif there is not None:
-            self._let_be[name] = there
-        if name in self._before.hooked:
-            self._hooked[name] = self._before.hooked[name]
+        elif digest is not None:
+            self._unchanged[name] = digest
+        if name in self._current.hooked:
+            self._hooked[name] = self._current.hooked[name]
 
-    def _as_wanted(self, part: Part, name: str, component: Component) -> Manifest:
+    def _desired_manifest(self, part: Part, name: str, component: Component) -> Manifest:
         if part.before_create is None and part.before_update is None:
             return part.manifest
-        source, before = _digest(part.manifest, name), self._before.hooked.get(name)
-        declared = self._before.declared(name)
-        if name not in self._before.children or declared is None:
-            made = _hooked("before_create", part.before_create, component, part.manifest)
-        elif before is not None and before.source == source:
-            made = declared  # a hook is asked once a change, else its answer would change itself
+        source, digests = _digest(part.manifest, name), self._current.hooked.get(name)
+        declared = self._current.declared(name)
+        if name not in self._current.children or declared is None:
+            manifest = _call_hook("before_create", part.before_create, component, part.manifest)
+        elif digests is not None and digests.source == source:
+            manifest = (
+                declared  # a hook is asked once a change, else its answer would change itself
+            )
         else:
-            made = _hooked("before_update", part.before_update, component, part.manifest, declared)
-        self._hooked[name] = _Hooked(source, _digest(made, name))
-        return made
+            manifest = _call_hook(
+                "before_update", part.before_update, component, part.manifest, declared
+            )
+        self._hooked[name] = _HookDigests(source, _digest(manifest, name))
+        return manifest
 
 
 def _parts_of(component: Component) -> list[Part]:
@@ -303,11 +307,11 @@ def _parts_of(component: Component) -> list[Part]:
         raise InvalidManifestError(f"component {component.name!r}: {error}") from None
     except Exception as error:  # its author's code, and a resource's own failure
         raise InvalidManifestError(
-            f"component {component.name!r}: computing its parts failed: {_described(error)}"
+            f"component {component.name!r}: computing its parts failed: {_describe_error(error)}"
         ) from error
 
 
-def _hooked(
+def _call_hook(
     what: str, hook: Callable[..., Manifest] | None, component: Component, *given: Manifest
 ) -> Manifest:
     """Return what a hook makes of a manifest; without one it stays as it is."""
@@ -316,18 +320,18 @@ def _hooked(
         return manifest
     where = f"component {component.name!r}: {what} of {manifest.key}"
     try:
-        made = hook(*given)
-        key = made.key
+        result = hook(*given)
+        key = result.key
     except Exception as error:  # its author's code, and a resource's own failure
-        raise InvalidManifestError(f"{where} failed: {_described(error)}") from error
+        raise InvalidManifestError(f"{where} failed: {_describe_error(error)}") from error
     if key != manifest.key:
         raise InvalidManifestError(
             f"{where} returned {key}; a hook must not change the namespace, kind or name"
         )
-    return made
+    return result
 
 
-def _described(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
@@ -344,12 +348,12 @@ def _name_of(manifest: Manifest, component: Component) -> str:
     return str(key)
 
 
-def _made_once(manifest: Manifest) -> Manifest:
+def _with_create_only(manifest: Manifest) -> Manifest:
     """Return a manifest whose object is made and then left alone, too."""
-    said: object = manifest.spec.get("policy", {})
-    if manifest.api_version == RECONCILER_API_VERSION or not isinstance(said, dict):
+    declared_policy: object = manifest.spec.get("policy", {})
+    if manifest.api_version == RECONCILER_API_VERSION or not isinstance(declared_policy, dict):
         return manifest  # it has no object, or is refused
-    policy = {"mode": _MADE_ONCE, **cast("Fields", said)}
+    policy = {"mode": _MADE_ONCE, **cast("Fields", declared_policy)}
     return msgspec.structs.replace(manifest, spec={**manifest.spec, "policy": policy})
 
 

@@ -1,7 +1,7 @@
 """The kind ``Deployment``: so many alike containers, changed without a gap.
 
 The rules are those of Kubernetes: at least ``replicas - maxUnavailable`` are ready, at most
-``replicas + maxSurge`` are there, and of the old ones those that are not ready go first.
+``replicas + maxSurge`` exist, and of the old ones those that are not ready go first.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class DeploymentOutputs(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Replica(NamedTuple):
-    """One container that is there, or shall be."""
+    """One container that exists, or must be created."""
 
     template: str
     number: int
@@ -140,14 +140,16 @@ def compose(key: ResourceKey, spec: Fields, observed: ExternalObject | None) -> 
         **_templates_of(key, observed),
         declared: _manifest(key, fields.template.spec, fields.template.labels),
     }
-    found = (_replica(name, child) for name, child in children_of(observed).items())
-    there = [each for each in found if each is not None and each.template in templates]
-    of_now = {each.template for each in there}
-    newest = next(iter(of_now)) if fields.paused and len(of_now) == 1 else declared
-    if fields.paused and len(of_now) > 1:
-        wanted = there
+    replicas = (_replica(name, child) for name, child in children_of(observed).items())
+    existing = [each for each in replicas if each is not None and each.template in templates]
+    current_templates = {each.template for each in existing}
+    newest = (
+        next(iter(current_templates)) if fields.paused and len(current_templates) == 1 else declared
+    )
+    if fields.paused and len(current_templates) > 1:
+        wanted = existing
     else:
-        wanted = next_replicas(there, newest, fields.replicas, fields.strategy)
+        wanted = next_replicas(existing, newest, fields.replicas, fields.strategy)
     children = [
         _named(templates[each.template], f"{key.name}-{each.template}-{each.number}")
         for each in wanted
@@ -157,37 +159,37 @@ def compose(key: ResourceKey, spec: Fields, observed: ExternalObject | None) -> 
 
 
 def next_replicas(
-    there: Sequence[Replica], newest: str, replicas: int, strategy: Strategy
+    existing: Sequence[Replica], newest: str, replicas: int, strategy: Strategy
 ) -> list[Replica]:
     """Return which containers there should be next, of those that are there and new ones."""
-    new = sorted((each for each in there if each.template == newest), key=_last_to_go)[:replicas]
-    old = [each for each in there if each.template != newest]
+    new = sorted((each for each in existing if each.template == newest), key=_last_to_go)[:replicas]
+    old = [each for each in existing if each.template != newest]
     room = replicas + strategy.max_surge - len(new) - len(old) if old else replicas
     used = {each.number for each in new}
     free = (number for number in range(MAX_REPLICAS + len(used)) if number not in used)
     missing = max(0, min(replicas - len(new), room))
     added = [Replica(newest, number) for number in islice(free, missing)]
-    return [*new, *added, *_left_of(old, new, replicas - strategy.max_unavailable)]
+    return [*new, *added, *_remaining_old(old, new, replicas - strategy.max_unavailable)]
 
 
-def _left_of(old: Sequence[Replica], new: Sequence[Replica], least: int) -> list[Replica]:
+def _remaining_old(old: Sequence[Replica], new: Sequence[Replica], least: int) -> list[Replica]:
     """Return the old containers that stay for now: those that are not ready go first."""
     least = max(0, least)
     ready_new = sum(each.is_ready for each in new)
     may_go = max(0, len(old) + len(new) - least - (len(new) - ready_new))
     unready = [each for each in old if not each.is_ready]
     ready = sorted((each for each in old if each.is_ready), key=_last_to_go)
-    gone = min(len(unready), may_go)
-    spare = max(0, min(may_go - gone, ready_new + len(ready) - least))
-    return [*unready[gone:], *ready[: len(ready) - spare]]
+    removed = min(len(unready), may_go)
+    spare = max(0, min(may_go - removed, ready_new + len(ready) - least))
+    return [*unready[removed:], *ready[: len(ready) - spare]]
 
 
-def ready(fields: Fields, seen: ExternalObject) -> Readiness:
-    """Return whether all containers are there, ready, and of the newest template."""
-    rollout, children = fields["rollout"], children_of(seen)
+def ready(fields: Fields, existing: ExternalObject) -> Readiness:
+    """Return whether all containers exist, are ready, and of the newest template."""
+    rollout, children = fields["rollout"], children_of(existing)
     updated = {name: child for name, child in children.items() if _is_of(name, rollout["template"])}
     number, wanted = sum(each.ready for each in updated.values()), rollout["replicas"]
-    old = len(children) - len(updated) + len(seen.outputs.get("leaving", []))
+    old = len(children) - len(updated) + len(existing.outputs.get("leaving", []))
     if number == wanted == len(updated) and not old:
         return READY
     far = f"{number} of {wanted} containers are ready"
@@ -200,13 +202,13 @@ def ready(fields: Fields, seen: ExternalObject) -> Readiness:
     return Readiness(False, "Progressing", f"{far}; {waits}" if waits else far)
 
 
-def progress(spec: Fields, seen: ExternalObject) -> Progress | None:
-    """Return how far it is: which containers are there, and which of them are ready."""
+def progress(spec: Fields, existing: ExternalObject) -> Progress | None:
+    """Return how far it is: which containers exist, and which of them are ready."""
     deadline_seconds = spec.get("progressDeadlineSeconds")
     if deadline_seconds is None or spec["paused"]:  # a pause takes as long as somebody likes
         return None
-    there = [(name, each.ready) for name, each in sorted(children_of(seen).items())]
-    standing = _encoder.encode([there, seen.outputs.get("leaving", [])])
+    parts = [(name, each.ready) for name, each in sorted(children_of(existing).items())]
+    standing = _encoder.encode([parts, existing.outputs.get("leaving", [])])
     return Progress(hashlib.blake2b(standing, digest_size=8).hexdigest(), deadline_seconds)
 
 
@@ -247,7 +249,7 @@ def _is_of(name: str, template: object) -> bool:
 
 
 def _templates_of(key: ResourceKey, observed: ExternalObject | None) -> dict[str, Manifest]:
-    """Return the manifest of each template that is there, also where a container was edited."""
+    """Return the manifest of each template of an existing container, even if a client edited it."""
     if observed is None:
         return {}
     bodies: Mapping[str, Fields] = observed.fields.get(MANIFESTS, {})

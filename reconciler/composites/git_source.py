@@ -195,28 +195,30 @@ def repository_uses(url: str) -> Sequence[HostUse]:
 
 def summary(fields: Fields, children: Mapping[str, Child]) -> Fields:
     """Return how far it is, and which repository it follows."""
-    told = {"url": fields.get(SOURCE, {}).get("url", ""), REVISION: fields.get(REVISION, {})}
-    return {**stored.summary(fields, children), **told}
+    repository = {"url": fields.get(SOURCE, {}).get("url", ""), REVISION: fields.get(REVISION, {})}
+    return {**stored.summary(fields, children), **repository}
 
 
-def ready(fields: Fields, seen: ExternalObject) -> Readiness:
+def ready(fields: Fields, existing: ExternalObject) -> Readiness:
     """Return whether the newest commit is declared, and all of it ready."""
-    problem: Mapping[str, str] = seen.outputs.get(PROBLEM, {})
+    problem: Mapping[str, str] = existing.outputs.get(PROBLEM, {})
     if problem:
-        stays = f"; {told_revision(fields[REVISION])} stays applied" if CONTENT in fields else ""
+        stays = (
+            f"; {describe_revision(fields[REVISION])} stays applied" if CONTENT in fields else ""
+        )
         return Readiness(False, problem["reason"], f"{problem['message']}{stays}")
     if CONTENT not in fields:
         return Readiness(False, "Progressing", "waits for the first read of the repository")
-    return stored.ready(fields, seen)
+    return stored.ready(fields, existing)
 
 
-def removes(fields: Fields, seen: ExternalObject) -> Removal:
+def removes(fields: Fields, existing: ExternalObject) -> Removal:
     """Return how many resources a commit would withdraw, of how many that are there."""
-    head: Mapping[str, Any] = seen.outputs.get(HEAD, {})
-    if fields.get(CONTENT) in (None, seen.fields.get(CONTENT)):
+    head: Mapping[str, Any] = existing.outputs.get(HEAD, {})
+    if fields.get(CONTENT) in (None, existing.fields.get(CONTENT)):
         return Removal()
     changes: Mapping[str, int] = head.get("changes", {})
-    by = told_revision(fields[REVISION])
+    by = describe_revision(fields[REVISION])
     return Removal(changes.get("removed", 0), changes.get("of", 0), by)
 
 
@@ -236,7 +238,7 @@ def refers(fields: Fields, namespace: str) -> Sequence[Reference]:
     return tuple(found)
 
 
-def told_revision(revision: Mapping[str, Any]) -> str:
+def describe_revision(revision: Mapping[str, Any]) -> str:
     """Describe a commit: its short id and who wrote it."""
     author = revision.get("author", "an unknown author")
     return f"commit {str(revision.get('commit', ''))[:12]} by {author}"

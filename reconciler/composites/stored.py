@@ -38,13 +38,13 @@ def summary(_fields: Fields, children: Mapping[str, Child]) -> Fields:
     return {
         "resources": len(children),
         "ready": len(children) - len(waiting),
-        "waiting": {name: _told(waiting[name]) for name in islice(worst, _MAX_NAMED)},
+        "waiting": {name: _describe_child(waiting[name]) for name in islice(worst, _MAX_NAMED)},
     }
 
 
-def ready(_fields: Fields, seen: ExternalObject) -> Readiness:
+def ready(_fields: Fields, existing: ExternalObject) -> Readiness:
     """Return whether all resources are ready, and what was taken out is gone."""
-    outputs: Mapping[str, Any] = seen.outputs
+    outputs: Mapping[str, Any] = existing.outputs
     waiting: Mapping[str, str] = outputs.get("waiting", {})
     number, total = outputs.get("ready", 0), outputs.get("resources", 0)
     far = f"{number} of {total} resources are ready"
@@ -57,6 +57,6 @@ def ready(_fields: Fields, seen: ExternalObject) -> Readiness:
     return READY
 
 
-def _told(child: Child) -> str:
+def _describe_child(child: Child) -> str:
     why = child.message or child.reason
     return f"{child.outcome}: {why}" if why else child.outcome

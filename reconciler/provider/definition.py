@@ -18,10 +18,10 @@ from events.kind_definition import (
     FieldType,
     KindDefinitionSpec,
     Normalization,
-    allowed_form,
     is_allowed,
-    mapped,
-    normalized,
+    map_fields,
+    normalize_fields,
+    normalize_value,
 )
 from events.manifest import Fields, InvalidManifestError
 from events.reference import refers_to_anything
@@ -61,10 +61,10 @@ def kind_of(name: str, spec: KindDefinitionSpec, generation: int, beneath: Kind)
         _check_fields(spec, beneath)
 
     def over_fields(fields: Fields) -> Fields:
-        return beneath.checked_fields(mapped(spec, fields))
+        return beneath.checked_fields(map_fields(spec, fields))
 
     def document(fields: Fields) -> Fields:
-        return beneath.object_fields(allowed_form(spec.fields, fields))
+        return beneath.object_fields(normalize_fields(spec.fields, fields))
 
     return replace(
         beneath,
@@ -254,7 +254,7 @@ def _check_values(where: str, field: DefinedField) -> None:
         _check_type(
             f"{where}.values", [value] if field.type == "Strings" else value, _TYPES[field.type]
         )
-        form = normalized(value, field.normalize)
+        form = normalize_value(value, field.normalize)
         if form != value:
             raise InvalidManifestError(
                 f"{where}.values: {value!r} can never occur, because values are normalized; "
@@ -263,7 +263,7 @@ def _check_values(where: str, field: DefinedField) -> None:
     if field.default is None:
         return
     _check_type(f"{where}.default", field.default, _type("Default", "", field))
-    if not is_allowed(field, normalized(field.default, field.normalize)):
+    if not is_allowed(field, normalize_value(field.default, field.normalize)):
         raise InvalidManifestError(
             f"{where}.default: {field.default!r} is not in values; use one of them"
         )

@@ -27,7 +27,7 @@ from events.manifest import (
     Fields,
     InvalidManifestError,
     Manifest,
-    take_apart,
+    split_manifest,
 )
 from events.names import (
     KIND_DEFINITION_KIND,
@@ -466,7 +466,7 @@ class KindRegistry(Mapping[str, Kind]):
                 f"{kind.api_version!r}"
             )
         kind.check_namespace(manifest.metadata.namespace)
-        declaration = take_apart(manifest)
+        declaration = split_manifest(manifest)
         kind.check_declared(declaration.fields)
         kind.references(declaration.fields, manifest.metadata.namespace)
         self.check_name(manifest)

@@ -33,7 +33,7 @@ from events.wording import plural
 from reconciler.provider.kind import Readiness
 from reconciler.resource.backoff import delay, is_over
 from reconciler.resource.state import ApiHealth, ResourceState, Twin
-from reconciler.resource.turn import NOTHING_NEW, Conclusion, Context, Facts, on_hold
+from reconciler.resource.turn import NOTHING_NEW, CommandResult, Conclusion, Context, on_hold
 
 MAX_THROTTLED_SECONDS = 3_600.0
 """No API is left alone for longer at once: an absurd ``Retry-After`` would stop all that use it."""
@@ -51,42 +51,42 @@ _MAX_MESSAGE_CHARACTERS = 200
 _SHOWN_OBJECTS = 3
 
 
-def report(said: ApiReported, state: ResourceState, context: Context) -> Facts:
+def report(data: ApiReported, state: ResourceState, context: Context) -> CommandResult:
     """Record what a report says that is new."""
-    event = _news(said, state, context)
-    return NOTHING_NEW if event is None else Facts((event,))
+    event = _new_event(data, state, context)
+    return NOTHING_NEW if event is None else CommandResult((event,))
 
 
-def _news(said: ApiReported, state: ResourceState, context: Context) -> ResourceEvent | None:
+def _new_event(data: ApiReported, state: ResourceState, context: Context) -> ResourceEvent | None:
     if not is_config(context.key) or not state.desired.is_declared:
         return None
-    if said.state == "Stopping":  # its own request for the probe may have moved the breaker
-        return _stopping(said, state, context)
-    if said.state == "Twin":
-        return _twin(said, state.api.twin)
-    if said.state in ("ListingsFailed", "ListingsResumed"):
-        return _listings(said, state, context)
-    if said.state != "Throttled" and said.as_of != state.api.version:
+    if data.state == "Stopping":  # its own request for the probe may have moved the breaker
+        return _end_probe(data, state, context)
+    if data.state == "Twin":
+        return _record_twin(data, state.api.twin)
+    if data.state in ("ListingsFailed", "ListingsResumed"):
+        return _record_listings(data, state, context)
+    if data.state != "Throttled" and data.as_of != state.api.version:
         return None  # its call began before the breaker moved
-    match said.state:
+    match data.state:
         case "Throttled":
-            return _throttled(said, state, context)
+            return _record_throttling(data, state, context)
         case "Failing":
-            return _failing(said, state, context)
+            return _record_failure(data, state, context)
         case "Probing":
-            return _probing(said, state, context)
+            return _record_probe(data, state, context)
         case "Responding":
             return None if state.api.open_until is None else BreakerClosed()
         case _:
-            assert_never(said.state)
+            assert_never(data.state)
 
 
-def standing_of_api(health: ApiHealth) -> Conclusion | None:
+def conclude_api_health(health: ApiHealth) -> Conclusion | None:
     """Return how a configuration stands whose API is held, or does not respond as it should."""
     if health.twin.objects:
         return on_hold(Hold.TWIN, _describe(health.twin))
     if health.open_until is None:
-        return _unobserved(health.failed_listings) if health.failed_listings else None
+        return _conclude_unobserved(health.failed_listings) if health.failed_listings else None
     why = f": {health.message}" if health.message else ""
     return Conclusion(
         "Degraded",
@@ -96,18 +96,22 @@ def standing_of_api(health: ApiHealth) -> Conclusion | None:
     )
 
 
-def _throttled(said: ApiReported, state: ResourceState, context: Context) -> ApiThrottled | None:
-    wait = min(max(said.retry_after_seconds, 0.0), MAX_THROTTLED_SECONDS)
-    until = _whole_second(min(said.at, context.now) + timedelta(seconds=wait))
+def _record_throttling(
+    data: ApiReported, state: ResourceState, context: Context
+) -> ApiThrottled | None:
+    wait = min(max(data.retry_after_seconds, 0.0), MAX_THROTTLED_SECONDS)
+    until = _whole_second(min(data.at, context.now) + timedelta(seconds=wait))
     known = state.api.throttled_until
     is_known = _lasts(known, state.api.throttled_seconds, context)
     if until <= context.now or (is_known and known is not None and until <= known):
         return None
     seconds = round((until - context.now).total_seconds(), 3)
-    return ApiThrottled(until, seconds, said.message[:_MAX_MESSAGE_CHARACTERS])
+    return ApiThrottled(until, seconds, data.message[:_MAX_MESSAGE_CHARACTERS])
 
 
-def _failing(said: ApiReported, state: ResourceState, context: Context) -> BreakerOpened | None:
+def _record_failure(
+    data: ApiReported, state: ResourceState, context: Context
+) -> BreakerOpened | None:
     health = state.api
     if _lasts(health.open_until, health.open_seconds, context):
         return None
@@ -115,25 +119,27 @@ def _failing(said: ApiReported, state: ResourceState, context: Context) -> Break
     back_off = Retry(breaker.initial_seconds, breaker.max_seconds)
     wait = delay(back_off, health.openings + 1, context.jitter)
     seconds = round(wait.total_seconds(), 3)
-    failures = health.failures + max(said.failures, 1)
-    message = said.message[:_MAX_MESSAGE_CHARACTERS]
+    failures = health.failures + max(data.failures, 1)
+    message = data.message[:_MAX_MESSAGE_CHARACTERS]
     return BreakerOpened(context.now + wait, seconds, failures, message)
 
 
-def _probing(said: ApiReported, state: ResourceState, context: Context) -> BreakerProbed | None:
+def _record_probe(
+    data: ApiReported, state: ResourceState, context: Context
+) -> BreakerProbed | None:
     health = state.api
     if health.open_until is None or _lasts(health.open_until, health.open_seconds, context):
         return None
     if _lasts(health.probe_until, health.probe_seconds, context):
         return None
     seconds = PROBE_TIMEOUTS * _config(state).limits.request_timeout_seconds
-    return BreakerProbed(context.now + timedelta(seconds=seconds), seconds, said.reporter)
+    return BreakerProbed(context.now + timedelta(seconds=seconds), seconds, data.reporter)
 
 
-def _stopping(said: ApiReported, state: ResourceState, context: Context) -> BreakerProbed | None:
+def _end_probe(data: ApiReported, state: ResourceState, context: Context) -> BreakerProbed | None:
     """End the probe of a process that stops: nobody else would call before its time is over."""
     health = state.api
-    if health.probe_by != said.reporter or health.open_until is None:
+    if health.probe_by != data.reporter or health.open_until is None:
         return None
     return BreakerProbed(context.now, 0.0, "")
 
@@ -143,38 +149,38 @@ def _lasts(until: datetime | None, seconds: float, context: Context) -> bool:
     return until is not None and not is_over(until, seconds, context.now)
 
 
-def _twin(said: ApiReported, known: Twin) -> TwinDetected | None:
+def _record_twin(data: ApiReported, known: Twin) -> TwinDetected | None:
     """Record the objects of a report that are not recorded yet."""
-    if said.as_of != known.version:
+    if data.as_of != known.version:
         return None  # it was read before the hold was set, or approved
     actions = {(each.uid, each.action) for each in known.objects}
-    new = [each for each in said.newer if (each.uid, each.action) not in actions]
+    new = [each for each in data.newer if (each.uid, each.action) not in actions]
     if not new:
         return None
     objects = (*known.objects, *new)[:MAX_NEWER_OBJECTS]
-    return TwinDetected(objects, known.total + max(said.total - len(said.newer), 0) + len(new))
+    return TwinDetected(objects, known.total + max(data.total - len(data.newer), 0) + len(new))
 
 
-def _listings(
-    said: ApiReported, state: ResourceState, context: Context
+def _record_listings(
+    data: ApiReported, state: ResourceState, context: Context
 ) -> ListingsFailed | ListingsResumed | None:
     """Record whether the listings of a kind complete, if that is new."""
-    if said.as_of != state.desired.generation:
+    if data.as_of != state.desired.generation:
         return None  # it is about another declaration, possibly of another API
-    is_known = said.kind in state.api.failed_listings
-    if said.state == "ListingsResumed":
-        return ListingsResumed(said.kind) if is_known else None
-    if is_known or said.failure is None:
+    is_known = data.kind in state.api.failed_listings
+    if data.state == "ListingsResumed":
+        return ListingsResumed(data.kind) if is_known else None
+    if is_known or data.failure is None:
         return None
     failure = replace(
-        said.failure,
-        since=min(said.failure.since, context.now),
-        message=said.failure.message[:_MAX_MESSAGE_CHARACTERS],
+        data.failure,
+        since=min(data.failure.since, context.now),
+        message=data.failure.message[:_MAX_MESSAGE_CHARACTERS],
     )
-    return ListingsFailed(said.kind, failure)
+    return ListingsFailed(data.kind, failure)
 
 
-def _unobserved(failed: Mapping[str, ListingFailure]) -> Conclusion:
+def _conclude_unobserved(failed: Mapping[str, ListingFailure]) -> Conclusion:
     kinds = [
         f"no listing of {kind} has completed since {each.since:%Y-%m-%dT%H:%M:%SZ}: {each.message}"
         for kind, each in sorted(failed.items())

@@ -1,6 +1,6 @@
 """Approval: an action waits until a person has decided about exactly this one (ADR 0040).
 
-What is asked for is a *plan*: the action's parameters, and what is there by then. When either
+What is request for is a *plan*: the action's parameters, and what is there by then. When either
 changes, the plan is another one, and whatever was decided about the one before counts no more.
 """
 
@@ -16,12 +16,12 @@ from events.intake import Approved
 from events.log import Action, ActionDecided, ApprovalRefused, ApprovalRequested, HoldApproved
 from events.manifest import ApprovalLevel, stricter
 from events.names import ResourceKey
-from reconciler.resource.difference import Comparison, shown
+from reconciler.resource.difference import Comparison, format_value
 from reconciler.resource.state import (
     ApprovalState,
     ResourceState,
 )
-from reconciler.resource.turn import Command, Context, Facts, Step, accepted, on_hold, refused
+from reconciler.resource.turn import Command, CommandResult, Context, Step, accept, on_hold, refuse
 
 SHORT_PLAN: Final = 12
 """So many characters of a plan's digest name it among those of one resource."""
@@ -37,53 +37,53 @@ def approval_command(key: ResourceKey, *, abandon: bool = False) -> str:
     return f"`reconciler approve {key} --hold {Hold.UNKNOWN_RESULT}{ending}`"
 
 
-def unless_approved(
+def require_approval(
     step: Step, state: ResourceState, context: Context, compared: Comparison
 ) -> Step:
     """Return the step, or what comes in its place while people have not approved it."""
     if not isinstance(step, ActionDecided) or not _needs_approval(step.action, state, context):
         return step
-    asked = _asked(step.action, state, context, compared)
+    request = _build_request(step.action, state, context, compared)
     known = state.holds.approval
-    if known is None or known.plan != asked.plan:
-        return asked
+    if known is None or known.plan != request.plan:
+        return request
     if known.decision == "Proceed":
         return step
     if known.decision == "Reject":
-        return on_hold(Hold.NOT_APPROVED, f"{described(asked)}; rejected {_by(known)}")
-    return on_hold(Hold.APPROVAL, f"{described(asked)}; approve or reject it")
+        return on_hold(Hold.NOT_APPROVED, f"{describe_plan(request)}; rejected {_by(known)}")
+    return on_hold(Hold.APPROVAL, f"{describe_plan(request)}; approve or reject it")
 
 
-def decide_about(said: Approved, command: Command, state: ResourceState) -> Facts:
+def decide_about(data: Approved, command: Command, state: ResourceState) -> CommandResult:
     """ApprovalLevel or reject the plan that waits, and no other."""
-    asked, outcome = state.holds.approval, state.outcome
-    is_asked = outcome is not None and outcome.reason in A_PLAN_WAITS
-    if asked is None or not is_asked:
-        return refused(state, command, "NotHeld", "no action of the resource waits for approval")
-    if said.decision == "Abandon":
-        return refused(
+    request, outcome = state.holds.approval, state.outcome
+    is_waiting = outcome is not None and outcome.reason in A_PLAN_WAITS
+    if request is None or not is_waiting:
+        return refuse(state, command, "NotHeld", "no action of the resource waits for approval")
+    if data.decision == "Abandon":
+        return refuse(
             state,
             command,
             "Invalid",
             "decision Abandon: not allowed for hold Approval; use Proceed or Reject",
         )
-    if said.plan != asked.plan:
-        meant = f"not plan {said.plan[:SHORT_PLAN]}" if said.plan else "but the decision names none"
-        other = f"plan {asked.plan[:SHORT_PLAN]} waits for approval, {meant}; review it first"
-        return refused(state, command, "PlanOutdated", other)
-    if asked.decision == said.decision:
-        return accepted(state, command, reason="Unchanged")
-    if said.decision == "Reject":
-        return accepted(state, command, ApprovalRefused(asked.plan, said.reason))
-    approved = HoldApproved(Hold.APPROVAL.value, "Proceed", said.reason, asked.plan)
-    return accepted(state, command, approved)
+    if data.plan != request.plan:
+        given = f"not plan {data.plan[:SHORT_PLAN]}" if data.plan else "but the decision names none"
+        other = f"plan {request.plan[:SHORT_PLAN]} waits for approval, {given}; review it first"
+        return refuse(state, command, "PlanOutdated", other)
+    if request.decision == data.decision:
+        return accept(state, command, reason="Unchanged")
+    if data.decision == "Reject":
+        return accept(state, command, ApprovalRefused(request.plan, data.reason))
+    approved = HoldApproved(Hold.APPROVAL.value, "Proceed", data.reason, request.plan)
+    return accept(state, command, approved)
 
 
 def _needs_approval(action: Action, state: ResourceState, context: Context) -> bool:
     config, level = context.configs.get(action.provider_config), _declared_level(state)
     if config is not None:
         level = stricter(config.approve, level)
-    if _is_rest_of_what_was_approved(action, state):
+    if _is_covered_by_approval(action, state):
         return False
     return stricter(level, level_of(action)) == level
 
@@ -98,14 +98,14 @@ def level_of(action: Action) -> ApprovalLevel:
     return "Deletions" if action.operation == "Delete" or action.purpose == "Replace" else "Always"
 
 
-def _is_rest_of_what_was_approved(action: Action, state: ResourceState) -> bool:
+def _is_covered_by_approval(action: Action, state: ResourceState) -> bool:
     """A replacement is approved as a whole: that the old one goes, and that a new one comes."""
     approval = state.holds.approval
     is_second_half = approval is not None and approval.is_replacing
     return action.purpose == "Retire" or (action.operation == "Create" and is_second_half)
 
 
-def _asked(
+def _build_request(
     action: Action, state: ResourceState, context: Context, compared: Comparison
 ) -> ApprovalRequested:
     return ApprovalRequested(
@@ -123,18 +123,18 @@ def _asked(
 
 def _digest(action: Action, state: ResourceState, context: Context) -> str:
     """Digest what would be done and what it is done to; ids and versions change with every look."""
-    seen = state.observed.object
-    there = None
-    if seen is not None and context.kind is not None:
-        there = (context.kind.normalize(seen.fields), seen.labels, seen.uid)
+    existing = state.observed.object
+    current = None
+    if existing is not None and context.kind is not None:
+        current = (context.kind.normalize(existing.fields), existing.labels, existing.uid)
     # What makes way is approved with what comes in its place.
     makes_way = action.operation == "Delete" and action.purpose == "Replace"
     fields = state.desired.fields if makes_way else action.fields
-    said = (
+    content = (
         *(action.operation, action.purpose, action.generation, action.provider_config),
-        *(_name(action), fields, action.labels, action.uid, there),
+        *(_name(action), fields, action.labels, action.uid, current),
     )
-    return hashlib.blake2b(_encoder.encode(said), digest_size=16).hexdigest()
+    return hashlib.blake2b(_encoder.encode(content), digest_size=16).hexdigest()
 
 
 def _name(action: Action) -> str:
@@ -142,19 +142,20 @@ def _name(action: Action) -> str:
     return "" if action.purpose == "Replace" else action.external_name
 
 
-def described(asked: ApprovalRequested) -> str:
+def describe_plan(request: ApprovalRequested) -> str:
     """Return the plan that waits for approval, and what it changes."""
-    what = f"{asked.operation} {asked.external_name!r}"
-    if asked.purpose != "Converge":
-        what = f"{asked.purpose}: {what}"
+    what = f"{request.operation} {request.external_name!r}"
+    if request.purpose != "Converge":
+        what = f"{request.purpose}: {what}"
     listed = [
-        f"{each.path}: {shown(each.observed)} → {shown(each.desired)}" for each in asked.changes
+        f"{each.path}: {format_value(each.observed)} → {format_value(each.desired)}"
+        for each in request.changes
     ]
-    if asked.operation != "Update":
+    if request.operation != "Update":
         listed = []
     more = len(listed) - _MAX_DESCRIBED
     parts = [what, *listed[:_MAX_DESCRIBED], *([f"and {more} more"] if more > 0 else [])]
-    return f"plan {asked.plan[:SHORT_PLAN]} ({', '.join(parts)})"
+    return f"plan {request.plan[:SHORT_PLAN]} ({', '.join(parts)})"
 
 
 def _by(known: ApprovalState) -> str:

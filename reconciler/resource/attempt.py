@@ -51,7 +51,7 @@ MAX_REPEATS = 3  # in a row whose result stays unknown, before a lookup is worth
 
 _ROUNDING = timedelta(milliseconds=1)  # of a wait that was reckoned in seconds
 
-Rung = Literal["Repeat", "Lookup"]
+NextCall = Literal["Repeat", "Lookup"]
 
 
 # --- the decision
@@ -73,20 +73,20 @@ def new_action(
     """
     action_id = event_id(context.key, state.version + 1)
     owned = state.retiring if purpose == "Retire" else state.owned
-    spec, found = state.desired.spec, state.observed.object
-    place = owned or spec
-    assert place is not None
-    replaces = found if operation == "Update" else None
+    spec, existing = state.desired.spec, state.observed.object
+    location = owned or spec
+    assert location is not None
+    replaces = existing if operation == "Update" else None
     return ActionDecided(
         Action(
             action_id=action_id,
             idempotency_key=idempotency_key(
-                context.log_id, action_id, context.key_epoch(place.provider_config)
+                context.log_id, action_id, context.key_epoch(location.provider_config)
             ),
             operation=operation,
             generation=state.desired.generation,
-            provider_config=place.provider_config,
-            external_name=external_name or place.external_name,
+            provider_config=location.provider_config,
+            external_name=external_name or location.external_name,
             causes=(state.cause,) if state.cause else (),
             fields=fields,
             labels=labels,
@@ -127,18 +127,18 @@ def pursue(
     generation, action = state.desired.generation, flight.action
     # First: an operator's decision ends every wait.
     if flight.abandoned:
-        return _given_up(flight, "an operator abandoned the action")
+        return _abandon(flight, "an operator abandoned the action")
     if flight.is_held:
-        return on_hold(Hold.UNKNOWN_RESULT, flight.question, action.action_id)
+        return on_hold(Hold.UNKNOWN_RESULT, flight.hold_message, action.action_id)
     # Before the rest: until the attempt ends, nothing is known that could follow.
     if flight.failed is None:
-        return _under_way(flight, state)
+        return _report_in_flight(flight, state)
     # An operator who approves another call wants that one, whatever has been declared since.
     is_wanted = action.generation == generation or flight.failed == CHECKED_NOT_DONE
     # Before the API is asked for: what is not wanted and had no effect needs no call.
     if not is_wanted and not flight.is_in_doubt:
         newer = f"generation {generation} replaces generation {action.generation}"
-        return _given_up(flight, newer)
+        return _abandon(flight, newer)
     # From here on, a call follows, or the end of the wait for one.
     if blocked is not None:
         return blocked
@@ -146,10 +146,10 @@ def pursue(
     if is_paused(state):
         return PAUSED
     if forbidden is not None and not flight.is_in_doubt:
-        return _given_up(flight, forbidden.message)
+        return _abandon(flight, forbidden.message)
     may_repeat = forbidden is None and (is_wanted or action.operation == "Create")
-    rung = next_rung(flight, context, may_repeat=may_repeat, is_wanted=is_wanted)
-    not_before = _visible_at(flight, state, context) if rung == "Lookup" else context.now
+    next_call = choose_next_call(flight, context, may_repeat=may_repeat, is_wanted=is_wanted)
+    not_before = _visible_at(flight, state, context) if next_call == "Lookup" else context.now
     # A wait for a call, or one that an operator ended, may be too short for a lookup.
     retry_at = flight.retry_at
     if retry_at is None or (context.now < not_before and retry_at < not_before - _ROUNDING):
@@ -160,10 +160,10 @@ def pursue(
             retry, state.waits.failures, context, flight.failed.error_class, at_least, flight
         )
     if is_over(retry_at, flight.retry_seconds, context.now):
-        if rung == "Repeat":
+        if next_call == "Repeat":
             return ActionRetried(action, flight.attempt + 1)
         return LookupDecided(action, flight.attempt + 1, _known_uids(action, state, context))
-    return _under_way(flight, state)
+    return _report_in_flight(flight, state)
 
 
 def _visible_at(flight: InFlight, state: ResourceState, context: Context) -> datetime:
@@ -206,9 +206,9 @@ def rejection(state: ResourceState) -> Conclusion | None:
     return Conclusion("Failed", "Refused", message or "the API rejected this generation")
 
 
-def next_rung(
+def choose_next_call(
     flight: InFlight, context: Context, *, may_repeat: bool = True, is_wanted: bool = True
-) -> Rung:
+) -> NextCall:
     """Choose between calling again and looking, after an attempt that did not succeed."""
     assert flight.failed is not None
     if not may_repeat:
@@ -221,14 +221,14 @@ def next_rung(
         # labeled is looked up first.
         return "Repeat" if is_safe else "Lookup"
     if not is_safe:
-        return "Lookup" if flight.unknown or not is_wanted else "Repeat"
+        return "Lookup" if flight.unknown_results or not is_wanted else "Repeat"
     if flight.is_lookup:
         return "Repeat"  # the lookup failed: perhaps only reads do
     error_class = flight.failed.error_class
     # A refusal of this attempt ends the action as soon as nothing is known of the earlier ones.
     if error_class == "Refused" or (error_class != "Unknown" and not is_wanted):
         return "Lookup"
-    return "Lookup" if flight.unknown >= MAX_REPEATS else "Repeat"
+    return "Lookup" if flight.unknown_results >= MAX_REPEATS else "Repeat"
 
 
 def is_safe_to_repeat(action: Action, capabilities: Capabilities) -> bool:
@@ -238,13 +238,13 @@ def is_safe_to_repeat(action: Action, capabilities: Capabilities) -> bool:
     return capabilities.idempotency_keys or capabilities.deterministic_names
 
 
-def _given_up(flight: InFlight, reason: str) -> ActionAbandoned:
+def _abandon(flight: InFlight, reason: str) -> ActionAbandoned:
     in_doubt = flight.effect.may_arrive or flight.failed is None
     action = flight.action
     return ActionAbandoned(action.action_id, action.operation, reason, in_doubt=in_doubt)
 
 
-def _under_way(flight: InFlight, state: ResourceState) -> Conclusion | NothingToReport:
+def _report_in_flight(flight: InFlight, state: ResourceState) -> Conclusion | NothingToReport:
     """Return the last failure as an outcome while the action runs or waits; none without one."""
     failure = state.waits.failure
     if failure is None or (state.waits.failures == 0 and failure.attempted):
@@ -271,7 +271,9 @@ def wait_after_conflicts(situation: Situation) -> RetryScheduled | None:
     return _wait(situation.config.retry, conflicts, context, "Conflict")
 
 
-def delete_refused(situation: Situation, reason: str, purpose: Purpose = "Converge") -> Step:
+def retry_refused_deletion(
+    situation: Situation, reason: str, purpose: Purpose = "Converge"
+) -> Step:
     """A deletion that the API refuses for good is tried again at the longest interval."""
     state, context = situation.state, situation.context
     if has_waited(state, context):
@@ -305,17 +307,17 @@ Finding = FoundBy | Literal["NotDone", "Gone", "Another", "Unclear"]
 another object, or nothing that can be told."""
 
 
-def judge_lookup(action: Action, found: ExternalObject | None, context: Context) -> Finding:
+def judge_lookup(action: Action, existing: ExternalObject | None, context: Context) -> Finding:
     """Return what came of an action from what is there now."""
     match action.operation:
         case "Create":
-            return _judge_created(action, found, context)
+            return _judge_creation(action, existing, context)
         case "Update":
-            return _judge_updated(action, found, context)
+            return _judge_update(action, existing, context)
         case "Delete":
-            if found is None:
+            if existing is None:
                 return "Absence"
-            is_other = action.uid is not None and found.uid not in (None, action.uid)
+            is_other = action.uid is not None and existing.uid not in (None, action.uid)
             return "Another" if is_other else "NotDone"
 
 
@@ -332,10 +334,10 @@ def judge_conflict(
     if obstacle is None or action.operation == "Delete":
         return "Another"
     if action.operation == "Update":
-        finding = _judge_updated(action, obstacle, context)
+        finding = _judge_update(action, obstacle, context)
         may_be_ours = finding == "Key" or (uncertain and not has_keys)
         return finding if may_be_ours else "Another"
-    finding = _judge_created(action, obstacle, context)
+    finding = _judge_creation(action, obstacle, context)
     if finding == "Label" and has_keys and not uncertain:
         return "Another"
     if finding == "Unclear" and (has_keys or not uncertain):
@@ -343,14 +345,14 @@ def judge_conflict(
     return finding
 
 
-def _judge_created(action: Action, found: ExternalObject | None, context: Context) -> Finding:
+def _judge_creation(action: Action, existing: ExternalObject | None, context: Context) -> Finding:
     capabilities = context.capabilities
-    if found is None:
+    if existing is None:
         is_findable = capabilities.deterministic_names or capabilities.labels
         return "NotDone" if is_findable else "Unclear"
-    if found.written_by == action.idempotency_key:
+    if existing.written_by == action.idempotency_key:
         return "Key"
-    label = found.labels.get(OWNER_LABEL)
+    label = existing.labels.get(OWNER_LABEL)
     if label is not None:
         if label == context.owner:
             return "Label"
@@ -361,15 +363,15 @@ def _judge_created(action: Action, found: ExternalObject | None, context: Contex
     return "Unclear"
 
 
-def _judge_updated(action: Action, found: ExternalObject | None, context: Context) -> Finding:
-    if found is None:
+def _judge_update(action: Action, existing: ExternalObject | None, context: Context) -> Finding:
+    if existing is None:
         return "Gone"
-    if action.uid is not None and found.uid not in (None, action.uid):
+    if action.uid is not None and existing.uid not in (None, action.uid):
         return "Another"
-    if found.written_by == action.idempotency_key:
+    if existing.written_by == action.idempotency_key:
         return "Key"
     assert context.kind is not None
-    if not differences(Wanted(action.fields, action.labels), found, context.kind):
+    if not differences(Wanted(action.fields, action.labels), existing, context.kind):
         return "Content"
-    is_unchanged = action.version is None or found.version == action.version
+    is_unchanged = action.version is None or existing.version == action.version
     return "NotDone" if is_unchanged else "Another"

@@ -6,25 +6,25 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 MAX_CYCLE: Final = 32
-"""A longer way from a resource back to itself is not looked for."""
+"""A longer path from a resource back to itself is not looked for."""
 
 
 def find_cycle(
     start: str, targets: Iterable[str], refers: Callable[[str], Iterable[str]]
 ) -> tuple[str, ...]:
-    """Follow references on from a resource, and return the way if it leads back; empty for none.
+    """Follow references on from a resource, and return the path if it leads back; empty for none.
 
     ``refers`` returns the targets of a resource that is declared.
     """
-    ways = [(start, target) for target in targets]
-    seen: set[str] = set()
-    while ways:
-        way = ways.pop()
-        if way[-1] == start:
-            return way
-        if way[-1] in seen:
+    paths = [(start, target) for target in targets]
+    visited: set[str] = set()
+    while paths:
+        path = paths.pop()
+        if path[-1] == start:
+            return path
+        if path[-1] in visited:
             continue
-        seen.add(way[-1])
-        if len(way) <= MAX_CYCLE:
-            ways += [(*way, each) for each in refers(way[-1])]
+        visited.add(path[-1])
+        if len(path) <= MAX_CYCLE:
+            paths += [(*path, each) for each in refers(path[-1])]
     return ()

@@ -38,7 +38,7 @@ from events.log import (
     event_type,
 )
 from reconciler.resource import api_health, declaration, holds, observation, result
-from reconciler.resource.approval import unless_approved
+from reconciler.resource.approval import require_approval
 from reconciler.resource.difference import Comparison
 from reconciler.resource.evolve import evolve
 from reconciler.resource.expectation import turn_digest
@@ -49,16 +49,16 @@ from reconciler.resource.state import PLAN_OUTDATED, ResourceState
 from reconciler.resource.turn import (
     NOTHING_NEW,
     Command,
+    CommandResult,
     Conclusion,
     Context,
-    Facts,
     NothingToReport,
     Turn,
-    accepted,
+    accept,
     is_handled,
-    refused,
+    refuse,
 )
-from reconciler.resource.twin import unless_twin
+from reconciler.resource.twin import hold_for_twin
 
 _MAX_STEPS = 16  # four are the most that a turn takes: more would be a loop without an end
 
@@ -73,27 +73,29 @@ def decide(state: ResourceState, commands: Sequence[Command], context: Context) 
     `commands` are in intake order, at least one. Raises `UnstableDecisionError`.
     """
     history = _History(state, context)
-    answers: list[Reply | None] = []
+    replies: list[Reply | None] = []
     repeats: list[Command] = []
     for command in commands:
-        facts = facts_of(command, history.state, context)
-        facts = _unless_outdated(facts, command, history.state, context)
-        history.record(facts.events, command)
-        if facts.shows_object:
-            found = observation.loss_and_drift(command, history.state, context, history.compared)
+        command_result = handle_command(command, history.state, context)
+        command_result = _reject_outdated_plan(command_result, command, history.state, context)
+        history.record(command_result.events, command)
+        if command_result.shows_object:
+            found = observation.detect_loss_and_drift(
+                command, history.state, context, history.compared
+            )
             history.record(found, command)
-        answers.append(facts.answer)
-        if facts.may_be_repeat:
+        replies.append(command_result.reply)
+        if command_result.may_be_repeat:
             repeats.append(command)
         # A result ends an action: what it leads to is decided before the next command is read.
         if context.begins and (isinstance(command.data, Reported) or command is commands[-1]):
             _take_steps(history, command)
-    return Turn(history.state, history.events, answers, repeats)
+    return Turn(history.state, history.events, replies, repeats)
 
 
-def facts_of(  # noqa: C901, PLR0911, PLR0912 - one exhaustive match
+def handle_command(  # noqa: C901, PLR0911, PLR0912 - one exhaustive match
     command: Command, state: ResourceState, context: Context
-) -> Facts:
+) -> CommandResult:
     """Return what a command says that is new; duplicates, and what is stale, say nothing."""
     match command.data:
         case (
@@ -105,68 +107,68 @@ def facts_of(  # noqa: C901, PLR0911, PLR0912 - one exhaustive match
             | ForcedRelease()
             | Approved()
         ) if is_handled(command, state):
-            return accepted(state, command, reason="Duplicate")
-        case Declared() as said:
-            return declaration.declare(said, command, state, context)
-        case Withdrawn() as said:
-            return declaration.withdraw(said, command, state)
-        case Observed() as said:
-            return observation.observe(said, command, state, context)
-        case Reported() as said:
-            return result.report(said, command, state, context)
-        case ApiReported() as said:
-            return api_health.report(said, state, context)
-        case ReconcileRequested() as said:
-            return holds.request_look(said, command, state, context)
-        case FinalizerRequested() as said:
-            return holds.request_finalizer(said, command, state)
-        case FinalizerReleased() as said:
-            return holds.release_finalizer(said, command, state)
-        case ForcedRelease() as said:
-            return holds.force_release(said, command, state)
-        case Approved() as said:
-            return holds.approve(said, command, state)
-        case Referenced() as said:
-            return holds.add_reference(said, state)
-        case Unreferenced() as said:
-            return holds.remove_reference(said, state)
-        case TargetReported() as said:
-            return holds.see_target(said, state)
-        case SecretReported() as said:
-            return holds.see_secret(said, state)
-        case DefinitionReported() as said:
-            return holds.see_definition(said, state)
+            return accept(state, command, reason="Duplicate")
+        case Declared() as data:
+            return declaration.declare(data, command, state, context)
+        case Withdrawn() as data:
+            return declaration.withdraw(data, command, state)
+        case Observed() as data:
+            return observation.observe(data, command, state, context)
+        case Reported() as data:
+            return result.report(data, command, state, context)
+        case ApiReported() as data:
+            return api_health.report(data, state, context)
+        case ReconcileRequested() as data:
+            return holds.request_reconcile(data, command, state, context)
+        case FinalizerRequested() as data:
+            return holds.request_finalizer(data, command, state)
+        case FinalizerReleased() as data:
+            return holds.release_finalizer(data, command, state)
+        case ForcedRelease() as data:
+            return holds.force_release(data, command, state)
+        case Approved() as data:
+            return holds.approve(data, command, state)
+        case Referenced() as data:
+            return holds.add_reference(data, state)
+        case Unreferenced() as data:
+            return holds.remove_reference(data, state)
+        case TargetReported() as data:
+            return holds.record_target(data, state)
+        case SecretReported() as data:
+            return holds.record_secret(data, state)
+        case DefinitionReported() as data:
+            return holds.record_definition(data, state)
         case TimerFired():
             return NOTHING_NEW  # a hint: that the resource is looked at is all it does
 
 
-def _unless_outdated(
-    facts: Facts, command: Command, state: ResourceState, context: Context
-) -> Facts:
-    """Return the facts, or refuse a declaration whose result would differ from its plan."""
-    said = command.data
-    if not isinstance(said, Declared) or said.plan is None or is_handled(command, state):
-        return facts
-    if facts.answer is None or not facts.answer.accepted:
-        return facts  # it is refused for a better reason
-    if state.version != said.plan.version:
+def _reject_outdated_plan(
+    command_result: CommandResult, command: Command, state: ResourceState, context: Context
+) -> CommandResult:
+    """Return the result, or refuse a declaration whose result would differ from its plan."""
+    data = command.data
+    if not isinstance(data, Declared) or data.plan is None or is_handled(command, state):
+        return command_result
+    if command_result.reply is None or not command_result.reply.accepted:
+        return command_result  # it is refused for a better reason
+    if state.version != data.plan.version:
         moved = (
-            f"the plan is for version {said.plan.version}, but the resource is at version "
+            f"the plan is for version {data.plan.version}, but the resource is at version "
             f"{state.version}"
         )
-        return refused(state, command, PLAN_OUTDATED, f"{moved}; plan again")
+        return refuse(state, command, PLAN_OUTDATED, f"{moved}; plan again")
     expected = _History(state, context)
-    expected.record(facts.events, command)
+    expected.record(command_result.events, command)
     if context.begins:
         _take_steps(expected, command)
-    if turn_digest(expected.events) == said.plan.digest:
-        return facts
-    now = ", ".join(_told(each) for each in expected.events) or "nothing"
+    if turn_digest(expected.events) == data.plan.digest:
+        return command_result
+    now = ", ".join(_describe(each) for each in expected.events) or "nothing"
     otherwise = f"the result would now differ from the plan ({now}); plan again"
-    return refused(state, command, PLAN_OUTDATED, otherwise)
+    return refuse(state, command, PLAN_OUTDATED, otherwise)
 
 
-def _told(event: LogEvent) -> str:
+def _describe(event: LogEvent) -> str:
     match event.data:
         case ActionDecided(action):
             return action.operation
@@ -182,7 +184,7 @@ def _take_steps(history: _History, cause: Command) -> None:
         state, compared = history.state, history.compared
         step = next_step(state, context, compared)
         if isinstance(step, (ActionDecided, ActionRetried)):
-            step = unless_approved(unless_twin(step, context), state, context, compared)
+            step = require_approval(hold_for_twin(step, context), state, context, compared)
         if isinstance(step, NothingToReport):
             return
         if isinstance(step, Conclusion):
@@ -215,8 +217,8 @@ class _History:
             self._compared = Comparison.of(self.state, self.context)
         return self._compared
 
-    def record(self, facts: Iterable[ResourceEvent], cause: Command) -> None:
-        for data in facts:
+    def record(self, events: Iterable[ResourceEvent], cause: Command) -> None:
+        for data in events:
             version = self.state.version + 1
             recorded = apply_rules(data, self.state, self.context.now)
             event = LogEvent(

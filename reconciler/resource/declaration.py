@@ -12,7 +12,7 @@ from events.log import (
     SpecDeclared,
     SpecWithdrawn,
 )
-from events.manifest import REASON_ANNOTATION, Declaration, InvalidManifestError, take_apart
+from events.manifest import REASON_ANNOTATION, Declaration, InvalidManifestError, split_manifest
 from events.names import KIND_DEFINITION_KIND, InvalidNameError
 from events.provider_config import is_config
 from events.reference import refers_to_anything, secrets_in
@@ -23,60 +23,62 @@ from reconciler.resource.evolve import spec_of
 from reconciler.resource.state import ResourceState
 from reconciler.resource.turn import (
     Command,
+    CommandResult,
     Context,
-    Facts,
-    accepted,
-    refused,
+    accept,
+    refuse,
 )
 
 _NO_POLICY = SpecDeclared(0, "", "", "", {}).policy  # the very default, which is not written out
 
 
-def declare(said: Declared, command: Command, state: ResourceState, context: Context) -> Facts:
+def declare(
+    data: Declared, command: Command, state: ResourceState, context: Context
+) -> CommandResult:
     """Accept a declaration as a new generation, or refuse it."""
-    known = _late_or_stale(said.expected_generation, command, state)
+    known = _reject_outdated(data.expected_generation, command, state)
     if known is not None:
         return known
     if context.kind is None:
         hint = context.missing_hint(context.now)
         missing = f"kind {context.key.kind!r} is not registered; {hint}"
-        return refused(state, command, "UnknownKind", missing)
+        return refuse(state, command, "UnknownKind", missing)
     if context.kind.is_withdrawn:
         gone = f"kind {context.key.kind!r}: its KindDefinition was withdrawn; declare it again"
-        return refused(state, command, "UnknownKind", gone)
+        return refuse(state, command, "UnknownKind", gone)
     try:
-        event = _spec_declared(said, context, context.kind, state.desired.generation + 1)
+        event = _build_spec_declared(data, context, context.kind, state.desired.generation + 1)
     except (InvalidManifestError, InvalidNameError) as error:
-        return refused(state, command, "Invalid", str(error))
+        return refuse(state, command, "Invalid", str(error))
     desired, spec = state.desired, spec_of(event)
     # What changed nothing when it came left no trace, so a repeat says what was declared before.
-    could_be_old = bool(desired.contents) and spec.digest in desired.contents
-    if _came_before(command, state):
+    may_be_repeated = bool(desired.contents) and spec.digest in desired.contents
+    if _repeats_older_message(command, state):
         # Its first copy may wait for another decider: then no content would show the next repeat.
-        traces = () if could_be_old else (DeclarationSuperseded(by=desired.generation),)
-        return accepted(state, command, *traces, reason="Duplicate")
+        traces = () if may_be_repeated else (DeclarationSuperseded(by=desired.generation),)
+        return accept(state, command, *traces, reason="Duplicate")
     if desired.is_declared and desired.spec == spec:
-        return accepted(state, command, reason="Unchanged")
+        return accept(state, command, reason="Unchanged")
     closed = _describe_cycle(event, state, context)
     if closed:
-        return refused(state, command, "DependencyCycle", closed)
-    moved = _moved(state, event) or _redefined(context, state, event)
+        return refuse(state, command, "DependencyCycle", closed)
+    moved = _explain_move(state, event) or _explain_redefinition(context, state, event)
     if moved is not None:
-        return refused(state, command, "Immutable", moved)
-    return _next_generation(event, command, state, could_be_old=could_be_old)
+        return refuse(state, command, "Immutable", moved)
+    return _next_generation(event, command, state, may_be_repeated=may_be_repeated)
 
 
-def withdraw(said: Withdrawn, command: Command, state: ResourceState) -> Facts:
+def withdraw(data: Withdrawn, command: Command, state: ResourceState) -> CommandResult:
     """Accept a withdrawal as a new generation, or refuse it."""
-    known = _late_or_stale(said.expected_generation, command, state)
+    known = _reject_outdated(data.expected_generation, command, state)
     if known is not None:
         return known
-    if _came_before(command, state):
-        return accepted(state, command, reason="Duplicate")
+    if _repeats_older_message(command, state):
+        return accept(state, command, reason="Duplicate")
     if not state.desired.is_declared:
-        return accepted(state, command, reason="Unchanged")
-    event = SpecWithdrawn(state.desired.generation + 1, said.reason)
-    return _next_generation(event, command, state, could_be_old=True)
+        return accept(state, command, reason="Unchanged")
+    event = SpecWithdrawn(state.desired.generation + 1, data.reason)
+    return _next_generation(event, command, state, may_be_repeated=True)
 
 
 def _next_generation(
@@ -84,44 +86,48 @@ def _next_generation(
     command: Command,
     state: ResourceState,
     *,
-    could_be_old: bool,
-) -> Facts:
+    may_be_repeated: bool,
+) -> CommandResult:
     last = state.desired.generation
     events: list[ResourceEvent] = [event]
     if 0 < last != state.desired.completed_generation:
         events.append(GenerationSuperseded(last, by=event.generation))
-    answer = Reply(True, "Accepted", event.generation, command.position)
-    may_be_repeat = could_be_old and command.first_position is None  # nobody has looked
-    return Facts(tuple(events), answer, may_be_repeat=may_be_repeat)
+    reply = Reply(True, "Accepted", event.generation, command.position)
+    may_be_repeat = may_be_repeated and command.first_position is None  # nobody has looked
+    return CommandResult(tuple(events), reply, may_be_repeat=may_be_repeat)
 
 
-def _late_or_stale(expected: int | None, command: Command, state: ResourceState) -> Facts | None:
+def _reject_outdated(
+    expected: int | None, command: Command, state: ResourceState
+) -> CommandResult | None:
     """Return what becomes of a message that comes late, or expects another generation."""
     desired = state.desired
     if command.position < desired.position:
         late = "a newer declaration was accepted before this one arrived"
         # Sent again, it would not look late: so its id is remembered.
         superseded = DeclarationSuperseded(by=desired.generation)
-        return refused(state, command, "Superseded", late, superseded)
-    if _came_before(command, state):
+        return refuse(state, command, "Superseded", late, superseded)
+    if _repeats_older_message(command, state):
         return None
     if expected is not None and expected != desired.generation:
         stale = (
             f"expected generation {expected}, but the resource is at generation "
             f"{desired.generation}; read it again and retry"
         )
-        return refused(state, command, "StaleGeneration", stale)
+        return refuse(state, command, "StaleGeneration", stale)
     return None
 
 
-def _came_before(command: Command, state: ResourceState) -> bool:
+def _repeats_older_message(command: Command, state: ResourceState) -> bool:
     """Return whether a message repeats one that came before the newest declaration."""
     first = command.first_position
     return first is not None and first < state.desired.position
 
 
-def _spec_declared(said: Declared, context: Context, kind: Kind, generation: int) -> SpecDeclared:
-    manifest = said.manifest
+def _build_spec_declared(
+    data: Declared, context: Context, kind: Kind, generation: int
+) -> SpecDeclared:
+    manifest = data.manifest
     if manifest.key != context.key:
         raise InvalidManifestError(
             f"the manifest is for {manifest.key}, but its subject is for {context.key}; "
@@ -133,58 +139,62 @@ def _spec_declared(said: Declared, context: Context, kind: Kind, generation: int
             f"{kind.api_version!r}"
         )
     if kind.is_external:
-        taken = take_apart(manifest)
-        name = kind.object_name(context.key.namespace, taken.external_name)
-        taken = replace(taken, external_name=name)
-        _check_external_name(taken, kind, context)
+        declaration = split_manifest(manifest)
+        name = kind.object_name(context.key.namespace, declaration.external_name)
+        declaration = replace(declaration, external_name=name)
+        _check_external_name(declaration, kind, context)
     else:
         kind.check_namespace(context.key.namespace)
         labels = dict(manifest.metadata.labels)
-        taken = Declaration("", _NO_POLICY, manifest.metadata.name, dict(manifest.spec), labels)
-        _check_provider(taken, context)
-        context.check_definition(context.key, taken.fields)
+        declaration = Declaration(
+            "", _NO_POLICY, manifest.metadata.name, dict(manifest.spec), labels
+        )
+        _check_provider(declaration, context)
+        context.check_definition(context.key, declaration.fields)
     annotations = dict(manifest.metadata.annotations)
-    told = annotations.pop(REASON_ANNOTATION, "")  # what says why is not what is wanted
-    fields = kind.check_declared(taken.fields)
-    has_secrets = kind.refers is not None and refers_to_anything(taken.fields)
-    secrets = secrets_in(taken.fields) if has_secrets else ()
+    annotation_reason = annotations.pop(
+        REASON_ANNOTATION, ""
+    )  # what says why is not what is wanted
+    fields = kind.check_declared(declaration.fields)
+    has_secrets = kind.refers is not None and refers_to_anything(declaration.fields)
+    secrets = secrets_in(declaration.fields) if has_secrets else ()
     references = tuple(kind.references(fields, context.key.namespace))
     if any(each.target == str(context.key) for each in references):
         raise InvalidManifestError("spec: references the resource itself; remove the reference")
     return SpecDeclared(
         generation=generation,
         api_version=manifest.api_version,
-        provider_config=taken.provider_config,
-        external_name=taken.external_name,
+        provider_config=declaration.provider_config,
+        external_name=declaration.external_name,
         fields=fields,
-        labels=taken.labels,
+        labels=declaration.labels,
         annotations=annotations,
-        policy=taken.policy,
+        policy=declaration.policy,
         references=references,
         secrets=secrets,
         definition=kind.definition,
-        reason=said.reason or told,
+        reason=data.reason or annotation_reason,
     )
 
 
-def _check_external_name(taken: Declaration, kind: Kind, context: Context) -> None:
-    problem = kind.name_problem(taken.external_name)
+def _check_external_name(declaration: Declaration, kind: Kind, context: Context) -> None:
+    problem = kind.name_problem(declaration.external_name)
     if problem is not None:
-        raise InvalidManifestError(f"name {taken.external_name!r}: {problem}")
-    config = context.configs.get(taken.provider_config)
+        raise InvalidManifestError(f"name {declaration.external_name!r}: {problem}")
+    config = context.configs.get(declaration.provider_config)
     if config is None or config.ownership not in ("Prefix", "Strict"):
         return
     prefix = config.owner_prefix or ""
-    if not taken.external_name.startswith(prefix):
+    if not declaration.external_name.startswith(prefix):
         raise InvalidManifestError(
-            f"name {taken.external_name!r}: must start with {prefix!r}, because ProviderConfig "
-            f"{taken.provider_config!r} determines ownership by name"
+            f"name {declaration.external_name!r}: must start with {prefix!r}, because "
+            f"ProviderConfig {declaration.provider_config!r} determines ownership by name"
         )
 
 
-def _check_provider(taken: Declaration, context: Context) -> None:
+def _check_provider(declaration: Declaration, context: Context) -> None:
     """Refuse a configuration that nobody here could use: it would wait, and look well, for ever."""
-    provider, known = taken.fields.get("provider"), context.providers
+    provider, known = declaration.fields.get("provider"), context.providers
     if not is_config(context.key) or known is None or not isinstance(provider, str):
         return
     if provider not in known:
@@ -192,7 +202,7 @@ def _check_provider(taken: Declaration, context: Context) -> None:
             f"spec.provider: no kind of provider {provider!r} is registered (known providers: "
             f"{', '.join(known)}); {context.missing_hint(context.now)}"
         )
-    for kind in taken.fields.get("kinds") or ():
+    for kind in declaration.fields.get("kinds") or ():
         if kind not in known[provider]:
             raise InvalidManifestError(
                 f"spec.kinds: {kind!r} is not a kind of provider {provider!r}; use one of "
@@ -200,7 +210,7 @@ def _check_provider(taken: Declaration, context: Context) -> None:
             )
 
 
-def _moved(state: ResourceState, event: SpecDeclared) -> str | None:
+def _explain_move(state: ResourceState, event: SpecDeclared) -> str | None:
     """Explain why a declaration cannot be accepted that moves what exists to another place."""
     spec = state.desired.spec
     if spec is None or (state.owned is None and state.actions.in_flight is None):
@@ -213,7 +223,9 @@ def _moved(state: ResourceState, event: SpecDeclared) -> str | None:
     )
 
 
-def _redefined(context: Context, state: ResourceState, event: SpecDeclared) -> str | None:
+def _explain_redefinition(
+    context: Context, state: ResourceState, event: SpecDeclared
+) -> str | None:
     """Explain why a definition cannot be accepted that would part resources from their objects."""
     spec = state.desired.spec
     if context.key.kind != KIND_DEFINITION_KIND or spec is None:
@@ -230,11 +242,11 @@ def _redefined(context: Context, state: ResourceState, event: SpecDeclared) -> s
 def _describe_cycle(event: SpecDeclared, state: ResourceState, context: Context) -> str:
     """Return which resources would wait for each other; empty if none are known to."""
     targets = [each.target for each in event.references]
-    back = next((target for target in targets if target in state.holds.references), None)
-    if back is not None:
+    cyclic = next((target for target in targets if target in state.holds.references), None)
+    if cyclic is not None:
         return (
-            f"{back} already references this resource, so each would wait for the other; remove "
+            f"{cyclic} already references this resource, so each would wait for the other; remove "
             "one of the references"
         )
-    way = find_cycle(str(context.key), targets, lambda name: context.refers.get(name, ()))
-    return f"the references form a cycle, {' → '.join(way)}; remove one of them" if way else ""
+    path = find_cycle(str(context.key), targets, lambda name: context.refers.get(name, ()))
+    return f"the references form a cycle, {' → '.join(path)}; remove one of them" if path else ""

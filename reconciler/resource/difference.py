@@ -44,18 +44,18 @@ def differences(
     wanted: Wanted, observed: ExternalObject, kind: Kind
 ) -> tuple[FieldDifference, ...]:
     """List the fields and labels whose observed value is not the desired one, in path order."""
-    desired, seen, applied = wanted.fields, kind.normalize(observed.fields), wanted.applied_fields
+    desired, actual, applied = wanted.fields, kind.normalize(observed.fields), wanted.applied_fields
     if kind.comparable is not None:
-        desired, seen, applied = map(kind.comparable, (desired, seen, applied))
-    found = _compare(desired, seen, applied, wanted.ignored, "", kind.shows)
+        desired, actual, applied = map(kind.comparable, (desired, actual, applied))
+    field_differences = _compare(desired, actual, applied, wanted.ignored, "", kind.shows)
     # A label's name may hold dots, so labels are one level, never descended into.
     label_differences = _compare(
         wanted.labels, observed.labels, wanted.applied_labels, wanted.ignored, f"{LABELS}."
     )
-    return (*found, *label_differences)
+    return (*field_differences, *label_differences)
 
 
-def merged(
+def merge_desired(
     wanted: Wanted, observed: ExternalObject, normalize: Normalize
 ) -> tuple[Fields, dict[str, str]]:
     """Return the fields and labels to write: the desired ones, over what others have set."""
@@ -92,7 +92,7 @@ class Comparison(msgspec.Struct, gc=False):
 
     desired: Desired
     owned: Owned | None
-    seen: ExternalObject | None
+    existing: ExternalObject | None
     context: Context
     _wanted: Wanted | None = None
     _differences: tuple[FieldDifference, ...] | None = None
@@ -104,36 +104,38 @@ class Comparison(msgspec.Struct, gc=False):
 
     def is_of(self, state: ResourceState) -> bool:
         """Return whether a state has the very parts that are compared here."""
-        is_same_object = state.observed.object is self.seen
+        is_same_object = state.observed.object is self.existing
         return is_same_object and state.desired is self.desired and state.owned is self.owned
 
     @property
     def wanted(self) -> Wanted:
         """The content that the object should have; the resource must have a spec."""
         if self._wanted is None:
-            self._wanted = _wanted(self.desired, self.owned, self.seen, self.context)
+            self._wanted = _wanted(self.desired, self.owned, self.existing, self.context)
         return self._wanted
 
     @property
     def differences(self) -> tuple[FieldDifference, ...]:
         """How the object differs from the desired one; empty if there is none of either."""
         if self._differences is None:
-            self._differences = () if self.seen is None else self.differences_from(self.seen)
+            self._differences = (
+                () if self.existing is None else self.differences_from(self.existing)
+            )
         return self._differences
 
-    def differences_from(self, seen: ExternalObject) -> tuple[FieldDifference, ...]:
+    def differences_from(self, existing: ExternalObject) -> tuple[FieldDifference, ...]:
         """Compare the desired with another object; empty if nothing is desired."""
         kind = self.context.kind
         if self.desired.spec is None or kind is None:
             return ()
-        return differences(self.wanted, seen, kind)
+        return differences(self.wanted, existing, kind)
 
     @property
     def is_replaced(self) -> bool:
         """Whether another object, by its uid, has the place of the owned one."""
-        if self.owned is None or self.owned.uid is None or self.seen is None:
+        if self.owned is None or self.owned.uid is None or self.existing is None:
             return False
-        return self.seen.uid not in (None, self.owned.uid)
+        return self.existing.uid not in (None, self.owned.uid)
 
     @property
     def is_applied(self) -> bool:
@@ -150,27 +152,31 @@ class Comparison(msgspec.Struct, gc=False):
 
     @property
     def is_kept_by_the_api(self) -> bool:
-        """Whether what differs is what the API made of exactly this write.
+        """Whether what differs is what the API result of exactly this write.
 
         Writing it again would change nothing but make a hot loop.
         """
-        made, seen = None if self._applied is None else self._applied.result, self.seen
-        if made is None or seen is None:
+        result, existing = None if self._applied is None else self._applied.result, self.existing
+        if result is None or existing is None:
             return False
-        is_same = (made.fields, made.labels, made.uid) == (seen.fields, seen.labels, seen.uid)
+        is_same = (result.fields, result.labels, result.uid) == (
+            existing.fields,
+            existing.labels,
+            existing.uid,
+        )
         return is_same and self.is_applied
 
     def changes(self, action: Action) -> list[tuple[FieldDifference, object]]:
-        """Return what an action changes: each path as wanted and as seen, and what was applied."""
+        """Return what an action changes: each path, and its applied value."""
         if action.operation == "Delete":
             return []
         if action.operation == "Create":
-            found = [FieldDifference(path, each, None) for path, each in action.fields.items()]
-            found += [
+            changes = [FieldDifference(path, each, None) for path, each in action.fields.items()]
+            changes += [
                 FieldDifference(f"{LABELS}.{name}", each, None)
                 for name, each in action.labels.items()
             ]
-            return [(each, None) for each in found]
+            return [(each, None) for each in changes]
         applied = self._applied
         if applied is None:
             return [(each, None) for each in self.differences]
@@ -184,14 +190,14 @@ class Comparison(msgspec.Struct, gc=False):
 
 
 def _wanted(
-    desired: Desired, owned: Owned | None, seen: ExternalObject | None, context: Context
+    desired: Desired, owned: Owned | None, existing: ExternalObject | None, context: Context
 ) -> Wanted:
     spec, kind = desired.spec, context.kind
     assert spec is not None
     applied = None if owned is None else owned.applied
-    if kind is not None and kind.composes is not None and seen is not None:
+    if kind is not None and kind.composes is not None and existing is not None:
         # Whatever a set has is its parent's: an adopted one has nothing that was applied.
-        applied = Applied(seen.fields, {} if applied is None else applied.labels)
+        applied = Applied(existing.fields, {} if applied is None else applied.labels)
     ignored = ignored_paths(spec.policy)
     if kind is not None and LABELS in kind.immutable:
         # Only a replacement could put our label back.
@@ -225,11 +231,11 @@ def ignored_paths(policy: Policy) -> tuple[str, ...]:
     return policy.ignore_fields
 
 
-def needs_replacement(found: Iterable[FieldDifference], kind: Kind) -> tuple[str, ...]:
+def needs_replacement(differences: Iterable[FieldDifference], kind: Kind) -> tuple[str, ...]:
     """Return the paths of differences that the API cannot mend in place."""
     return tuple(
         each.path
-        for each in found
+        for each in differences
         if any(each.path == path or each.path.startswith(f"{path}.") for path in kind.immutable)
     )
 
@@ -238,13 +244,13 @@ def value_at(path: str, fields: Mapping[str, object], labels: Mapping[str, str])
     """Return what a content has at the path of a difference; None where nothing is."""
     if path.startswith(f"{LABELS}."):
         return labels.get(path.removeprefix(f"{LABELS}."))
-    place: object = fields
+    value: object = fields
     for name in path.split("."):
-        place = cast("Mapping[str, object]", place).get(name) if isinstance(place, dict) else None
-    return place
+        value = cast("Mapping[str, object]", value).get(name) if isinstance(value, dict) else None
+    return value
 
 
-def shown(value: object) -> str:
+def format_value(value: object) -> str:
     """Return a value of a difference as text: JSON, cut where it is long."""
     if value is None:
         return "not set"

@@ -118,15 +118,15 @@ def evolve(state: ResourceState, event: LogEvent) -> ResourceState:
             f"{event.subject}: event {event.resourceversion} follows event {state.version}"
         )
     version = event.resourceversion
-    before = _without_ended(state, event.data)
-    return replace(_with_disowned(state, _after(before, event), version), version=version)
+    before = _apply_endings(state, event.data)
+    return replace(_with_disowned(state, _fold_data(before, event), version), version=version)
 
 
-def _without_ended(state: ResourceState, data: ResourceEvent) -> ResourceState:
+def _apply_endings(state: ResourceState, data: ResourceEvent) -> ResourceState:
     """End what an event ends by itself. The end of an action leaves more, as its case says."""
     endings, holds = endings_of(data), state.holds
     if endings.wait and state.waits.until is not None:
-        state = replace(state, waits=replace(state.waits, until=None, is_fight=False))
+        state = replace(state, waits=replace(state.waits, until=None, is_contention=False))
     if endings.deadlines:
         state = replace(state, renewal=None, progress=None)
     if endings.approval:
@@ -151,13 +151,13 @@ def fold(events: Iterable[LogEvent], state: ResourceState = NEW) -> ResourceStat
     return state
 
 
-def _after(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
+def _fold_data(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
     state: ResourceState, event: LogEvent
 ) -> ResourceState:
     match event.data:
         # --- what services want
         case SpecDeclared() as data:
-            return _declared(state, data, event)
+            return _fold_declaration(state, data, event)
         case SpecWithdrawn() as data:
             desired = replace(
                 state.desired,
@@ -175,11 +175,11 @@ def _after(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
         case GenerationSuperseded():
             return state
         case DeclarationSuperseded():
-            return _remembered(state, event)
+            return _remember_message(state, event)
 
         # --- what is seen, and whose it is by that
         case ExternalObserved() as data:
-            return _observed(state, data, event)
+            return _fold_observation(state, data, event)
         case AbsenceDoubted() as data:
             doubted = LossCount(data.missing, data.owned)
             return replace(state, observed=replace(state.observed, doubted=doubted))
@@ -191,17 +191,19 @@ def _after(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
                 for each in state.actions.ended
             )
             actions = replace(state.actions, ended=ended)
-            return replace(state, actions=actions, fights=data.recent, outcome=None, cause=event.id)
+            return replace(
+                state, actions=actions, recent_drifts=data.recent, outcome=None, cause=event.id
+            )
         case OwnershipClaimed() as data:
             ended = tuple(_with_claim(each, data, state) for each in state.actions.ended)
             actions = replace(state.actions, ended=ended)
             owned = Owned(data.provider_config, data.external_name, data.uid)
             if data.object is not None:
-                retiring = replace(owned, shown=data.object)
+                retiring = replace(owned, last_observed=data.object)
                 return replace(state, retiring=retiring, actions=actions, cause=event.id)
             observed = replace(
                 state.observed,
-                was_let_go=False,
+                is_released=False,
                 released_uid=None,
                 lost_uid=None,
                 is_listing_disproved=data.reason == "Returned",
@@ -215,7 +217,7 @@ def _after(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
             lost_uid = None if on_purpose else data.uid
             observed = replace(
                 state.observed,
-                was_let_go=on_purpose,
+                is_released=on_purpose,
                 lost_uid=lost_uid,
                 lost_after_seconds=data.seconds_since_write,
                 is_listing_disproved=False,
@@ -230,34 +232,34 @@ def _after(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
                 progress=None,
                 cause=event.id,
             )
-            return state if on_purpose else _with_the_replaced(state)
+            return state if on_purpose else _restore_replaced(state)
 
         # --- what is done about it
         case ActionDecided(action, base):
-            flight = InFlight(action, base=_base(action, base, state.desired))
+            flight = InFlight(action, base=_build_base(action, base, state.desired))
             if action.purpose == "Renew" and state.renewal is not None:
                 state = replace(state, renewal=replace(state.renewal, is_written=True))
             return replace(
                 state,
                 actions=replace(state.actions, in_flight=flight),
-                outcome=None if _is_news(state, action) else state.outcome,
+                outcome=None if _changes_outcome(state, action) else state.outcome,
             )
         case ActionRetried(action, attempt):
-            return _begun_again(state, action, attempt, is_lookup=False)
+            return _start_attempt(state, action, attempt, is_lookup=False)
         case LookupDecided(action, attempt):
-            return _begun_again(state, action, attempt, is_lookup=True)
+            return _start_attempt(state, action, attempt, is_lookup=True)
         case ActionHeld() as data:
-            return _in_flight(state, question=data.reason, effect=Effect.HELD)
+            return _in_flight(state, hold_message=data.reason, effect=Effect.HELD)
         case ActionNotDone():
-            return _to_be_repeated(_without_begun(state), event, NOT_DONE)
+            return _schedule_repetition(_clear_partial_effect(state), event, NOT_DONE)
         case ActionDoubted() as data:
-            return _doubted(state, data)
+            return _fold_doubt(state, data)
         case ActionSucceeded() as data:
-            return _succeeded(state, data, event)
+            return _fold_success(state, data, event)
         case ActionFailed() as data:
-            return _failed(state, data, event)
+            return _fold_failure(state, data, event)
         case ActionAbandoned() as data:
-            return _abandoned(state, data)
+            return _fold_abandonment(state, data)
         case RetryScheduled() as data:
             if data.action_id is not None and state.actions.in_flight is not None:
                 return _in_flight(state, retry_at=data.at, retry_seconds=data.delay_seconds)
@@ -265,7 +267,7 @@ def _after(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
                 state.waits,
                 until=data.at,
                 seconds=data.delay_seconds,
-                is_fight=data.reason == REPEATED_DRIFT,
+                is_contention=data.reason == REPEATED_DRIFT,
             )
             return replace(state, waits=waits)
         case RenewalScheduled() as data:
@@ -285,26 +287,28 @@ def _after(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
         case FinalizerAdded() as data:
             kept = (*state.holds.finalizers, Finalizer(data.finalizer, data.holder))
             state = replace(state, holds=replace(state.holds, finalizers=kept))
-            return _remembered(state, event)
+            return _remember_message(state, event)
         case FinalizerRemoved() as data:
             kept = tuple(each for each in state.holds.finalizers if each.name != data.finalizer)
             state = replace(state, holds=replace(state.holds, finalizers=kept), cause=event.id)
-            return _remembered(state, event)
+            return _remember_message(state, event)
         case ReleaseForced() as data:
             holds = replace(
                 state.holds, finalizers=(), release_forced=True, orphan_forced=data.orphan
             )
             state = replace(state, holds=holds, cause=event.id)
-            return _remembered(_in_flight(state, abandoned=True) if data.orphan else state, event)
+            return _remember_message(
+                _in_flight(state, abandoned=True) if data.orphan else state, event
+            )
         case HoldApproved() as data:
-            return _approved(state, data, event)
+            return _fold_approval(state, data, event)
         case ReconcileAccepted() as data:
-            return _remembered(_asked(state, data, event), event)
+            return _remember_message(_end_waits(state, data, event), event)
         case ApprovalRequested() as data:
             return _with_approval(state, ApprovalState(data.plan))
         case ApprovalRefused() as data:
             rejected = ApprovalState(data.plan, "Reject", event.actor, data.reason)
-            return _remembered(_with_approval(state, rejected), event)
+            return _remember_message(_with_approval(state, rejected), event)
         case ReferenceAdded() as data:
             references = {**state.holds.references, data.by: data.on_withdrawal}
             return replace(state, holds=replace(state.holds, references=references))
@@ -316,11 +320,11 @@ def _after(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
             return replace(state, holds=holds, cause=event.id)
         case TargetObserved() as data:
             targets = {**state.desired.targets, data.target: data.state}
-            desired = replace(_recorded(state, data.target, event), targets=targets)
+            desired = replace(_record_source_version(state, data.target, event), targets=targets)
             return replace(state, desired=desired, cause=event.id)
         case SecretObserved() as data:
             secrets = {**state.desired.secrets, data.secret: data.digest}
-            desired = replace(_recorded(state, data.secret, event), secrets=secrets)
+            desired = replace(_record_source_version(state, data.secret, event), secrets=secrets)
             return replace(state, desired=desired, cause=event.id)
         case SpecResolved() as data:
             desired = replace(
@@ -405,7 +409,7 @@ def spec_of(data: SpecDeclared) -> Spec:
     )
 
 
-def _declared(state: ResourceState, data: SpecDeclared, event: LogEvent) -> ResourceState:
+def _fold_declaration(state: ResourceState, data: SpecDeclared, event: LogEvent) -> ResourceState:
     spec, desired, observed = spec_of(data), state.desired, state.observed
     place, before = (data.provider_config, data.external_name), desired.spec
     is_moved = before is None or (before.provider_config, before.external_name) != place
@@ -448,7 +452,7 @@ def _declared(state: ResourceState, data: SpecDeclared, event: LogEvent) -> Reso
         actions=replace(state.actions, has_created=False) if is_new else state.actions,
         waits=_NO_WAITS,
         holds=replace(state.holds, release_forced=False, orphan_forced=False),
-        fights=(),
+        recent_drifts=(),
         cause=event.id,
         # The endpoint may be another: what is known of its health begins anew.
         api=ApiHealth(event.resourceversion if state.api.version else 0, twin=state.api.twin),
@@ -460,7 +464,7 @@ def _with_id(state: ResourceState, event: LogEvent) -> tuple[str, ...]:
     return (*state.desired.declaration_ids, newest)[-MAX_DECLARATIONS:]
 
 
-def _remembered(state: ResourceState, event: LogEvent) -> ResourceState:
+def _remember_message(state: ResourceState, event: LogEvent) -> ResourceState:
     """Recognise the message that led to an event when it is sent again."""
     return replace(state, desired=replace(state.desired, declaration_ids=_with_id(state, event)))
 
@@ -468,26 +472,30 @@ def _remembered(state: ResourceState, event: LogEvent) -> ResourceState:
 # --- what is seen
 
 
-def _observed(state: ResourceState, data: ExternalObserved, event: LogEvent) -> ResourceState:
-    known, shown, spec = state.observed, data.object, state.desired.spec
-    is_same = known.object is not None and shown is not None and known.object.uid == shown.uid
+def _fold_observation(
+    state: ResourceState, data: ExternalObserved, event: LogEvent
+) -> ResourceState:
+    known, existing, spec = state.observed, data.object, state.desired.spec
+    is_same = known.object is not None and existing is not None and known.object.uid == existing.uid
     if state.released is not None and not is_same and spec is not None:
         # Another object under the second name of what was released is in no place of the resource.
-        shown = shown if data.external_name == spec.external_name else None
+        existing = existing if data.external_name == spec.external_name else None
     # A listing may leave out what was released, and the next one may show it (invariant 6).
-    is_released = shown is not None and shown.uid is not None and shown.uid == known.released_uid
-    is_proven_gone = shown is None and data.evidence == "Read"
-    seen = Observation(
-        object=shown,
+    is_released = (
+        existing is not None and existing.uid is not None and existing.uid == known.released_uid
+    )
+    is_proven_gone = existing is None and data.evidence == "Read"
+    observed = Observation(
+        object=existing,
         provider_config=data.provider_config,
         position=data.as_of,
         message=event.causationposition,
-        absent_at=data.as_of if shown is None else 0,
+        absent_at=data.as_of if existing is None else 0,
         unmanaged=data.unmanaged,
         total=data.total,
         belongs_to=data.belongs_to,
         known_version=data.known_version,
-        was_let_go=(known.was_let_go and is_same) or is_released,
+        is_released=(known.is_released and is_same) or is_released,
         released_uid=None if is_proven_gone else known.released_uid,
         lost_uid=known.lost_uid,
         lost_after_seconds=known.lost_after_seconds,
@@ -495,10 +503,10 @@ def _observed(state: ResourceState, data: ExternalObserved, event: LogEvent) -> 
         is_listing_disproved=known.is_listing_disproved,
     )
     owned = state.owned
-    if owned is not None and shown is not None and owned.uid == shown.uid:
-        owned = replace(owned, answered_at=None)
+    if owned is not None and existing is not None and owned.uid == existing.uid:
+        owned = replace(owned, responded_at=None)
     state = state if is_same else _without_approved_hold(state)
-    return replace(state, owned=owned, observed=seen, waits=replace(state.waits, conflicts=0))
+    return replace(state, owned=owned, observed=observed, waits=replace(state.waits, conflicts=0))
 
 
 def _without_approved_hold(state: ResourceState) -> ResourceState:
@@ -510,26 +518,30 @@ def _without_approved_hold(state: ResourceState) -> ResourceState:
 def _with_uncertain_creation(
     state: ResourceState, data: OwnershipReleased | ActionSucceeded
 ) -> ResourceState:
-    unsure = state.actions.uncertain_create or data.unconfirmed
-    return replace(state, actions=replace(state.actions, uncertain_create=unsure))
+    is_uncertain = state.actions.uncertain_create or data.unconfirmed
+    return replace(state, actions=replace(state.actions, uncertain_create=is_uncertain))
 
 
-def _with_the_replaced(state: ResourceState) -> ResourceState:
-    """When a replacement is gone before what it replaced, that is our object again."""
-    before = state.retiring
-    if before is None:
+def _restore_replaced(state: ResourceState) -> ResourceState:
+    """When a replacement is gone replaced what it replaced, that is our object again."""
+    replaced = state.retiring
+    if replaced is None:
         return state
-    observed = replace(state.observed, object=before.shown, provider_config=before.provider_config)
-    return replace(state, owned=replace(before, shown=None), retiring=None, observed=observed)
+    observed = replace(
+        state.observed, object=replaced.last_observed, provider_config=replaced.provider_config
+    )
+    return replace(
+        state, owned=replace(replaced, last_observed=None), retiring=None, observed=observed
+    )
 
 
 def _with_disowned(before: ResourceState, after: ResourceState, version: int) -> ResourceState:
-    """Remember the uid of an object that is not ours any more, however that ended."""
+    """Remember the uid of an object that is not owned_uids any more, however that ended."""
     if before.owned is after.owned and before.retiring is after.retiring:
         return after
-    ours = {each.uid for each in (after.owned, after.retiring) if each is not None}
-    gone = [each.uid for each in (before.owned, before.retiring) if each is not None]
-    disowned = {uid: version for uid in gone if uid is not None and uid not in ours}
+    owned_uids = {each.uid for each in (after.owned, after.retiring) if each is not None}
+    former = [each.uid for each in (before.owned, before.retiring) if each is not None]
+    disowned = {uid: version for uid in former if uid is not None and uid not in owned_uids}
     if not disowned:
         return after
     older = {uid: at for uid, at in after.actions.disowned.items() if uid not in disowned}
@@ -546,13 +558,13 @@ def _is_retiring(state: ResourceState, data: OwnershipReleased) -> bool:
     return place == (before.external_name, before.uid)
 
 
-def is_made_by(ended: Ended, found: ExternalObject) -> bool:
+def is_created_by(ended: Ended, existing: ExternalObject) -> bool:
     """Return whether a creation has created an object that the log does not own for that yet."""
     if ended.action.operation != "Create":
         return False
-    is_known = ended.known_by or found.uid in ended.made
-    is_marked = not is_known and found.written_by == ended.action.idempotency_key
-    return is_marked or found.uid in ended.unowned
+    is_known = ended.reported_by or existing.uid in ended.created_uids
+    is_marked = not is_known and existing.written_by == ended.action.idempotency_key
+    return is_marked or existing.uid in ended.unowned_uids
 
 
 def _with_claim(ended: Ended, data: OwnershipClaimed, state: ResourceState) -> Ended:
@@ -560,16 +572,21 @@ def _with_claim(ended: Ended, data: OwnershipClaimed, state: ResourceState) -> E
 
     The creation's own report may still come, and is recorded then.
     """
-    found, place = data.object or state.observed.object, (data.provider_config, data.external_name)
-    if found is None or data.uid is None or found.uid != data.uid:
+    existing, place = (
+        data.object or state.observed.object,
+        (data.provider_config, data.external_name),
+    )
+    if existing is None or data.uid is None or existing.uid != data.uid:
         return ended
     is_of_place = (ended.action.provider_config, ended.action.external_name) == place
     is_beside = data.object is not None and ended.action.operation == "Create" and is_of_place
-    if not (is_beside or is_made_by(ended, found)):
+    if not (is_beside or is_created_by(ended, existing)):
         return ended
-    unowned = tuple(uid for uid in ended.unowned if uid != data.uid)
-    made = ended.made if data.uid in ended.made else (*ended.made, data.uid)
-    return replace(ended, made=made, unowned=unowned)
+    unowned_uids = tuple(uid for uid in ended.unowned_uids if uid != data.uid)
+    created_uids = (
+        ended.created_uids if data.uid in ended.created_uids else (*ended.created_uids, data.uid)
+    )
+    return replace(ended, created_uids=created_uids, unowned_uids=unowned_uids)
 
 
 # --- what is done about it
@@ -583,13 +600,13 @@ def _in_flight(state: ResourceState, **changes: object) -> ResourceState:
     return replace(state, actions=replace(state.actions, in_flight=replace(flight, **changes)))
 
 
-def _is_news(state: ResourceState, action: Action) -> bool:
+def _changes_outcome(state: ResourceState, action: Action) -> bool:
     """Return whether the end of the action is news, though the outcome may be as before."""
     last = state.outcome
     return last is None or last.outcome in COMPLETED or action.operation == "Delete"
 
 
-def _base(action: Action, base: Base | None, desired: Desired) -> Applied | None:
+def _build_base(action: Action, base: Base | None, desired: Desired) -> Applied | None:
     """Return the base of the next three-way comparison, if the action succeeds."""
     if action.operation == "Delete":
         return None
@@ -599,7 +616,7 @@ def _base(action: Action, base: Base | None, desired: Desired) -> Applied | None
     return Applied(fields, action.labels if base.labels is None else base.labels)
 
 
-def _begun_again(
+def _start_attempt(
     state: ResourceState, action: Action, attempt: int, *, is_lookup: bool
 ) -> ResourceState:
     flight = replace(
@@ -612,7 +629,7 @@ def _begun_again(
     return replace(state, actions=replace(state.actions, in_flight=flight))
 
 
-def _to_be_repeated(
+def _schedule_repetition(
     state: ResourceState, event: LogEvent, failed: ActionError, **changes: object
 ) -> ResourceState:
     """Return the state in which the action is due now, because it had no effect."""
@@ -622,13 +639,13 @@ def _to_be_repeated(
         failed_at=event.time,
         retry_at=event.time,
         retry_seconds=0.0,
-        unknown=0,
+        unknown_results=0,
         is_lookup=False,
         **changes,
     )
 
 
-def _without_begun(state: ResourceState) -> ResourceState:
+def _clear_partial_effect(state: ResourceState) -> ResourceState:
     """Return the state after a lookup that found nothing of what a throttled attempt began."""
     flight = state.actions.in_flight
     is_begun = flight is not None and flight.effect is Effect.PARTIAL
@@ -639,23 +656,23 @@ def _with_approval(state: ResourceState, approval: ApprovalState | None) -> Reso
     return replace(state, holds=replace(state.holds, approval=approval))
 
 
-def _asked(state: ResourceState, data: ReconcileAccepted, event: LogEvent) -> ResourceState:
+def _end_waits(state: ResourceState, data: ReconcileAccepted, event: LogEvent) -> ResourceState:
     """End the waits, and take the next look for news, whatever it shows."""
-    asked_at = event.causationposition if data.reads else None
+    read_requested_at = event.causationposition if data.reads else None
     waits, flight = state.waits, state.actions.in_flight
     if waits.until is not None:
         waits = replace(waits, until=event.time, seconds=0.0)
-    observed = replace(state.observed, asked_at=asked_at)
+    observed = replace(state.observed, read_requested_at=read_requested_at)
     state = replace(state, waits=waits, observed=observed, cause=event.id)
     if flight is None or flight.retry_at is None:
         return state
     return _in_flight(state, retry_at=event.time, retry_seconds=0.0)
 
 
-def _approved(state: ResourceState, data: HoldApproved, event: LogEvent) -> ResourceState:
+def _fold_approval(state: ResourceState, data: HoldApproved, event: LogEvent) -> ResourceState:
     if data.hold == Hold.APPROVAL:
         approved = ApprovalState(data.plan, "Proceed", event.actor, data.reason)
-        return _remembered(replace(_with_approval(state, approved), cause=event.id), event)
+        return _remember_message(replace(_with_approval(state, approved), cause=event.id), event)
     flight = state.actions.in_flight
     if flight is None and data.hold == Hold.UNKNOWN_RESULT:
         # Who approves has looked: a creation in doubt is ours only if it gets our label.
@@ -664,56 +681,58 @@ def _approved(state: ResourceState, data: HoldApproved, event: LogEvent) -> Reso
             for each in state.actions.ended
         )
         actions = replace(state.actions, ended=ended)
-        return _remembered(replace(state, actions=actions, cause=event.id), event)
+        return _remember_message(replace(state, actions=actions, cause=event.id), event)
     if flight is not None and flight.is_held:
         # Who says that it was not done has looked: what is met now is known to be another's.
         is_checked = data.decision == "Proceed"
-        state = _to_be_repeated(
+        state = _schedule_repetition(
             state,
             event,
             CHECKED_NOT_DONE if is_checked else NOT_DONE,
-            question="",
+            hold_message="",
             abandoned=data.decision == "Abandon",
             effect=Effect.CHECKED if is_checked else Effect.UNKNOWN,
         )
-        unsure = state.actions.uncertain_create and not is_checked
-        state = replace(state, actions=replace(state.actions, uncertain_create=unsure))
+        is_uncertain = state.actions.uncertain_create and not is_checked
+        state = replace(state, actions=replace(state.actions, uncertain_create=is_uncertain))
     if data.hold == Hold.TWIN:
         state = replace(state, api=replace(state.api, twin=Twin(event.resourceversion)))
     holds = replace(state.holds, approved=data.hold, approved_position=event.causationposition)
-    return _remembered(replace(state, holds=holds, cause=event.id), event)
+    return _remember_message(replace(state, holds=holds, cause=event.id), event)
 
 
-def _doubted(state: ResourceState, data: ActionDoubted) -> ResourceState:
+def _fold_doubt(state: ResourceState, data: ActionDoubted) -> ResourceState:
     """Count a call of unknown result of an action in flight; mark an action that has ended."""
     flight = state.actions.in_flight
     if flight is not None and flight.action.action_id == data.action_id:
         effect = effect_after(flight.effect, Effect.UNKNOWN)
-        return _in_flight(state, unknown=flight.unknown + 1, effect=effect)
+        return _in_flight(state, unknown_results=flight.unknown_results + 1, effect=effect)
     ended = tuple(
         replace(each, in_doubt=True) if each.action.action_id == data.action_id else each
         for each in state.actions.ended
     )
-    unsure = state.actions.uncertain_create or data.operation == "Create"
-    return replace(state, actions=replace(state.actions, ended=ended, uncertain_create=unsure))
+    is_uncertain = state.actions.uncertain_create or data.operation == "Create"
+    return replace(
+        state, actions=replace(state.actions, ended=ended, uncertain_create=is_uncertain)
+    )
 
 
-def _succeeded(state: ResourceState, data: ActionSucceeded, event: LogEvent) -> ResourceState:
-    state = _with_approval(state, _rest_of(state.holds.approval, data))
+def _fold_success(state: ResourceState, data: ActionSucceeded, event: LogEvent) -> ResourceState:
+    state = _with_approval(state, _remaining_approval(state.holds.approval, data))
     if data.late:
-        return _succeeded_late(state, data, event)
+        return _fold_late_success(state, data, event)
     flight = state.actions.in_flight
     ended = state.actions.ended
     in_doubt = data.redelivered or (flight is not None and flight.effect.may_arrive)
     if flight is not None and (data.operation == "Create" or in_doubt):
         # A worker that stands still before its call may make it yet, and meet another object or,
         # where the API keeps no keys, create a second one.
-        ended = _with_ended(state, flight, in_doubt=in_doubt, known_by=event.causationid)
+        ended = _with_ended(state, flight, in_doubt=in_doubt, reported_by=event.causationid)
         if data.operation == "Create":
-            ended = (*ended[:-1], _created(ended[-1], data))
+            ended = (*ended[:-1], _record_creation(ended[-1], data))
     # A call of unknown result may still be under way where the API keeps no keys.
-    perhaps_twice = data.redelivered or (flight is not None and flight.effect.may_exist)
-    uncertain = perhaps_twice and data.operation == "Create"
+    may_exist_twice = data.redelivered or (flight is not None and flight.effect.may_exist)
+    uncertain = may_exist_twice and data.operation == "Create"
     actions = replace(
         _with_effect(state.actions, data, event),
         in_flight=None,
@@ -727,10 +746,12 @@ def _succeeded(state: ResourceState, data: ActionSucceeded, event: LogEvent) -> 
         observed=replace(state.observed, lost_uid=None),
     )
     state = _with_result(state, flight, data, event)
-    return state if data.refused is None else _refused_rest(state, flight, data.refused)
+    return state if data.refused is None else _fold_partial_success(state, flight, data.refused)
 
 
-def _rest_of(approval: ApprovalState | None, data: ActionSucceeded) -> ApprovalState | None:
+def _remaining_approval(
+    approval: ApprovalState | None, data: ActionSucceeded
+) -> ApprovalState | None:
     """An approval is for one action; but of a replacement that made way the creation is left."""
     made_way = (data.operation, data.purpose, data.late) == ("Delete", "Replace", False)
     if approval is None or approval.decision != "Proceed" or not made_way:
@@ -738,13 +759,13 @@ def _rest_of(approval: ApprovalState | None, data: ActionSucceeded) -> ApprovalS
     return replace(approval, is_replacing=True)
 
 
-def _refused_rest(
+def _fold_partial_success(
     state: ResourceState, flight: InFlight | None, refused: ActionError
 ) -> ResourceState:
-    """What was made is ours; the rest, which the API refuses, waits for a new generation."""
-    generation, made = state.desired.generation, state.observed.object
-    if made is not None:
-        state = _with_applied(state, Applied(made.fields, made.labels))
+    """What was created is ours; the rest, which the API refuses, waits for a new generation."""
+    generation, created = state.desired.generation, state.observed.object
+    if created is not None:
+        state = _with_applied(state, Applied(created.fields, created.labels))
     if flight is None or flight.action.generation != generation:
         return state
     return replace(
@@ -754,19 +775,21 @@ def _refused_rest(
     )
 
 
-def _succeeded_late(state: ResourceState, data: ActionSucceeded, event: LogEvent) -> ResourceState:
+def _fold_late_success(
+    state: ResourceState, data: ActionSucceeded, event: LogEvent
+) -> ResourceState:
     """Take an action for done that had ended without success; another may be under way by now."""
     actions = _with_effect(state.actions, data, event)
     ended = next((each for each in actions.ended if each.action.action_id == data.action_id), None)
     actions = replace(
         actions,
         ended=tuple(
-            _reported_late(each, data, state, event) if each is ended else each
+            _record_late_success(each, data, state, event) if each is ended else each
             for each in actions.ended
         ),
         uncertain_create=actions.uncertain_create or data.operation == "Create",
     )
-    applied = _perhaps_applied(state.owned, ended)
+    applied = _possibly_applied(state.owned, ended)
     state = replace(state, actions=actions)
     if data.outdated:
         return _with_applied(state, applied)
@@ -777,14 +800,14 @@ def _succeeded_late(state: ResourceState, data: ActionSucceeded, event: LogEvent
     return _with_applied(state, applied) if data.operation == "Update" else state
 
 
-def _created(ended: Ended, data: ActionSucceeded) -> Ended:
+def _record_creation(ended: Ended, data: ActionSucceeded) -> Ended:
     """Remember what a creation has created, without its content, which is that of the object."""
     uid = None if data.object is None else data.object.uid
     action = replace(ended.action, fields={}, labels={})
-    return replace(ended, action=action, base=None, made=() if uid is None else (uid,))
+    return replace(ended, action=action, base=None, created_uids=() if uid is None else (uid,))
 
 
-def _reported_late(
+def _record_late_success(
     ended: Ended, data: ActionSucceeded, state: ResourceState, event: LogEvent
 ) -> Ended:
     """Remember a late success, and the object that a creation created by it."""
@@ -792,13 +815,13 @@ def _reported_late(
     if data.operation != "Create":
         return ended
     uid = None if data.object is None else data.object.uid
-    ended = replace(ended, known_by=ended.known_by or event.causationid)
-    if uid is None or uid in ended.made:
+    ended = replace(ended, reported_by=ended.reported_by or event.causationid)
+    if uid is None or uid in ended.created_uids:
         return ended
     is_owned = not data.outdated or (state.owned is not None and state.owned.uid == uid)
     is_released = state.released is not None and state.released.uid == uid
-    unowned = ended.unowned if is_owned or is_released else (*ended.unowned, uid)
-    return replace(ended, made=(*ended.made, uid), unowned=unowned)
+    unowned_uids = ended.unowned_uids if is_owned or is_released else (*ended.unowned_uids, uid)
+    return replace(ended, created_uids=(*ended.created_uids, uid), unowned_uids=unowned_uids)
 
 
 def _with_effect(
@@ -839,7 +862,7 @@ def _with_result(
             ),
             actions=replace(state.actions, has_created=False),
         )
-        return _with_the_replaced(state)
+        return _restore_replaced(state)
     if ended is None:
         return state
     action = ended.action
@@ -862,25 +885,25 @@ def _with_result(
         state = replace(state, waits=replace(state.waits, failure=LABEL_KEPT))
     is_replaced = data.operation == "Create" and data.purpose == "Replace"
     is_answer = data.operation == "Create" and data.found_by is None
-    answered_at = state.actions.effect_at if is_answer else None
+    responded_at = state.actions.effect_at if is_answer else None
     return replace(
         state,
-        owned=Owned(action.provider_config, action.external_name, uid, applied, answered_at),
-        retiring=replace(state.owned, shown=state.observed.object)
+        owned=Owned(action.provider_config, action.external_name, uid, applied, responded_at),
+        retiring=replace(state.owned, last_observed=state.observed.object)
         if is_replaced and state.owned is not None
         else state.retiring,
         observed=replace(
             state.observed,
             object=shown,
             provider_config=action.provider_config,
-            was_let_go=False,
+            is_released=False,
             is_listing_disproved=disproved,
         ),
         actions=replace(state.actions, has_created=True),
     )
 
 
-def _recorded(state: ResourceState, name: str, event: LogEvent) -> Desired:
+def _record_source_version(state: ResourceState, name: str, event: LogEvent) -> Desired:
     """Remember which version records what is known of a target or secret."""
     recorded_by = {**state.desired.recorded_by, name: event.resourceversion}
     return replace(state.desired, recorded_by=recorded_by)
@@ -895,7 +918,7 @@ def _with_definition_done(state: ResourceState) -> ResourceState:
     return replace(state, desired=replace(state.desired, definition=known))
 
 
-def _perhaps_applied(owned: Owned | None, ended: InFlight | Ended | None) -> Applied | None:
+def _possibly_applied(owned: Owned | None, ended: InFlight | Ended | None) -> Applied | None:
     """Count as ours what an action has perhaps written whose end is not known."""
     base = None if ended is None else ended.base
     applied = None if owned is None else owned.applied
@@ -903,20 +926,20 @@ def _perhaps_applied(owned: Owned | None, ended: InFlight | Ended | None) -> App
         return applied
     if applied is None:
         return replace(base, in_doubt=True)
-    fields = _united(base.fields, applied.fields)
+    fields = _union(base.fields, applied.fields)
     labels = {**base.labels, **applied.labels}
     if (fields, labels) == (applied.fields, applied.labels):
         return applied
     return Applied(fields, labels, in_doubt=True)  # the kept result is of an earlier write
 
 
-def _united(first: Fields, second: Fields) -> Fields:
+def _union(first: Fields, second: Fields) -> Fields:
     """Return all that is in either content, at every depth; where both have it, the second's."""
     result = {**first, **second}
     for name in first.keys() & second.keys():
         before, after = first[name], second[name]
         if _is_nested(before) and _is_nested(after):
-            result[name] = _united(cast("Fields", before), cast("Fields", after))
+            result[name] = _union(cast("Fields", before), cast("Fields", after))
     return result
 
 
@@ -936,7 +959,7 @@ def _with_applied(state: ResourceState, applied: Applied | None) -> ResourceStat
     return replace(state, owned=replace(state.owned, applied=applied))
 
 
-def _failed(state: ResourceState, data: ActionFailed, event: LogEvent) -> ResourceState:
+def _fold_failure(state: ResourceState, data: ActionFailed, event: LogEvent) -> ResourceState:
     waits, flight = replace(state.waits, failure=data.error), state.actions.in_flight
     if flight is not None:
         flight = _with_failure(flight, data, event)
@@ -983,12 +1006,12 @@ def _with_end(
     if flight is None:
         return replace(state, actions=actions)
     if data.operation == "Create":
-        unsure = actions.uncertain_create or flight.effect.may_exist
-        actions = replace(actions, uncertain_create=unsure)
+        is_uncertain = actions.uncertain_create or flight.effect.may_exist
+        actions = replace(actions, uncertain_create=is_uncertain)
     state = replace(state, actions=actions)
     if flight.effect.is_nothing:
         return state
-    return _with_applied(state, _perhaps_applied(state.owned, flight))
+    return _with_applied(state, _possibly_applied(state.owned, flight))
 
 
 def _with_obstacle(ended: tuple[Ended, ...], data: ActionFailed) -> tuple[Ended, ...]:
@@ -1008,13 +1031,13 @@ def _with_failure(flight: InFlight, data: ActionFailed, event: LogEvent) -> InFl
         failed=data.error,
         failed_at=event.time,
         retry_at=None,
-        unknown=flight.unknown + (data.effect is Effect.UNKNOWN),
+        unknown_results=flight.unknown_results + (data.effect is Effect.UNKNOWN),
         effect=effect_after(flight.effect, data.effect),
         is_unclear=was_unclear or (flight.is_unclear and is_certain),
     )
 
 
-def _abandoned(state: ResourceState, data: ActionAbandoned) -> ResourceState:
+def _fold_abandonment(state: ResourceState, data: ActionAbandoned) -> ResourceState:
     flight = state.actions.in_flight
     if flight is not None and flight.action.purpose == "Renew":
         state = replace(state, renewal=None)
@@ -1023,18 +1046,18 @@ def _abandoned(state: ResourceState, data: ActionAbandoned) -> ResourceState:
         in_flight=None,
         ended=_with_ended(state, flight, in_doubt=data.in_doubt),
         uncertain_create=state.actions.uncertain_create
-        or (data.operation == "Create" and (flight is None or not flight.is_surely_not_done)),
+        or (data.operation == "Create" and (flight is None or not flight.had_no_effect)),
     )
     waits = replace(state.waits, failures=0, failure=None)
-    applied = _perhaps_applied(state.owned, flight)
+    applied = _possibly_applied(state.owned, flight)
     return _with_applied(replace(state, actions=actions, waits=waits), applied)
 
 
 def _with_ended(
-    state: ResourceState, flight: InFlight | None, *, in_doubt: bool, known_by: str = ""
+    state: ResourceState, flight: InFlight | None, *, in_doubt: bool, reported_by: str = ""
 ) -> tuple[Ended, ...]:
     """Return the newest actions of which a call may still arrive or be reported, with this one."""
     if flight is None:
         return state.actions.ended
-    ended = Ended(flight.action, flight.base, in_doubt, state.version + 1, known_by)
+    ended = Ended(flight.action, flight.base, in_doubt, state.version + 1, reported_by)
     return (*state.actions.ended, ended)[-MAX_ENDED_ACTIONS:]

@@ -42,14 +42,14 @@ _encoder = msgspec.json.Encoder(order="deterministic")
 
 def turn_digest(events: Iterable[LogEvent]) -> str:
     """Digest what a turn appends, without waits, which are of its moment, and without reasons."""
-    said = [
+    recorded = [
         msgspec.structs.replace(each.data, reason="")
         if isinstance(each.data, SpecDeclared)
         else each.data
         for each in events
         if not isinstance(each.data, _OF_THE_MOMENT)
     ]
-    return hashlib.blake2b(_encoder.encode(said), digest_size=16).hexdigest()
+    return hashlib.blake2b(_encoder.encode(recorded), digest_size=16).hexdigest()
 
 
 _OF_THE_MOMENT = (RetryScheduled, RenewalScheduled, ProgressNoted)
@@ -88,34 +88,36 @@ class PartChange(msgspec.Struct, frozen=True):
 
 
 def part_changes(
-    parent: ResourceKey, action: Action, seen: ExternalObject | None
+    parent: ResourceKey, action: Action, existing: ExternalObject | None
 ) -> list[PartChange]:
     """Return what an action declares, changes and withdraws of the parts that are there."""
-    had: Fields = {} if seen is None else seen.fields.get(CHILDREN, {})
-    if seen is not None and action.operation == "Delete":  # also of what is stored in portions
-        had = {**seen.outputs.get(CHILDREN, {}), **had}
-    before = {} if seen is None else {str(each.key): each for each in manifests_of(seen.fields)}
+    current: Fields = {} if existing is None else existing.fields.get(CHILDREN, {})
+    if existing is not None and action.operation == "Delete":  # also of what is stored in portions
+        current = {**existing.outputs.get(CHILDREN, {}), **current}
+    before = (
+        {} if existing is None else {str(each.key): each for each in manifests_of(existing.fields)}
+    )
     fields: Fields = {} if action.operation == "Delete" else action.fields
     digests: Fields = fields.get(CHILDREN, {})
-    found = [
+    changes = [
         PartChange(
             each.key,
-            "Change" if str(each.key) in had else "Declare",
+            "Change" if str(each.key) in current else "Declare",
             as_part(each, str(parent)),
             before.get(str(each.key)),
         )
         for each in manifests_of(fields)
-        if had.get(str(each.key)) != digests[str(each.key)]
+        if current.get(str(each.key)) != digests[str(each.key)]
     ]
-    found += [
+    changes += [
         PartChange(ResourceKey.parse(name), "Withdraw", before=before.get(name))
-        for name in had
+        for name in current
         if name not in digests
     ]
-    return found
+    return changes
 
 
-def goes_on(kind: Kind, parent: ResourceKey, spec: Fields, action: Action) -> bool:
+def has_next_step(kind: Kind, parent: ResourceKey, spec: Fields, action: Action) -> bool:
     """Return whether there is another step of a composed object, when all of its parts are ready.
 
     Such as in a roll, where each step waits for what the one before has made.
@@ -160,7 +162,7 @@ def _unknown(paths: Sequence[str]) -> Fields:
     return outputs
 
 
-def foreseeing(kind: Kind) -> Kind:
+def with_unknown_values(kind: Kind) -> Kind:
     """Return a kind that takes unknown values, and expects its new objects to become ready."""
 
     def ready(fields: Fields, shown: ExternalObject) -> Readiness:
@@ -238,9 +240,9 @@ def _unknown_again(checked: Any, given: Any) -> Any:
     if given == UNKNOWN:
         return UNKNOWN
     if isinstance(checked, dict) and isinstance(given, dict):
-        fields, said = cast("Fields", checked), cast("Fields", given)
-        return {name: _unknown_again(each, said.get(name)) for name, each in fields.items()}
+        fields, given_fields = cast("Fields", checked), cast("Fields", given)
+        return {name: _unknown_again(each, given_fields.get(name)) for name, each in fields.items()}
     if isinstance(checked, list) and isinstance(given, list):
         both = zip(cast("list[Any]", checked), cast("list[Any]", given), strict=False)
-        return [_unknown_again(each, said) for each, said in both]
+        return [_unknown_again(each, given_item) for each, given_item in both]
     return cast("Any", checked)

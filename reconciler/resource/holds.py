@@ -32,51 +32,55 @@ from events.names import InvalidNameError, check_finalizer
 from events.subjects import USER_SIGN
 from reconciler.resource import approval
 from reconciler.resource.state import ResourceState
-from reconciler.resource.turn import NOTHING_NEW, Command, Context, Facts, accepted, refused
+from reconciler.resource.turn import NOTHING_NEW, Command, CommandResult, Context, accept, refuse
 
 MAX_FINALIZERS = 32
 
 
-def request_finalizer(said: FinalizerRequested, command: Command, state: ResourceState) -> Facts:
+def request_finalizer(
+    data: FinalizerRequested, command: Command, state: ResourceState
+) -> CommandResult:
     """Put a finalizer on a declared resource, held by who asks."""
     try:
-        check_finalizer(said.finalizer)
+        check_finalizer(data.finalizer)
     except InvalidNameError as error:
-        return refused(state, command, "Invalid", str(error))
+        return refuse(state, command, "Invalid", str(error))
     if not state.desired.is_declared:
         undeclared = "the resource is not declared; a finalizer requires a declared resource"
-        return refused(state, command, "NotDeclared", undeclared)
-    holder = _holder(said.finalizer, state)
+        return refuse(state, command, "NotDeclared", undeclared)
+    holder = _holder(data.finalizer, state)
     if holder == command.actor:
-        return accepted(state, command, reason="Unchanged")
+        return accept(state, command, reason="Unchanged")
     if holder is not None:
-        return refused(
+        return refuse(
             state,
             command,
             "HeldByAnother",
-            f"finalizer {said.finalizer!r} belongs to {holder}; use another name",
+            f"finalizer {data.finalizer!r} belongs to {holder}; use another name",
         )
     if len(state.holds.finalizers) >= MAX_FINALIZERS:
         too_many = (
             f"the resource already has {MAX_FINALIZERS} finalizers, the maximum; remove one first"
         )
-        return refused(state, command, "TooMany", too_many)
-    return accepted(state, command, FinalizerAdded(said.finalizer, command.actor))
+        return refuse(state, command, "TooMany", too_many)
+    return accept(state, command, FinalizerAdded(data.finalizer, command.actor))
 
 
-def release_finalizer(said: FinalizerReleased, command: Command, state: ResourceState) -> Facts:
+def release_finalizer(
+    data: FinalizerReleased, command: Command, state: ResourceState
+) -> CommandResult:
     """Take a finalizer off: by its holder, or by force."""
-    holder = _holder(said.finalizer, state)
+    holder = _holder(data.finalizer, state)
     if holder is None:
-        return accepted(state, command, reason="Unchanged")
-    if not _may_take_off(holder, command.actor) and not said.force:
-        by_force = f"finalizer {said.finalizer!r} belongs to {holder}; use force to remove it"
-        return refused(state, command, "HeldByAnother", by_force)
-    is_forced = said.force and not _may_take_off(holder, command.actor)
-    return accepted(state, command, FinalizerRemoved(said.finalizer, is_forced, said.reason))
+        return accept(state, command, reason="Unchanged")
+    if not _may_remove(holder, command.actor) and not data.force:
+        by_force = f"finalizer {data.finalizer!r} belongs to {holder}; use force to remove it"
+        return refuse(state, command, "HeldByAnother", by_force)
+    is_forced = data.force and not _may_remove(holder, command.actor)
+    return accept(state, command, FinalizerRemoved(data.finalizer, is_forced, data.reason))
 
 
-def _may_take_off(holder: str, actor: str) -> bool:
+def _may_remove(holder: str, actor: str) -> bool:
     """A service is its finalizers' holder; also of those from before the server vouched for it."""
     return holder in (actor, actor.partition(USER_SIGN)[2])
 
@@ -85,70 +89,70 @@ def _holder(finalizer: str, state: ResourceState) -> str | None:
     return next((each.holder for each in state.holds.finalizers if each.name == finalizer), None)
 
 
-def force_release(said: ForcedRelease, command: Command, state: ResourceState) -> Facts:
+def force_release(data: ForcedRelease, command: Command, state: ResourceState) -> CommandResult:
     """Take off all that keeps a withdrawn resource."""
-    if not said.reason.strip():
-        return refused(
+    if not data.reason.strip():
+        return refuse(
             state, command, "Invalid", "a forced release requires a reason; the log records it"
         )
     if state.desired.is_declared:
         declared = "the resource is still declared; withdraw it before you release it"
-        return refused(state, command, "StillDeclared", declared)
+        return refuse(state, command, "StillDeclared", declared)
     holds = state.holds
     if not (state.owned or state.actions.in_flight or holds.finalizers or holds.references):
-        return accepted(state, command, reason="Unchanged")
+        return accept(state, command, reason="Unchanged")
     finalizers = tuple(each.name for each in holds.finalizers)
     references = tuple(sorted(holds.references))
-    forced = ReleaseForced(said.reason, said.orphan, finalizers, references)
-    return accepted(state, command, forced)
+    forced = ReleaseForced(data.reason, data.orphan, finalizers, references)
+    return accept(state, command, forced)
 
 
-def request_look(
-    said: ReconcileRequested, command: Command, state: ResourceState, context: Context
-) -> Facts:
+def request_reconcile(
+    data: ReconcileRequested, command: Command, state: ResourceState, context: Context
+) -> CommandResult:
     """Let a resource be looked at now, and wait for nothing."""
     if not (state.desired.is_declared or state.owned or state.actions.in_flight):
-        return refused(
+        return refuse(
             state,
             command,
             "NotDeclared",
             "the resource is not declared and owns no object; there is nothing to reconcile",
         )
     reads = context.kind is not None and context.kind.is_external
-    return accepted(state, command, ReconcileAccepted(reads, said.reason))
+    return accept(state, command, ReconcileAccepted(reads, data.reason))
 
 
-def approve(said: Approved, command: Command, state: ResourceState) -> Facts:
+def approve(data: Approved, command: Command, state: ResourceState) -> CommandResult:
     """Lift the hold that an approval names, or decide about the plan that waits."""
-    if said.hold == Hold.APPROVAL:
-        return approval.decide_about(said, command, state)
+    if data.hold == Hold.APPROVAL:
+        return approval.decide_about(data, command, state)
     outcome = state.outcome
     hold = None if outcome is None else hold_of(outcome.outcome, outcome.reason)
     if outcome is not None and outcome.generation != state.desired.generation:
         hold = None  # something newer is declared, which nobody has looked at
-    if hold is None or hold != said.hold or not hold.is_approvable:
-        otherwise = f"the resource is not held by {said.hold!r}{_but(state)}"
-        return refused(state, command, "NotHeld", otherwise)
-    if said.decision == "Abandon" and hold != Hold.UNKNOWN_RESULT:
-        return refused(
+    if hold is None or hold != data.hold or not hold.is_approvable:
+        otherwise = f"the resource is not held by {data.hold!r}{_describe_current_state(state)}"
+        return refuse(state, command, "NotHeld", otherwise)
+    if data.decision == "Abandon" and hold != Hold.UNKNOWN_RESULT:
+        return refuse(
             state,
             command,
             "Invalid",
             f"decision Abandon: allowed only for hold {Hold.UNKNOWN_RESULT}",
         )
-    if said.decision == "Reject":
-        return refused(
+    if data.decision == "Reject":
+        return refuse(
             state, command, "Invalid", f"decision Reject: allowed only for hold {Hold.APPROVAL}"
         )
     if hold == Hold.TWIN and not state.api.twin.objects:
         of_api = "approve it for the ProviderConfig that the resource's status message names"
-        return refused(state, command, "Invalid", f"hold {Hold.TWIN}: {of_api}")
+        return refuse(state, command, "Invalid", f"hold {Hold.TWIN}: {of_api}")
     if state.holds.approved == hold:
-        return accepted(state, command, reason="Unchanged")
-    return accepted(state, command, HoldApproved(hold, said.decision, said.reason))
+        return accept(state, command, reason="Unchanged")
+    return accept(state, command, HoldApproved(hold, data.decision, data.reason))
 
 
-def _but(state: ResourceState) -> str:
+def _describe_current_state(state: ResourceState) -> str:
     """Describe how it stands, for those who thought that it stood otherwise."""
     if state.outcome is None:
         return "; the log has no events for it" if state.version == 0 else ""
@@ -157,40 +161,44 @@ def _but(state: ResourceState) -> str:
     return f"; its outcome is {state.outcome.outcome}"
 
 
-def add_reference(said: Referenced, state: ResourceState) -> Facts:
+def add_reference(data: Referenced, state: ResourceState) -> CommandResult:
     """Know of a reference, with its newest policy."""
-    if state.holds.references.get(said.by) == said.on_withdrawal:
+    if state.holds.references.get(data.by) == data.on_withdrawal:
         return NOTHING_NEW
-    return Facts((ReferenceAdded(said.by, said.on_withdrawal),))
+    return CommandResult((ReferenceAdded(data.by, data.on_withdrawal),))
 
 
-def remove_reference(said: Unreferenced, state: ResourceState) -> Facts:
+def remove_reference(data: Unreferenced, state: ResourceState) -> CommandResult:
     """Forget a reference."""
-    if said.by not in state.holds.references:
+    if data.by not in state.holds.references:
         return NOTHING_NEW
-    return Facts((ReferenceRemoved(said.by),))
+    return CommandResult((ReferenceRemoved(data.by),))
 
 
-def see_target(said: TargetReported, state: ResourceState) -> Facts:
+def record_target(data: TargetReported, state: ResourceState) -> CommandResult:
     """Let a resource know how another one stands that it refers to."""
     desired, spec = state.desired, state.desired.spec
-    is_meant = spec is not None and any(each.target == said.target for each in spec.references)
-    if not desired.is_declared or not is_meant or desired.targets.get(said.target) == said.state:
+    is_referenced = spec is not None and any(each.target == data.target for each in spec.references)
+    if (
+        not desired.is_declared
+        or not is_referenced
+        or desired.targets.get(data.target) == data.state
+    ):
         return NOTHING_NEW
-    if _is_overtaken(said.target, said.known_version, state):
+    if _is_overtaken(data.target, data.known_version, state):
         return NOTHING_NEW
-    return Facts((TargetObserved(said.target, said.state),))
+    return CommandResult((TargetObserved(data.target, data.state),))
 
 
-def see_secret(said: SecretReported, state: ResourceState) -> Facts:
+def record_secret(data: SecretReported, state: ResourceState) -> CommandResult:
     """Let a resource know the digest of a secret that it names."""
     desired, spec = state.desired, state.desired.spec
-    is_meant = desired.is_declared and spec is not None and said.secret in spec.secrets
-    if not is_meant or desired.secrets.get(said.secret) == said.digest:
+    is_referenced = desired.is_declared and spec is not None and data.secret in spec.secrets
+    if not is_referenced or desired.secrets.get(data.secret) == data.digest:
         return NOTHING_NEW
-    if _is_overtaken(said.secret, said.known_version, state):
+    if _is_overtaken(data.secret, data.known_version, state):
         return NOTHING_NEW
-    return Facts((SecretObserved(said.secret, said.digest),))
+    return CommandResult((SecretObserved(data.secret, data.digest),))
 
 
 def _is_overtaken(name: str, known_version: int, state: ResourceState) -> bool:
@@ -201,10 +209,10 @@ def _is_overtaken(name: str, known_version: int, state: ResourceState) -> bool:
     return 0 < known_version < state.desired.recorded_by.get(name, 0)
 
 
-def see_definition(said: DefinitionReported, state: ResourceState) -> Facts:
+def record_definition(data: DefinitionReported, state: ResourceState) -> CommandResult:
     """Let a resource know that its kind is defined otherwise by now; never backwards."""
     known = state.desired.definition
-    if not state.desired.is_declared or (known is not None and known.generation >= said.generation):
+    if not state.desired.is_declared or (known is not None and known.generation >= data.generation):
         return NOTHING_NEW
-    newer = DefinitionRef(said.generation, said.digest, said.affected, said.total)
-    return Facts((DefinitionObserved(newer),))
+    newer = DefinitionRef(data.generation, data.digest, data.affected, data.total)
+    return CommandResult((DefinitionObserved(newer),))

@@ -7,7 +7,7 @@ from events.hold import Hold
 from events.log import SpecResolved
 from events.manifest import InvalidManifestError
 from events.names import InvalidNameError, ResourceKey
-from events.reference import Reference, filled, may_refer
+from events.reference import Reference, fill_references, may_refer
 from events.secret import SecretRef
 from reconciler.errors import UnknownKindError
 from reconciler.provider.kind import Kind, check_growth
@@ -29,7 +29,7 @@ def resolve(spec: Spec, situation: Situation) -> Step | None:
             label = ref.label(key.namespace)
             message = f"waits for secret {label}: {_why_missing(ref)}"
             return Conclusion("Waiting", "SecretMissing", message)
-    fields = filled(spec.fields, key.namespace, desired.targets, desired.secrets)
+    fields = fill_references(spec.fields, key.namespace, desired.targets, desired.secrets)
     if desired.resolved is not None and _is_outdated(kind, desired):
         return None  # this process has not read the newer definition yet
     try:
@@ -67,13 +67,13 @@ def compose(spec: Spec, situation: Situation) -> Step | None:
             return waiting
     if desired.resolved is not None and _is_outdated(kind, desired):
         return None  # this process has not read the newer definition yet
-    seen = situation.compared.seen if situation.state.owned is not None else None
+    existing = situation.compared.existing if situation.state.owned is not None else None
     digest = "" if kind.definition is None else kind.definition.digest
     fields, part = spec.fields, ""
     try:
         if kind.definition is not None:  # it may be another one than the fields were declared by
             fields = kind.object_fields(kind.checked_fields(fields))
-        content = kind.composes(context.key, fields, seen)
+        content = kind.composes(context.key, fields, existing)
         if (content, digest) == (desired.resolved, desired.resolved_by):
             return None
         checked = set[tuple[str, str]]()

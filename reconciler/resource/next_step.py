@@ -22,51 +22,51 @@ from events.manifest import Policy
 from events.names import ResourceKey
 from events.provider_config import ProviderConfigSpec, is_config
 from reconciler.provider.kind import Kind, Readiness
-from reconciler.resource.api_health import standing_of_api
+from reconciler.resource.api_health import conclude_api_health
 from reconciler.resource.approval import approval_command
 from reconciler.resource.attempt import (
     MAX_CONFLICTS,
-    delete_refused,
     has_waited,
     is_paused,
     is_refused,
     new_action,
     pursue,
     rejection,
+    retry_refused_deletion,
     wait_after_conflicts,
 )
+from reconciler.resource.contention import contention_wait, report_contention
 from reconciler.resource.difference import (
     LABELS,
     Comparison,
-    merged,
+    format_value,
+    merge_desired,
     needs_replacement,
-    shown,
 )
-from reconciler.resource.evolve import is_made_by
-from reconciler.resource.fights import wait_in_fight, waiting_in_fight
+from reconciler.resource.evolve import is_created_by
 from reconciler.resource.inputs import compose, reliance, resolve
 from reconciler.resource.observation import (
     AWAITING_READ,
     LOOKING,
-    awaits_first_look,
-    labelled,
-    namespace_that_has,
-    raised_grace,
+    awaits_first_listing,
+    compute_grace,
+    find_labelled_resource,
+    find_owner_namespace,
 )
 from reconciler.resource.owner_label import OWNER_LABEL
 from reconciler.resource.ownership import (
     ClaimReason,
-    keepers,
-    restoration,
+    describe_restoration,
+    references_with_policy,
     verdict,
 )
 from reconciler.resource.permission import host_access_not_permitted, use_not_permitted
 from reconciler.resource.progress import with_progress
 from reconciler.resource.renewal import renewal_step
 from reconciler.resource.replacement import (
-    held_for_its_data,
-    held_for_its_definition,
-    held_for_its_parts,
+    hold_for_data_loss,
+    hold_for_definition,
+    hold_for_parts,
     replacement,
     retirement,
 )
@@ -82,7 +82,7 @@ from reconciler.resource.turn import (
     on_hold,
 )
 
-_FIRST_LOOK = Conclusion(
+_AWAITS_FIRST_LISTING = Conclusion(
     "Waiting", LOOKING, "waits for the first complete listing that begins after the declaration"
 )
 
@@ -97,28 +97,28 @@ def next_step(  # noqa: C901, PLR0911, PLR0912 - the ladder: one guard a step
     kind, desired = context.kind, state.desired
     # First: without an object there is no API and no action, which all the others are about.
     if kind is not None and not kind.is_external:
-        return _in_the_log_alone(state, context)
+        return _conclude_without_object(state, context)
     # Before all that begins something: a call that may have been made is pursued to its end, also
     # after a withdrawal, and while its kind or configuration is missing.
     config = context.configs.get(state.provider_config)
     if state.actions.in_flight is not None:
-        return _pursued(state.actions.in_flight, state, context, config)
+        return _continue_action(state.actions.in_flight, state, context, config)
     # Before the kind and the configuration: where nothing is left, neither is needed any more.
     if not desired.is_declared and state.observed.object is None and state.owned is None:
-        return _nothing_left(state)
+        return _conclude_nothing_left(state)
     # Before the configuration: the kind says which provider that must have.
     if kind is None:
-        return _unknown_kind(context)
+        return _hold_for_unknown_kind(context)
     # Before everything below: it reads the ownership, the guards or the back-off of this API.
     if config is None:
         missing = f"ProviderConfig {state.provider_config!r} is not declared; declare it"
         return on_hold(Hold.PROVIDER_CONFIG_MISSING, missing)
     # Before ownership: what another provider's API shows under the name proves nothing.
     if config.provider != kind.provider:
-        return _wrong_provider(state.provider_config, config, kind, state)
+        return _hold_for_wrong_provider(state.provider_config, config, kind, state)
     situation = Situation(state, context, kind, config, compared)
     # Before the pause, waits and holds: it only records what is known, under any policy.
-    known = _known_again(situation)
+    known = _claim_known_object(situation)
     if known is not None:
         return known
     # The same; the look that shows it records it, unless a crash has left half of that turn.
@@ -127,36 +127,36 @@ def next_step(  # noqa: C901, PLR0911, PLR0912 - the ladder: one guard a step
         return OwnershipReleased(*place, "Replaced", state.owned.provider_config)
     # Before holds and waits: a paused resource takes no action that they could keep back.
     if is_paused(state):
-        return _found(situation) or PAUSED
+        return _claim_uncertain_creation(situation) or PAUSED
     # Before the withdrawal: this may be the wrong API. Before the waits: no time ends the doubt.
     if state.observed.doubted is not None and state.owned is not None:
-        return _doubted(state.observed.doubted, state, context)
+        return _hold_for_losses(state.observed.doubted, state, context)
     # Before all that calls the API, a deletion too: its last calls failed, or were overwritten.
-    waiting = _waiting(situation)
+    waiting = _report_wait(situation)
     if waiting is not None:
         return waiting
     # Before permission and inputs: neither keeps an object that is not declared any more.
     if not desired.is_declared:
-        return _let_go(situation)
+        return _finish_withdrawal(situation)
     spec = desired.spec
     assert spec is not None
     # Before permission too: a deletion needs none.
     if spec.policy.mode == "Absent" and state.owned is not None:
-        return _remove(situation)
+        return _delete(situation)
     # Before an object is taken over or compared: its content depends on the inputs.
-    unmet = _unmet(spec, situation)
+    unmet = _check_prerequisites(spec, situation)
     if unmet is not None:
         return unmet
     # Behind permission: an object that the log does not own is taken over before it is deleted.
     if spec.policy.mode == "Absent":
-        return _keep_away(spec, situation)
+        return _keep_absent(spec, situation)
     return _keep_present(spec, situation)
 
 
 # --- before anything is done
 
 
-def _in_the_log_alone(state: ResourceState, context: Context) -> Step:
+def _conclude_without_object(state: ResourceState, context: Context) -> Step:
     """Resources without an object, such as a ProviderConfig, are what they are declared."""
     if not state.desired.is_declared:
         was_declared = bool(state.desired.generation)
@@ -164,14 +164,14 @@ def _in_the_log_alone(state: ResourceState, context: Context) -> Step:
     if state.desired.spec is not None and state.desired.spec.references:
         return reliance(state.desired.spec, state, context.key)
     return (
-        _unknown_provider(state, context)
-        or standing_of_api(state.api)
+        _hold_for_unknown_provider(state, context)
+        or conclude_api_health(state.api)
         or Conclusion("Converged", "Declared")
     )
 
 
-def _unknown_provider(state: ResourceState, context: Context) -> Conclusion | None:
-    """Report a configuration whose provider was known when it was declared, and is no more."""
+def _hold_for_unknown_provider(state: ResourceState, context: Context) -> Conclusion | None:
+    """Report a configuration owner_name provider was known when it was declared, and is no more."""
     spec = state.desired.spec
     if not is_config(context.key) or context.providers is None or spec is None:
         return None
@@ -184,7 +184,7 @@ def _unknown_provider(state: ResourceState, context: Context) -> Conclusion | No
     )
 
 
-def _nothing_left(state: ResourceState) -> Conclusion | NothingToReport:
+def _conclude_nothing_left(state: ResourceState) -> Conclusion | NothingToReport:
     """Nobody declares it, and nothing is there: say so once, if anything was ever said."""
     last, belongs_to = state.outcome, state.observed.belongs_to
     if state.desired.spec is not None:
@@ -199,31 +199,31 @@ def _nothing_left(state: ResourceState) -> Conclusion | NothingToReport:
     return Conclusion("Deleted", "GoneByOthers")
 
 
-def _pursued(
+def _continue_action(
     flight: InFlight, state: ResourceState, context: Context, config: ProviderConfigSpec | None
 ) -> Step:
     """Bring the action in flight to its end, with what may have changed since it was decided."""
     if flight.failed is None:  # the attempt runs, or an operator has to decide
         return pursue(flight, state, context, config)
-    blocked = _wrong_provider_meanwhile(flight.action.provider_config, state, context)
-    forbidden = None if blocked else _forbidden_meanwhile(flight, state, context, config)
+    blocked = _hold_for_changed_provider(flight.action.provider_config, state, context)
+    forbidden = None if blocked else _hold_for_ended_permission(flight, state, context, config)
     return pursue(flight, state, context, config, blocked, forbidden)
 
 
-def _wrong_provider_meanwhile(
+def _hold_for_changed_provider(
     name: str, state: ResourceState, context: Context
 ) -> Conclusion | None:
-    """Hold an action whose configuration became one of another provider after it was decided."""
+    """Hold an action if its configuration has had another provider since the decision."""
     kind, config = context.kind, context.configs.get(name)
     if kind is None or config is None or config.provider == kind.provider:
         return None
-    return _wrong_provider(name, config, kind, state)
+    return _hold_for_wrong_provider(name, config, kind, state)
 
 
-def _forbidden_meanwhile(
+def _hold_for_ended_permission(
     flight: InFlight, state: ResourceState, context: Context, config: ProviderConfigSpec | None
 ) -> Conclusion | None:
-    """Hold the repetition of a write whose permission has ended; deletions need none."""
+    """Hold the repetition of a write owner_name permission has ended; deletions need none."""
     if config is None or flight.action.operation == "Delete":
         return None
     if not state.desired.is_declared:
@@ -233,7 +233,7 @@ def _forbidden_meanwhile(
     ) or host_access_not_permitted(state, context, config)
 
 
-def _unknown_kind(context: Context) -> Conclusion:
+def _hold_for_unknown_kind(context: Context) -> Conclusion:
     return on_hold(
         Hold.UNKNOWN_KIND,
         f"kind {context.key.kind!r} is not registered; install its package, or declare its "
@@ -241,7 +241,7 @@ def _unknown_kind(context: Context) -> Conclusion:
     )
 
 
-def _wrong_provider(
+def _hold_for_wrong_provider(
     name: str, config: ProviderConfigSpec, kind: Kind, state: ResourceState
 ) -> Conclusion:
     """Hold what no worker can call in the API that its configuration names: no retry mends that."""
@@ -257,24 +257,26 @@ def _wrong_provider(
     )
 
 
-def _known_again(situation: Situation) -> OwnershipClaimed | None:
+def _claim_known_object(situation: Situation) -> OwnershipClaimed | None:
     """Claim an object that the log knows: this is no action, so it is recorded under any policy.
 
     Either a listing missed an object of ours, or a call of ours created one that no event owns.
     """
-    state, found = situation.state, situation.compared.seen
+    state, existing = situation.state, situation.compared.existing
     known = state.observed
-    if state.owned is not None or found is None or found.uid is None or known.belongs_to:
+    if state.owned is not None or existing is None or existing.uid is None or known.belongs_to:
         return None
-    if found.uid == known.lost_uid:
-        return _claimed(found, "Returned", situation)
-    if known.was_let_go:
+    if existing.uid == known.lost_uid:
+        return _claim(existing, "Returned", situation)
+    if known.is_released:
         return None  # a creation that is known later changes nothing of its release
-    is_made_by_us = any(is_made_by(each, found) for each in state.actions.ended)
-    return _claimed(found, "Found", situation) if is_made_by_us else None
+    is_made_by_us = any(is_created_by(each, existing) for each in state.actions.ended)
+    return _claim(existing, "Found", situation) if is_made_by_us else None
 
 
-def would_claim(found: ExternalObject, place: str, state: ResourceState, context: Context) -> bool:
+def would_claim(
+    existing: ExternalObject, place: str, state: ResourceState, context: Context
+) -> bool:
     """Return whether the resource would own an object that a creation met, whatever created it.
 
     It does not have our owner label, which would show that we created it. Undeclared objects are
@@ -285,20 +287,20 @@ def would_claim(found: ExternalObject, place: str, state: ResourceState, context
         return False
     if state.owned is not None:
         return False
-    compared = Comparison(state.desired, state.owned, found, context)
+    compared = Comparison(state.desired, state.owned, existing, context)
     situation = Situation(state, context, kind, config, compared)
-    if _known_again(situation) is not None:
+    if _claim_known_object(situation) is not None:
         return True
     if not state.desired.is_declared or spec is None or is_paused(state):
         return False
-    if spec.policy.mode == "ObserveOnly" or _unmet(spec, situation) is not None:
+    if spec.policy.mode == "ObserveOnly" or _check_prerequisites(spec, situation) is not None:
         return False
-    step = _take_over(spec.policy, found, situation)
+    step = _adopt(spec.policy, existing, situation)
     is_claimed_later = isinstance(step, Conclusion) and step.reason == AWAITING_READ
     return is_claimed_later or isinstance(step, OwnershipClaimed)
 
 
-def _doubted(losses: LossCount, state: ResourceState, context: Context) -> Conclusion:
+def _hold_for_losses(losses: LossCount, state: ResourceState, context: Context) -> Conclusion:
     """Too many of our objects are missing at once: nothing is done before people are asked."""
     config = state.provider_config
     are = "is" if losses.missing == 1 else "are"
@@ -308,7 +310,7 @@ def _doubted(losses: LossCount, state: ResourceState, context: Context) -> Concl
             Hold.LOSS_GUARD,
             f"{what}; the loss is approved and takes effect with the next listing",
         )
-    restored = restoration(context)
+    restored = describe_restoration(context)
     hint = f"; {restored}: repeat the withdrawals made after it" if restored else ""
     return on_hold(
         Hold.LOSS_GUARD,
@@ -317,13 +319,13 @@ def _doubted(losses: LossCount, state: ResourceState, context: Context) -> Concl
     )
 
 
-def _waiting(situation: Situation) -> Conclusion | None:
+def _report_wait(situation: Situation) -> Conclusion | None:
     """Report the wait after a failure, a conflict or a fight, as long as it lasts."""
     state = situation.state
     if state.waits.until is None or has_waited(state, situation.context):
         return None
-    if state.waits.is_fight:
-        return waiting_in_fight(situation)
+    if state.waits.is_contention:
+        return report_contention(situation)
     failure = state.waits.failure
     if failure is not None:
         return Conclusion("Degraded", failure.error_class, failure.message)
@@ -339,7 +341,7 @@ def _waiting(situation: Situation) -> Conclusion | None:
 # --- declared: kept present, or kept away
 
 
-def _unmet(spec: Spec, situation: Situation) -> Step | None:
+def _check_prerequisites(spec: Spec, situation: Situation) -> Step | None:
     """Return what comes before the object: its permission, and the values of its inputs."""
     state, context, config = situation.state, situation.context, situation.config
     forbidden = use_not_permitted(state.provider_config, context, config)
@@ -358,51 +360,53 @@ def _unmet(spec: Spec, situation: Situation) -> Step | None:
 
 def _keep_present(spec: Spec, situation: Situation) -> Step:
     state, context, kind = situation.state, situation.context, situation.kind
-    seen, mode = situation.compared.seen, spec.policy.mode
+    existing, mode = situation.compared.existing, spec.policy.mode
     # Before the creation: nothing has proven the absence of what the log owns.
-    if seen is None and state.owned is not None:
+    if existing is None and state.owned is not None:
         return Conclusion(
             "Degraded", AWAITING_READ, "waiting for the next read of the owned object"
         )
-    if seen is None:
-        return _make(spec, situation)
+    if existing is None:
+        return _create(spec, situation)
     # Before the comparison: the content of what is not ours is no business of the resource.
-    unclear = _whose(spec.policy, seen, situation)
+    unclear = _settle_ownership(spec.policy, existing, situation)
     if unclear is not None:
         return unclear
     # Before all about writes: it is as declared, even where a write of it was rejected.
-    found = situation.compared.differences
-    if not found:
-        return _as_declared(seen, spec, situation)
+    differences = situation.compared.differences
+    if not differences:
+        return _conclude_as_declared(existing, spec, situation)
     # Before the rejection and the waits: those are of writes, and this mode writes nothing.
     if mode != "Present":
         return Conclusion(
-            "Drifted", mode, f"drift not corrected (spec.policy.mode {mode}): {_described(found)}"
+            "Drifted",
+            mode,
+            f"drift not corrected (spec.policy.mode {mode}): {_describe_differences(differences)}",
         )
     # Before the waits: only another declaration changes what the API rejects or keeps.
     rejected = rejection(state)
     if rejected is not None:
         return rejected
     if situation.compared.is_kept_by_the_api:
-        keeps = "the API accepted the write but keeps " + _described(found)
+        keeps = "the API accepted the write but keeps " + _describe_differences(differences)
         return Conclusion("Degraded", "NotAccepted", keeps)
     # Before the guards on data: a person is asked when the write is next, not before.
-    waiting = wait_after_conflicts(situation) or wait_in_fight(situation)
+    waiting = wait_after_conflicts(situation) or contention_wait(situation)
     if waiting is not None:
         return waiting
-    if needs_replacement(found, kind):
-        return held_for_its_definition(situation) or replacement(spec, seen, situation)
-    fields, labels = merged(situation.compared.wanted, seen, kind.normalize)
-    held = held_for_its_data(fields, situation) or held_for_its_parts(situation)
+    if needs_replacement(differences, kind):
+        return hold_for_definition(situation) or replacement(spec, existing, situation)
+    fields, labels = merge_desired(situation.compared.wanted, existing, kind.normalize)
+    held = hold_for_data_loss(fields, situation) or hold_for_parts(situation)
     return held or new_action(state, context, "Update", fields, labels)
 
 
-def _make(spec: Spec, situation: Situation) -> Step:
+def _create(spec: Spec, situation: Situation) -> Step:
     state, context, mode = situation.state, situation.context, spec.policy.mode
     if mode == "ObserveOnly":
         return (
-            _FIRST_LOOK
-            if awaits_first_look(state)
+            _AWAITS_FIRST_LISTING
+            if awaits_first_listing(state)
             else Conclusion(
                 "Drifted",
                 mode,
@@ -417,79 +421,81 @@ def _make(spec: Spec, situation: Situation) -> Step:
     if rejected is not None:
         return rejected
     labels = situation.compared.wanted.labels
-    waiting = wait_after_conflicts(situation) or wait_in_fight(situation)
+    waiting = wait_after_conflicts(situation) or contention_wait(situation)
     return waiting or new_action(
         state, context, "Create", state.desired.fields, labels, external_name=spec.external_name
     )
 
 
-def _as_declared(seen: ExternalObject, spec: Spec, situation: Situation) -> Step:
+def _conclude_as_declared(existing: ExternalObject, spec: Spec, situation: Situation) -> Step:
     """Nothing differs; a label that shall not be put back may still be missing."""
     state, kind = situation.state, situation.kind
-    ready = kind.ready(state.desired.fields, seen)
+    ready = kind.ready(state.desired.fields, existing)
     if kind.progress is not None:
-        noted = with_progress(ready, seen, spec, situation)
+        noted = with_progress(ready, existing, spec, situation)
         if not isinstance(noted, Readiness):
             return noted
         ready = noted
     is_fixed = LABELS in kind.immutable  # one that was adopted cannot get it
-    is_missing = state.owned is not None and not is_fixed and OWNER_LABEL not in seen.labels
+    is_missing = state.owned is not None and not is_fixed and OWNER_LABEL not in existing.labels
     if is_missing and OWNER_LABEL in situation.compared.wanted.labels:
         stripped = "the log records ownership of the object, but the object lost its owner label"
         return Conclusion("Disputed", "LabelMissing", stripped, ready=ready)
     if state.retiring is not None and ready.is_ready and spec.policy.mode == "Present":
         return retirement(situation)
     converged = Conclusion("Converged", "AsDeclared", ready=ready)
-    return renewal_step(seen, spec, situation, converged) if kind.renewal_time else converged
+    return renewal_step(existing, spec, situation, converged) if kind.renewal_time else converged
 
 
-def _whose(policy: Policy, seen: ExternalObject, situation: Situation) -> Step | None:
+def _settle_ownership(
+    policy: Policy, existing: ExternalObject, situation: Situation
+) -> Step | None:
     """Return what comes first where the log does not own the object, or another contradicts it."""
     if situation.state.owned is None and policy.mode != "ObserveOnly":
-        return _take_over(policy, seen, situation)
+        return _adopt(policy, existing, situation)
     if situation.state.owned is None:
         # What the object contains is the business of the namespace that has it.
-        if namespace_that_has(situation.state, situation.context):
-            return _taken(situation)
-        return _found(situation)
+        if find_owner_namespace(situation.state, situation.context):
+            return _report_other_owner(situation)
+        return _claim_uncertain_creation(situation)
     # Writing our label over another's would be a fight, if its owner does the same.
-    return _disputed(seen, situation) if situation.verdict.owner == "disputed" else None
+    return _report_dispute(existing, situation) if situation.verdict.owner == "disputed" else None
 
 
-def _found(situation: Situation) -> OwnershipClaimed | Conclusion | None:
+def _claim_uncertain_creation(situation: Situation) -> OwnershipClaimed | Conclusion | None:
     """Claim what a creation of ours has made, or ask whether one has: neither is an action."""
-    state, found = situation.state, situation.compared.seen
-    if state.owned is not None or found is None or state.observed.belongs_to:
+    state, existing = situation.state, situation.compared.existing
+    if state.owned is not None or existing is None or state.observed.belongs_to:
         return None
     if situation.verdict.claim == "Found":
-        return _claimed(found, "Found", situation)
-    return _held_in_doubt(found, situation)
+        return _claim(existing, "Found", situation)
+    return _hold_in_doubt(existing, situation)
 
 
-def _taken(situation: Situation) -> Conclusion:
+def _report_other_owner(situation: Situation) -> Conclusion:
     """Leave an object to the resource that has it, without a name from another namespace."""
-    whose = _without_namespace(situation.state.observed.belongs_to, situation)
+    owner_name = _name_other_owner(situation.state.observed.belongs_to, situation)
     return Conclusion(
         "Conflict",
         "OwnedByAnother",
-        f"the object belongs to {whose}; use another external name",
+        f"the object belongs to {owner_name}; use another external name",
     )
 
 
-def _without_namespace(resource: str, situation: Situation) -> str:
+def _name_other_owner(resource: str, situation: Situation) -> str:
     """Name the resource that has the object, unless it is in another namespace."""
-    is_elsewhere = namespace_that_has(situation.state, situation.context)
+    is_elsewhere = find_owner_namespace(situation.state, situation.context)
     return "a resource in another namespace" if is_elsewhere else resource
 
 
-def _take_over(policy: Policy, seen: ExternalObject, situation: Situation) -> Step:
+def _adopt(policy: Policy, existing: ExternalObject, situation: Situation) -> Step:
     """An object of that name is there, and the log does not say that it is ours."""
     state, context = situation.state, situation.context
     if state.observed.belongs_to:
-        return _taken(situation)
+        return _report_other_owner(situation)
     # What is declared may be relied on: a reference to it is no objection.
-    said = replace(situation.evidence, referenced=False)
-    claim = verdict(said, situation.config.ownership).claim
+    evidence = replace(situation.evidence, referenced=False)
+    claim = verdict(evidence, situation.config.ownership).claim
     is_old = state.observed.position < state.desired.position
     may_be_ours = claim is not None or policy.adoption == "Adopt"
     if may_be_ours and is_old and not context.capabilities.conditional_writes:
@@ -499,90 +505,99 @@ def _take_over(policy: Policy, seen: ExternalObject, situation: Situation) -> St
         )
     has_no_label = not context.capabilities.labels and context.capabilities.listing
     if may_be_ours and has_no_label:
-        # What has created it, or a response that shows it, does not show whose it is.
-        waiting = _until_listed_again(
+        # What has created it, or a response that shows it, does not show owner_text it is.
+        waiting = _wait_for_next_listing(
             state,
             "Reconciler adopts the object after the next listing, unless another resource owns it",
         )
         if waiting is not None:
             return waiting
     if claim is not None:
-        return _claimed(seen, claim, situation)
+        return _claim(existing, claim, situation)
     if policy.adoption != "Adopt":
-        held = _held_in_doubt(seen, situation)
+        held = _hold_in_doubt(existing, situation)
         if held is not None:
             return held
-        whose = (
-            "was released earlier" if state.observed.was_let_go else "is not owned by this resource"
+        owner_text = (
+            "was released earlier"
+            if state.observed.is_released
+            else "is not owned by this resource"
         )
-        if restored := _created_after_backup(seen, context):
-            whose = (
+        if restored := _explain_by_restore(existing, context):
+            owner_text = (
                 "has the owner label of this resource, but the log never recorded ownership; "
                 f"{restored}"
             )
         return Conclusion(
             "Conflict",
             "AlreadyExists",
-            f"{seen.name!r} exists and {whose}; set spec.policy.adoption: Adopt to take ownership, "
-            "or use another name",
+            f"{existing.name!r} exists and {owner_text}; set spec.policy.adoption: Adopt to take "
+            "ownership, or use another name",
         )
-    if said.label == "another's":
-        return Conclusion("Conflict", "OwnedByAnother", _described_label(seen, context))
-    return OwnershipClaimed(seen.name, seen.uid, "Adopted", state.observed.provider_config)
+    if evidence.label == "another's":
+        return Conclusion("Conflict", "OwnedByAnother", _describe_label(existing, context))
+    return OwnershipClaimed(existing.name, existing.uid, "Adopted", state.observed.provider_config)
 
 
-def _keep_away(spec: Spec, situation: Situation) -> Step:
+def _keep_absent(spec: Spec, situation: Situation) -> Step:
     """It is declared absent, and the log owns no object."""
-    if situation.compared.seen is not None:
-        return _take_over(spec.policy, situation.compared.seen, situation)
-    return _FIRST_LOOK if awaits_first_look(situation.state) else Conclusion("Converged", "Absent")
+    if situation.compared.existing is not None:
+        return _adopt(spec.policy, situation.compared.existing, situation)
+    return (
+        _AWAITS_FIRST_LISTING
+        if awaits_first_listing(situation.state)
+        else Conclusion("Converged", "Absent")
+    )
 
 
-def _described(found: tuple[FieldDifference, ...]) -> str:
+def _describe_differences(differences: tuple[FieldDifference, ...]) -> str:
     return some(
-        [f"{each.path}: {shown(each.observed)} (declared {shown(each.desired)})" for each in found]
+        [
+            f"{each.path}: {format_value(each.observed)} (declared {format_value(each.desired)})"
+            for each in differences
+        ]
     )
 
 
 # --- not declared (any more): removed, released or left alone
 
 
-def _let_go(situation: Situation) -> Step:
+def _finish_withdrawal(situation: Situation) -> Step:
     state = situation.state
     owned, holds = state.owned, state.holds
     if owned is None:
-        return _not_ours(situation)
+        return _conclude_unowned(situation)
     # Before the finalizers: their holders have nothing to do while the object is kept.
-    kept_for = keepers(holds.references, "Keep")
+    kept_for = references_with_policy(holds.references, "Keep")
     if kept_for and not holds.release_forced:
         return on_hold(
             Hold.REFERENCED,
             f"kept because it is referenced by {some(kept_for)}",
         )
     # Before a release as well as a deletion: both end what a holder may still use.
-    waiting = _waiting_for_finalizers(state)
+    waiting = _hold_for_finalizers(state)
     if waiting is not None:
         return waiting
     # Before the object of today: the withdrawal ends with that, and would leave this one.
     if state.retiring is not None:
-        before = state.retiring
+        replaced = state.retiring
         if not (holds.orphan_forced or _policy(state).mode == "ObserveOnly"):
             return retirement(situation)  # that it goes was decided before
         return OwnershipReleased(
-            before.external_name, before.uid, "Orphaned", before.provider_config
+            replaced.external_name, replaced.uid, "Orphaned", replaced.provider_config
         )
-    if stays_in_the_api(state):
-        return _unlabel(situation) or OwnershipReleased(
+    if is_kept_in_api(state):
+        return _remove_owner_label(situation) or OwnershipReleased(
             owned.external_name, owned.uid, "Orphaned", owned.provider_config
         )
-    return _remove(situation)
+    return _delete(situation)
 
 
-def stays_in_the_api(state: ResourceState) -> bool:
+def is_kept_in_api(state: ResourceState) -> bool:
     """Return whether the object of a withdrawn resource is let go and not deleted."""
     policy = _policy(state)
     stays = policy.deletion == "Orphan" or policy.mode == "ObserveOnly"
-    asked = state.holds.orphan_forced or keepers(state.holds.references, "Release")
+    asked = state.holds.orphan_forced or references_with_policy(state.holds.references, "Release")
     return bool(state.desired.generation and stays) or bool(asked)
 
 
@@ -590,15 +605,15 @@ def _policy(state: ResourceState) -> Policy:
     return Policy() if state.desired.spec is None else state.desired.spec.policy
 
 
-def _unlabel(situation: Situation) -> ActionDecided | None:
+def _remove_owner_label(situation: Situation) -> ActionDecided | None:
     """Take our label off an object that stays: it would go on saying that the object is ours.
 
     None where there is nothing to take off, where nothing may be written, and where the API cannot
     or has refused: a label must not hold the release for ever.
     """
     state, context, kind = situation.state, situation.context, situation.kind
-    found, policy = situation.compared.seen, _policy(state)
-    if found is None or found.labels.get(OWNER_LABEL) != context.owner:
+    existing, policy = situation.compared.existing, _policy(state)
+    if existing is None or existing.labels.get(OWNER_LABEL) != context.owner:
         return None
     if LABELS in kind.immutable:
         return None
@@ -609,69 +624,71 @@ def _unlabel(situation: Situation) -> ActionDecided | None:
         return None
     if situation.verdict.owner == "disputed":
         return None
-    labels = {name: value for name, value in found.labels.items() if name != OWNER_LABEL}
+    labels = {name: value for name, value in existing.labels.items() if name != OWNER_LABEL}
     # Everything else stays as it is, drift too: what nobody declares is not corrected.
-    return new_action(state, context, "Update", kind.normalize(found.fields), labels)
+    return new_action(state, context, "Update", kind.normalize(existing.fields), labels)
 
 
-def _waiting_for_finalizers(state: ResourceState) -> Conclusion | None:
+def _hold_for_finalizers(state: ResourceState) -> Conclusion | None:
     if not state.holds.finalizers:
         return None
     holders = some([f"{each.name} (set by {each.holder})" for each in state.holds.finalizers])
     return on_hold(Hold.FINALIZERS, f"waits for the removal of these finalizers: {holders}")
 
 
-def _not_ours(situation: Situation) -> Step:
-    state, context, found = situation.state, situation.context, situation.compared.seen
-    if found is None:
+def _conclude_unowned(situation: Situation) -> Step:
+    state, context, existing = situation.state, situation.context, situation.compared.existing
+    if existing is None:
         return Conclusion("Deleted", "Gone")
-    if state.observed.was_let_go:
-        return _orphaned(found, state, context)
+    if state.observed.is_released:
+        return _conclude_released(existing, state, context)
     if state.observed.belongs_to:  # that one knows what shall become of it
-        whose = _without_namespace(state.observed.belongs_to, situation)
-        return _never_ours(state) or Conclusion(
-            "Unowned", "Taken", f"the object belongs to {whose}"
+        owner_name = _name_other_owner(state.observed.belongs_to, situation)
+        return _conclude_never_owned(state) or Conclusion(
+            "Unowned", "Taken", f"the object belongs to {owner_name}"
         )
-    judged = situation.verdict
-    if judged.claim in ("Returned", "Found"):
-        return _claimed(found, judged.claim, situation)
-    if judged.claim is not None:
-        waiting = _guarded(situation) or _until_listed_again(
+    judgment = situation.verdict
+    if judgment.claim in ("Returned", "Found"):
+        return _claim(existing, judgment.claim, situation)
+    if judgment.claim is not None:
+        waiting = _hold_for_deletion_guard(situation) or _wait_for_next_listing(
             state,
             "no manifest declares the object; Reconciler deletes it after the next listing, unless "
             "another resource owns it by then",
         )
-        return waiting or _claimed(found, judged.claim, situation)
-    if judged.owner == "disputed":
-        return _disputed(found, situation)
-    reason, why = judged.reason, f"no {context.key.kind} declares the object"
+        return waiting or _claim(existing, judgment.claim, situation)
+    if judgment.owner == "disputed":
+        return _report_dispute(existing, situation)
+    reason, why = judgment.reason, f"no {context.key.kind} declares the object"
     # Two kinds may list one API, as a kind that is defined over another one does.
-    if named := labelled(found, context):
-        whose = _without_namespace(named, situation)
-        reason, why = "OwnedByAnother", f"the owner label of the object names {whose}"
+    if named := find_labelled_resource(existing, context):
+        owner_name = _name_other_owner(named, situation)
+        reason, why = "OwnedByAnother", f"the owner label of the object names {owner_name}"
         is_by_id = not context.capabilities.deterministic_names
         if is_by_id and ResourceKey.parse(named).kind == context.key.kind:
             # No name shows that it is a copy: that resource may have created it, and lost it.
             why += ", which does not own it"
             return Conclusion("Disputed", reason, f"{why}; Reconciler leaves it unchanged")
     left_alone = Conclusion("Unowned", reason, f"{why}; Reconciler leaves it unchanged")
-    return _held_in_doubt(found, situation) or _never_ours(state) or left_alone
+    return _hold_in_doubt(existing, situation) or _conclude_never_owned(state) or left_alone
 
 
-def _orphaned(found: ExternalObject, state: ResourceState, context: Context) -> Conclusion:
+def _conclude_released(
+    existing: ExternalObject, state: ResourceState, context: Context
+) -> Conclusion:
     message = "the object stays in the API, and Reconciler no longer manages it"
-    if found.labels.get(OWNER_LABEL) == context.owner:
+    if existing.labels.get(OWNER_LABEL) == context.owner:
         message += "; it still has its owner label"
         if state.waits.failure is not None and is_refused(state):
             message += f", because the API rejected its removal: {state.waits.failure.message}"
     return Conclusion("Released", "Orphaned", message)
 
 
-def _never_ours(state: ResourceState) -> Conclusion | None:
+def _conclude_never_owned(state: ResourceState) -> Conclusion | None:
     """Report the object that a withdrawn resource has met and never had."""
     desired = state.desired
-    was_said = state.outcome is not None and state.outcome.reason == "NotOurs"
-    if desired.generation and (desired.completed_generation != desired.generation or was_said):
+    is_reported = state.outcome is not None and state.outcome.reason == "NotOurs"
+    if desired.generation and (desired.completed_generation != desired.generation or is_reported):
         return Conclusion(
             "Deleted",
             "NotOurs",
@@ -683,7 +700,7 @@ def _never_ours(state: ResourceState) -> Conclusion | None:
     return None
 
 
-def _until_listed_again(state: ResourceState, message: str) -> Conclusion | None:
+def _wait_for_next_listing(state: ResourceState, message: str) -> Conclusion | None:
     """Wait for a listing that shows whether another resource has an object that nothing marks.
 
     The listing that showed it may have waited in the intake, while newer ones gave the object to
@@ -700,7 +717,7 @@ def _until_listed_again(state: ResourceState, message: str) -> Conclusion | None
     return Conclusion("Degraded", AWAITING_READ, message)
 
 
-def _guarded(situation: Situation) -> Conclusion | None:
+def _hold_for_deletion_guard(situation: Situation) -> Conclusion | None:
     """Hold the object if too many would go with it, and nobody has approved that."""
     state, guard = situation.state, situation.config.deletion_guard
     unmanaged, total = state.observed.unmanaged or 0, state.observed.total or 0
@@ -709,12 +726,12 @@ def _guarded(situation: Situation) -> Conclusion | None:
     are = "is" if unmanaged == 1 else "are"
     what = f"{unmanaged} of {total} objects in the scope {are} undeclared and would be deleted"
     if state.holds.approved == Hold.DELETION_GUARD:
-        # Somebody may have declared it since it was seen: only a later listing shows that.
+        # Somebody may have declared it since it was existing: only a later listing shows that.
         if state.observed.position >= state.holds.approved_position:
             return None
         later = f"{what}; the deletion is approved and happens after the next two listings"
         return on_hold(Hold.DELETION_GUARD, later)
-    restored = restoration(situation.context)
+    restored = describe_restoration(situation.context)
     hint = f"; {restored}: repeat the declarations made after it" if restored else ""
     return on_hold(
         Hold.DELETION_GUARD,
@@ -726,87 +743,88 @@ def _guarded(situation: Situation) -> Conclusion | None:
 # --- whichever it is
 
 
-def _claimed(found: ExternalObject, reason: ClaimReason, situation: Situation) -> OwnershipClaimed:
+def _claim(existing: ExternalObject, reason: ClaimReason, situation: Situation) -> OwnershipClaimed:
     """Make an object that is there ours; its return may prove that the API shows it late."""
     state = situation.state
-    grace = raised_grace(state, situation.context) if reason == "Returned" else 0.0
+    grace = compute_grace(state, situation.context) if reason == "Returned" else 0.0
     place = state.observed.provider_config
-    return OwnershipClaimed(found.name, found.uid, reason, place, grace_seconds=grace)
+    return OwnershipClaimed(existing.name, existing.uid, reason, place, grace_seconds=grace)
 
 
-def _held_in_doubt(found: ExternalObject, situation: Situation) -> Conclusion | None:
+def _hold_in_doubt(existing: ExternalObject, situation: Situation) -> Conclusion | None:
     """Hold an object without a mark that a creation in doubt may have created (ADR 0012)."""
-    context, said = situation.context, situation.evidence
+    context, evidence = situation.context, situation.evidence
     capabilities = context.capabilities
     if capabilities.idempotency_keys or not capabilities.deterministic_names:
         return None
     is_in_doubt = any(
-        each.action.operation == "Create" and each.in_doubt and found.uid not in each.made
+        each.action.operation == "Create"
+        and each.in_doubt
+        and existing.uid not in each.created_uids
         for each in situation.state.actions.ended
     )
-    if said.label != "nothing" or not said.uncertain or not is_in_doubt:
+    if evidence.label != "nothing" or not evidence.uncertain or not is_in_doubt:
         return None
     remedy = "declare the resource with spec.policy.adoption: Adopt"
     if capabilities.labels:
         remedy = f"give it the label {OWNER_LABEL}={context.owner}"
     return on_hold(
         Hold.UNKNOWN_RESULT,
-        f"{found.name!r} (uid {found.uid}) may have been created by this resource (a call with an "
-        f"unknown result) or by another client. If this resource created it, {remedy}. If not, "
-        "approve: "
-        f"{approval_command(context.key)}",
+        f"{existing.name!r} (uid {existing.uid}) may have been created by this resource (a "
+        f"call with an unknown result) or by another client. If this resource created it, "
+        f"{remedy}. If not, approve: {approval_command(context.key)}",
     )
 
 
-def _disputed(found: ExternalObject, situation: Situation) -> Conclusion:
+def _report_dispute(existing: ExternalObject, situation: Situation) -> Conclusion:
     """Report that the witnesses disagree, and that the object is left alone."""
-    judged = situation.verdict
-    message = judged.message
-    if judged.reason == "OwnedByAnother":
-        message = f"{_described_label(found, situation.context)}; Reconciler leaves it unchanged"
-    elif restored := _created_after_backup(found, situation.context):
+    judgment = situation.verdict
+    message = judgment.message
+    if judgment.reason == "OwnedByAnother":
+        message = f"{_describe_label(existing, situation.context)}; Reconciler leaves it unchanged"
+    elif restored := _explain_by_restore(existing, situation.context):
         message += (
             f"; {restored}. To manage it, declare it with spec.policy.adoption: Adopt; to release "
             f"it, remove its label {OWNER_LABEL}; or delete it in the API"
         )
-    return Conclusion("Disputed", judged.reason, message)
+    return Conclusion("Disputed", judgment.reason, message)
 
 
-def _described_label(found: ExternalObject, context: Context) -> str:
+def _describe_label(existing: ExternalObject, context: Context) -> str:
     """Describe another's owner label, without a name from another namespace."""
-    named = labelled(found, context)
+    named = find_labelled_resource(existing, context)
     if named and ResourceKey.parse(named).namespace != context.key.namespace:
         return "the owner label of the object names a resource in another namespace"
-    return f"the owner label of the object is {found.labels[OWNER_LABEL]!r}"
+    return f"the owner label of the object is {existing.labels[OWNER_LABEL]!r}"
 
 
-def _created_after_backup(found: ExternalObject, context: Context) -> str:
+def _explain_by_restore(existing: ExternalObject, context: Context) -> str:
     """Explain by a restoration why the log lacks an object with our label; empty if it cannot."""
-    restored = restoration(context)
-    if not restored or found.labels.get(OWNER_LABEL) != context.owner:
+    restored = describe_restoration(context)
+    if not restored or existing.labels.get(OWNER_LABEL) != context.owner:
         return ""
     return f"{restored}, and the object may have been created after it"
 
 
-def _remove(situation: Situation) -> Step:
+def _delete(situation: Situation) -> Step:
     """Delete what is ours, unless that is disputed, or a service is not finished with it."""
     state, context = situation.state, situation.context
     # Before all others: no wait or approval permits deleting an object of another resource.
     belongs_to = state.observed.belongs_to
     if belongs_to:
-        whose = _without_namespace(belongs_to, situation)
-        taken = f"the object also belongs to {whose}; Reconciler leaves it unchanged"
+        owner_name = _name_other_owner(belongs_to, situation)
+        taken = f"the object also belongs to {owner_name}; Reconciler leaves it unchanged"
         return Conclusion("Disputed", "OwnedByAnother", taken)
-    if situation.compared.seen is not None and situation.verdict.owner == "disputed":
-        return _disputed(situation.compared.seen, situation)
+    if situation.compared.existing is not None and situation.verdict.owner == "disputed":
+        return _report_dispute(situation.compared.existing, situation)
     # Again: what is declared absent comes here without a withdrawal.
-    waiting = _waiting_for_finalizers(state)
+    waiting = _hold_for_finalizers(state)
     if waiting is not None:
         return waiting
     if state.waits.failure is not None and is_refused(state):
-        return delete_refused(situation, state.waits.failure.message)
+        return retry_refused_deletion(situation, state.waits.failure.message)
     # Before the wait for conflicts: an approval may take longer than that.
-    held = held_for_its_data(None, situation)
+    held = hold_for_data_loss(None, situation)
     if held is not None:
         return held
     return wait_after_conflicts(situation) or new_action(state, context, "Delete", {}, {})

@@ -23,7 +23,7 @@ from reconciler.resource.difference import Comparison
 from reconciler.resource.owner_label import OWNER_LABEL, resource_of
 from reconciler.resource.ownership import is_obstacle
 from reconciler.resource.state import Owned, ResourceState
-from reconciler.resource.turn import NOTHING_NEW, Command, Context, Facts
+from reconciler.resource.turn import NOTHING_NEW, Command, CommandResult, Context
 
 _RIGHT_CLOCK = timedelta(seconds=60)  # an observer's clock may lag so much, and is still believed
 
@@ -31,7 +31,7 @@ MAX_LAG_SECONDS = 60.0
 """A look that lacks an object so long after its last write lags no more, but is wrong: a grace that
 is longer would keep a resource from being observed after each write."""
 
-FIRST_LOOK_SECONDS = 120.0
+FIRST_LISTING_SECONDS = 120.0
 """Time after a creation in which a listing shows what it has made, at least. Two intervals of
 listings, if those take longer."""
 
@@ -42,42 +42,48 @@ LOOKING = "Looking"
 """Reason of the outcome of a resource that nothing is created for, before its first look."""
 
 
-def observe(said: Observed, command: Command, state: ResourceState, context: Context) -> Facts:
+def observe(
+    data: Observed, command: Command, state: ResourceState, context: Context
+) -> CommandResult:
     """Record what is new in an observation, unless something is known better."""
-    if _is_second_object(said, state, context):
-        is_stale = _is_stale(said, command, state, context)
-        return NOTHING_NEW if is_stale else Facts((_second_object(said),))
-    if not _is_about_us(said, command, state, context) or _is_stale(said, command, state, context):
+    if _is_second_object(data, state, context):
+        is_stale = _is_stale(data, command, state, context)
+        return NOTHING_NEW if is_stale else CommandResult((_claim_second_object(data),))
+    if not _concerns_resource(data, command, state, context) or _is_stale(
+        data, command, state, context
+    ):
         return NOTHING_NEW
-    belongs_to = _find_other_owner(said, state, context)
-    if belongs_to == state.observed.belongs_to and not _is_news(said, state):
+    belongs_to = _find_other_owner(data, state, context)
+    if belongs_to == state.observed.belongs_to and not _is_news(data, state):
         return NOTHING_NEW
-    doubted = _doubted(said, state, context)
+    doubted = _doubt_absence(data, state, context)
     if doubted is not None:
-        is_known = said.losses == state.observed.doubted
-        return NOTHING_NEW if is_known else Facts((doubted,))
-    unmanaged = said.exclusive
+        is_known = data.losses == state.observed.doubted
+        return NOTHING_NEW if is_known else CommandResult((doubted,))
+    unmanaged = data.exclusive
     seen = ExternalObserved(
-        said.provider_config,
-        said.external_name,
-        said.object,
-        said.evidence,
-        min(said.as_of, command.position),  # no read began after its own message
+        data.provider_config,
+        data.external_name,
+        data.object,
+        data.evidence,
+        min(data.as_of, command.position),  # no read began after its own message
         None if unmanaged is None else unmanaged.unmanaged,
         None if unmanaged is None else unmanaged.total,
         belongs_to,
-        said.known_version,
+        data.known_version,
     )
-    return Facts((seen,), shows_object=True)
+    return CommandResult((seen,), shows_object=True)
 
 
-def _is_about_us(said: Observed, command: Command, state: ResourceState, context: Context) -> bool:
-    place, spec = (said.provider_config, said.external_name), state.desired.spec
+def _concerns_resource(
+    data: Observed, command: Command, state: ResourceState, context: Context
+) -> bool:
+    place, spec = (data.provider_config, data.external_name), state.desired.spec
     is_by_id = not context.capabilities.deterministic_names
     if (
         is_by_id
-        and _is_of_another_id(said, state)
-        and not _shows_wrong_uid(said, command, state, context)
+        and _is_of_another_id(data, state)
+        and not _shows_wrong_uid(data, command, state, context)
     ):
         return False
     if state.owned is not None:
@@ -88,45 +94,45 @@ def _is_about_us(said: Observed, command: Command, state: ResourceState, context
         return place == (state.observed.provider_config, state.released.name)
     if state.desired.is_declared and spec is not None:
         is_declared = place == (spec.provider_config, spec.external_name)
-        return is_declared or _is_created_late(said, state, context)
+        return is_declared or _is_created_late(data, state, context)
     return True
 
 
 def _shows_wrong_uid(
-    said: Observed, command: Command, state: ResourceState, context: Context
+    data: Observed, command: Command, state: ResourceState, context: Context
 ) -> bool:
     """Return whether our creation made an object, although its response named another uid.
 
     The key shows that. A copy has the same key, so it counts only until the named uid is seen.
     """
-    found = said.object
-    if found is None or found.labels.get(OWNER_LABEL) != context.owner:
+    existing = data.object
+    if existing is None or existing.labels.get(OWNER_LABEL) != context.owner:
         return False
     creations = (each.action for each in state.actions.ended if each.action.operation == "Create")
-    is_marked = any(each.idempotency_key == found.written_by for each in creations)
+    is_marked = any(each.idempotency_key == existing.written_by for each in creations)
     return is_marked and is_unconfirmed(command, state, context)
 
 
-def _is_second_object(said: Observed, state: ResourceState, context: Context) -> bool:
+def _is_second_object(data: Observed, state: ResourceState, context: Context) -> bool:
     """Return whether a late call of a creation has created an object beside ours."""
     return (
         state.owned is not None
-        and said.external_name != state.owned.external_name
+        and data.external_name != state.owned.external_name
         and state.retiring is None  # its name may be that of what was replaced before
-        and _is_created_late(said, state, context)
+        and _is_created_late(data, state, context)
     )
 
 
-def _is_created_late(said: Observed, state: ResourceState, context: Context) -> bool:
+def _is_created_late(data: Observed, state: ResourceState, context: Context) -> bool:
     """Return whether a late call of a creation may have created an object.
 
     It has our label and the name of a creation: a label alone may be a copy (invariant 7).
     """
-    found = said.object
-    if found is None or found.labels.get(OWNER_LABEL) != context.owner:
+    existing = data.object
+    if existing is None or existing.labels.get(OWNER_LABEL) != context.owner:
         return False
-    is_known = found.uid is not None and found.uid == state.observed.released_uid
-    place = ("Create", said.provider_config, said.external_name)
+    is_known = existing.uid is not None and existing.uid == state.observed.released_uid
+    place = ("Create", data.provider_config, data.external_name)
     ended = (each.action for each in state.actions.ended)
     return (
         state.actions.uncertain_create
@@ -134,88 +140,88 @@ def _is_created_late(said: Observed, state: ResourceState, context: Context) -> 
         and any(
             (each.operation, each.provider_config, each.external_name) == place for each in ended
         )
-        and not (is_known or is_obstacle(found, state, context))
+        and not (is_known or is_obstacle(existing, state, context))
     )
 
 
-def _second_object(said: Observed) -> OwnershipClaimed:
-    uid = None if said.object is None else said.object.uid
+def _claim_second_object(data: Observed) -> OwnershipClaimed:
+    uid = None if data.object is None else data.object.uid
     return OwnershipClaimed(
-        said.external_name, uid, "Found", said.provider_config, object=said.object
+        data.external_name, uid, "Found", data.provider_config, object=data.object
     )
 
 
-def _is_of_another_id(said: Observed, state: ResourceState) -> bool:
-    """Return whether it is said of an object beside ours, or beside the one that we know.
+def _is_of_another_id(data: Observed, state: ResourceState) -> bool:
+    """Return whether it is data of an object beside ours, or beside the one that we know.
 
     Who looked may have known another one by then: that this is gone says nothing of ours.
     """
     known = state.owned or state.released
-    if known is None and said.object is None:
+    if known is None and data.object is None:
         known = state.observed.object
-    uid = said.absent_uid if said.object is None else said.object.uid
+    uid = data.absent_uid if data.object is None else data.object.uid
     return known is not None and None not in (uid, known.uid) and uid != known.uid
 
 
-def _is_stale(said: Observed, command: Command, state: ResourceState, context: Context) -> bool:
+def _is_stale(data: Observed, command: Command, state: ResourceState, context: Context) -> bool:
     """Return whether the observation began before something that we know better (invariant 6)."""
     known, actions, holds = state.observed, state.actions, state.holds
     # It may have begun before or after the call, whose result shows the object.
     if actions.in_flight is not None:
         return True
     # An approved deletion waits for a newer look: rows stop asking for one once any is recorded.
-    if holds.approved == Hold.DELETION_GUARD and said.as_of < holds.approved_position:
+    if holds.approved == Hold.DELETION_GUARD and data.as_of < holds.approved_position:
         return True
-    if said.object is None and said.evidence == "CompleteListing" and known.is_listing_disproved:
+    if data.object is None and data.evidence == "CompleteListing" and known.is_listing_disproved:
         return True
-    if said.as_of < actions.effect_position:
+    if data.as_of < actions.effect_position:
         return True
-    if (said.as_of, command.position) < (known.position, known.message):
+    if (data.as_of, command.position) < (known.position, known.message):
         return True
-    if said.provider_config not in context.configs:
+    if data.provider_config not in context.configs:
         return actions.effect_at is not None  # how late it shows our effects is not known
-    grace = context.grace_seconds(said.provider_config, state)
+    grace = context.grace_seconds(data.provider_config, state)
     if grace and actions.effect_at is not None:
-        began_at = _began_at(said, command)
+        began_at = _began_at(data, command)
         return began_at is None or began_at < actions.effect_at + timedelta(seconds=grace)
     return False
 
 
-def _began_at(said: Observed, command: Command) -> datetime | None:
+def _began_at(data: Observed, command: Command) -> datetime | None:
     """Return when the read began, by the bus's clock: that of an observer may be wrong."""
-    if command.stored_at is None or said.age_seconds is None:
-        return said.began_at
-    began_at = command.stored_at - timedelta(seconds=said.age_seconds)
+    if command.stored_at is None or data.age_seconds is None:
+        return data.began_at
+    began_at = command.stored_at - timedelta(seconds=data.age_seconds)
     # The observer may have stood still before it sent what it had counted: so its own clock
     # counts, where that is likely to be right.
-    if said.began_at is not None and began_at - _RIGHT_CLOCK <= said.began_at < began_at:
-        return said.began_at
+    if data.began_at is not None and began_at - _RIGHT_CLOCK <= data.began_at < began_at:
+        return data.began_at
     return began_at
 
 
-def _find_other_owner(said: Observed, state: ResourceState, context: Context) -> str:
+def _find_other_owner(data: Observed, state: ResourceState, context: Context) -> str:
     """Name the other resource that has the object, or had it when it was last seen."""
     known = state.observed
-    is_gone = said.object is None and not state.desired.is_declared and state.owned is None
-    if is_gone and not said.belongs_to:  # that one may have been withdrawn meanwhile, and be gone
-        return known.belongs_to or labelled(known.object, context)
-    return known.belongs_to if said.belongs_to is None else said.belongs_to
+    is_gone = data.object is None and not state.desired.is_declared and state.owned is None
+    if is_gone and not data.belongs_to:  # that one may have been withdrawn meanwhile, and be gone
+        return known.belongs_to or find_labelled_resource(known.object, context)
+    return known.belongs_to if data.belongs_to is None else data.belongs_to
 
 
-def namespace_that_has(state: ResourceState, context: Context) -> str:
+def find_owner_namespace(state: ResourceState, context: Context) -> str:
     """Return the other namespace whose resource has the object; empty if none is known to."""
-    resource = state.observed.belongs_to or labelled(state.observed.object, context)
+    resource = state.observed.belongs_to or find_labelled_resource(state.observed.object, context)
     namespace = resource.partition("/")[0]
     return "" if namespace == context.key.namespace else namespace
 
 
-def labelled(seen: ExternalObject | None, context: Context) -> str:
+def find_labelled_resource(existing: ExternalObject | None, context: Context) -> str:
     """Name the other resource of this log whose owner label an object carries."""
-    label = "" if seen is None else seen.labels.get(OWNER_LABEL, "")
+    label = "" if existing is None else existing.labels.get(OWNER_LABEL, "")
     return "" if label == context.owner else resource_of(label, context.log_id)
 
 
-def awaits_first_look(state: ResourceState) -> bool:
+def awaits_first_listing(state: ResourceState) -> bool:
     """Return whether nothing proves that the object of a resource does not exist (invariant 6).
 
     It is asked for where absence leads to no creation, which would meet the object. One look that
@@ -228,22 +234,22 @@ def awaits_first_look(state: ResourceState) -> bool:
     return is_passive and known.object is None and known.absent_at < desired.position
 
 
-def _is_news(said: Observed, state: ResourceState) -> bool:
-    known, shown = state.observed, said.object
-    if awaits_first_look(state) and said.as_of >= state.desired.position:
+def _is_news(data: Observed, state: ResourceState) -> bool:
+    known, existing = state.observed, data.object
+    if awaits_first_listing(state) and data.as_of >= state.desired.position:
         return True
-    if not same_content(known.object, shown):
+    if not same_content(known.object, existing):
         return True
-    if known.asked_at is not None and said.as_of >= known.asked_at:
+    if known.read_requested_at is not None and data.as_of >= known.read_requested_at:
         return True
-    if shown is None and state.owned is None:
+    if existing is None and state.owned is None:
         return False  # nothing waits for the object any more
     if state.outcome is not None and state.outcome.reason == AWAITING_READ:
         return True
-    if known.doubted is not None and shown is not None:
+    if known.doubted is not None and existing is not None:
         return True
     is_left = state.outcome is not None and state.outcome.outcome in ("Held", "Unowned")
-    unmanaged = said.exclusive
+    unmanaged = data.exclusive
     # Other numbers may let a held stray through the guard; one left alone may be a stray now.
     if (
         is_left
@@ -252,66 +258,71 @@ def _is_news(said: Observed, state: ResourceState) -> bool:
     ):
         return True
     # Our writes conflict, and this is the version that we did not know.
-    if state.waits.conflicts and shown and known.object and shown.version != known.object.version:
+    if (
+        state.waits.conflicts
+        and existing
+        and known.object
+        and existing.version != known.object.version
+    ):
         return True
     # A person has approved a deletion, and this is the first look since.
     holds = state.holds
-    return holds.approved == Hold.DELETION_GUARD and said.as_of >= holds.approved_position
+    return holds.approved == Hold.DELETION_GUARD and data.as_of >= holds.approved_position
 
 
-def _doubted(said: Observed, state: ResourceState, context: Context) -> AbsenceDoubted | None:
+def _doubt_absence(data: Observed, state: ResourceState, context: Context) -> AbsenceDoubted | None:
     """Doubt an absence that is one of so many that people have to be asked."""
-    losses, config = said.losses, context.configs.get(said.provider_config)
-    if said.object is not None or state.owned is None or losses is None or config is None:
+    losses, config = data.losses, context.configs.get(data.provider_config)
+    if data.object is not None or state.owned is None or losses is None or config is None:
         return None
     guard = config.loss_guard
     is_little = losses.missing * 100 <= losses.owned * guard.max_percent
     if losses.missing < guard.min_count or is_little or state.holds.approved == Hold.LOSS_GUARD:
         return None
-    return AbsenceDoubted(said.provider_config, said.external_name, losses.missing, losses.owned)
+    return AbsenceDoubted(data.provider_config, data.external_name, losses.missing, losses.owned)
 
 
-def loss_and_drift(
+def detect_loss_and_drift(
     command: Command, state: ResourceState, context: Context, compared: Comparison
 ) -> tuple[ResourceEvent, ...]:
     """Return, after a new look at the object, whether it is still ours and as we left it."""
-    owned, seen, desired = state.owned, state.observed.object, state.desired
+    owned, existing, desired = state.owned, state.observed.object, state.desired
     if owned is None:
         return ()
     place = (owned.external_name, owned.uid)
-    if seen is None:
+    if existing is None:
         since_write = _seconds_since_write(command, state, context)
         # A look shows that nothing has the name; a result of an action, that nothing has the uid.
         is_result = isinstance(command.data, Reported)
         is_unclear = is_result and is_unconfirmed(command, state, context)
-        gone = OwnershipReleased(*place, "Gone", owned.provider_config, since_write, is_unclear)
+        release = OwnershipReleased(*place, "Gone", owned.provider_config, since_write, is_unclear)
         if not desired.is_declared:
-            return (gone,)
-        deleted = _in_doubt(state, owned, "Delete", lambda _action: True)
-        drift = DriftDetected(desired.generation, missing=True, suspected_action=deleted)
-        return (drift, gone)
-    if compared.is_replaced or _has_lost_its_uid(command, owned, seen):
+            return (release,)
+        deletion = _find_suspect(state, owned, "Delete", lambda _action: True)
+        drift = DriftDetected(desired.generation, missing=True, suspected_action=deletion)
+        return (drift, release)
+    if compared.is_replaced or _has_lost_its_uid(command, owned, existing):
         is_written = isinstance(command.data, Reported) and command.data.error is None
-        is_marked = seen.labels.get(OWNER_LABEL) == context.owner and not is_written
+        is_marked = existing.labels.get(OWNER_LABEL) == context.owner and not is_written
         is_unclear = is_marked and is_unconfirmed(command, state, context)
         config = owned.provider_config
         return (OwnershipReleased(*place, "Replaced", config, unconfirmed=is_unclear),)
     if not desired.is_declared or not compared.is_applied or not compared.differences:
         return ()
-    written = _in_doubt(state, owned, "Update", _explains(compared))
-    found = compared.differences
-    return (DriftDetected(desired.generation, differences=found, suspected_action=written),)
+    write = _find_suspect(state, owned, "Update", _explains(compared))
+    differences = compared.differences
+    return (DriftDetected(desired.generation, differences=differences, suspected_action=write),)
 
 
 def _seconds_since_write(command: Command, state: ResourceState, context: Context) -> float:
     """Return how long after our newest effect a look began that does not show its object."""
-    written_at, shown_at = state.actions.effect_at, _moment_of(command, state, context)
+    written_at, shown_at = state.actions.effect_at, _read_time(command, state, context)
     if written_at is None or shown_at is None:
         return 0.0
     return max(0.0, round((shown_at - written_at).total_seconds(), 3))
 
 
-def _moment_of(command: Command, state: ResourceState, context: Context) -> datetime | None:
+def _read_time(command: Command, state: ResourceState, context: Context) -> datetime | None:
     """Return when a look began, or a result came, by the clock that our effects are told by.
 
     That of the bus if a grace is counted by it, else that of the decider.
@@ -328,20 +339,20 @@ def is_unconfirmed(command: Command, state: ResourceState, context: Context) -> 
     Nothing but that answer has shown the one that we own. Only soon after, and while no write of
     ours may have met another object: later on, our label on one proves nothing.
     """
-    owned, at = state.owned, _moment_of(command, state, context)
-    if owned is None or owned.uid is None or owned.answered_at is None or at is None:
+    owned, at = state.owned, _read_time(command, state, context)
+    if owned is None or owned.uid is None or owned.responded_at is None or at is None:
         return False
     writes = (each for each in state.actions.ended if each.action.operation == "Update")
     if any(each.in_doubt or each.reported_late for each in writes):
         return False
     config = context.configs.get(owned.provider_config)
-    seconds = FIRST_LOOK_SECONDS if config is None else 2 * config.resync_seconds
+    seconds = FIRST_LISTING_SECONDS if config is None else 2 * config.resync_seconds
     grace = context.grace_seconds(owned.provider_config, state)
-    limit = timedelta(seconds=max(seconds, FIRST_LOOK_SECONDS) + grace)
-    return abs(at - owned.answered_at) <= limit  # a decider's clock may be behind another's
+    limit = timedelta(seconds=max(seconds, FIRST_LISTING_SECONDS) + grace)
+    return abs(at - owned.responded_at) <= limit  # a decider's clock may be behind another's
 
 
-def raised_grace(state: ResourceState, context: Context) -> float:
+def compute_grace(state: ResourceState, context: Context) -> float:
     """Return the grace that the return of an object asks for; 0 if it proves no lag.
 
     Twice as long as the look that did not show it had waited: the API may take longer than that.
@@ -351,7 +362,7 @@ def raised_grace(state: ResourceState, context: Context) -> float:
     return float(math.ceil(2 * lag)) if known < 2 * lag and lag <= MAX_LAG_SECONDS else 0.0
 
 
-def _has_lost_its_uid(command: Command, owned: Owned, seen: ExternalObject) -> bool:
+def _has_lost_its_uid(command: Command, owned: Owned, existing: ExternalObject) -> bool:
     """Return whether a write was refused because the object does not have our uid any more.
 
     Some APIs have no ids: the uid is in the metadata, which anybody may remove, and an object
@@ -360,20 +371,20 @@ def _has_lost_its_uid(command: Command, owned: Owned, seen: ExternalObject) -> b
     data = command.data
     error = data.error if isinstance(data, Reported) else None
     is_refused = error is not None and error.error_class == "Conflict"
-    return is_refused and owned.uid is not None and seen.uid is None
+    return is_refused and owned.uid is not None and existing.uid is None
 
 
 def _explains(compared: Comparison) -> Callable[[Action], bool]:
     """Return the test whether a write would leave one of the differences, had it come last."""
 
     def explains(action: Action) -> bool:
-        left = ExternalObject(action.external_name, action.fields, labels=action.labels)
-        return any(each in compared.differences for each in compared.differences_from(left))
+        written = ExternalObject(action.external_name, action.fields, labels=action.labels)
+        return any(each in compared.differences for each in compared.differences_from(written))
 
     return explains
 
 
-def _in_doubt(
+def _find_suspect(
     state: ResourceState, owned: Owned, operation: Operation, explains: Callable[[Action], bool]
 ) -> str:
     """Name an action of ours that may have done what is seen now; each is suspected once.

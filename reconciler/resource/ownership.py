@@ -2,8 +2,8 @@
 
 Four witnesses can speak: the log (we made it or claimed it), the object's name (it begins with the
 configuration's ``ownerPrefix``), its owner label, and its scope (an exclusive one is all ours). The
-log is always believed; ``ProviderConfig.spec.ownership`` says which of the others are. A witness
-that contradicts what is believed makes the object *disputed*: it is reported and never deleted
+log is always policy; ``ProviderConfig.spec.ownership`` says which of the others are. A witness
+that contradicts what is policy makes the object *disputed*: it is reported and never deleted
 (invariant 7). The table in docs/concepts/ownership.md is generated from ``verdict``.
 """
 
@@ -21,7 +21,7 @@ from reconciler.resource.owner_label import OWNER_LABEL
 from reconciler.resource.state import ResourceState
 from reconciler.resource.turn import Context
 
-LabelSays = Literal["ours", "another's", "nothing"]
+LabelOwner = Literal["ours", "another's", "nothing"]
 Owner = Literal["owned", "foreign", "disputed"]
 ClaimReason = Literal["Label", "Prefix", "ExclusiveScope", "Returned", "Found"]
 
@@ -36,7 +36,7 @@ class Evidence(msgspec.Struct, frozen=True, gc=False):
     """
 
     log: bool
-    label: LabelSays
+    label: LabelOwner
     name: bool | None = None
     exclusive: bool = False
     returned: bool = False
@@ -53,39 +53,40 @@ class Verdict(msgspec.Struct, frozen=True, gc=False):
     claim: ClaimReason | None = None
 
 
-def evidence(
-    found: ExternalObject, state: ResourceState, context: Context, config: ProviderConfigSpec
+def collect_evidence(
+    existing: ExternalObject, state: ResourceState, context: Context, config: ProviderConfigSpec
 ) -> Evidence:
-    """Ask every witness about an object that was found under a resource's external name."""
-    label = found.labels.get(OWNER_LABEL)
-    says: LabelSays = "nothing" if label is None else "another's"
+    """Ask every witness about an object that was existing under a resource's external name."""
+    label = existing.labels.get(OWNER_LABEL)
+    label_owner: LabelOwner = "nothing" if label is None else "another's"
     if label == context.owner:
-        says = "ours"
+        label_owner = "ours"
     owned = state.owned
     return Evidence(
-        log=owned is not None and (owned.uid is None or found.uid in (None, owned.uid)),
-        label=says,
-        name=None if config.owner_prefix is None else found.name.startswith(config.owner_prefix),
-        exclusive=config.scope.mode == "Exclusive" and config.scope.has(found.name, found.labels),
-        returned=found.uid is not None and found.uid == state.observed.lost_uid,
+        log=owned is not None and (owned.uid is None or existing.uid in (None, owned.uid)),
+        label=label_owner,
+        name=None if config.owner_prefix is None else existing.name.startswith(config.owner_prefix),
+        exclusive=config.scope.mode == "Exclusive"
+        and config.scope.has(existing.name, existing.labels),
+        returned=existing.uid is not None and existing.uid == state.observed.lost_uid,
         uncertain=state.actions.uncertain_create
-        and not (state.observed.was_let_go or is_obstacle(found, state, context)),
+        and not (state.observed.is_released or is_obstacle(existing, state, context)),
         referenced=bool(state.holds.references),
     )
 
 
-def is_obstacle(found: ExternalObject, state: ResourceState, context: Context) -> bool:
+def is_obstacle(existing: ExternalObject, state: ResourceState, context: Context) -> bool:
     """Return whether each creation in doubt has met an object that it therefore has not created.
 
     Asked again under its key, an API that stores keys would have returned the created object.
     """
     ended = state.actions.ended
     doubted = [each for each in ended if each.action.operation == "Create" and each.in_doubt]
-    is_met = found.uid is not None and all(each.obstacle == found.uid for each in doubted)
+    is_met = existing.uid is not None and all(each.obstacle == existing.uid for each in doubted)
     return context.capabilities.idempotency_keys and bool(doubted) and is_met
 
 
-def restoration(context: Context) -> str:
+def describe_restoration(context: Context) -> str:
     """Say that the log may lack newer events, because it was restored; empty if it never was."""
     if not context.epoch:
         return ""
@@ -93,37 +94,39 @@ def restoration(context: Context) -> str:
     return f"the log was restored from a backup{as_of}"
 
 
-def verdict(said: Evidence, believed: Ownership) -> Verdict:
+def verdict(evidence: Evidence, policy: Ownership) -> Verdict:
     """Judge whose an object is."""
-    if said.log:
-        return _owned_by_the_log(said, believed)
-    if said.returned:
+    if evidence.log:
+        return _judge_owned_by_log(evidence, policy)
+    if evidence.returned:
         return Verdict("owned", "Returned", claim="Returned")
-    if said.uncertain and said.label == "ours":
+    if evidence.uncertain and evidence.label == "ours":
         return Verdict("owned", "Found", claim="Found")
-    if said.label == "another's" and (said.exclusive or _says_ours(said, believed)):
+    if evidence.label == "another's" and (
+        evidence.exclusive or _is_name_accepted(evidence, policy)
+    ):
         return Verdict("disputed", "OwnedByAnother")
-    if believed == "Strict":
-        return _all_but_the_log(said)
-    if believed == "Label" and said.label == "ours":
-        return _unless_referenced(said, "Label")
-    if believed == "Prefix" and said.name:
-        return _unless_referenced(said, "Prefix")
-    if said.label == "ours":
+    if policy == "Strict":
+        return _judge_strictly(evidence)
+    if policy == "Label" and evidence.label == "ours":
+        return _claim_unless_referenced(evidence, "Label")
+    if policy == "Prefix" and evidence.name:
+        return _claim_unless_referenced(evidence, "Prefix")
+    if evidence.label == "ours":
         return Verdict(
             "disputed",
             "LabelNotInLog",
             "the object has this log's owner label, but the log never recorded ownership",
         )
-    if said.exclusive:
-        return _unless_referenced(said, "ExclusiveScope")
+    if evidence.exclusive:
+        return _claim_unless_referenced(evidence, "ExclusiveScope")
     return Verdict("foreign", "NotDeclared")
 
 
-def _owned_by_the_log(said: Evidence, believed: Ownership) -> Verdict:
-    if said.label == "another's":
+def _judge_owned_by_log(evidence: Evidence, policy: Ownership) -> Verdict:
+    if evidence.label == "another's":
         return Verdict("disputed", "OwnedByAnother")
-    if believed == "Strict" and said.name is False:
+    if policy == "Strict" and evidence.name is False:
         return Verdict(
             "disputed",
             "PrefixMissing",
@@ -132,19 +135,19 @@ def _owned_by_the_log(said: Evidence, believed: Ownership) -> Verdict:
     return Verdict("owned", "Log")
 
 
-def _says_ours(said: Evidence, believed: Ownership) -> bool:
-    return believed in ("Prefix", "Strict") and bool(said.name)
+def _is_name_accepted(evidence: Evidence, policy: Ownership) -> bool:
+    return policy in ("Prefix", "Strict") and bool(evidence.name)
 
 
-def _all_but_the_log(said: Evidence) -> Verdict:
+def _judge_strictly(evidence: Evidence) -> Verdict:
     """Under ``Strict`` one voice for us against the log's is a dispute, whoever's it is."""
     ours = [
         witness
         for witness, says in (
-            ("label", said.label == "ours"),
-            ("name", bool(said.name)),
-            ("scope", said.exclusive),
-            ("reference", said.referenced),
+            ("label", evidence.label == "ours"),
+            ("name", bool(evidence.name)),
+            ("scope", evidence.exclusive),
+            ("reference", evidence.referenced),
         )
         if says
     ]
@@ -160,9 +163,9 @@ def _all_but_the_log(said: Evidence) -> Verdict:
     )
 
 
-def _unless_referenced(said: Evidence, claim: ClaimReason) -> Verdict:
+def _claim_unless_referenced(evidence: Evidence, claim: ClaimReason) -> Verdict:
     """What nobody declares, but somebody relies on, is not removed without asking."""
-    if said.referenced:
+    if evidence.referenced:
         return Verdict(
             "disputed",
             "Referenced",
@@ -171,6 +174,8 @@ def _unless_referenced(said: Evidence, claim: ClaimReason) -> Verdict:
     return Verdict("owned", claim, claim=claim)
 
 
-def keepers(references: Mapping[str, OnWithdrawal], policy: OnWithdrawal) -> list[str]:
+def references_with_policy(
+    references: Mapping[str, OnWithdrawal], policy: OnWithdrawal
+) -> list[str]:
     """Name the references with a policy, in order."""
     return sorted(by for by, on_withdrawal in references.items() if on_withdrawal == policy)

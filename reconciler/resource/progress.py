@@ -15,7 +15,7 @@ from reconciler.resource.state import Spec
 
 
 def with_progress(
-    ready: Readiness, seen: ExternalObject, spec: Spec, situation: Situation
+    ready: Readiness, existing: ExternalObject, spec: Spec, situation: Situation
 ) -> Readiness | ProgressNoted:
     """Return whether an object can be used, with its deadline; or the movement to note first.
 
@@ -24,12 +24,12 @@ def with_progress(
     kind, context = situation.kind, situation.context
     known, now = situation.state.progress, context.bus_time or context.now
     assert kind.progress is not None
-    there = None if ready.is_ready else kind.progress(spec.fields, seen)
-    if there is None:  # nothing is waited for
+    progress = None if ready.is_ready else kind.progress(spec.fields, existing)
+    if progress is None:  # nothing is waited for
         return ready if known is None else ProgressNoted("", now)
-    if known is None or known.mark != there.mark:
-        at = now + timedelta(seconds=there.deadline_seconds)
-        return ProgressNoted(there.mark, now, at, there.deadline_seconds)
+    if known is None or known.mark != progress.mark:
+        at = now + timedelta(seconds=progress.deadline_seconds)
+        return ProgressNoted(progress.mark, now, at, progress.deadline_seconds)
     if known.at is None:
         since = f"{known.since:%Y-%m-%dT%H:%M:%SZ}"
         return Readiness(False, STALLED, f"no progress since {since}: {ready.message}")

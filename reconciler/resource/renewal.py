@@ -13,7 +13,7 @@ from reconciler.resource.attempt import (
     wait_after_conflicts,
     wait_longest,
 )
-from reconciler.resource.difference import merged
+from reconciler.resource.difference import merge_desired
 from reconciler.resource.situation import Situation
 from reconciler.resource.state import Spec
 from reconciler.resource.turn import Conclusion, Step
@@ -24,7 +24,7 @@ _NO_TIME = timedelta(0)
 
 
 def renewal_step(
-    seen: ExternalObject, spec: Spec, situation: Situation, otherwise: Conclusion
+    existing: ExternalObject, spec: Spec, situation: Situation, otherwise: Conclusion
 ) -> Step:
     """Write an object again that is due, though nothing differs; once for each moment.
 
@@ -34,7 +34,7 @@ def renewal_step(
     state, context, kind = situation.state, situation.context, situation.kind
     known, now = state.renewal, context.bus_time or context.now
     assert kind.renewal_time is not None
-    renewal_time = kind.renewal_time(state.desired.fields, seen)
+    renewal_time = kind.renewal_time(state.desired.fields, existing)
     if renewal_time is None or state.owned is None or spec.policy.mode != "Present":
         return otherwise
     is_still_due = known is not None and known.is_written and renewal_time <= now
@@ -54,5 +54,5 @@ def renewal_step(
     waiting = wait_after_conflicts(situation)
     if waiting is not None:
         return waiting
-    fields, labels = merged(situation.compared.wanted, seen, kind.normalize)
+    fields, labels = merge_desired(situation.compared.wanted, existing, kind.normalize)
     return new_action(state, context, "Update", fields, labels, purpose="Renew")

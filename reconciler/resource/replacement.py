@@ -9,9 +9,9 @@ from events.hold import Hold
 from events.log import event_id
 from events.manifest import Fields
 from reconciler.resource.attempt import (
-    delete_refused,
     is_refused,
     new_action,
+    retry_refused_deletion,
     wait_after_conflicts,
 )
 from reconciler.resource.situation import Situation
@@ -19,7 +19,7 @@ from reconciler.resource.state import Spec
 from reconciler.resource.turn import Conclusion, Step, on_hold
 
 
-def replacement(spec: Spec, seen: ExternalObject, situation: Situation) -> Step:
+def replacement(spec: Spec, existing: ExternalObject, situation: Situation) -> Step:
     """Have another object in the place of one that the API cannot change as it is wanted.
 
     The new one is made first where both can be there at once: it is made ready before the old one
@@ -30,10 +30,10 @@ def replacement(spec: Spec, seen: ExternalObject, situation: Situation) -> Step:
         return Conclusion(
             "Disputed", "OwnedByAnother", f"the object also belongs to {state.observed.belongs_to}"
         )
-    held = held_for_its_data(None, situation)
+    held = hold_for_data_loss(None, situation)
     if held is not None:
         return held
-    name = _second_name(spec, seen.name, situation)
+    name = _second_name(spec, existing.name, situation)
     if name is None or state.retiring is not None:  # of three, the one that nobody wants goes
         return new_action(state, context, "Delete", {}, {}, purpose="Replace")
     return new_action(
@@ -51,17 +51,17 @@ def retirement(situation: Situation) -> Step:
     """Remove what was replaced, once its replacement can be used, or nothing is wanted any more."""
     state, context = situation.state, situation.context
     if state.waits.failure is not None and is_refused(state):
-        return delete_refused(situation, state.waits.failure.message, "Retire")
+        return retry_refused_deletion(situation, state.waits.failure.message, "Retire")
     waiting = wait_after_conflicts(situation)
     return waiting or new_action(state, context, "Delete", {}, {}, purpose="Retire")
 
 
-def held_for_its_data(fields: Fields | None, situation: Situation) -> Conclusion | None:
+def hold_for_data_loss(fields: Fields | None, situation: Situation) -> Conclusion | None:
     """Hold what would lose data, unless a person has approved it; ``fields``: None to delete."""
-    seen = situation.compared.seen
-    if seen is None or situation.state.holds.approved == Hold.DATA_LOSS:
+    existing = situation.compared.existing
+    if existing is None or situation.state.holds.approved == Hold.DATA_LOSS:
         return None
-    lost = situation.kind.loses(fields, seen)
+    lost = situation.kind.loses(fields, existing)
     return (
         on_hold(
             Hold.DATA_LOSS,
@@ -72,7 +72,7 @@ def held_for_its_data(fields: Fields | None, situation: Situation) -> Conclusion
     )
 
 
-def held_for_its_definition(situation: Situation) -> Conclusion | None:
+def hold_for_definition(situation: Situation) -> Conclusion | None:
     """Hold a replacement that only a changed definition asks for, if it asks for too many."""
     definition = situation.state.desired.definition
     is_approved = situation.state.holds.approved == Hold.DEFINITION_GUARD
@@ -90,12 +90,12 @@ def held_for_its_definition(situation: Situation) -> Conclusion | None:
     )
 
 
-def held_for_its_parts(situation: Situation) -> Conclusion | None:
+def hold_for_parts(situation: Situation) -> Conclusion | None:
     """Hold a content that would withdraw too many of the resources that an object is made of."""
-    seen, state = situation.compared.seen, situation.state
-    if seen is None or state.holds.approved == Hold.PRUNE_GUARD:
+    existing, state = situation.compared.existing, situation.state
+    if existing is None or state.holds.approved == Hold.PRUNE_GUARD:
         return None
-    removed, total, by = situation.kind.removes(state.desired.fields, seen)
+    removed, total, by = situation.kind.removes(state.desired.fields, existing)
     guard = situation.config.deletion_guard
     if guard.allows(removed, total):
         return None

@@ -28,55 +28,60 @@ from reconciler.resource.next_step import would_claim
 from reconciler.resource.observation import is_unconfirmed
 from reconciler.resource.owner_label import OWNER_LABEL
 from reconciler.resource.state import Ended, InFlight, ResourceState
-from reconciler.resource.turn import Command, Context, Facts
+from reconciler.resource.turn import Command, CommandResult, Context
 
 
-def report(said: Reported, command: Command, state: ResourceState, context: Context) -> Facts:
+def report(
+    data: Reported, command: Command, state: ResourceState, context: Context
+) -> CommandResult:
     """Record the result of an attempt.
 
     A success of any attempt ends the action. A failure counts only for the attempt that runs, so
     an attempt that has failed does not fail again.
     """
     flight = state.actions.in_flight
-    if flight is None or flight.action.action_id != said.action_id:
-        late = _late_successes(said, command, state, context)
-        return Facts((*late, *_doubts(said, _open_to_doubt(state, context))))
+    if flight is None or flight.action.action_id != data.action_id:
+        late = _late_successes(data, command, state, context)
+        return CommandResult((*late, *_build_doubts(data, _open_to_doubt(state, context))))
     action = flight.action
-    early = _error_if_too_early(said, action, command, state, context)
+    early = _error_if_too_early(data, action, command, state, context)
     if early is not None:
-        said = replace(said, error=early, absent=False)
-    if said.error is None and not said.is_lookup:
-        done = _success(said, action, redelivered=_may_be_made_twice(said, action, context))
-        shown = None if said.object is None else said.object.uid
+        data = replace(data, error=early, absent=False)
+    if data.error is None and not data.is_lookup:
+        success = _build_success(data, action, redelivered=_may_run_twice(data, action, context))
+        uid = None if data.object is None else data.object.uid
         # A write may have met an object that took the place of ours after we had read it.
-        met_another = None not in (action.uid, shown) and action.uid != shown
-        done = _with_doubt(done, command, state, context)
-        return Facts((_dated(done, action, command, state, context),), shows_object=met_another)
-    if said.attempt != flight.attempt or flight.failed is not None or flight.is_held:
-        return Facts(tuple(_doubts(said, (flight,))))
-    if said.error is None:
-        ended = _after_lookup(said, flight, state, context)
+        met_another = None not in (action.uid, uid) and action.uid != uid
+        success = _with_doubt(success, command, state, context)
+        return CommandResult(
+            (_with_report_time(success, action, command, state, context),), shows_object=met_another
+        )
+    if data.attempt != flight.attempt or flight.failed is not None or flight.is_held:
+        return CommandResult(tuple(_build_doubts(data, (flight,))))
+    if data.error is None:
+        event = _after_lookup(data, flight, state, context)
     else:
-        ended = _after_failure(said, said.error, flight, state, context)
-    return Facts(
-        (_dated(ended, action, command, state, context),), shows_object=_shows_object(ended)
+        event = _after_failure(data, data.error, flight, state, context)
+    return CommandResult(
+        (_with_report_time(event, action, command, state, context),),
+        shows_object=_shows_object(event),
     )
 
 
 def _error_if_too_early(
-    said: Reported, action: Action, command: Command, state: ResourceState, context: Context
+    data: Reported, action: Action, command: Command, state: ResourceState, context: Context
 ) -> ActionError | None:
     """Return the error of a call that met nothing, while the API may not show our last write.
 
     It would be taken for the proof that the object is gone, and another one be created beside it.
     Lookups wait for the grace before they begin.
     """
-    has_met_nothing = said.absent if said.error is None else said.error.error_class == "NotFound"
+    has_met_nothing = data.absent if data.error is None else data.error.error_class == "NotFound"
     written_at, stored_at = state.actions.effect_at, command.stored_at
-    if said.is_lookup or not has_met_nothing or written_at is None or stored_at is None:
+    if data.is_lookup or not has_met_nothing or written_at is None or stored_at is None:
         return None
     grace = min(context.grace_seconds(action.provider_config, state), MAX_SECONDS)
-    took = max(said.finished_at - said.started_at, timedelta())
+    took = max(data.finished_at - data.started_at, timedelta())
     left = grace - (stored_at - took - written_at).total_seconds()
     if not grace or left <= 0:
         return None
@@ -95,17 +100,17 @@ def _shows_object(ended: ResourceEvent) -> bool:
     return error_class == "NotFound" or (error_class == "Conflict" and ended.object is not None)
 
 
-def _success(
-    said: Reported, action: Action, *, found_by: FoundBy | None = None, redelivered: bool = False
+def _build_success(
+    data: Reported, action: Action, *, found_by: FoundBy | None = None, redelivered: bool = False
 ) -> ActionSucceeded:
-    if said.absent and found_by is None:
+    if data.absent and found_by is None:
         found_by = "Absence"  # the call itself had no effect: who had is not known
     return ActionSucceeded(
-        said.action_id,
+        data.action_id,
         action.operation,
-        said.attempt,
-        said.object,
-        said.replayed,
+        data.attempt,
+        data.object,
+        data.replayed,
         found_by=found_by,
         redelivered=redelivered,
         purpose=action.purpose,
@@ -124,7 +129,7 @@ def _with_doubt(
     return replace(event, unconfirmed=True) if is_unclear else event
 
 
-def _dated(
+def _with_report_time(
     event: ResourceEvent, action: Action, command: Command, state: ResourceState, context: Context
 ) -> ResourceEvent:
     """Add when the report came, where a grace is counted from then."""
@@ -138,47 +143,49 @@ def _dated(
 
 
 def _late_successes(
-    said: Reported, command: Command, state: ResourceState, context: Context
+    data: Reported, command: Command, state: ResourceState, context: Context
 ) -> Iterable[ResourceEvent]:
     """Record that an action which was taken for failed, or given up, was done all the same.
 
     Every effect that the API saw is explained, if it changes nothing else any more (invariant 13).
     """
-    if said.error is not None or said.is_lookup:
+    if data.error is not None or data.is_lookup:
         return
     for ended in state.actions.ended:
-        if ended.action.action_id == said.action_id and _is_news(said, ended, command):
-            outdated = not _still_counts(said, ended, state)
-            done = replace(_success(said, ended.action), late=True, outdated=outdated)
-            yield _dated(_with_place(done, ended.action), ended.action, command, state, context)
+        if ended.action.action_id == data.action_id and _is_news(data, ended, command):
+            outdated = not _is_current(data, ended, state)
+            done = replace(_build_success(data, ended.action), late=True, outdated=outdated)
+            yield _with_report_time(
+                _with_place(done, ended.action), ended.action, command, state, context
+            )
 
 
 def _with_place(done: ActionSucceeded, action: Action) -> ActionSucceeded:
-    """Add where a creation was made: of a resource that was gone, no event since has said it."""
+    """Add where a creation was made: of a resource that was gone, no event since has data it."""
     if action.operation != "Create":
         return done
     place = (action.provider_config, action.external_name)
     return replace(done, provider_config=place[0], external_name=place[1])
 
 
-def _is_news(said: Reported, ended: Ended, command: Command) -> bool:
+def _is_news(data: Reported, ended: Ended, command: Command) -> bool:
     """Return whether the log does not record this success yet."""
-    if ended.action.operation == "Create" and ended.known_by:
+    if ended.action.operation == "Create" and ended.reported_by:
         # Another delivery has created a second object: the first was deleted meanwhile.
-        uid = None if said.object is None else said.object.uid
-        return uid is not None and uid not in ended.made
-    return not ended.reported_late and ended.known_by != command.message_id
+        uid = None if data.object is None else data.object.uid
+        return uid is not None and uid not in ended.created_uids
+    return not ended.reported_late and ended.reported_by != command.message_id
 
 
-def _doubts(said: Reported, known: tuple[InFlight | Ended, ...]) -> Iterable[ResourceEvent]:
+def _build_doubts(data: Reported, known: tuple[InFlight | Ended, ...]) -> Iterable[ResourceEvent]:
     """Record that a call which nobody waits for may have been done, unless that is known."""
-    if said.error is None or said.error.error_class != "Unknown" or said.is_lookup:
+    if data.error is None or data.error.error_class != "Unknown" or data.is_lookup:
         return
     for each in known:
         is_known = each.effect.may_arrive if isinstance(each, InFlight) else each.in_doubt
-        if each.action.action_id == said.action_id and not is_known:
-            operation, message = each.action.operation, said.error.message
-            yield ActionDoubted(said.action_id, operation, said.attempt, message)
+        if each.action.action_id == data.action_id and not is_known:
+            operation, message = each.action.operation, data.error.message
+            yield ActionDoubted(data.action_id, operation, data.attempt, message)
 
 
 def _open_to_doubt(state: ResourceState, context: Context) -> tuple[Ended, ...]:
@@ -189,11 +196,11 @@ def _open_to_doubt(state: ResourceState, context: Context) -> tuple[Ended, ...]:
     return tuple(
         each
         for each in state.actions.ended
-        if each.action.operation != "Create" or not (each.known_by or each.made)
+        if each.action.operation != "Create" or not (each.reported_by or each.created_uids)
     )
 
 
-def _still_counts(said: Reported, ended: Ended, state: ResourceState) -> bool:
+def _is_current(data: Reported, ended: Ended, state: ResourceState) -> bool:
     """Return whether a success that is reported late says how the object stands now.
 
     While another action is under way, it may have changed what was made or written. What was
@@ -202,24 +209,24 @@ def _still_counts(said: Reported, ended: Ended, state: ResourceState) -> bool:
     action = ended.action
     owned = state.retiring if action.purpose == "Retire" else state.owned
     is_idle = state.actions.in_flight is None
-    stands_beside = action.purpose == "Replace" and not ended.known_by
-    if ended.known_by and action.operation != "Create":
+    is_second_object = action.purpose == "Replace" and not ended.reported_by
+    if ended.reported_by and action.operation != "Create":
         return False
     is_its_object = owned is not None and (owned.provider_config, owned.external_name) == (
         action.provider_config,
         action.external_name,
     )
-    uid = action.uid if said.object is None else said.object.uid
+    uid = action.uid if data.object is None else data.object.uid
     same_uid = owned is not None and uid is not None and owned.uid == uid
     match action.operation:
-        case "Create" if uid in ended.made:
+        case "Create" if uid in ended.created_uids:
             return False  # a listing has shown it first, and it may be gone by now
         case "Create" if state.actions.disowned.get(uid or "", 0) > ended.version:
             # It was ours without its report, and is not since. Where an id is made of the name,
             # the call may have come after that: a later listing shows whether the object exists.
             return False
         case "Create":
-            return is_idle and (owned is None or (stands_beside and state.retiring is None))
+            return is_idle and (owned is None or (is_second_object and state.retiring is None))
         case "Update":
             return is_idle and is_its_object and same_uid
         case "Delete":
@@ -229,39 +236,39 @@ def _still_counts(said: Reported, ended: Ended, state: ResourceState) -> bool:
 # --- of the action in flight
 
 
-def _may_be_made_twice(said: Reported, action: Action, context: Context) -> bool:
+def _may_run_twice(data: Reported, action: Action, context: Context) -> bool:
     """Return whether another worker's call may still do something; a creation's key forbids it."""
     has_keys = context.capabilities.idempotency_keys
-    return said.redelivered and (action.operation != "Create" or not has_keys)
+    return data.redelivered and (action.operation != "Create" or not has_keys)
 
 
 def _after_lookup(
-    said: Reported, flight: InFlight, state: ResourceState, context: Context
+    data: Reported, flight: InFlight, state: ResourceState, context: Context
 ) -> ResourceEvent:
     """Settle an action by what a lookup found of it."""
     action = flight.action
     failed = ActionFailed(
-        said.action_id,
+        data.action_id,
         action.operation,
-        said.attempt,
+        data.attempt,
         ActionError("Conflict", "a read after an unknown result found a different object"),
-        said.object,
+        data.object,
         purpose=action.purpose,
     )
-    finding = judge_lookup(action, said.object, context)
-    if said.labeled_uids or _is_what_is_replaced(action, said.object, state):
+    finding = judge_lookup(action, data.object, context)
+    if data.labeled_uids or _is_replaced_object(action, data.object, state):
         finding = "Unclear"  # of two of one name it was the old one
     match finding:
         case "NotDone":
-            return ActionNotDone(said.action_id, action.operation, said.attempt)
+            return ActionNotDone(data.action_id, action.operation, data.attempt)
         case "Unclear":
             if not context.capabilities.idempotency_keys:
-                if said.labeled_uids:
-                    question = _question_of_several(said, context)
-                    return ActionHeld(said.action_id, question, said.object)
-                held = _held_unless_claimed(failed, flight, state, context)
+                if data.labeled_uids:
+                    message = _describe_several_candidates(data, context)
+                    return ActionHeld(data.action_id, message, data.object)
+                held = _hold_unless_claimed(failed, flight, state, context)
                 if flight.effect is Effect.CHECKED and isinstance(held, ActionHeld):
-                    return ActionNotDone(said.action_id, action.operation, said.attempt)
+                    return ActionNotDone(data.action_id, action.operation, data.attempt)
                 return held
             error = ActionError(
                 "Unknown",
@@ -274,95 +281,95 @@ def _after_lookup(
         case "Another":
             return failed
         case "Label" | "Key" | "Content" | "Absence":
-            return _found(said, action, finding)
+            return _build_found_success(data, action, finding)
         case _:
             assert_never(finding)
 
 
-def _is_what_is_replaced(
-    action: Action, found: ExternalObject | None, state: ResourceState
+def _is_replaced_object(
+    action: Action, existing: ExternalObject | None, state: ResourceState
 ) -> bool:
     known = {each.uid for each in (state.owned, state.retiring) if each is not None}
     is_beside = action.operation == "Create" and action.purpose == "Replace"
-    return is_beside and found is not None and found.uid is not None and found.uid in known
+    return is_beside and existing is not None and existing.uid is not None and existing.uid in known
 
 
 def _after_failure(
-    said: Reported, error: ActionError, flight: InFlight, state: ResourceState, context: Context
+    data: Reported, error: ActionError, flight: InFlight, state: ResourceState, context: Context
 ) -> ResourceEvent:
     """Settle a failed attempt: what stands in the way of a creation may be its own work."""
     action = flight.action
-    redelivered = not said.is_lookup and _may_earlier_call_arrive(said, action, context)
+    redelivered = not data.is_lookup and _may_earlier_call_arrive(data, action, context)
     # With keys, what the other worker's call has done would have been the answer to this one.
     may_be_done = redelivered and not context.capabilities.idempotency_keys
     failed = ActionFailed(
-        said.action_id,
+        data.action_id,
         action.operation,
-        said.attempt,
+        data.attempt,
         error,
-        said.object,
+        data.object,
         redelivered=redelivered,
         purpose=action.purpose,
     )
-    if error.error_class == "Refused" and _is_its_beginning(said.object, action, context):
-        return replace(_success(said, action, redelivered=may_be_done), refused=error)
+    if error.error_class == "Refused" and _is_partial_creation(data.object, action, context):
+        return replace(_build_success(data, action, redelivered=may_be_done), refused=error)
     if error.error_class != "Conflict":
         return failed
-    if said.object is None and not said.replayed and (flight.unknown or said.redelivered):
+    if data.object is None and not data.replayed and (flight.unknown_results or data.redelivered):
         # It may have been our own object, or our own call may still run: a repeat or lookup tells.
         return replace(failed, error=replace(error, error_class="Unknown"))
     uncertain = flight.effect.may_exist or state.actions.uncertain_create or may_be_done
-    finding = judge_conflict(action, said.object, context, uncertain=uncertain)
+    finding = judge_conflict(action, data.object, context, uncertain=uncertain)
     if finding == "Unclear":
-        return _held_unless_claimed(failed, flight, state, context)
+        return _hold_unless_claimed(failed, flight, state, context)
     if finding in ("Label", "Key", "Content"):
-        return _found(said, action, finding)
+        return _build_found_success(data, action, finding)
     return failed
 
 
-def _is_its_beginning(found: ExternalObject | None, action: Action, context: Context) -> bool:
+def _is_partial_creation(existing: ExternalObject | None, action: Action, context: Context) -> bool:
     """Return whether a creation of several calls, one of which was refused, has made this."""
-    is_creation = action.operation == "Create" and found is not None
-    return is_creation and judge_lookup(action, found, context) in ("Key", "Label")
+    is_creation = action.operation == "Create" and existing is not None
+    return is_creation and judge_lookup(action, existing, context) in ("Key", "Label")
 
 
-def _may_earlier_call_arrive(said: Reported, action: Action, context: Context) -> bool:
+def _may_earlier_call_arrive(data: Reported, action: Action, context: Context) -> bool:
     """Return whether the call of a worker that had the attempt before may take effect yet.
 
     Only a refusal that the API has kept under the key of a creation settles that call as well.
     """
-    is_kept = said.replayed and context.capabilities.idempotency_keys
-    return said.redelivered and not (is_kept and action.operation == "Create")
+    is_kept = data.replayed and context.capabilities.idempotency_keys
+    return data.redelivered and not (is_kept and action.operation == "Create")
 
 
-def _found(said: Reported, action: Action, found_by: FoundBy) -> ActionSucceeded:
+def _build_found_success(data: Reported, action: Action, found_by: FoundBy) -> ActionSucceeded:
     return ActionSucceeded(
-        said.action_id,
+        data.action_id,
         action.operation,
-        said.attempt,
-        said.object,
+        data.attempt,
+        data.object,
         found_by=found_by,
         purpose=action.purpose,
         external_name=action.external_name if action.purpose == "Replace" else "",
     )
 
 
-def _held_unless_claimed(
+def _hold_unless_claimed(
     failed: ActionFailed, flight: InFlight, state: ResourceState, context: Context
 ) -> ResourceEvent:
     """Ask a person whose an object is, unless it becomes ours whoever made it."""
-    found, place = failed.object, flight.action.provider_config
-    if found is not None and would_claim(found, place, state, context):
+    existing, place = failed.object, flight.action.provider_config
+    if existing is not None and would_claim(existing, place, state, context):
         return failed
-    return ActionHeld(failed.action_id, _question(found, context), found)
+    return ActionHeld(failed.action_id, _describe_unknown_result(existing, context), existing)
 
 
-def _question_of_several(said: Reported, context: Context) -> str:
+def _describe_several_candidates(data: Reported, context: Context) -> str:
     """Describe which objects a creation may have made, where each carries its owner label.
 
     Each of them claims to be ours. If the wrong one were taken, the other would leak.
     """
-    uids = ", ".join(said.labeled_uids)
+    uids = ", ".join(data.labeled_uids)
     label = f"{OWNER_LABEL}={context.owner}"
     return (
         f"several objects have the label {label} (uids {uids}), and at most one of them is the "
@@ -372,10 +379,10 @@ def _question_of_several(said: Reported, context: Context) -> str:
     )
 
 
-def _question(found: ExternalObject | None, context: Context) -> str:
+def _describe_unknown_result(existing: ExternalObject | None, context: Context) -> str:
     """Describe what cannot be told, and what to do about it."""
     approve = approval_command(context.key)
-    if found is None:
+    if existing is None:
         return (
             "the result of the call is unknown: the API stores neither idempotency keys nor owner "
             "labels. Check the API. If the call did not take effect, repeat it: "
@@ -385,14 +392,14 @@ def _question(found: ExternalObject | None, context: Context) -> str:
         )
     if not context.capabilities.labels:
         return (
-            f"{found.name!r} (uid {found.uid}) may have been created by this action or by "
+            f"{existing.name!r} (uid {existing.uid}) may have been created by this action or by "
             "another client: the API stores neither idempotency keys nor owner labels. Check "
             "the object. If it is yours, declare the resource with spec.policy.adoption: Adopt. "
             f"Then repeat the action: {approve}"
         )
     return (
-        f"{found.name!r} (uid {found.uid}) may have been created by this action or by another "
-        "client: the API stores no idempotency keys, and the object has no owner label. Check "
-        f"the object. If it is yours, add the label {OWNER_LABEL}={context.owner}. Then "
+        f"{existing.name!r} (uid {existing.uid}) may have been created by this action or by "
+        "another client: the API stores no idempotency keys, and the object has no owner label. "
+        f"Check the object. If it is yours, add the label {OWNER_LABEL}={context.owner}. Then "
         f"repeat the action: {approve}"
     )

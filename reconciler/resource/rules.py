@@ -25,8 +25,8 @@ from events.log import (
     SpecResolved,
 )
 from events.manifest import Fields
+from reconciler.resource.contention import count_drift
 from reconciler.resource.difference import LABELS, ignored_paths, without_ignored
-from reconciler.resource.fights import with_drift
 from reconciler.resource.owner_label import OWNER_LABEL
 from reconciler.resource.state import InFlight, ResourceState
 
@@ -44,7 +44,7 @@ def apply_rules(data: ResourceEvent, state: ResourceState, now: datetime) -> Res
             )
             return replace(data, base=base)
         case DriftDetected():
-            return replace(data, recent=with_drift(state.fights, data, now))
+            return replace(data, recent=count_drift(state.recent_drifts, data, now))
         case ActionFailed():
             flight = state.actions.in_flight
             is_lookup = flight is not None and flight.is_lookup

@@ -7,7 +7,7 @@ import msgspec
 from events.provider_config import ProviderConfigSpec
 from reconciler.provider.kind import Kind
 from reconciler.resource.difference import Comparison
-from reconciler.resource.ownership import Evidence, Verdict, evidence, verdict
+from reconciler.resource.ownership import Evidence, Verdict, collect_evidence, verdict
 from reconciler.resource.state import ResourceState
 from reconciler.resource.turn import Context
 
@@ -30,9 +30,9 @@ class Situation(msgspec.Struct, gc=False):
     def evidence(self) -> Evidence:
         """What the witnesses say of the object that is seen; there must be one."""
         if self._evidence is None:
-            seen = self.compared.seen
-            assert seen is not None
-            self._evidence = evidence(seen, self.state, self.context, self.config)
+            existing = self.compared.existing
+            assert existing is not None
+            self._evidence = collect_evidence(existing, self.state, self.context, self.config)
         return self._evidence
 
     @property

@@ -93,8 +93,8 @@ class Owned(msgspec.Struct, frozen=True, gc=False):
     external_name: str
     uid: str | None
     applied: Applied | None = None
-    answered_at: datetime | None = None  # by a creation, and nothing has shown it since
-    shown: ExternalObject | None = None  # of what was replaced: how it was seen last
+    responded_at: datetime | None = None  # by a creation, and nothing has shown it since
+    last_observed: ExternalObject | None = None  # of what was replaced: how it was seen last
 
 
 class Observation(msgspec.Struct, frozen=True, gc=False):
@@ -109,14 +109,16 @@ class Observation(msgspec.Struct, frozen=True, gc=False):
     total: int | None = None
     belongs_to: str = ""  # another resource that has the object
     known_version: int = 0  # of the resource, which that look was compared with
-    was_let_go: bool = False  # the object was ours, and was let go on purpose
+    is_released: bool = False  # the object was ours, and was let go on purpose
     released_uid: str | None = None  # of the newest such object, until a read shows its absence
     lost_uid: str | None = None  # of what was ours when it was said to be gone or replaced
     lost_after_seconds: float = 0.0  # after its last write, where it was gone
     grace_seconds: float = 0.0  # that the API needs, as a return has shown
     is_listing_disproved: bool = False  # of what is ours: only a read proves its absence
     doubted: LossCount | None = None  # the listing that the loss guard did not believe
-    asked_at: int | None = None  # in the intake, where somebody asked for a look that is to come
+    read_requested_at: int | None = (
+        None  # in the intake, where somebody asked for a look that is to come
+    )
 
 
 class InFlight(msgspec.Struct, frozen=True, gc=False):
@@ -130,10 +132,12 @@ class InFlight(msgspec.Struct, frozen=True, gc=False):
     retry_seconds: float = 0.0  # how long that wait is
     base: Applied | None = None  # of the three-way comparison, once it has succeeded
     effect: Effect = Effect.NOT_SENT  # of all attempts that have ended
-    unknown: int = 0  # attempts of unknown result since a lookup or an operator found no effect
+    unknown_results: int = (
+        0  # attempts of unknown result since a lookup or an operator found no effect
+    )
     is_lookup: bool = False  # what is under way is a lookup, not a call
     is_unclear: bool = False  # a lookup since the last unknown result could not show it
-    question: str = ""  # that an operator has to answer
+    hold_message: str = ""  # that an operator has to answer
     abandoned: bool = False  # by an operator
 
     @property
@@ -147,11 +151,11 @@ class InFlight(msgspec.Struct, frozen=True, gc=False):
 
         An update or a deletion of which a part is done needs no lookup: the next write corrects it.
         """
-        is_begun = self.effect is Effect.PARTIAL and self.action.operation == "Create"
-        return self.unknown > 0 or is_begun
+        is_partial_creation = self.effect is Effect.PARTIAL and self.action.operation == "Create"
+        return self.unknown_results > 0 or is_partial_creation
 
     @property
-    def is_surely_not_done(self) -> bool:
+    def had_no_effect(self) -> bool:
         """Whether the API certainly changed nothing in any attempt."""
         return self.failed is not None and self.effect.is_nothing
 
@@ -168,11 +172,11 @@ class Ended(msgspec.Struct, frozen=True, gc=False):
     base: Applied | None
     in_doubt: bool  # a call of it may still take effect
     version: int  # of the event that ended it
-    known_by: str = ""  # the message that said that it was done
+    reported_by: str = ""  # the message that said that it was done
     reported_late: bool = False  # another one has said so since
     suspected: bool = False  # a drift has named it
-    made: tuple[str, ...] = ()
-    unowned: tuple[str, ...] = ()
+    created_uids: tuple[str, ...] = ()
+    unowned_uids: tuple[str, ...] = ()
     obstacle: str | None = None
 
 
@@ -196,7 +200,7 @@ class Waits(msgspec.Struct, frozen=True, gc=False):
     failure: ActionError | None = None
     until: datetime | None = None  # of a wait that belongs to no action
     seconds: float = 0.0  # how long that wait is
-    is_fight: bool = False  # that wait is for a repair of what somebody else overwrites
+    is_contention: bool = False  # that wait is for a repair of what somebody else overwrites
 
 
 class Renewal(msgspec.Struct, frozen=True, gc=False):
@@ -287,7 +291,7 @@ class ResourceState(msgspec.Struct, frozen=True, gc=False):
     renewal: Renewal | None = None
     progress: KnownProgress | None = None
     holds: Holds = Holds()
-    fights: tuple[PathDrift, ...] = ()
+    recent_drifts: tuple[PathDrift, ...] = ()
     outcome: OutcomeRecorded | None = None  # None while something newer is under way
     outcome_version: int = 0  # of the event that recorded the newest outcome
     cause: str = ""  # the event that the next action would rest on
@@ -306,7 +310,7 @@ class ResourceState(msgspec.Struct, frozen=True, gc=False):
     @property
     def released(self) -> ExternalObject | None:
         """The object that was ours and was released on purpose, as long as it exists."""
-        return self.observed.object if self.observed.was_let_go else None
+        return self.observed.object if self.observed.is_released else None
 
 
 NEW = ResourceState()

@@ -152,16 +152,16 @@ Step = ResourceEvent | Conclusion | NothingToReport
 """The next event to record, or how the resource stands if there is none."""
 
 
-class Facts(NamedTuple):
+class CommandResult(NamedTuple):
     """What one command adds to the history, before anything is decided."""
 
     events: tuple[ResourceEvent, ...] = ()
-    answer: Reply | None = None
+    reply: Reply | None = None
     shows_object: bool = False  # it says how the object stands now: it may be lost, or drifted
     may_be_repeat: bool = False  # of an old declaration, sent again
 
 
-NOTHING_NEW = Facts()
+NOTHING_NEW = CommandResult()
 
 
 class Turn(NamedTuple):
@@ -169,7 +169,7 @@ class Turn(NamedTuple):
 
     state: ResourceState
     events: Sequence[LogEvent]
-    answers: Sequence[Reply | None]
+    replies: Sequence[Reply | None]
     repeats: Sequence[Command]  # made a generation, and may be old ones that were sent again
 
     @property
@@ -199,16 +199,16 @@ def is_handled(command: Command, state: ResourceState) -> bool:
     return command.position == desired.position or known in desired.declaration_ids
 
 
-def accepted(
+def accept(
     state: ResourceState, command: Command, *events: ResourceEvent, reason: str = "Accepted"
-) -> Facts:
+) -> CommandResult:
     """Reply that it was done, or that there was nothing to do."""
-    return Facts(events, Reply(True, reason, state.desired.generation, command.position))
+    return CommandResult(events, Reply(True, reason, state.desired.generation, command.position))
 
 
-def refused(
+def refuse(
     state: ResourceState, command: Command, reason: str, message: str, *events: ResourceEvent
-) -> Facts:
+) -> CommandResult:
     """Reply that it is not done, and why."""
-    answer = Reply(False, reason, state.desired.generation, command.position, shortened(message))
-    return Facts(events, answer)
+    reply = Reply(False, reason, state.desired.generation, command.position, shortened(message))
+    return CommandResult(events, reply)

@@ -68,7 +68,7 @@ def newer_action(found: ExternalObject, spaces: KeySpaces, known_version: int) -
     return None
 
 
-def unless_twin(step: ActionDecided | ActionRetried, context: Context) -> Step:
+def hold_for_twin(step: ActionDecided | ActionRetried, context: Context) -> Step:
     """Return the step, or how the resource stands while nothing may be written to its API."""
     name = step.action.provider_config
     hold = context.twins.get(name)

@@ -188,7 +188,7 @@ def _planned(foresight: Foresight, key: ResourceKey, manifest: Manifest | None) 
     if mine is None:
         why = foresight.unread.get(key, "its history is unreadable")
         return PlannedResource(str(key), "Unreadable", 0, 0, manifest=manifest, message=why)
-    answer = mine.turn.answers[0] if mine.turn is not None else mine.refused
+    answer = mine.turn.replies[0] if mine.turn is not None else mine.refused
     outcome = mine.state.outcome
     says, reason, message = _says(mine)
     if answer is not None and not answer.accepted:

@@ -26,9 +26,9 @@ from events.log import (
 )
 from events.names import ResourceKey
 from reconciler.ports import StoredEvent
+from reconciler.resource.contention import CONTENTION_DRIFTS, CONTENTION_WINDOW
 from reconciler.resource.difference import value_at
 from reconciler.resource.evolve import evolve
-from reconciler.resource.fights import FIGHT_DRIFTS, FIGHT_WINDOW
 from reconciler.resource.state import NEW, ResourceState
 
 _MAX_STEPS: Final = 100
@@ -261,14 +261,14 @@ def _repeated_drifts(drifts: Sequence[StoredEvent]) -> Iterable[RepeatedDrift]:
     if not drifts:
         return
     newest = drifts[-1].event.time
-    recent = [each.event for each in drifts if each.event.time > newest - FIGHT_WINDOW]
+    recent = [each.event for each in drifts if each.event.time > newest - CONTENTION_WINDOW]
     times: Counter[str] = Counter()
     for event in recent:
         assert isinstance(event.data, DriftDetected)
         if not event.data.suspected_action:
             times.update(each.path for each in event.data.differences)
     for path, count in times.items():
-        if count < FIGHT_DRIFTS:
+        if count < CONTENTION_DRIFTS:
             continue
         of_path = [
             (event.time, each)

@@ -598,7 +598,7 @@ async def test_what_cannot_be_decided_keeps_its_tries_and_no_more_slots_than_oth
     keys, bus = [new_key() for _ in range(5)], FullBus()
     ours = decider(log, bus)
     with monkeypatch.context() as patch:
-        patch.setattr(decide, "facts_of", fails)
+        patch.setattr(decide, "handle_command", fails)
         await ours.handle([declaration(key, at, "Red") for at, key in enumerate(keys, 1)])
     waits = sorted(bus.waits.values())
     assert (waits[:3], waits[3] > 0, len(waits)) == ([0.0] * 3, True, 5)

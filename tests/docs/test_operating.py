@@ -17,7 +17,7 @@ import yaml
 from events.dead_letter import Stage
 from events.hold import Hold
 from events.log import OutcomeName
-from events.manifest import Manifest, Policy, take_apart
+from events.manifest import Manifest, Policy, split_manifest
 from events.provider_config import ProviderConfigSpec
 from reconciler.cli.exits import Exit
 from reconciler.provider.kind import installed_kinds
@@ -49,7 +49,7 @@ def test_the_manifests_are_accepted() -> None:
     kinds = installed_kinds()
     checked: dict[str, Any] = kinds["ProviderConfig"].checked_fields(dict(config.spec))
     assert checked["endpoint"] == "https://shapes.example.com"
-    taken = take_apart(shape)
+    taken = split_manifest(shape)
     assert kinds["Shape"].checked_fields(taken.fields) == {"type": "Square", "color": "Purple"}
     assert taken.external_name == "foo-in-the-api"
 

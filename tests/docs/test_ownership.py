@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import get_args
 
 from events.provider_config import Ownership
-from reconciler.resource.ownership import Evidence, LabelSays, Verdict, verdict
+from reconciler.resource.ownership import Evidence, LabelOwner, Verdict, verdict
 
 PAGE = Path(__file__).parents[2] / "docs" / "concepts" / "ownership.md"
 BEGIN = "<!-- verdicts: by tests/docs/test_ownership.py from reconciler/resource/ownership.py -->\n"
 END = "<!-- /verdicts -->"
 NAMES: tuple[bool | None, ...] = (None, True, False)
-LABEL_WORDS: dict[LabelSays, str] = {
+LABEL_WORDS: dict[LabelOwner, str] = {
     "ours": "this resource",
     "another's": "another owner",
     "nothing": "-",
@@ -30,7 +30,7 @@ def table() -> str:
     head = ["log", "owner label", "name", "scope", *(f"`{each}`" for each in STRATEGIES)]
     lines = [head, ["---"] * len(head)]
     for log, label, name, exclusive in itertools.product(
-        (True, False), get_args(LabelSays), NAMES, (False, True)
+        (True, False), get_args(LabelOwner), NAMES, (False, True)
     ):
         said = Evidence(log=log, label=label, name=name, exclusive=exclusive)
         judged = [cell(verdict(said, strategy)) for strategy in STRATEGIES]
@@ -61,7 +61,7 @@ def test_the_documented_verdicts_are_those_of_the_code() -> None:
 
 def test_nothing_disputed_becomes_ours() -> None:
     for log, label, name, exclusive, referenced, uncertain in itertools.product(
-        (True, False), get_args(LabelSays), NAMES, (True, False), (True, False), (True, False)
+        (True, False), get_args(LabelOwner), NAMES, (True, False), (True, False), (True, False)
     ):
         said = Evidence(log, label, name, exclusive, referenced=referenced, uncertain=uncertain)
         for strategy in STRATEGIES:

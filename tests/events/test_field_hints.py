@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from events.field_hints import closest, field_error
-from events.manifest import InvalidManifestError, Manifest, Metadata, take_apart
+from events.manifest import InvalidManifestError, Manifest, Metadata, split_manifest
 
 
 class Port(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
@@ -84,7 +84,7 @@ def test_an_error_of_the_whole_value_names_its_place() -> None:
 def test_a_policy_that_is_none_is_refused_with_those_there_are() -> None:
     manifest = Manifest("shapes/v1", "Shape", Metadata("a"), {"policy": {"deletion": "orphan"}})
     with pytest.raises(InvalidManifestError, match=r"one of Delete, Orphan; did you mean Orphan\?"):
-        take_apart(manifest)
+        split_manifest(manifest)
 
 
 def test_labels_that_would_fill_the_listings_of_an_api_are_refused() -> None:
@@ -92,10 +92,10 @@ def test_labels_that_would_fill_the_listings_of_an_api_are_refused() -> None:
     for allowed, each in ((True, labels | {"k8": ""}), (False, labels)):
         manifest = Manifest("shapes/v1", "Shape", Metadata("a", labels=each))
         if allowed:
-            take_apart(manifest)
+            split_manifest(manifest)
             continue
         with pytest.raises(InvalidManifestError, match="9018 bytes exceed the limit of 8192"):
-            take_apart(manifest)
+            split_manifest(manifest)
 
 
 def test_only_what_is_alike_is_suggested() -> None:

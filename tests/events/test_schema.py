@@ -188,7 +188,7 @@ def test_asyncapi_shows_every_subject_of_the_code() -> None:
         "observed": subjects.intake("observed", key),
         "result": subjects.intake("result", key),
         "listing": subjects.listing("{providerConfig}", "{kind}", "{listingId}"),
-        "answer": "{replyTo}",
+        "reply": "{replyTo}",
         "outcome": subjects.log(key, "outcome.{outcome}"),
         "rejection": subjects.rejection(key),
         "log": subjects.log(key, "fact").replace("fact", "{class}"),

@@ -59,10 +59,10 @@ def fields_of(state: ResourceState) -> Mapping[str, object]:
         "total": observed.total,
         "retiring": "" if retiring is None else retiring.external_name,
         "retiring_uid": None if retiring is None else retiring.uid,
-        "retiring_digest": _digest(None if retiring is None else retiring.shown),
+        "retiring_digest": _digest(None if retiring is None else retiring.last_observed),
         "retiring_outputs": None
-        if retiring is None or retiring.shown is None
-        else retiring.shown.outputs,
+        if retiring is None or retiring.last_observed is None
+        else retiring.last_observed.outputs,
         "action_id": "" if action is None else action.action_id,
         "operation": "" if action is None else action.operation,
         "attempt": 0 if flight is None else flight.attempt,
@@ -153,7 +153,7 @@ def _wrong_if_shown(
     """Compare the fields that the row may leave out, but must not show otherwise."""
     flight, shown = state.actions.in_flight, state.observed.object
     is_approved = state.holds.approved in (Hold.DELETION_GUARD, Hold.LOSS_GUARD)
-    is_doubted = state.observed.doubted is not None or state.observed.asked_at is not None
+    is_doubted = state.observed.doubted is not None or state.observed.read_requested_at is not None
     expected: dict[str, object] = {
         "doubted": is_doubted or is_approved,
         "observed_uid": None if shown is None or state.owned is not None else shown.uid,

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from events.envelope import encode_log
 from events.intake import Declared, Withdrawn
 from events.log import ResourceEvent, SpecDeclared, SpecWithdrawn
-from events.manifest import Declaration, Fields, InvalidManifestError, take_apart
+from events.manifest import Declaration, Fields, InvalidManifestError, split_manifest
 from events.names import ResourceKey
 from tests.judge.history import History, Message
 from tests.judge.ledger import Ledger
@@ -186,7 +186,7 @@ def _checked(history: History, key: ResourceKey, data: Declared | Withdrawn) -> 
     """Return what a message declares, None for a withdrawal; raises ``InvalidManifestError``."""
     if isinstance(data, Withdrawn):
         return None
-    declaration = take_apart(data.manifest)
+    declaration = split_manifest(data.manifest)
     if history.truth is None:
         return declaration
     return replace(declaration, fields=history.truth.checked(key.kind, declaration.fields))

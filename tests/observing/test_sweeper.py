@@ -72,7 +72,7 @@ class Scene:
         models = self.models = ReadModels()
         self.row.outcome = "Held"  # what is held is looked at, and what waits
         models.status[str(FOO)] = self.row
-        models.take_up(NOTHING)
+        models.set_checkpoint(NOTHING)
         self.sweeper = Sweeper(
             intake=self.intake,
             configurations=self.configurations,
@@ -134,7 +134,7 @@ async def test_a_clock_that_is_set_moves_no_pause_between_two_wakings(hours: int
 async def test_a_clock_that_is_set_moves_no_look_at_all_references(hours: int) -> None:
     scene = Scene(SecretStores({"files": Store()}, b"a key"))
     scene.row.secrets, scene.row.declared = {"files/db": ""}, True
-    scene.models.take_up(NOTHING)  # nobody has noticed it: its event was lost on the way
+    scene.models.set_checkpoint(NOTHING)  # nobody has noticed it: its event was lost on the way
     first = await scene.sweep_for(SWEEP_SECONDS)
     scene.intake.published.clear()
     scene.now += timedelta(hours=hours)
@@ -234,7 +234,7 @@ async def test_what_is_held_for_its_kind_is_woken_when_that_is_installed(outcome
     row = scene.row = StatusRow("default", "Widget", "foo")
     row.outcome, row.reason, row.declared = "Held", "UnknownKind", outcome_of == "declared"
     scene.models.status[str(row.key)] = row
-    scene.models.take_up(NOTHING)
+    scene.models.set_checkpoint(NOTHING)
     assert await scene.sweep_for(60) == [], "it is not installed"
     scene.kinds.define(replace(SHAPE, name="Widget"))
     assert (await scene.sweep_for(60))[:3] == [0, 5, 15]  # its decider may be started later
@@ -257,7 +257,7 @@ async def test_a_configuration_is_woken_when_its_provider_is_installed(
     row = scene.row = StatusRow("system", "ProviderConfig", "billing")
     row.outcome, row.reason, row.declared = "Held", "UnknownProvider", True
     scene.models.status[str(row.key)] = row
-    scene.models.take_up(NOTHING)
+    scene.models.set_checkpoint(NOTHING)
     config = ProviderConfigSpec(provider=provider, endpoint="http://localhost")
     scene.configurations.by_name["billing"] = config
     assert bool(await scene.sweep_for(10)) is is_woken
@@ -367,7 +367,7 @@ async def test_a_tenant_that_names_many_secrets_blocks_no_one_and_floods_no_log(
     scene = Scene()  # its only store is unknown, so each secret fails
     scene.row.secrets = {f"env/S{number}": "" for number in range(1000)}
     scene.row.declared = True
-    scene.models.take_up(NOTHING)
+    scene.models.set_checkpoint(NOTHING)
     turns = 0
 
     async def others() -> None:

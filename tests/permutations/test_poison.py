@@ -25,7 +25,7 @@ WHALE = {f"l{number}": "x" * 250 for number in range(12)}
 async def test_a_message_that_always_fails_is_parked_and_a_retry_decides_it_in_the_end(
     world: World, monkeypatch: pytest.MonkeyPatch
 ):
-    really = decide.facts_of
+    really = decide.handle_command
 
     def fails_for_purple(command: Any, *rest: Any) -> Any:
         data = command.data
@@ -33,7 +33,7 @@ async def test_a_message_that_always_fails_is_parked_and_a_retry_decides_it_in_t
             raise ZeroDivisionError("purple is too much")
         return really(command, *rest)
 
-    monkeypatch.setattr(decide, "facts_of", fails_for_purple)
+    monkeypatch.setattr(decide, "handle_command", fails_for_purple)
     await world.declare_all(
         [
             manifest("foo", color="Red"),
@@ -57,7 +57,7 @@ async def test_a_message_that_always_fails_is_parked_and_a_retry_decides_it_in_t
     assert declared == ["Red", "Green"]
     assert (await world.outcomes(FOO))[-1].outcome in ("Converged", "Rejected")
 
-    monkeypatch.setattr(decide, "facts_of", really)
+    monkeypatch.setattr(decide, "handle_command", really)
     with pytest.raises(LetterRefusedError, match="newer declaration or withdrawal by team-a"):
         await world.client.retry_dead_letter(letter)
     assert await world.client.dead_letters() == [letter]
@@ -70,7 +70,7 @@ async def test_a_retry_decides_what_was_parked_once_the_cause_is_gone(
         raise ZeroDivisionError("not today")
 
     with monkeypatch.context() as patch:
-        patch.setattr(decide, "facts_of", fails)
+        patch.setattr(decide, "handle_command", fails)
         await world.declare("foo")
         (letter,) = await letters_of(world, resource=FOO)
 

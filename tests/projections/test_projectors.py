@@ -365,7 +365,7 @@ async def test_what_the_log_has_lost_is_remembered_whenever_the_projector_stops(
         models = await load_models(store)
         for damage in models.lost(newest):
             models.mark_damage(damage)
-        models.note_lost_end(last)
+        models.record_lost_end(last)
         lost.append(set(models.damage))
         try:
             await Projector(models, store).flush()

@@ -31,7 +31,7 @@ from projections.read_models import (
     status_name,
 )
 from projections.status import StatusRow, fold_status
-from reconciler.resource.fights import FIGHT_DRIFTS
+from reconciler.resource.contention import CONTENTION_DRIFTS
 from tests.projections.logs import histories, log_of, of, quick
 from tests.resource.building import (
     CONFIG,
@@ -217,7 +217,7 @@ def test_a_deletion_that_waits_is_waited_for_no_more_when_somebody_else_has_done
 def test_a_repair_that_waits_is_waited_for_no_more_when_others_have_mended_it():
     story = converged()
     mended = story.seen
-    for _ in range(FIGHT_DRIFTS):
+    for _ in range(CONTENTION_DRIFTS):
         story.see(repainted(story.seen, color="Blue"))
         if not story.idle:
             story.succeed()

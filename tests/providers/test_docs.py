@@ -9,7 +9,7 @@ import msgspec
 import pytest
 import yaml
 
-from events.manifest import Manifest, take_apart
+from events.manifest import Manifest, split_manifest
 from reconciler.provider.kind import installed_kinds
 
 ROOT = Path(__file__).parents[2]
@@ -35,7 +35,7 @@ def test_every_block_of_python_is_a_quotation() -> None:
 @pytest.mark.parametrize("manifest", MANIFESTS, ids=lambda manifest: manifest.kind)
 def test_the_manifests_can_be_declared(manifest: Manifest) -> None:
     kind = installed_kinds()[manifest.kind]
-    declared = take_apart(manifest)
+    declared = split_manifest(manifest)
 
     assert manifest.api_version == kind.api_version
     assert kind.checked_fields(declared.fields)

@@ -50,7 +50,7 @@ from reconciler.errors import (
 )
 from reconciler.provider.contract import ProviderContract, action, listing, upon
 from reconciler.provider.secrets import Secrets
-from reconciler.resource.difference import Wanted, differences, merged
+from reconciler.resource.difference import Wanted, differences, merge_desired
 
 ME = pwd.getpwuid(os.geteuid()).pw_name
 MY_GROUP = grp.getgrgid(os.getegid()).gr_name
@@ -245,7 +245,7 @@ async def test_what_others_keep_of_a_file_is_not_written_over(
     (root / "etc/app.ini").write_text("theirs\n")
     changed = await shown(files)
     wanted = Wanted(FILE.checked_fields(PLAIN), {}, ignored=frozenset({"content"}))
-    fields, _labels = merged(wanted, changed, FILE.normalize)
+    fields, _labels = merge_desired(wanted, changed, FILE.normalize)
     write = upon(action("Update", seen.name, {**fields, "mode": "0640"}), changed)
     await files.update(msgspec.structs.replace(write, labels={}))
 
@@ -561,7 +561,7 @@ async def test_a_secret_is_in_its_file_and_nowhere_else(
     rotated = await secrets.keep(SecretRef("db"), f"{PLANTED}-2", "default")
     wanted = {**SECRET, "content": msgspec.to_builtins(rotated)}
     assert drift(seen, wanted) == ["content.secret"]
-    to_write, _labels = merged(Wanted(FILE.checked_fields(wanted), {}), seen, FILE.normalize)
+    to_write, _labels = merge_desired(Wanted(FILE.checked_fields(wanted), {}), seen, FILE.normalize)
     write = upon(action("Update", seen.name, to_write), seen)
     renewed = (await files.update(write)).object
     assert renewed is not None

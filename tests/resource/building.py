@@ -188,7 +188,7 @@ class Story:
         turn = decide(self.state, commands, self.context)
         self.state = turn.state
         self.log += turn.events
-        self.answers = list(turn.answers)
+        self.answers = list(turn.replies)
         self.timers += turn.timers
         self._check_replay()
         return [event.data for event in turn.events]

@@ -127,11 +127,11 @@ def test_a_failed_look_at_what_nobody_wants_is_followed_by_another_look(redelive
     story.fail("NotDone", redelivered=True)
     story.declare({"color": "Blue"})
     story.wake(3600)
-    unknown = story.flight.unknown
+    unknown = story.flight.unknown_results
     told = Reported(story.action.action_id, story.flight.attempt, story.now, story.now, "w1")
     failed = ActionError("NotDone", "try again later", 503)
     story.turn(replace(told, error=failed, is_lookup=True, redelivered=redelivered))
-    assert story.flight.unknown == unknown, "a look has no effect, whoever had it before"
+    assert story.flight.unknown_results == unknown, "a look has no effect, whoever had it before"
     assert only(LookupDecided, story.wake(3600))
     assert only(ActionSucceeded, story.look(None)).found_by == "Absence"
 

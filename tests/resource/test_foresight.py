@@ -12,7 +12,7 @@ from events.intake import Declared, PlanRef, Reply
 from events.manifest import Fields, InvalidManifestError
 from events.provider_config import ProviderConfigSpec
 from reconciler.resource.decide import decide
-from reconciler.resource.expectation import UNKNOWN, foreseeing, turn_digest
+from reconciler.resource.expectation import UNKNOWN, turn_digest, with_unknown_values
 from reconciler.resource.state import PLAN_OUTDATED
 from tests.resource.building import BLOCK, CONFIG, Story, converged, manifest, names, repainted
 
@@ -85,7 +85,7 @@ class _Fields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def test_a_value_that_nobody_knows_yet_may_be_any_that_the_kind_takes():
-    kind = foreseeing(dataclasses.replace(BLOCK, schema=_Fields))
+    kind = with_unknown_values(dataclasses.replace(BLOCK, schema=_Fields))
     given = {"port": UNKNOWN, "shape": "Circle", "names": ["a"]}
     assert kind.checked_fields(given) == given
     given = {"port": 1, "shape": UNKNOWN}

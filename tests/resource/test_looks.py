@@ -78,7 +78,7 @@ def test_a_configuration_has_no_object_to_look_at():
     spec = {"provider": "tests", "endpoint": "http://localhost"}
     story.turn(Declared(Manifest("reconciler/v1", "ProviderConfig", metadata, spec)))
     assert only(ReconcileAccepted, story.turn(ReconcileRequested())) == ReconcileAccepted(False)
-    assert story.state.observed.asked_at is None
+    assert story.state.observed.read_requested_at is None
 
 
 def test_a_paused_resource_is_looked_at_and_left_as_it_is():

@@ -358,7 +358,7 @@ states = st.builds(
         st.dictionaries(texts, literal(OnWithdrawal), max_size=2),
     ),
     outcome=st.none() | BUILDERS[OutcomeRecorded],
-    causes=texts,
+    cause=texts,
     api=st.builds(
         ApiHealth,
         numbers,

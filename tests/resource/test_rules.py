@@ -54,9 +54,9 @@ def test_a_changed_rule_leaves_a_recorded_log_as_it_was(monkeypatch: pytest.Monk
         story.wake(600)
         story.succeed()
     recorded = story.state
-    assert recorded.fights
+    assert recorded.recent_drifts
     assert recorded.owned is not None
-    for rule in ("with_drift", "_declared_part", "_effect", "_consequence", "_is_base"):
+    for rule in ("count_drift", "_declared_part", "_effect", "_consequence", "_is_base"):
         monkeypatch.setattr(rules, rule, None)
     assert fold(story.log) == recorded
 

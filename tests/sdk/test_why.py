@@ -12,7 +12,7 @@ from events.intake import Declared, Withdrawn
 from events.log import SpecDeclared
 from events.names import ResourceKey
 from reconciler.ports import StoredEvent
-from reconciler.sdk.why import FIGHT_DRIFTS, Parent, lineage, why
+from reconciler.sdk.why import CONTENTION_DRIFTS, Parent, lineage, why
 from tests.resource.building import Story, converged, manifest, repainted
 
 
@@ -92,14 +92,14 @@ def test_a_field_has_its_values_each_with_who_made_it_so():
 
 def test_who_overwrites_a_field_again_and_again_is_in_a_fight():
     story = converged()
-    for number in range(FIGHT_DRIFTS):
+    for number in range(CONTENTION_DRIFTS):
         assert not why("x", history(story)).repeated_drifts
         story.see(repainted(story.seen, color=("Blue", "Yellow")[number % 2]))
         story.wake(seconds=60)  # the last repair waits
         story.succeed()
         story.now = story.now.replace(minute=number + 1)
     (fight,) = why("x", history(story)).repeated_drifts
-    assert (fight.path, fight.times) == ("color", FIGHT_DRIFTS)
+    assert (fight.path, fight.times) == ("color", CONTENTION_DRIFTS)
     assert (fight.ours, fight.theirs) == ("Red", ("Blue", "Yellow"))
     assert why("x", history(story), "color").repeated_drifts == (fight,)
     assert not why("x", history(story), "type").repeated_drifts
@@ -107,7 +107,7 @@ def test_who_overwrites_a_field_again_and_again_is_in_a_fight():
 
 def test_what_happened_long_ago_is_no_fight():
     story = converged()
-    for number in range(FIGHT_DRIFTS):
+    for number in range(CONTENTION_DRIFTS):
         story.now = story.now.replace(hour=2 * number + 1)
         story.see(repainted(story.seen, color="Blue"))
         story.succeed()

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from events.allow import Allow, check_allow
-from events.manifest import Fields, InvalidManifestError, Manifest, take_apart
+from events.manifest import Fields, InvalidManifestError, Manifest, split_manifest
 from events.provider_config import ProviderConfigSpec
 from events.reference import has_reference
 from infra.providers.caddy.route import ROUTE
@@ -248,7 +248,7 @@ def test_every_page_and_example_allows_what_it_uses(page: Path):
         kind = kinds.find(each.kind)
         if kind is None or not kind.is_external:
             continue
-        declared = take_apart(each)
+        declared = split_manifest(each)
         # A reference stands for something that another manifest of the page declares.
         known = {name: it for name, it in declared.fields.items() if not has_reference(it)}
         try:

@@ -16,7 +16,7 @@ from tests.simulation.publishing import GUARD
 
 _SERVICES = ("billing", "backup")
 _FIRST_NUMBER = 100
-_FIRST_LOOK = 100 * _FIRST_NUMBER
+_AWAITS_FIRST_LISTING = 100 * _FIRST_NUMBER
 _STRAYS = ("stray-1", "stray-2", "stray-3", "stray-4")
 
 
@@ -100,7 +100,7 @@ def looks_of(seed: int, shapes: Sequence[str], duration: float) -> list[p.Step]:
     random = Random(f"plan/{seed}/looks")
     if random.random() >= 0.3:
         return []
-    numbers = range(_FIRST_LOOK, _FIRST_LOOK + random.randint(1, 3))
+    numbers = range(_AWAITS_FIRST_LISTING, _AWAITS_FIRST_LISTING + random.randint(1, 3))
     return [
         p.Look(at=round(random.uniform(0, duration), 3), number=number, shape=random.choice(shapes))
         for number in numbers

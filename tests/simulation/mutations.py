@@ -51,7 +51,7 @@ from reconciler.resource import (
 from reconciler.resource.attempt import new_action
 from reconciler.resource.evolve import fold
 from reconciler.resource.state import InFlight
-from reconciler.resource.turn import Facts
+from reconciler.resource.turn import CommandResult
 from reconciler.roles.decider import repository
 from reconciler.roles.decider.decider import Decider
 from reconciler.roles.decider.refusals import tell_refused
@@ -320,7 +320,7 @@ def _refused_creations_are_repeated(patch: Patch) -> None:
     """Also for a generation that is not declared any more."""
 
     def is_in_doubt(flight: InFlight) -> bool:
-        return flight.action.operation == "Create" or flight.unknown > 0
+        return flight.action.operation == "Create" or flight.unknown_results > 0
 
     patch.setattr(InFlight, "is_in_doubt", property(is_in_doubt))
 
@@ -328,7 +328,7 @@ def _refused_creations_are_repeated(patch: Patch) -> None:
 def _a_refusal_settles_the_attempts_before_it(patch: Patch) -> None:
     def is_in_doubt(flight: InFlight) -> bool:
         is_refused = flight.failed is not None and flight.failed.error_class == "NotDone"
-        return flight.unknown > 0 and not is_refused
+        return flight.unknown_results > 0 and not is_refused
 
     patch.setattr(InFlight, "is_in_doubt", property(is_in_doubt))
 
@@ -393,7 +393,7 @@ def _absence_assumed(patch: Patch) -> None:
     def never(_state: Any) -> bool:
         return False
 
-    patch.setattr(next_step, "awaits_first_look", never)
+    patch.setattr(next_step, "awaits_first_listing", never)
 
 
 def _everything_seen_is_told(patch: Patch) -> None:
@@ -411,29 +411,29 @@ def _everything_seen_is_told(patch: Patch) -> None:
 
 
 def _late_declarations_win(patch: Patch) -> None:
-    really: Any = declaration._late_or_stale  # pyright: ignore[reportPrivateUsage]
+    really: Any = declaration._reject_outdated  # pyright: ignore[reportPrivateUsage]
 
-    def late_or_stale(*args: Any) -> Facts | None:
-        facts: Facts | None = really(*args)
-        is_late = facts is not None and facts.answer and facts.answer.reason == "Superseded"
-        return None if is_late else facts
+    def late_or_stale(*args: Any) -> CommandResult | None:
+        result: CommandResult | None = really(*args)
+        is_late = result is not None and result.reply and result.reply.reason == "Superseded"
+        return None if is_late else result
 
-    patch.setattr(declaration, "_late_or_stale", late_or_stale)
+    patch.setattr(declaration, "_reject_outdated", late_or_stale)
 
 
 def _repeated_declarations_taken_for_new(patch: Patch) -> None:
     def is_handled(*_: Any) -> bool:
         return False
 
-    def late_or_stale(expected: Any, command: Any, state: Any) -> Facts | None:
+    def late_or_stale(expected: Any, command: Any, state: Any) -> CommandResult | None:
         really: Any = _really_late_or_stale
         return really(expected, replace(command, first_position=None), state)
 
     patch.setattr(decide, "is_handled", is_handled)
-    patch.setattr(declaration, "_late_or_stale", late_or_stale)
+    patch.setattr(declaration, "_reject_outdated", late_or_stale)
 
 
-_really_late_or_stale: Any = declaration._late_or_stale  # pyright: ignore[reportPrivateUsage]
+_really_late_or_stale: Any = declaration._reject_outdated  # pyright: ignore[reportPrivateUsage]
 
 
 def _nobody_looks_where_a_declaration_came_first(patch: Patch) -> None:
@@ -444,11 +444,11 @@ def _nobody_looks_where_a_declaration_came_first(patch: Patch) -> None:
 
 
 def _late_declarations_forgotten(patch: Patch) -> None:
-    def late_or_stale(*args: Any) -> Facts | None:
-        facts: Facts | None = _really_late_or_stale(*args)
-        return None if facts is None else facts._replace(events=())
+    def late_or_stale(*args: Any) -> CommandResult | None:
+        result: CommandResult | None = _really_late_or_stale(*args)
+        return None if result is None else result._replace(events=())
 
-    patch.setattr(declaration, "_late_or_stale", late_or_stale)
+    patch.setattr(declaration, "_reject_outdated", late_or_stale)
 
 
 def _configurations_read_once(patch: Patch) -> None:
@@ -519,15 +519,15 @@ def _a_delete_ignores_the_uid(patch: Patch) -> None:
 
 def _what_is_not_ours_is_removed(patch: Patch) -> None:
     def not_ours(situation: Any) -> Any:
-        found, place = situation.compared.seen, situation.state.observed.provider_config
+        found, place = situation.compared.existing, situation.state.observed.provider_config
         if found is None:
             return _really_not_ours(situation)
         return OwnershipClaimed(found.name, found.uid, "ExclusiveScope", place)
 
-    patch.setattr(next_step, "_not_ours", not_ours)
+    patch.setattr(next_step, "_conclude_unowned", not_ours)
 
 
-_really_not_ours: Any = next_step._not_ours  # pyright: ignore[reportPrivateUsage]
+_really_not_ours: Any = next_step._conclude_unowned  # pyright: ignore[reportPrivateUsage]
 
 
 def _everything_is_adopted(patch: Patch) -> None:
@@ -535,7 +535,7 @@ def _everything_is_adopted(patch: Patch) -> None:
         place = situation.state.observed.provider_config
         return OwnershipClaimed(found.name, found.uid, "Adopted", place)
 
-    patch.setattr(next_step, "_take_over", take_over)
+    patch.setattr(next_step, "_adopt", take_over)
 
 
 def _withdrawn_objects_are_forgotten(patch: Patch) -> None:
@@ -543,7 +543,7 @@ def _withdrawn_objects_are_forgotten(patch: Patch) -> None:
         owned = situation.state.owned
         return OwnershipReleased(owned.external_name, owned.uid, "Gone", owned.provider_config)
 
-    patch.setattr(next_step, "_remove", forget)
+    patch.setattr(next_step, "_delete", forget)
 
 
 def _a_failed_update_is_abandoned_whatever_it_did(patch: Patch) -> None:

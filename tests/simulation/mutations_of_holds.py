@@ -13,7 +13,7 @@ from events.log import FinalizerRemoved, HoldApproved, OwnershipClaimed
 from projections.status import StatusRow
 from reconciler.resource import approval, decide, evolve, holds, next_step, observation
 from reconciler.resource.state import NEW
-from reconciler.resource.turn import NOTHING_NEW, Facts
+from reconciler.resource.turn import NOTHING_NEW, CommandResult
 from reconciler.roles.decider import repository
 from reconciler.roles.objects.twins import Comparison, TwinDetector
 from reconciler.roles.observer.listing import ListingAssembler
@@ -21,7 +21,7 @@ from reconciler.roles.projector.scrubber import Scrubber
 from reconciler.roles.sweeper import sweeper
 from tests.simulation.mutation import Mutation, Patch
 
-_really_after: Any = evolve._after  # pyright: ignore[reportPrivateUsage]
+_really_after: Any = evolve._fold_data  # pyright: ignore[reportPrivateUsage]
 
 
 def _nothing(*_args: Any, **_rest: Any) -> None:
@@ -29,7 +29,7 @@ def _nothing(*_args: Any, **_rest: Any) -> None:
 
 
 def _finalizers_ignored(patch: Patch) -> None:
-    patch.setattr(next_step, "_waiting_for_finalizers", _nothing)
+    patch.setattr(next_step, "_hold_for_finalizers", _nothing)
 
 
 def _anybody_takes_finalizers_off(patch: Patch) -> None:
@@ -50,7 +50,7 @@ def _finalizers_stay_for_ever(patch: Patch) -> None:
             return folded
         return replace(folded, holds=replace(folded.holds, finalizers=state.holds.finalizers))
 
-    patch.setattr(evolve, "_after", after)
+    patch.setattr(evolve, "_fold_data", after)
 
 
 def _finalizers_not_shown(patch: Patch) -> None:
@@ -66,7 +66,7 @@ def _references_keep_nothing(patch: Patch) -> None:
     def keepers(*_: Any) -> list[str]:
         return []
 
-    patch.setattr(next_step, "keepers", keepers)
+    patch.setattr(next_step, "references_with_policy", keepers)
 
 
 def _references_not_told(patch: Patch) -> None:
@@ -79,20 +79,20 @@ def _references_not_told(patch: Patch) -> None:
 def _dangling_told_once(patch: Patch) -> None:
     """A reference that found its target missing never looks again."""
 
-    really = holds.see_target
+    really = holds.record_target
 
-    def see_target(said: Any, state: Any) -> Facts:
+    def see_target(said: Any, state: Any) -> CommandResult:
         return NOTHING_NEW if said.target in state.desired.targets else really(said, state)
 
-    patch.setattr(holds, "see_target", see_target)
+    patch.setattr(holds, "record_target", see_target)
 
 
 def _deletion_guard_ignored(patch: Patch) -> None:
-    patch.setattr(next_step, "_guarded", _nothing)
+    patch.setattr(next_step, "_hold_for_deletion_guard", _nothing)
 
 
 def _loss_guard_ignored(patch: Patch) -> None:
-    patch.setattr(observation, "_doubted", _nothing)
+    patch.setattr(observation, "_doubt_absence", _nothing)
 
 
 def _approvals_lift_nothing(patch: Patch) -> None:
@@ -102,14 +102,14 @@ def _approvals_lift_nothing(patch: Patch) -> None:
             return folded
         return replace(folded, holds=replace(folded.holds, approved=""))
 
-    patch.setattr(evolve, "_after", after)
+    patch.setattr(evolve, "_fold_data", after)
 
 
 def _approval_not_asked_for(patch: Patch) -> None:
-    def unless_approved(step: Any, *_: Any) -> Any:
+    def require_approval(step: Any, *_: Any) -> Any:
         return step
 
-    patch.setattr(decide, "unless_approved", unless_approved)
+    patch.setattr(decide, "require_approval", require_approval)
 
 
 def _approvals_outlive_what_they_were_for(patch: Patch) -> None:
@@ -126,7 +126,7 @@ def _approvals_outlive_what_they_were_for(patch: Patch) -> None:
 def _declared_resources_released_by_force(patch: Patch) -> None:
     really = holds.force_release
 
-    def force(said: Any, command: Any, state: Any) -> Facts:
+    def force(said: Any, command: Any, state: Any) -> CommandResult:
         undeclared = replace(state.desired, is_declared=False)
         return really(said, command, replace(state, desired=undeclared))
 
@@ -137,15 +137,15 @@ def _strangers_adopted_where_absence_is_declared(patch: Patch) -> None:
     """What is declared absent is removed, whosever it is."""
 
     def keep_away(spec: Any, situation: Any) -> Any:
-        found, place = situation.compared.seen, situation.state.observed.provider_config
+        found, place = situation.compared.existing, situation.state.observed.provider_config
         if found is not None:
             return OwnershipClaimed(found.name, found.uid, "Adopted", place)
         return _really_keep_away(spec, situation)
 
-    patch.setattr(next_step, "_keep_away", keep_away)
+    patch.setattr(next_step, "_keep_absent", keep_away)
 
 
-_really_keep_away: Any = next_step._keep_away  # pyright: ignore[reportPrivateUsage]
+_really_keep_away: Any = next_step._keep_absent  # pyright: ignore[reportPrivateUsage]
 
 
 def _broken_listings_believed(patch: Patch) -> None:
@@ -181,7 +181,7 @@ def _folded_anyhow(events: Any, state: Any = NEW) -> Any:
 
 
 def _label_left_on_what_is_let_go(patch: Patch) -> None:
-    patch.setattr(next_step, "_unlabel", _nothing)
+    patch.setattr(next_step, "_remove_owner_label", _nothing)
 
 
 def _what_is_newer_is_not_noticed(patch: Patch) -> None:
@@ -195,7 +195,7 @@ def _a_held_api_is_written_to(patch: Patch) -> None:
     def as_wanted(step: Any, _context: Any) -> Any:
         return step
 
-    patch.setattr(decide, "unless_twin", as_wanted)
+    patch.setattr(decide, "hold_for_twin", as_wanted)
 
 
 MUTATIONS_OF_HOLDS: tuple[Mutation, ...] = (

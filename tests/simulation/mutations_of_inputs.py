@@ -134,7 +134,7 @@ def _a_new_definition_passes_no_guard(patch: Patch) -> None:
         return None
 
     for module in (replacement, next_step):
-        patch.setattr(module, "held_for_its_definition", never)
+        patch.setattr(module, "hold_for_definition", never)
 
 
 MUTATIONS_OF_INPUTS = (

@@ -76,7 +76,7 @@ def _what_was_replaced_does_not_wait_for_the_new_one(patch: Patch) -> None:
             situation = replace(situation, kind=always)
         return really(seen, spec, situation)
 
-    patch.setattr(next_step, "_as_declared", as_declared)
+    patch.setattr(next_step, "_conclude_as_declared", as_declared)
 
 
 def _readiness_is_told_once(patch: Patch) -> None:
@@ -90,7 +90,7 @@ def _readiness_is_told_once(patch: Patch) -> None:
             return replace(step, ready=Readiness(told.status == "True", told.reason, told.message))
         return step
 
-    patch.setattr(next_step, "_as_declared", as_declared)
+    patch.setattr(next_step, "_conclude_as_declared", as_declared)
 
 
 # --- an API without a listing
@@ -131,7 +131,7 @@ def _what_was_made_before_a_refusal_is_nobodys(patch: Patch) -> None:
     def never(_found: ExternalObject | None, _action: Action, _context: Context) -> bool:
         return False
 
-    patch.setattr(result, "_is_its_beginning", never)
+    patch.setattr(result, "_is_partial_creation", never)
 
 
 MUTATIONS_OF_REAL_APIS = (

@@ -30,7 +30,7 @@ def _a_replacement_has_no_name_in_the_rows(patch: Patch) -> None:
         really(row, action, attempt)
         row.pending_name = ""
 
-    patch.setattr(status, "_begun", begun)
+    patch.setattr(status, "_start_attempt", begun)
 
 
 MUTATIONS_OF_REPLACING = (

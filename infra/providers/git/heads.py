@@ -26,7 +26,7 @@ from infra.providers.composition.contents import ContentRefusedError, Contents
 from infra.providers.git.checks import Check, checked_parts
 from infra.providers.git.problems import GitError
 from infra.providers.git.reader_process import Document, Reply, Request, read_source
-from reconciler.composites.git_source import PROBLEM, REVISION, SOURCE, told_revision
+from reconciler.composites.git_source import PROBLEM, REVISION, SOURCE, describe_revision
 from reconciler.errors import (
     ConfigurationError,
     ProviderError,
@@ -154,7 +154,7 @@ class Heads:
         try:
             await self._contents.store(_namespace(spec), content)
         except (RefusedError, ContentRefusedError) as error:
-            told = GitError("BadCommit", f"{told_revision(head.revision)}: {error}")
+            told = GitError("BadCommit", f"{describe_revision(head.revision)}: {error}")
             return replace(head, content="", stored=None, problem=told)
         return head
 
@@ -230,7 +230,7 @@ class Heads:
             parts = await asyncio.to_thread(checked_parts, reads, key, check)
             content = stored_content(spec.parent, parts)
         except (GitError, InvalidManifestError) as error:
-            message = f"{told_revision(revision)}: {error}"
+            message = f"{describe_revision(revision)}: {error}"
             raise GitError("BadCommit", message, revision) from None
         except Exception as error:
             _logger.warning("reading a source failed", exc_info=True)

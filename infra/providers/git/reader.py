@@ -26,7 +26,7 @@ from infra.providers.git.rendering import rendered, renderers_of_process
 from infra.providers.git.repository import Remote, fetched, find_commit
 from infra.providers.git.signatures import check_signature
 from reconciler.answer_budget import MAX_ANSWER_BYTES, decoded_bytes
-from reconciler.composites.git_source import told_revision
+from reconciler.composites.git_source import describe_revision
 from reconciler.errors import ConfigurationError
 from reconciler.secrecy import Secrecy
 
@@ -113,7 +113,7 @@ def _read(request: Request) -> Reply:
                 files = rendered(renderers, render, files, path)
             documents = _documents(files, request, is_rendered=bool(render))
         except GitError as error:
-            message = f"{told_revision(revision)}: {error.message}"
+            message = f"{describe_revision(revision)}: {error.message}"
             raise GitError(error.reason, message, revision) from None
     return Reply(found.ref, found.commit, revision, documents)
 

@@ -18,7 +18,7 @@ from infra.providers.composition.spec import Summary
 from infra.providers.git.checks import Check
 from infra.providers.git.heads import Heads
 from infra.providers.git.rendering import renderers_of_process
-from reconciler.composites.git_source import REVISION, SOURCE, told_revision
+from reconciler.composites.git_source import REVISION, SOURCE, describe_revision
 from reconciler.provider.defined_kind import defined
 from reconciler.provider.kind import installed_kinds
 from reconciler.provider.secrets import Secrets
@@ -95,4 +95,4 @@ class GitSourceProvider(CompositionProvider):
 
     def told_of(self, fields: Fields) -> str:
         """Name the commit that a content is of."""
-        return told_revision(fields[REVISION]) if REVISION in fields else ""
+        return describe_revision(fields[REVISION]) if REVISION in fields else ""

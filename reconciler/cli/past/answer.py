@@ -25,7 +25,7 @@ from events.names import ResourceKey
 from reconciler.cli.output import single_line
 from reconciler.cli.past.summaries import because, is_process, name_of, stating
 from reconciler.ports import StoredEvent
-from reconciler.resource.difference import LABELS, shown, value_at
+from reconciler.resource.difference import LABELS, format_value, value_at
 from reconciler.resource.evolve import evolve
 from reconciler.resource.state import NEW, ResourceState
 from reconciler.sdk.why import Value, Why
@@ -183,19 +183,23 @@ def _of_field(found: Why, history: Sequence[StoredEvent]) -> str:
     if wanted is None or wanted.value is None:
         if observed is None or observed.value is None:
             return f"{field} is not set"
-        return f"{field} is {shown(observed.value)}, and no declaration sets it"
+        return f"{field} is {format_value(observed.value)}, and no declaration sets it"
     made = f"{made_by(wanted)}{_in_generation(wanted, history)}"
     resolved = {} if field.startswith(f"{LABELS}.") else _resolved(history)
     if resolved and value_at(field, resolved, {}) is None:
         spec = f"the kind resolves the spec to the fields {', '.join(sorted(resolved))}"
-        return f"{field} is {shown(wanted.value)} because {made}; {spec}"
+        return f"{field} is {format_value(wanted.value)} because {made}; {spec}"
     if observed is None:
-        return f"{field} should be {shown(wanted.value)}, but no object has been observed: {made}"
+        desired = format_value(wanted.value)
+        return f"{field} should be {desired}, but no object has been observed: {made}"
     if observed.value == wanted.value:
         applied = _newest(found.applied)
         is_written = applied is not None and applied.value == wanted.value
-        return f"{field} is {shown(wanted.value)}{' because' if is_written else ', as'} {made}"
-    return f"{field} is {shown(observed.value)}, but should be {shown(wanted.value)}: {made}"
+        return (
+            f"{field} is {format_value(wanted.value)}{' because' if is_written else ', as'} {made}"
+        )
+    actual, desired = format_value(observed.value), format_value(wanted.value)
+    return f"{field} is {actual}, but should be {desired}: {made}"
 
 
 def _resolved(history: Sequence[StoredEvent]) -> Fields:

@@ -61,7 +61,7 @@ from events.subjects import USER_SIGN
 from events.wording import plural
 from reconciler.cli.output import single_line, time_text
 from reconciler.ports import StoredEvent
-from reconciler.resource.approval import SHORT_PLAN, described
+from reconciler.resource.approval import SHORT_PLAN, describe_plan
 from reconciler.resource.owner_label import OWNER_LABEL
 
 _NOTHING: Mapping[str, Any] = {}
@@ -205,7 +205,7 @@ def summary(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
         case ReconcileAccepted(_, reason):
             return f"{who} requested a reconciliation{stating(reason)}"
         case ApprovalRequested():
-            return f"The decider requests approval of {described(data)}"
+            return f"The decider requests approval of {describe_plan(data)}"
         case ApprovalRefused(plan, reason):
             return f"{who} rejected plan {plan[:SHORT_PLAN]}{stating(reason)}"
         case ReferenceAdded(by, on_withdrawal):

@@ -21,7 +21,7 @@ from reconciler.cli.past.history import print_lines
 from reconciler.cli.past.summaries import Line, tell_all
 from reconciler.cli.search import find_in_words
 from reconciler.ports import StoredEvent
-from reconciler.resource.difference import shown
+from reconciler.resource.difference import format_value
 from reconciler.sdk.history import History, Past
 from reconciler.sdk.why import Parent, RepeatedDrift, Why, lineage
 from reconciler.sdk.why import why as explained
@@ -147,7 +147,7 @@ def _print_values(why: Why) -> None:
         rows += [
             (
                 "" if number else name,
-                shown(each.value),
+                format_value(each.value),
                 time_text(each.time),
                 str(each.position),
                 made_by(each),
@@ -158,9 +158,9 @@ def _print_values(why: Why) -> None:
 
 
 def _repeated(drift: RepeatedDrift) -> str:
-    theirs = ", ".join(map(shown, drift.theirs))
+    theirs = ", ".join(map(format_value, drift.theirs))
     since, until = time_text(drift.since), time_text(drift.until)
     return (
         f"Another client set {drift.path} to {theirs} {drift.times} times from {since} to"
-        f" {until}, and Reconciler set it back to {shown(drift.ours)}."
+        f" {until}, and Reconciler set it back to {format_value(drift.ours)}."
     )

@@ -425,7 +425,7 @@ class Decider:
     ) -> None:
         """Park the one message whose events cannot be stored; of several, find out which."""
         key = refused.key
-        if len(refused.turn.answers) > 1:
+        if len(refused.turn.replies) > 1:
             remaining[key].is_one_by_one = True
             return
         first, remaining[key] = remaining[key].split()
@@ -453,7 +453,7 @@ class Decider:
         return [
             each
             for each in guessed
-            if all(map(_is_accepted, each.turn.answers)) and not each.turn.repeats
+            if all(map(_is_accepted, each.turn.replies)) and not each.turn.repeats
         ]
 
     async def _decide(
@@ -781,7 +781,7 @@ class _News:
     def add(self, each: _Decided, now: datetime) -> None:
         """Collect what one resource's turn has to tell."""
         self.timers += [TimerRequest(each.key, *timer) for timer in each.turn.timers]
-        told = zip(each.work.deliveries, each.work.commands, each.turn.answers, strict=False)
+        told = zip(each.work.deliveries, each.work.commands, each.turn.replies, strict=False)
         for delivery, command, answer in told:
             self.finished.append(delivery)
             if answer is None:
@@ -852,7 +852,7 @@ def _left_over(
     """What is still to do: resources that lost, and commands beyond the most of one turn."""
     remaining = dict(work)
     for each in done:
-        handled = len(each.turn.answers)
+        handled = len(each.turn.replies)
         if handled == len(each.work.commands):
             del remaining[each.key]
         else:

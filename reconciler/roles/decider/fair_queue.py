@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final, NamedTuple
 
-from events.subjects import BY_CLIENTS, namespace_of, what_is_stored
+from events.subjects import BY_CLIENTS, intake_kind_of, namespace_of
 from reconciler.ports import IntakeDelivery
 
 MAX_MESSAGES_A_TURN: Final = 500
@@ -131,7 +131,7 @@ class FairQueue:
         if partition is None or mine is None:
             return False
         # What comes again was within the quota before.
-        if delivery.delivered > 1 or what_is_stored(delivery.subject) not in BY_CLIENTS:
+        if delivery.delivered > 1 or intake_kind_of(delivery.subject) not in BY_CLIENTS:
             return False
         quota, everything = self._quota, partition.all
         if mine.messages >= quota.messages or mine.bytes >= quota.bytes:

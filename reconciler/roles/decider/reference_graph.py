@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from events.intake import Declared
-from events.manifest import InvalidManifestError, take_apart
+from events.manifest import InvalidManifestError, split_manifest
 from events.names import InvalidNameError, ResourceKey
 from events.reference import has_reference
 from reconciler.provider.kind import Kind
@@ -26,7 +26,7 @@ def targets_of(commands: Iterable[Command], kind: Kind | None, key: ResourceKey)
         if kind is None or not isinstance(data, Declared) or not has_reference(data.manifest.spec):
             continue
         try:
-            fields = take_apart(data.manifest).fields
+            fields = split_manifest(data.manifest).fields
             found |= {each.target for each in kind.references(fields, key.namespace)}
         except (InvalidManifestError, InvalidNameError):
             continue  # it is refused when it is decided

@@ -48,7 +48,7 @@ from events.stored_content import (
     CONTENT,
     ComposedContentSpec,
     contents_in,
-    whole,
+    merge_chunks,
 )
 from projections.read_models import ReadModels
 from reconciler.ports import EventLog
@@ -58,10 +58,10 @@ from reconciler.resource.difference import Comparison
 from reconciler.resource.expectation import (
     PartChange,
     expected_report,
-    foreseeing,
-    goes_on,
+    has_next_step,
     part_changes,
     turn_digest,
+    with_unknown_values,
 )
 from reconciler.resource.observation import AWAITING_READ, LOOKING
 from reconciler.resource.state import ResourceState
@@ -230,7 +230,7 @@ class Foresight:
             if declaring:
                 mine.turn = turn
             elif mine.part_of is not None:
-                refused = (each for each in turn.answers if each is not None and not each.accepted)
+                refused = (each for each in turn.replies if each is not None and not each.accepted)
                 mine.refused = next(refused, mine.refused)
             self._take(mine, turn)
 
@@ -272,7 +272,7 @@ class Foresight:
         }
         for index, stored in (await self._stored(indexes)).items():
             chunks = [msgspec.structs.replace(index, name=each) for each in stored.chunks]
-            self._contents[index.name] = whole((await self._stored(chunks)).values())
+            self._contents[index.name] = merge_chunks((await self._stored(chunks)).values())
 
     async def _stored(self, keys: Iterable[ResourceKey]) -> dict[ResourceKey, ComposedContentSpec]:
         kept = await self._repository.get(list(keys))
@@ -315,7 +315,7 @@ class Foresight:
             seen = msgspec.structs.replace(seen, fields=self._whole(seen.fields))
         action = msgspec.structs.replace(action, fields=self._whole(action.fields))
         parts = part_changes(mine.key, action, seen)
-        return parts, goes_on(kind, mine.key, spec.fields, action)
+        return parts, has_next_step(kind, mine.key, spec.fields, action)
 
     def _whole(self, fields: Fields) -> Fields:
         """Return an object's fields with its content, where that is stored apart from it."""
@@ -515,7 +515,7 @@ class Foresight:
             epoch=self._log.epoch,
             restored_as_of=self._log.restored_as_of,
             twins=self.configurations.twins,
-            kind=None if kind is None else foreseeing(kind),
+            kind=None if kind is None else with_unknown_values(kind),
             configs=self.configurations.by_name,
             providers=self.kinds.providers,
             refers=self._refers,

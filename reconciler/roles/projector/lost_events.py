@@ -146,4 +146,4 @@ async def mark_lost(log: LogEnds, models: ReadModels) -> None:
     newest = await log.newest_positions([row.key for row in models.status.values()])
     for damage in models.lost(newest):
         models.mark_damage(damage)
-    models.note_lost_end(await log.last_position())
+    models.record_lost_end(await log.last_position())

@@ -208,7 +208,7 @@ class Projector:
         if first.damage:  # who wrote the rows may not have found it
             if stored == first.checkpoint:
                 return False
-            self._models.show_damage_again()
+            self._models.mark_damage_changed()
         self._forget_first()
         return True
 

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from events.log import DriftDetected, PathDrift, RetryScheduled
-from reconciler.resource.fights import FIGHT_DRIFTS, FIGHT_WINDOW, with_drift
+from reconciler.resource.contention import CONTENTION_DRIFTS, CONTENTION_WINDOW, count_drift
 from tests.resource.building import CONFIG, SHARED, START, Story, every, only
 
 RED, BLUE = {"type": "Square", "color": "Red"}, {"type": "Square", "color": "Blue"}
@@ -27,7 +27,7 @@ def overwrite(story: Story, **fields: str) -> None:
     story.see(shown)
 
 
-def fight(story: Story, times: int = FIGHT_DRIFTS - 1) -> None:
+def fight(story: Story, times: int = CONTENTION_DRIFTS - 1) -> None:
     for _ in range(times):
         overwrite(story)
         if story.idle:
@@ -117,7 +117,7 @@ def test_what_they_take_back_themselves_needs_no_repair():
 
 def test_who_deletes_it_again_and_again_is_met_more_slowly():
     story = made()
-    for _ in range(FIGHT_DRIFTS - 1):
+    for _ in range(CONTENTION_DRIFTS - 1):
         story.see(None)
         story.succeed()
     story.see(None)
@@ -136,16 +136,16 @@ def test_a_withdrawal_does_not_wait():
     assert story.action.operation == "Delete"
 
 
-@pytest.mark.parametrize(("pause", "times"), [(FIGHT_WINDOW, 3), (2 * FIGHT_WINDOW, 1)])
+@pytest.mark.parametrize(("pause", "times"), [(CONTENTION_WINDOW, 3), (2 * CONTENTION_WINDOW, 1)])
 def test_what_is_long_past_counts_no_more(pause: timedelta, times: int):
     known = (PathDrift("color", 2, START, START), PathDrift("size", 9, START, START))
     drift = only(DriftDetected, [_drift()])
-    (*_, color) = with_drift(known, drift, START + pause)
+    (*_, color) = count_drift(known, drift, START + pause)
     assert (color.path, color.times) == ("color", times)
 
 
 def test_what_may_have_been_our_own_is_no_fight():
-    assert with_drift((), replace(_drift(), suspected_action="default/Block/Foo@3"), START) == ()
+    assert count_drift((), replace(_drift(), suspected_action="default/Block/Foo@3"), START) == ()
 
 
 def _drift() -> DriftDetected:
