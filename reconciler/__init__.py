@@ -1,30 +1,32 @@
-"""The reconciler: keeps what was declared and what exists the same, from an event log.
+"""Keeps external systems in the declared state, and records all decisions in one event log.
 
-The loop, in the order in which one declaration goes through it:
+The loop, in the order in which it processes one declaration:
 
-A service publishes a *declaration* on the bus: it is a message of the *intake* (`events.intake`),
-sent by the SDK (`sdk`) or by hand (docs/how-to/publish-and-subscribe.md).
+A service publishes a *declaration* on the bus. It is a message of the *intake* (`events.intake`),
+sent with the SDK (`sdk`) or any NATS client (docs/how-to/publish-and-subscribe.md).
 
-The *decider* (`roles.decider`) takes the intake in batches. For each *resource* it loads the
-*state*, folded from the log by `evolve` (`roles.decider.repository`, `resource.evolve`), and asks
-the pure `decide(state, commands, context)` (`resource.decide`) for the *events* that follow. All of
-a batch are appended at once, each resource's by compare-and-set: one *turn*, one writer.
+The *decider* (`roles.decider`) pulls the intake in batches. For each *resource* it loads the
+*state*, which `evolve` folds from the log (`roles.decider.repository`, `resource.evolve`). It then
+calls the pure function `decide(state, commands, context)` (`resource.decide`), which returns
+*events*. The decider appends the events of all resources of a batch at once. Each resource is one
+compare-and-set, so that it has one writer.
 
-Among the events may be a decided *action*, with its idempotency key. The *worker* (`roles.worker`)
-gets it from the log, passes the gate of its API (`roles.gate`), and calls the *provider*
-(`provider`, `infra.providers`). What came of it is a result in the intake, and the loop goes on:
-the decider records the end of the attempt, and what follows from the state (`resource.next_step`).
+An event can contain an *action*, with its idempotency key. The *worker* (`roles.worker`) reads it
+from the log, passes the gate of its API (`roles.gate`), and calls the *provider* (`provider`,
+`infra.providers`). It reports the result to the intake. The decider records the end of the attempt,
+and derives the next step from the state (`resource.next_step`).
 
-The *observer* (`roles.observer`) lists every API at an interval, compares the listing with what the
-log knows (`roles.observer.listing`), and puts what differs into the intake. Only a complete
-listing, or a read that the provider declares authoritative, proves that something is gone.
+The *observer* (`roles.observer`) lists every API at an interval, compares the listing with the read
+models (`roles.observer.listing`), and reports the differences to the intake. Only a complete
+listing, or a read that the provider declares authoritative, proves that an object is missing.
 
-A *timer* ends a wait. It is a hint: the *sweeper* (`roles.sweeper`) finds what was forgotten.
+A *timer* ends a wait. Timers are hints: the *sweeper* (`roles.sweeper`) finds overdue resources.
 
-How a generation stands is an *outcome*: an event too, which the server copies to a stream that
-others subscribe to. The *projector* (`roles.projector`) folds the log into *rows* for reading.
+The public state of a resource is its *outcome*. It is an event too, and other services subscribe to
+it. The *projector* (`roles.projector`) folds the log into *rows* for reading.
 
-What the roles need from a bus is in `ports`; `infra.bus` implements it on NATS JetStream, and
-`tests.simulation` on one thread with a clock of its own. `wiring` puts a process together: only it
-imports `infra`. `provider.kind` says what a kind is, `cli` is for people, `failpoints` for tests.
+`ports` declares what the roles need from a bus. `infra.bus` implements it on NATS JetStream, and
+`tests.simulation` in one thread with a virtual clock. `wiring` assembles a process, and is the only
+module here that imports `infra`, apart from `sdk` and `cli`. `provider.kind` defines what a kind
+is, `cli` contains the commands, and `failpoints` names the steps at which tests inject faults.
 """

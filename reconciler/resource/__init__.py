@@ -1,11 +1,18 @@
-"""The aggregate, pure: no clock, no randomness, no I/O.
+"""The aggregate of one resource: pure, without a clock, a random source or I/O.
 
-In reading order:
+The modules, in reading order:
 
-`state` (what is known of one resource), `turn` (what goes into a decision, and comes out of it),
-`decide` (the story, top to bottom), `rules` (their results are recorded in the events), `evolve`
-(every event folded), then what each kind of command adds (`declaration`, `observation`, `result`,
-`holds`), what follows from the state (`situation` and `next_step`, with `inputs`, `replacement` and
-`due`; `attempt` with `effect`; `approval` and `twin`; `outcome`), and the rules that they rest on
-(`difference`, `ownership`, `api_health`, `backoff`).
+- `state`: the folded state of a resource
+- `turn`: the inputs and the result of a decision
+- `decide`: the decision, from commands to events
+- `rules`: results of rules, which the events record
+- `evolve`: the fold of each event
+- `declaration`, `observation`, `result`, `holds`: the events of each kind of command
+- `situation`, `next_step`: the next step, from the state alone
+- `inputs`, `replacement`, `renewal`, `contention`, `progress`, `permission`: parts of the next
+  step
+- `attempt`, `effect`: an action from its decision to its end
+- `approval`, `twin`, `outcome`: guards of actions, and the public outcome
+- `difference`, `ownership`, `owner_label`, `api_health`, `backoff`, `cycle`: the rules beneath
+- `expectation`: expected results, for plans
 """

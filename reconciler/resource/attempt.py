@@ -1,8 +1,9 @@
-"""An action from its decision to its end: key, retries, lookups, waits, and giving up.
+"""An action from its decision to its end: key, attempts, lookups, waits and abandonment.
 
-A call whose answer never came may have been done or not. The ladder of unknown results (ADR 0012)
-repeats it with the same key, where the API makes that safe; else, or after some repeats, it looks
-up what is there, past the API's grace; and where nothing can tell, a person is asked.
+A call without a conclusive response may or may not have taken effect. There are three steps for
+unknown results (ADR 0012). First the call is repeated with the same key, if that is safe. Then a
+worker looks the object up, after the consistency grace of the API. If the lookup is inconclusive,
+an operator decides.
 """
 
 from __future__ import annotations
@@ -46,10 +47,11 @@ from reconciler.resource.turn import (
     on_hold,
 )
 
-MAX_CONFLICTS = 3  # in a row that are answered at once; then each waits like a failure
-MAX_REPEATS = 3  # in a row whose result stays unknown, before a lookup is worth more than another
+# consecutive conflicts with an immediate new decision; each further one waits like a failure
+MAX_CONFLICTS = 3
+MAX_REPEATS = 3  # consecutive unknown results before a lookup replaces the next repetition
 
-_ROUNDING = timedelta(milliseconds=1)  # of a wait that was reckoned in seconds
+_ROUNDING = timedelta(milliseconds=1)  # rounding of recorded waits
 
 NextCall = Literal["Repeat", "Lookup"]
 
@@ -67,9 +69,9 @@ def new_action(
     purpose: Purpose = "Converge",
     external_name: str = "",
 ) -> ActionDecided:
-    """Decide an operation on the resource's object, with its key and its frozen parameters.
+    """Return the decision for an operation on the object, with its key and fixed parameters.
 
-    `purpose` Retire is about the object that was replaced. `external_name`: of what is created.
+    `purpose` Retire concerns the replaced object. `external_name` is the name of a created object.
     """
     action_id = event_id(context.key, state.version + 1)
     owned = state.retiring if purpose == "Retire" else state.owned
@@ -99,9 +101,9 @@ def new_action(
 
 
 def idempotency_key(log_id: str, action_id: str, epoch: str = "") -> str:
-    """Derive an action's key: the same in every replay, another in every other log.
+    """Return the idempotency key of an action, which is stable in replays and unique to the log.
 
-    A log that was restored uses the ids of what it has lost again: `epoch` keeps the keys apart.
+    A restored log assigns the ids of lost events again. `epoch` keeps their keys apart.
     """
     name = f"{log_id}:{epoch}" if epoch else log_id
     return hashlib.sha256(f"{name}/{action_id}".encode()).hexdigest()[:40]
@@ -118,31 +120,31 @@ def pursue(
     blocked: Conclusion | None = None,
     forbidden: Conclusion | None = None,
 ) -> Step:
-    """Return the next event for the action in flight, or why it waits.
+    """Return the next event for the action in flight, or the conclusion while it waits.
 
     Every attempt has the same key and parameters. The bus delivers an attempt to another worker if
-    the first one stops, so an attempt has no deadline here. `blocked` is how the resource stands
-    while nothing can be called for it; `forbidden` while it may be looked up but not repeated.
+    the first one stops, so an attempt has no deadline here. `blocked` is the conclusion while no
+    call is possible, and `forbidden` the one while only lookups are.
     """
     generation, action = state.desired.generation, flight.action
-    # First: an operator's decision ends every wait.
+    # First: the decision of an operator ends every wait.
     if flight.abandoned:
         return _abandon(flight, "an operator abandoned the action")
     if flight.is_held:
         return on_hold(Hold.UNKNOWN_RESULT, flight.hold_message, action.action_id)
-    # Before the rest: until the attempt ends, nothing is known that could follow.
+    # Before the rest: the next step depends on the result of the current attempt.
     if flight.failed is None:
         return _report_in_flight(flight, state)
-    # An operator who approves another call wants that one, whatever has been declared since.
+    # An operator who approves a repetition wants this action, even after a newer declaration.
     is_wanted = action.generation == generation or flight.failed == CHECKED_NOT_DONE
-    # Before the API is asked for: what is not wanted and had no effect needs no call.
+    # Before everything that needs the API: an outdated action without an effect needs no call.
     if not is_wanted and not flight.is_in_doubt:
         newer = f"generation {generation} replaces generation {action.generation}"
         return _abandon(flight, newer)
-    # From here on, a call follows, or the end of the wait for one.
+    # From here on, the next step is a call, or a wait for one.
     if blocked is not None:
         return blocked
-    # Before the permission: a paused action is kept, so that it continues when the pause ends.
+    # Before the permission: a paused action is kept, so that it continues after the pause.
     if is_paused(state):
         return PAUSED
     if forbidden is not None and not flight.is_in_doubt:
@@ -150,7 +152,8 @@ def pursue(
     may_repeat = forbidden is None and (is_wanted or action.operation == "Create")
     next_call = choose_next_call(flight, context, may_repeat=may_repeat, is_wanted=is_wanted)
     not_before = _visible_at(flight, state, context) if next_call == "Lookup" else context.now
-    # A wait for a call, or one that an operator ended, may be too short for a lookup.
+    # An existing wait may be too short for a lookup: it was meant for a call, or an operator ended
+    # it.
     retry_at = flight.retry_at
     if retry_at is None or (context.now < not_before and retry_at < not_before - _ROUNDING):
         retry = Retry() if config is None else config.retry
@@ -167,7 +170,7 @@ def pursue(
 
 
 def _visible_at(flight: InFlight, state: ResourceState, context: Context) -> datetime:
-    """Return when a lookup sees what the last attempt did, or now if that time has come."""
+    """Return the earliest time at which a lookup shows the effect of the last attempt."""
     assert flight.failed_at is not None
     grace = min(context.grace_seconds(flight.action.provider_config, state), MAX_SECONDS)
     visible_at = flight.failed_at + timedelta(seconds=grace)
@@ -175,9 +178,9 @@ def _visible_at(flight: InFlight, state: ResourceState, context: Context) -> dat
 
 
 def _known_uids(action: Action, state: ResourceState, context: Context) -> tuple[str, ...]:
-    """Return the uids of objects of the name of a creation that it cannot have created.
+    """Return the uids of known objects, which cannot be the result of the creation.
 
-    Each may still carry our owner label, so a lookup would take it for the result.
+    Each may carry our owner label, so a lookup would mistake it for the result.
     """
     if action.operation != "Create" or context.capabilities.deterministic_names:
         return ()
@@ -186,19 +189,19 @@ def _known_uids(action: Action, state: ResourceState, context: Context) -> tuple
 
 
 def is_paused(state: ResourceState) -> bool:
-    """Return whether the declaration asks for no action."""
+    """Return whether the declaration pauses the resource."""
     desired = state.desired
     return desired.is_declared and desired.spec is not None and desired.spec.policy.paused
 
 
 def is_refused(state: ResourceState) -> bool:
-    """Return whether the last failure was for good."""
+    """Return whether the API refused the last call permanently."""
     failure = state.waits.failure
     return failure is not None and failure.error_class == "Refused"
 
 
 def rejection(state: ResourceState) -> Conclusion | None:
-    """Return how a resource stands whose newest generation the API has rejected."""
+    """Return the conclusion if the API refused the current generation, or None."""
     if state.desired.refused_generation != state.desired.generation:
         return None
     failure = state.waits.failure
@@ -209,7 +212,7 @@ def rejection(state: ResourceState) -> Conclusion | None:
 def choose_next_call(
     flight: InFlight, context: Context, *, may_repeat: bool = True, is_wanted: bool = True
 ) -> NextCall:
-    """Choose between calling again and looking, after an attempt that did not succeed."""
+    """Return whether the next call repeats the action or looks its object up."""
     assert flight.failed is not None
     if not may_repeat:
         return "Lookup"
@@ -217,24 +220,24 @@ def choose_next_call(
     if flight.failed == NOT_DONE:
         return "Repeat"
     if flight.failed == CHECKED_NOT_DONE:
-        # Where names are not unique, a second call makes a second object: what an operator has
-        # labeled is looked up first.
+        # Without unique names, a repetition creates a second object. The lookup finds the object
+        # that the operator labeled.
         return "Repeat" if is_safe else "Lookup"
     if not is_safe:
         return "Lookup" if flight.unknown_results or not is_wanted else "Repeat"
     if flight.is_lookup:
-        return "Repeat"  # the lookup failed: perhaps only reads do
+        return "Repeat"  # the lookup failed, possibly because only reads fail
     error_class = flight.failed.error_class
-    # A refusal of this attempt ends the action as soon as nothing is known of the earlier ones.
+    # A refusal of this attempt ends the action only if no earlier attempt may have taken effect.
     if error_class == "Refused" or (error_class != "Unknown" and not is_wanted):
         return "Lookup"
     return "Lookup" if flight.unknown_results >= MAX_REPEATS else "Repeat"
 
 
 def is_safe_to_repeat(action: Action, capabilities: Capabilities) -> bool:
-    """Return whether a second call does no harm, whatever the first one did."""
+    """Return whether a second call is harmless, whatever the effect of the first one."""
     if action.operation != "Create":
-        return True  # it writes the same content, to the same uid and version where there are any
+        return True  # it writes the same content, to the same uid and version if the API has them
     return capabilities.idempotency_keys or capabilities.deterministic_names
 
 
@@ -245,7 +248,7 @@ def _abandon(flight: InFlight, reason: str) -> ActionAbandoned:
 
 
 def _report_in_flight(flight: InFlight, state: ResourceState) -> Conclusion | NothingToReport:
-    """Return the last failure as an outcome while the action runs or waits; none without one."""
+    """Return the last failure as the outcome while the action runs or waits."""
     failure = state.waits.failure
     if failure is None or (state.waits.failures == 0 and failure.attempted):
         return NOTHING_TO_REPORT
@@ -257,13 +260,13 @@ def _report_in_flight(flight: InFlight, state: ResourceState) -> Conclusion | No
 
 
 def has_waited(state: ResourceState, context: Context) -> bool:
-    """Return whether the resource has waited as long as it should."""
+    """Return whether the current wait is over."""
     waits = state.waits
     return waits.until is not None and is_over(waits.until, waits.seconds, context.now)
 
 
 def wait_after_conflicts(situation: Situation) -> RetryScheduled | None:
-    """Let a resource wait whose knowledge is out of date again and again: no hot loop."""
+    """Return a wait after too many consecutive conflicts, to avoid a hot loop; None otherwise."""
     state, context = situation.state, situation.context
     conflicts = state.waits.conflicts - MAX_CONFLICTS
     if conflicts <= 0 or has_waited(state, context):
@@ -274,7 +277,7 @@ def wait_after_conflicts(situation: Situation) -> RetryScheduled | None:
 def retry_refused_deletion(
     situation: Situation, reason: str, purpose: Purpose = "Converge"
 ) -> Step:
-    """A deletion that the API refuses for good is tried again at the longest interval."""
+    """Repeat a deletion that the API refuses permanently, at the maximum delay."""
     state, context = situation.state, situation.context
     if has_waited(state, context):
         return new_action(state, context, "Delete", {}, {}, purpose=purpose)
@@ -282,7 +285,7 @@ def retry_refused_deletion(
 
 
 def wait_longest(retry: Retry, context: Context, reason: str) -> RetryScheduled:
-    """Let a resource wait for the longest interval: only time or a person can mend it."""
+    """Return a wait of the maximum delay: only time or an operator can resolve the cause."""
     return _wait(replace(retry, initial_seconds=retry.max_seconds), 1, context, reason)
 
 
@@ -303,12 +306,12 @@ def _wait(
 
 
 Finding = FoundBy | Literal["NotDone", "Gone", "Another", "Unclear"]
-"""What a lookup says of an action: done (and how that is known), not done, gone, in the way of
-another object, or nothing that can be told."""
+"""Result of a lookup: success and its evidence, `NotDone`, `Gone` (the object does not exist),
+`Another` (a different object has the place) or `Unclear`."""
 
 
 def judge_lookup(action: Action, existing: ExternalObject | None, context: Context) -> Finding:
-    """Return what came of an action from what is there now."""
+    """Return what the current object shows about the result of an action."""
     match action.operation:
         case "Create":
             return _judge_creation(action, existing, context)
@@ -324,11 +327,11 @@ def judge_lookup(action: Action, existing: ExternalObject | None, context: Conte
 def judge_conflict(
     action: Action, obstacle: ExternalObject | None, context: Context, *, uncertain: bool
 ) -> Finding:
-    """Return whether what stands in the way of a write is what its own earlier attempt did.
+    """Return whether the object that conflicts with a write is the result of an earlier attempt.
 
-    `uncertain`: there may have been one. An API that keeps keys would have given the first answer
-    again: there an object counts only by our label, and only if some creation of ours ended in the
-    unknown.
+    `uncertain`: an earlier attempt may have taken effect. An API that stores keys would have
+    returned its first response. There, an object counts only by our label, and only if a creation
+    of ours had an unknown result.
     """
     has_keys = context.capabilities.idempotency_keys
     if obstacle is None or action.operation == "Delete":
@@ -356,10 +359,10 @@ def _judge_creation(action: Action, existing: ExternalObject | None, context: Co
     if label is not None:
         if label == context.owner:
             return "Label"
-        # Where two may have one name, ours may stand beside it.
+        # Without unique names, our object may exist in addition to this one.
         return "Another" if context.capabilities.deterministic_names else "Unclear"
-    # Nobody claims it: somebody may have taken our label off. Its content tells nothing, since
-    # anybody may have changed it since, and a stranger can want the same.
+    # No owner label: another client may have removed ours. The content proves nothing, because
+    # other clients may have changed it, or may want the same.
     return "Unclear"
 
 

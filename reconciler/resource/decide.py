@@ -1,7 +1,7 @@
-"""The decision: what has come in, and what follows from it, as events of the log.
+"""Decides about one resource: from commands and state to events of the log.
 
-Everything that could differ between two runs (clock, jitter, policy, ids) is an input, so that
-deciding again what the log has recorded gives the same events (invariant 10).
+Everything that could differ between two runs (clock, jitter, policy, ids) is an input. Deciding
+again what the log has recorded therefore gives the same events (invariant 10).
 """
 
 from __future__ import annotations
@@ -60,17 +60,17 @@ from reconciler.resource.turn import (
 )
 from reconciler.resource.twin import hold_for_twin
 
-_MAX_STEPS = 16  # four are the most that a turn takes: more would be a loop without an end
+_MAX_STEPS = 16  # a turn takes at most four steps; more indicate an endless loop
 
 
 class UnstableDecisionError(RuntimeError):
-    """A turn came to no end: a defect in `next_step`, reported instead of looping."""
+    """A turn did not end. This is a defect of `next_step`, reported instead of looping."""
 
 
 def decide(state: ResourceState, commands: Sequence[Command], context: Context) -> Turn:
-    """Fold what has come in, and decide from the state alone what follows (pure).
+    """Fold the commands, and derive the next steps from the state alone (pure).
 
-    `commands` are in intake order, at least one. Raises `UnstableDecisionError`.
+    `commands` are in intake order, and there is at least one. Raises `UnstableDecisionError`.
     """
     history = _History(state, context)
     replies: list[Reply | None] = []
@@ -87,7 +87,7 @@ def decide(state: ResourceState, commands: Sequence[Command], context: Context) 
         replies.append(command_result.reply)
         if command_result.may_be_repeat:
             repeats.append(command)
-        # A result ends an action: what it leads to is decided before the next command is read.
+        # A result ends an action, so its next steps are decided before the next command is folded.
         if context.begins and (isinstance(command.data, Reported) or command is commands[-1]):
             _take_steps(history, command)
     return Turn(history.state, history.events, replies, repeats)
@@ -96,7 +96,7 @@ def decide(state: ResourceState, commands: Sequence[Command], context: Context) 
 def handle_command(  # noqa: C901, PLR0911, PLR0912 - one exhaustive match
     command: Command, state: ResourceState, context: Context
 ) -> CommandResult:
-    """Return what a command says that is new; duplicates, and what is stale, say nothing."""
+    """Return the new events of a command. Duplicate and stale commands have none."""
     match command.data:
         case (
             Declared()
@@ -139,7 +139,7 @@ def handle_command(  # noqa: C901, PLR0911, PLR0912 - one exhaustive match
         case DefinitionReported() as data:
             return holds.record_definition(data, state)
         case TimerFired():
-            return NOTHING_NEW  # a hint: that the resource is looked at is all it does
+            return NOTHING_NEW  # a timer only triggers a decision; the state determines the result
 
 
 def _reject_outdated_plan(
@@ -150,7 +150,7 @@ def _reject_outdated_plan(
     if not isinstance(data, Declared) or data.plan is None or is_handled(command, state):
         return command_result
     if command_result.reply is None or not command_result.reply.accepted:
-        return command_result  # it is refused for a better reason
+        return command_result  # already refused for a more specific reason
     if state.version != data.plan.version:
         moved = (
             f"the plan is for version {data.plan.version}, but the resource is at version "
@@ -199,7 +199,7 @@ def _take_steps(history: _History, cause: Command) -> None:
 
 
 class _History:
-    """A resource's state, and the events of this turn that led to it."""
+    """The state of a resource, and the events of this turn that led to it."""
 
     __slots__ = ("_compared", "context", "events", "state", "subject")
 
@@ -212,7 +212,7 @@ class _History:
 
     @property
     def compared(self) -> Comparison:
-        """The comparison of the state, kept until an event changes what is compared."""
+        """Comparison of the current state, computed again only when an event changes an input."""
         if self._compared is None or not self._compared.is_of(self.state):
             self._compared = Comparison.of(self.state, self.context)
         return self._compared

@@ -1,4 +1,4 @@
-"""What a declaration or a withdrawal adds to the history: a new generation, or a refusal."""
+"""Events of a declaration or withdrawal: a new generation, or a refusal."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from reconciler.resource.turn import (
     refuse,
 )
 
-_NO_POLICY = SpecDeclared(0, "", "", "", {}).policy  # the very default, which is not written out
+_NO_POLICY = SpecDeclared(0, "", "", "", {}).policy  # the default, which events omit
 
 
 def declare(
@@ -51,10 +51,12 @@ def declare(
     except (InvalidManifestError, InvalidNameError) as error:
         return refuse(state, command, "Invalid", str(error))
     desired, spec = state.desired, spec_of(event)
-    # What changed nothing when it came left no trace, so a repeat says what was declared before.
+    # A declaration that changes nothing leaves no event. A repeat therefore has the content of an
+    # earlier generation.
     may_be_repeated = bool(desired.contents) and spec.digest in desired.contents
     if _repeats_older_message(command, state):
-        # Its first copy may wait for another decider: then no content would show the next repeat.
+        # Another decider may still process the first copy. Record the id, because no content
+        # identifies the next repeat then.
         traces = () if may_be_repeated else (DeclarationSuperseded(by=desired.generation),)
         return accept(state, command, *traces, reason="Duplicate")
     if desired.is_declared and desired.spec == spec:
@@ -93,18 +95,23 @@ def _next_generation(
     if 0 < last != state.desired.completed_generation:
         events.append(GenerationSuperseded(last, by=event.generation))
     reply = Reply(True, "Accepted", event.generation, command.position)
-    may_be_repeat = may_be_repeated and command.first_position is None  # nobody has looked
+    # the position of the first copy was not looked up
+    may_be_repeat = may_be_repeated and command.first_position is None
     return CommandResult(tuple(events), reply, may_be_repeat=may_be_repeat)
 
 
 def _reject_outdated(
     expected: int | None, command: Command, state: ResourceState
 ) -> CommandResult | None:
-    """Return what becomes of a message that comes late, or expects another generation."""
+    """Return the refusal of an outdated message, or None if it is current.
+
+    A message is outdated if a newer generation was accepted first, or if it expects another one.
+    """
     desired = state.desired
     if command.position < desired.position:
         late = "a newer declaration was accepted before this one arrived"
-        # Sent again, it would not look late: so its id is remembered.
+        # Record the id: a redelivery would get a later position, and would not be recognized as
+        # outdated.
         superseded = DeclarationSuperseded(by=desired.generation)
         return refuse(state, command, "Superseded", late, superseded)
     if _repeats_older_message(command, state):
@@ -119,7 +126,7 @@ def _reject_outdated(
 
 
 def _repeats_older_message(command: Command, state: ResourceState) -> bool:
-    """Return whether a message repeats one that came before the newest declaration."""
+    """Return whether a message repeats one that is older than the newest declaration."""
     first = command.first_position
     return first is not None and first < state.desired.position
 
@@ -152,9 +159,7 @@ def _build_spec_declared(
         _check_provider(declaration, context)
         context.check_definition(context.key, declaration.fields)
     annotations = dict(manifest.metadata.annotations)
-    annotation_reason = annotations.pop(
-        REASON_ANNOTATION, ""
-    )  # what says why is not what is wanted
+    annotation_reason = annotations.pop(REASON_ANNOTATION, "")  # the reason is not desired state
     fields = kind.check_declared(declaration.fields)
     has_secrets = kind.refers is not None and refers_to_anything(declaration.fields)
     secrets = secrets_in(declaration.fields) if has_secrets else ()
@@ -193,7 +198,10 @@ def _check_external_name(declaration: Declaration, kind: Kind, context: Context)
 
 
 def _check_provider(declaration: Declaration, context: Context) -> None:
-    """Refuse a configuration that nobody here could use: it would wait, and look well, for ever."""
+    """Raise `InvalidManifestError` for a ProviderConfig that no role could use.
+
+    No later event would report the mistake.
+    """
     provider, known = declaration.fields.get("provider"), context.providers
     if not is_config(context.key) or known is None or not isinstance(provider, str):
         return
@@ -211,7 +219,7 @@ def _check_provider(declaration: Declaration, context: Context) -> None:
 
 
 def _explain_move(state: ResourceState, event: SpecDeclared) -> str | None:
-    """Explain why a declaration cannot be accepted that moves what exists to another place."""
+    """Return why a declaration cannot move an existing object to another place; None if it can."""
     spec = state.desired.spec
     if spec is None or (state.owned is None and state.actions.in_flight is None):
         return None
@@ -226,7 +234,7 @@ def _explain_move(state: ResourceState, event: SpecDeclared) -> str | None:
 def _explain_redefinition(
     context: Context, state: ResourceState, event: SpecDeclared
 ) -> str | None:
-    """Explain why a definition cannot be accepted that would part resources from their objects."""
+    """Return why a changed definition would lose track of objects; None if it would not."""
     spec = state.desired.spec
     if context.key.kind != KIND_DEFINITION_KIND or spec is None:
         return None
@@ -240,7 +248,7 @@ def _explain_redefinition(
 
 
 def _describe_cycle(event: SpecDeclared, state: ResourceState, context: Context) -> str:
-    """Return which resources would wait for each other; empty if none are known to."""
+    """Return a message about the reference cycle that a declaration would close; empty if none."""
     targets = [each.target for each in event.references]
     cyclic = next((target for target in targets if target in state.holds.references), None)
     if cyclic is not None:

@@ -1,4 +1,4 @@
-"""What keeps a resource, and who lets it go: finalizers, references, approvals, releases."""
+"""Events of finalizers, references, approvals, forced releases and reports about inputs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ MAX_FINALIZERS = 32
 def request_finalizer(
     data: FinalizerRequested, command: Command, state: ResourceState
 ) -> CommandResult:
-    """Put a finalizer on a declared resource, held by who asks."""
+    """Add a finalizer of the sender to a declared resource, or refuse it."""
     try:
         check_finalizer(data.finalizer)
     except InvalidNameError as error:
@@ -69,7 +69,7 @@ def request_finalizer(
 def release_finalizer(
     data: FinalizerReleased, command: Command, state: ResourceState
 ) -> CommandResult:
-    """Take a finalizer off: by its holder, or by force."""
+    """Remove a finalizer, by its holder or by force, or refuse it."""
     holder = _holder(data.finalizer, state)
     if holder is None:
         return accept(state, command, reason="Unchanged")
@@ -81,7 +81,10 @@ def release_finalizer(
 
 
 def _may_remove(holder: str, actor: str) -> bool:
-    """A service is its finalizers' holder; also of those from before the server vouched for it."""
+    """Return whether the actor may remove a finalizer of this holder.
+
+    A finalizer from before verified actors (ADR 0042) has a holder without the user prefix.
+    """
     return holder in (actor, actor.partition(USER_SIGN)[2])
 
 
@@ -90,7 +93,7 @@ def _holder(finalizer: str, state: ResourceState) -> str | None:
 
 
 def force_release(data: ForcedRelease, command: Command, state: ResourceState) -> CommandResult:
-    """Take off all that keeps a withdrawn resource."""
+    """Remove all finalizers and references of a withdrawn resource, or refuse it."""
     if not data.reason.strip():
         return refuse(
             state, command, "Invalid", "a forced release requires a reason; the log records it"
@@ -110,7 +113,7 @@ def force_release(data: ForcedRelease, command: Command, state: ResourceState) -
 def request_reconcile(
     data: ReconcileRequested, command: Command, state: ResourceState, context: Context
 ) -> CommandResult:
-    """Let a resource be looked at now, and wait for nothing."""
+    """Accept a request for an immediate read and decision, or refuse it."""
     if not (state.desired.is_declared or state.owned or state.actions.in_flight):
         return refuse(
             state,
@@ -123,13 +126,13 @@ def request_reconcile(
 
 
 def approve(data: Approved, command: Command, state: ResourceState) -> CommandResult:
-    """Lift the hold that an approval names, or decide about the plan that waits."""
+    """Approve the hold that the message names, or decide about the waiting plan; or refuse it."""
     if data.hold == Hold.APPROVAL:
         return approval.decide_about(data, command, state)
     outcome = state.outcome
     hold = None if outcome is None else hold_of(outcome.outcome, outcome.reason)
     if outcome is not None and outcome.generation != state.desired.generation:
-        hold = None  # something newer is declared, which nobody has looked at
+        hold = None  # the approval is for an outcome of an older generation
     if hold is None or hold != data.hold or not hold.is_approvable:
         otherwise = f"the resource is not held by {data.hold!r}{_describe_current_state(state)}"
         return refuse(state, command, "NotHeld", otherwise)
@@ -153,7 +156,7 @@ def approve(data: Approved, command: Command, state: ResourceState) -> CommandRe
 
 
 def _describe_current_state(state: ResourceState) -> str:
-    """Describe how it stands, for those who thought that it stood otherwise."""
+    """Describe the current outcome, for the refusal of an approval."""
     if state.outcome is None:
         return "; the log has no events for it" if state.version == 0 else ""
     if state.outcome.outcome == "Held":
@@ -162,21 +165,21 @@ def _describe_current_state(state: ResourceState) -> str:
 
 
 def add_reference(data: Referenced, state: ResourceState) -> CommandResult:
-    """Know of a reference, with its newest policy."""
+    """Record a reference to this resource, if it or its policy is new."""
     if state.holds.references.get(data.by) == data.on_withdrawal:
         return NOTHING_NEW
     return CommandResult((ReferenceAdded(data.by, data.on_withdrawal),))
 
 
 def remove_reference(data: Unreferenced, state: ResourceState) -> CommandResult:
-    """Forget a reference."""
+    """Record that a reference to this resource ended, if it is known."""
     if data.by not in state.holds.references:
         return NOTHING_NEW
     return CommandResult((ReferenceRemoved(data.by),))
 
 
 def record_target(data: TargetReported, state: ResourceState) -> CommandResult:
-    """Let a resource know how another one stands that it refers to."""
+    """Record the state of a referenced resource, if it is new."""
     desired, spec = state.desired, state.desired.spec
     is_referenced = spec is not None and any(each.target == data.target for each in spec.references)
     if (
@@ -191,7 +194,7 @@ def record_target(data: TargetReported, state: ResourceState) -> CommandResult:
 
 
 def record_secret(data: SecretReported, state: ResourceState) -> CommandResult:
-    """Let a resource know the digest of a secret that it names."""
+    """Record the digest of a secret that the spec names, if it is new."""
     desired, spec = state.desired, state.desired.spec
     is_referenced = desired.is_declared and spec is not None and data.secret in spec.secrets
     if not is_referenced or desired.secrets.get(data.secret) == data.digest:
@@ -202,15 +205,15 @@ def record_secret(data: SecretReported, state: ResourceState) -> CommandResult:
 
 
 def _is_overtaken(name: str, known_version: int, state: ResourceState) -> bool:
-    """Return whether a newer report was recorded, which the reporter had not read.
+    """Return whether a newer report than the reporter had read is recorded.
 
-    A report may be delivered again, or be delayed. Its reporter reads on, and reports again.
+    Reports may be redelivered or delayed. The reporter reads on, and reports again if necessary.
     """
     return 0 < known_version < state.desired.recorded_by.get(name, 0)
 
 
 def record_definition(data: DefinitionReported, state: ResourceState) -> CommandResult:
-    """Let a resource know that its kind is defined otherwise by now; never backwards."""
+    """Record that the definition of the kind has changed. Older definitions are ignored."""
     known = state.desired.definition
     if not state.desired.is_declared or (known is not None and known.generation >= data.generation):
         return NOTHING_NEW

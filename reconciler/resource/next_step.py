@@ -1,7 +1,7 @@
-"""What follows from the state: the next event to record, or how the resource stands.
+"""The next step of a resource: the next event to record, or a conclusion.
 
-Level-triggered: nothing here knows which message woke the resource (invariant 4). `decide` folds
-the step and asks again, until there is none.
+Level-triggered: nothing here depends on the message that triggered the decision (invariant 4).
+`decide` folds each step and calls `next_step` again, until there is none.
 """
 
 from __future__ import annotations
@@ -90,64 +90,67 @@ _AWAITS_FIRST_LISTING = Conclusion(
 def next_step(  # noqa: C901, PLR0911, PLR0912 - the ladder: one guard a step
     state: ResourceState, context: Context, compared: Comparison
 ) -> Step:
-    """Return the next event to record, or how the resource stands if there is nothing to do.
+    """Return the next event to record, or the conclusion if there is nothing to do.
 
-    The order of the guards is behavior: the line above each says why it stands where it stands.
+    The order of the guards is behavior. The comment above each guard explains its position.
     """
     kind, desired = context.kind, state.desired
-    # First: without an object there is no API and no action, which all the others are about.
+    # First: a resource without an object has no API and no action, which all other guards concern.
     if kind is not None and not kind.is_external:
         return _conclude_without_object(state, context)
-    # Before all that begins something: a call that may have been made is pursued to its end, also
-    # after a withdrawal, and while its kind or configuration is missing.
+    # Before everything that starts an action: a call that may have been made is pursued to its end.
+    # That also applies after a withdrawal, and while the kind or configuration is missing.
     config = context.configs.get(state.provider_config)
     if state.actions.in_flight is not None:
         return _continue_action(state.actions.in_flight, state, context, config)
-    # Before the kind and the configuration: where nothing is left, neither is needed any more.
+    # Before the kind and the configuration: if nothing is left, neither is necessary.
     if not desired.is_declared and state.observed.object is None and state.owned is None:
         return _conclude_nothing_left(state)
-    # Before the configuration: the kind says which provider that must have.
+    # Before the configuration: the kind determines which provider it must have.
     if kind is None:
         return _hold_for_unknown_kind(context)
-    # Before everything below: it reads the ownership, the guards or the back-off of this API.
+    # Before everything below, which reads the ownership, guards or back-off of this configuration.
     if config is None:
         missing = f"ProviderConfig {state.provider_config!r} is not declared; declare it"
         return on_hold(Hold.PROVIDER_CONFIG_MISSING, missing)
-    # Before ownership: what another provider's API shows under the name proves nothing.
+    # Before ownership: an object of another provider's API proves nothing.
     if config.provider != kind.provider:
         return _hold_for_wrong_provider(state.provider_config, config, kind, state)
     situation = Situation(state, context, kind, config, compared)
-    # Before the pause, waits and holds: it only records what is known, under any policy.
+    # Before the pause, waits and holds: this only records known facts, under any policy.
     known = _claim_known_object(situation)
     if known is not None:
         return known
-    # The same; the look that shows it records it, unless a crash has left half of that turn.
+    # For the same reason. The read that shows the replacement also records it, unless a crash
+    # interrupted that turn.
     if state.owned is not None and compared.is_replaced:
         place = (state.owned.external_name, state.owned.uid)
         return OwnershipReleased(*place, "Replaced", state.owned.provider_config)
-    # Before holds and waits: a paused resource takes no action that they could keep back.
+    # Before holds and waits: a paused resource takes no action that they could delay.
     if is_paused(state):
         return _claim_uncertain_creation(situation) or PAUSED
-    # Before the withdrawal: this may be the wrong API. Before the waits: no time ends the doubt.
+    # Before the withdrawal: this may be the wrong API. Before the waits: the doubt does not end by
+    # itself.
     if state.observed.doubted is not None and state.owned is not None:
         return _hold_for_losses(state.observed.doubted, state, context)
-    # Before all that calls the API, a deletion too: its last calls failed, or were overwritten.
+    # Before everything that calls the API, including deletions: the last calls failed, or other
+    # clients undid them.
     waiting = _report_wait(situation)
     if waiting is not None:
         return waiting
-    # Before permission and inputs: neither keeps an object that is not declared any more.
+    # Before permission and inputs: neither keeps the object of a withdrawn resource.
     if not desired.is_declared:
         return _finish_withdrawal(situation)
     spec = desired.spec
     assert spec is not None
-    # Before permission too: a deletion needs none.
+    # Before permission: a deletion requires none.
     if spec.policy.mode == "Absent" and state.owned is not None:
         return _delete(situation)
-    # Before an object is taken over or compared: its content depends on the inputs.
+    # Before adoption and comparison: the desired content depends on the inputs.
     unmet = _check_prerequisites(spec, situation)
     if unmet is not None:
         return unmet
-    # Behind permission: an object that the log does not own is taken over before it is deleted.
+    # After permission: an object that the log does not own is adopted before it is deleted.
     if spec.policy.mode == "Absent":
         return _keep_absent(spec, situation)
     return _keep_present(spec, situation)
@@ -157,7 +160,7 @@ def next_step(  # noqa: C901, PLR0911, PLR0912 - the ladder: one guard a step
 
 
 def _conclude_without_object(state: ResourceState, context: Context) -> Step:
-    """Resources without an object, such as a ProviderConfig, are what they are declared."""
+    """Return the conclusion of a resource without an object, such as a ProviderConfig."""
     if not state.desired.is_declared:
         was_declared = bool(state.desired.generation)
         return Conclusion("Deleted", "Withdrawn") if was_declared else NOTHING_TO_REPORT
@@ -171,7 +174,7 @@ def _conclude_without_object(state: ResourceState, context: Context) -> Step:
 
 
 def _hold_for_unknown_provider(state: ResourceState, context: Context) -> Conclusion | None:
-    """Report a configuration owner_name provider was known when it was declared, and is no more."""
+    """Hold a ProviderConfig whose provider was known when it was declared, and no longer is."""
     spec = state.desired.spec
     if not is_config(context.key) or context.providers is None or spec is None:
         return None
@@ -185,7 +188,10 @@ def _hold_for_unknown_provider(state: ResourceState, context: Context) -> Conclu
 
 
 def _conclude_nothing_left(state: ResourceState) -> Conclusion | NothingToReport:
-    """Nobody declares it, and nothing is there: say so once, if anything was ever said."""
+    """Return the conclusion of a resource without a declaration and an object.
+
+    It repeats the last outcome, so that only a first one is recorded.
+    """
     last, belongs_to = state.outcome, state.observed.belongs_to
     if state.desired.spec is not None:
         return Conclusion("Deleted", "Gone")
@@ -202,8 +208,8 @@ def _conclude_nothing_left(state: ResourceState) -> Conclusion | NothingToReport
 def _continue_action(
     flight: InFlight, state: ResourceState, context: Context, config: ProviderConfigSpec | None
 ) -> Step:
-    """Bring the action in flight to its end, with what may have changed since it was decided."""
-    if flight.failed is None:  # the attempt runs, or an operator has to decide
+    """Return the next step of the action in flight, unless a precondition changed meanwhile."""
+    if flight.failed is None:  # the attempt is in progress, or an operator must decide
         return pursue(flight, state, context, config)
     blocked = _hold_for_changed_provider(flight.action.provider_config, state, context)
     forbidden = None if blocked else _hold_for_ended_permission(flight, state, context, config)
@@ -223,7 +229,7 @@ def _hold_for_changed_provider(
 def _hold_for_ended_permission(
     flight: InFlight, state: ResourceState, context: Context, config: ProviderConfigSpec | None
 ) -> Conclusion | None:
-    """Hold the repetition of a write owner_name permission has ended; deletions need none."""
+    """Hold the repetition of a write whose permission has ended. Deletions require none."""
     if config is None or flight.action.operation == "Delete":
         return None
     if not state.desired.is_declared:
@@ -244,7 +250,10 @@ def _hold_for_unknown_kind(context: Context) -> Conclusion:
 def _hold_for_wrong_provider(
     name: str, config: ProviderConfigSpec, kind: Kind, state: ResourceState
 ) -> Conclusion:
-    """Hold what no worker can call in the API that its configuration names: no retry mends that."""
+    """Hold a resource whose configuration belongs to another provider.
+
+    No retry can correct that.
+    """
     remedy = f"declare {name!r} with provider {kind.provider!r}"
     if state.owned is not None or state.actions.in_flight is not None:
         remedy += "; existing objects stay unchanged until then"
@@ -258,9 +267,9 @@ def _hold_for_wrong_provider(
 
 
 def _claim_known_object(situation: Situation) -> OwnershipClaimed | None:
-    """Claim an object that the log knows: this is no action, so it is recorded under any policy.
+    """Claim an object that the log knows. A claim is not an action, so every policy allows it.
 
-    Either a listing missed an object of ours, or a call of ours created one that no event owns.
+    Either a listing missed an owned object, or our call created one that no event owns yet.
     """
     state, existing = situation.state, situation.compared.existing
     known = state.observed
@@ -269,7 +278,7 @@ def _claim_known_object(situation: Situation) -> OwnershipClaimed | None:
     if existing.uid == known.lost_uid:
         return _claim(existing, "Returned", situation)
     if known.is_released:
-        return None  # a creation that is known later changes nothing of its release
+        return None  # a creation that becomes known later does not revoke the release
     is_made_by_us = any(is_created_by(each, existing) for each in state.actions.ended)
     return _claim(existing, "Found", situation) if is_made_by_us else None
 
@@ -277,10 +286,10 @@ def _claim_known_object(situation: Situation) -> OwnershipClaimed | None:
 def would_claim(
     existing: ExternalObject, place: str, state: ResourceState, context: Context
 ) -> bool:
-    """Return whether the resource would own an object that a creation met, whatever created it.
+    """Return whether the resource would claim the object that conflicts with its creation.
 
-    It does not have our owner label, which would show that we created it. Undeclared objects are
-    not claimed at once: the deletion guard and the next listing come first.
+    The object lacks our owner label. For an undeclared resource the answer is no, because the
+    deletion guard and the next listing come before a claim.
     """
     kind, config, spec = context.kind, context.configs.get(place), state.desired.spec
     if kind is None or config is None or config.provider != kind.provider:
@@ -301,7 +310,7 @@ def would_claim(
 
 
 def _hold_for_losses(losses: LossCount, state: ResourceState, context: Context) -> Conclusion:
-    """Too many of our objects are missing at once: nothing is done before people are asked."""
+    """Hold the resource, because too many owned objects are missing from one listing."""
     config = state.provider_config
     are = "is" if losses.missing == 1 else "are"
     what = f"{losses.missing} of {losses.owned} owned objects in {config!r} {are} missing"
@@ -320,7 +329,7 @@ def _hold_for_losses(losses: LossCount, state: ResourceState, context: Context) 
 
 
 def _report_wait(situation: Situation) -> Conclusion | None:
-    """Report the wait after a failure, a conflict or a fight, as long as it lasts."""
+    """Return the outcome during a wait after a failure, a conflict or contention; None: no wait."""
     state = situation.state
     if state.waits.until is None or has_waited(state, situation.context):
         return None
@@ -342,41 +351,41 @@ def _report_wait(situation: Situation) -> Conclusion | None:
 
 
 def _check_prerequisites(spec: Spec, situation: Situation) -> Step | None:
-    """Return what comes before the object: its permission, and the values of its inputs."""
+    """Return the step for an unmet prerequisite (permission, host access, inputs), or None."""
     state, context, config = situation.state, situation.context, situation.config
     forbidden = use_not_permitted(state.provider_config, context, config)
     if forbidden is not None or spec.policy.mode == "Absent":
         return forbidden
     if situation.kind.composes is not None:
-        # What is not permitted is not composed either: the host access is that of the spec.
+        # Before the composition: its host access is that of the spec.
         return host_access_not_permitted(state, context, config) or compose(spec, situation)
     if spec.references or spec.secrets or situation.kind.definition is not None:
         unresolved = resolve(spec, situation)
         if unresolved is not None:
             return unresolved
-    # Here the host access is that of the resolved fields.
+    # After the resolution: the host access is that of the resolved fields.
     return host_access_not_permitted(state, context, config)
 
 
 def _keep_present(spec: Spec, situation: Situation) -> Step:
     state, context, kind = situation.state, situation.context, situation.kind
     existing, mode = situation.compared.existing, spec.policy.mode
-    # Before the creation: nothing has proven the absence of what the log owns.
+    # Before the creation: nothing proves the absence of the owned object yet.
     if existing is None and state.owned is not None:
         return Conclusion(
             "Degraded", AWAITING_READ, "waiting for the next read of the owned object"
         )
     if existing is None:
         return _create(spec, situation)
-    # Before the comparison: the content of what is not ours is no business of the resource.
+    # Before the comparison: the resource reads no content of an object that it does not own.
     unclear = _settle_ownership(spec.policy, existing, situation)
     if unclear is not None:
         return unclear
-    # Before all about writes: it is as declared, even where a write of it was rejected.
+    # Before everything about writes: the object is as declared, even if the API rejected a write.
     differences = situation.compared.differences
     if not differences:
         return _conclude_as_declared(existing, spec, situation)
-    # Before the rejection and the waits: those are of writes, and this mode writes nothing.
+    # Before the rejection and the waits: they concern writes, and this mode writes nothing.
     if mode != "Present":
         return Conclusion(
             "Drifted",
@@ -390,7 +399,7 @@ def _keep_present(spec: Spec, situation: Situation) -> Step:
     if situation.compared.is_kept_by_the_api:
         keeps = "the API accepted the write but keeps " + _describe_differences(differences)
         return Conclusion("Degraded", "NotAccepted", keeps)
-    # Before the guards on data: a person is asked when the write is next, not before.
+    # Before the data guards: an operator is asked only when the write comes next.
     waiting = wait_after_conflicts(situation) or contention_wait(situation)
     if waiting is not None:
         return waiting
@@ -428,7 +437,7 @@ def _create(spec: Spec, situation: Situation) -> Step:
 
 
 def _conclude_as_declared(existing: ExternalObject, spec: Spec, situation: Situation) -> Step:
-    """Nothing differs; a label that shall not be put back may still be missing."""
+    """Return the step for an object without differences, such as a renewal or Converged."""
     state, kind = situation.state, situation.kind
     ready = kind.ready(state.desired.fields, existing)
     if kind.progress is not None:
@@ -436,7 +445,7 @@ def _conclude_as_declared(existing: ExternalObject, spec: Spec, situation: Situa
         if not isinstance(noted, Readiness):
             return noted
         ready = noted
-    is_fixed = LABELS in kind.immutable  # one that was adopted cannot get it
+    is_fixed = LABELS in kind.immutable  # an adopted object cannot get the label
     is_missing = state.owned is not None and not is_fixed and OWNER_LABEL not in existing.labels
     if is_missing and OWNER_LABEL in situation.compared.wanted.labels:
         stripped = "the log records ownership of the object, but the object lost its owner label"
@@ -450,20 +459,20 @@ def _conclude_as_declared(existing: ExternalObject, spec: Spec, situation: Situa
 def _settle_ownership(
     policy: Policy, existing: ExternalObject, situation: Situation
 ) -> Step | None:
-    """Return what comes first where the log does not own the object, or another contradicts it."""
+    """Return the step that settles ownership; None: the resource owns the object, undisputed."""
     if situation.state.owned is None and policy.mode != "ObserveOnly":
         return _adopt(policy, existing, situation)
     if situation.state.owned is None:
-        # What the object contains is the business of the namespace that has it.
+        # Only the namespace that owns the object may read its content.
         if find_owner_namespace(situation.state, situation.context):
             return _report_other_owner(situation)
         return _claim_uncertain_creation(situation)
-    # Writing our label over another's would be a fight, if its owner does the same.
+    # Writing our label over another owner's label could start contention.
     return _report_dispute(existing, situation) if situation.verdict.owner == "disputed" else None
 
 
 def _claim_uncertain_creation(situation: Situation) -> OwnershipClaimed | Conclusion | None:
-    """Claim what a creation of ours has made, or ask whether one has: neither is an action."""
+    """Claim the result of an uncertain creation, or hold it. Neither is an action."""
     state, existing = situation.state, situation.compared.existing
     if state.owned is not None or existing is None or state.observed.belongs_to:
         return None
@@ -473,7 +482,7 @@ def _claim_uncertain_creation(situation: Situation) -> OwnershipClaimed | Conclu
 
 
 def _report_other_owner(situation: Situation) -> Conclusion:
-    """Leave an object to the resource that has it, without a name from another namespace."""
+    """Report an object of another resource, without names from another namespace."""
     owner_name = _name_other_owner(situation.state.observed.belongs_to, situation)
     return Conclusion(
         "Conflict",
@@ -483,29 +492,31 @@ def _report_other_owner(situation: Situation) -> Conclusion:
 
 
 def _name_other_owner(resource: str, situation: Situation) -> str:
-    """Name the resource that has the object, unless it is in another namespace."""
+    """Return the name of the resource that owns the object, unless it is in another namespace."""
     is_elsewhere = find_owner_namespace(situation.state, situation.context)
     return "a resource in another namespace" if is_elsewhere else resource
 
 
 def _adopt(policy: Policy, existing: ExternalObject, situation: Situation) -> Step:
-    """An object of that name is there, and the log does not say that it is ours."""
+    """Claim an existing object that the log does not own, or wait, hold or report a conflict."""
     state, context = situation.state, situation.context
     if state.observed.belongs_to:
         return _report_other_owner(situation)
-    # What is declared may be relied on: a reference to it is no objection.
+    # For a declared resource, a reference to it does not contradict the claim.
     evidence = replace(situation.evidence, referenced=False)
     claim = verdict(evidence, situation.config.ownership).claim
     is_old = state.observed.position < state.desired.position
     may_be_ours = claim is not None or policy.adoption == "Adopt"
     if may_be_ours and is_old and not context.capabilities.conditional_writes:
-        # Others may have written to it since, and nothing would keep us from undoing that.
+        # Other clients may have written since that read. Without conditional writes, our write
+        # would undo their changes.
         return Conclusion(
             "Degraded", AWAITING_READ, "Reconciler adopts the object after the next read"
         )
     has_no_label = not context.capabilities.labels and context.capabilities.listing
     if may_be_ours and has_no_label:
-        # What has created it, or a response that shows it, does not show owner_text it is.
+        # Neither the creation nor the response proves the owner, because the object carries no
+        # label.
         waiting = _wait_for_next_listing(
             state,
             "Reconciler adopts the object after the next listing, unless another resource owns it",
@@ -540,7 +551,7 @@ def _adopt(policy: Policy, existing: ExternalObject, situation: Situation) -> St
 
 
 def _keep_absent(spec: Spec, situation: Situation) -> Step:
-    """It is declared absent, and the log owns no object."""
+    """Return the step of a resource with mode Absent whose object the log does not own."""
     if situation.compared.existing is not None:
         return _adopt(spec.policy, situation.compared.existing, situation)
     return (
@@ -567,22 +578,23 @@ def _finish_withdrawal(situation: Situation) -> Step:
     owned, holds = state.owned, state.holds
     if owned is None:
         return _conclude_unowned(situation)
-    # Before the finalizers: their holders have nothing to do while the object is kept.
+    # Before the finalizers: their holders need not act while the object is kept.
     kept_for = references_with_policy(holds.references, "Keep")
     if kept_for and not holds.release_forced:
         return on_hold(
             Hold.REFERENCED,
             f"kept because it is referenced by {some(kept_for)}",
         )
-    # Before a release as well as a deletion: both end what a holder may still use.
+    # Before a release and a deletion: both end what a holder may still use.
     waiting = _hold_for_finalizers(state)
     if waiting is not None:
         return waiting
-    # Before the object of today: the withdrawal ends with that, and would leave this one.
+    # Before the current object: its removal ends the withdrawal, and the replaced object would
+    # remain.
     if state.retiring is not None:
         replaced = state.retiring
         if not (holds.orphan_forced or _policy(state).mode == "ObserveOnly"):
-            return retirement(situation)  # that it goes was decided before
+            return retirement(situation)  # the replacement decided its deletion
         return OwnershipReleased(
             replaced.external_name, replaced.uid, "Orphaned", replaced.provider_config
         )
@@ -594,7 +606,7 @@ def _finish_withdrawal(situation: Situation) -> Step:
 
 
 def is_kept_in_api(state: ResourceState) -> bool:
-    """Return whether the object of a withdrawn resource is let go and not deleted."""
+    """Return whether a withdrawn resource releases its object instead of deleting it."""
     policy = _policy(state)
     stays = policy.deletion == "Orphan" or policy.mode == "ObserveOnly"
     asked = state.holds.orphan_forced or references_with_policy(state.holds.references, "Release")
@@ -606,10 +618,10 @@ def _policy(state: ResourceState) -> Policy:
 
 
 def _remove_owner_label(situation: Situation) -> ActionDecided | None:
-    """Take our label off an object that stays: it would go on saying that the object is ours.
+    """Return the action that removes our owner label before a release; None: no write is possible.
 
-    None where there is nothing to take off, where nothing may be written, and where the API cannot
-    or has refused: a label must not hold the release for ever.
+    Also None if there is no label, or if the API cannot remove it or refused to. A label must not
+    block the release.
     """
     state, context, kind = situation.state, situation.context, situation.kind
     existing, policy = situation.compared.existing, _policy(state)
@@ -625,7 +637,7 @@ def _remove_owner_label(situation: Situation) -> ActionDecided | None:
     if situation.verdict.owner == "disputed":
         return None
     labels = {name: value for name, value in existing.labels.items() if name != OWNER_LABEL}
-    # Everything else stays as it is, drift too: what nobody declares is not corrected.
+    # All other content stays as it is, including drift, because nothing declares it.
     return new_action(state, context, "Update", kind.normalize(existing.fields), labels)
 
 
@@ -642,7 +654,7 @@ def _conclude_unowned(situation: Situation) -> Step:
         return Conclusion("Deleted", "Gone")
     if state.observed.is_released:
         return _conclude_released(existing, state, context)
-    if state.observed.belongs_to:  # that one knows what shall become of it
+    if state.observed.belongs_to:  # the other resource decides about the object
         owner_name = _name_other_owner(state.observed.belongs_to, situation)
         return _conclude_never_owned(state) or Conclusion(
             "Unowned", "Taken", f"the object belongs to {owner_name}"
@@ -660,13 +672,13 @@ def _conclude_unowned(situation: Situation) -> Step:
     if judgment.owner == "disputed":
         return _report_dispute(existing, situation)
     reason, why = judgment.reason, f"no {context.key.kind} declares the object"
-    # Two kinds may list one API, as a kind that is defined over another one does.
+    # Two kinds may list the same API, for example a kind that is defined over another one.
     if named := find_labelled_resource(existing, context):
         owner_name = _name_other_owner(named, situation)
         reason, why = "OwnedByAnother", f"the owner label of the object names {owner_name}"
         is_by_id = not context.capabilities.deterministic_names
         if is_by_id and ResourceKey.parse(named).kind == context.key.kind:
-            # No name shows that it is a copy: that resource may have created it, and lost it.
+            # Without unique names it may be the lost object of that resource, not a copy.
             why += ", which does not own it"
             return Conclusion("Disputed", reason, f"{why}; Reconciler leaves it unchanged")
     left_alone = Conclusion("Unowned", reason, f"{why}; Reconciler leaves it unchanged")
@@ -685,7 +697,7 @@ def _conclude_released(
 
 
 def _conclude_never_owned(state: ResourceState) -> Conclusion | None:
-    """Report the object that a withdrawn resource has met and never had."""
+    """Return the conclusion of a withdrawn resource that never owned the object of its name."""
     desired = state.desired
     is_reported = state.outcome is not None and state.outcome.reason == "NotOurs"
     if desired.generation and (desired.completed_generation != desired.generation or is_reported):
@@ -701,10 +713,10 @@ def _conclude_never_owned(state: ResourceState) -> Conclusion | None:
 
 
 def _wait_for_next_listing(state: ResourceState, message: str) -> Conclusion | None:
-    """Wait for a listing that shows whether another resource has an object that nothing marks.
+    """Wait for a listing that shows whether another resource owns an object without a mark.
 
-    The listing that showed it may have waited in the intake, while newer ones gave the object to
-    another resource. From this outcome on, listings give it to no other one
+    The last listing may have waited in the intake, while newer ones assigned the object to another
+    resource. From this outcome on, listings do not assign it to another one
     (`reconciler.roles.observer.listing`).
     """
     last = state.outcome
@@ -718,7 +730,7 @@ def _wait_for_next_listing(state: ResourceState, message: str) -> Conclusion | N
 
 
 def _hold_for_deletion_guard(situation: Situation) -> Conclusion | None:
-    """Hold the object if too many would go with it, and nobody has approved that."""
+    """Hold a deletion if too many objects would be deleted with it; None: allowed or approved."""
     state, guard = situation.state, situation.config.deletion_guard
     unmanaged, total = state.observed.unmanaged or 0, state.observed.total or 0
     if unmanaged > 0 and guard.allows(unmanaged, total):
@@ -726,7 +738,8 @@ def _hold_for_deletion_guard(situation: Situation) -> Conclusion | None:
     are = "is" if unmanaged == 1 else "are"
     what = f"{unmanaged} of {total} objects in the scope {are} undeclared and would be deleted"
     if state.holds.approved == Hold.DELETION_GUARD:
-        # Somebody may have declared it since it was existing: only a later listing shows that.
+        # Another client may have declared the object since. Only a listing after the approval shows
+        # that.
         if state.observed.position >= state.holds.approved_position:
             return None
         later = f"{what}; the deletion is approved and happens after the next two listings"
@@ -744,7 +757,7 @@ def _hold_for_deletion_guard(situation: Situation) -> Conclusion | None:
 
 
 def _claim(existing: ExternalObject, reason: ClaimReason, situation: Situation) -> OwnershipClaimed:
-    """Make an object that is there ours; its return may prove that the API shows it late."""
+    """Return the claim of an existing object. A reappearance may prove a lag of the API."""
     state = situation.state
     grace = compute_grace(state, situation.context) if reason == "Returned" else 0.0
     place = state.observed.provider_config
@@ -752,7 +765,7 @@ def _claim(existing: ExternalObject, reason: ClaimReason, situation: Situation) 
 
 
 def _hold_in_doubt(existing: ExternalObject, situation: Situation) -> Conclusion | None:
-    """Hold an object without a mark that a creation in doubt may have created (ADR 0012)."""
+    """Hold an unmarked object that a creation in doubt may have created (ADR 0012)."""
     context, evidence = situation.context, situation.evidence
     capabilities = context.capabilities
     if capabilities.idempotency_keys or not capabilities.deterministic_names:
@@ -777,7 +790,7 @@ def _hold_in_doubt(existing: ExternalObject, situation: Situation) -> Conclusion
 
 
 def _report_dispute(existing: ExternalObject, situation: Situation) -> Conclusion:
-    """Report that the witnesses disagree, and that the object is left alone."""
+    """Report an object with contradictory evidence of ownership, which stays unchanged."""
     judgment = situation.verdict
     message = judgment.message
     if judgment.reason == "OwnedByAnother":
@@ -791,7 +804,7 @@ def _report_dispute(existing: ExternalObject, situation: Situation) -> Conclusio
 
 
 def _describe_label(existing: ExternalObject, context: Context) -> str:
-    """Describe another's owner label, without a name from another namespace."""
+    """Describe another owner's label, without names from another namespace."""
     named = find_labelled_resource(existing, context)
     if named and ResourceKey.parse(named).namespace != context.key.namespace:
         return "the owner label of the object names a resource in another namespace"
@@ -799,7 +812,7 @@ def _describe_label(existing: ExternalObject, context: Context) -> str:
 
 
 def _explain_by_restore(existing: ExternalObject, context: Context) -> str:
-    """Explain by a restoration why the log lacks an object with our label; empty if it cannot."""
+    """Return an explanation of an unknown object with our label by a restore; empty if none."""
     restored = describe_restoration(context)
     if not restored or existing.labels.get(OWNER_LABEL) != context.owner:
         return ""
@@ -807,9 +820,9 @@ def _explain_by_restore(existing: ExternalObject, context: Context) -> str:
 
 
 def _delete(situation: Situation) -> Step:
-    """Delete what is ours, unless that is disputed, or a service is not finished with it."""
+    """Return the deletion of the owned object, or the step that comes before it."""
     state, context = situation.state, situation.context
-    # Before all others: no wait or approval permits deleting an object of another resource.
+    # First: no wait or approval permits the deletion of another resource's object.
     belongs_to = state.observed.belongs_to
     if belongs_to:
         owner_name = _name_other_owner(belongs_to, situation)
@@ -817,13 +830,13 @@ def _delete(situation: Situation) -> Step:
         return Conclusion("Disputed", "OwnedByAnother", taken)
     if situation.compared.existing is not None and situation.verdict.owner == "disputed":
         return _report_dispute(situation.compared.existing, situation)
-    # Again: what is declared absent comes here without a withdrawal.
+    # Again, because mode Absent comes here without a withdrawal.
     waiting = _hold_for_finalizers(state)
     if waiting is not None:
         return waiting
     if state.waits.failure is not None and is_refused(state):
         return retry_refused_deletion(situation, state.waits.failure.message)
-    # Before the wait for conflicts: an approval may take longer than that.
+    # Before the wait for conflicts: an approval may take longer.
     held = hold_for_data_loss(None, situation)
     if held is not None:
         return held

@@ -1,4 +1,4 @@
-"""What an observation adds to the history: what is seen, what was lost, what has drifted."""
+"""Events of an observation: the new state of the object, loss of ownership, and drift."""
 
 from __future__ import annotations
 
@@ -25,27 +25,28 @@ from reconciler.resource.ownership import is_obstacle
 from reconciler.resource.state import Owned, ResourceState
 from reconciler.resource.turn import NOTHING_NEW, Command, CommandResult, Context
 
-_RIGHT_CLOCK = timedelta(seconds=60)  # an observer's clock may lag so much, and is still believed
+# maximum lag of an observer's clock that still counts as correct
+_RIGHT_CLOCK = timedelta(seconds=60)
 
 MAX_LAG_SECONDS = 60.0
-"""A look that lacks an object so long after its last write lags no more, but is wrong: a grace that
-is longer would keep a resource from being observed after each write."""
+"""Maximum consistency lag of an API, in seconds. A read that misses an object later after its last
+write is wrong, not late. A longer grace would suspend observations after each write."""
 
 FIRST_LISTING_SECONDS = 120.0
-"""Time after a creation in which a listing shows what it has made, at least. Two intervals of
-listings, if those take longer."""
+"""Minimum time in seconds after a creation within which a listing shows the created object. It is
+two listing intervals, if those are longer."""
 
 AWAITING_READ = "AwaitingRead"
-"""Reason of the outcome of a resource that waits for a look at an object before it writes to it."""
+"""Reason of an outcome: the resource waits for a read of an object before it writes to it."""
 
 LOOKING = "Looking"
-"""Reason of the outcome of a resource that nothing is created for, before its first look."""
+"""Reason of an outcome: a resource whose policy creates nothing waits for its first listing."""
 
 
 def observe(
     data: Observed, command: Command, state: ResourceState, context: Context
 ) -> CommandResult:
-    """Record what is new in an observation, unless something is known better."""
+    """Record what is new in an observation, unless the log has newer information."""
     if _is_second_object(data, state, context):
         is_stale = _is_stale(data, command, state, context)
         return NOTHING_NEW if is_stale else CommandResult((_claim_second_object(data),))
@@ -66,7 +67,7 @@ def observe(
         data.external_name,
         data.object,
         data.evidence,
-        min(data.as_of, command.position),  # no read began after its own message
+        min(data.as_of, command.position),  # no read begins after its own message
         None if unmanaged is None else unmanaged.unmanaged,
         None if unmanaged is None else unmanaged.total,
         belongs_to,
@@ -89,8 +90,8 @@ def _concerns_resource(
     if state.owned is not None:
         return place == (state.owned.provider_config, state.owned.external_name)
     if state.released is not None:
-        # What was released after a replacement keeps its second name: looked for under the declared
-        # one it would be a stray, and a new declaration would create another object.
+        # A released replacement keeps its second name. Under the declared name it would not be
+        # found, and a new declaration would create another object.
         return place == (state.observed.provider_config, state.released.name)
     if state.desired.is_declared and spec is not None:
         is_declared = place == (spec.provider_config, spec.external_name)
@@ -101,9 +102,10 @@ def _concerns_resource(
 def _shows_wrong_uid(
     data: Observed, command: Command, state: ResourceState, context: Context
 ) -> bool:
-    """Return whether our creation made an object, although its response named another uid.
+    """Return whether our creation made the object, although its response had another uid.
 
-    The key shows that. A copy has the same key, so it counts only until the named uid is seen.
+    The idempotency key shows that. A copy of the object has the same key, so this applies only
+    until a read confirms the uid of the response.
     """
     existing = data.object
     if existing is None or existing.labels.get(OWNER_LABEL) != context.owner:
@@ -114,19 +116,19 @@ def _shows_wrong_uid(
 
 
 def _is_second_object(data: Observed, state: ResourceState, context: Context) -> bool:
-    """Return whether a late call of a creation has created an object beside ours."""
+    """Return whether a late call of a creation has created a second object."""
     return (
         state.owned is not None
         and data.external_name != state.owned.external_name
-        and state.retiring is None  # its name may be that of what was replaced before
+        and state.retiring is None  # it may have the name of the replaced object
         and _is_created_late(data, state, context)
     )
 
 
 def _is_created_late(data: Observed, state: ResourceState, context: Context) -> bool:
-    """Return whether a late call of a creation may have created an object.
+    """Return whether an object may be the result of a late call of a creation.
 
-    It has our label and the name of a creation: a label alone may be a copy (invariant 7).
+    It needs our owner label and the name of a creation. A label alone may be a copy (invariant 7).
     """
     existing = data.object
     if existing is None or existing.labels.get(OWNER_LABEL) != context.owner:
@@ -152,9 +154,9 @@ def _claim_second_object(data: Observed) -> OwnershipClaimed:
 
 
 def _is_of_another_id(data: Observed, state: ResourceState) -> bool:
-    """Return whether it is data of an object beside ours, or beside the one that we know.
+    """Return whether the observation is of an object other than the owned or known one.
 
-    Who looked may have known another one by then: that this is gone says nothing of ours.
+    The observer may have known another object at that time. Its absence does not concern ours.
     """
     known = state.owned or state.released
     if known is None and data.object is None:
@@ -164,12 +166,13 @@ def _is_of_another_id(data: Observed, state: ResourceState) -> bool:
 
 
 def _is_stale(data: Observed, command: Command, state: ResourceState, context: Context) -> bool:
-    """Return whether the observation began before something that we know better (invariant 6)."""
+    """Return whether the log has newer information than the observation (invariant 6)."""
     known, actions, holds = state.observed, state.actions, state.holds
-    # It may have begun before or after the call, whose result shows the object.
+    # The read may have begun before or after the call. The result of the call shows the object.
     if actions.in_flight is not None:
         return True
-    # An approved deletion waits for a newer look: rows stop asking for one once any is recorded.
+    # An approved deletion requires a newer read. Observers stop reporting once any is recorded, so
+    # an older one must not be recorded.
     if holds.approved == Hold.DELETION_GUARD and data.as_of < holds.approved_position:
         return True
     if data.object is None and data.evidence == "CompleteListing" and known.is_listing_disproved:
@@ -179,7 +182,7 @@ def _is_stale(data: Observed, command: Command, state: ResourceState, context: C
     if (data.as_of, command.position) < (known.position, known.message):
         return True
     if data.provider_config not in context.configs:
-        return actions.effect_at is not None  # how late it shows our effects is not known
+        return actions.effect_at is not None  # the grace of an unknown configuration is unknown
     grace = context.grace_seconds(data.provider_config, state)
     if grace and actions.effect_at is not None:
         began_at = _began_at(data, command)
@@ -188,44 +191,46 @@ def _is_stale(data: Observed, command: Command, state: ResourceState, context: C
 
 
 def _began_at(data: Observed, command: Command) -> datetime | None:
-    """Return when the read began, by the bus's clock: that of an observer may be wrong."""
+    """Return when the read began, by the bus's clock, because an observer's clock may be wrong."""
     if command.stored_at is None or data.age_seconds is None:
         return data.began_at
     began_at = command.stored_at - timedelta(seconds=data.age_seconds)
-    # The observer may have stood still before it sent what it had counted: so its own clock
-    # counts, where that is likely to be right.
+    # The observer may have been suspended after it measured the age. Its own clock therefore
+    # counts, if it differs by no more than a plausible lag.
     if data.began_at is not None and began_at - _RIGHT_CLOCK <= data.began_at < began_at:
         return data.began_at
     return began_at
 
 
 def _find_other_owner(data: Observed, state: ResourceState, context: Context) -> str:
-    """Name the other resource that has the object, or had it when it was last seen."""
+    """Return the other resource that the object belongs to, or belonged to when observed last."""
     known = state.observed
     is_gone = data.object is None and not state.desired.is_declared and state.owned is None
-    if is_gone and not data.belongs_to:  # that one may have been withdrawn meanwhile, and be gone
+    # the other resource may have been withdrawn, and its object deleted
+    if is_gone and not data.belongs_to:
         return known.belongs_to or find_labelled_resource(known.object, context)
     return known.belongs_to if data.belongs_to is None else data.belongs_to
 
 
 def find_owner_namespace(state: ResourceState, context: Context) -> str:
-    """Return the other namespace whose resource has the object; empty if none is known to."""
+    """Return the other namespace that the object belongs to; empty if none is known."""
     resource = state.observed.belongs_to or find_labelled_resource(state.observed.object, context)
     namespace = resource.partition("/")[0]
     return "" if namespace == context.key.namespace else namespace
 
 
 def find_labelled_resource(existing: ExternalObject | None, context: Context) -> str:
-    """Name the other resource of this log whose owner label an object carries."""
+    """Return the other resource of this log that an owner label names; empty if none."""
     label = "" if existing is None else existing.labels.get(OWNER_LABEL, "")
     return "" if label == context.owner else resource_of(label, context.log_id)
 
 
 def awaits_first_listing(state: ResourceState) -> bool:
-    """Return whether nothing proves that the object of a resource does not exist (invariant 6).
+    """Return whether no listing proves yet that the object does not exist (invariant 6).
 
-    It is asked for where absence leads to no creation, which would meet the object. One look that
-    began after the declaration is recorded; what changes afterwards is told as ever.
+    This matters only for policies that create nothing, because a creation would detect the object.
+    One read that began after the declaration is recorded. Later ones are recorded only if they
+    differ.
     """
     desired, known = state.desired, state.observed
     if not desired.is_declared or desired.spec is None or state.owned is not None:
@@ -243,21 +248,21 @@ def _is_news(data: Observed, state: ResourceState) -> bool:
     if known.read_requested_at is not None and data.as_of >= known.read_requested_at:
         return True
     if existing is None and state.owned is None:
-        return False  # nothing waits for the object any more
+        return False  # nothing waits for the object
     if state.outcome is not None and state.outcome.reason == AWAITING_READ:
         return True
     if known.doubted is not None and existing is not None:
         return True
     is_left = state.outcome is not None and state.outcome.outcome in ("Held", "Unowned")
     unmanaged = data.exclusive
-    # Other numbers may let a held stray through the guard; one left alone may be a stray now.
+    # New counts may let a held object pass the guard, or make an unmanaged one subject to deletion.
     if (
         is_left
         and unmanaged
         and (unmanaged.unmanaged, unmanaged.total) != (known.unmanaged, known.total)
     ):
         return True
-    # Our writes conflict, and this is the version that we did not know.
+    # Our writes conflict, and this read shows the version that we lack.
     if (
         state.waits.conflicts
         and existing
@@ -265,13 +270,13 @@ def _is_news(data: Observed, state: ResourceState) -> bool:
         and existing.version != known.object.version
     ):
         return True
-    # A person has approved a deletion, and this is the first look since.
+    # A deletion is approved, and this is the first read since the approval.
     holds = state.holds
     return holds.approved == Hold.DELETION_GUARD and data.as_of >= holds.approved_position
 
 
 def _doubt_absence(data: Observed, state: ResourceState, context: Context) -> AbsenceDoubted | None:
-    """Doubt an absence that is one of so many that people have to be asked."""
+    """Return a doubt if the listing misses more objects than the loss guard allows."""
     losses, config = data.losses, context.configs.get(data.provider_config)
     if data.object is not None or state.owned is None or losses is None or config is None:
         return None
@@ -285,14 +290,15 @@ def _doubt_absence(data: Observed, state: ResourceState, context: Context) -> Ab
 def detect_loss_and_drift(
     command: Command, state: ResourceState, context: Context, compared: Comparison
 ) -> tuple[ResourceEvent, ...]:
-    """Return, after a new look at the object, whether it is still ours and as we left it."""
+    """Return the loss of ownership or the drift that the newest state of the object shows."""
     owned, existing, desired = state.owned, state.observed.object, state.desired
     if owned is None:
         return ()
     place = (owned.external_name, owned.uid)
     if existing is None:
         since_write = _seconds_since_write(command, state, context)
-        # A look shows that nothing has the name; a result of an action, that nothing has the uid.
+        # A read shows that the name is free. The result of an action only shows that the uid is
+        # absent.
         is_result = isinstance(command.data, Reported)
         is_unclear = is_result and is_unconfirmed(command, state, context)
         release = OwnershipReleased(*place, "Gone", owned.provider_config, since_write, is_unclear)
@@ -315,7 +321,7 @@ def detect_loss_and_drift(
 
 
 def _seconds_since_write(command: Command, state: ResourceState, context: Context) -> float:
-    """Return how long after our newest effect a look began that does not show its object."""
+    """Return the seconds from our newest write to a read that does not show its object."""
     written_at, shown_at = state.actions.effect_at, _read_time(command, state, context)
     if written_at is None or shown_at is None:
         return 0.0
@@ -323,9 +329,9 @@ def _seconds_since_write(command: Command, state: ResourceState, context: Contex
 
 
 def _read_time(command: Command, state: ResourceState, context: Context) -> datetime | None:
-    """Return when a look began, or a result came, by the clock that our effects are told by.
+    """Return when the read began or the result arrived, by the clock of `effect_at`.
 
-    That of the bus if a grace is counted by it, else that of the decider.
+    That is the bus's clock if a grace period applies, and otherwise the decider's.
     """
     if not context.grace_seconds(state.provider_config, state):
         return context.now
@@ -334,10 +340,11 @@ def _read_time(command: Command, state: ResourceState, context: Context) -> date
 
 
 def is_unconfirmed(command: Command, state: ResourceState, context: Context) -> bool:
-    """Return whether a creation may have made another object than its answer has named.
+    """Return whether a creation may have created an object other than the one in its response.
 
-    Nothing but that answer has shown the one that we own. Only soon after, and while no write of
-    ours may have met another object: later on, our label on one proves nothing.
+    This is possible while only that response has shown the owned uid, for a limited time after it,
+    and if no write of ours may have met another object. Later, our label on an object proves
+    nothing.
     """
     owned, at = state.owned, _read_time(command, state, context)
     if owned is None or owned.uid is None or owned.responded_at is None or at is None:
@@ -349,13 +356,14 @@ def is_unconfirmed(command: Command, state: ResourceState, context: Context) -> 
     seconds = FIRST_LISTING_SECONDS if config is None else 2 * config.resync_seconds
     grace = context.grace_seconds(owned.provider_config, state)
     limit = timedelta(seconds=max(seconds, FIRST_LISTING_SECONDS) + grace)
-    return abs(at - owned.responded_at) <= limit  # a decider's clock may be behind another's
+    return abs(at - owned.responded_at) <= limit  # the clocks of two deciders may differ
 
 
 def compute_grace(state: ResourceState, context: Context) -> float:
-    """Return the grace that the return of an object asks for; 0 if it proves no lag.
+    """Return the consistency grace in seconds that a reappeared object implies; 0: unchanged.
 
-    Twice as long as the look that did not show it had waited: the API may take longer than that.
+    It is twice the age of the write at the read that missed the object, because a lag may be
+    longer.
     """
     lag = state.observed.lost_after_seconds
     known = context.grace_seconds(state.provider_config, state)
@@ -363,10 +371,10 @@ def compute_grace(state: ResourceState, context: Context) -> float:
 
 
 def _has_lost_its_uid(command: Command, owned: Owned, existing: ExternalObject) -> bool:
-    """Return whether a write was refused because the object does not have our uid any more.
+    """Return whether a refused write shows that the object no longer has the owned uid.
 
-    Some APIs have no ids: the uid is in the metadata, which anybody may remove, and an object
-    without it may be another one. A listing may leave out the uid, a refusal shows that it is gone.
+    Some APIs have no ids, so the uid is in metadata that any client can remove. The object may then
+    be another one. A listing may omit the uid, but a refusal proves that it is missing.
     """
     data = command.data
     error = data.error if isinstance(data, Reported) else None
@@ -375,7 +383,7 @@ def _has_lost_its_uid(command: Command, owned: Owned, existing: ExternalObject) 
 
 
 def _explains(compared: Comparison) -> Callable[[Action], bool]:
-    """Return the test whether a write would leave one of the differences, had it come last."""
+    """Return a predicate: whether a write, if it came last, leaves one of the differences."""
 
     def explains(action: Action) -> bool:
         written = ExternalObject(action.external_name, action.fields, labels=action.labels)
@@ -387,9 +395,10 @@ def _explains(compared: Comparison) -> Callable[[Action], bool]:
 def _find_suspect(
     state: ResourceState, owned: Owned, operation: Operation, explains: Callable[[Action], bool]
 ) -> str:
-    """Name an action of ours that may have done what is seen now; each is suspected once.
+    """Return the id of an action that may have caused the drift; empty if none. Each is named once.
 
-    By its name: where a write is not bound to an object, it may have met the next one.
+    The name of the object identifies the action, because a write without a uid may have met a newer
+    object.
     """
     place = (operation, owned.provider_config, owned.external_name)
     for ended in reversed(state.actions.ended):

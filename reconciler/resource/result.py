@@ -1,4 +1,4 @@
-"""What a worker's report adds to the history: how an attempt at an action, or a lookup, ended."""
+"""Events of a worker's report: the end of an attempt or of a lookup."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def report(
 ) -> CommandResult:
     """Record the result of an attempt.
 
-    A success of any attempt ends the action. A failure counts only for the attempt that runs, so
-    an attempt that has failed does not fail again.
+    A success of any attempt ends the action. A failure counts only for the current attempt, and
+    only once.
     """
     flight = state.actions.in_flight
     if flight is None or flight.action.action_id != data.action_id:
@@ -50,7 +50,7 @@ def report(
     if data.error is None and not data.is_lookup:
         success = _build_success(data, action, redelivered=_may_run_twice(data, action, context))
         uid = None if data.object is None else data.object.uid
-        # A write may have met an object that took the place of ours after we had read it.
+        # The write may have met an object that replaced ours after our last read.
         met_another = None not in (action.uid, uid) and action.uid != uid
         success = _with_doubt(success, command, state, context)
         return CommandResult(
@@ -71,10 +71,10 @@ def report(
 def _error_if_too_early(
     data: Reported, action: Action, command: Command, state: ResourceState, context: Context
 ) -> ActionError | None:
-    """Return the error of a call that met nothing, while the API may not show our last write.
+    """Return the error of a call that found no object while the API may not show our last write.
 
-    It would be taken for the proof that the object is gone, and another one be created beside it.
-    Lookups wait for the grace before they begin.
+    Otherwise it would count as proof of absence, and the decider would create a second object.
+    Lookups wait for the grace period before they start.
     """
     has_met_nothing = data.absent if data.error is None else data.error.error_class == "NotFound"
     written_at, stored_at = state.actions.effect_at, command.stored_at
@@ -93,7 +93,7 @@ def _error_if_too_early(
 
 
 def _shows_object(ended: ResourceEvent) -> bool:
-    """A conflict is an observation too, if it shows what stands in the way."""
+    """Return whether a failed attempt also shows the current object, or its absence."""
     if not isinstance(ended, ActionFailed):
         return False
     error_class = ended.error.error_class
@@ -104,7 +104,7 @@ def _build_success(
     data: Reported, action: Action, *, found_by: FoundBy | None = None, redelivered: bool = False
 ) -> ActionSucceeded:
     if data.absent and found_by is None:
-        found_by = "Absence"  # the call itself had no effect: who had is not known
+        found_by = "Absence"  # another client may have deleted the object
     return ActionSucceeded(
         data.action_id,
         action.operation,
@@ -121,7 +121,7 @@ def _build_success(
 def _with_doubt(
     event: ResourceEvent, command: Command, state: ResourceState, context: Context
 ) -> ResourceEvent:
-    """Add to a deletion that found nothing whether another object may be the one that we made."""
+    """Mark a deletion that found nothing, if our creation may have created another object."""
     if not isinstance(event, ActionSucceeded) or event.purpose == "Retire":
         return event
     has_met_nothing = event.operation == "Delete" and event.found_by == "Absence"
@@ -132,7 +132,7 @@ def _with_doubt(
 def _with_report_time(
     event: ResourceEvent, action: Action, command: Command, state: ResourceState, context: Context
 ) -> ResourceEvent:
-    """Add when the report came, where a grace is counted from then."""
+    """Add the time of the report, if a grace period starts at it."""
     is_end = isinstance(event, (ActionSucceeded, ActionFailed))
     if not is_end or not context.grace_seconds(action.provider_config, state):
         return event
@@ -145,9 +145,9 @@ def _with_report_time(
 def _late_successes(
     data: Reported, command: Command, state: ResourceState, context: Context
 ) -> Iterable[ResourceEvent]:
-    """Record that an action which was taken for failed, or given up, was done all the same.
+    """Record the success of an action that had already failed or was abandoned.
 
-    Every effect that the API saw is explained, if it changes nothing else any more (invariant 13).
+    The log explains every effect, even if it no longer changes the state (invariant 13).
     """
     if data.error is not None or data.is_lookup:
         return
@@ -161,7 +161,7 @@ def _late_successes(
 
 
 def _with_place(done: ActionSucceeded, action: Action) -> ActionSucceeded:
-    """Add where a creation was made: of a resource that was gone, no event since has data it."""
+    """Add the place of a late creation, because no event since names it."""
     if action.operation != "Create":
         return done
     place = (action.provider_config, action.external_name)
@@ -169,16 +169,16 @@ def _with_place(done: ActionSucceeded, action: Action) -> ActionSucceeded:
 
 
 def _is_news(data: Reported, ended: Ended, command: Command) -> bool:
-    """Return whether the log does not record this success yet."""
+    """Return whether the log does not contain this success yet."""
     if ended.action.operation == "Create" and ended.reported_by:
-        # Another delivery has created a second object: the first was deleted meanwhile.
+        # A redelivered call has created a second object after the deletion of the first.
         uid = None if data.object is None else data.object.uid
         return uid is not None and uid not in ended.created_uids
     return not ended.reported_late and ended.reported_by != command.message_id
 
 
 def _build_doubts(data: Reported, known: tuple[InFlight | Ended, ...]) -> Iterable[ResourceEvent]:
-    """Record that a call which nobody waits for may have been done, unless that is known."""
+    """Record that another call may have taken effect, unless the log already contains that."""
     if data.error is None or data.error.error_class != "Unknown" or data.is_lookup:
         return
     for each in known:
@@ -189,10 +189,10 @@ def _build_doubts(data: Reported, known: tuple[InFlight | Ended, ...]) -> Iterab
 
 
 def _open_to_doubt(state: ResourceState, context: Context) -> tuple[Ended, ...]:
-    """Return the ended actions of which another call may have an effect of its own."""
+    """Return the ended actions of which another call may have an effect."""
     if not context.capabilities.idempotency_keys:
         return state.actions.ended
-    # By its key, another call of a creation gets the answer of the first.
+    # An API with keys returns its first response to every further call of a creation.
     return tuple(
         each
         for each in state.actions.ended
@@ -201,10 +201,10 @@ def _open_to_doubt(state: ResourceState, context: Context) -> tuple[Ended, ...]:
 
 
 def _is_current(data: Reported, ended: Ended, state: ResourceState) -> bool:
-    """Return whether a success that is reported late says how the object stands now.
+    """Return whether a late success still describes the object.
 
-    While another action is under way, it may have changed what was made or written. What was
-    deleted stays so: a uid is given once.
+    An action in flight may have changed a created or updated object. A deletion stays valid,
+    because no uid is used twice.
     """
     action = ended.action
     owned = state.retiring if action.purpose == "Retire" else state.owned
@@ -220,10 +220,10 @@ def _is_current(data: Reported, ended: Ended, state: ResourceState) -> bool:
     same_uid = owned is not None and uid is not None and owned.uid == uid
     match action.operation:
         case "Create" if uid in ended.created_uids:
-            return False  # a listing has shown it first, and it may be gone by now
+            return False  # a listing showed the object first, and it may have been deleted since
         case "Create" if state.actions.disowned.get(uid or "", 0) > ended.version:
-            # It was ours without its report, and is not since. Where an id is made of the name,
-            # the call may have come after that: a later listing shows whether the object exists.
+            # The object was owned before its report, and no longer is. If ids derive from names,
+            # the call may have come later. A later listing then shows the object.
             return False
         case "Create":
             return is_idle and (owned is None or (is_second_object and state.retiring is None))
@@ -237,7 +237,10 @@ def _is_current(data: Reported, ended: Ended, state: ResourceState) -> bool:
 
 
 def _may_run_twice(data: Reported, action: Action, context: Context) -> bool:
-    """Return whether another worker's call may still do something; a creation's key forbids it."""
+    """Return whether the call of another worker may still take effect.
+
+    A creation's key prevents it.
+    """
     has_keys = context.capabilities.idempotency_keys
     return data.redelivered and (action.operation != "Create" or not has_keys)
 
@@ -245,7 +248,7 @@ def _may_run_twice(data: Reported, action: Action, context: Context) -> bool:
 def _after_lookup(
     data: Reported, flight: InFlight, state: ResourceState, context: Context
 ) -> ResourceEvent:
-    """Settle an action by what a lookup found of it."""
+    """Return the event that ends a lookup, according to the object that it found."""
     action = flight.action
     failed = ActionFailed(
         data.action_id,
@@ -257,7 +260,8 @@ def _after_lookup(
     )
     finding = judge_lookup(action, data.object, context)
     if data.labeled_uids or _is_replaced_object(action, data.object, state):
-        finding = "Unclear"  # of two of one name it was the old one
+        # the lookup may have found the old object, which has the same name or label
+        finding = "Unclear"
     match finding:
         case "NotDone":
             return ActionNotDone(data.action_id, action.operation, data.attempt)
@@ -297,10 +301,13 @@ def _is_replaced_object(
 def _after_failure(
     data: Reported, error: ActionError, flight: InFlight, state: ResourceState, context: Context
 ) -> ResourceEvent:
-    """Settle a failed attempt: what stands in the way of a creation may be its own work."""
+    """Return the event of a failed attempt.
+
+    The object that conflicts may be the action's own result.
+    """
     action = flight.action
     redelivered = not data.is_lookup and _may_earlier_call_arrive(data, action, context)
-    # With keys, what the other worker's call has done would have been the answer to this one.
+    # An API with keys would have returned the response of the other worker's call.
     may_be_done = redelivered and not context.capabilities.idempotency_keys
     failed = ActionFailed(
         data.action_id,
@@ -316,7 +323,8 @@ def _after_failure(
     if error.error_class != "Conflict":
         return failed
     if data.object is None and not data.replayed and (flight.unknown_results or data.redelivered):
-        # It may have been our own object, or our own call may still run: a repeat or lookup tells.
+        # The conflicting object may be our own, or our call may still run. A repetition or a lookup
+        # shows it.
         return replace(failed, error=replace(error, error_class="Unknown"))
     uncertain = flight.effect.may_exist or state.actions.uncertain_create or may_be_done
     finding = judge_conflict(action, data.object, context, uncertain=uncertain)
@@ -328,15 +336,15 @@ def _after_failure(
 
 
 def _is_partial_creation(existing: ExternalObject | None, action: Action, context: Context) -> bool:
-    """Return whether a creation of several calls, one of which was refused, has made this."""
+    """Return whether a refused creation of several calls has created this object."""
     is_creation = action.operation == "Create" and existing is not None
     return is_creation and judge_lookup(action, existing, context) in ("Key", "Label")
 
 
 def _may_earlier_call_arrive(data: Reported, action: Action, context: Context) -> bool:
-    """Return whether the call of a worker that had the attempt before may take effect yet.
+    """Return whether a call of the worker that had the attempt before may still take effect.
 
-    Only a refusal that the API has kept under the key of a creation settles that call as well.
+    Only a stored refusal under the key of a creation settles that call too.
     """
     is_kept = data.replayed and context.capabilities.idempotency_keys
     return data.redelivered and not (is_kept and action.operation == "Create")
@@ -357,7 +365,7 @@ def _build_found_success(data: Reported, action: Action, found_by: FoundBy) -> A
 def _hold_unless_claimed(
     failed: ActionFailed, flight: InFlight, state: ResourceState, context: Context
 ) -> ResourceEvent:
-    """Ask a person whose an object is, unless it becomes ours whoever made it."""
+    """Hold the action for an operator, unless the resource would own the object in any case."""
     existing, place = failed.object, flight.action.provider_config
     if existing is not None and would_claim(existing, place, state, context):
         return failed
@@ -365,9 +373,9 @@ def _hold_unless_claimed(
 
 
 def _describe_several_candidates(data: Reported, context: Context) -> str:
-    """Describe which objects a creation may have made, where each carries its owner label.
+    """Describe the candidates for the result of a creation, which all carry its owner label.
 
-    Each of them claims to be ours. If the wrong one were taken, the other would leak.
+    If the resource owned the wrong one, the other would leak.
     """
     uids = ", ".join(data.labeled_uids)
     label = f"{OWNER_LABEL}={context.owner}"
@@ -380,7 +388,7 @@ def _describe_several_candidates(data: Reported, context: Context) -> str:
 
 
 def _describe_unknown_result(existing: ExternalObject | None, context: Context) -> str:
-    """Describe what cannot be told, and what to do about it."""
+    """Describe why the result is unknown, and what an operator must do."""
     approve = approval_command(context.key)
     if existing is None:
         return (

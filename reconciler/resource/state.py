@@ -1,4 +1,4 @@
-"""The folded state of one resource, in groups: all that a decision may rest on."""
+"""The folded state of one resource: everything that a decision may depend on."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ from events.manifest import Fields, Policy
 from events.reference import Reference
 
 STATE_SCHEMA = 35
-"""Raised whenever the meaning of a stored state changes: what was cached before is then ignored."""
+"""Schema of a cached state. Raise it when a field changes its meaning, so that older caches are
+ignored."""
 
 _encoder = msgspec.json.Encoder(order="deterministic")
 
 
 class Spec(msgspec.Struct, frozen=True, gc=False):
-    """What one generation declares."""
+    """The content of one declaration."""
 
     api_version: str
     provider_config: str
@@ -43,113 +44,119 @@ class Spec(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def digest(self) -> str:
-        """Equal for two declarations that say the same."""
+        """Digest of the content. Two equal declarations have the same digest."""
         return hashlib.blake2b(_encoder.encode(self), digest_size=8).hexdigest()
 
 
 class Desired(msgspec.Struct, frozen=True, gc=False):
-    """What services want."""
+    """The declarations of a resource, and the values that they reference."""
 
-    generation: int = 0  # counts declarations and withdrawals
+    generation: int = 0  # number of declarations and withdrawals
     is_declared: bool = False
-    spec: Spec | None = None  # of the newest declaration, kept after its withdrawal
-    position: int = 0  # of the newest generation, in the intake
-    declaration_ids: tuple[str, ...] = ()  # the newest, to recognise one that is delivered again
-    contents: tuple[str, ...] = ()  # digests of the newest specs: what may be a repeat (ADR 0016)
+    spec: Spec | None = None  # newest declaration, kept after its withdrawal
+    position: int = 0  # intake position of the newest generation
+    declaration_ids: tuple[str, ...] = ()  # ids of the newest messages, to recognize a redelivery
+    # digests of the newest specs, to recognize a repeated declaration (ADR 0016)
+    contents: tuple[str, ...] = ()
     completed_generation: int = 0
-    refused_generation: int = 0  # by the API, for good
-    targets: dict[str, TargetState] = {}  # what is known of those that the spec refers to
-    secrets: dict[str, str] = {}  # digests of those that it names
-    # By target and secret: the version of the resource that recorded what is known of it.
+    refused_generation: int = 0  # generation that the API refused permanently
+    targets: dict[str, TargetState] = {}  # known states of the referenced resources
+    secrets: dict[str, str] = {}  # known digests of the named secrets
+    # By target and secret: version of the reporter's resource in the newest recorded report.
     recorded_by: dict[str, int] = {}
-    resolved: Fields | None = None  # its fields, with the values of all of them
-    definition: DefinitionRef | None = None  # what a kind that is defined at run time rests on
-    resolved_by: str = ""  # digest of the definition that `resolved` rests on
+    resolved: Fields | None = None  # fields with all references and secrets resolved
+    definition: DefinitionRef | None = None  # definition of the kind, if it is defined at run time
+    resolved_by: str = ""  # digest of the definition with which `resolved` was computed
 
     @property
     def fields(self) -> Fields:
-        """What is wanted: with the values of references, where there are any."""
+        """The desired fields, with resolved references if there are any."""
         if self.resolved is not None:
             return self.resolved
         return {} if self.spec is None else self.spec.fields
 
 
 class Applied(msgspec.Struct, frozen=True, gc=False):
-    """What we last wanted written: the base of the three-way comparison.
+    """The content of the last intended write: the base of the three-way comparison.
 
-    Only what we declared: neither what others had set, nor what is left to them.
+    It contains only declared fields and labels, without those of other clients and ignored ones.
     """
 
     fields: Fields
     labels: dict[str, str]
-    result: ExternalObject | None = None  # what the API made of it, once it is written
-    in_doubt: bool = False  # some of it may never have been written
+    result: ExternalObject | None = None  # the object as the API returned it after the write
+    in_doubt: bool = False  # whether parts of the content may never have been written
 
 
 class Owned(msgspec.Struct, frozen=True, gc=False):
-    """The external object that is ours, by the log."""
+    """The external object that the resource owns, according to the log."""
 
     provider_config: str
     external_name: str
     uid: str | None
     applied: Applied | None = None
-    responded_at: datetime | None = None  # by a creation, and nothing has shown it since
-    last_observed: ExternalObject | None = None  # of what was replaced: how it was seen last
+    # time of the response to its creation, until a read confirms its uid
+    responded_at: datetime | None = None
+    last_observed: ExternalObject | None = None  # for a replaced object: its last observed state
 
 
 class Observation(msgspec.Struct, frozen=True, gc=False):
-    """What is known of the external object, whoever has it."""
+    """The last observation of the external object, whether the resource owns it or not."""
 
     object: ExternalObject | None = None
     provider_config: str = ""
-    position: int = 0  # of the intake, when the newest look began
-    message: int = 0  # where that look is in the intake: decides between two of one position
-    absent_at: int = 0  # of the intake, when the newest proof began that there is no object
-    unmanaged: int | None = None  # undeclared objects of an exclusive scope, of `total`
+    position: int = 0  # intake position at which the newest read began
+    message: int = 0  # intake position of its message, to order two reads with the same position
+    absent_at: int = 0  # intake position of the newest proof of absence
+    unmanaged: int | None = None  # undeclared objects in an exclusive scope, out of `total`
     total: int | None = None
-    belongs_to: str = ""  # another resource that has the object
-    known_version: int = 0  # of the resource, which that look was compared with
-    is_released: bool = False  # the object was ours, and was let go on purpose
-    released_uid: str | None = None  # of the newest such object, until a read shows its absence
-    lost_uid: str | None = None  # of what was ours when it was said to be gone or replaced
-    lost_after_seconds: float = 0.0  # after its last write, where it was gone
-    grace_seconds: float = 0.0  # that the API needs, as a return has shown
-    is_listing_disproved: bool = False  # of what is ours: only a read proves its absence
-    doubted: LossCount | None = None  # the listing that the loss guard did not believe
+    belongs_to: str = ""  # another resource that the object belongs to
+    known_version: int = 0  # version of this resource that the read was compared with
+    is_released: bool = False  # whether the object was owned, and released on purpose
+    # uid of the newest released object, until a read shows its absence
+    released_uid: str | None = None
+    lost_uid: str | None = None  # uid of the owned object that was missing or replaced last
+    lost_after_seconds: float = 0.0  # time from its last write to the read that did not show it
+    # consistency grace of the API, learned from an object that reappeared
+    grace_seconds: float = 0.0
+    # a listing once missed the owned object, so only a read proves its absence
+    is_listing_disproved: bool = False
+    doubted: LossCount | None = None  # counts of the listing that the loss guard rejected
     read_requested_at: int | None = (
-        None  # in the intake, where somebody asked for a look that is to come
+        None  # intake position of a requested read that has not come yet
     )
 
 
 class InFlight(msgspec.Struct, frozen=True, gc=False):
-    """An action whose end is not known yet."""
+    """An action that has not ended."""
 
     action: Action
     attempt: int = 1
-    failed: ActionError | None = None  # the last attempt, while no newer one has begun
-    failed_at: datetime | None = None  # when it did
+    failed: ActionError | None = None  # error of the last attempt, until the next attempt starts
+    failed_at: datetime | None = None  # time of that error
     retry_at: datetime | None = None
-    retry_seconds: float = 0.0  # how long that wait is
-    base: Applied | None = None  # of the three-way comparison, once it has succeeded
-    effect: Effect = Effect.NOT_SENT  # of all attempts that have ended
+    retry_seconds: float = 0.0  # duration of the wait that ends at `retry_at`
+    base: Applied | None = None  # base of the three-way comparison after a success
+    effect: Effect = Effect.NOT_SENT  # combined effect of the attempts that have ended
     unknown_results: int = (
-        0  # attempts of unknown result since a lookup or an operator found no effect
+        0  # attempts with an unknown result since a lookup or an operator found no effect
     )
-    is_lookup: bool = False  # what is under way is a lookup, not a call
-    is_unclear: bool = False  # a lookup since the last unknown result could not show it
-    hold_message: str = ""  # that an operator has to answer
+    is_lookup: bool = False  # whether the current attempt is a lookup, not a call
+    is_unclear: bool = False  # whether the lookup after the last unknown result was inconclusive
+    hold_message: str = ""  # what an operator must decide
     abandoned: bool = False  # by an operator
 
     @property
     def is_held(self) -> bool:
-        """Whether an operator has to decide."""
+        """Whether an operator must decide."""
         return self.effect is Effect.HELD
 
     @property
     def is_in_doubt(self) -> bool:
-        """Whether an attempt may have done it, and no lookup has shown since that none has.
+        """Whether an attempt may have taken effect, and no later lookup shows that none did.
 
-        An update or a deletion of which a part is done needs no lookup: the next write corrects it.
+        An update or deletion with a partial effect needs no lookup, because the next write corrects
+        it.
         """
         is_partial_creation = self.effect is Effect.PARTIAL and self.action.operation == "Create"
         return self.unknown_results > 0 or is_partial_creation
@@ -161,116 +168,121 @@ class InFlight(msgspec.Struct, frozen=True, gc=False):
 
 
 class Ended(msgspec.Struct, frozen=True, gc=False):
-    """An action that has ended, of which a call may still arrive or be reported.
+    """An action that has ended, but whose calls may still arrive or be reported.
 
-    ``made``: the uids of all objects that a creation is known to have created: more than one where
-    a second delivery created again what was deleted meanwhile. ``unowned``: those of them that the
-    log does not own yet. ``obstacle``: the uid of the object that had the name of a creation.
+    ``created_uids``: uids of all objects that a creation is known to have created. There are
+    several if a redelivered call created the object again after its deletion. ``unowned_uids``:
+    those that the log does not own yet. ``obstacle``: uid of the object that had the name of a
+    creation.
     """
 
     action: Action
     base: Applied | None
-    in_doubt: bool  # a call of it may still take effect
-    version: int  # of the event that ended it
-    reported_by: str = ""  # the message that said that it was done
-    reported_late: bool = False  # another one has said so since
-    suspected: bool = False  # a drift has named it
+    in_doubt: bool  # whether a call may still take effect
+    version: int  # version of the event that ended the action
+    reported_by: str = ""  # id of the message that reported success
+    reported_late: bool = False  # whether another message reported success later
+    suspected: bool = False  # whether a drift named this action as its possible cause
     created_uids: tuple[str, ...] = ()
     unowned_uids: tuple[str, ...] = ()
     obstacle: str | None = None
 
 
 class Actions(msgspec.Struct, frozen=True, gc=False):
-    """What is done about the object, and what may have been."""
+    """The action in flight, and ended actions that may still have an effect."""
 
     in_flight: InFlight | None = None
-    ended: tuple[Ended, ...] = ()  # without certain successes of updates and deletions; newest last
-    disowned: dict[str, int] = {}  # by the uid of what was ours: the version that ended that
-    effect_position: int = 0  # of the newest result, in the intake: what was seen before is stale
+    # newest last, without updates and deletions that certainly succeeded
+    ended: tuple[Ended, ...] = ()
+    disowned: dict[str, int] = {}  # version of the event that ended the ownership, by uid
+    # intake position of the newest result; observations that began earlier are stale
+    effect_position: int = 0
     effect_at: datetime | None = None
-    has_created: bool = False  # since it was declared
-    uncertain_create: bool = False  # a creation may have been done that we do not know of
+    has_created: bool = False  # since the declaration
+    # whether a creation may have created an object that the log does not know
+    uncertain_create: bool = False
 
 
 class Waits(msgspec.Struct, frozen=True, gc=False):
-    """Failures in a row, and the wait that they led to."""
+    """Consecutive failures, and the wait that they caused."""
 
     failures: int = 0
     conflicts: int = 0
     failure: ActionError | None = None
-    until: datetime | None = None  # of a wait that belongs to no action
-    seconds: float = 0.0  # how long that wait is
-    is_contention: bool = False  # that wait is for a repair of what somebody else overwrites
+    until: datetime | None = None  # end of a wait that belongs to no action
+    seconds: float = 0.0  # duration of that wait
+    is_contention: bool = False  # whether the wait delays the correction of a contended field
 
 
 class Renewal(msgspec.Struct, frozen=True, gc=False):
-    """When an object that is as declared has to be written again (ADR 0027)."""
+    """When an object that is as declared must be written again (ADR 0027)."""
 
-    time: datetime  # by its kind
-    at: datetime  # when that is done
-    is_written: bool = False  # it was written for this moment
+    time: datetime  # renewal time, computed by the kind
+    at: datetime  # time of the renewal, with jitter
+    is_written: bool = False  # whether the object was written for this renewal time
 
 
 class KnownProgress(msgspec.Struct, frozen=True, gc=False):
-    """How far an object is that is not ready, and since when."""
+    """The progress of an object that is not ready."""
 
     mark: str
     since: datetime
-    at: datetime | None = None  # it should move before that; None: it has not
+    at: datetime | None = None  # deadline for more progress; None: it has passed
 
 
 class Finalizer(msgspec.Struct, frozen=True, gc=False):
-    """A service's hold on the resource."""
+    """A finalizer, which blocks the deletion of the object until its holder removes it."""
 
     name: str
     holder: str
 
 
 PLAN_OUTDATED: Final = "PlanOutdated"
-"""Why a declaration is refused of which something else would come than was planned."""
+"""Reason for refusing a declaration whose result would differ from its plan."""
 
 
 class ApprovalState(msgspec.Struct, frozen=True, gc=False):
-    """The plan that people were asked about, and what they decided."""
+    """The plan that waits for approval, and the decision about it."""
 
     plan: str
     decision: Literal["", "Proceed", "Reject"] = ""
     by: str = ""
     reason: str = ""
-    is_replacing: bool = False  # of an approved replacement the old one is gone
+    is_replacing: bool = False  # whether the old object of an approved replacement is deleted
 
 
 class Holds(msgspec.Struct, frozen=True, gc=False):
-    """What keeps a resource, and what people decided about that."""
+    """What keeps the object of a resource, and the decisions of operators about it."""
 
     finalizers: tuple[Finalizer, ...] = ()
     references: dict[str, OnWithdrawal] = {}  # by the name of the ShapeRef
     release_forced: bool = False
-    orphan_forced: bool = False  # and the object stays in the API
-    approved: str = ""  # the hold that a person has lifted
+    orphan_forced: bool = False  # whether a forced release keeps the object in the API
+    approved: str = ""  # the hold that an operator approved
     approved_position: int = 0
     approval: ApprovalState | None = None
 
 
 class Twin(msgspec.Struct, frozen=True, gc=False):
-    """Objects that are newer than this log, until somebody approves; none if it is not held."""
+    """Objects that are newer than this log, until an operator approves (ADR 0065)."""
 
-    version: int = 0  # of the event that last set or ended the hold
+    version: int = 0  # version of the event that last set or ended the hold
     objects: tuple[NewerObject, ...] = ()
     total: int = 0
 
 
 class ApiHealth(msgspec.Struct, frozen=True, gc=False):
-    """How the API of a `ProviderConfig` answers, and whether another log writes to it."""
+    """Health of a ProviderConfig's API: throttling, breaker, copies of the log, listings."""
 
-    version: int = 0  # of the event that last moved the breaker
+    version: int = 0  # version of the event that last changed the breaker
     throttled_until: datetime | None = None
-    throttled_seconds: float = 0.0  # as long as it was when it was recorded; so are the others
-    open_until: datetime | None = None  # past: the breaker waits for its probe
+    # duration at the time of recording, like the other durations here
+    throttled_seconds: float = 0.0
+    open_until: datetime | None = None  # in the past: the breaker waits for its probe
     open_seconds: float = 0.0
-    probe_until: datetime | None = None  # somebody makes it
+    probe_until: datetime | None = None  # deadline of the probe in progress
     probe_seconds: float = 0.0
-    openings: int = 0  # without a success in between
+    openings: int = 0  # since the last success
     failures: int = 0
     message: str = ""
     probe_by: str = ""
@@ -279,12 +291,12 @@ class ApiHealth(msgspec.Struct, frozen=True, gc=False):
 
 
 class ResourceState(msgspec.Struct, frozen=True, gc=False):
-    """Everything known about one resource."""
+    """The state of one resource, as of its newest event."""
 
-    version: int = 0  # counts its events
+    version: int = 0  # number of its events
     desired: Desired = Desired()
     owned: Owned | None = None
-    retiring: Owned | None = None  # what was replaced, and is still there
+    retiring: Owned | None = None  # the replaced object, until it is deleted
     observed: Observation = Observation()
     actions: Actions = Actions()
     waits: Waits = Waits()
@@ -292,14 +304,17 @@ class ResourceState(msgspec.Struct, frozen=True, gc=False):
     progress: KnownProgress | None = None
     holds: Holds = Holds()
     recent_drifts: tuple[PathDrift, ...] = ()
-    outcome: OutcomeRecorded | None = None  # None while something newer is under way
-    outcome_version: int = 0  # of the event that recorded the newest outcome
-    cause: str = ""  # the event that the next action would rest on
-    api: ApiHealth = ApiHealth()  # of a ProviderConfig
+    outcome: OutcomeRecorded | None = None  # None while a newer change is in progress
+    outcome_version: int = 0  # version of the event that recorded the newest outcome
+    cause: str = ""  # id of the event that would cause the next action
+    api: ApiHealth = ApiHealth()  # for a ProviderConfig
 
     @property
     def provider_config(self) -> str:
-        """The configuration that it uses: where it lives, shall live, or was seen."""
+        """Name of the ProviderConfig that the resource uses.
+
+        That of the owned object, or else of the declaration or of the observed object.
+        """
         spec = self.desired.spec
         if self.owned is not None:
             return self.owned.provider_config
@@ -309,14 +324,14 @@ class ResourceState(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def released(self) -> ExternalObject | None:
-        """The object that was ours and was released on purpose, as long as it exists."""
+        """The object that was owned and then released on purpose, while it exists."""
         return self.observed.object if self.observed.is_released else None
 
 
 NEW = ResourceState()
-"""A resource of which nothing is known."""
+"""State of a resource without events."""
 
 
 def declaration_id(source: str, message_id: str) -> str:
-    """Name a declaration: CloudEvents promises that source and id together are unique."""
+    """Return the unique id under which a message is remembered (CloudEvents: source and id)."""
     return f"{source}/{message_id}"

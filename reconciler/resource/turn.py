@@ -1,4 +1,4 @@
-"""What goes into a turn of a resource, and what comes out of it."""
+"""The inputs and the result of a turn: one decision about one resource."""
 
 from __future__ import annotations
 
@@ -33,26 +33,27 @@ _ANYTHING = Capabilities(
 
 
 class Command(msgspec.Struct, frozen=True, gc=False):
-    """One intake message for a resource: where it stands, who sent it, what it says."""
+    """One intake message for a resource, with its position and its sender."""
 
     position: int
     message_id: str
     actor: str
     data: IntakeData
-    first_position: int | None = None  # of its source and id, if somebody has looked (ADR 0016)
+    # position of the first message with this source and id; None: not looked up (ADR 0016)
+    first_position: int | None = None
     stored_at: datetime | None = None  # by the bus's clock
 
     @property
     def counts_from(self) -> int:
-        """Its place in the order of what was said: where it came first, as far as is known."""
+        """Intake position of the message, or of its first copy if that is known."""
         return self.position if self.first_position is None else self.first_position
 
 
 class TwinHold(NamedTuple):
     """Whether an API is held because it has objects that are newer than the log (ADR 0065).
 
-    ``version`` is that of the event that last set or ended the hold. ``approved_by`` is the id of
-    the message that ended one last: actions that are decided later have other keys.
+    ``version`` is the version of the event that last set or ended the hold. ``approved_by`` is the
+    id of the message that last ended one. It becomes part of the keys of later actions.
     """
 
     version: int
@@ -61,57 +62,60 @@ class TwinHold(NamedTuple):
 
 
 def key_epoch(epoch: str, hold: TwinHold | None) -> str:
-    """Return the epoch for the keys of an API's actions: that of the log, and of an approval."""
+    """Return the epoch of an API's idempotency keys: the log's epoch and the last approval."""
     return epoch if hold is None or not hold.approved_by else f"{epoch}:{hold.approved_by}"
 
 
 class Context(msgspec.Struct, frozen=True):
-    """The inputs of a decision that are not in the resource's own log."""
+    """The inputs of a decision that are not in the resource's own history."""
 
     key: ResourceKey
     now: datetime
     jitter: float  # in [0, 1)
     log_id: str
-    kind: Kind | None  # None: no such kind is registered here
-    configs: dict[str, ProviderConfigSpec]  # by name: a declaration may change which one is used
-    begins: bool = True  # False: what is said is recorded, and what follows is decided later
-    bus_time: datetime | None = None  # by the bus's clock, when it stored the newest message
-    epoch: str = ""  # names the log's last restoration
-    restored_as_of: str = ""  # the time of the backup that it used
-    twins: Mapping[str, TwinHold] = {}  # by configuration
-    providers: Mapping[str, tuple[str, ...]] | None = None  # with their kinds, where that is known
-    # Who refers to whom, as far as a declaration's own references lead: for circles.
+    kind: Kind | None  # None: the kind is not registered
+    # by name, because a declaration may change the one that is used
+    configs: dict[str, ProviderConfigSpec]
+    begins: bool = True  # False: record the commands only, and decide later
+    bus_time: datetime | None = None  # bus time at which the newest message was stored
+    epoch: str = ""  # epoch of the log, set by its last restore
+    restored_as_of: str = ""  # time of the restored backup
+    twins: Mapping[str, TwinHold] = {}  # by the name of the ProviderConfig
+    # known providers with their kinds; None: unknown
+    providers: Mapping[str, tuple[str, ...]] | None = None
+    # References of other resources, to detect cycles that a declaration would close.
     refers: Mapping[str, tuple[str, ...]] = {}
-    # Raises `InvalidManifestError` for the spec of a definition that nobody here could use.
+    # Raises `InvalidManifestError` for the spec of an unusable definition.
     check_definition: Callable[[ResourceKey, Fields], None] = lambda _key, _fields: None
-    # Raises the same, or `UnknownKindError`, for a resource that another is to be made of.
+    # Raises the same, or `UnknownKindError`, for an invalid part of a composed resource.
     check_part: Callable[[Manifest], None] = lambda _manifest: None
-    # The same for one that has another name than a part that was checked, and else is equal.
+    # The same for a part that differs only in its name from one that was checked.
     check_part_name: Callable[[Manifest], None] = lambda _manifest: None
-    # What to do about a missing kind or provider: for the words of a refusal, which is no event.
+    # Remedy for a missing kind or provider. It depends on the process, so it is only in refusals,
+    # never in events.
     missing_hint: Callable[[datetime], str] = lambda _now: (
         "install its package where the roles run, then restart the roles"
     )
 
     @property
     def owner(self) -> str:
-        """The owner label's value for this resource."""
+        """Value of the owner label for this resource."""
         return owner(self.log_id, self.key)
 
     @property
     def capabilities(self) -> Capabilities:
-        """What the kind's API can do; of an unknown kind nothing will be called anyway."""
+        """Capabilities of the kind's API; all for an unknown kind, which is never called."""
         known = None if self.kind is None else self.kind.capabilities
         return _ANYTHING if known is None else known
 
     def key_epoch(self, config_name: str) -> str:
-        """Return what sets the keys of an API's actions apart from those of another copy."""
+        """Return the epoch for the idempotency keys of this API's actions."""
         return key_epoch(self.epoch, self.twins.get(config_name))
 
     def grace_seconds(self, config_name: str, state: ResourceState) -> float:
-        """How long an API may take to show an effect of a resource.
+        """Return the time in seconds that the API may take to show a write of this resource.
 
-        As declared, as its provider says, or as the resource has seen.
+        The maximum of the declared grace, the provider's, and the one learned from the resource.
         """
         config = self.configs.get(config_name)
         capabilities = None if self.kind is None else self.kind.capabilities
@@ -123,24 +127,24 @@ class Context(msgspec.Struct, frozen=True):
 
 
 class Conclusion(msgspec.Struct, frozen=True, gc=False):
-    """There is no next step: this is how the resource stands."""
+    """No next step: the outcome of the resource."""
 
     outcome: OutcomeName
     reason: str
     message: str = ""
     action_id: str | None = None
-    ready: Readiness | None = None  # of the object; None where it does not count
+    ready: Readiness | None = None  # readiness of the object; None: derived from the outcome
 
 
 class NothingToReport(msgspec.Struct, frozen=True, gc=False):
-    """There is no next step, and the last outcome is still true."""
+    """No next step, and the last outcome still applies."""
 
 
 NOTHING_TO_REPORT = NothingToReport()
 
 
 def on_hold(hold: Hold, message: str, action_id: str | None = None) -> Conclusion:
-    """Return that a resource waits for what ends this hold."""
+    """Return the conclusion that the resource is held."""
     return Conclusion("Held", hold, message, action_id)
 
 
@@ -149,32 +153,34 @@ PAUSED = Conclusion(
 )
 
 Step = ResourceEvent | Conclusion | NothingToReport
-"""The next event to record, or how the resource stands if there is none."""
+"""The next event to record, or the conclusion if there is no next event."""
 
 
 class CommandResult(NamedTuple):
-    """What one command adds to the history, before anything is decided."""
+    """The events of one command, before the next step is decided, and the reply to its sender."""
 
     events: tuple[ResourceEvent, ...] = ()
     reply: Reply | None = None
-    shows_object: bool = False  # it says how the object stands now: it may be lost, or drifted
-    may_be_repeat: bool = False  # of an old declaration, sent again
+    # whether the command shows the object's current state, so that loss or drift may follow
+    shows_object: bool = False
+    may_be_repeat: bool = False  # whether the command may repeat an older declaration
 
 
 NOTHING_NEW = CommandResult()
 
 
 class Turn(NamedTuple):
-    """What came of a turn: the state after it, the events to append, an answer for each command."""
+    """The result of a turn: the new state, the events to append, and a reply for each command."""
 
     state: ResourceState
     events: Sequence[LogEvent]
     replies: Sequence[Reply | None]
-    repeats: Sequence[Command]  # made a generation, and may be old ones that were sent again
+    # commands that created a generation, and may repeat older declarations
+    repeats: Sequence[Command]
 
     @property
     def timers(self) -> list[tuple[datetime, WaitPurpose]]:
-        """The waits that this turn decided, each to be timed."""
+        """The deadlines that this turn scheduled, each with its purpose."""
         found: list[tuple[datetime, WaitPurpose]] = []
         for event in self.events:
             match event.data:
@@ -193,7 +199,7 @@ class Turn(NamedTuple):
 
 
 def is_handled(command: Command, state: ResourceState) -> bool:
-    """Return whether a message was handled before, under the same source and id."""
+    """Return whether a message with this source and id was already handled."""
     known = declaration_id(command.actor, command.message_id)
     desired = state.desired
     return command.position == desired.position or known in desired.declaration_ids
@@ -202,13 +208,13 @@ def is_handled(command: Command, state: ResourceState) -> bool:
 def accept(
     state: ResourceState, command: Command, *events: ResourceEvent, reason: str = "Accepted"
 ) -> CommandResult:
-    """Reply that it was done, or that there was nothing to do."""
+    """Return a positive reply, with the events of the command if it changes anything."""
     return CommandResult(events, Reply(True, reason, state.desired.generation, command.position))
 
 
 def refuse(
     state: ResourceState, command: Command, reason: str, message: str, *events: ResourceEvent
 ) -> CommandResult:
-    """Reply that it is not done, and why."""
+    """Return a negative reply with its reason."""
     reply = Reply(False, reason, state.desired.generation, command.position, shortened(message))
     return CommandResult(events, reply)

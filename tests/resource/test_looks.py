@@ -15,7 +15,7 @@ from tests.resource.building import (
     provider_config_story,
     repainted,
 )
-from tests.resource.test_fights import fight, made, overwrite
+from tests.resource.test_contention import fight, made, overwrite
 
 
 def ask(story: Story) -> list[str]:

@@ -68,7 +68,7 @@ def _always_ready(_fields: Fields, _shown: ExternalObject) -> Readiness:
 
 
 def _what_was_replaced_does_not_wait_for_the_new_one(patch: Patch) -> None:
-    really: Any = vars(next_step)["_as_declared"]
+    really: Any = vars(next_step)["_conclude_as_declared"]
 
     def as_declared(seen: ExternalObject, spec: Spec, situation: Situation) -> Step:
         always = dataclasses.replace(situation.kind, ready=_always_ready)
@@ -80,7 +80,7 @@ def _what_was_replaced_does_not_wait_for_the_new_one(patch: Patch) -> None:
 
 
 def _readiness_is_told_once(patch: Patch) -> None:
-    really: Any = vars(next_step)["_as_declared"]
+    really: Any = vars(next_step)["_conclude_as_declared"]
 
     def as_declared(seen: ExternalObject, spec: Spec, situation: Situation) -> Step:
         step = really(seen, spec, situation)

@@ -24,7 +24,7 @@ def _what_was_replaced_is_forgotten(patch: Patch) -> None:
 
 
 def _a_replacement_has_no_name_in_the_rows(patch: Patch) -> None:
-    really = vars(status)["_begun"]
+    really = vars(status)["_start_attempt"]
 
     def begun(row: StatusRow, action: Action, attempt: int) -> None:
         really(row, action, attempt)
