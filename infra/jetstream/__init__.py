@@ -1,5 +1,6 @@
-"""JetStream's wire rules, and nothing about reconciling.
+"""Adapter for the wire protocol of NATS and JetStream, independent of reconciling.
 
-Everything that knows a `Nats-…` header, a `$JS.API…` subject or a server error code is here, one
-noun a module. It imports nothing of ours; anyone in `infra` may import it.
+All `Nats-…` headers, `$JS.API…` subjects and server error codes are used here, with one subject per
+module. It imports only `events.integrity` and `infra.named_files`. Any module of `infra` may import
+it.
 """

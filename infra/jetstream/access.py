@@ -1,4 +1,4 @@
-"""Who we are on the bus, and whom we trust: places and names that people give, never secrets."""
+"""Credentials and TLS files for the connection to the bus, as paths and names, never as secrets."""
 
 import os
 from collections.abc import Mapping
@@ -14,15 +14,15 @@ VARIABLE_PREFIX: Final = "RECONCILER_"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """How to be let in; what is left out is taken from the environment.
+    """Options of a connection. An option that is None is read from the environment.
 
     Attributes:
-        credentials: a `.creds` file: a user's JWT and seed.
-        nkey: a file with a user's nkey seed.
-        inbox_prefix: first tokens of reply subjects; made of the user's name when left out.
-        tls_ca: certificates of the authorities to trust, in the place of the system's.
-        tls_cert: our certificate, where the server asks for one.
-        tls_key: its private key.
+        credentials: path of a `.creds` file with a user's JWT and seed.
+        nkey: path of a file with a user's nkey seed.
+        inbox_prefix: first tokens of reply subjects; derived from the user's name if None.
+        tls_ca: certificates of the trusted authorities, instead of the system's.
+        tls_cert: client certificate, for a server that requires one.
+        tls_key: private key of `tls_cert`.
     """
 
     credentials: Path | None = None
@@ -33,11 +33,12 @@ class Access:
     tls_key: Path | None = None
 
     def completed(self, environment: Mapping[str, str] = os.environ) -> "Access":
-        """Fill in what was not given from the environment.
+        """Return these options, with those that are None read from the environment.
 
         Raises:
-            BusAccessError: options that exclude, or that need, each other.
+            BusAccessError: two options exclude each other, or one requires another.
         """
+        # Credentials in an argument override both variables, even the one of the other form.
         names = [each.name for each in fields(self) if getattr(self, each.name) is None]
         if self.credentials is not None or self.nkey is not None:
             names = [name for name in names if name not in ("credentials", "nkey")]
@@ -51,7 +52,7 @@ class Access:
         return completed
 
     def check(self) -> None:
-        """Raise `BusAccessError` for options that cannot be used together."""
+        """Raise `BusAccessError` for options that exclude or require each other."""
         if self.credentials is not None and self.nkey is not None:
             raise BusAccessError(
                 f"{self.credentials} and {self.nkey}: use credentials or an nkey, not both"
@@ -63,4 +64,4 @@ class Access:
 
 
 ANYBODY: Final = Access()
-"""Nothing of our own: the environment, or what the URL says."""
+"""No options: use the environment, or the user in the URL."""

@@ -1,4 +1,4 @@
-"""What the server answers to a publish, and what its refusals mean."""
+"""Decode the server's acknowledgement of a publish, and convert its errors."""
 
 import re
 from collections.abc import Sequence
@@ -13,13 +13,14 @@ from infra.jetstream.parser import Incoming
 from infra.jetstream.wire import ApiError, status_of, to_bus_error
 
 TIMEOUT_SECONDS: Final = 5.0
-"""How long an answer is waited for, before the result counts as unknown.
+"""Seconds to wait for an acknowledgement before the result counts as unknown.
 
-Less than an election takes: what a leader took with it is never answered, and whoever asks again
-soon finds the next one soon. Being patient is for those who ask.
+Shorter than a leader election. A leader that fails never acknowledges what it received, and a retry
+reaches its successor sooner. Callers that must not give up retry themselves.
 """
 
 _CONFLICT: Final = frozenset({10071, 10164})
+# 10071: wrong last sequence, with the actual one. 10164: the same without it.
 _FOUND_SEQUENCE: Final = re.compile(r"sequence: (\d+)")
 
 
@@ -32,7 +33,7 @@ class PublishAck(msgspec.Struct, frozen=True):
 
 
 class Acknowledgement(msgspec.Struct):
-    """An answer as it comes: an acknowledgement, or an error."""
+    """A publish response: an acknowledgement, or an error."""
 
     stream: str = ""
     seq: int = 0
@@ -45,7 +46,12 @@ _ack = msgspec.json.Decoder(Acknowledgement)
 
 
 def checked(answer: Msg | Incoming, messages: Sequence[OutgoingMessage]) -> Acknowledgement:
-    """Return the acknowledgement in an answer, or raise what it says instead."""
+    """Return the acknowledgement in a response to a publish of `messages`.
+
+    Raises:
+        BusError: the response contains an error, or no stream accepts the subject.
+    """
+    # The status of the server for a request without a subscriber: no stream has the subject.
     if status_of(answer) == "503":
         raise BusUnavailableError(
             f"publish: no stream accepts {subjects_of(messages)}, or the server is still starting"
@@ -76,6 +82,7 @@ def _conflict(error: ApiError, messages: Sequence[OutgoingMessage]) -> AppendCon
         for message in messages
         if message.expected_filter is not None
     }
+    # The structured error has no field for the sequence, only its description has.
     found = _FOUND_SEQUENCE.search(error.description)
     return AppendConflictError(
         f"append to {subjects_of(messages)}: {error.description}",

@@ -1,4 +1,4 @@
-"""Appends: one message, or one atomic batch with compare-and-set."""
+"""Append one message, or one atomic batch with compare-and-set."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -15,7 +15,8 @@ from infra.jetstream.wire import check_size, encode, ended_by_denial, request, w
 
 MAX_BATCH: Final = 1_000  # the server's limit of messages in one atomic batch (10199)
 
-# A batch that lost its beginning to a reconnection, or met 50 other open ones. Nothing is stored.
+# A batch whose beginning was lost by a reconnection, or which exceeded the server's limit of 50
+# open batches. Nothing is stored, so it can be sent again.
 _INCOMPLETE: Final = 10176
 _INCOMPLETE_ATTEMPTS: Final = 5
 _INCOMPLETE_WAIT_SECONDS: Final = 0.05
@@ -31,20 +32,21 @@ async def append(
     timeout: float = TIMEOUT_SECONDS,  # noqa: ASYNC109 - becomes nats-py's own
     before_commit: Step | None = None,
 ) -> list[int]:
-    """Store all the messages or none, and return their stream sequences.
+    """Store all messages or none, and return their stream sequences.
 
-    One message is a plain publish; several (at most 1,000, of one stream that allows atomic
-    batches) are one atomic batch.
+    One message is a plain publish. Several messages are one atomic batch: at most 1,000, of one
+    stream that allows atomic batches.
 
     Args:
-        timeout: seconds until the answer.
-        before_commit: done when all messages of a batch but the last are sent.
+        timeout: seconds to wait for the acknowledgement.
+        before_commit: called after all messages of a batch except the last were sent.
 
     Raises:
         AppendConflictError: an expectation does not hold; nothing was stored.
-        BusUnavailableError: no answer in time: *unknown* whether the messages were stored.
+        BusUnavailableError: no response before the timeout: *unknown* whether the messages were
+            stored.
         StreamFullError, MessageTooLargeError, BusRefusedError: nothing was stored.
-        ValueError: too many messages, or an expectation that can't work.
+        ValueError: too many messages, or an invalid expectation.
     """
     if len(messages) > MAX_BATCH:
         raise ValueError(f"{len(messages)} messages in one append: at most {MAX_BATCH} are allowed")
@@ -60,7 +62,7 @@ async def append_acknowledged(
     patience_seconds: float,
     before_commit: Step | None = None,
 ) -> tuple[str, list[int]]:
-    """Do what `append` does, and return the stream too that took the messages."""
+    """Append as `append` does, and return the name of the stream together with the sequences."""
     for message in messages:
         check_expectation(message)
     if len(messages) > 1:
@@ -79,7 +81,7 @@ async def _append_batch(
     patience_seconds: float,
     before_commit: Step | None,
 ) -> tuple[str, list[int]]:
-    """Send the batch; again when the server says that it did not get all of it."""
+    """Send the batch, and send it again if the server reports it as incomplete."""
     for attempt in range(1, _INCOMPLETE_ATTEMPTS + 1):
         try:
             answer = await _send_batch(nc, messages, patience_seconds, before_commit)
@@ -89,6 +91,7 @@ async def _append_batch(
                 raise
             await asyncio.sleep(_INCOMPLETE_WAIT_SECONDS * attempt)
         else:
+            # The server acknowledges only the last message. A batch is contiguous in its stream.
             return ack.stream, list(range(ack.seq - len(messages) + 1, ack.seq + 1))
     raise AssertionError("unreachable: the last attempt returns or raises")
 
@@ -99,7 +102,7 @@ async def _send_batch(
     patience_seconds: float,
     before_commit: Step | None,
 ) -> Msg:
-    """Send every message, and return the answer to the last, which commits the batch."""
+    """Send every message, and return the response to the last one, which commits the batch."""
     batch_id = _batch_ids.next().decode()
     commands = [
         encode(nc, one.subject, one.payload, headers_of(one, batch_id, number))
@@ -108,7 +111,8 @@ async def _send_batch(
     last = messages[-1]
     commit = headers_of(last, batch_id, len(messages))
     commit["Nats-Batch-Commit"] = "1"
-    check_size(nc, last.subject, last.payload, commit)  # before anything is sent
+    # A message that is too long must be detected before the first one is sent.
+    check_size(nc, last.subject, last.payload, commit)
     async with ended_by_denial(nc, [one.subject for one in messages]):
         await write(nc, commands, f"append to {subjects_of(messages)}")
         if before_commit is not None:

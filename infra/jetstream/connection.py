@@ -1,4 +1,4 @@
-"""The connection to the bus, and questions to its JetStream API."""
+"""Connect to the bus, and send requests to its JetStream API."""
 
 import asyncio
 import contextlib
@@ -46,8 +46,11 @@ from infra.jetstream.wire import (
 
 _SCHEMES: Final = ("nats", "tls", "ws", "wss")
 LEAST_PAYLOAD_BYTES: Final = 1024 * 1024
-"""The default of NATS. An event has the fields of a declaration and those of an object, and a row
-has more; what does not fit would be repeated, and hold up all tenants."""
+"""Smallest `max_payload` of a supported server, which is the default of NATS.
+
+An event contains the fields of a declaration and of an object, and a row contains more. A message
+that does not fit would be retried again and again, and delay all tenants.
+"""
 
 OLDEST_SERVER: Final = (2, 14)  # streams without a duplicate window (ADR 0059)
 _DEFAULT_PORT: Final = 4222
@@ -56,26 +59,31 @@ _RECONNECT_WAIT_SECONDS: Final = 0.25
 _CONNECT_SECONDS: Final = 5
 
 MAX_ANSWER_BYTES: Final = 8 * 1024 * 1024
-"""Of an answer of the JetStream API: decoded, JSON takes up to 22 times its size."""
+"""Largest accepted response of the JetStream API. Decoded, JSON takes up to 22 times its size."""
 
 _REFUSED_WAIT_SECONDS: Final = 1.0
 _CANCEL_SECONDS: Final = 0.5
-_MAX_REFUSALS: Final = 3  # in a row; a server that reloads refuses who is just saying who he is
+# In a row. A server that reloads its configuration rejects a client that is logging in.
+_MAX_REFUSALS: Final = 3
+# Errors of a first connection that a retry does not resolve.
 _NOT_BY_WAITING: Final = (AccessFailedError, ssl.SSLCertVerificationError)
 _UNDECODABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _USER: Final = re.compile(r"(^|,|//)[^/,\s]*@")
-_PING_SECONDS: Final = 5  # after two without a response the connection is dead
-_SECONDS_WITH_SEVERAL: Final = 2  # to connect, and between pings: another server may respond
+_PING_SECONDS: Final = 5  # after two without a response, nats-py treats the connection as lost
+# Timeout of an attempt and interval of pings, if another server may respond.
+_SECONDS_WITH_SEVERAL: Final = 2
+# Reads that need a leader: a server without one responds from its own, possibly stale, state.
 _QUESTIONS: Final = ("STREAM.INFO.", "STREAM.MSG.GET.", "CONSUMER.INFO.")
 _NO_LEADER: Final = 10008
+# Requests without an effect, which may be sent more than once.
 _READS: Final = (*_QUESTIONS, "INFO", "STREAM.NAMES", "CONSUMER.NAMES.", "CONSUMER.LIST.")
 _REPEAT_SECONDS: Final = 2.0
-"""A request to a leader that has just failed gets no response; its successor gets a repetition."""
+"""Interval of repetitions. A leader that has just failed never responds, but its successor does."""
 
 _SECOND_OPINION_SECONDS: Final = 1.0
 _HEARING_SECONDS: Final = 5.0
 _LEAVE_POLL_SECONDS: Final = 0.02
-_LOOK_PAUSE_SECONDS: Final = 5.0  # between two looks at a silent connection; doubles each time
+_LOOK_PAUSE_SECONDS: Final = 5.0  # Between two checks of a silent connection. Doubles each time.
 _MAX_LOOK_PAUSE_SECONDS: Final = 300.0
 _ELECTION_PAUSE_SECONDS: Final = 1.0
 _ACCOUNT_INFO: Final = "$JS.API.INFO"
@@ -100,14 +108,15 @@ _answer = msgspec.json.Decoder(_Answer)
 
 
 class _Events:
-    """The client's callbacks: one line of log each, and the last error for the first connection."""
+    """Callbacks of the client: log each change once, and keep errors of the first connection."""
 
     def __init__(self, name: str, identity: Identity) -> None:
         self._name = name
         self._identity = identity
         self._shown = ""
         self.last = ""
-        self._failures: dict[str, tuple[int, str]] = {}  # by server: the attempt, and why
+        # By server: the number of the attempt, and the reason.
+        self._failures: dict[str, tuple[int, str]] = {}
         self.connected = False
         self._refusals = 0
         self.refused = asyncio.Event()
@@ -115,7 +124,7 @@ class _Events:
 
     async def error(self, error: Exception) -> None:
         if self.refused.is_set():
-            return  # what follows is only the end of that connection
+            return  # a consequence of the end of that connection
         self.last = self._words(error)
         self._note_failure(error)
         is_refused = _is_about_our_key(str(error))
@@ -125,7 +134,7 @@ class _Events:
         ):
             self.refused.set()
         level = logging.DEBUG if self.last == self._shown else logging.WARNING
-        self._shown = self.last  # a server that is away repeats itself four times a second
+        self._shown = self.last  # an unreachable server causes the same error four times per second
         _log.log(level, "bus connection %s: %s", self._name, self.last)
         if self.connected and is_refused:
             await asyncio.sleep(_REFUSED_WAIT_SECONDS)
@@ -146,7 +155,7 @@ class _Events:
         return f"TLS: {text}" if isinstance(error, ssl.SSLError) else text
 
     def _note_failure(self, error: Exception) -> None:
-        """Remember why an attempt failed: its first error, not what follows when it is closed."""
+        """Record the first error of an attempt. Later ones only follow from closing it."""
         if self.connected or self.client is None:
             return
         server, attempt = self.client.last_server, self.client.attempts
@@ -155,12 +164,13 @@ class _Events:
             number = error.errno if isinstance(error, OSError) else None
             why = self.last if number is None else os.strerror(number)
             why = "no response" if isinstance(error, TimeoutError) else why
-            # The system drops what a server said if our next bytes met a closed connection.
+            # The operating system discards the server's error message if more bytes were sent to a
+            # closed connection. Keep the reason of an earlier attempt then.
             is_cut = isinstance(error, _CUT) and _TOO_MANY_CONNECTIONS in known
             self._failures[server] = (attempt, known if is_cut else why)
 
     def describe(self, url: str, patience_seconds: float) -> str:
-        """Return which servers cannot be reached, why, and what to do."""
+        """Return an error text: the servers that cannot be reached, the reasons, and a remedy."""
         urls = server_urls(url)
         found = {server: why for server, (_, why) in self._failures.items()}
         whys = " ".join(found.values())
@@ -178,7 +188,7 @@ class _Events:
 
     async def disconnected(self) -> None:
         if self.client is not None and self.client.is_closed:
-            return  # as we wanted
+            return  # closed on purpose
         if self.client is not None:
             self.client.end_pending()
             self.client.denials.forget()
@@ -192,12 +202,12 @@ class _Events:
 
 
 class _Doubt:
-    """Reconnects a connection whose server is of no use while another connection is answered.
+    """Reconnects a connection whose server is unusable, if a second connection works.
 
-    The server may have forgotten the subscriptions of this connection, or be cut off from the other
-    servers of its cluster: then it responds immediately that there is no leader, or takes itself
-    for the leader, for as long as 20 s. A slow server is left alone, because reconnections add to
-    its load.
+    The server may have lost the subscriptions of this connection, or be cut off from the other
+    servers of its cluster. Then it immediately responds that there is no leader, or considers
+    itself the leader for up to 20 s. A connection to a slow server is kept, because reconnections
+    increase its load.
     """
 
     def __init__(
@@ -211,25 +221,26 @@ class _Doubt:
         self._not_before = 0.0
 
     def note(self) -> None:
-        """Compare with another connection, unless that is under way or was done just now."""
+        """Start a comparison with a second connection, unless one is running or has just ended."""
         if (self._look is None or self._look.done()) and time.monotonic() >= self._not_before:
             self._look = asyncio.ensure_future(self._look_into_it())
 
     async def _look_into_it(self) -> None:
         problem = await _problem_of(self._client)
         may_be_cut_off = not problem and is_clustered(self._client)
-        if (problem or may_be_cut_off) and self._client.is_connected:  # else it is being repaired
+        # A lost connection is being repaired already.
+        if (problem or may_be_cut_off) and self._client.is_connected:
             problem = await self._compare(problem)
         if not problem:
             self._pause = _LOOK_PAUSE_SECONDS
         elif problem == _NO_RESPONSE:
             self._pause = min(2 * self._pause, _MAX_LOOK_PAUSE_SECONDS)
-        else:  # an election ends in seconds, and a server that is cut off answers at no cost
+        else:  # an election takes seconds, and an isolated server responds at no cost
             self._pause = _ELECTION_PAUSE_SECONDS
         self._not_before = time.monotonic() + self._pause
 
     async def _compare(self, problem: str) -> str:
-        """Reconnect if another server is better; return the problem of this connection's server."""
+        """Reconnect if another server is better. Return the problem of this server, or ""."""
         try:
             another = await self._another()
         except BusError as error:
@@ -268,10 +279,10 @@ class _Doubt:
 
 
 async def _hears(another: Client, client: Client) -> bool:
-    """Return whether the answer to a question from one connection arrives at another one.
+    """Return whether a response to a request of `client` arrives at the connection `another`.
 
-    The server of the first connection, the leader of the metadata and the server of the other one
-    reach each other then.
+    Then the server of the first connection, the leader of the metadata and the server of the other
+    connection can reach each other.
     """
     heard: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -283,13 +294,13 @@ async def _hears(another: Client, client: Client) -> bool:
     subscription = await subscribe(another, inbox, hear)
     try:
         await request(client, _ACCOUNT_INFO, b"", timeout=_HEARING_SECONDS)
-        for _ in range(_CROSSINGS):  # the other servers learn of the subscription with a delay
+        for _ in range(_CROSSINGS):  # the subscription reaches the other servers with a delay
             await send(client, _ACCOUNT_INFO, b"", reply=inbox)
             await asyncio.wait((heard,), timeout=_SECOND_OPINION_SECONDS)
             if heard.done():
                 return True
     except BusDeniedError:
-        return True  # a user without the permission cannot tell
+        return True  # a user without this permission cannot check
     except BusError:
         return False
     finally:
@@ -298,15 +309,15 @@ async def _hears(another: Client, client: Client) -> bool:
 
 
 def _is_about_our_key(text: str) -> bool:
-    """Whether a refusal is for who we are, and not for how long we took to say it."""
+    """Return whether the server rejected the user, and not a login that took too long."""
     return is_refusal(text) and "timeout" not in text.lower()
 
 
 async def _problem_of(client: Client) -> str:
-    """Return why JetStream is of no use on a connection; empty if it answers and has a leader.
+    """Return why JetStream is unusable on a connection, or "" if it responds and has a leader.
 
-    An answer that denies the question will do. Answers of any other kind prove nothing: they take
-    another way through the server.
+    A response that denies the request is sufficient. Responses on other subjects prove nothing,
+    because the server processes them elsewhere.
     """
     try:
         answer = await request(client, _ACCOUNT_INFO, b"", timeout=_HEARING_SECONDS)
@@ -325,23 +336,24 @@ async def connect(
     access: Access = ANYBODY,
     login: Login | None = None,
 ) -> Client:
-    """Connect, and stay connected: later losses are repaired for ever, quietly.
+    """Connect, and reconnect after every later loss without a limit of attempts.
 
-    So are refusals: when the user's time is over or its key is revoked, the key's file is read
-    again at each try.
+    A later rejection, for example of an expired user or a revoked key, is also retried. Each
+    attempt reads the key's file again.
 
     Args:
-        url: one server or several of a cluster, separated by commas: any that answers is taken,
-            and another one when it is lost. `tls://` insists on TLS.
+        url: one server, or several of a cluster, separated by commas. Any that responds is used,
+            and another one after a loss. `tls://` requires TLS.
         name: shown by the server's monitoring.
-        patience_seconds: how long the first connection may take, the server still starting.
-        access: who we are and whom we trust; what it leaves out is taken from the environment.
-        login: who we are on a server that is not our bus; the environment is not asked then.
+        patience_seconds: time limit of the first connection, while the server may still be
+            starting.
+        access: user and trusted authorities. Missing options are read from the environment.
+        login: user on a server other than the bus. The environment is ignored then.
 
     Raises:
-        BusAccessError: a key or certificate of ours cannot be used, or the server refuses us, or
-            cannot be trusted.
-        BusUnavailableError: no connection in time.
+        BusAccessError: a key or certificate cannot be used, the server rejects the user, or its
+            certificate is not trusted.
+        BusUnavailableError: no connection within `patience_seconds`.
     """
     if login is None:
         access = access.completed()
@@ -349,7 +361,7 @@ async def connect(
     identity = Identity(urls, access, login)
     security = TransportSecurity(urls, access)
     if security.demanded:
-        security.context()  # what cannot be used is told now
+        security.context()  # an invalid file must fail here, not at every later attempt
     events = _Events(name, identity)
 
     def another() -> Awaitable[Client]:
@@ -371,7 +383,7 @@ async def connect(
             reconnected_cb=events.reconnected,
             max_reconnect_attempts=-1,
             reconnect_time_wait=_RECONNECT_WAIT_SECONDS,  # type: ignore[arg-type] # a float works
-            connect_timeout=(  # each is tried while there is time
+            connect_timeout=(  # leave time to try each server once
                 _CONNECT_SECONDS
                 if len(urls) == 1
                 else min(_SECONDS_WITH_SEVERAL, patience_seconds / len(urls))  # type: ignore[arg-type]
@@ -402,10 +414,11 @@ async def connect(
     finally:
         refused.cancel()
         if not connecting.done():
-            while not connecting.done():  # nats-py swallows a cancellation now and then
+            while not connecting.done():  # nats-py swallows a cancellation occasionally
                 connecting.cancel()
                 await asyncio.wait((connecting,), timeout=_CANCEL_SECONDS)
-            with contextlib.suppress(Exception):  # half a connection: whatever it lacks
+            # The connection is incomplete, so any attribute may be missing.
+            with contextlib.suppress(Exception):
                 await client.close()
     if events.refused.is_set():
         raise BusAccessError(f"cannot use {without_secrets(url)}: {events.last}")
@@ -413,10 +426,10 @@ async def connect(
 
 
 def server_urls(url: str) -> list[str]:
-    """Take several servers apart, as NATS people write them: `host-a,nats://host-b:4222`.
+    """Split a list of servers in the notation of NATS: `host-a,nats://host-b:4222`.
 
     Raises:
-        BusUnavailableError: there is none, or one is no server's.
+        BusUnavailableError: the list is empty, or a URL has an unsupported scheme.
     """
     found = [each.strip() for each in url.split(",") if each.strip()]
     if not found:
@@ -432,15 +445,15 @@ def server_urls(url: str) -> list[str]:
 
 
 def _address(url: str) -> str:
-    """Return host and port of a server, as `FastClient.last_server` names it."""
+    """Return the host and port of a URL in the form of `FastClient.last_server`."""
     parts = urlsplit(url)
     return f"{parts.hostname}:{parts.port or _DEFAULT_PORT}"
 
 
 def other_servers(urls: Sequence[str], client: Client) -> str:
-    """Return the servers that a client may use and is not connected to; all, if it is the only one.
+    """Return the other servers that a client may use, or all if there are no others.
 
-    A server that the cluster announced takes the user and the scheme of the first URL.
+    A server that the cluster announced gets the user and the scheme of the first URL.
     """
     now = client.connected_url
     first = urlsplit(urls[0])
@@ -456,16 +469,16 @@ def _is_at(url: str, server: ParseResult) -> bool:
 
 
 async def leave_server(client: Client) -> None:
-    """Reconnect, to another server if there are several; return once connected, or after 5 s."""
+    """Reconnect, preferably to another server, and return once connected or after 5 s."""
     await client.force_reconnect()
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_HEARING_SECONDS):
-            while not client.is_connected:  # noqa: ASYNC110 - the client tells nobody
+            while not client.is_connected:  # noqa: ASYNC110 - nats-py has no event for it
                 await asyncio.sleep(_LEAVE_POLL_SECONDS)
 
 
 async def close(client: Client) -> None:
-    """Close a connection; what goes wrong with one that is broken already is of no interest."""
+    """Close a connection, and ignore the errors of one that is already broken."""
     try:
         await client.close()
     except (OSError, RuntimeError, nats.errors.Error) as error:
@@ -473,11 +486,12 @@ async def close(client: Client) -> None:
 
 
 async def require_jetstream(nc: Client) -> ServerVersion:
-    """Return the server's version once it is known to be new enough, with JetStream on.
+    """Check that the server is supported and has JetStream enabled, and return its version.
 
     Raises:
-        IncompatibleServerError: older than 2.14, with too short messages, or JetStream is off.
-        BusUnavailableError: no answer, or a server that starts, or nodes without a leader.
+        IncompatibleServerError: older than 2.14, a `max_payload` below 1 MiB, or JetStream is
+            disabled.
+        BusUnavailableError: no response, the server is starting, or the cluster has no leader.
     """
     version = nc.connected_server_version
     if (version.major, version.minor) < OLDEST_SERVER:
@@ -494,6 +508,8 @@ async def require_jetstream(nc: Client) -> ServerVersion:
     try:
         await api_request(nc, "INFO", None)
     except BusUnavailableError as error:
+        # No responder means that JetStream is disabled, unless the server announced it: then it
+        # starts.
         starts = isinstance(nc, FastClient) and nc.server_has_jetstream
         if isinstance(error.__cause__, nats.errors.NoRespondersError) and not starts:
             raise IncompatibleServerError(
@@ -511,12 +527,12 @@ async def require_jetstream(nc: Client) -> ServerVersion:
 
 
 def is_clustered(nc: Client) -> bool:
-    """Whether the server is one of several, of which another may know more."""
+    """Return whether the server is part of a cluster, so that other servers may have newer data."""
     return not isinstance(nc, FastClient) or nc.server_is_clustered
 
 
 def _is_doubtful(message: Msg | Incoming) -> bool:
-    """Whether a server says that a stream has no leader, which is so only as far as it knows."""
+    """Return whether a response reports that there is no leader, at least not for its server."""
     if len(message.data) > MAX_ANSWER_BYTES:
         return False
     try:
@@ -529,10 +545,10 @@ def _is_doubtful(message: Msg | Incoming) -> bool:
 
 
 async def _second_opinion(nc: Client, first: Msg, subject: str, payload: bytes) -> Msg | Incoming:
-    """Ask again and wait a moment for a better answer; return the first one if there is none.
+    """Send a request again, and return the first conclusive response, or `first` after a second.
 
-    A server whose copy has lost its way answers at once, and may do so for minutes; the leader
-    answers too, as the second. A request takes the first answer only.
+    A server with a stale copy responds immediately and may do so for minutes. The leader's response
+    comes second, and a plain request returns only the first one.
     """
     better: asyncio.Future[Incoming] = asyncio.get_running_loop().create_future()
 
@@ -553,7 +569,7 @@ async def _second_opinion(nc: Client, first: Msg, subject: str, payload: bytes) 
 
 
 async def _repeated_request(nc: Client, subject: str, payload: bytes, seconds: float) -> Msg:
-    """Send a request that changes nothing every two seconds, and return the first response."""
+    """Send a request without effects every two seconds, and return the first response."""
     deadline = time.monotonic() + seconds
     attempts: list[asyncio.Task[Msg]] = []
     try:
@@ -579,11 +595,11 @@ async def api_request(
     body: dict[str, Any] | None,
     timeout: float = API_TIMEOUT_SECONDS,  # noqa: ASYNC109 - becomes nats-py's own
 ) -> dict[str, Any]:
-    """Ask `$JS.API.<subject_suffix>` and return the answer's JSON object.
+    """Send a request to `$JS.API.<subject_suffix>`, and return the JSON object of the response.
 
     Raises:
-        BusError: the one of our tree that the server's error means; BusUnavailableError when there
-            is no answer within `timeout` seconds.
+        BusError: the type that corresponds to the server's error.
+        BusUnavailableError: no response within `timeout` seconds.
     """
     payload = msgspec.json.encode(body) if body is not None else b""
     subject = f"$JS.API.{subject_suffix}"
@@ -611,7 +627,7 @@ async def api_request(
 
 
 def without_secrets(url: str) -> str:
-    """Return one URL or several as they may be shown: without user, password and token."""
+    """Return URLs for display: without user, password and token."""
     return _USER.sub(r"\1", url)
 
 

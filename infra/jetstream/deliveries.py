@@ -1,4 +1,4 @@
-"""Messages as a consumer hands them out, and what can be said of each."""
+"""Messages that a consumer delivered, and their acknowledgements."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -12,14 +12,14 @@ _SECOND: Final = 1_000_000_000
 
 
 class Delivered(msgspec.Struct, frozen=True, gc=False):
-    """A message handed out by a consumer, until it is acknowledged.
+    """A message that a consumer delivered.
 
     Attributes:
         seq: sequence in the stream.
-        delivered: how often it has been handed out, this time included.
-        reply: where acknowledgements go.
-        time_ns: when it was stored, in nanoseconds since 1970.
-        consumer: the consumer that handed it out.
+        delivered: number of deliveries, including this one.
+        reply: subject for acknowledgements.
+        time_ns: time at which it was stored, in nanoseconds since 1970.
+        consumer: name of the consumer.
     """
 
     seq: int
@@ -33,16 +33,17 @@ class Delivered(msgspec.Struct, frozen=True, gc=False):
 
 
 async def ack(nc: Client, deliveries: Sequence[Delivered]) -> None:
-    """Report that messages are done with. Without an answer: a lost one means a redelivery.
+    """Acknowledge messages, without waiting for a confirmation. A lost one causes a redelivery.
 
     Raises:
         BusUnavailableError: the connection is closed, or its buffer is full.
     """
+    # One write for all of them: nats-py's `publish` would cost several times as much per message.
     await write(nc, [f"PUB {one.reply}  0\r\n\r\n".encode() for one in deliveries], "ack")
 
 
 async def nak(nc: Client, delivery: Delivered, delay_seconds: float = 0) -> None:
-    """Ask for a message again, after a delay.
+    """Request the redelivery of a message after a delay.
 
     Raises:
         BusUnavailableError: as for `ack`.
@@ -54,7 +55,7 @@ async def nak(nc: Client, delivery: Delivered, delay_seconds: float = 0) -> None
 
 
 async def in_progress(nc: Client, deliveries: Sequence[Delivered]) -> None:
-    """Start the consumer's `ack_wait` afresh for messages that are still worked on.
+    """Restart the `ack_wait` of messages that are still being processed.
 
     Raises:
         BusUnavailableError: as for `ack`.
@@ -64,7 +65,7 @@ async def in_progress(nc: Client, deliveries: Sequence[Delivered]) -> None:
 
 
 async def terminate(nc: Client, delivery: Delivered, reason: str) -> None:
-    """Say that a message is never to be delivered again; the reason goes to the server's advisory.
+    """End the deliveries of a message. The server publishes `reason` in an advisory.
 
     Raises:
         BusUnavailableError: as for `ack`.

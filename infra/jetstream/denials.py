@@ -1,7 +1,7 @@
-"""What the server denies us, told to whoever waits for an answer that will not come.
+"""Permission denials of the server, delivered to the requests that they concern.
 
-A denied publish or subscription has no answer; the server only says so on the connection. Without
-this, each would be a time-out without a reason.
+A denied publish or subscription gets no response: the server sends an error that only the
+connection receives. Without this module, each denied request would end with a timeout.
 """
 
 import re
@@ -19,18 +19,24 @@ _VIOLATION: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Denial:
-    """One thing that the server denied."""
+    """One denied permission.
+
+    Attributes:
+        verb: "publish to" or "subscribe to".
+        subject: the denied subject, possibly in lower case.
+        text: the server's message.
+    """
 
     verb: str
     subject: str
     text: str
 
     def is_of(self, subject: str) -> bool:
-        """Return whether this subject was denied, also where nothing but small letters came."""
+        """Return whether a denial concerns a subject, also after nats-py has lower-cased it."""
         return self.subject in (subject, subject.lower())
 
     def error(self, user: str) -> BusDeniedError:
-        """Say it with the user's name."""
+        """Return the error for a user."""
         return BusDeniedError(
             f"permission denied: user {user} may not {self.verb} {self.subject!r} (the server: "
             f"{self.text}); `reconciler permissions` shows the permissions of each role",
@@ -39,7 +45,7 @@ class Denial:
 
 
 def parse_denial(text: str) -> Denial | None:
-    """Read what the server said; None if it is about something else."""
+    """Parse an error message of the server. Return None if it is not a denial."""
     found = _VIOLATION.search(text)
     if found is None:
         return None
@@ -48,11 +54,15 @@ def parse_denial(text: str) -> Denial | None:
 
 
 DenialListener = Callable[[Denial], bool]
-"""Told of each denial; gives whether it was about what the listener waits for."""
+"""Receives each denial. Returns whether it waited for this denial."""
 
 
 class Denials:
-    """Hands denials out, and remembers the one of our own inbox, without which nothing answers."""
+    """Distributes denials to listeners.
+
+    Attributes:
+        of_inbox: the denial of this connection's own inbox, without which no response arrives.
+    """
 
     def __init__(self, inbox_prefix: str) -> None:
         self.of_inbox: Denial | None = None
@@ -60,19 +70,20 @@ class Denials:
         self._listeners: set[DenialListener] = set()
 
     def tell(self, denial: Denial) -> bool:
-        """Tell all listeners; gives whether one of them waited for it."""
+        """Notify all listeners. Return whether one of them waited for this denial."""
         if denial.verb == "subscribe to" and denial.subject.lower().startswith(self._inbox):
             self.of_inbox = denial
-        taken = [listener(denial) for listener in list(self._listeners)]  # every one is told
+        # No short circuit: every listener must receive it.
+        taken = [listener(denial) for listener in list(self._listeners)]
         return any(taken)
 
     def forget(self) -> None:
-        """Forget what an earlier connection was denied."""
+        """Discard the denial of the inbox, which an earlier connection received."""
         self.of_inbox = None
 
     @contextmanager
     def noticed(self, listener: DenialListener) -> Generator[None]:
-        """Have a listener told meanwhile."""
+        """Register a listener for the duration of the context."""
         self._listeners.add(listener)
         try:
             yield

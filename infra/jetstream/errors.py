@@ -1,21 +1,21 @@
-"""What can go wrong on the bus: one tree, each error saying what, where and what to do."""
+"""Errors of the bus, as one tree. Each message contains the problem, its place and the remedy."""
 
 from collections.abc import Mapping
 
 
 class BusError(Exception):
-    """Any failure of the bus, or of the way it is used."""
+    """A failure of the bus, or an invalid use of it."""
 
 
 class BusAccessError(BusError):
-    """We are not let in: a key, a certificate or an option about them cannot be used."""
+    """Invalid credentials: a key, a certificate or an option for them cannot be used."""
 
 
 class BusDeniedError(BusError):
-    """The server denies us a subject: nothing was stored, read or changed.
+    """The server denied a subject. Nothing was stored, read or changed.
 
     Attributes:
-        subject: what we may not publish or subscribe to.
+        subject: the subject that the user may not publish or subscribe to.
     """
 
     def __init__(self, message: str, *, subject: str = "") -> None:
@@ -24,22 +24,22 @@ class BusDeniedError(BusError):
 
 
 class BusUnavailableError(BusError):
-    """No answer: the server is away, or too slow.
+    """No response: the server is unreachable or too slow.
 
-    The result of what was asked is *unknown*, not failed: a publish may have been stored. Read
-    before repeating it (or repeat it, when it is idempotent).
+    The result of the request is *unknown*, not failed: a publish may have been stored. Read before
+    you repeat it, unless it is idempotent.
     """
 
 
 class AppendConflictError(BusError):
-    """A compare-and-set found another last sequence than the expected one: nothing was stored.
+    """A compare-and-set found a last sequence other than the expected one. Nothing was stored.
 
-    Also the answer to a repeat of an append whose acknowledgement was lost: read the tail of the
-    subjects before concluding that somebody else wrote.
+    A repeat of an append whose acknowledgement was lost gets the same error. Read the last messages
+    of the subjects before you conclude that another client has written.
 
     Attributes:
-        filters: every expectation of the batch, subject filter to expected last sequence.
-        actual_last: the last sequence that the server found, or None where it doesn't say.
+        filters: all expectations of the batch: subject filter to expected last sequence.
+        actual_last: the last sequence that the server found, or None if it did not report one.
     """
 
     def __init__(
@@ -51,15 +51,15 @@ class AppendConflictError(BusError):
 
 
 class StreamExistsError(BusError):
-    """A stream that had to be new exists: nothing was changed."""
+    """A stream that must be new already exists. Nothing was changed."""
 
 
 class StreamFullError(BusError):
-    """The stream, its account or its disk has no room left: nothing was stored."""
+    """The stream, its account or its disk is full. Nothing was stored."""
 
 
 class MessageTooLargeError(BusError):
-    """A message is longer than the server or the stream accepts: nothing was sent or stored."""
+    """A message exceeds a limit of the server or the stream. Nothing was sent or stored."""
 
 
 class ResponseTooLargeError(BusError):
@@ -67,15 +67,15 @@ class ResponseTooLargeError(BusError):
 
 
 class IncompatibleServerError(BusError):
-    """The server is too old, or has JetStream switched off."""
+    """The server is too old, or has JetStream disabled."""
 
 
 class IncompatibleStreamError(BusError):
-    """An existing stream or consumer differs in a way that can't be changed in place."""
+    """An existing stream or consumer has a difference that cannot be changed in place."""
 
 
 class LogFormatError(IncompatibleStreamError):
-    """Another release wrote the log: no command of this one repairs it."""
+    """Another release wrote the log, and no command of this release can repair it."""
 
 
 class NotFoundOnBusError(BusError):
@@ -83,15 +83,15 @@ class NotFoundOnBusError(BusError):
 
 
 class StreamReplacedError(BusError):
-    """A stream was deleted while it was read, and perhaps made anew: positions mean nothing now."""
+    """A stream was deleted or recreated while it was read. Its positions are invalid."""
 
 
 class BusRefusedError(BusError):
-    """The server answered with an error that none of the others describes.
+    """The server returned an error that no other class describes.
 
     Attributes:
-        code: the HTTP-like status code.
-        err_code: JetStream's own code, 0 where there is none.
+        code: status code in the style of HTTP.
+        err_code: error code of JetStream, 0 if there is none.
     """
 
     def __init__(self, message: str, *, code: int = 0, err_code: int = 0) -> None:

@@ -1,7 +1,8 @@
-"""Follow a stream from any sequence: every message once, in order, for ever.
+"""Follow a stream from any sequence: every message once and in order, without an end.
 
-Push with flow control: 57,000 to 66,000 msg/s, where pulling gave 51,000 to 59,000 and nats-py's
-ordered consumer with a callback 38,000 to 45,000 in the same run (two busy cores).
+A push consumer with flow control: 57,000 to 66,000 messages/s, against 51,000 to 59,000 for a pull
+consumer and 38,000 to 45,000 for nats-py's ordered consumer with a callback (same run, two busy
+cores).
 """
 
 import asyncio
@@ -38,11 +39,12 @@ from infra.jetstream.wire import (
 
 HEARTBEAT_SECONDS: Final = 2.0
 _MISSED_AFTER_SECONDS: Final = 2.5 * HEARTBEAT_SECONDS
-_CREATE_SECONDS: Final = 3.0  # without a leader no answer comes; there may be one the next time
-_LOOK_SECONDS: Final = 1.0  # between two looks at a connection from which nothing comes
+# Without a leader there is no response. The next attempt may find one.
+_CREATE_SECONDS: Final = 3.0
+_LOOK_SECONDS: Final = 1.0  # interval of checks of a silent connection
 _RETRY_SECONDS: Final = 0.25
-_INACTIVE_SECONDS: Final = 10  # after which the server forgets a follower that is gone
-_PULLED: Final = 500  # messages that a pulling follower has requested
+_INACTIVE_SECONDS: Final = 10  # the server then deletes the consumer of a follower that has ended
+_PULLED: Final = 500  # number of messages that a pulling follower requests
 _PULL_SECONDS: Final = 20.0
 _HEARTBEAT: Final = "100"
 _SECOND: Final = 1_000_000_000
@@ -56,8 +58,8 @@ def follow(
     """Return a follower of a stream: `async with` it, then `async for batch in` it.
 
     Args:
-        filters: subject filters that don't overlap.
-        start_seq: the first stream sequence wanted.
+        filters: subject filters that do not overlap.
+        start_seq: first stream sequence to return.
     """
     return Follower(nc, stream, filters=filters, start_seq=start_seq)
 
@@ -70,29 +72,29 @@ def follow_as(
     subject_filter: str,
     start_seq: int | None = None,
 ) -> "Follower":
-    """Return a follower for a user who may use only these consumers, which exist already.
+    """Return a follower for a user that may use only the existing consumers `names`.
 
-    It resets one that no other client uses now, and pulls from it. It cannot create one, because
-    who creates a consumer chooses where the server delivers to (ADR 0064). When all are in use,
-    `async with` it raises `BusRefusedError`.
+    It resets a consumer that no other client uses, and pulls from it. Such a user cannot create a
+    consumer, because its creator determines the subject of the deliveries (ADR 0064). If all are in
+    use, `async with` raises `BusRefusedError`.
 
     Args:
-        subject_filter: the consumers' filter.
-        start_seq: the first stream sequence wanted; None for what comes from now on.
+        subject_filter: the filter of the consumers.
+        start_seq: first stream sequence to return; None for new messages only.
     """
     return Follower(nc, stream, filters=[subject_filter], start_seq=start_seq, names=names)
 
 
 class Follower:
-    """The messages of a stream in order, in lists, without gaps as to the filters.
+    """Batches of a stream's messages, in order and without gaps within the filters.
 
-    It repairs itself after lost connections, missed heartbeats and restarts of the server, by a
-    new ordered consumer after the last message handed out. Memory is bounded by the server's flow
-    control: no more is sent while batches wait to be taken.
+    After a lost connection, missing heartbeats or a restart of the server, it creates a new ordered
+    consumer that starts after the last message returned. The server's flow control bounds memory:
+    the server pauses until the caller has fetched the waiting batches.
 
     Attributes:
-        caught_up: set when everything that was in the stream at the start has been handed out. It
-            is set together with the last batch of it: look at it after having used each batch.
+        caught_up: set after everything that the stream contained at the start was returned. It is
+            set together with the last such batch, so read it after each batch is processed.
     """
 
     def __init__(
@@ -116,15 +118,15 @@ class Follower:
 
     @property
     def position(self) -> int:
-        """The stream sequence up to which everything that matches has been handed out."""
+        """The stream sequence up to which every matching message was returned."""
         return self._position or 0
 
     async def __aenter__(self) -> Self:
         """Start following.
 
         Raises:
-            NotFoundOnBusError: the stream doesn't exist.
-            BusUnavailableError: no answer.
+            NotFoundOnBusError: the stream does not exist.
+            BusUnavailableError: no response.
         """
         if not self._names:
             state = await stream_state(self._nc, self._stream)
@@ -146,15 +148,15 @@ class Follower:
         return self
 
     async def __anext__(self) -> list[StoredMessage]:
-        """Return the next messages: at least one, except for an empty list that says caught up.
+        """Return the next messages: at least one, or an empty list on catching up.
 
         Raises:
-            StreamReplacedError: the stream was deleted, and perhaps made anew.
+            StreamReplacedError: the stream was deleted, and possibly recreated.
             BusUnavailableError: the connection was closed.
         """
         while True:
             batch = await self._feed.take()
-            if batch and batch[0].seq <= self.position:  # of a copy that lags behind: known
+            if batch and batch[0].seq <= self.position:  # repeated by a copy that lags
                 batch = [message for message in batch if message.seq > self.position]
             if batch:
                 self._position = batch[-1].seq
@@ -169,15 +171,16 @@ class Follower:
             await self._feed.wait()
 
     async def replay(self) -> AsyncIterator[list[StoredMessage]]:
-        """Yield the batches up to the moment of being caught up, then end."""
+        """Yield the batches until the follower has caught up."""
         while not self.caught_up.is_set():
             yield await anext(self)
 
     async def _is_caught_up(self) -> bool:
-        """Whether all that was there at the start has been handed out.
+        """Return whether everything that the stream contained at the start was returned.
 
-        In a cluster only the leader knows: the copy of the stream that feeds us may lag behind, and
-        believe that there is no more. Who may not ask the leader believes the copy.
+        In a cluster only the leader has this information: the copy that feeds this follower may lag
+        and report that nothing is pending. A user without permission to read from the leader relies
+        on the copy.
         """
         if self._target is not None and self.position >= self._target:
             return True
@@ -188,7 +191,7 @@ class Follower:
         try:
             last = [await last_from_leader(self._nc, self._stream, one) for one in self._filters]
         except BusUnavailableError:
-            return False  # it is asked again soon
+            return False  # the next call retries
         return max((one.seq for one in last if one is not None), default=0) <= self.position
 
     def _reached_target(self) -> None:
@@ -210,7 +213,11 @@ class Follower:
                 return
 
     async def _check_identity(self) -> None:
-        """Make sure that this is still the stream that was opened, where we may ask for it."""
+        """Check that the stream was not replaced, if the user may read its state.
+
+        Raises:
+            StreamReplacedError: the stream was deleted, and possibly recreated.
+        """
         if self._names:
             return
         try:
@@ -227,7 +234,7 @@ class Follower:
             )
 
     async def _restart(self) -> None:
-        """Replace the feed by one from the position on."""
+        """Replace the feed with a new one that starts after the position."""
         await self._feed.close()
         self._feed = self._new_feed()
         await self._feed.open(self._stream, self._filters, self._position)
@@ -239,7 +246,12 @@ class Follower:
 
 
 class _Feed:
-    """One ordered consumer: an inbox, and what has arrived in it."""
+    """One ordered consumer: its inbox and the messages that have arrived.
+
+    Attributes:
+        nothing_pending: whether the server reported no more messages.
+        began_after: the stream sequence before the consumer's first one.
+    """
 
     def __init__(self, nc: Client) -> None:
         self.nothing_pending = False
@@ -258,16 +270,16 @@ class _Feed:
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether all that the server says there is has been taken."""
+        """Whether every message that the server reported was fetched."""
         return self.nothing_pending and not self._waiting
 
     @property
     def broken(self) -> bool:
-        """Whether nothing more can be expected from it."""
+        """Whether this feed must be replaced: a gap, missing heartbeats or a new connection."""
         return self._gap or self._silent or self._nc.stats["reconnects"] != self._reconnects
 
     async def open(self, stream: str, filters: Sequence[str], after: int | None) -> None:
-        """Make the consumer."""
+        """Create the consumer."""
         inbox = await self._listen()
         body = {
             "stream_name": stream,
@@ -285,11 +297,12 @@ class _Feed:
 
     def _begin(self, answer: Mapping[str, Any]) -> None:
         self.began_after = int(answer["delivered"]["stream_seq"])
-        if not answer.get("num_pending", 0):  # else the messages say it, perhaps before this answer
+        # Otherwise the messages report it, possibly before this response.
+        if not answer.get("num_pending", 0):
             self.nothing_pending = True
 
     async def close(self) -> None:
-        """End the subscription; the server soon forgets a consumer that it made."""
+        """End the subscription. The server deletes the consumer after `_INACTIVE_SECONDS`."""
         if self._subscription is None:
             return
         self._noticed.close()
@@ -297,18 +310,25 @@ class _Feed:
         self._subscription = None
 
     async def take(self) -> list[StoredMessage]:
-        """Return what has arrived, and let the server send more."""
+        """Return the messages that have arrived, and allow the server to send more."""
+        # A flow control request: the server pauses until it is answered. Answering only now, when
+        # the caller has asked for more, bounds the messages that wait here.
         if self._flow_reply:
             reply, self._flow_reply = self._flow_reply, ""
             await _ignoring_absence(send(self._nc, reply, b""))
-        batch, self._waiting = self._waiting, []  # after it no wait: `nothing_pending` is of now
+        # Must not be followed by a wait, so that `nothing_pending` is consistent with the batch.
+        batch, self._waiting = self._waiting, []
         self._arrived.clear()
         if batch:
             self._heard = time.monotonic()
         return batch
 
     async def wait(self) -> None:
-        """Return when something has arrived, or it is time to look whether this still works."""
+        """Wait for an arrival, or until the next check of the connection is due.
+
+        Raises:
+            BusUnavailableError: the connection was closed.
+        """
         try:
             async with asyncio.timeout(_LOOK_SECONDS):
                 await self._arrived.wait()
@@ -324,6 +344,7 @@ class _Feed:
         if not reply.startswith("$JS.ACK."):
             self._control(message)
             return
+        # Consumer sequences are contiguous. A jump means that a message was lost on the way.
         _, _, seq, consumer_seq, stamp, pending, *_ = split_reply(reply)
         self._consumer_seq += 1
         if int(consumer_seq) != self._consumer_seq:
@@ -336,12 +357,16 @@ class _Feed:
         self._arrived.set()
 
     def _control(self, message: Incoming) -> None:
-        """Take a heartbeat, or a question whether more may be sent."""
+        """Process a heartbeat or a flow control request."""
         self._heard = time.monotonic()
         headers = message.headers or {}
+        # A stalled consumer waits for the answer to a flow control request that was lost. The
+        # header repeats its reply subject.
         stalled = headers.get("Nats-Consumer-Stalled")
         if message.reply or stalled:
             self._flow_reply = message.reply or stalled or ""
+        # A heartbeat names the last message that the server sent. If it did not arrive, it was
+        # lost.
         last = headers.get("Nats-Last-Consumer")
         if last is not None and int(last) != self._consumer_seq:
             self._gap = True
@@ -352,10 +377,9 @@ class _Feed:
 
 
 class _PulledFeed(_Feed):
-    """One of the consumers that exist for a service: reset to a position, and pulled from.
+    """One of a service's existing consumers, reset to a position and pulled from.
 
-    Two clients that choose the same consumer disturb each other: each notices that messages are
-    missing, and chooses again.
+    If two clients choose the same consumer, each detects missing messages and chooses again.
     """
 
     def __init__(self, nc: Client, names: Sequence[str]) -> None:
@@ -366,7 +390,7 @@ class _PulledFeed(_Feed):
         self._requested = 0
 
     async def open(self, stream: str, filters: Sequence[str], after: int | None) -> None:
-        """Reset a free consumer, and begin to pull."""
+        """Reset an unused consumer, and start to pull."""
         if after is None:
             newest = await last_of_each(self._nc, stream, filters)
             after = max((one.seq for one in newest), default=0)
@@ -380,13 +404,17 @@ class _PulledFeed(_Feed):
         await self._request()
 
     async def take(self) -> list[StoredMessage]:
-        """Return what has arrived, and ask for more."""
+        """Return the messages that have arrived, and request more."""
         if self._requested <= _PULLED // 2 and not self.broken and self._nc.is_connected:
             await self._request()
         return await super().take()
 
     async def _free_name(self, stream: str) -> str:
-        """Return a consumer at which no request is open: each client that uses one keeps one."""
+        """Return a consumer without an open request: a client that uses one keeps a request open.
+
+        Raises:
+            BusRefusedError: all consumers are in use.
+        """
         for name in random.sample(self._names, len(self._names)):
             info = await api_request(self._nc, f"CONSUMER.INFO.{stream}.{name}", None)
             if not info.get("num_waiting"):
@@ -408,9 +436,10 @@ class _PulledFeed(_Feed):
         super()._receive(message)
 
     def _control(self, message: Incoming) -> None:
-        """Take a heartbeat, or the end of a request."""
+        """Process a heartbeat or the end of a request."""
         self._heard = time.monotonic()
         if status_of(message) != _HEARTBEAT:
+            # The end of a request reports how many of its messages were not sent.
             pending = (message.headers or {}).get("Nats-Pending-Messages", "0")
             self._requested -= int(pending) if pending.isdecimal() else 0
             self._arrived.set()
@@ -429,6 +458,7 @@ def _consumer_config(inbox: str, filters: Sequence[str], after: int | None) -> d
         "idle_heartbeat": int(HEARTBEAT_SECONDS * _SECOND),
         "inactive_threshold": _INACTIVE_SECONDS * _SECOND,
         "mem_storage": True,
+        # In memory and not replicated: a follower that loses its consumer creates another one.
         "num_replicas": 1,
     }
     if len(filters) == 1 and filters[0] != ">":
@@ -439,7 +469,7 @@ def _consumer_config(inbox: str, filters: Sequence[str], after: int | None) -> d
 
 
 async def _ignoring_absence(sending: Any) -> None:
-    """Await a message that nobody misses when the server is away."""
+    """Await a send, and ignore an unreachable server: the server does without this message."""
     try:
         await sending
     except BusUnavailableError as error:

@@ -1,9 +1,10 @@
-"""What others may put into a subject or a header must not end our connection.
+"""Tolerate any bytes that other clients put into subjects and headers.
 
-The server takes any bytes in a subject but spaces and line ends, and any in a header block; nats-py
-expects valid UTF-8, no control characters that count as white space, and a readable status line. On
-anything else its reading ends, or begins a new connection, which gets the same message again: one
-message would hold up everybody for ever. Here all of it is read, so that it can be refused by name.
+The server accepts any bytes in a subject except spaces and line ends, and any bytes in a header
+block. nats-py expects valid UTF-8, no control characters that count as white space, and a
+well-formed status line. On other input its read task ends, or reconnects and receives the same
+message again, so one message could block all tenants permanently. This module makes every message
+readable, so that the decider can reject it by name.
 """
 
 from __future__ import annotations
@@ -14,20 +15,21 @@ from typing import Final
 from nats.protocol import parser
 
 _MESSAGE_LINES: Final = {
+    # nats-py's expressions with `\s` and `\S` also split at control characters.
     "MSG_RE": rb"\AMSG +([^ \r\n]+) +([^ \r\n]+) +(([^ \r\n]+) +)?(\d+)\r\n",
     "HMSG_RE": rb"\AHMSG +([^ \r\n]+) +([^ \r\n]+) +(([^ \r\n]+) +)?(\d+) +(\d+)\r\n",
 }
 
 
 def read_any_subject() -> None:
-    """Have the client's parser take every subject that the server can send.
+    """Make the client's parser accept every subject that the server can send.
 
-    Its expressions are replaced: nats-py has no setting for them.
+    It replaces nats-py's regular expressions, for which there is no setting.
     """
     for name, expression in _MESSAGE_LINES.items():
         setattr(parser, name, re.compile(expression))
 
 
 def readable(raw: bytes) -> str:
-    """Decode a subject; what is not UTF-8 is replaced by a character that no name may have."""
+    """Decode a subject. Invalid UTF-8 becomes a character that no valid name contains."""
     return raw.decode("utf-8", "replace")

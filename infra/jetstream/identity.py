@@ -1,8 +1,8 @@
-"""The user that a connection is made as, from a key in a file or from the URL.
+"""The user of a connection, from a key file or from the URL.
 
-The file is read anew at every connection: a key that was replaced, or a JWT that was renewed, is
-used by the next reconnection. nats-py reads such files itself, but takes an nkey once for all, and
-loops for ever over a `.creds` file that is only half written.
+Each connection reads the file again, so a reconnection uses a replaced key or a renewed JWT.
+nats-py's own support reads an nkey only once, and loops without end over a `.creds` file that is
+only half written.
 """
 
 import base64
@@ -35,7 +35,7 @@ class _Claims(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """What a file holds by now; only `sign` uses the secret part.
+    """The content of a key file. Only `sign` uses the secret part.
 
     Attributes:
         public: the public key.
@@ -52,7 +52,7 @@ class Key:
         return f"Key(public={self.public!r}, name={self.name!r})"
 
     def sign(self, nonce: str) -> bytes:
-        """Sign what the server asks to be signed, in base64."""
+        """Return the signature of the server's nonce, in base64."""
         pair = _pair(self.seed)
         try:
             return base64.b64encode(pair.sign(nonce.encode()))
@@ -64,16 +64,17 @@ class KeyFile:
     """A file with a user's key: `.creds`, or an nkey's seed."""
 
     def __init__(self, path: Path, *, with_jwt: bool, content: str | None = None) -> None:
-        """Know where the key is; with `content`, `path` is only what errors call it."""
+        """Set the location of the key. With `content`, `path` is only its name in errors."""
         self.path = path
         self._with_jwt = with_jwt
         self._content = content
 
     def read(self) -> Key:
-        """Read the key as the file has it now.
+        """Read the key from the file's current content.
 
         Raises:
-            BusAccessError: it cannot be read, or is not such a file; never with its content.
+            BusAccessError: it cannot be read, or is not a key file. The text never contains its
+                content.
         """
         text = self._text() if self._content is None else self._content
         return self._with_claims(text) if self._with_jwt else self._nkey(text)
@@ -114,14 +115,14 @@ class KeyFile:
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """Who we are on a server by a secret that was read already, and not by the environment.
+    """Credentials for a server other than the bus, from a secret instead of the environment.
 
-    Without anything, nobody: whoever the server lets in.
+    Without any attribute, the connection has no user.
 
     Attributes:
         user: a user's name, with `password`.
-        token: a token, in their place.
-        key: what a `.creds` file or an nkey file holds, in their place.
+        token: a token, instead of them.
+        key: the content of a `.creds` file or an nkey file, instead of them.
     """
 
     user: str = ""
@@ -131,10 +132,10 @@ class Login:
 
 
 def parse_login(secret: str, *, what: str) -> Login:
-    """Read `user:password`, a token, or the text of a `.creds` or nkey file.
+    """Parse `user:password`, a token, or the text of a `.creds` or nkey file.
 
     Raises:
-        BusAccessError: it is none of them; with `what` it is, never with its content.
+        BusAccessError: it has none of these forms. The text names `what`, never its content.
     """
     text, place = secret.strip(), Path(what)
     if "BEGIN NATS USER JWT" in text or _SEED.fullmatch(text):
@@ -150,16 +151,20 @@ def parse_login(secret: str, *, what: str) -> Login:
 
 
 class Identity:
-    """Who a connection is: for its reply subjects, and for errors.
+    """The user of a connection, for reply subjects and errors.
 
     Attributes:
-        key_file: where the key is; None for a user of the URL, or nobody.
-        user: the name to show in errors; the URL's user, or that of the key.
+        key_file: file with the key; None for a user of the URL, or for no user.
+        user: the name for errors, from the URL or the key.
         inbox_prefix: first tokens of the reply subjects.
     """
 
     def __init__(self, urls: Sequence[str], access: Access, login: Login | None = None) -> None:
-        """Find out who we are; raises `BusAccessError`."""
+        """Determine the user.
+
+        Raises:
+            BusAccessError: the key file or the inbox prefix is invalid.
+        """
         self.key_file = _key_file(access) if login is None else login.key
         if self.key_file is not None:
             named = self.key_file.read().name
@@ -179,8 +184,12 @@ class Identity:
 
 
 def _pair(seed: str) -> Any:
-    """Return the pair of keys of a seed; raises ``ValueError`` for what is none."""
-    import nkeys  # noqa: PLC0415 - 30 ms that only users with a key pay
+    """Return the key pair of a seed.
+
+    Raises:
+        ValueError: the seed is invalid.
+    """
+    import nkeys  # noqa: PLC0415 - 30 ms, only for users with a key
 
     try:
         return nkeys.from_seed(bytearray(seed.encode()))  # pyright: ignore[reportUnknownMemberType]
@@ -195,7 +204,7 @@ def _key_file(access: Access) -> KeyFile | None:
 
 
 def _user_of(urls: Sequence[str]) -> str:
-    """Return the first user that the URLs name; one without a password is a token, so a secret."""
+    """Return the first user in the URLs. A user without a password is a token, and so a secret."""
     for url in urls:
         try:
             parts = urlsplit(url if "//" in url else f"//{url}")
@@ -207,7 +216,7 @@ def _user_of(urls: Sequence[str]) -> str:
 
 
 def _inbox_of(user: str) -> str:
-    """Return a user's own prefix: permissions match whole tokens, so it is a token of its own."""
+    """Return the user's inbox prefix. The name is a separate token, as permissions require."""
     if _TOKEN.fullmatch(user) is None:
         return DEFAULT_INBOX_PREFIX
     return f"{DEFAULT_INBOX_PREFIX}.{user}"

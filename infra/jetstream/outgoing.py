@@ -1,4 +1,4 @@
-"""A message to publish, with what it expects of its stream."""
+"""Messages to publish, with their expectations about the stream."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -12,9 +12,9 @@ class OutgoingMessage(msgspec.Struct, frozen=True, gc=False):
     """A message to publish.
 
     Attributes:
-        headers: the publisher's own; header names of JetStream are added by this module.
-        expected_filter: a subject filter that covers `subject`, or None to expect nothing.
-        expected_last: the stream sequence of the last message under `expected_filter`, 0 for none.
+        headers: headers of the publisher, without those of JetStream.
+        expected_filter: a subject filter that covers `subject`, or None for no expectation.
+        expected_last: stream sequence of the last message under `expected_filter`, 0 for none.
     """
 
     subject: str
@@ -27,7 +27,7 @@ class OutgoingMessage(msgspec.Struct, frozen=True, gc=False):
 def headers_of(
     message: OutgoingMessage, batch_id: str | None = None, number: int = 0
 ) -> dict[str, str]:
-    """Return the headers to send: the message's own, its expectation, its place in a batch."""
+    """Return the headers to send: the message's, its expectation and its place in a batch."""
     headers = dict(message.headers) if message.headers else {}
     if message.expected_filter is not None:
         headers["Nats-Expected-Last-Subject-Sequence"] = str(message.expected_last)
@@ -39,7 +39,7 @@ def headers_of(
 
 
 def check_expectation(message: OutgoingMessage) -> None:
-    """Refuse an expectation that the server would accept and misread."""
+    """Raise `ValueError` for an expectation that the server would accept and misinterpret."""
     if message.expected_filter is None:
         return
     if message.expected_last < 0:
@@ -53,9 +53,9 @@ def check_expectation(message: OutgoingMessage) -> None:
 
 
 def subject_matches(subject_filter: str, subject: str) -> bool:
-    """Whether a subject filter with `*` and `>` covers a subject."""
+    """Return whether a subject filter with `*` and `>` covers a subject."""
     if subject_filter.endswith(".>") and subject.startswith(subject_filter[:-1]):
-        return len(subject) >= len(subject_filter)  # the common case, without splitting
+        return len(subject) >= len(subject_filter)  # the frequent case, without splitting
     wanted, tokens = subject_filter.split("."), subject.split(".")
     for index, token in enumerate(wanted):
         if token == ">":  # noqa: S105 - a token of a subject
@@ -66,7 +66,7 @@ def subject_matches(subject_filter: str, subject: str) -> bool:
 
 
 def subjects_of(messages: Sequence[OutgoingMessage]) -> str:
-    """Name the messages in an error, in a few words."""
+    """Return a short text that names the messages in an error."""
     if not messages:
         return "the subject"
     more = f" and {len(messages) - 1} more" if len(messages) > 1 else ""

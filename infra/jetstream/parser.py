@@ -1,4 +1,4 @@
-"""The short way for messages: from the socket's bytes to who listens, without a queue between."""
+"""Parse messages directly from the socket's bytes to their listeners, without a queue."""
 
 from __future__ import annotations
 
@@ -10,32 +10,33 @@ import msgspec
 from nats.aio.client import Client
 from nats.protocol.parser import AWAITING_MSG_PAYLOAD, CRLF_SIZE, Parser
 
-STATUS: Final = "Status"  # nats-py's names for the parts of an inline status line
+STATUS: Final = "Status"  # nats-py's names for the parts of a status line
 DESCRIPTION: Final = "Description"
 
 _PLAIN_HEAD: Final = b"NATS/1.0\r\n"
 _LINE_END: Final = b"\r\n"
 _WORDS: Final = {b"MSG": (4, 5), b"HMSG": (5, 6)}
-"""How many words a message's line has: without a subject to reply to, and with one."""
+"""Number of words in the first line of a message: without and with a reply subject."""
 
 
 MAX_MESSAGE_BYTES: Final = 64 * 1024 * 1024
-"""The largest ``max_payload`` that nats-server takes; a message is kept until it is whole."""
+"""Largest ``max_payload`` of nats-server. The parser buffers a message until it is complete."""
 
 MAX_LINE_BYTES: Final = 1024 * 1024
-"""Of a line of the protocol. The longest is INFO, which names the servers of a cluster."""
+"""Largest protocol line. The longest is INFO, which lists the servers of a cluster."""
 
 _Other = TypeVar("_Other")
 
 
 class MessageTooLongError(OSError):
-    """A server sends more than a limit allows; the connection to it is not used any more."""
+    """A server sent more than a limit allows. The connection to it must be closed."""
 
 
 class Headers(Mapping[str, str]):
-    """The headers of a message of content, read as they are looked at: most never are.
+    """The headers of a message, parsed on access, because most are never read.
 
-    A log's message has six lines of which one is wanted; to read them all takes five times as long.
+    A message of the log has six headers, of which one is read. Parsing all takes five times as
+    long.
     """
 
     __slots__ = ("_block",)
@@ -54,7 +55,7 @@ class Headers(Mapping[str, str]):
     @overload
     def get(self, key: str, /, default: str | _Other) -> str | _Other: ...
     def get(self, key: str, /, default: str | _Other | None = None) -> str | _Other | None:
-        """Return one, or the default: without the exception that a mapping's own costs."""
+        """Return a header, or the default, without the cost of the exception in `Mapping.get`."""
         value = self._find(key)
         return default if value is None else value
 
@@ -71,17 +72,18 @@ class Headers(Mapping[str, str]):
         return True
 
     def items(self) -> ItemsView[str, str]:
-        """Read all of them, once; of one that came twice, the last."""
+        """Return all headers, parsed once. Of repeated headers, the last one counts."""
         return self.parsed().items()
 
     def parsed(self) -> dict[str, str]:
-        """Read all of them."""
+        """Parse all headers."""
         lines = self._block.decode("utf-8", "replace").split("\r\n")[1:]
         parts = (line.partition(":") for line in lines)
         return {name: value.strip() for name, colon, value in parts if colon and " " not in name}
 
     def _find(self, name: str) -> str | None:
         start, block = _start_of(name), self._block
+        # The last occurrence counts, as in `parsed`.
         begin = block.rfind(start)
         if begin < 0:
             return None
@@ -95,7 +97,7 @@ def _start_of(name: str) -> bytes:
 
 
 def read_headers(block: bytes) -> Mapping[str, str] | None:
-    """Read a header block: the server says how a request went in its first line, or nothing."""
+    """Parse a header block. A status of the server becomes the headers of its first line."""
     if not block or block.startswith(_PLAIN_HEAD):
         return Headers(block) if block else None
     parsed, line = Headers(block).parsed(), block[: block.find(_LINE_END)]
@@ -106,7 +108,7 @@ def read_headers(block: bytes) -> Mapping[str, str] | None:
 
 
 class Incoming(msgspec.Struct, gc=False):
-    """A message that came for a listener."""
+    """A message for a listener."""
 
     subject: str
     reply: str
@@ -115,18 +117,20 @@ class Incoming(msgspec.Struct, gc=False):
 
 
 Listener = Callable[[Incoming], None]
-"""Takes one message at once: it does not wait, and what it raises is logged."""
+"""Processes one message synchronously. Its exceptions are logged."""
 
 Take = Callable[[int, bytes, bytes, bytes, bytes], Awaitable[None] | None]
-"""Takes a message (number of the subscription, subject, reply, payload and header block), and
-returns what is left to be awaited: nearly always nothing."""
+"""Processes a message (subscription number, subject, reply, payload and header block).
+
+Returns an awaitable if work remains, which is rare.
+"""
 
 
 class MessageParser(Parser):
-    """nats-py's parser, which is passed by where a whole message is there.
+    """nats-py's parser, bypassed for complete messages.
 
-    It needs two regular expressions and two rounds a message. Whatever is not a whole message of
-    the usual form goes that way.
+    nats-py's own parser needs two regular expressions and two passes per message. It still
+    processes everything except complete messages in the usual form.
     """
 
     def __init__(self, client: Client, take: Take) -> None:
@@ -134,7 +138,8 @@ class MessageParser(Parser):
         self._take = take
 
     async def parse(self, data: bytes = b"") -> None:
-        """Take what the socket gave."""
+        """Process bytes from the socket."""
+        # nats-py's parser has started a message: complete it there first.
         if self.state == AWAITING_MSG_PAYLOAD:
             missing = self.needed + CRLF_SIZE - len(self.buf)
             await super().parse(data[:missing])
@@ -148,7 +153,7 @@ class MessageParser(Parser):
         self._check_size()
 
     def _check_size(self) -> None:
-        """Raise ``MessageTooLongError`` for what is not whole, and too long to wait for."""
+        """Raise `MessageTooLongError` if an incomplete message or line exceeds its limit."""
         if self.state == AWAITING_MSG_PAYLOAD:
             if self.needed > MAX_MESSAGE_BYTES:
                 raise MessageTooLongError(
@@ -161,12 +166,13 @@ class MessageParser(Parser):
             )
 
     async def _take_messages(self, data: bytes) -> bytes:
-        """Process the messages that are there as a whole; return what comes behind them."""
+        """Process the complete messages, and return the remaining bytes."""
         begin, size, take = 0, len(data), self._take
         while begin < size:
             line_end = data.find(_LINE_END, begin)
             words = data[begin : max(begin, line_end)].split(b" ")
             counts = _WORDS.get(words[0], (0, 0))
+            # Not a message, or one in an unusual form: nats-py's parser processes it.
             if len(words) not in counts or b"" in words:
                 break
             head = line_end + CRLF_SIZE
@@ -175,6 +181,7 @@ class MessageParser(Parser):
                 body = head if words[0] == b"MSG" else head + int(words[-2])
             except ValueError:
                 break
+            # An incomplete message: nats-py's parser buffers it.
             if end + CRLF_SIZE > size:
                 break
             begin = end + CRLF_SIZE

@@ -1,4 +1,4 @@
-"""Acknowledged publishes: one, many in flight, or many in atomic batches."""
+"""Publish with acknowledgement: one message, many in flight, or many in atomic batches."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -28,6 +28,7 @@ from infra.jetstream.wire import (
     write,
 )
 
+# From this number on, an atomic batch costs less than single publishes.
 _BATCH_FROM = 16
 
 
@@ -40,13 +41,14 @@ async def publish(
     msg_id: str | None = None,
     timeout: float = TIMEOUT_SECONDS,  # noqa: ASYNC109 - becomes nats-py's own
 ) -> PublishAck:
-    """Store one message and return its acknowledgement.
+    """Store one message, and return its acknowledgement.
 
     Args:
-        msg_id: with it, a repeat within the stream's duplicate window is stored once.
+        msg_id: with an id, a repeat within the stream's duplicate window is stored once.
 
     Raises:
-        BusUnavailableError: no answer in time, or no stream takes the subject: unknown.
+        BusUnavailableError: no response before the timeout, or no stream accepts the subject. The
+            result is unknown.
         StreamFullError, MessageTooLargeError, BusRefusedError: nothing was stored.
     """
     if msg_id is not None:
@@ -63,14 +65,14 @@ async def publish_many(
     window: int = 1_000,
     timeout: float = TIMEOUT_SECONDS,  # noqa: ASYNC109 - a wait without any progress
 ) -> list[PublishAck | BusError]:
-    """Store the messages one by one, pipelined, and return each one's own result, in order.
+    """Store the messages one by one, pipelined, and return the result of each, in order.
 
-    A message that fails hinders no other: its error is in its place.
+    A failed message does not affect the others: its error is in its place.
 
     Args:
-        window: how many may be unacknowledged at any time.
-        timeout: seconds without any acknowledgement after which the rest counts as unknown
-            (BusUnavailableError).
+        window: maximum number of unacknowledged messages.
+        timeout: seconds without any acknowledgement after which the remaining results are unknown
+            (`BusUnavailableError`).
     """
     for message in messages:
         check_expectation(message)
@@ -84,11 +86,11 @@ async def publish_in_batches(
     batch: int = 500,
     timeout: float = TIMEOUT_SECONDS,  # noqa: ASYNC109 - of each batch
 ) -> list[PublishAck | BusError]:
-    """Do what `publish_many` does, in atomic batches, into one stream that allows them.
+    """Do what `publish_many` does, in atomic batches, for one stream that allows them.
 
-    With `sync_interval: always` the server syncs once a batch, not once a message: ten times as
-    fast. A batch that is refused is published again one by one, so that each message has its own
-    result.
+    With `sync_interval: always` the server syncs once per batch instead of once per message, which
+    is ten times as fast. The messages of a rejected batch are published again one by one, so that
+    each has its own result.
     """
     results: list[PublishAck | BusError] = []
     for start in range(0, len(messages), min(batch, MAX_BATCH)):
@@ -107,9 +109,9 @@ async def publish_in_batches(
 async def store_all(
     nc: Client, messages: Sequence[OutgoingMessage]
 ) -> Sequence[PublishAck | BusError]:
-    """Store many messages the fastest way, and return each one's own result.
+    """Store many messages in the fastest way, and return the result of each, in order.
 
-    Every acknowledged publish waits for the disk, an atomic batch waits once (ADR 0007).
+    Every acknowledged publish waits for the disk; an atomic batch waits once (ADR 0007).
     """
     if len(messages) == 1:
         one = messages[0]
@@ -122,7 +124,10 @@ async def store_all(
 
 
 class _Pipeline:
-    """Publishes in flight: one subscription, whose last token is the message's index."""
+    """Publishes in flight, with one subscription for all responses.
+
+    The last token of a reply subject is the index of its message.
+    """
 
     def __init__(
         self, nc: Client, messages: Sequence[OutgoingMessage], window: int, patience: float
@@ -136,7 +141,7 @@ class _Pipeline:
         self._sent = 0
         self._lost = False
         self._room = asyncio.Event()
-        self._wanted = 0  # the waiter sleeps until no more than these are in flight
+        self._wanted = 0  # `_room` is set when at most this many messages are in flight
 
     async def run(self) -> list[PublishAck | BusError]:
         inbox = self._nc.new_inbox()
@@ -148,7 +153,8 @@ class _Pipeline:
             ):
                 await self._send_all(inbox)
         except (TimeoutError, BusUnavailableError):
-            note_doubt(self._nc)  # what has no answer is reported as unknown, in its place
+            # Messages without a response are reported as unknown, in their places.
+            note_doubt(self._nc)
         finally:
             await unsubscribe(subscription)
         return [self._result(index) for index in range(len(self._messages))]
@@ -174,6 +180,7 @@ class _Pipeline:
             self._answers[index] = error
         except ValueError as error:
             self._answers[index] = BusRefusedError(str(error))
+        # Not sent: the error is already in its place.
         return b""
 
     def _answered(self, message: Incoming) -> None:
@@ -185,7 +192,11 @@ class _Pipeline:
                 self._room.set()
 
     def _denied(self, denial: Denial) -> bool:
-        """Take a denial as the answer to what was sent to its subject, or to all if we are deaf."""
+        """Use a denial as the response to every message for its subject.
+
+        Without a subscription to the inbox no response arrives, so a denial of it is the response
+        to all.
+        """
         if not isinstance(self._nc, FastClient):
             return False
         is_deaf = self._nc.denials.of_inbox is denial
@@ -207,7 +218,11 @@ class _Pipeline:
         self._room.set()
 
     async def _until(self, wanted: int) -> None:
-        """Wait until at most `wanted` are in flight; TimeoutError when nothing more will come."""
+        """Wait until at most `wanted` messages are in flight.
+
+        Raises:
+            TimeoutError: no more responses will arrive.
+        """
         self._wanted = wanted
         while (before := self._in_flight) > wanted:
             if self._lost:

@@ -1,4 +1,4 @@
-"""Reads without a consumer: the last message of many subjects, a subject's history, the leader."""
+"""Read without a consumer: last messages, histories of subjects, and the leader's state."""
 
 import asyncio
 import base64
@@ -30,14 +30,16 @@ from infra.jetstream.wire import (
     write,
 )
 
-FILTERS_PER_REQUEST: Final = 256  # of up to 4 subjects each: the server answers 413 above 1,024
+# Of up to 4 subjects each: the server returns 413 above 1,024 subjects.
+FILTERS_PER_REQUEST: Final = 256
 MESSAGES_PER_REQUEST: Final = 1_000
 _READS_AT_ONCE: Final = 32
 _QUESTIONS_AT_ONCE: Final = 256
 _MESSAGES_AT_ONCE: Final = 4_000
 _TOO_MANY: Final = 413
 _NOT_READ: Final = 404
-_UNREADABLE: Final = "Message Not Found"  # where nothing was stored, it is "No Results"
+# For a subject without messages, the description is "No Results".
+_UNREADABLE: Final = "Message Not Found"
 _MAX_SUBJECTS: Final = 1_024
 _PATIENCE_SECONDS: Final = 1.5
 
@@ -52,10 +54,10 @@ _ADDED_BY_READ: Final = frozenset(
 
 
 class StoredMessage(msgspec.Struct, frozen=True, gc=False):
-    """A message of a stream.
+    """A stored message of a stream.
 
     Attributes:
-        stamp: when it was stored, as the server wrote it: nanoseconds, or RFC 3339.
+        stamp: time of storage as the server wrote it: nanoseconds, or RFC 3339.
     """
 
     seq: int
@@ -66,7 +68,7 @@ class StoredMessage(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def time_ns(self) -> int:
-        """When the server stored it, in nanoseconds since 1970."""
+        """The time of storage, in nanoseconds since 1970."""
         if isinstance(self.stamp, int):
             return self.stamp
         seconds, _, fraction = self.stamp.rstrip("Z").partition(".")
@@ -75,15 +77,15 @@ class StoredMessage(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def time(self) -> datetime:
-        """When the server stored it, to the microsecond."""
+        """The time of storage, in microseconds."""
         seconds, nanoseconds = divmod(self.time_ns, 1_000_000_000)
         return datetime.fromtimestamp(seconds, UTC).replace(microsecond=nanoseconds // 1_000)
 
 
 class SubjectCounts(NamedTuple):
-    """How many messages each subject of a stream has, of those from `first_seq` to `last_seq`.
+    """The number of messages per subject, from `first_seq` to `last_seq`.
 
-    What came in while it was counted, behind `last_seq`, may be counted or not.
+    A message that was stored during the count, after `last_seq`, may or may not be included.
     """
 
     first_seq: int
@@ -92,12 +94,12 @@ class SubjectCounts(NamedTuple):
 
 
 class StreamState(msgspec.Struct, frozen=True, gc=False):
-    """What a stream holds, and how it is configured.
+    """The content and configuration of a stream.
 
     Attributes:
-        first_seq: sequence of the oldest message still there (last_seq + 1 when empty).
-        last_seq: sequence given last, 0 when none ever was.
-        bytes: stored size.
+        first_seq: sequence of the oldest message (`last_seq + 1` if the stream is empty).
+        last_seq: the last assigned sequence, 0 if there was none.
+        bytes: size of the stored messages.
     """
 
     first_seq: int
@@ -111,16 +113,17 @@ class StreamState(msgspec.Struct, frozen=True, gc=False):
 async def last_for_subjects(
     nc: Client, stream: str, filters: Sequence[str], *, up_to: int | None = None
 ) -> list[StoredMessage]:
-    """Return the last message of every subject that the filters match, in no promised order.
+    """Return the last message of every subject that the filters match, in any order.
 
-    Any number of filters; a filter with wildcards that matches over 1,024 subjects needs to be
-    split by the caller. A follower may answer: what was stored a moment ago may be missing.
+    The number of filters is unlimited. The caller must split a filter that matches more than 1,024
+    subjects. A follower may respond, so the newest messages may be missing.
 
     Args:
-        up_to: as of this stream sequence.
+        up_to: ignore messages after this stream sequence.
 
     Raises:
-        BusUnavailableError: no answer, or the stream doesn't exist or doesn't allow direct reads.
+        BusUnavailableError: no response, or the stream does not exist or does not allow direct
+            reads.
         BusRefusedError: 413, one filter matches more than 1,024 subjects.
     """
     found: list[StoredMessage] = []
@@ -142,7 +145,8 @@ async def _last_of(
             return await _last_readable(nc, stream, filters[0], up_to)
         if error.code not in (_TOO_MANY, _NOT_READ) or len(filters) == 1:
             raise
-        half = len(filters) // 2  # fewer of them at a time
+        # Retry with fewer filters, to stay below the limit or to isolate an unreadable message.
+        half = len(filters) // 2
         first = await _last_of(nc, stream, filters[:half], up_to)
         return first + await _last_of(nc, stream, filters[half:], up_to)
     return messages
@@ -151,20 +155,21 @@ async def _last_of(
 async def _last_readable(
     nc: Client, stream: str, subject_filter: str, up_to: int | None
 ) -> list[StoredMessage]:
-    """Return the last message of every subject of which the server can read any."""
+    """Return the last readable message of every subject under a filter."""
     found = await read_subject(nc, stream, subject_filter)
     return list({one.subject: one for one in found if up_to is None or one.seq <= up_to}.values())
 
 
 async def last_of_each(nc: Client, stream: str, subjects: Sequence[str]) -> list[StoredMessage]:
-    """Return the last message of each subject, where it has one; each is a request of its own.
+    """Return the last message of each subject, with one request per subject.
 
-    The subject is in the request's own, so that permissions can bind it; slower than
-    `last_for_subjects` by a round trip each, 32 of them at a time.
+    The subject is part of the request's subject, so permissions can restrict it. It costs one round
+    trip per subject, 32 at a time, so `last_for_subjects` is faster.
 
     Raises:
-        BusDeniedError: we may not read one of them.
-        BusUnavailableError: no answer, or the stream doesn't exist or doesn't allow direct reads.
+        BusDeniedError: the user may not read a subject.
+        BusUnavailableError: no response, or the stream does not exist or does not allow direct
+            reads.
     """
     at_once = asyncio.Semaphore(_READS_AT_ONCE)
 
@@ -209,15 +214,16 @@ async def read_subject(
     start_seq: int = 1,
     limit: int | None = None,
 ) -> list[StoredMessage]:
-    """Return the messages under a subject filter in stream order, from `start_seq` on.
+    """Return the messages under a subject filter in stream order, starting at `start_seq`.
 
-    A follower may answer: what was stored a moment ago may be missing.
+    A follower may respond, so the newest messages may be missing.
 
     Args:
-        limit: at most so many; all by default.
+        limit: maximum number of messages; None for all.
 
     Raises:
-        BusUnavailableError: no answer, or the stream doesn't exist or doesn't allow direct reads.
+        BusUnavailableError: no response, or the stream does not exist or does not allow direct
+            reads.
     """
     found: list[StoredMessage] = []
     while limit is None or len(found) < limit:
@@ -234,7 +240,7 @@ async def read_subject(
 
 
 class SubjectStart(NamedTuple):
-    """The first messages of a subject; at most as many as one answer has."""
+    """A read of a subject's first messages: at most `limit`, and at most one response."""
 
     subject: str
     limit: int
@@ -243,12 +249,13 @@ class SubjectStart(NamedTuple):
 async def read_starts(
     nc: Client, stream: str, starts: Sequence[SubjectStart]
 ) -> list[list[StoredMessage]]:
-    """Return the first messages of many subjects, each in stream order.
+    """Return the first messages of many subjects, in stream order per subject.
 
-    A follower may answer: what was stored a moment ago may be missing.
+    A follower may respond, so the newest messages may be missing.
 
     Raises:
-        BusUnavailableError: no answer, or the stream doesn't exist or doesn't allow direct reads.
+        BusUnavailableError: no response, or the stream does not exist or does not allow direct
+            reads.
     """
     found: list[list[StoredMessage]] = []
     bodies: list[dict[str, Any]] = []
@@ -257,7 +264,8 @@ async def read_starts(
         batch = min(limit, MESSAGES_PER_REQUEST)
         bodies.append({"batch": batch, "seq": 1, "next_by_subj": subject})
         asked += batch
-        # What comes at once is bounded: the server cuts off who lets too much wait.
+        # The server disconnects a client with too many unread bytes, so the messages in flight are
+        # bounded.
         is_enough = len(bodies) == _QUESTIONS_AT_ONCE or asked >= _MESSAGES_AT_ONCE
         if is_enough or number == len(starts):
             found += [messages for messages, _ in await _direct_gets(nc, stream, bodies)]
@@ -266,23 +274,23 @@ async def read_starts(
 
 
 async def last_from_leader(nc: Client, stream: str, subject_filter: str) -> StoredMessage | None:
-    """Return the last message under a filter as the stream's leader knows it, or None.
+    """Return the last message under a filter, as the stream's leader has it, or None.
 
-    Slower than a direct read, and sees every acknowledged append.
+    Slower than a direct read, but it includes every acknowledged append.
 
     Raises:
-        NotFoundOnBusError: the stream doesn't exist.
-        BusUnavailableError: no answer.
+        NotFoundOnBusError: the stream does not exist.
+        BusUnavailableError: no response.
     """
     return await _from_leader(nc, stream, {"last_by_subj": subject_filter})
 
 
 async def message_from_leader(nc: Client, stream: str, seq: int) -> StoredMessage | None:
-    """Return the message at a stream sequence as the stream's leader knows it, or None.
+    """Return the message at a stream sequence, as the stream's leader has it, or None.
 
     Raises:
-        NotFoundOnBusError: the stream doesn't exist.
-        BusUnavailableError: no answer.
+        NotFoundOnBusError: the stream does not exist.
+        BusUnavailableError: no response.
     """
     return await _from_leader(nc, stream, {"seq": seq})
 
@@ -305,14 +313,15 @@ async def _from_leader(nc: Client, stream: str, question: dict[str, Any]) -> Sto
 
 
 async def stream_state(nc: Client, stream: str) -> StreamState:
-    """Return the stream's state and configuration, as its leader knows them.
+    """Return a stream's state and configuration, as its leader has them.
 
     Raises:
-        NotFoundOnBusError: it doesn't exist.
-        BusUnavailableError: no answer, or the stream has no leader: another server answers then
-            that it is empty.
+        NotFoundOnBusError: the stream does not exist.
+        BusUnavailableError: no response, or the stream has no leader. Another server would then
+            report an empty stream.
     """
     info = await api_request(nc, f"STREAM.INFO.{stream}", None)
+    # A single server reports no cluster.
     if not info.get("cluster", {"leader": "the only server"}).get("leader"):
         raise BusUnavailableError(
             f"stream {stream} has no leader at the moment, so its content is unknown"
@@ -329,15 +338,16 @@ async def stream_state(nc: Client, stream: str) -> StreamState:
 
 
 async def subject_counts(nc: Client, stream: str, subject_filter: str) -> SubjectCounts:
-    """Count the messages of each subject under a filter, from the server's index: nothing is read.
+    """Count the messages of each subject under a filter, from the server's index.
 
     Raises:
-        NotFoundOnBusError: the stream doesn't exist.
-        BusUnavailableError: no answer.
+        NotFoundOnBusError: the stream does not exist.
+        BusUnavailableError: no response.
     """
     counts: dict[str, int] = {}
     seen, total, first_seq, last_seq = 0, 1, 0, 0
-    while seen < total:  # not by what is counted: a page may repeat a subject when others come in
+    # Not `len(counts)`, because a page may repeat a subject when new messages arrive.
+    while seen < total:
         question = {"subjects_filter": subject_filter, "offset": seen}
         info = await api_request(nc, f"STREAM.INFO.{stream}", question)
         first_seq = first_seq or info["state"]["first_seq"]
@@ -350,7 +360,7 @@ async def subject_counts(nc: Client, stream: str, subject_filter: str) -> Subjec
 
 
 class _Answer:
-    """The messages that answer one question, up to the one without content that ends them."""
+    """The messages of one response, and the empty message that ends it."""
 
     def __init__(self) -> None:
         self.messages: list[StoredMessage] = []
@@ -366,14 +376,15 @@ class _Answer:
 
     @property
     def pending(self) -> int:
-        """How many more there were behind the last message."""
+        """The number of messages that the server has after the last one."""
         return int(self._last.get(_PENDING, "0"))
 
 
 class _Questions:
-    """Questions under way; the last token of a response's subject is the number of the attempt.
+    """Concurrent requests, each sent in one or several attempts.
 
-    The first attempt with a complete answer counts.
+    The last token of a reply subject is the number of the attempt. The first attempt with a
+    complete response counts.
     """
 
     def __init__(self, count: int) -> None:
@@ -388,7 +399,7 @@ class _Questions:
         return [number for number in range(self._count) if number not in self.answers]
 
     def ask(self, copies: int) -> Iterator[tuple[int, int]]:
-        """Begin that many attempts; return each unanswered question with each attempt's number."""
+        """Start `copies` attempts. Yield each open request with the number of the attempt."""
         for _ in range(copies):
             first = len(self._attempts)
             self._attempts += [_Answer() for _ in range(self._count)]
@@ -407,7 +418,10 @@ class _Questions:
         self._moved.set()
 
     async def are_answered(self, patience_seconds: float) -> bool:
-        """Wait for all of them; return False when nothing came for so long, or never will."""
+        """Wait for all responses. Return False after `patience_seconds` without a message.
+
+        Return False immediately if the connection was lost.
+        """
         while len(self.answers) < self._count:
             try:
                 async with asyncio.timeout(patience_seconds):
@@ -421,9 +435,9 @@ class _Questions:
 
 
 def _attempts_at(nc: Client) -> list[tuple[float, int]]:
-    """Return the seconds to wait for each attempt at a direct read, and the copies to send of it.
+    """Return the time limit in seconds, and the number of copies, of each attempt at a read.
 
-    In a cluster, any server that has the stream answers, chosen at random. One that falls silent is
+    In a cluster, a random server with a copy of the stream responds. A server that has failed is
     chosen until its routes are closed, which may take a minute.
     """
     if is_clustered(nc):
@@ -434,7 +448,7 @@ def _attempts_at(nc: Client) -> list[tuple[float, int]]:
 async def _direct_gets(
     nc: Client, stream: str, bodies: Sequence[dict[str, Any]]
 ) -> list[tuple[list[StoredMessage], bool]]:
-    """Ask several questions at once; return each one's messages, and whether there are more."""
+    """Send several direct reads. Return the messages of each, and whether more exist."""
     inbox = nc.new_inbox()
     questions = _Questions(len(bodies))
     subject = f"$JS.API.DIRECT.GET.{stream}"
@@ -466,10 +480,10 @@ def _checked(
     assert answer.end is not None
     headers = answer.end.headers or {}
     status, description = status_of(answer.end), headers.get(DESCRIPTION, "")
-    # A message that the server cannot read, of a damaged file or removed meanwhile, ends its answer
-    # about the last messages of several subjects: of those behind it nothing was said.
+    # The server ends its response at a message that it cannot read (a damaged file, or deleted
+    # meanwhile). Then the last messages of the remaining subjects are missing.
     is_cut_short = "multi_last" in body and status == "404" and description == _UNREADABLE
-    if is_cut_short or status not in ("204", "404"):  # end of batch, no such message
+    if is_cut_short or status not in ("204", "404"):  # end of the batch, or no such message
         raise _refused(subject, status, description)
     pending = headers.get(_PENDING)
     return answer.messages, (answer.pending if pending is None else int(pending)) > 0
@@ -494,7 +508,7 @@ _Other = TypeVar("_Other")
 
 
 class _Own(Mapping[str, str]):
-    """A message's own headers, without those that a direct read adds; seldom read but for one."""
+    """The headers of a message without those that a direct read adds, evaluated on access."""
 
     __slots__ = ("_all",)
 
@@ -520,7 +534,7 @@ class _Own(Mapping[str, str]):
         return sum(1 for _ in self)
 
     def __bool__(self) -> bool:
-        return True  # to look would be to read them all
+        return True  # checking would parse all headers
 
 
 def _parse_headers(raw: bytes) -> dict[str, str] | None:

@@ -1,7 +1,7 @@
 """Timers: messages that the server delivers to another subject at a given time.
 
-A stream of timers allows schedules, and so roll-ups and purges. One schedule a subject: a second
-one replaces the first. Timers are hints: late by up to a quarter of a second, sometimes twice.
+The stream of timers must allow schedules, roll-ups and purges. A subject has one schedule: a second
+one replaces it. Timers are hints: they fire up to 0.25 s late, and sometimes twice.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,13 +19,13 @@ from infra.jetstream.publish import publish, publish_many
 
 @dataclass(slots=True, frozen=True)
 class Schedule:
-    """A message for later.
+    """A message for a later time.
 
     Attributes:
-        subject: the schedule's own subject, its identity.
-        target: where the message arrives, a subject of the same stream.
-        at: when, with a time zone. A time in the past means at once.
-        keep_seconds: after which the message that arrives is deleted from the stream; 0 for never.
+        subject: subject of the schedule, which identifies it.
+        target: subject of the delivered message, in the same stream.
+        at: time of the delivery, with a time zone. A time in the past means immediately.
+        keep_seconds: time until the delivered message is deleted from the stream; 0 for never.
     """
 
     subject: str
@@ -46,11 +46,11 @@ async def schedule(
     headers: Mapping[str, str] | None = None,
     keep_seconds: int = 0,
 ) -> PublishAck:
-    """Store a timer, in the place of an earlier one on the same subject.
+    """Store a timer, and replace an earlier one on the same subject.
 
     Raises:
-        BusUnavailableError: no answer: unknown; repeat it.
-        BusRefusedError: the stream doesn't allow schedules, or doesn't have `target`.
+        BusUnavailableError: no response, so the result is unknown; repeat it.
+        BusRefusedError: the stream does not allow schedules, or does not have `target`.
         ValueError: `at` has no time zone.
     """
     one = _outgoing(Schedule(subject, target, at, payload, headers, keep_seconds))
@@ -58,20 +58,20 @@ async def schedule(
 
 
 async def schedule_many(nc: Client, schedules: Sequence[Schedule]) -> list[PublishAck | BusError]:
-    """Store many timers, pipelined; each one's result is in its place.
+    """Store many timers, pipelined, and return the result of each, in order.
 
     Raises:
-        ValueError: an `at` without a time zone; nothing was stored.
+        ValueError: an `at` has no time zone; nothing was stored.
     """
     return await publish_many(nc, [_outgoing(one) for one in schedules])
 
 
 async def cancel(nc: Client, stream: str, subject: str) -> bool:
-    """Remove the timer of a subject; whether there was one.
+    """Delete the timer of a subject. Return whether it existed.
 
     Raises:
-        NotFoundOnBusError: the stream doesn't exist.
-        BusUnavailableError: no answer; repeat it.
+        NotFoundOnBusError: the stream does not exist.
+        BusUnavailableError: no response; repeat it.
     """
     answer = await api_request(nc, f"STREAM.PURGE.{stream}", {"filter": subject})
     return int(answer["purged"]) > 0

@@ -1,7 +1,7 @@
-"""Sequences of a stream: what one subject filter covers, appended to by compare-and-set.
+"""Sequences of a stream: the messages under one subject filter, with compare-and-set appends.
 
-The one store under both of its faces: the decider's log (`infra.bus.event_log`) and the
-recorders of the `eventsourcing` library (`infra.eventstore`). ADR 0023.
+The common store of the decider's log (`infra.bus.event_log`) and of the recorders of the
+`eventsourcing` library (`infra.eventstore`). ADR 0023.
 """
 
 import asyncio
@@ -31,9 +31,9 @@ class Head(NamedTuple):
     """The last message of a sequence.
 
     Attributes:
-        position: its place in the stream, 0 where the sequence is empty.
-        digest: that of the sequence up to it, empty where none is kept.
-        version: its place in the sequence, as its writer counts; None where it is empty.
+        position: its sequence number in the stream, 0 for an empty sequence.
+        digest: the digest of the sequence up to it; empty if there is none.
+        version: its number in the sequence, assigned by the writer; None for an empty sequence.
     """
 
     position: int
@@ -45,11 +45,11 @@ EMPTY: Final = Head(0)
 
 
 class Entry(NamedTuple):
-    """One message to append to one sequence.
+    """A message to append to a sequence.
 
     Attributes:
-        sequence: the subject filter that covers the whole sequence, and no other.
-        version: its place in that sequence.
+        sequence: the subject filter that covers exactly this sequence.
+        version: number of the message in the sequence.
     """
 
     sequence: str
@@ -60,10 +60,10 @@ class Entry(NamedTuple):
 
 
 class HeadCache:
-    """The newest heads that this process has seen; a guess, since others write too.
+    """The newest heads that this process has read. They may be stale, because others also append.
 
-    A wrong guess can do no harm: the server checks each append, and what a message at a position is
-    never changes. Only the event loop's thread may use it.
+    A stale head is harmless: the server checks each append, and the message at a position never
+    changes. Only the thread of the event loop may use it.
     """
 
     def __init__(self, limit: int = MAX_HEADS) -> None:
@@ -71,11 +71,11 @@ class HeadCache:
         self._heads: OrderedDict[str, Head] = OrderedDict()
 
     def get(self, sequence: str) -> Head | None:
-        """Return what was seen last, or None."""
+        """Return the cached head, or None."""
         return self._heads.get(sequence)
 
     def put(self, sequence: str, head: Head) -> None:
-        """Remember a head; the one that was not touched for longest is forgotten for it."""
+        """Cache a head, and drop the least recently used one above the limit."""
         self._heads[sequence] = head
         self._heads.move_to_end(sequence)
         if len(self._heads) > self._limit:
@@ -94,12 +94,12 @@ class Sequences:
         digested: bool,
         timeout: float = TIMEOUT_SECONDS,
     ) -> None:
-        """Take the stream as it is.
+        """Use an existing stream.
 
         Args:
-            sequence_of: returns the sequence that a subject belongs to.
+            sequence_of: returns the sequence of a subject.
             digested: whether each message carries the digest of its sequence up to it.
-            timeout: seconds until an append is answered.
+            timeout: seconds to wait for the acknowledgement of an append.
         """
         self.heads = HeadCache()
         self._nc = nc
@@ -119,13 +119,13 @@ class Sequences:
         """Store all entries or none, and return their positions.
 
         Args:
-            entries: at most 1,000, those of one sequence in its order.
-            heads: the expected head of every sequence among them.
-            before_commit: done when all but the last of several are sent.
+            entries: at most 1,000; those of one sequence in its order.
+            heads: the expected head of each of their sequences.
+            before_commit: called after all entries except the last were sent.
 
         Raises:
-            AppendConflictError: a head is another one; nothing was stored.
-            BusUnavailableError: no answer: *unknown* whether the entries were stored.
+            AppendConflictError: a head differs; nothing was stored.
+            BusUnavailableError: no response: *unknown* whether the entries were stored.
             StreamFullError, MessageTooLargeError, BusRefusedError: nothing was stored.
         """
         messages: list[OutgoingMessage] = []
@@ -138,7 +138,8 @@ class Sequences:
                 digest = next_digest(digest, entry.payload)
                 headers = {**headers, DIGEST_HEADER: digest} if headers else {DIGEST_HEADER: digest}
             digests[entry.sequence] = digest
-            expected = entry.sequence if is_first else None  # the first one speaks for all
+            # The first message's check covers the later ones of its sequence.
+            expected = entry.sequence if is_first else None
             messages.append(
                 OutgoingMessage(entry.subject, entry.payload, headers, expected, head.position)
             )
@@ -150,14 +151,14 @@ class Sequences:
         return positions
 
     def known_head(self, sequence: str, position: int) -> Head | None:
-        """Return the head of a sequence whose last message is at a position, if it is known."""
+        """Return the cached head of a sequence if it is at `position`, else None."""
         if position == 0:
             return EMPTY
         known = self.heads.get(sequence)
         return known if known is not None and known.position == position else None
 
     async def head_at(self, position: int) -> Head:
-        """Read the head that the message at a position is; seldom needed, so one by one."""
+        """Read the head at a position, one at a time, because the cache rarely lacks it."""
         message = await message_from_leader(self._nc, self._stream, position)
         return Head(position) if message is None else head_of(message)
 
@@ -166,7 +167,8 @@ class Sequences:
     ) -> dict[str, StoredMessage]:
         """Return the last message of each sequence that has any.
 
-        Whoever answers a direct read may be behind; the leader is not, and is asked one by one.
+        A server that answers a direct read may lag. The leader does not, but costs one request
+        each.
         """
         if from_leader:
             names = list(sequences)
@@ -184,16 +186,16 @@ class Sequences:
             return await last_from_leader(self._nc, self._stream, sequence)
 
     async def read(self, sequence: str, *, after: int = 0) -> list[StoredMessage]:
-        """Read a sequence from behind a position on; a server that answers may be behind."""
+        """Read a sequence after a position. The server that responds may lag."""
         async with self._reads:
             return await read_subject(self._nc, self._stream, sequence, start_seq=after + 1)
 
 
 def head_of(message: StoredMessage, version: int | None = None) -> Head:
-    """Return the head that a message is."""
+    """Return a message as the head of its sequence."""
     return Head(message.seq, digest_of(message), version)
 
 
 def digest_of(message: StoredMessage) -> str:
-    """Return the digest of its sequence that a message carries, empty if it carries none."""
+    """Return the digest that a message carries, empty if there is none."""
     return message.headers.get(DIGEST_HEADER, "") if message.headers else ""

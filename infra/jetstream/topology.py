@@ -1,7 +1,6 @@
-"""Streams and consumers as configured: create them, update them in place, or say why not.
+"""Create streams and consumers, and update them in place.
 
-Configurations are the server's own JSON objects: the client's classes drop the fields that they
-don't know.
+Configurations are JSON objects of the server, because nats-py's classes drop unknown fields.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,30 +19,31 @@ from infra.jetstream.errors import (
 
 Config = Mapping[str, object]
 
-_NAME_IN_USE: Final = frozenset({10058, 10148, 10013})  # made by somebody else a moment ago
+_NAME_IN_USE: Final = frozenset({10058, 10148, 10013})  # another client has just created it
 _NOTHING: Final[Config] = {}
 _PAUSED: Final = "pause_until"
 _NEW_NAME: Final = (
     " Restore its original configuration, or copy its messages to a new stream with another name"
 )
-# What the server answers for a limit that was given as 0 or left out.
+# Values with which the server reports a limit that was set to 0 or omitted.
 _UNSET: Final[tuple[object, ...]] = (None, 0, -1, "", False)
 
 
 async def ensure_stream(
     nc: Client, config: Config, *, remedy: str = _NEW_NAME, must_be_new: bool = False
 ) -> Literal["created", "updated", "unchanged"]:
-    """Make the stream `config["name"]` as given. Keys that `config` doesn't set are left alone.
+    """Create or update the stream `config["name"]`. Keys that `config` lacks stay unchanged.
 
-    `remedy`: what to do about a stream that can't be changed in place. `must_be_new`: don't change
-    one that exists.
+    Args:
+        remedy: text for the error about a stream that cannot be changed in place.
+        must_be_new: raise an error instead of updating an existing stream.
 
     Raises:
-        StreamExistsError: it exists, and had to be new.
-        IncompatibleStreamError: it exists and can't be changed in place: which field, what is
-            wanted, what was found, what to do.
-        BusRefusedError: the server refuses the configuration itself.
-        BusUnavailableError: no answer.
+        StreamExistsError: it exists, and `must_be_new` is set.
+        IncompatibleStreamError: it exists and cannot be changed in place. The text contains the
+            fields, both values and the remedy.
+        BusRefusedError: the server rejects the configuration.
+        BusUnavailableError: no response.
     """
     name = str(config["name"])
     found = await _found(nc, f"STREAM.INFO.{name}")
@@ -79,10 +79,10 @@ async def ensure_stream(
 async def ensure_consumer(
     nc: Client, stream: str, config: Config
 ) -> Literal["created", "updated", "unchanged"]:
-    """Make the durable consumer `config["durable_name"]` (or `"name"`) of a stream as given.
+    """Create or update the durable consumer `config["durable_name"]` (or `"name"`) of a stream.
 
     Raises:
-        NotFoundOnBusError: the stream doesn't exist.
+        NotFoundOnBusError: the stream does not exist.
         IncompatibleStreamError, BusRefusedError, BusUnavailableError: as for `ensure_stream`.
     """
     name = str(config.get("durable_name") or config["name"])
@@ -111,30 +111,30 @@ async def ensure_consumer(
 
 
 async def delete_stream(nc: Client, name: str) -> bool:
-    """Delete a stream with all its messages and consumers; whether there was one.
+    """Delete a stream with its messages and consumers. Return whether it existed.
 
     Raises:
-        BusUnavailableError: no answer.
-        BusRefusedError: the stream is sealed against deletion.
+        BusUnavailableError: no response.
+        BusRefusedError: the stream denies deletion.
     """
     return await _deleted(nc, f"STREAM.DELETE.{name}")
 
 
 async def delete_consumer(nc: Client, stream: str, name: str) -> bool:
-    """Delete a consumer; whether there was one.
+    """Delete a consumer. Return whether it existed.
 
     Raises:
-        BusUnavailableError: no answer.
+        BusUnavailableError: no response.
     """
     return await _deleted(nc, f"CONSUMER.DELETE.{stream}.{name}")
 
 
 async def consumer_names(nc: Client, stream: str) -> list[str]:
-    """Name all consumers of a stream.
+    """Return the names of all consumers of a stream.
 
     Raises:
-        NotFoundOnBusError: the stream doesn't exist.
-        BusUnavailableError: no answer.
+        NotFoundOnBusError: the stream does not exist.
+        BusUnavailableError: no response.
     """
     names: list[str] = []
     while True:
@@ -145,7 +145,10 @@ async def consumer_names(nc: Client, stream: str) -> list[str]:
 
 
 def with_raised_limit(wanted: Config, found: Config) -> Config:
-    """Keep a higher limit of bytes that an operator has set. No limit is not a higher one."""
+    """Return `wanted`, with the higher limit of bytes that an operator has set, if any.
+
+    A stream without a limit does not count as higher.
+    """
     limit, given = wanted.get("max_bytes"), found.get("max_bytes")
     if not isinstance(limit, int) or not isinstance(given, int) or not 0 <= limit <= given:
         return wanted
@@ -153,7 +156,7 @@ def with_raised_limit(wanted: Config, found: Config) -> Config:
 
 
 def differences(wanted: Config, found: Config, path: str = "") -> dict[str, tuple[Any, Any]]:
-    """Return the fields set in `wanted` that `found` has otherwise: path to (wanted, found)."""
+    """Return the fields of `wanted` that differ in `found`: path to (wanted, found)."""
     wrong: dict[str, tuple[Any, Any]] = {}
     for key, value in wanted.items():
         wrong |= _difference(value, found.get(key), f"{path}{key}")
@@ -201,7 +204,7 @@ async def _put_consumer(
 ) -> None:
     subject = f"CONSUMER.CREATE.{stream}.{name}"
     only_filter = config.get("filter_subject")
-    if only_filter:  # in the subject too, so that permissions can bind it
+    if only_filter:  # also in the subject, so that permissions can restrict it
         subject += f".{only_filter}"
     await api_request(nc, subject, {"stream_name": stream, "config": config, "action": action})
 

@@ -1,4 +1,4 @@
-"""TLS to the bus: whom to trust, who we are, and nothing sent without it where it is wanted."""
+"""TLS settings of the connection to the bus."""
 
 import ssl
 from collections.abc import Sequence
@@ -8,7 +8,11 @@ from infra.jetstream.errors import BusAccessError
 
 
 class TransportSecurity:
-    """TLS as configured; the files are read anew at every connection, so they can be replaced."""
+    """TLS as configured. Each connection reads the files again, so they can be replaced.
+
+    Attributes:
+        demanded: whether nothing may be sent without TLS.
+    """
 
     def __init__(self, urls: Sequence[str], access: Access) -> None:
         self._access = access
@@ -19,7 +23,7 @@ class TransportSecurity:
         )
 
     def context(self) -> ssl.SSLContext:
-        """Make a context that verifies the server, by name and authority.
+        """Return a context that verifies the server's name and authority.
 
         Raises:
             BusAccessError: a file cannot be used.

@@ -1,6 +1,6 @@
-"""What goes over the wire: requests, sizes, and the server's errors as ours.
+"""Requests and publishes on a connection, and the server's errors as those of `errors`.
 
-The only module that knows nats-py's exceptions; the others raise and catch the tree of `errors`.
+The only module that uses nats-py's exceptions. All others raise and catch `BusError`.
 """
 
 import asyncio
@@ -52,13 +52,13 @@ from infra.jetstream.parser import (
 )
 from infra.jetstream.transport_security import TransportSecurity
 
-MAX_HEADERS_BYTES: Final = 65_535  # JetStream's limit (10097); the connection itself has none
-# The server closes the connection on a protocol line above 4,096 bytes, and nats-py then closes
-# for good: leave room for the reply subject and the sizes.
+MAX_HEADERS_BYTES: Final = 65_535  # The limit of JetStream (10097). The connection itself has none.
+# The server closes the connection on a protocol line above 4,096 bytes, and nats-py then closes the
+# client permanently. The rest is for the reply subject and the sizes.
 MAX_SUBJECT_BYTES: Final = 3_000
 
 _CLOSE_SECONDS: Final = 1.0
-PENDING_BYTES: Final = 64 * 1024 * 1024  # what may wait for the socket, or for a reconnection
+PENDING_BYTES: Final = 64 * 1024 * 1024  # limit of unsent bytes, also during a reconnection
 
 _HEADER_NAME: Final = re.compile(r"[!-9;-~]+")
 _NO_LINE_ENDS: Final = {ord("\r"): " ", ord("\n"): " "}
@@ -80,7 +80,7 @@ JETSTREAM_OFF_REMEDY: Final = (
 
 
 class ApiError(msgspec.Struct, frozen=True):
-    """The `error` object of a JetStream answer."""
+    """The `error` object of a JetStream response."""
 
     code: int = 0
     err_code: int = 0
@@ -88,7 +88,7 @@ class ApiError(msgspec.Struct, frozen=True):
 
 
 def to_bus_error(error: ApiError, what: str) -> BusError:
-    """Return the error of our tree that the server's answer to `what` means."""
+    """Return the `BusError` for the server's error in a response to `what`."""
     text = f"{what}: {error.description} (code {error.code}/{error.err_code})"
     if error.err_code in _STREAM_FULL:
         return StreamFullError(text)
@@ -103,7 +103,8 @@ def to_bus_error(error: ApiError, what: str) -> BusError:
             f"{text}; retry in 10 seconds, after an election. If the cluster still has no leader, "
             "check that more than half of its servers are running and can reach each other"
         )
-    if error.err_code == _TOO_MANY_WAITING:  # messages of all clients for one stream
+    # Too many messages of all clients for one stream are pending.
+    if error.err_code == _TOO_MANY_WAITING:
         return BusUnavailableError(f"{text}; retry later")
     if error.err_code == _NO_FILES:
         text += "; the disk of the server is full, or the server cannot write to it"
@@ -114,7 +115,7 @@ def to_bus_error(error: ApiError, what: str) -> BusError:
 
 @contextlib.contextmanager
 def bus_errors(what: str) -> Generator[None]:
-    """Raise nats-py's exceptions as ours, naming `what` was being done."""
+    """Convert nats-py's exceptions into `BusError`, with `what` as the failed operation."""
     try:
         with _cancellation_kept():
             yield
@@ -138,10 +139,10 @@ def bus_errors(what: str) -> Generator[None]:
 
 @contextlib.contextmanager
 def _cancellation_kept() -> Generator[None]:
-    """Raise the cancellation that nats-py swallows.
+    """Raise a cancellation that nats-py has swallowed.
 
-    It waits with `asyncio.wait_for`, which before Python 3.12 gives the result and forgets the
-    cancellation when both come at once; a service would then run on for ever.
+    It uses `asyncio.wait_for`, which before Python 3.12 returns the result and drops a cancellation
+    that arrives at the same time. The service would then never stop.
     """
     task = asyncio.current_task()
     before = 0 if task is None else task.cancelling()
@@ -160,12 +161,12 @@ async def request(
     timeout: float,  # noqa: ASYNC109 - nats-py's own request takes it
     headers: Mapping[str, str] | None = None,
 ) -> Msg:
-    """Send a request and return the one answer.
+    """Send a request, and return the response.
 
     Raises:
-        BusUnavailableError: no answer within `timeout` seconds, or nobody listens.
-        BusDeniedError: we may not publish to the subject, or not listen to our own inbox.
-        MessageTooLargeError: longer than the server accepts; nothing was sent.
+        BusUnavailableError: no response within `timeout` seconds, or no responder.
+        BusDeniedError: the user may not publish to the subject, or not subscribe to its own inbox.
+        MessageTooLargeError: larger than the server accepts; nothing was sent.
     """
     check_size(nc, subject, payload, headers)
     async with ended_by_denial(nc, (subject,)):
@@ -185,10 +186,10 @@ async def request(
 
 @contextlib.asynccontextmanager
 async def ended_by_denial(nc: Client, subjects: Collection[str]) -> AsyncGenerator[None]:
-    """End a wait for an answer as soon as the server denies one of the subjects.
+    """End a wait for a response as soon as the server denies one of the subjects.
 
     Raises:
-        BusDeniedError: naming the subject and the user.
+        BusDeniedError: with the subject and the user.
     """
     found: list[Denial] = []
     if isinstance(nc, FastClient) and nc.denials.of_inbox is not None:
@@ -200,6 +201,8 @@ async def ended_by_denial(nc: Client, subjects: Collection[str]) -> AsyncGenerat
                 if not any(map(denial.is_of, subjects)) and not _is_of_inbox(nc, denial):
                     return False
                 if not found:
+                    # Ends the body with a timeout, which is the only way to interrupt it from a
+                    # callback.
                     limit.reschedule(0)
                 found.append(denial)
                 return True
@@ -214,7 +217,7 @@ async def ended_by_denial(nc: Client, subjects: Collection[str]) -> AsyncGenerat
 
 @contextlib.contextmanager
 def denial_noticed(nc: Client, listener: DenialListener) -> Generator[None]:
-    """Have `listener` told of what the server denies meanwhile."""
+    """Call `listener` for each denial during the context."""
     if not isinstance(nc, FastClient):
         yield
         return
@@ -234,11 +237,11 @@ async def send(
     reply: str = "",
     headers: Mapping[str, str] | None = None,
 ) -> None:
-    """Publish without an answer; the size is checked first.
+    """Publish without a response, after a check of the size.
 
     Raises:
-        BusUnavailableError: the connection is closed, or its buffer is full while it reconnects.
-        MessageTooLargeError: longer than the server accepts; nothing was sent.
+        BusUnavailableError: the connection is closed, or its buffer is full during a reconnection.
+        MessageTooLargeError: larger than the server accepts; nothing was sent.
     """
     check_size(nc, subject, payload, headers)
     with bus_errors(subject):
@@ -248,11 +251,11 @@ async def send(
 def encode(
     nc: Client, subject: str, payload: bytes, headers: Mapping[str, str], *, reply: str = ""
 ) -> bytes:
-    """Return the protocol's bytes for one message, for `write`.
+    """Return the protocol bytes of one message, for `write`.
 
     Raises:
-        MessageTooLargeError: longer than the server accepts.
-        ValueError: the subject or a header's name can't go over the wire.
+        MessageTooLargeError: larger than the server accepts.
+        ValueError: the subject or the name of a header is invalid in the protocol.
     """
     if not subject.isprintable() or " " in subject or not subject:
         raise ValueError(f"subject {subject!r}: spaces and control characters are not allowed")
@@ -281,14 +284,14 @@ def _is_header_name(name: str) -> bool:
 
 
 async def write(nc: Client, commands: Sequence[bytes], what: str) -> None:
-    """Put encoded messages on the connection, in one go.
+    """Write encoded messages to the connection at once.
 
-    A batch of 500 with headers through nats-py's `publish` took 18 µs of processor time a message,
-    this way 3 to 7 µs, and 1.3 to 1.7 times the throughput. It calls what `publish` calls with its
-    command, so it waits for a reconnection as well.
+    A batch of 500 messages with headers takes 18 µs of processor time per message with nats-py's
+    `publish`, and 3 to 7 µs here, at 1.3 to 1.7 times the throughput. It calls the same methods as
+    `publish`, so it also waits for a reconnection.
 
     Raises:
-        BusUnavailableError: the connection is closed, or its buffer is full while it reconnects.
+        BusUnavailableError: the connection is closed, or its buffer is full during a reconnection.
     """
     buffer = b"".join(commands)
     if nc.is_closed or nc.is_draining_pubs:
@@ -303,14 +306,15 @@ async def write(nc: Client, commands: Sequence[bytes], what: str) -> None:
 
 
 class AccessFailedError(nats.errors.Error):
-    """A `BusAccessError` as nats-py knows it: one more reason why a server cannot be used now."""
+    """A `BusAccessError` in a form that makes nats-py retry."""
 
 
 class EndingTransport(TcpTransport):
-    """The transport whose end is an end: nats-py awaits it before it reconnects, and sends on.
+    """A transport whose methods fail as nats-py expects when the connection has ended.
 
-    uvloop raises `RuntimeError` for what is sent when the connection has just been lost, before
-    nats-py has heard of it; as an `OSError` it is what nats-py expects of a lost connection.
+    uvloop raises `RuntimeError` for a write after a loss that nats-py has not detected yet. nats-py
+    expects an `OSError`. nats-py also awaits the end of the transport before it reconnects, which
+    may never come.
     """
 
     def write(self, payload: bytes) -> None:
@@ -328,7 +332,7 @@ class EndingTransport(TcpTransport):
             raise ConnectionResetError(str(error)) from error
 
     async def wait_closed(self) -> None:
-        """Wait until it is closed, or some time: after a TLS handshake that failed it never is."""
+        """Wait until it is closed, for at most 1 s: after a failed TLS handshake it never is."""
         task = asyncio.current_task()
         try:
             async with asyncio.timeout(_CLOSE_SECONDS):
@@ -336,25 +340,24 @@ class EndingTransport(TcpTransport):
         except TimeoutError:
             pass
         except asyncio.CancelledError:
-            # All waits await one future, and a wait that is cancelled cancels it for the others.
+            # All waits share one future, and a cancelled wait cancels it for the others.
             if task is None or task.cancelling():
                 raise
 
 
 class FastClient(Client):
-    """The client with a short way for messages, and with answers that end with their connection.
+    """A client with a direct path for messages, and with responses that end with the connection.
 
-    It reads whatever others have put into subjects and headers (``foreign_bytes``).
+    It accepts any bytes that other clients put into subjects and headers (``foreign_bytes``).
 
-    A message comes to its ``listeners`` from the parser itself, without a queue and a task's turn,
-    and its headers are read by a quicker parser.
+    The parser passes a message directly to its listener, without a queue and a task switch, and
+    with a faster parser of headers.
 
-    It reconnects where nats-py gives up for ever: when its user's time is over or its key was
-    revoked, for the key's file may hold a fresh one by then, and when there are too many
-    connections. And it insists on TLS that was asked
-    for, where nats-py goes on without it if the server offers none.
+    It reconnects where nats-py gives up: when the user expired or its key was revoked, because the
+    file may contain a new key, and when the server has too many connections. It also refuses a
+    connection without TLS if TLS was required, where nats-py continues if the server offers none.
 
-    None of that has a public interface: it overrides and reads private members of nats-py, which
+    nats-py has no public interface for this: the class overrides and reads private members, which
     `tests/test_private_members.py` lists.
     """
 
@@ -368,7 +371,7 @@ class FastClient(Client):
         self.when_doubtful: Callable[[], None] | None = None
         self.last_server = ""  # host and port of the last attempt to connect
         self.attempts = 0
-        self.excess = ""  # what ended the connection, if its server has sent too much
+        self.excess = ""  # why the connection ended, if its server has sent too much
         self.identity = identity
         self.denials = Denials(identity.inbox_prefix if identity else "_INBOX")
         self._security = security
@@ -376,15 +379,16 @@ class FastClient(Client):
         self._ps = MessageParser(self, self._take)
 
     async def listen(self, subject: str, listener: Listener) -> Subscription:
-        """Subscribe; the listener takes the messages one by one, in order."""
+        """Subscribe. The listener gets the messages one by one, in order."""
 
         async def take(message: Msg) -> None:
             listener(Incoming(message.subject, message.reply, message.data, message.headers))
 
+        # The number that `subscribe` will assign: a message may arrive before it returns.
         number = self._sid + 1
         self._listeners[number] = listener
-        # Without nats-py's own limits on waiting messages, which drop: the listeners of this
-        # package only append to a list, and bound what the server may send.
+        # nats-py's limits of waiting messages would drop some. The listeners of this package only
+        # append to a list, and limit what the server may send.
         subscription = await self.subscribe(  # pyright: ignore[reportUnknownMemberType]
             subject, cb=take, pending_msgs_limit=0, pending_bytes_limit=0
         )
@@ -393,9 +397,10 @@ class FastClient(Client):
         return subscription
 
     async def _send_ping(self, future: asyncio.Future[object] | None = None) -> None:
-        """Send what waits before the PING, so that the answer to a `flush` speaks of it too.
+        """Send the pending bytes before the PING, so that the response of a `flush` covers them.
 
-        nats-py's own overtakes it: a subscription might not be known when its PONG comes.
+        nats-py's PING overtakes them, so its PONG might arrive before the server has the
+        subscription.
         """
         waiting: list[bytes] = self._pending
         if waiting and self._transport is not None:
@@ -416,7 +421,7 @@ class FastClient(Client):
     def _take(
         self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes
     ) -> Awaitable[None] | None:
-        """Hand a message to its listener; return what is left to be awaited, seldom anything."""
+        """Pass a message to its listener. Return an awaitable if work remains, which is rare."""
         listener = self._listeners.get(sid)
         if listener is None:
             return super()._process_msg(sid, subject, reply, data, headers)
@@ -424,68 +429,69 @@ class FastClient(Client):
         self.stats["in_bytes"] += len(data)
         try:
             listener(Incoming(readable(subject), readable(reply), data, read_headers(headers)))
-        except Exception as error:  # noqa: BLE001 - one message must not end the reading
+        except Exception as error:  # noqa: BLE001 - one message must not end the read task
             return self._error_cb(error)
         return None
 
     def denied(self, denial: Denial) -> BusDeniedError:
-        """Return the error that a denial means, with our user's name."""
+        """Return the error for a denial, with the user's name."""
         return denial.error(str(self.identity or "(unknown)"))
 
     async def _process_op_err(self, e: Exception) -> None:
-        """End the connection; nats-py reports nothing if it reconnects."""
+        """End the connection. Report the reason, because nats-py does not if it reconnects."""
         if isinstance(e, MessageTooLongError):
             self.excess = str(e)
             await self._error_cb(e)
         await super()._process_op_err(e)
 
     async def _attempt_reconnect(self) -> None:
-        """Reconnect, whatever happens: nats-py's task ends at an error that it does not foresee."""
+        """Reconnect after any error. nats-py's task would end at an unexpected one."""
         while True:
             try:
                 return await super()._attempt_reconnect()
-            except Exception as error:  # noqa: BLE001 - else nobody would try again
+            except Exception as error:  # noqa: BLE001 - without a retry the client stays disconnected
                 self._status = Client.RECONNECTING
                 await self._error_cb(error)
                 await asyncio.sleep(self.options["reconnect_time_wait"])
 
     async def _select_next_server(self) -> None:
-        """Try the server that was left last: it may be silent, or cut off from the others."""
+        """Try the current server last, because it may be silent or isolated."""
         self._server_pool.sort(key=lambda each: each is self._current_server)
         await super()._select_next_server()
 
     async def _connect_to_server(self, s: Srv) -> None:
         self.last_server = f"{s.uri.hostname}:{s.uri.port}"
         self.attempts += 1
+        # See `_forget_last_attempt`: an attempt that failed late leaves tasks behind.
         self._forget_last_attempt()
         await super()._connect_to_server(s)
-        if type(self._transport) is TcpTransport:  # nats-py takes no transport of ours
+        if type(self._transport) is TcpTransport:  # nats-py has no parameter for a transport
             connected, self._transport = self._transport, EndingTransport()
             vars(self._transport).update(vars(connected))
 
     async def _process_connect_init(self) -> None:
-        """Log in; where the server ends the connection, raise what it has said before that."""
+        """Log in. If the server ends the connection, raise the error that it sent before."""
         try:
             await super()._process_connect_init()
         except OSError as error:
             if (said := self._last_words()) is not None:
                 raise nats.errors.Error(f"nats: {said}") from error
             raise
-        # nats-py takes the end of the connection for the response to its ping.
+        # nats-py accepts the end of the connection as the response to its ping.
         if not self.is_connected and self._transport is not None and self._transport.at_eof():
             raise nats.errors.UnexpectedEOF
 
     def _last_words(self) -> str | None:
-        """Return the error of a server that has ended the connection, which nobody has read."""
+        """Return the unread error message of a server that has ended the connection, or None."""
         reader = cast("asyncio.StreamReader | None", vars(self._transport).get("_io_reader"))
         received = b"" if reader is None else bytes(vars(reader).get("_buffer", b""))
         found = ERR_RE.match(received)
         return None if found is None else (found.group(1) or b"").decode(errors="replace")
 
     def _forget_last_attempt(self) -> None:
-        """End what an attempt that failed late has left: its tasks would use the next connection.
+        """End the tasks of an attempt that failed late, because they would use the next connection.
 
-        A second reader takes what the handshake waits for, or ends it with an error.
+        A second reader would take the bytes of the handshake, or end it with an error.
         """
         for name in ("_reading_task", "_ping_interval_task", "_flusher_task"):
             task = cast("asyncio.Task[None] | None", self.__dict__[name])
@@ -497,14 +503,14 @@ class FastClient(Client):
 
     @property
     def ssl_context(self) -> ssl.SSLContext:
-        """The TLS settings, with the files as they are now."""
+        """The TLS settings, from the current content of the files."""
         if self._security is None:
             return super().ssl_context
         with _access_failures():
             return self._security.context()
 
     def _connect_command(self) -> bytes:
-        """Return who we are, with the key's file as it is now."""
+        """Return the CONNECT command, with the current content of the key file."""
         if self._security is not None and self._security.demanded:
             self._require_tls()
         key_file = self.identity.key_file if self.identity is not None else None
@@ -522,6 +528,7 @@ class FastClient(Client):
                 "the server does not offer the required TLS; nothing was sent to it"
             )
 
+    # nats-py closes the client permanently for these errors. End only the connection.
     async def _process_err(self, err_msg: str) -> None:
         denial = parse_denial(self._as_said(err_msg))
         if denial is not None and self.denials.tell(denial):
@@ -533,32 +540,32 @@ class FastClient(Client):
         await super()._process_err(err_msg)
 
     def _as_said(self, lowered: str) -> str:
-        """Return the server's own words; those that nats-py hands on name another subject."""
-        # It lowers them, and its parser still has them as they came.
+        """Return the server's message in its original case, because subjects are case-sensitive."""
+        # nats-py passes it in lower case, and its parser still has the original.
         found = ERR_RE.match(self._ps.buf)
         said = "" if found is None else (found.group(1) or b"").decode(errors="replace")
         return said if said.lower() == lowered else lowered
 
     @property
     def server_has_jetstream(self) -> bool:
-        """Whether the server says that it has JetStream on, be it ready or not."""
+        """Whether the server announces JetStream, ready or not."""
         return bool(self._server_info.get("jetstream"))
 
     @property
     def server_knows_its_users(self) -> bool:
-        """Whether nobody gets in without saying who he is."""
+        """Whether the server requires credentials."""
         return bool(self._server_info.get("auth_required"))
 
     @property
     def server_is_clustered(self) -> bool:
-        """Whether the server says that it is part of a cluster."""
+        """Whether the server announces that it is part of a cluster."""
         return bool(self._server_info.get("cluster"))
 
     def end_pending(self) -> None:
-        """End every wait for an answer: it was to come on a connection that is lost.
+        """End every wait for a response, because the responses belong to the lost connection.
 
-        Else each would wait for its whole time, and the server may be back in a second. Whether the
-        request was carried out is unknown.
+        Otherwise each would wait until its timeout, although the server may return within a second.
+        Whether a request was executed is unknown.
         """
         answers = cast("dict[str, asyncio.Future[object]]", self.__dict__["_resp_map"])
         for future in list(answers.values()):
@@ -568,7 +575,7 @@ class FastClient(Client):
             listener()
 
     def note_back(self) -> None:
-        """Take note that the connection works again."""
+        """Notify the listeners that the connection works again."""
         self.excess = ""
         for listener in list(self.when_back):
             listener()
@@ -586,7 +593,7 @@ class FastClient(Client):
         )
 
     async def _process_headers(self, headers: bytes) -> dict[str, str] | None:
-        """Parse headers; of a block that nobody can read, none."""
+        """Parse headers. Return None for an invalid block."""
         try:
             return await super()._process_headers(headers)  # pyright: ignore[reportUnknownMemberType]
         except (UnicodeDecodeError, IndexError):
@@ -604,7 +611,7 @@ class FastClient(Client):
 
 @contextlib.contextmanager
 def _access_failures() -> Generator[None]:
-    """Raise `BusAccessError` as an error that makes nats-py try again, not end for good."""
+    """Raise `BusAccessError` as an error after which nats-py retries."""
     try:
         yield
     except BusAccessError as error:
@@ -612,20 +619,20 @@ def _access_failures() -> Generator[None]:
 
 
 def note_doubt(nc: Client) -> None:
-    """Note that a request got no response, or that no stream or consumer has a leader for it."""
+    """Report that a request got no response, or found no leader, so that the server is checked."""
     if isinstance(nc, FastClient) and nc.when_doubtful is not None and nc.is_connected:
         nc.when_doubtful()
 
 
 def is_refusal(text: str) -> bool:
-    """Whether the server's words mean that it does not let us in, or no longer."""
+    """Return whether a server's message means that it rejects or no longer accepts the user."""
     lowered = text.lower()
     return "authorization violation" in lowered or "authentication" in lowered
 
 
 @contextlib.contextmanager
 def loss_noticed(nc: Client, listener: Callable[[], None]) -> Generator[None]:
-    """Have `listener` called if the connection is lost meanwhile."""
+    """Call `listener` if the connection is lost during the context."""
     listeners = nc.when_lost if isinstance(nc, FastClient) else set[Callable[[], None]]()
     listeners.add(listener)
     try:
@@ -636,7 +643,7 @@ def loss_noticed(nc: Client, listener: Callable[[], None]) -> Generator[None]:
 
 @contextlib.contextmanager
 def changes_noticed(nc: Client, listener: Callable[[], None]) -> Generator[None]:
-    """Have `listener` called if the connection is lost meanwhile, and when it is back."""
+    """Call `listener` if the connection is lost or restored during the context."""
     back = nc.when_back if isinstance(nc, FastClient) else set[Callable[[], None]]()
     back.add(listener)
     try:
@@ -647,10 +654,10 @@ def changes_noticed(nc: Client, listener: Callable[[], None]) -> Generator[None]
 
 
 def check_size(nc: Client, subject: str, payload: bytes, headers: Mapping[str, str] | None) -> None:
-    """Refuse what the server would answer by closing the connection.
+    """Raise an error for a message at which the server would close the connection.
 
-    nats-py counts the payload alone, the server payload and headers together; its refusal is a
-    protocol error, after which nats-py closes the client for good.
+    nats-py checks only the payload, but the server adds the headers. Its rejection is a protocol
+    error, after which nats-py closes the client permanently.
 
     Raises:
         MessageTooLargeError: with the size and the limit.
@@ -676,7 +683,7 @@ def check_size(nc: Client, subject: str, payload: bytes, headers: Mapping[str, s
 
 
 def headers_size(headers: Mapping[str, str]) -> int:
-    """Return the bytes that the headers take on the wire."""
+    """Return the size of the headers in the protocol, in bytes."""
     size = 12  # "NATS/1.0", its line end, and the empty line
     for name, value in headers.items():
         size += len(name) + 4 + (len(value) if value.isascii() else len(value.encode()))
@@ -684,7 +691,7 @@ def headers_size(headers: Mapping[str, str]) -> int:
 
 
 def status_of(message: Msg | Incoming) -> str:
-    """Return the message's inline status ("404"), or "" for a message of content."""
+    """Return the inline status of a message ("404"), or "" for a message with content."""
     headers = message.headers
     if headers is None or isinstance(headers, Headers):
         return ""
@@ -692,7 +699,7 @@ def status_of(message: Msg | Incoming) -> str:
 
 
 async def subscribe(nc: Client, subject: str, listener: Listener) -> Subscription:
-    """Subscribe; the listener takes the messages one by one, in order.
+    """Subscribe. The listener gets the messages one by one, in order.
 
     Raises:
         BusUnavailableError: the connection is closed.
@@ -702,16 +709,16 @@ async def subscribe(nc: Client, subject: str, listener: Listener) -> Subscriptio
 
 
 async def unsubscribe(subscription: Subscription) -> None:
-    """End a subscription; nothing happens when it or its connection has ended."""
+    """End a subscription. Do nothing if it or its connection has ended."""
     with contextlib.suppress(nats.errors.Error):
         await subscription.unsubscribe()
 
 
 def split_reply(reply: str) -> list[str]:
-    """Return an acknowledgement subject's last five parts, and the consumer before them.
+    """Return the last five parts of an acknowledgement subject, after the consumer's name.
 
-    The parts: consumer, times delivered, stream sequence, consumer sequence, time in ns, pending.
-    Nine tokens in the old form, eleven or more in the one with domain and account.
+    In order: consumer, deliveries, stream sequence, consumer sequence, time in ns, pending. The old
+    form has nine tokens. The form with domain and account has eleven or more.
     """
     tokens = reply.split(".")
     return tokens[3:] if len(tokens) == _OLD_REPLY_TOKENS else tokens[5:]
