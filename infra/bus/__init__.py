@@ -1,1 +1,1 @@
-"""The product's streams on JetStream, and the implementations of ``reconciler.ports``."""
+"""The streams on JetStream, and the implementations of ``reconciler.ports``."""

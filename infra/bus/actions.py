@@ -1,4 +1,4 @@
-"""Decided actions, handed to one worker each."""
+"""Deliver decided actions to workers, each to one worker at a time."""
 
 from __future__ import annotations
 
@@ -28,18 +28,21 @@ _logger = structlog.get_logger(__name__)
 
 
 class JetStreamActionReader:
-    """Implements ``reconciler.ports.ActionReader``: a queue for each configuration (ADR 0018)."""
+    """Implements ``reconciler.ports.ActionReader``, with a queue per configuration (ADR 0018)."""
 
     def __init__(self, nc: Client) -> None:
         self._nc = nc
         self._reader = PullGroup(nc, LOG, [], until_done=True)
+        # By reply subject: actions that this reader must return on close, and those that still
+        # count against its consumer's room.
         self._leased: dict[str, Delivered] = {}
         self._without_room: set[str] = set()
         self._connections: int | None = None
+        # Last position at the time of the current connection. See `_note_connection`.
         self._decided_before = 0
 
     async def take_from(self, provider_config: str, most: int) -> None:
-        """Take actions of a configuration too, or another number of them at once."""
+        """Add the actions of a configuration, or change the number of them to hold."""
         await self._note_connection()
         try:
             with telling_what_to_do():
@@ -48,7 +51,7 @@ class JetStreamActionReader:
                     lambda: make_worker_consumer(self._nc, provider_config),
                     seconds=math.inf,
                 )
-        except (BusRefusedError, StreamFullError) as error:  # a limit of the account, for example
+        except (BusRefusedError, StreamFullError) as error:  # for example, a limit of the account
             raise NotTakenError(str(error)) from error
         self._reader.take_from(name, most)
 
@@ -67,15 +70,18 @@ class JetStreamActionReader:
                     continue
                 self._leased[each.reply] = each
                 self._without_room.add(each.reply)
+                # The number of deliveries is reliable only for actions decided since the connection
+                # was made.
                 is_certain = each.seq > self._decided_before
                 actions.append(ActionDelivery(each.seq, event, each.delivered, each, is_certain))
             if actions:
                 return actions
 
     async def _note_connection(self) -> None:
-        """Note what was decided before a new connection.
+        """Record the log's end at the start of a connection, to mark older actions as uncertain.
 
-        A server that is killed forgets its newest deliveries, and counts them from one again.
+        A killed server loses its most recent delivery counts, and counts those deliveries from one
+        again.
         """
         connections: int = self._nc.stats["reconnects"]
         if connections != self._connections:
@@ -86,9 +92,9 @@ class JetStreamActionReader:
             self._connections, self._decided_before = connections, state.last_seq
 
     async def _leave(self, unreadable: Delivered, reason: str) -> None:
-        """Tell of an action that cannot be read here, and leave it to other workers.
+        """Report an action that cannot be decoded, and leave it to other workers.
 
-        It was decided, so it is never given up: a newer release may know what this one does not.
+        It is never terminated, because it was decided, and a newer release may support it.
         """
         _logger.error("reading an action failed", position=unreadable.seq, error=reason)
         letter = DeadLetter(
@@ -111,20 +117,20 @@ class JetStreamActionReader:
                     "stream DEADLETTERS is full; dropped a dead letter",
                     position=unreadable.seq,
                 )
-        except BusError as error:  # it is delivered again, and told then
+        except BusError as error:  # the next delivery reports it again
             _logger.warning("storing a dead letter failed", error=str(error))
         self._reader.done(unreadable)
         await nak(self._nc, unreadable, _OFFERED_AGAIN_SECONDS)
 
     def make_room(self, delivery: ActionDelivery) -> None:
-        """Ask for another action in the place of this one."""
-        taken = cast("Delivered", delivery.receipt)
-        if taken.reply in self._without_room:  # else it was said before
-            self._without_room.discard(taken.reply)
-            self._reader.done(taken)
+        """Free the room of an action, so that the server delivers another one."""
+        receipt = cast("Delivered", delivery.receipt)
+        if receipt.reply in self._without_room:  # otherwise the room is already free
+            self._without_room.discard(receipt.reply)
+            self._reader.done(receipt)
 
     async def ack(self, deliveries: Sequence[ActionDelivery]) -> None:
-        """Report that the results of these are stored."""
+        """Acknowledge actions whose results are stored."""
         for each in deliveries:
             self.make_room(each)
         receipts = [cast("Delivered", each.receipt) for each in deliveries]
@@ -133,11 +139,11 @@ class JetStreamActionReader:
         await ack(self._nc, receipts)
 
     async def still_working(self, deliveries: Sequence[ActionDelivery]) -> None:
-        """Extend the leases of these."""
+        """Extend the leases of actions."""
         await in_progress(self._nc, [cast("Delivered", each.receipt) for each in deliveries])
 
     async def close(self) -> None:
-        """Take no more; what is not acknowledged goes to others now, not when its lease ends."""
+        """Stop pulling, and return unacknowledged actions for an immediate redelivery."""
         await self._reader.close()
         with contextlib.suppress(BusError):
             for each in self._leased.values():
@@ -146,7 +152,11 @@ class JetStreamActionReader:
 
 
 def _action(delivered: Delivered) -> LogEvent:
-    """Decode an action; raises ``ValueError`` for what is none, or of another resource."""
+    """Decode an action.
+
+    Raises:
+        ValueError: it is not an action, or belongs to another resource.
+    """
     event = decode_log(delivered.payload)
     if log_class(event.data) != "action":
         raise InvalidMessageError(f"the event {event.type} is not an action")

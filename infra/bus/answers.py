@@ -1,4 +1,4 @@
-"""The decider's answers, on one inbox for all that a client asks."""
+"""Receive the decider's replies to one client, all in one inbox."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _logger = structlog.get_logger(__name__)
 
 
 class Round:
-    """Questions that were asked together, and their answers by index."""
+    """Requests that were sent together, and their replies by index."""
 
     def __init__(self, inbox: str, number: int, count: int) -> None:
         self.answers: list[Reply | None] = [None] * count
@@ -32,16 +32,16 @@ class Round:
             self.complete.set()
 
     def reply_to(self, index: int) -> str:
-        """Where the answer to one question goes."""
+        """Return the reply subject of a request."""
         return f"{self._prefix}{index}"
 
     @property
     def unanswered(self) -> list[int]:
-        """The indexes of the questions without an answer."""
+        """The indexes of the requests without a reply."""
         return [index for index, answer in enumerate(self.answers) if answer is None]
 
     def take(self, index: int, answer: Reply) -> None:
-        """Take in an answer; a second one to the same question says nothing new."""
+        """Store a reply, unless the request already has one."""
         if index >= len(self.answers) or self.answers[index] is not None:
             return
         self.answers[index] = answer
@@ -51,7 +51,7 @@ class Round:
 
 
 class AnswerBox:
-    """One subscription, open for as long as the client is: an answer is never early."""
+    """The subscription for replies, open for the life of the client, so that none is missed."""
 
     def __init__(self, nc: Client) -> None:
         self._nc = nc
@@ -61,21 +61,24 @@ class AnswerBox:
         self._number = 0
 
     async def open(self, user: str) -> None:
-        """Subscribe; raises ``BusUnavailableError``.
+        """Subscribe.
 
-        The decider answers a verified user only on an inbox that contains its name.
+        The decider replies to a verified user only on an inbox that contains the user's name.
+
+        Raises:
+            BusUnavailableError: the connection is closed.
         """
         self._inbox = f"_INBOX.{user}.{uuid.uuid4().hex}" if user else self._nc.new_inbox()
         self._subscription = await subscribe(self._nc, f"{self._inbox}.*", self._receive)
 
     async def close(self) -> None:
-        """Take no more answers."""
+        """End the subscription."""
         if self._subscription is not None:
             await unsubscribe(self._subscription)
 
     @contextmanager
     def round(self, count: int) -> Generator[Round]:
-        """Expect the answers to so many questions."""
+        """Expect the replies to `count` requests."""
         self._number += 1
         number = self._number
         self._rounds[number] = Round(self._inbox, number, count)

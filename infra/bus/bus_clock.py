@@ -1,4 +1,4 @@
-"""The bus's clock: one for all processes, whatever the clocks of their machines show."""
+"""The bus's clock: one for all processes, independent of the clocks of their machines."""
 
 from __future__ import annotations
 
@@ -12,35 +12,44 @@ from infra.bus.streams import LOG
 from infra.jetstream.connection import api_request
 
 WRONG: Final = timedelta(seconds=30)
-"""By so much a clock is wrong: a role may take some seconds until it has stored what it writes."""
+"""Difference from which a clock counts as wrong. A role may take seconds to store an event."""
 
 _NONE = timedelta(0)
 
 
 class BusClock(NamedTuple):
-    """How far the bus's clock is ahead of this machine's, and how far that may be wrong."""
+    """The offset of the bus's clock from this machine's clock.
+
+    Attributes:
+        ahead: bus time minus local time.
+        margin: possible error of `ahead`, in both directions.
+    """
 
     ahead: timedelta
     margin: timedelta
 
     @property
     def difference(self) -> timedelta:
-        """By how much the two differ at least."""
+        """The smallest possible difference of the two clocks."""
         return max(abs(self.ahead) - self.margin, _NONE)
 
     def now(self) -> datetime:
-        """Return the time by the bus's clock."""
+        """Return the bus's current time."""
         return datetime.now(UTC) + self.ahead
 
 
 async def read_clock(nc: Client) -> BusClock:
-    """Read the bus's clock off an answer; raises ``BusError``."""
+    """Read the bus's clock from a response.
+
+    Raises:
+        BusError: the request failed.
+    """
     asked = time.time()
     answer = await api_request(nc, f"STREAM.INFO.{LOG}", None)
     return clock_of(str(answer["ts"]), asked, time.time())
 
 
 def clock_of(bus_time: str, asked: float, answered: float) -> BusClock:
-    """Compare a time of the bus with those of ours before and after the request for it."""
+    """Compare a bus time with the local times before and after the request, in seconds."""
     ahead = datetime.fromisoformat(bus_time).timestamp() - (asked + answered) / 2
     return BusClock(timedelta(seconds=ahead), timedelta(seconds=(answered - asked) / 2))

@@ -1,4 +1,4 @@
-"""What the client of other services does on the bus."""
+"""The operations of a service's client on the bus."""
 
 from __future__ import annotations
 
@@ -44,21 +44,21 @@ from reconciler.errors import WaitTimeoutError
 from reconciler.ports import IntakeMessageOut, StoredEvent
 
 _RETRY_SECONDS: Final = 0.2
-_LOOK_SECONDS: Final = 0.5  # between two looks whether the connection was lost in the meantime
+_LOOK_SECONDS: Final = 0.5  # interval of checks whether the connection was lost
 _logger = structlog.get_logger(__name__)
 
 OnRetry = Callable[[int], object]
-"""Called with the number of messages that the server did not confirm, before each repetition."""
+"""Called with the number of unconfirmed messages, before each retry."""
 
 
 class RetryLog:
-    """Logs a repetition, at most one a second: each message of a service may be repeated alone."""
+    """Logs retries, at most one per second, because each message may be retried separately."""
 
     def __init__(self) -> None:
         self._not_before = 0.0
 
     def __call__(self, count: int) -> None:
-        """Log that messages were not confirmed, unless that was logged just now."""
+        """Log the number of unconfirmed messages, unless a retry was logged in the last second."""
         now = time.monotonic()
         if now >= self._not_before:
             self._not_before = now + 1.0
@@ -69,9 +69,9 @@ log_retry: OnRetry = RetryLog()
 
 
 class JetStreamClientBus:
-    """What a client can do on the bus; ``source`` names who publishes.
+    """Operations of a client. ``source`` names the publisher.
 
-    Every method may raise ``BusError`` classes; what is unknown is tried again inside.
+    Every method may raise `BusError` classes. Methods retry internally while a result is unknown.
     """
 
     def __init__(self, nc: Client, source: str, on_retry: OnRetry = log_retry) -> None:
@@ -84,20 +84,21 @@ class JetStreamClientBus:
         self._user = ""
 
     async def open(self) -> None:
-        """Listen for answers, and find out in whose name we publish."""
+        """Subscribe to replies, and determine the user for published messages."""
         self._user = await user_of_connection(self._nc)
         await self._answers.open(self._user)
 
     async def close(self) -> None:
-        """Listen no more."""
+        """End the subscription to replies."""
         await self._answers.close()
 
     # --- the intake
 
     async def store(self, messages: Sequence[IntakeMessageOut], *, timeout_seconds: float) -> None:
-        """Store messages, again under the same ids while it is unknown whether they are.
+        """Store messages, and retry with the same ids while the result is unknown.
 
-        Raises ``WaitTimeoutError``.
+        Raises:
+            WaitTimeoutError: the server did not confirm all messages in time.
         """
         outgoing = [self._outgoing(each, {}) for each in messages]
         try:
@@ -109,9 +110,10 @@ class JetStreamClientBus:
     async def ask(
         self, messages: Sequence[IntakeMessageOut], *, timeout_seconds: float
     ) -> Sequence[Reply | None]:
-        """Store messages and wait for the answers; None for one that does not arrive in time.
+        """Store messages, and return their replies, with None for those not received in time.
 
-        Raises ``WaitTimeoutError`` if the server has not confirmed by then that it stored them.
+        Raises:
+            WaitTimeoutError: the server did not confirm all messages in time.
         """
         stored = asyncio.Event()
         with self._answers.round(len(messages)) as questions:
@@ -127,9 +129,10 @@ class JetStreamClientBus:
     async def _ask(
         self, messages: Sequence[IntakeMessageOut], questions: Round, stored: asyncio.Event
     ) -> None:
-        """Ask; and after a lost connection, which loses answers, ask for what is missing again.
+        """Store messages, and store those without a reply again after a lost connection.
 
-        The decider recognizes the repeat by its id and answers `Duplicate`.
+        A lost connection loses replies. The decider detects a repeat by its id, and replies
+        `Duplicate`.
         """
         while not questions.complete.is_set():
             reconnects = self._nc.stats["reconnects"]
@@ -145,7 +148,7 @@ class JetStreamClientBus:
                     return
 
     async def _store(self, outgoing: Sequence[OutgoingMessage]) -> None:
-        """Store messages, again while it is unknown whether they are; raises the first failure."""
+        """Store messages, retrying while the result is unknown, and raise the first failure."""
         while outgoing:
             results = await store_all(self._nc, outgoing)
             unknown: list[OutgoingMessage] = []
@@ -171,30 +174,30 @@ class JetStreamClientBus:
 
     @property
     def source(self) -> str:
-        """Who publishes."""
+        """Name of the publisher."""
         return self._source
 
     async def dead_letters(
         self, *, most: int | None = None
     ) -> tuple[Mapping[int, DeadLetterRecord], Sequence[DeadLetterHandled]]:
-        """Read the dead letters, and what was done about them."""
+        """Read the dead letters, and the records of their handling."""
         stored = await patiently(self._nc, lambda: read_letters(self._nc, most=most))
         return stored.letters, stored.handled
 
     async def discarded(self) -> Sequence[Discarded]:
-        """Read how many messages got no dead letter."""
+        """Read the counts of messages that got no dead letter."""
         return await patiently(self._nc, lambda: read_discarded(self._nc))
 
     async def letter_handled(self, handled: DeadLetterHandled) -> None:
-        """Write down what was done about a dead letter."""
+        """Record the handling of a dead letter."""
         await store_handled(self._nc, handled)
 
     async def publish_again(
         self, subject: str, payload: bytes, message_id: str, *, answer_seconds: float
     ) -> tuple[int, Reply | None]:
-        """Store a message of the intake with its payload unchanged, under a new id.
+        """Store an intake message with its payload unchanged, under a new id.
 
-        It is published in our own name, no matter who sent it before.
+        The publisher is this client's user, regardless of the original one.
         """
         what, key = parse_intake(subject)
         mine = intake_subject(what, key, self._user)
@@ -214,7 +217,7 @@ class JetStreamClientBus:
         return state.last_seq
 
     async def store_listing_parts(self, subject: str, parts: Sequence[ListingPart]) -> None:
-        """Store parts, pipelined in this order; raises the first failure."""
+        """Store the parts of a listing, pipelined in this order, and raise the first failure."""
         now = datetime.now(UTC)
         messages: list[OutgoingMessage] = []
         for part in parts:
@@ -230,16 +233,17 @@ class JetStreamClientBus:
     def outcomes(
         self, tokens: Sequence[str], *, after: int | None
     ) -> AbstractAsyncContextManager[FollowedOutcomes]:
-        """Follow outcomes from behind a position, or from now on."""
+        """Follow outcomes after a position, or only new ones."""
         return self._followed(tokens, after)
 
     @asynccontextmanager
     async def _followed(
         self, tokens: Sequence[str], after: int | None
     ) -> AsyncGenerator[FollowedOutcomes]:
-        """Follow freely, or as a service that may use only the consumers of its namespace.
+        """Follow as an unrestricted user, or as a service with the consumers of its namespace.
 
-        What we may is found out by trying, once: who may follow freely needs no such consumer.
+        The first attempt determines the permissions, because an unrestricted user needs no
+        consumers.
         """
         async with AsyncExitStack() as stack:
             feed = None
@@ -257,16 +261,17 @@ class JetStreamClientBus:
     def durable_outcomes(
         self, tokens: str, *, after: int | None, durable: str
     ) -> AbstractAsyncContextManager[DurableOutcomes]:
-        """Follow outcomes with a consumer that remembers."""
+        """Follow outcomes with a durable consumer."""
         return open_durable(self._nc, tokens, after, durable)
 
     async def last_outcomes(self, keys: Sequence[ResourceKey]) -> Sequence[StoredEvent]:
-        """Read each resource's newest outcome."""
+        """Read the newest outcome of each resource."""
         subjects = [outcome_filter(key.tokens) for key in keys]
         read = last_of_each if self._is_bound else last_for_subjects
         found = await patiently(self._nc, lambda: read(self._nc, LOG, subjects))
         newest: dict[ResourceKey, StoredEvent] = {}
-        for each in readable(found, LOG):  # the last of every outcome that a resource ever had
+        # One message for every type of outcome that a resource has had.
+        for each in readable(found, LOG):
             if each.position >= newest.get(each.event.key, each).position:
                 newest[each.event.key] = each
         return list(newest.values())
@@ -276,7 +281,7 @@ class JetStreamClientBus:
     async def replay(
         self, tokens: str, *, after: int, follow: bool
     ) -> AsyncGenerator[Sequence[StoredEvent]]:
-        """Read the log from behind a position, to its end or for ever."""
+        """Read the log after a position, up to its end, or without an end if `follow` is set."""
         reading = log_between(self._nc, f"log.{tokens}.>", after=after, follows=follow)
         async with aclosing(reading) as batches:
             async for events in batches:
@@ -290,7 +295,7 @@ class JetStreamClientBus:
         return rows.get(name)
 
     async def rows(self, pattern: str) -> Mapping[str, bytes]:
-        """Read the rows whose names match."""
+        """Read the rows whose names match a pattern."""
         return await patiently(self._nc, lambda: self._rows.matching(pattern))
 
 
@@ -304,7 +309,7 @@ def _unconfirmed(count: int, seconds: float) -> WaitTimeoutError:
 
 
 async def _is_set(event: asyncio.Event) -> bool:
-    """Wait a moment for an event, and return whether it is set."""
+    """Wait for an event for `_LOOK_SECONDS`, and return whether it is set."""
     try:
         async with asyncio.timeout(_LOOK_SECONDS):
             await event.wait()

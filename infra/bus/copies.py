@@ -1,4 +1,4 @@
-"""How many copies of each stream there are, and which of them are up to date."""
+"""The copies of each stream, and whether they are up to date."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class Copies(msgspec.Struct, frozen=True):
     """The copies of one stream.
 
     Attributes:
-        wanted: how many there should be, by the stream's configuration.
-        present: how many servers have one, up to date or not: a removed server has none.
-        leader: the server that all writes go through, "" while there is none.
-        behind: servers whose copy is away or not up to date: one more failure may lose it.
+        wanted: configured number of copies.
+        present: number of servers with a copy, up to date or not. A removed server has none.
+        leader: server that receives all writes, "" while there is none.
+        behind: servers whose copy is offline or not up to date. One more failure may lose data.
     """
 
     stream: str
@@ -29,7 +29,11 @@ class Copies(msgspec.Struct, frozen=True):
 
 
 async def copies(nc: Client) -> list[Copies]:
-    """Look at every stream's copies; raises ``BusError``."""
+    """Read the copies of every stream.
+
+    Raises:
+        BusError: a request failed.
+    """
     return [_copies(name, await api_request(nc, f"STREAM.INFO.{name}", None)) for name in SUBJECTS]
 
 

@@ -1,7 +1,8 @@
-"""Dead letters on the stream DEADLETTERS: written by the services, read and handled by people.
+"""Dead letters on the stream DEADLETTERS: written by services, read and handled by operators.
 
-A namespace has a share of the stream. The server counts messages by subject, not bytes; so the
-subject of a letter has its size, rounded up to a power of two: their sum is never too small.
+Each namespace has a share of the stream. The server counts messages by subject, but not bytes.
+Therefore the subject of a letter contains its size, rounded up to a power of two, so that the sum
+of a namespace's sizes is never too small.
 """
 
 from __future__ import annotations
@@ -39,11 +40,14 @@ from infra.jetstream.reads import (
 )
 from reconciler.ports import DeadLetter
 
-_RECORD_BYTES: Final = 32 * 1024  # more than reason, subject and headers take
-_SUBJECT_AND_HEADERS_BYTES: Final = 384  # more than they take, with what the server adds
-_SIZE_TOKEN: Final = 3  # of a letter's subject
+_RECORD_BYTES: Final = 32 * 1024  # upper bound of reason, subject and headers
+_SUBJECT_AND_HEADERS_BYTES: Final = 384  # upper bound, including the headers of the server
+_SIZE_TOKEN: Final = 3  # index in a letter's subject
 _BYTES_AT_ONCE: Final = 4 * 1024 * 1024
-"""Between two looks at what a namespace has: by no more can several processes exceed its share."""
+"""Bytes stored between two checks of a namespace's use.
+
+Concurrent processes can exceed the share by at most this amount each.
+"""
 
 _encoder = msgspec.json.Encoder()
 _record_decoder = msgspec.json.Decoder(DeadLetterRecord)
@@ -52,7 +56,7 @@ _discarded_decoder = msgspec.json.Decoder(list[Discarded])
 
 
 class StoredLetters(NamedTuple):
-    """Dead letters by number, what was done about them, and whether older ones were left out."""
+    """Dead letters by number, their handling, and whether older letters were omitted."""
 
     letters: Mapping[int, DeadLetterRecord]
     handled: Sequence[DeadLetterHandled]
@@ -60,7 +64,7 @@ class StoredLetters(NamedTuple):
 
 
 class _Outgoing(NamedTuple):
-    """A letter as it is to be stored; ``size``: the bytes that its namespace is charged."""
+    """A letter to store. ``size``: the bytes counted against its namespace's share."""
 
     letter: DeadLetter
     namespace: str
@@ -69,10 +73,10 @@ class _Outgoing(NamedTuple):
 
 
 async def store_letters(nc: Client, letters: Sequence[DeadLetter]) -> Sequence[DeadLetter]:
-    """Store dead letters, but those that were told already; give those that wait for room.
+    """Store dead letters that were not reported yet, and return those that wait for room.
 
-    What is beyond its namespace's share is counted instead, unless its message is usable. Raises
-    the first failure but that of a full stream.
+    A letter beyond its namespace's share is only counted, unless its message is usable. Raises the
+    first failure, except of a full stream.
     """
     waiting: list[DeadLetter] = []
     discarded: list[DeadLetter] = []
@@ -92,9 +96,9 @@ async def store_letters(nc: Client, letters: Sequence[DeadLetter]) -> Sequence[D
 
 
 async def discard(nc: Client, letters: Sequence[DeadLetter]) -> None:
-    """Count messages that get no letter: one write for all of them, by compare-and-set.
+    """Count messages that get no dead letter, with one compare-and-set write.
 
-    Once it returns they are counted for good; if it raises, perhaps.
+    If it raises an error, the messages may or may not be counted.
     """
     more = [(namespace_of(each.delivery.subject), each.stage) for each in letters]
     while more:
@@ -109,17 +113,17 @@ async def discard(nc: Client, letters: Sequence[DeadLetter]) -> None:
         try:
             await append(nc, [message])
         except AppendConflictError:
-            continue  # another process counted: on top of that
+            continue  # another process has written: add to its counts
         return
 
 
 async def read_discarded(nc: Client) -> Sequence[Discarded]:
-    """Read how many messages got no letter; newest last."""
+    """Read the counts of messages that got no dead letter, newest last."""
     return _discarded(await last_from_leader(nc, RATES, DISCARDED))
 
 
 async def read_letters(nc: Client, *, most: int | None = None) -> StoredLetters:
-    """Read the dead letters, or about the ``most`` newest of them, and what was done about them."""
+    """Read the dead letters, or about the ``most`` newest ones, and their handling."""
     state = await stream_state(nc, DEADLETTERS)
     first = state.first_seq
     if most is not None and state.messages > most:
@@ -135,12 +139,12 @@ async def read_letters(nc: Client, *, most: int | None = None) -> StoredLetters:
 
 
 async def store_handled(nc: Client, handled: DeadLetterHandled) -> None:
-    """Write down what was done about a letter."""
+    """Record the handling of a dead letter."""
     await publish(nc, HANDLED, _encoder.encode(handled))
 
 
 async def _without_told(nc: Client, outgoing: Sequence[_Outgoing]) -> list[_Outgoing]:
-    """Leave out what the newest letter about the same, of whatever size, says already."""
+    """Return the letters that do not repeat the newest letter about the same problem."""
     about = {_about(each.letter, each.namespace) for each in outgoing if each.letter.told_once}
     if not about:
         return list(outgoing)
@@ -168,17 +172,17 @@ def _portions(outgoing: Sequence[_Outgoing]) -> Iterator[Sequence[_Outgoing]]:
 async def _share_out(
     nc: Client, outgoing: Sequence[_Outgoing]
 ) -> tuple[Sequence[_Outgoing], Sequence[DeadLetter]]:
-    """Return the letters that their namespaces have room for, and those that are beyond it."""
+    """Return the letters within their namespaces' shares, and those beyond them."""
     state = await stream_state(nc, DEADLETTERS)
     most = state.config["max_bytes"]
     share = int(most * DEAD_LETTERS_PER_NAMESPACE)
     if most < 0 or state.bytes + sum(each.size for each in outgoing) <= share:
-        return outgoing, []  # no limit, or all namespaces together are within one's share
+        return outgoing, []  # no limit, or all namespaces together are within one share
     used = {name: await _used_bytes(nc, name) for name in {each.namespace for each in outgoing}}
     fitting: list[_Outgoing] = []
     beyond: list[DeadLetter] = []
     for each in outgoing:
-        # Where one letter alone is more than a share, only the stream's own limit means anything.
+        # A single letter may exceed a share. Then only the limit of the stream applies.
         if each.size <= share < used[each.namespace] + each.size:
             beyond.append(each.letter)
         else:
@@ -188,14 +192,14 @@ async def _share_out(
 
 
 async def _used_bytes(nc: Client, namespace: str) -> int:
-    """Return what a namespace's letters are charged: at most twice what they take, never less."""
+    """Return the bytes counted for a namespace's letters: at most twice their size, never less."""
     letters = (await subject_counts(nc, DEADLETTERS, deadletter_filter(namespace))).counts
     return sum(int(subject.split(".")[_SIZE_TOKEN]) * letters[subject] for subject in letters)
 
 
 def _outgoing(nc: Client, letter: DeadLetter) -> _Outgoing:
     delivery = letter.delivery
-    # Base64 takes four bytes for three; the bus may allow shorter messages than we do.
+    # Base64 needs four bytes for three. The server's max_payload may be below our own limit.
     room = max(0, min(KEPT_BYTES, (nc.max_payload - _RECORD_BYTES) // 4 * 3))
     if may_contain_secret(delivery.subject):
         room = 0
@@ -220,7 +224,7 @@ def _outgoing(nc: Client, letter: DeadLetter) -> _Outgoing:
 
 
 def _about(letter: DeadLetter, namespace: str) -> str:
-    """Where the letters are that are about the same, of any size."""
+    """Return the subject of all letters about the same problem, of any size."""
     return deadletter(letter.stage, namespace, "*", _digest(letter.told_once))
 
 
@@ -241,18 +245,18 @@ def _discarded(message: StoredMessage | None) -> list[Discarded]:
     try:
         return [] if message is None else _discarded_decoder.decode(message.payload)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return []  # not written by us: it is counted anew over it
+        return []  # written by another client: replace it
 
 
 def _handled(message: StoredMessage) -> list[DeadLetterHandled]:
     try:
         return [_handled_decoder.decode(message.payload)]
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return []  # not written by us: it says nothing about any letter
+        return []  # written by another client: ignore it
 
 
 def _record(message: StoredMessage) -> DeadLetterRecord:
-    """Read a letter; one that is not written as it should be is shown as it is."""
+    """Decode a letter. An invalid one is returned as an unreadable record with its content."""
     try:
         return _record_decoder.decode(message.payload)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -1,4 +1,4 @@
-"""Where a decider's timers, answers, rejections and dead letters go."""
+"""Store a decider's timers, replies, rejections and dead letters."""
 
 from __future__ import annotations
 
@@ -42,7 +42,10 @@ class JetStreamDecisionSink:
         self._erasures: dict[str, _Erasures] = {}
 
     async def set_timers(self, timers: Sequence[TimerRequest]) -> None:
-        """Schedule timers, pipelined; a sweep wakes what is due later than the stream keeps."""
+        """Schedule timers, pipelined.
+
+        Later timers than the stream keeps are omitted: the sweeper wakes their resources.
+        """
         now = datetime.now(UTC)
         kept_until = now + TIMERS_KEPT
         schedules = [
@@ -63,9 +66,10 @@ class JetStreamDecisionSink:
         _raise_first(await schedule_many(self._nc, schedules))
 
     async def answer(self, answers: Sequence[tuple[str, Reply]]) -> None:
-        """Publish each reply on its reply subject, which may have no subscriber.
+        """Send replies to their subjects, which may have no subscriber.
 
-        Skip answers that are too large for the bus: repeating them would block all messages.
+        Replies that are too large for the bus are skipped, because retrying them would block all
+        messages.
         """
         for subject, answer in answers:
             try:
@@ -74,9 +78,10 @@ class JetStreamDecisionSink:
                 _logger.warning("a reply was not sent", why=str(error))
 
     async def reject(self, rejections: Sequence[Rejection]) -> None:
-        """Publish rejections, which are not in the log: nothing happened to the resource.
+        """Publish rejections. They are not in the log, because the resource did not change.
 
-        Skip rejections that are too large for the bus: repeating them would block all messages.
+        Rejections that are too large for the bus are skipped, because retrying them would block all
+        messages.
         """
         outgoing = [_rejected_outcome(each) for each in rejections]
         results = await store_all(self._nc, outgoing)
@@ -86,22 +91,22 @@ class JetStreamDecisionSink:
         _raise_first([each for each in results if not isinstance(each, MessageTooLargeError)])
 
     async def store_dead_letters(self, letters: Sequence[DeadLetter]) -> Sequence[DeadLetter]:
-        """Store dead letters, but those that were told already; give those that wait for room."""
+        """Store dead letters that were not reported yet, and return those that wait for room."""
         waiting = await store_letters(self._nc, letters)
         positions = {each.delivery.position for each in waiting}
         await self._erase([each for each in letters if each.delivery.position not in positions])
         return waiting
 
     async def discard(self, letters: Sequence[DeadLetter]) -> None:
-        """Count messages that get no letter."""
+        """Count messages that get no dead letter."""
         await discard(self._nc, letters)
         await self._erase(letters)
 
     async def _erase(self, letters: Sequence[DeadLetter]) -> None:
-        """Erase what may hold a secret from the intake, where it would stay for a while.
+        """Erase messages that may contain a secret from the intake, which would keep them longer.
 
-        Each takes the server about 20 ms. A flood in another namespace than `system`, where only
-        operators declare, is left to the trimming of the intake.
+        Each erasure takes the server about 20 ms. Only operators declare in `system`, so all are
+        erased there. In other namespaces, a flood is left to the trimming of the intake.
         """
         left: Counter[str] = Counter()
         for each in letters:
@@ -113,7 +118,7 @@ class JetStreamDecisionSink:
                 continue
             try:
                 await api_request(self._nc, f"STREAM.MSG.DELETE.{INTAKE}", {"seq": position})
-            except BusError as error:  # an earlier try did it; or people have to
+            except BusError as error:  # an earlier attempt erased it, or an operator must
                 why = str(error)
                 _logger.warning("erasing a refused message failed", position=position, error=why)
         for namespace, count in left.items():
@@ -126,7 +131,7 @@ class JetStreamDecisionSink:
 
 
 class _Erasures:
-    """Erasures that a namespace may still cause: some at once, then one each second."""
+    """Limits the erasures of a namespace: a burst, then one per second."""
 
     def __init__(self) -> None:
         self._left = _ERASED_AT_ONCE

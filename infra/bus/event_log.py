@@ -1,4 +1,4 @@
-"""The event log on the stream LOG_1: one event a message, one compare-and-set a resource."""
+"""The event log on the stream LOG_1: one message per event, one compare-and-set per resource."""
 
 from __future__ import annotations
 
@@ -71,9 +71,9 @@ _logger = structlog.get_logger(__name__)
 
 
 class _Heads(NamedTuple):
-    """A resource's newest position, and its newest message of each class if they reach up to it.
+    """The newest position of a resource, and its newest message of each event class.
 
-    The messages by their events' versions.
+    ``messages``: by event version. Empty if they do not reach the newest position.
     """
 
     newest: int
@@ -81,7 +81,7 @@ class _Heads(NamedTuple):
 
 
 class JetStreamLog:
-    """Implements ``reconciler.ports.EventLog``; make it with ``open_log``."""
+    """Implements ``reconciler.ports.EventLog``. Create it with ``open_log``."""
 
     def __init__(self, nc: Client, identity: LogIdentity) -> None:
         self._nc = nc
@@ -90,38 +90,38 @@ class JetStreamLog:
 
     @property
     def identity(self) -> LogIdentity:
-        """Which log this is, as it was opened."""
+        """Identity of the log when it was opened."""
         return self._identity
 
     @property
     def log_id(self) -> str:
-        """The log's own random name."""
+        """Random id of the log."""
         return self._identity.log_id
 
     @property
     def epoch(self) -> str:
-        """The random name of the log's last restoration, empty if there was none."""
+        """Random id of the log's last restore, empty if there was none."""
         return self._identity.epoch
 
     @property
     def restored_as_of(self) -> str:
-        """The time of the backup that the log was restored from, empty if it never was."""
+        """Time of the backup from which the log was restored, empty if there was none."""
         return self._identity.restored_as_of
 
     # --- writing
 
     async def append(self, appends: Sequence[ResourceAppend]) -> Sequence[int]:
-        """Append for many resources in one atomic batch; see the port.
+        """Append to many resources in one atomic batch; see the port.
 
-        One or two events of one resource go as plain publishes instead, the second upon the first:
-        that is several times faster than a batch of two (ADR 0007). A crash between them leaves a
-        turn half stored, which is harmless: the cause is delivered again, and what is missing is
-        decided from the state.
+        One or two events of one resource are plain publishes instead, one after the other, which is
+        several times faster than a batch of two (ADR 0007). A crash between them is harmless: the
+        cause is redelivered, and the decider derives the missing event from the state.
         """
         heads: dict[str, Head] = {}
         entries: list[Entry] = []
         for key, events, expected_position in appends:
             sequence = log_filter(key)
+            # The digest of the history so far, from the cache or read from the log.
             known = self._sequences.known_head(sequence, expected_position)
             heads[sequence] = known or await self._sequences.head_at(expected_position)
             entries += [_entry(sequence, event) for event in events]
@@ -144,11 +144,11 @@ class JetStreamLog:
         return position
 
     async def _half_sent(self) -> None:
-        await self._nc.flush()  # the server has them, as after a crash at this step
+        await self._nc.flush()  # the server must have received them, as in a crash at this step
         reach(Failpoint.DECIDER_BATCH_HALF_SENT)
 
     async def save_states(self, states: Mapping[ResourceKey, tuple[int, bytes]]) -> None:
-        """Keep states; a failure is only logged, for a cache saves time and holds no truth."""
+        """Store states in the cache, and only log a failure: the cache only saves time."""
         messages = [
             OutgoingMessage(
                 cached_state(key),
@@ -168,16 +168,16 @@ class JetStreamLog:
     # --- loading
 
     async def newest_positions(self, keys: Sequence[ResourceKey]) -> Mapping[ResourceKey, int]:
-        """Return each resource's newest position.
+        """Return the newest position of each resource, 0 for none.
 
-        The only server answers for all at once. In a cluster one that lags behind could answer
-        that: there the leader is asked, resource by resource.
+        A single server responds for all resources at once. In a cluster, the server might lag, so
+        each resource is read from the leader.
         """
         newest = await self._newest(keys)
         return {key: newest[key].seq if key in newest else 0 for key in keys}
 
     async def newest_versions(self, keys: Sequence[ResourceKey]) -> Mapping[ResourceKey, int]:
-        """Return the version of each resource's newest event; 0 for none, or an unreadable one."""
+        """Return the newest version of each resource, 0 if it has none or cannot be read."""
         newest = await self._newest(keys)
         return {key: version_in(newest[key].payload) if key in newest else 0 for key in keys}
 
@@ -195,8 +195,8 @@ class JetStreamLog:
     ) -> Mapping[ResourceKey, LoadedResource]:
         """Load many resources.
 
-        One read for all of them; for those with a longer history one more for all their states,
-        and a few for the events of each, many at once.
+        One read loads all short histories. Longer ones need one more read for all cached states,
+        and a few reads each for the remaining events, concurrently.
         """
         loaded, longer = await self._load_short(keys, from_leader=from_leader)
         if longer:
@@ -215,7 +215,7 @@ class JetStreamLog:
     async def _load_short(
         self, keys: Sequence[ResourceKey], *, from_leader: bool
     ) -> tuple[dict[ResourceKey, LoadedResource], dict[ResourceKey, _Heads]]:
-        """Load the resources whose newest events are all they have; return the others' heads."""
+        """Load the resources whose newest events are their only ones. Return the others' heads."""
         filters = {log_filter(key): key for key in keys}
         heads: dict[ResourceKey, list[StoredMessage]] = {key: [] for key in keys}
         for message in await last_for_subjects(self._nc, LOG, list(filters)):
@@ -230,6 +230,7 @@ class JetStreamLog:
                 leaders_last = leaders.get(log_filter(key))
                 newest = 0 if leaders_last is None else leaders_last.seq
             found = _by_version(messages) if newest == head else {}
+            # Versions count from 1 without gaps, so the highest one is the number of events.
             is_all = newest == head and max(found, default=0) == len(messages)
             short = self._whole(key, messages) if is_all else None
             if short is None:
@@ -241,11 +242,11 @@ class JetStreamLog:
     async def _load_whole(
         self, longer: Mapping[ResourceKey, _Heads]
     ) -> dict[ResourceKey, LoadedResource]:
-        """Load all of some histories, of many resources at once; without those that are not sound.
+        """Load complete histories of many resources, except damaged ones.
 
-        Of each it reads what is missing before the newest event of each subject, and no more: with
-        a wildcard, or up to a message that is known, the server looks through the log message by
-        message. Facts come first: they are what most histories have several of.
+        For each subject it reads only the missing events before the newest one. With a wildcard, or
+        with an upper limit, the server would scan the log message by message. Facts come first,
+        because most histories have several.
         """
         known = {key: dict(heads.messages) for key, heads in longer.items()}
         subjects = {
@@ -272,7 +273,7 @@ class JetStreamLog:
     ) -> LoadedResource:
         position = _position(cached)
         if position > heads.newest:
-            cached, position = None, 0  # of another log: it knows more than there is
+            cached, position = None, 0  # of another log, because it is newer than the history
         if cached is None:
             return await self._checked_tail(key, HistoryChain(), heads.newest, None)
         if position == heads.newest:
@@ -284,7 +285,7 @@ class JetStreamLog:
     async def _checked_tail(
         self, key: ResourceKey, chain: HistoryChain, head: int, cached: bytes | None
     ) -> LoadedResource:
-        """Read what is behind a chain's end, and see that it goes on with it."""
+        """Read the events after the end of a chain, and check that they continue it."""
         messages = await self._tail(key, chain.position, head)
         resource, events = str(key), list[LogEvent]()
         try:
@@ -296,7 +297,7 @@ class JetStreamLog:
         return LoadedResource(chain.position, cached, events)
 
     def _whole(self, key: ResourceKey, messages: Iterable[StoredMessage]) -> LoadedResource | None:
-        """Return the history if these messages are all of it, and sound; None to look closer."""
+        """Return the history if these messages are all of it and valid, else None."""
         chain, resource, events = HistoryChain(), str(key), list[LogEvent]()
         try:
             for message in sorted(messages, key=_by_sequence):
@@ -307,12 +308,12 @@ class JetStreamLog:
         return LoadedResource(chain.position, None, events)
 
     async def _tail(self, key: ResourceKey, after: int, head: int) -> list[StoredMessage]:
-        """Read a resource's events behind a position, at least up to ``head``."""
+        """Read a resource's events after a position, at least up to ``head``."""
         for _ in range(_LEADER_TRIES):
             messages = await self._sequences.read(log_filter(key), after=after)
             if messages and messages[-1].seq >= head:
                 return messages
-            await asyncio.sleep(_LEADER_PAUSE_SECONDS)  # a follower answered that lags behind
+            await asyncio.sleep(_LEADER_PAUSE_SECONDS)  # the server that responded lags
         raise BusUnavailableError(f"{LOG}: no replica returns {key} up to position {head} yet")
 
     def _remember(self, key: ResourceKey, chain: HistoryChain) -> None:
@@ -329,11 +330,11 @@ class JetStreamLog:
     # --- reading
 
     async def of_kind(self, namespace: str, kind: str) -> Sequence[StoredEvent]:
-        """Read every event of the resources of one kind in one namespace, each up to damage."""
+        """Read the events of the resources of one kind in one namespace, each up to any damage."""
         messages: list[StoredMessage] = []
         filters = [f"log.{namespace}.{kind}.>"]
         async with follow(self._nc, LOG, filters=filters) as follower:
-            async for some in follower.replay():  # up to what the leader has
+            async for some in follower.replay():  # ends at the leader's last event
                 messages += some
         return _sound_of_some(messages)
 
@@ -345,11 +346,11 @@ class JetStreamLog:
         max_resources: int | None = None,
         tokens: str = EVERYTHING,
     ) -> AbstractAsyncContextManager[CheckedFeed]:
-        """Follow the log from behind a position; only what ``namespace.kind.name`` matches."""
+        """Follow the log after a position, for resources that match ``namespace.kind.name``."""
         is_whole = tokens == EVERYTHING
         tell = damaged or _tell
         chains = LogChains(tell, after=after, most=max_resources, is_whole=is_whole)
-        # Without a filter, what is under a subject of no resource is seen, and told.
+        # Without a filter, messages under invalid subjects are also read, and reported as damage.
         return self._follow(after, chains, ">" if is_whole else f"log.{tokens}.>")
 
     @asynccontextmanager
@@ -364,12 +365,12 @@ class JetStreamLog:
             yield feed
 
     async def missing_events(self) -> int:
-        """Count the positions that hold no event: a log never removes anything."""
+        """Count the positions without an event. A log never deletes anything."""
         state = await stream_state(self._nc, LOG)
         return state.last_seq - state.messages
 
     async def state_position(self) -> int:
-        """Return the position of the newest cached state; 0 for none, or without permission."""
+        """Return the position of the newest cached state, 0 if there is none or no permission."""
         with contextlib.suppress(NotFoundOnBusError, BusDeniedError):
             return _position(await last_from_leader(self._nc, STATES, "state.>"))
         return 0
@@ -380,7 +381,7 @@ class JetStreamLog:
 
 
 class CheckedFeed:
-    """Implements ``reconciler.ports.EventFeed``; ``chains`` is what it has checked so far."""
+    """Implements ``reconciler.ports.EventFeed``. ``chains`` holds what was checked so far."""
 
     def __init__(self, follower: Follower, chains: LogChains) -> None:
         self.chains = chains
@@ -388,16 +389,16 @@ class CheckedFeed:
 
     @property
     def caught_up(self) -> bool:
-        """Whether everything that was in the log at the start has been handed out."""
+        """Whether everything that the log contained at the start was returned."""
         return self._follower.caught_up.is_set()
 
     @property
     def position(self) -> int:
-        """The last position handed out."""
+        """The last position returned."""
         return self._follower.position
 
     async def next_events(self) -> Sequence[StoredEvent]:
-        """Wait for the next events; an empty list says that the end was reached."""
+        """Wait for the next events. An empty list means that the end was reached."""
         with telling_what_to_do():
             messages = await anext(self._follower)
         events = _sound(messages, self.chains)
@@ -405,7 +406,7 @@ class CheckedFeed:
         return events
 
     def check_end(self) -> None:
-        """See, when all that there is was read, that the last positions hold events."""
+        """Check at the end of the log that no event is missing there."""
         if self._follower.caught_up.is_set():
             self.chains.end(self._follower.position)
 
@@ -420,7 +421,7 @@ def _sound(messages: Iterable[StoredMessage], chains: LogChains) -> list[StoredE
 
 
 def _sound_of_some(messages: Sequence[StoredMessage]) -> list[StoredEvent]:
-    """Return the sound part of some resources' histories; others have positions between them."""
+    """Return the events of some histories up to any damage, ignoring gaps between positions."""
     chains: dict[str, HistoryChain] = {}
     damaged: set[str] = set()
     events: list[StoredEvent] = []
@@ -438,7 +439,11 @@ def _sound_of_some(messages: Sequence[StoredMessage]) -> list[StoredEvent]:
 
 
 async def open_log(nc: Client) -> JetStreamLog:
-    """Open the log; raises ``NotFoundOnBusError`` if there is none yet."""
+    """Open the log.
+
+    Raises:
+        NotFoundOnBusError: no log exists yet.
+    """
     try:
         identity = await find_log(nc)
     except NotFoundOnBusError:
@@ -450,13 +455,13 @@ async def open_log(nc: Client) -> JetStreamLog:
 
 
 def _entry(sequence: str, event: LogEvent) -> Entry:
-    place = sequence[:-1] + log_place(event.data)  # in the place of the filter's last token
+    place = sequence[:-1] + log_place(event.data)  # replaces the wildcard, the filter's last token
     return Entry(sequence, event.resourceversion, place, encode_log(event))
 
 
 @contextlib.contextmanager
 def _refused() -> Generator[None]:
-    """Raise what the port says that an append raises."""
+    """Convert errors into those of the port's ``append``."""
     try:
         yield
     except AppendConflictError as conflict:
@@ -473,12 +478,12 @@ def _position(cached: StoredMessage | None) -> int:
 
 
 def _cached_digest(cached: StoredMessage) -> str:
-    """Read the digest of the history that a cached state holds; empty if it was not known."""
+    """Return the digest of the history in a cached state, empty if it has none."""
     return (cached.headers or {}).get(DIGEST_HEADER, "")
 
 
 def _key_of(subject: str) -> ResourceKey:
-    """Read the key out of any subject below a resource's, also of one that no event has."""
+    """Return the resource of a subject of the log, even of one without a valid event class."""
     return ResourceKey(*subject.split(".")[1:4])
 
 
@@ -487,7 +492,7 @@ def _by_sequence(message: StoredMessage) -> int:
 
 
 def _may_have_state(heads: _Heads) -> bool:
-    """Return whether a history is long enough, or of a length that is not known."""
+    """Return whether a history may have a cached state: it is long, or its length is unknown."""
     return max(heads.messages, default=EVENTS_BETWEEN_SAVES) >= EVENTS_BETWEEN_SAVES
 
 
@@ -496,7 +501,7 @@ def _facts_first(subject: str) -> bool:
 
 
 def _by_version(messages: Iterable[StoredMessage]) -> dict[int, StoredMessage]:
-    """Return the messages by their events' versions, without those that are none."""
+    """Return the messages by event version, without those that are not events."""
     found = {version_in(message.payload): message for message in messages}
     found.pop(0, None)
     return found

@@ -19,8 +19,8 @@ from reconciler.ports import ListingDelivery
 class JetStreamListingReader:
     """Implements ``reconciler.ports.ListingReader``.
 
-    It reads from now on: a listing whose beginning came before is incomplete for us, and its
-    observer will publish the next one.
+    It reads only new messages. A listing that began earlier would be incomplete, and its observer
+    will publish the next one.
     """
 
     def __init__(self, nc: Client) -> None:
@@ -29,7 +29,7 @@ class JetStreamListingReader:
         self._stack = AsyncExitStack()
 
     async def next_batch(self) -> Sequence[ListingDelivery]:
-        """Wait for parts."""
+        """Wait for parts of listings."""
         if self._follower is None:
             self._follower = await patiently(self._nc, self._from_now_on)
         return [_part(message) for message in await anext(self._follower)]
@@ -40,7 +40,7 @@ class JetStreamListingReader:
         return await self._stack.enter_async_context(parts)
 
     async def close(self) -> None:
-        """Take no more."""
+        """Stop reading."""
         await self._stack.aclose()
 
 

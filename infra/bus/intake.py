@@ -1,4 +1,4 @@
-"""The intake: where declarations, observations, results and timers wait to be decided."""
+"""The intake: declarations, observations, results and timers that wait for a decision."""
 
 from __future__ import annotations
 
@@ -55,16 +55,19 @@ _MAX_NEWER: Final = 100
 _READS_AT_ONCE: Final = 64
 _ROOM_MESSAGES: Final = 4_000
 _ROOM_BYTES: Final = 8 * 1024 * 1024
-"""What comes of a partition while a batch is decided: enough to see past a flood (ADR 0062)."""
+"""Bytes of a partition that are fetched while a batch is decided.
 
-_MAX_COUNTED_ALONE: Final = 8  # of more resources, one answer with all subjects is cheaper
+This is enough to see the messages of other namespaces behind a flood (ADR 0062).
+"""
+
+_MAX_COUNTED_ALONE: Final = 8  # for more resources, one response with all subjects is cheaper
 
 
 class _Declared:
-    """Of which resources the intake has declarations: how many, and under which subjects."""
+    """The intake's declarations per resource: their number and their subjects."""
 
     def __init__(self, answers: Sequence[SubjectCounts]) -> None:
-        self.first_seq = max(answer.first_seq for answer in answers)  # what is gone is not known
+        self.first_seq = max(answer.first_seq for answer in answers)  # removed messages are unknown
         self.last_seq = min(answer.last_seq for answer in answers)
         self.counts: dict[str, int] = {}
         self.subjects: dict[str, list[str]] = {}
@@ -81,14 +84,18 @@ class IntakeNotStoredError(NotStoredError, BusError):
 
 
 class JetStreamIntakeWriter:
-    """Implements ``reconciler.ports.IntakeWriter``; ``source`` names who publishes."""
+    """Implements ``reconciler.ports.IntakeWriter``. ``source`` names the publisher."""
 
     def __init__(self, nc: Client, source: str) -> None:
         self._nc = nc
         self._source = source
 
     async def publish(self, messages: Sequence[IntakeMessageOut]) -> None:
-        """Publish all, pipelined, and wait until all are stored; raises ``NotStoredError``."""
+        """Publish messages, pipelined, and wait until all are stored.
+
+        Raises:
+            NotStoredError: some messages were not stored, or may not have been.
+        """
         now = datetime.now(UTC)
         outgoing = [
             OutgoingMessage(
@@ -110,10 +117,10 @@ class JetStreamIntakeWriter:
 
 
 class JetStreamIntakeReader:
-    """Implements ``reconciler.ports.IntakeReader`` over the partitions' pinned consumers.
+    """Implements ``reconciler.ports.IntakeReader`` with the pinned consumers of the partitions.
 
-    ``identity``: that of the log that the process has read. It is compared once the consumers are
-    known, since a later restoration recreates these.
+    ``identity``: of the log that the process has read. It is compared after the first read of the
+    consumers, because a later restore recreates them.
     """
 
     def __init__(self, nc: Client, identity: LogIdentity) -> None:
@@ -128,16 +135,16 @@ class JetStreamIntakeReader:
             max_bytes=_ROOM_BYTES,
         )
         self._counted: _Declared | None = None
-        # Where nobody has to say who he is, anybody may publish in anybody's name.
+        # A server without authentication accepts any user name in a subject.
         self._vouches = isinstance(nc, FastClient) and nc.server_knows_its_users
 
     @property
     def slots(self) -> int:
-        """Number of messages that a consumer hands out without an acknowledgement."""
+        """Number of unacknowledged messages that a consumer may have."""
         return MAX_UNACKNOWLEDGED
 
     async def next_batch(self, *, wait: bool = True) -> Sequence[IntakeDelivery]:
-        """Return messages of any partition; wait for one, unless told not to."""
+        """Return messages of any partition; by default, wait for at least one."""
         with telling_what_to_do():
             delivered = await self._group.next_batch(wait=wait)
         if self._unchecked is not None:
@@ -146,29 +153,29 @@ class JetStreamIntakeReader:
         return [self._delivery(each) for each in delivered]
 
     async def extend(self, deliveries: Sequence[IntakeDelivery]) -> None:
-        """Start the leases of these afresh."""
+        """Extend the leases of messages."""
         await in_progress(self._nc, [cast("Delivered", each.receipt) for each in deliveries])
 
     async def ack(self, deliveries: Sequence[IntakeDelivery]) -> None:
-        """Report that these are done with."""
+        """Acknowledge messages."""
         await ack(self._nc, [cast("Delivered", each.receipt) for each in deliveries])
 
     async def retry_later(self, deliveries: Sequence[IntakeDelivery], seconds: float) -> None:
-        """Have these delivered again."""
+        """Request the redelivery of messages after a delay in seconds."""
         for each in deliveries:
             await nak(self._nc, cast("Delivered", each.receipt), seconds)
 
     async def was_alone(self, deliveries: Sequence[IntakeDelivery]) -> bool:
-        """Return whether the consumers are pinned to this reader, as when these were handed out."""
+        """Return whether the consumers have been pinned to this reader since these deliveries."""
         handed_out = [cast("Delivered", each.receipt) for each in deliveries]
         return await self._group.has_kept_pins(handed_out)
 
     async def newer_declarations(
         self, deliveries: Sequence[IntakeDelivery]
     ) -> Sequence[Sequence[IntakeDelivery]]:
-        """Read what was declared of the same resources after these, to look at and not to ack.
+        """Read later declarations of the same resources, for reading and not for acknowledgement.
 
-        One request tells of which there is something newer at all.
+        One request determines which resources have any.
         """
         filters = [_of_the_same(each.subject) for each in deliveries]
         newest: dict[str, list[StoredMessage]] = {}
@@ -186,10 +193,9 @@ class JetStreamIntakeReader:
     async def declarations_of(
         self, known: Mapping[ResourceKey, Collection[int]]
     ) -> Mapping[ResourceKey, Sequence[IntakeDelivery]]:
-        """Read all declarations of these resources that the intake still has, to look at.
+        """Read all declarations of these resources that the intake contains, for reading only.
 
-        It counts before it reads: most resources have none but those at the positions that are
-        known.
+        It counts before it reads, because most resources have only the ``known`` positions.
         """
         subjects = await self._with_unknown_declarations(known)
         keys = list(subjects)
@@ -203,7 +209,7 @@ class JetStreamIntakeReader:
     async def _read(
         self, subjects: Sequence[str], *, after: int = 0, limit: int | None = None
     ) -> list[IntakeDelivery]:
-        """Read the declarations that are stored under some subjects, in order."""
+        """Read the declarations under some subjects, in order."""
         read = [
             one
             for subject in subjects
@@ -217,7 +223,7 @@ class JetStreamIntakeReader:
     async def _with_unknown_declarations(
         self, known: Mapping[ResourceKey, Collection[int]]
     ) -> Mapping[ResourceKey, Sequence[str]]:
-        """Return the subjects of the declarations of those who have some that are not known."""
+        """Return the subjects of the declarations of resources that have unknown ones."""
         if len(known) > _MAX_COUNTED_ALONE:
             newest = max(max(positions, default=0) for positions in known.values())
             declared = await self._all_declarations(up_to=newest)
@@ -230,10 +236,11 @@ class JetStreamIntakeReader:
                 )
             )
         return {
-            # Of one that a page of a very long answer has missed, the subject is not known.
+            # A page of a very long response may miss a resource. Then its subject is unknown.
             key: declared.subjects.get(key.tokens) or [stored_intake(key)]
             for key, positions in known.items()
-            # Fewer than are known: a page of a very long answer has missed it.
+            # A smaller number than the known one: a page of a very long response missed the
+            # resource.
             if declared.counts.get(key.tokens, 0)
             != sum(each >= declared.first_seq for each in set(positions))
         }
@@ -241,7 +248,8 @@ class JetStreamIntakeReader:
     async def _all_declarations(self, *, up_to: int) -> _Declared:
         """Count the declarations of every resource, at least those up to a position.
 
-        A flood is counted once: what it takes to count grows with it, as the number of turns does.
+        A flood is counted once, because the cost of a count grows with it, like the number of
+        turns.
         """
         if self._counted is None or self._counted.last_seq < up_to:
             self._counted = _Declared([await subject_counts(self._nc, INTAKE, EVERY_STORED_INTAKE)])
@@ -283,12 +291,12 @@ class JetStreamIntakeReader:
         )
 
     async def close(self) -> None:
-        """Return the partitions back."""
+        """Return the partitions to other readers."""
         await self._group.close()
 
 
 def _of_the_same(subject: str) -> str:
-    """Return the pattern of all that the intake has of a message's resource."""
+    """Return the filter of all messages in the intake for a message's resource."""
     stored, partition, _, tokens = subject.split(".", 3)
     return f"{stored}.{partition}.*.{tokens}"
 
@@ -298,11 +306,11 @@ def _time_of(message: StoredMessage | Delivered) -> datetime:
 
 
 def _checked_reply(subject: str | None, user: str) -> str | None:
-    """Return the inbox for an answer, or None if the publisher may not name it.
+    """Return the inbox for a reply, or None if the publisher may not use it.
 
-    Any other subject would let a client publish where only we may. A verified user can name only
-    an inbox of its own, because the answer would otherwise arrive at another account. What the bus
-    does not accept as a subject could never be answered.
+    Any other subject would let a client publish with the decider's permissions. A verified user may
+    use only its own inbox, because the reply would otherwise arrive at another account. A subject
+    that the bus does not accept could never receive a reply.
     """
     prefix = f"{_REPLY_PREFIX}.{user}." if user else _REPLY_PREFIX
     if subject is None or not subject.startswith(prefix) or len(subject) > _MAX_REPLY_BYTES:

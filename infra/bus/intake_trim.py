@@ -1,8 +1,8 @@
-"""Removes from the intake what every decider is done with.
+"""Delete messages from the intake that every decider has processed.
 
-The intake is a stream with limits, not a work queue: a work queue deletes each message at its
-acknowledgement and waits for the disk at each, which is twenty times slower (ADR 0007). Nothing is
-removed by age: what is not decided yet stays, however long the deciders are away.
+The intake is a stream with limits instead of a work queue. A work queue deletes each message at its
+acknowledgement, and waits for the disk each time, which is twenty times slower (ADR 0007). There is
+no limit of age: undecided messages stay, however long the deciders are down.
 """
 
 from __future__ import annotations
@@ -19,24 +19,25 @@ from infra.jetstream.reads import StreamState, stream_state
 
 TRIM_SECONDS: Final = 30.0
 KEPT_MESSAGES: Final = 10_000
-"""So many decided messages stay, for people who look into what came in."""
+"""Number of decided messages to keep, so that operators can inspect recent input."""
 
 _logger = structlog.get_logger(__name__)
 
 
 async def trim_for_ever(nc: Client) -> None:
-    """Trim at intervals; several processes may do so at once."""
+    """Trim the intake periodically. Several processes may do so concurrently."""
     while True:
         await asyncio.sleep(TRIM_SECONDS)
         try:
             await trim(nc)
-        except Exception as error:  # noqa: BLE001 - the next time does it
+        except Exception as error:  # noqa: BLE001 - the next interval retries
             _logger.info("trimming the intake failed", error=str(error))
 
 
 async def trim(nc: Client, *, keep: int = KEPT_MESSAGES) -> int:
-    """Remove decided messages but the newest ``keep``; gives how many were removed."""
-    state = await stream_state(nc, INTAKE)  # before the consumers: what comes later is not counted
+    """Delete decided messages except the newest ``keep``, and return their number."""
+    # Before the consumers, so that messages stored in between are not included.
+    state = await stream_state(nc, INTAKE)
     done = min([await _done_up_to(nc, name, state.last_seq) for name in decider_consumers()])
     upto = min(done, state.last_seq - keep)
     if upto < state.first_seq:
@@ -46,14 +47,14 @@ async def trim(nc: Client, *, keep: int = KEPT_MESSAGES) -> int:
 
 
 def removed_unread(state: StreamState) -> int:
-    """Return how many messages something else has removed, decided or not: ``trim`` keeps more."""
+    """Return the number of messages that another client deleted, since ``trim`` keeps more."""
     began = int(state.config.get("first_seq", 0)) or 1
     kept = state.last_seq - state.first_seq + 1
     return max(0, min(KEPT_MESSAGES, state.last_seq - began + 1) - kept)
 
 
 async def _done_up_to(nc: Client, consumer: str, last: int) -> int:
-    """Return the position up to which a consumer has nothing left to do."""
+    """Return the position up to which a consumer has processed everything."""
     info: dict[str, Any] = await api_request(nc, f"CONSUMER.INFO.{INTAKE}.{consumer}", {})
     if not info["num_pending"] and not info["num_ack_pending"]:
         return last

@@ -1,8 +1,8 @@
-"""Where in the log a time is, and what stands between two positions of it.
+"""Find times in the log, and read the events between two positions.
 
-Times are those of the events, to the millisecond, as they are shown; the bus's own stamps are those
-of the restoration in a log that was restored. Deciders have clocks of their own, which may differ:
-where times go back, a moment is one of the places where they pass it.
+Times are those of the events, in milliseconds, as commands show them. The bus's timestamps are
+those of the restore in a restored log. The clocks of deciders may differ. Where times decrease, a
+moment is one of the positions at which the log passes it.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _EVERY_MESSAGE: Final = ">"
 
 
 async def ends_of_log(nc: Client) -> tuple[int, int]:
-    """Return the log's first and its last position; the last one is 0 if it is empty."""
+    """Return the log's first and last position. The last one is 0 if the log is empty."""
     state = await patiently(nc, lambda: stream_state(nc, LOG))
     return state.first_seq, state.last_seq
 
 
 async def event_from(nc: Client, position: int) -> StoredEvent | None:
-    """Read the first event at or behind a position that can be read; None for none."""
+    """Return the first readable event at or after a position, or None."""
     while True:
         read = partial(read_subject, nc, LOG, _EVERY_MESSAGE, start_seq=position, limit=1)
         found = await patiently(nc, read)
@@ -45,7 +45,8 @@ async def event_from(nc: Client, position: int) -> StoredEvent | None:
 
 
 async def last_before(nc: Client, time: datetime) -> int:
-    """Find the last position before a time, in some twenty reads of a million; 0 for none."""
+    """Return the last position before a time, 0 for none, in about twenty reads per million."""
+    # A binary search: the result is between `known` and `unknown`.
     first, last = await ends_of_log(nc)
     known, unknown = first - 1, last
     while known < unknown:
@@ -59,7 +60,7 @@ async def last_before(nc: Client, time: datetime) -> int:
 
 
 def to_the_millisecond(time: datetime) -> datetime:
-    """Cut a time off as it is shown."""
+    """Truncate a time to milliseconds."""
     return time.replace(microsecond=time.microsecond // 1_000 * 1_000)
 
 
@@ -71,9 +72,9 @@ async def log_between(
     up_to: int | None = None,
     follows: bool = False,
 ) -> AsyncGenerator[Sequence[StoredEvent]]:
-    """Read the log in batches from behind a position; what cannot be decoded is told and left out.
+    """Read the log in batches after a position. Unreadable messages are logged and skipped.
 
-    It ends at ``up_to``, or with all that was there at the start, unless it ``follows``.
+    Reading ends after ``up_to``, or with the last message at the start, unless ``follows`` is set.
     """
     if up_to is not None and up_to <= after:
         return

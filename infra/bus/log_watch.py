@@ -1,4 +1,4 @@
-"""Whether the log is still the one that this process has read, asked after each lost connection."""
+"""Check after each lost connection that the log is still the one that this process has read."""
 
 from __future__ import annotations
 
@@ -25,8 +25,10 @@ from infra.jetstream.reads import StreamState, message_from_leader, stream_state
 from infra.jetstream.wire import loss_noticed
 
 DOUBT_SECONDS: Final = 15.0
-"""So long a cluster may say that the log is another one until it is believed: a leader that was cut
-off needs some ten seconds to notice that it is none any more, and knows less than there is."""
+"""Time for which a cluster must report a different log before the process stops.
+
+An isolated leader needs about ten seconds to resign, and may lack newer events until then.
+"""
 
 _RETRY_SECONDS: Final = 0.1
 _LOG_OLDER: Final = (
@@ -38,11 +40,11 @@ _logger = structlog.get_logger(__name__)
 
 
 class JetStreamLogWatch:
-    """Implements ``reconciler.ports.LogWatch``; make it with ``watch_log``.
+    """Implements ``reconciler.ports.LogWatch``. Create it with ``watch_log``.
 
-    A server may come back with another data folder: an older copy, an empty one, somebody else's.
-    The log then has another time of creation, or is shorter, or has another event at the position
-    that was read last. From the loss of the connection until that is known, nothing is certain.
+    A server may restart with other data: an older copy, an empty directory, or that of another log.
+    Then the log has a different creation time, is shorter, or has a different event at the last
+    position read. From a lost connection until this check succeeds, nothing is certain.
     """
 
     def __init__(self, nc: Client, state: StreamState, newest: str, asked_after: int) -> None:
@@ -57,11 +59,11 @@ class JetStreamLogWatch:
 
     @property
     def is_certain(self) -> bool:
-        """Whether no connection was lost since the log was last seen to be the same."""
+        """Whether the connection was not lost since the last successful check."""
         return self._nc.is_connected and self._nc.stats["reconnects"] == self._asked_after
 
     async def until_certain(self, seconds: float) -> bool:
-        """Wait until it is certain, so long at most; gives whether it is."""
+        """Wait until the log is certain, for at most `seconds`. Return whether it is."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while not self.is_certain:
@@ -71,12 +73,16 @@ class JetStreamLogWatch:
         return self.is_certain
 
     def saw(self, position: int, event: LogEvent) -> None:
-        """Remember the newest event that was read."""
+        """Record the newest event that was read."""
         if position > self._position:
             self._position, self._event_id = position, event.id
 
     async def run(self) -> None:
-        """Ask for ever; raises ``StreamReplacedError`` when it is another log."""
+        """Check after every lost connection.
+
+        Raises:
+            StreamReplacedError: the log is a different one.
+        """
         with loss_noticed(self._nc, self._lost.set):
             while True:
                 await self._lost.wait()
@@ -86,7 +92,11 @@ class JetStreamLogWatch:
                         await asyncio.sleep(_RETRY_SECONDS)
 
     async def _ask(self) -> bool:
-        """Ask once; gives whether the log is the same. Raises what is found and believed."""
+        """Check once. Return whether the log is the same.
+
+        Raises:
+            StreamReplacedError: the log is a different one.
+        """
         if not self._nc.is_connected:
             return False
         reconnects = self._nc.stats["reconnects"]
@@ -104,7 +114,7 @@ class JetStreamLogWatch:
         return True
 
     def _believe(self, problem: str) -> None:
-        """Raise what was found, in a cluster only if it stays so."""
+        """Raise the problem; in a cluster, only if it persists for `DOUBT_SECONDS`."""
         if is_clustered(self._nc):
             now = time.monotonic()
             self._doubted_since = self._doubted_since or now
@@ -113,8 +123,8 @@ class JetStreamLogWatch:
         raise StreamReplacedError(problem)
 
     async def _problem(self) -> str:
-        """Describe how the log differs from the one that was read; nothing if it is the same."""
-        position, event_id = self._position, self._event_id  # more may be read meanwhile
+        """Return how the log differs from the one that was read, or ""."""
+        position, event_id = self._position, self._event_id  # the process may read more meanwhile
         try:
             state = await stream_state(self._nc, LOG)
         except NotFoundOnBusError:
@@ -140,7 +150,7 @@ class JetStreamLogWatch:
 
 
 async def watch_log(nc: Client) -> JetStreamLogWatch:
-    """Take note of which log this is, and how far it goes.
+    """Return a watch for the log in its current state.
 
     Raises:
         NotFoundOnBusError: there is no log.
@@ -155,7 +165,7 @@ async def watch_log(nc: Client) -> JetStreamLogWatch:
 
 
 async def _event_id_at(nc: Client, position: int) -> str:
-    """Return an event's id; empty if there is none that can be read, which others tell."""
+    """Return the id of an event, or "" if it is missing or unreadable, which the log reports."""
     message = await message_from_leader(nc, LOG, position) if position else None
     if message is None:
         return ""

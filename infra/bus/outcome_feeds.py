@@ -1,7 +1,7 @@
-"""How resources stand: outcomes, which are in the log, and rejections, which are not (ADR 0054).
+"""Feeds of public states: outcomes, which are in the log, and rejections, which are not (ADR 0054).
 
-Both are followed alike, by ordered consumers or by durable ones, and handed out together. A
-rejection has the position of the outcome that was handed out before it.
+A feed merges both streams, with ordered consumers or with durable ones. A rejection has the
+position of the last outcome that was returned before it.
 """
 
 from __future__ import annotations
@@ -45,8 +45,10 @@ from reconciler.ports import StoredEvent
 _STREAMS: Final = (LOG, REJECTIONS)
 _REQUESTED_AT_ONCE: Final = 64
 _AGAIN_NS: Final = 300 * 1_000_000_000
-"""Who goes on from a position gets again what was rejected so long before it was stored: while he
-was behind, an outcome may have been handed out before a rejection that was stored earlier."""
+"""Time before a resumed position from which a client gets rejections again, in ns.
+
+While the client lagged, it may have received an outcome before a rejection that was stored earlier.
+"""
 
 _logger = structlog.get_logger(__name__)
 
@@ -54,14 +56,14 @@ _Read = TypeVar("_Read")
 
 
 class _Both(Generic[_Read]):
-    """What two readers return, the log's and the rejections', each asked again when it answered."""
+    """The results of two readers, the log's and the rejections'. Each is called again after one."""
 
     def __init__(self, *readers: Callable[[], Awaitable[_Read]]) -> None:
         self._readers = dict(zip(_STREAMS, readers, strict=True))
         self._asked: dict[str, asyncio.Future[_Read]] = {}
 
     async def next(self) -> tuple[str, _Read]:
-        """Wait for either, and return the stream too; the log first where both have answered."""
+        """Wait for either result, and return it with its stream. The log takes precedence."""
         for stream, read in self._readers.items():
             if stream not in self._asked:
                 self._asked[stream] = asyncio.ensure_future(read())
@@ -70,11 +72,11 @@ class _Both(Generic[_Read]):
         return stream, self._asked.pop(stream).result()
 
     def has_answer(self, stream: str) -> bool:
-        """Whether a reader has answered what nobody has taken yet."""
+        """Return whether a reader has a result that was not returned yet."""
         return stream in self._asked and self._asked[stream].done()
 
     async def close(self) -> list[_Read]:
-        """Ask no more, and return what nobody has taken yet."""
+        """Cancel the readers, and return the results that were not returned yet."""
         for each in self._asked.values():
             each.cancel()
         answers = await asyncio.gather(*self._asked.values(), return_exceptions=True)
@@ -82,9 +84,9 @@ class _Both(Generic[_Read]):
 
 
 class FollowedOutcomes:
-    """Outcomes in order, as they come, with rejections between them; remembers nothing.
+    """Outcomes in order, with rejections between them, without a stored position.
 
-    What was there before is handed out in the order of time: ``kept`` are its rejections.
+    Older messages are returned in the order of time. ``kept`` are the older rejections.
     """
 
     def __init__(
@@ -122,11 +124,11 @@ class FollowedOutcomes:
 
     @property
     def _is_caught_up(self) -> bool:
-        """Whether all outcomes that there were at the start have been handed out."""
+        """Whether all outcomes that existed at the start were returned."""
         return self._outcomes.caught_up.is_set() and not self._both.has_answer(LOG)
 
     def _kept_until(self, time_ns: int | None) -> list[StoredMessage]:
-        """Take the kept rejections up to a time; None for all."""
+        """Remove and return the kept rejections up to a time, or all of them."""
         taken: list[StoredMessage] = []
         while self._kept and (time_ns is None or self._kept[0].time_ns <= time_ns):
             taken.append(self._kept.popleft())
@@ -139,15 +141,15 @@ class FollowedOutcomes:
         return [StoredEvent(self._position, event) for _, event in rejected]
 
     async def done(self, outcome: StoredEvent) -> None:
-        """Do nothing: who follows knows the position."""
+        """Do nothing: the follower has the position."""
 
     async def close(self) -> None:
-        """End it."""
+        """Stop following."""
         await self._both.close()
 
 
 class DurableOutcomes:
-    """Outcomes over consumers that remember what was dealt with."""
+    """Outcomes of durable consumers, which store what was processed."""
 
     def __init__(self, nc: Client, consumer: str, tokens: str, position: int) -> None:
         self._nc = nc
@@ -160,7 +162,7 @@ class DurableOutcomes:
         self._open: dict[str, Delivered] = {}
 
     async def next_outcomes(self) -> Sequence[StoredEvent]:
-        """Wait for outcomes; each is handed out again until it is done."""
+        """Wait for outcomes. Each is delivered again until `done` is called."""
         stream, batch = await self._both.next()
         found: list[StoredEvent] = []
         for each in batch:
@@ -180,13 +182,13 @@ class DurableOutcomes:
         return found
 
     async def done(self, outcome: StoredEvent) -> None:
-        """Have the server remember it."""
+        """Acknowledge an outcome."""
         delivered = self._open.pop(outcome.event.id, None)
         if delivered is not None:
             await ack(self._nc, [delivered])
 
     async def close(self) -> None:
-        """Return back what is not done, to be handed out at once to the next reader."""
+        """Stop pulling, and return unprocessed outcomes for an immediate redelivery."""
         untaken = [each for batch in await self._both.close() for each in batch]
         for each in self._readers:
             await each.close()
@@ -202,9 +204,10 @@ OutcomeFeed = FollowedOutcomes | DurableOutcomes
 async def followed(
     nc: Client, tokens: Sequence[str], after: int | None
 ) -> AsyncGenerator[FollowedOutcomes]:
-    """Follow outcomes that match one of the patterns; ``after=None``: from now on.
+    """Follow outcomes that match one of the patterns. ``after=None`` starts with new ones.
 
-    Raises ``NoSuchMomentError`` for a position behind the log's end.
+    Raises:
+        NoSuchMomentError: the position is after the end of the log.
     """
     end = await _end_of(nc, LOG)
     if after is not None and after > end:
@@ -230,7 +233,7 @@ async def followed(
 
 
 def _is_of(key: ResourceKey, patterns: Sequence[str]) -> bool:
-    """Whether a resource matches one of the patterns ``namespace.kind.name``."""
+    """Return whether a resource matches one of the patterns ``namespace.kind.name``."""
     tokens = key.tokens.split(".")
     return any(
         all(wanted in ("*", token) for wanted, token in zip(each.split("."), tokens, strict=True))
@@ -239,7 +242,7 @@ def _is_of(key: ResourceKey, patterns: Sequence[str]) -> bool:
 
 
 def can_be_bound(tokens: Sequence[str]) -> bool:
-    """Whether the patterns are of one namespace: only then has it consumers of its own."""
+    """Return whether all patterns are of one namespace, which then has its own consumers."""
     namespaces = {each.split(".")[0] for each in tokens}
     return len(namespaces) == 1 and "*" not in namespaces
 
@@ -250,8 +253,12 @@ async def followed_bound(
 ) -> AsyncGenerator[FollowedOutcomes]:
     """Follow outcomes with one of the consumers of the patterns' namespace.
 
-    All outcomes of the namespace come: its consumers have that filter. Raises ``BusDeniedError``,
-    ``NotFoundOnBusError`` if nobody has made them, and ``BusRefusedError`` when all are in use.
+    The consumers deliver all outcomes of the namespace, and the feed filters them.
+
+    Raises:
+        BusDeniedError: the user may not use the consumers.
+        NotFoundOnBusError: the consumers do not exist.
+        BusRefusedError: all consumers are in use.
     """
     namespace = tokens[0].split(".")[0]
     mine = f"{namespace}.*.*"
@@ -268,7 +275,7 @@ async def followed_bound(
         REJECTIONS,
         names=names,
         subject_filter=rejection_filter(mine),
-        # When the event at a position was stored is not for a service to read: it gets all.
+        # A service may not read when the event at a position was stored, so it gets all rejections.
         start_seq=None if after is None else 1,
     )
     async with AsyncExitStack() as stack:
@@ -305,11 +312,12 @@ async def _entered(
 async def durable(
     nc: Client, tokens: str, after: int | None, name: str
 ) -> AsyncGenerator[DurableOutcomes]:
-    """Follow outcomes with durable consumers, made where there are none of that name.
+    """Follow outcomes with durable consumers, which are created if they do not exist.
 
-    Raises ``IncompatibleStreamError`` for a name that is in use for other outcomes.
+    Raises:
+        IncompatibleStreamError: the name is in use for other outcomes.
     """
-    # What was rejected before the first opening: all that is kept, or nothing.
+    # At the first opening: all stored rejections, or none.
     for stream, mine, first_seq in (
         (LOG, outcome_filter(tokens), None if after is None else after + 1),
         (REJECTIONS, rejection_filter(tokens), None if after is None else 1),
@@ -334,9 +342,9 @@ def _without_consumers(error: NotFoundOnBusError, namespace: str) -> NotFoundOnB
 async def _ensure_durable(
     nc: Client, stream: str, config: Mapping[str, Any], first_seq: int | None
 ) -> None:
-    """Make a durable consumer, or use the one that exists; a new one begins at ``first_seq``.
+    """Create a durable consumer that starts at ``first_seq``, or use an existing one.
 
-    A service cannot make one: `init` has made that of its namespace, with all outcomes there.
+    A service cannot create one: `init` has created that of its namespace, for all outcomes.
     """
     name, subject_filter = str(config["durable_name"]), str(config["filter_subject"])
     namespace = subject_filter.split(".")[1]
@@ -384,7 +392,7 @@ async def _end_of(nc: Client, stream: str) -> int:
 
 
 async def _stored_at(nc: Client, position: int) -> int:
-    """Return when the log got what is at a position, or the first behind it; 0 if it ends there."""
+    """Return the time at which the first event at or after a position was stored, or 0."""
     found = await patiently(nc, lambda: read_subject(nc, LOG, ">", start_seq=position, limit=1))
     return found[0].time_ns if found else 0
 
@@ -392,12 +400,13 @@ async def _stored_at(nc: Client, position: int) -> int:
 async def _existing(nc: Client, stream: str, name: str) -> dict[str, Any] | None:
     try:
         return await api_request(nc, f"CONSUMER.INFO.{stream}.{name}", None)
-    except (NotFoundOnBusError, BusDeniedError):  # denied: told with a hint when it is made
+    # A denial is reported with a hint when the consumer is created.
+    except (NotFoundOnBusError, BusDeniedError):
         return None
 
 
 def readable(messages: Iterable[StoredMessage], stream: str) -> list[StoredEvent]:
-    """Decode what can be decoded; the rest is told, since a reader must go on."""
+    """Return the events in messages. Unreadable ones are logged and skipped."""
     events: list[StoredEvent] = []
     for message in messages:
         try:

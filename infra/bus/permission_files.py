@@ -1,4 +1,4 @@
-"""Permissions as the server and its tools read them: a configuration block, or claims of JWTs."""
+"""Write permissions in the formats of the server and its tools: configuration or JWT claims."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from infra.bus.permissions import (
 
 ACCOUNT: Final = "RECONCILER"
 PLACEHOLDER: Final = "PUT-THE-PUBLIC-KEY-HERE-OF"
-"""No server starts with it: what was forgotten lets nobody in."""
+"""Placeholder for a key. A server does not start with it, so an omission grants no access."""
 
 _PUBLIC_KEY: Final = re.compile(r"U[A-Z2-7]{55}")
 
 
 class User(msgspec.Struct, frozen=True):
-    """Somebody to let in.
+    """A user of the NATS server.
 
-    ``key``: the public nkey, empty where it is to be filled in. ``namespace``: a service's.
-    ``finalizers``: whether a service may take its finalizers off.
+    ``key``: the public nkey, empty for a placeholder. ``namespace``: only for a service.
+    ``finalizers``: whether a service may remove its finalizers.
     """
 
     name: str
@@ -41,7 +41,7 @@ class User(msgspec.Struct, frozen=True):
     finalizers: bool = False
 
     def check(self) -> None:
-        """Raise ``ValueError`` for what no server would take, or would take for something else."""
+        """Raise ``ValueError`` for a user that the server would reject or misinterpret."""
         check_token(self.name, what="user")
         if self.key and _PUBLIC_KEY.fullmatch(self.key) is None:
             raise ValueError(
@@ -56,24 +56,24 @@ class User(msgspec.Struct, frozen=True):
 
     @property
     def account(self) -> str:
-        """The account: one for the reconciler, one for each namespace's services."""
+        """The account: one for Reconciler, and one for the services of each namespace."""
         return f"SERVICE_{self.namespace}" if self.principal == "service" else ACCOUNT
 
     @property
     def inboxes(self) -> tuple[str, ...]:
-        """Names of the inboxes: the user's own, and that of a client who only knows its key."""
+        """Names of the inboxes: that of the user, and that of a client that only has the key."""
         return (self.name, self.key) if self.key else (self.name,)
 
     @property
     def permissions(self) -> Permissions:
-        """What the user may do."""
+        """The permissions of the user."""
         if self.principal == "service":
             return service_permissions(self.namespace, self.inboxes, finalizers=self.finalizers)
         return principal_permissions(self.principal, self.inboxes)
 
 
 def server_configuration(users: Sequence[User]) -> str:
-    """Return an ``accounts`` block for nats-server, with users who sign with an nkey."""
+    """Return an ``accounts`` block for nats-server, with users that sign with an nkey."""
     lines = ["accounts {", f"  {ACCOUNT} {{", "    jetstream: enabled"]
     lines += _users([user for user in users if user.principal != "service"])
     exports = [_export(account, each) for account, each in _exchanges(users)]
@@ -144,7 +144,7 @@ def _accounts(users: Iterable[User]) -> list[str]:
 
 
 def _exchanges(users: Sequence[User]) -> list[tuple[str, Exchange]]:
-    """Return what crosses accounts, each once: users of a namespace share all but their inboxes."""
+    """Return the distinct exchanges per account. Users of a namespace differ only in inboxes."""
     found = [
         (user.account, each)
         for user in users

@@ -1,9 +1,9 @@
-"""The least that each principal needs of the bus, built of the names that the streams are built of.
+"""Minimal permissions of each principal on the bus, derived from the names of the streams.
 
-A principal's user may publish and subscribe to what stands here, and to nothing else. Services have
-an account each, not only a user: the server answers a request at whatever reply subject it names,
-and so would write its acknowledgement for one service onto the subjects of another one, or into the
-log. Across accounts an answer goes back to where the question came from, and nowhere else.
+A principal's user may publish and subscribe to these subjects only. Services have their own
+accounts, not only users, because the server sends a response to whatever reply subject a request
+contains. Within one account it would store the acknowledgement for one service under the subjects
+of another, or in the log. Across accounts, a response can only return to the requester.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ PURPOSES: Final[dict[Principal, str]] = {
 
 
 class Permissions(msgspec.Struct, frozen=True):
-    """What a user may publish, and subscribe to; ``denied`` are exceptions from ``publish``."""
+    """The subjects of a user. ``denied`` are exceptions from ``publish``."""
 
     publish: tuple[str, ...]
     subscribe: tuple[str, ...]
@@ -86,10 +86,10 @@ class Permissions(msgspec.Struct, frozen=True):
 
 
 class Exchange(msgspec.Struct, frozen=True):
-    """A subject that the reconciler's account exports and a service's account imports.
+    """A subject that Reconciler's account exports and a service's account imports.
 
-    ``service``: the service publishes it there; ``stream``: it is told to the service.
-    ``many_answers``: one request has several answers.
+    ``form``: the service publishes to a "service", and subscribes to a "stream". ``many_answers``:
+    a request has several responses.
     """
 
     subject: str
@@ -98,11 +98,12 @@ class Exchange(msgspec.Struct, frozen=True):
 
 
 def principal_permissions(principal: Principal, inboxes: Sequence[str]) -> Permissions:
-    """Return what a principal's user may do; ``inboxes`` are his tokens behind ``_INBOX``.
+    """Return the permissions of a principal's user. ``inboxes``: tokens after ``_INBOX``.
 
-    The first of them is his name, which the server vouches for where he declares.
+    The first inbox is the user's name, which the server verifies in declarations.
 
-    Raises ``ValueError`` for a service, which needs a namespace: ``service_permissions``.
+    Raises:
+        ValueError: the principal is a service, which needs a namespace: ``service_permissions``.
     """
     if principal == "service":
         raise ValueError(
@@ -117,14 +118,14 @@ def principal_permissions(principal: Principal, inboxes: Sequence[str]) -> Permi
 def service_permissions(
     namespace: str, inboxes: Sequence[str], *, finalizers: bool = False
 ) -> Permissions:
-    """Return what a service of one namespace may do, in an account that imports the same."""
+    """Return the permissions of a service in one namespace, in an account with these imports."""
     exchanges = service_exchanges(namespace, inboxes, finalizers=finalizers)
     published = tuple(each.subject for each in exchanges if each.form == "service")
     return Permissions((WHO_AM_I, *published), _own_inboxes(inboxes), _internal(namespace, inboxes))
 
 
 def _internal(namespace: str, inboxes: Sequence[str]) -> tuple[str, ...]:
-    """Return the declarations that only Reconciler itself makes, with what it knows of parts."""
+    """Return the declarations that only Reconciler may make, with internal data of parts."""
     return tuple(
         subjects.intake("desired", ResourceKey(namespace, kind, "*"), inboxes[0])
         for kind in sorted(COMPOSED_KINDS)
@@ -134,9 +135,12 @@ def _internal(namespace: str, inboxes: Sequence[str]) -> tuple[str, ...]:
 def service_exchanges(
     namespace: str, inboxes: Sequence[str], *, finalizers: bool = False
 ) -> tuple[Exchange, ...]:
-    """Return what a service's account imports; raises `ValueError` for a namespace it cannot have.
+    """Return the imports of a service's account.
 
-    ``finalizers``: it may also take its finalizers off.
+    ``finalizers``: it may also remove its finalizers.
+
+    Raises:
+        ValueError: a service cannot have this namespace.
     """
     check_token(namespace, what="namespace")
     if namespace == SYSTEM_NAMESPACE:
@@ -151,10 +155,10 @@ def service_exchanges(
         f"{_API}.STREAM.NAMES",
     ]
     pulled: list[str] = []
-    # Who may create a consumer may have the server deliver to any subject of our account, and so
-    # take messages of all other consumers there. `init` makes those of services (ADR 0064).
+    # A user that may create a consumer can make the server deliver to any subject of our account,
+    # and so take the messages of all other consumers. `init` creates those of services (ADR 0064).
     for stream, readable in (
-        (LOG, subjects.outcome_filter(mine.tokens)),  # of the log it reads nothing else
+        (LOG, subjects.outcome_filter(mine.tokens)),  # no other events of the log
         (REJECTIONS, subjects.rejection_filter(mine.tokens)),
     ):
         asked.append(f"{_API}.DIRECT.GET.{stream}.{readable}")
@@ -171,7 +175,7 @@ def service_exchanges(
 
 
 def _vouched_for(user: str, mine: ResourceKey, granted: Sequence[subjects.Intake]) -> Iterator[str]:
-    """Declare in one's own name."""
+    """Yield the subjects of declarations in the user's name."""
     yield from (subjects.intake(what, mine, user) for what in granted)
 
 
@@ -183,10 +187,10 @@ def _own_inboxes(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def _follows(*streams: str) -> Iterator[str]:
-    """Read streams from any position on, and what they are like."""
+    """Read streams from any position, and their states."""
     for stream in streams:
         yield f"{_API}.STREAM.INFO.{stream}"
-        yield f"{_API}.CONSUMER.CREATE.{stream}"  # without a name: it touches nobody else's
+        yield f"{_API}.CONSUMER.CREATE.{stream}"  # without a name, it cannot affect other consumers
         yield f"$JS.FC.{stream}.>"
 
 
@@ -198,16 +202,16 @@ def _gets(*streams: str) -> Iterator[str]:
 
 
 def _takes(stream: str, consumer: str) -> Iterator[str]:
-    """Take messages of shared consumers, and acknowledge them; ``*`` stands for all of a stream."""
+    """Pull from shared consumers and acknowledge; ``*`` stands for all of a stream."""
     yield f"{_API}.CONSUMER.INFO.{stream}.{consumer}"
     yield f"{_API}.CONSUMER.MSG.NEXT.{stream}.{consumer}"
     yield f"$JS.ACK.{stream}.{consumer}.>"
 
 
 def _dead_letters(*stages: Stage) -> Iterator[str]:
-    """Write dead letters of some stages, each once where the same would come for ever.
+    """Store dead letters of some stages, also those that are reported only once.
 
-    There is a share of the room for each namespace; what is beyond it is counted.
+    This includes reading each namespace's use of its share, and the counts beyond it.
     """
     yield f"{_API}.DIRECT.GET.{DEADLETTERS}"
     yield f"{_API}.STREAM.INFO.{DEADLETTERS}"
@@ -223,11 +227,11 @@ def _of_everybody() -> Iterator[str]:
     yield f"{_API}.STREAM.NAMES"
     yield from _follows(LOG, ROWS)
     yield from _gets(LOG, ROWS)
-    yield f"{_API}.STREAM.MSG.GET.{STATES}"  # whether the log has lost its end
+    yield f"{_API}.STREAM.MSG.GET.{STATES}"  # to detect that the log has lost its end
 
 
 def _calls_apis() -> Iterator[str]:
-    """Share a rate limit with the other processes, and tell of throttling and broken APIs."""
+    """Use a rate limit together with other processes, and report throttling and API failures."""
     yield f"{_API}.STREAM.INFO.{RATES}"
     yield f"{_API}.STREAM.MSG.GET.{RATES}"
     yield subjects.rate("*")
@@ -242,24 +246,25 @@ def _of_running_roles() -> Iterator[str]:
 def _decider() -> Iterator[str]:
     yield from _of_running_roles()
     yield from _takes(INTAKE, "*")  # all its consumers are deciders'
-    yield from _gets(INTAKE)  # what overtook a declaration, and where one came first
+    yield from _gets(INTAKE)  # messages that overtook a declaration, and the first of several
     yield f"{_API}.CONSUMER.UNPIN.{INTAKE}.*"
-    yield f"{_API}.STREAM.PURGE.{INTAKE}"  # what all deciders are done with
-    yield f"{_API}.STREAM.MSG.DELETE.{INTAKE}"  # what may hold a secret
+    yield f"{_API}.STREAM.PURGE.{INTAKE}"  # messages that all deciders have processed
+    yield f"{_API}.STREAM.MSG.DELETE.{INTAKE}"  # messages that may contain a secret
     yield f"{_API}.DIRECT.GET.{STATES}"
     yield subjects.log_filter(_EVERY)
     yield subjects.cached_state(_EVERY)
     yield subjects.rejection(_EVERY)
     yield subjects.schedule(_EVERY, "*")
     yield from _dead_letters("intake", "declaration", "request", "decision")
-    yield f"{INBOX}.>"  # answers: to whoever asked
+    yield f"{INBOX}.>"  # replies, to the inbox of any requester
 
 
 def _worker() -> Iterator[str]:
     yield from _of_running_roles()
-    yield from _takes(LOG, "*")  # those of workers; no pattern tells them from services' own
+    # Consumers of workers, which no pattern distinguishes from those of services.
+    yield from _takes(LOG, "*")
     actions = subjects.log(_EVERY, "action")
-    yield f"{_API}.CONSUMER.CREATE.{LOG}.*.{actions}.*"  # a configuration's, when it is declared
+    yield f"{_API}.CONSUMER.CREATE.{LOG}.*.{actions}.*"  # for a configuration, when it is declared
     yield from _calls_apis()
     yield subjects.intake("result", _EVERY)
     yield from _dead_letters("action")
@@ -310,8 +315,8 @@ def _installer() -> Iterator[str]:
         yield f"{_API}.CONSUMER.CREATE.{stream}.*.>"
         yield f"{_API}.CONSUMER.PAUSE.{stream}.*"  # to resume it
     for stream in (LOG, REJECTIONS):
-        yield f"{_API}.CONSUMER.RESET.{stream}.*"  # a new service's begins with what comes
-    yield f"{_API}.CONSUMER.NAMES.{LOG}"  # workers have made one for each configuration
+        yield f"{_API}.CONSUMER.RESET.{stream}.*"  # a new service starts with new outcomes
+    yield f"{_API}.CONSUMER.NAMES.{LOG}"  # workers have created one for each configuration
 
 
 def _backup() -> Iterator[str]:
@@ -319,22 +324,22 @@ def _backup() -> Iterator[str]:
     yield f"{_API}.STREAM.NAMES"
     yield from _follows(LOG)
     yield from _gets(LOG, INTAKE, ROWS)
-    yield f"{_API}.STREAM.MSG.GET.{STATES}"  # whether the log has lost its end
+    yield f"{_API}.STREAM.MSG.GET.{STATES}"  # to detect that the log has lost its end
     yield f"{_API}.STREAM.INFO.{INTAKE}"
-    yield f"{_API}.STREAM.INFO.{ROWS}"  # which has a copy of the log's identity
-    yield f"{_API}.CONSUMER.INFO.{INTAKE}.*"  # how far the deciders are
-    yield f"{_API}.CONSUMER.NAMES.{LOG}"  # which namespaces have services
+    yield f"{_API}.STREAM.INFO.{ROWS}"  # it has a copy of the log's identity
+    yield f"{_API}.CONSUMER.INFO.{INTAKE}.*"  # to find undecided declarations
+    yield f"{_API}.CONSUMER.NAMES.{LOG}"  # to find the namespaces with services
 
 
 def _restore() -> Iterator[str]:
-    """Make streams and write the log: not delete, so that it cannot replace a log that is there."""
+    """Create streams and write the log. Deletion is excluded, so that no log can be replaced."""
     yield from _installer()
     yield from _follows(LOG)
     yield from _gets(LOG)
-    yield f"{_API}.STREAM.MSG.GET.{ROWS}"  # these two show whether the log has lost its end
+    yield f"{_API}.STREAM.MSG.GET.{ROWS}"  # both show whether the log has lost its end
     yield f"{_API}.STREAM.MSG.GET.{STATES}"
     yield subjects.log_filter(_EVERY)
-    yield "rec.*.*.*.*"  # what was declared and not decided, in the name of whoever had declared it
+    yield "rec.*.*.*.*"  # undecided declarations, in the name of their original users
 
 
 _GRANTS: Final[dict[Principal, Callable[[], Iterator[str]]]] = {

@@ -1,4 +1,4 @@
-"""Rate limits on the bus: one message each, written by compare-and-set, in the server's time."""
+"""Rate limits on the bus: one message each, with compare-and-set, in the server's time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CALIBRATED_SECONDS: Final = 60.0
 
 
 class _Arrival(msgspec.Struct, frozen=True, rename="camel"):
-    """When the next call of a limit would come at an even pace: seconds since 1970."""
+    """The reserved time of a rate limit: when its next call may start, in seconds since 1970."""
 
     arrival_seconds: float
 
@@ -34,7 +34,7 @@ _encoder = msgspec.json.Encoder()
 class JetStreamRates:
     """Implements ``reconciler.ports.RateStore``.
 
-    The clock is that of the stream's leader, so that what this machine's says does not matter.
+    It uses the clock of the stream's leader, so this machine's clock does not matter.
     """
 
     def __init__(self, nc: Client) -> None:
@@ -43,24 +43,24 @@ class JetStreamRates:
         self._calibrated_at: float | None = None
 
     async def now(self) -> float:
-        """Return the server's time, as of the last look at it by this process's steady clock."""
+        """Return the server's time: its last reading plus the monotonic time since."""
         at = self._calibrated_at
         if at is None or time.monotonic() - at > _CALIBRATED_SECONDS:
             await self._calibrate()
         return time.monotonic() + self._ahead
 
     async def load(self, name: str) -> tuple[float, int]:
-        """Read a limit as the leader knows it."""
+        """Read a limit from the leader."""
         found = await last_from_leader(self._nc, RATES, rate(name))
         if found is None:
             return 0.0, 0
         try:
             return _decoder.decode(found.payload).arrival_seconds, found.seq
-        except msgspec.DecodeError:  # not ours: begin anew over it
+        except msgspec.DecodeError:  # written by another client: replace it
             return 0.0, found.seq
 
     async def save(self, name: str, time: float, revision: int) -> int:
-        """Write a limit over a revision."""
+        """Store a limit if its revision is unchanged."""
         subject = rate(name)
         message = OutgoingMessage(
             subject,
@@ -74,6 +74,7 @@ class JetStreamRates:
             raise RateConflictError(str(conflict)) from conflict
 
     async def _calibrate(self) -> None:
+        # The server's time is that of the middle of the request.
         asked = time.monotonic()
         answer = await api_request(self._nc, f"STREAM.INFO.{RATES}", None)
         answered = time.monotonic()

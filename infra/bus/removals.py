@@ -1,4 +1,4 @@
-"""What to do when somebody has removed a stream or a consumer under a running process."""
+"""Remedies for a stream or consumer that was deleted under a running process."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ INTAKE_REMEDY: Final = (
 )
 
 _LOOKED_AT: Final = 100
-"""So many of the log's newest events are read: an unreadable one must not stop everybody."""
+"""Number of recent log events to read, so that one unreadable event cannot block startup."""
 
 
 @contextmanager
 def telling_what_to_do() -> Generator[None]:
-    """Add to an error about a stream or consumer that is gone what to do about it."""
+    """Add the remedy to an error about a deleted stream or consumer."""
     try:
         yield
     except StreamReplacedError as error:
@@ -45,7 +45,8 @@ def telling_what_to_do() -> Generator[None]:
 async def check_same_log(nc: Client, identity: LogIdentity) -> None:
     """Check that the log was not restored since its identity was read.
 
-    Raises ``StreamReplacedError`` if it was: new actions would have the keys of lost ones.
+    Raises:
+        StreamReplacedError: it was restored. New actions would have the keys of lost ones.
     """
     if await patiently(nc, lambda: find_log(nc)) != identity:
         raise StreamReplacedError(
@@ -54,17 +55,18 @@ async def check_same_log(nc: Client, identity: LogIdentity) -> None:
 
 
 async def check_intake_positions(nc: Client) -> None:
-    """Check that the intake counts on from what the log knows of it: it is the logical clock.
+    """Check that the intake's positions continue those in the log, as a logical clock must.
 
-    Raises ``StreamReplacedError`` if the intake has lost its end, or another client recreated it:
-    all that comes in would look older than what was decided long ago, and be ignored.
+    Raises:
+        StreamReplacedError: the intake has lost its end, or was recreated. New messages would look
+            older than decided ones, and be ignored.
     """
     if problem := await find_intake_problem(nc):
         raise StreamReplacedError(f"{problem}. {INTAKE_REMEDY}")
 
 
 async def find_intake_problem(nc: Client) -> str:
-    """Describe an intake that ends before the positions that the log refers to; empty if none."""
+    """Return a problem if the intake ends before the positions in the log, else ""."""
     newest = (await stream_state(nc, LOG)).last_seq
     if not newest:
         return ""

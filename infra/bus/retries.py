@@ -1,4 +1,4 @@
-"""Reading again through a short outage."""
+"""Retry reads during a short outage."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from nats.aio.client import Client
 
 from infra.jetstream.errors import BusUnavailableError
 
-PATIENCE_SECONDS: Final = 35.0  # three answers that do not come; an election takes up to 8 s
+PATIENCE_SECONDS: Final = 35.0  # Three timeouts. An election takes up to 8 s.
 _PAUSE_SECONDS: Final = 0.2
 
 T = TypeVar("T")
@@ -20,10 +20,13 @@ T = TypeVar("T")
 async def patiently(
     nc: Client, read: Callable[[], Awaitable[T]], *, seconds: float = PATIENCE_SECONDS
 ) -> T:
-    """Read until it works; raises ``BusUnavailableError`` after some time, or when closed.
+    """Repeat a read until it succeeds, for at most `seconds`.
 
-    A server that starts does not know its streams yet, and answers so; a stream whose leader is
-    gone does not answer until there is another one.
+    A starting server reports that its streams have no leader or do not respond, and a stream whose
+    leader has failed does not respond before the election of another one.
+
+    Raises:
+        BusUnavailableError: no success in time, or the connection was closed.
     """
     end = time.monotonic() + seconds
     while True:

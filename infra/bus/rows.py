@@ -1,7 +1,7 @@
-"""Rows of the read models in a key-value bucket, which ``nats kv`` shows too.
+"""Rows of the read models in a key-value bucket, which ``nats kv`` can also read.
 
-Rows and their checkpoint are written in one atomic batch, which holds a compare-and-set on the
-checkpoint: whoever writes has compared his checkpoint with the one that is stored (ADR 0019).
+One atomic batch writes rows and their checkpoint, with a compare-and-set on the checkpoint. So each
+write is based on the stored checkpoint (ADR 0019).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from infra.jetstream.reads import StoredMessage, last_for_subjects, last_from_le
 from reconciler.ports import RowsConflictError
 
 _CHECKPOINT: Final = "checkpoint"
-_ROWS_AT_ONCE: Final = 900  # the server takes 1,000 messages in a batch
-_HEADERS_BYTES: Final = 1024  # more than those of a batch take
+_ROWS_AT_ONCE: Final = 900  # the server accepts 1,000 messages in a batch
+_HEADERS_BYTES: Final = 1024  # upper bound of the headers in a batch
 _DELETED: Final = {"KV-Operation": "DEL"}
 
 _logger = structlog.get_logger(__name__)
@@ -41,7 +41,7 @@ class JetStreamRows:
         return _contents(await self._newest(">"))
 
     async def checkpoint(self) -> tuple[bytes, int]:
-        """Read the checkpoint alone, and its revision; empty and 0 if there is none."""
+        """Read the checkpoint and its revision, or empty and 0 if there is none."""
         found = await last_from_leader(self._nc, ROWS, ROWS_PREFIX + _CHECKPOINT)
         return (b"", 0) if found is None else (found.payload, found.seq)
 
@@ -50,9 +50,10 @@ class JetStreamRows:
         return _contents(await self._newest(pattern))
 
     async def _newest(self, pattern: str) -> dict[str, StoredMessage]:
-        """Read until nothing has been added meanwhile.
+        """Read until no message was added during the last pass.
 
-        A row that is written again moves to the end: one pass to what was the end would miss it.
+        A row that is written again moves to the end of the stream, where a single pass would miss
+        it.
         """
         found: dict[str, StoredMessage] = {}
         position, end = 0, 1
@@ -63,13 +64,14 @@ class JetStreamRows:
                     for message in messages:
                         found[message.subject[len(ROWS_PREFIX) :]] = message
                 position = follower.position
-            # The stream's state shows half a batch; a message that the leader reads never does.
+            # The stream's state includes half of a batch, but a message read from the leader does
+            # not.
             last = await last_from_leader(self._nc, ROWS, ROWS_PREFIX + ">")
             end = 0 if last is None else last.seq
         return found
 
     async def get(self, names: Sequence[str]) -> Mapping[str, bytes]:
-        """Read some rows; those that do not exist are left out."""
+        """Read some rows. Missing ones are omitted."""
         found = await last_for_subjects(self._nc, ROWS, [ROWS_PREFIX + name for name in names])
         return {
             message.subject[len(ROWS_PREFIX) :]: message.payload
@@ -78,10 +80,10 @@ class JetStreamRows:
         }
 
     async def save(self, changes: Mapping[str, bytes | None], revision: int) -> int:
-        """Write changed rows and the checkpoint over a revision, and return the new one.
+        """Write changed rows and the checkpoint if the revision is unchanged; return the new one.
 
-        A row that is larger than a message stays as it was: a resource of one tenant must not keep
-        the rows of all others from being written.
+        A row that exceeds the size of a message keeps its old content, because one tenant's
+        resource must not block the rows of all others.
         """
         checkpoint = changes[_CHECKPOINT]
         assert checkpoint is not None
@@ -106,10 +108,10 @@ class JetStreamRows:
         return False
 
     async def clear(self, before: int) -> None:
-        """Remove every row that was written before a revision."""
+        """Delete the rows that were written before a revision."""
         await api_request(self._nc, f"STREAM.PURGE.{ROWS}", {"seq": before})
 
 
 def _contents(found: Mapping[str, StoredMessage]) -> dict[str, bytes]:
-    """Return what rows hold, without those that were removed."""
+    """Return the contents of rows, without deleted ones."""
     return {name: message.payload for name, message in found.items() if message.payload}

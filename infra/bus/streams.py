@@ -1,17 +1,17 @@
-"""Every stream and consumer of the product: defined here, made and upgraded here, and nowhere else.
+"""Definitions of all streams and consumers, with their creation and upgrade.
 
 ==============  ==================================  ===========================================
-stream          subjects                            keeps
+stream          subjects                            content
 ==============  ==================================  ===========================================
 INTAKE          ``rec.>``, stored as ``in.<p>.>``   messages until they are decided (then trimmed)
-TIMERS          ``sched.>``, ``fired.>``            message schedules; what fires goes to INTAKE
-LOG_1          ``log.>``                           the event log, for ever; outcomes are in it
-REJECTIONS      ``rejection.>``                     declarations that were refused
+TIMERS          ``sched.>``, ``fired.>``            message schedules; fired timers go to INTAKE
+LOG_1           ``log.>``                           the event log, permanently; includes outcomes
+REJECTIONS      ``rejection.>``                     rejected declarations
 STATES          ``state.>``                         the newest state of each resource (a cache)
-LISTINGS        ``listing.>``                       listings from other observers, an hour long
-DEADLETTERS     ``deadletter.>``                    what could not be used
-RATES           ``rate.>``, ``discarded``           how far each rate limit's calls are reserved;
-                                                    how many messages got no dead letter
+LISTINGS        ``listing.>``                       listings from other observers, for one hour
+DEADLETTERS     ``deadletter.>``                    messages that could not be processed
+RATES           ``rate.>``, ``discarded``           time up to which each rate limit's calls are
+                                                    reserved; counts of messages without dead letter
 KV_reconciler   ``$KV.reconciler.>``                rows of the read models (a cache)
 ==============  ==================================  ===========================================
 """
@@ -77,52 +77,60 @@ SUBJECTS: Final[Mapping[str, tuple[str, ...]]] = {
     RATES: ("rate.>", DISCARDED),
     ROWS: (f"{ROWS_PREFIX}>",),
 }
-"""What each stream takes; INTAKE stores it as ``in.>``."""
+"""The subjects of each stream. INTAKE stores its messages as ``in.>``."""
 
 PARTITIONS: Final = 8
 FOLLOWERS: Final = 5
-"""How many streams of outcomes a service may follow at once, all its processes together. Each is
-named in its user's JWT, which must fit into a line of the protocol."""
+"""Number of concurrent outcome streams per service, over all its processes.
+
+Each has a name in its user's JWT, which must fit into a protocol line.
+"""
 
 SERVICE_PULLS: Final = 16
-"""How many pull requests may wait at a consumer of a service, one for each of its processes. The
-server answers each with heartbeats, as often as its sender asks for: hundreds of them, each with a
-heartbeat a nanosecond, had other clients wait for half a minute."""
+"""Number of open pull requests at a service's consumer, one per process.
+
+The server sends heartbeats for each request, at the interval that the client sets. Hundreds of
+requests with a heartbeat every nanosecond delayed other clients by half a minute.
+"""
 
 MAX_UNACKNOWLEDGED: Final = 16_000
-"""Number of messages of a partition that are handed out and not acknowledged; then none comes.
+"""Number of unacknowledged messages of a partition. At this limit the server delivers no more.
 
-So many can a decider see past a namespace that sends a lot (ADR 0062)."""
+It limits how far a decider can read past a namespace that floods the intake (ADR 0062).
+"""
 
 DEAD_LETTERS_PER_NAMESPACE: Final = 0.25
-"""So much of the stream's bytes, however many it may have: people raise that limit (ADR 0017)."""
+"""Share of the stream's `max_bytes` per namespace. Operators may raise that limit (ADR 0017)."""
 
 DECIDER_GROUP: Final = "deciders"
 _WORKERS: Final = "workers="
 
 TIMERS_KEPT: Final = timedelta(days=30)
-"""A timer that is due later is not set: a sweep wakes its resource."""
+"""Age at which the stream drops timers. Later ones are not set: the sweeper wakes their
+resources."""
 
 OWN_METADATA: Final = "reconciler-own"
-"""On every stream of the product: no kind may list, adopt, change or delete it."""
+"""Marks every stream of Reconciler. No kind may list, adopt, change or delete such a stream."""
 
 LOG_ID_METADATA: Final = "reconciler-log-id"
 EPOCH_METADATA: Final = "reconciler-log-epoch"
 RESTORED_METADATA: Final = "reconciler-log-restored-as-of"
 RESTORED_END_METADATA: Final = "reconciler-log-restored-end"
-"""The log's last position when its last restoration ended: up to there, the bus's times are those
-of the restoration."""
+"""The log's last position at the end of its last restore. Up to it, the bus's times are those of
+the restore."""
 
 RESTORING_METADATA: Final = "reconciler-log-restoring"
 SAVED_METADATA: Final = "reconciler-log-saved"
-"""The names of the files beside the backup that an unfinished restoration has saved, with slashes
-between them."""
+"""The names of the files that an unfinished restore has saved next to the backup, separated by
+slashes."""
 
 FORMAT_METADATA: Final = "reconciler-log-format"
 
 LOG_FORMAT: Final = 7
-"""Format of what is stored: events, streams, rows. A log of another format is refused (ADR 0020).
-It is raised with each change of stored data that this release could not read, or would undo."""
+"""Format of the stored data: events, streams, rows. A log of another format is rejected (ADR 0020).
+
+It increases with each change of stored data that this release could not read, or would undo.
+"""
 
 _REVISIONS: Final[Mapping[int, str]] = {
     0: "16875afe to 05ae88b7",
@@ -133,36 +141,37 @@ _REVISIONS: Final[Mapping[int, str]] = {
     5: "f3cace6f to 451d2563",
     6: "a08e3a34 to ea7ec89b",
 }
-"""The revisions of this project that wrote each older format: none of them was released."""
+"""The revisions of this project that wrote each older format. None of them was released."""
 
 _FIRST_LOG: Final = "SHAPES"
-"""The log's stream in format 0, which has no metadata with a number."""
+"""Stream of the log in format 0, which has no metadata with a number."""
 
 _SECOND: Final = 1_000_000_000
 _HOUR: Final = 3_600 * _SECOND
 _DAY: Final = 24 * _HOUR
 _DUPLICATE_WINDOW: Final = 120 * _SECOND
 _NO_DUPLICATE_WINDOW: Final = 0
-"""The server accepts it for a stream with sources, from version 2.14 on."""
+"""The server accepts it for a stream with sources since version 2.14."""
 
 _LEASE: Final = 10 * _SECOND
 _SERVICE_LEASE: Final = 120 * _SECOND
 _PIN_TIMEOUT: Final = 3 * _SECOND
 _UNLIMITED: Final = -1
-"""How often a message may be handed out, and how many bytes a stream may have that drops its oldest
-messages: beyond a limit the server drops them without a word."""
+"""Unlimited deliveries of a message, and unlimited bytes of a stream that drops its oldest
+messages. Beyond a limit, the server would drop messages silently."""
 
 _NEW_SERVER: Final = (
     "All other streams and consumers are as required. Until this one is, no role starts: back up "
     "the log with `reconciler backup`, and restore it to another server or account with "
     "`reconciler restore`"
 )
-"""The way out of a change that the server cannot undo. No stream has to be deleted for it."""
+"""The remedy for a difference that the server cannot change in place. No stream must be deleted for
+it."""
 
 _ELSEWHERE: Final = " This run removed nothing. Restore the backup to another server or account"
 
 _RESERVED: Final = "restoring.intake"
-"""Subject of an intake that takes nothing yet."""
+"""Subject of an intake that accepts no messages yet."""
 
 Config = dict[str, Any]
 
@@ -170,9 +179,9 @@ _OWN: Final = {OWN_METADATA: "yes"}
 
 
 class LogIdentity(msgspec.Struct, frozen=True, rename="camel"):
-    """Who a log is: its own name, and that of its last restoration, empty if there was none.
+    """Identity of a log: its random id, and that of its last restore, empty if there was none.
 
-    ``restored_as_of``: the time of the backup that the restoration used.
+    ``restored_as_of``: the time of the backup that the restore used.
     """
 
     log_id: str
@@ -181,17 +190,17 @@ class LogIdentity(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Topology(msgspec.Struct, frozen=True):
-    """What is settled about the bus: how many replicas, and the log's own name."""
+    """Result of ``ensure_topology``: the log's id, and the change of each stream and consumer."""
 
     log_id: str
     changes: Mapping[str, str]
 
 
 def follower_names(namespace: str) -> list[str]:
-    """Names of the consumers of outcomes and rejections that a service of one namespace may use.
+    """Return the names of a service's consumers of outcomes and rejections.
 
-    Permissions match whole tokens, so names are fixed. No namespace and no durable name has an =,
-    and no consumer of workers begins with one.
+    They need no acknowledgement. Their names are fixed, because permissions match whole tokens. An
+    = occurs in no namespace and no durable name, and the consumers of workers do not start with it.
     """
     return [f"={namespace}={number}" for number in range(FOLLOWERS)]
 
@@ -224,29 +233,29 @@ async def service_namespaces(nc: Client) -> list[str]:
 
 
 def durable_outcomes(name: str, readable: str) -> Config:
-    """Return a consumer that remembers which outcomes were dealt with."""
+    """Return the configuration of a durable consumer, which stores what was processed."""
     return {
         **_CONSUMER_DEFAULTS,
         "durable_name": name,
         "filter_subject": readable,
         "ack_wait": _SERVICE_LEASE,
-        "max_ack_pending": 1,  # in order, also what is handed out again
+        "max_ack_pending": 1,  # in order, also for redeliveries
         "max_waiting": SERVICE_PULLS,
     }
 
 
 def decider_consumers() -> list[str]:
-    """Names of the intake's consumers: one a partition, and one for what fits no partition."""
+    """Return the names of the intake's consumers: one per partition, and one for the rest."""
     return [f"decider-{partition}" for partition in range(PARTITIONS)] + ["decider-misfits"]
 
 
 def worker_consumer(provider_config: str) -> str:
-    """Name the consumer of the actions of one configuration; no durable name has an = otherwise."""
+    """Return the name of the consumer of a configuration's actions. Other names have no =."""
     return f"{_WORKERS}{provider_config}"
 
 
 async def worker_consumers(nc: Client) -> list[dict[str, Any]]:
-    """Return what the server says of each consumer of actions: there is none without a log."""
+    """Return the server's information about each consumer of actions, or none without a log."""
     try:
         names = await consumer_names(nc, LOG)
     except NotFoundOnBusError:
@@ -256,9 +265,9 @@ async def worker_consumers(nc: Client) -> list[dict[str, Any]]:
 
 
 async def make_worker_consumer(nc: Client, provider_config: str) -> str:
-    """Make the consumer of a configuration's actions if there is none, and return its name.
+    """Create the consumer of a configuration's actions if it does not exist. Return its name.
 
-    One that is there stays as it is: ``ensure_topology`` upgrades it.
+    An existing one stays unchanged: ``ensure_topology`` upgrades it.
     """
     name = worker_consumer(provider_config)
     if not await _found(nc, f"CONSUMER.INFO.{LOG}.{name}"):
@@ -273,11 +282,14 @@ async def ensure_topology(
     restored: LogIdentity | None = None,
     namespaces: Sequence[str] = (),
 ) -> Topology:
-    """Make or upgrade every stream and consumer; doing it again changes nothing.
+    """Create or upgrade every stream and consumer. The operation is idempotent.
 
-    ``replicas``: None for as many as any stream has, or 1. ``restored``: the identity of a log that
-    is being restored, and stays marked so. ``namespaces``: those whose services read outcomes.
-    Raises ``IncompatibleStreamError`` for a difference that cannot be changed in place.
+    ``replicas``: None for the largest number of any stream, or 1. ``restored``: the identity of a
+    log that is being restored, which stays marked. ``namespaces``: those whose services read
+    outcomes.
+
+    Raises:
+        IncompatibleStreamError: a difference cannot be changed in place.
     """
     await check_streams_are_ours(nc)
     if replicas is None:
@@ -298,9 +310,9 @@ async def ensure_topology(
         try:
             wanted = {**config, "num_replicas": replicas}
             change = await ensure_stream(nc, wanted, remedy="", must_be_new=is_new_log)
-        except StreamExistsError:  # another process has created the log meanwhile: it has a name
+        except StreamExistsError:  # another process has just created the log, with its own id
             return await ensure_topology(nc, replicas=replicas, namespaces=namespaces)
-        except IncompatibleStreamError as error:  # the others are restored all the same
+        except IncompatibleStreamError as error:  # continue with the other streams
             refused.append(str(error))
             continue
         changes[config["name"]] = change
@@ -330,7 +342,7 @@ async def _most_replicas(nc: Client) -> int:
 async def _ensure_service_consumer(
     nc: Client, stream: str, consumer: Config, *, begins_now: bool
 ) -> str:
-    """Make a service's consumer; a new one begins with what comes from now on, or at the start."""
+    """Create or upgrade a service's consumer. With `begins_now`, a new one skips old messages."""
     name = consumer["durable_name"]
     end = (await stream_state(nc, stream)).last_seq
     change = await ensure_consumer(nc, stream, consumer)
@@ -342,12 +354,14 @@ async def _ensure_service_consumer(
 async def prepare_restoration(
     nc: Client, *, replicas: int = 1, namespaces: Sequence[str] = ()
 ) -> None:
-    """Make or restore the streams that a restoration keeps, before it removes anything.
+    """Create or repair the streams that a restore keeps, before it deletes any.
 
-    So their room is reserved. ``namespaces``: those whose services read outcomes. Raises
-    ``StreamFullError`` if there is no room, or if the account may not have all streams and
-    consumers. Raises ``IncompatibleStreamError`` for a stream that cannot be changed in place, and
-    for a foreign stream with subjects of ours: no restoration could end beside them.
+    So their room is reserved. ``namespaces``: those whose services read outcomes.
+
+    Raises:
+        StreamFullError: there is no room, or the account may not have all streams and consumers.
+        IncompatibleStreamError: a stream cannot be changed in place, or a foreign stream has
+            subjects of Reconciler. A restore could not finish then.
     """
     await check_streams_are_ours(nc)
     await _check_subjects(nc)
@@ -359,7 +373,7 @@ async def prepare_restoration(
 async def _check_account(nc: Client, replicas: int, namespaces: Collection[str]) -> None:
     """Raise ``StreamFullError`` if the account may not have all streams and consumers of a log.
 
-    An account may have limits for each number of replicas. That of the consumers counts for each
+    An account may have limits for each number of replicas. The limit of consumers applies to each
     stream.
     """
     account = await api_request(nc, "INFO", None)
@@ -398,13 +412,15 @@ async def begin_restoration(
     replicas: int = 1,
     saved: Sequence[str] = (),
 ) -> None:
-    """Make the log's stream, or mark the one that is there: nobody else opens it by now.
+    """Create the log's stream, or mark the existing one, so that no other process opens it.
 
-    ``saved``: the names of the files without which it must not be ended. ``end_restoration`` takes
-    the mark off. The older intake, and what is derived from the log,
-    are removed; dead letters and foreign observations stay. The intake is created first, to reserve
-    its room, and takes no message before ``ensure_topology``. Only what
-    exists is deleted: an empty server requires no permission to delete.
+    The older intake, and streams derived from the log, are deleted. Dead letters and listings stay.
+    The intake is created first, to reserve its room, and accepts no message before
+    ``ensure_topology``. Only existing streams are deleted, so an empty server requires no
+    permission to delete.
+
+    ``saved``: the names of the files without which the restore must not end. ``end_restoration``
+    removes the mark.
     """
     for stream in (INTAKE, TIMERS, REJECTIONS, STATES, ROWS):
         found = await _found(nc, f"STREAM.INFO.{stream}")
@@ -425,17 +441,17 @@ async def begin_restoration(
 
 
 async def end_restoration(nc: Client, identity: LogIdentity) -> None:
-    """Take the mark off the log: everything of it is back."""
+    """Remove the mark from the log, whose events are complete."""
     end = (await stream_state(nc, LOG)).last_seq
     metadata = {**_metadata(identity), SAVED_METADATA: "", RESTORED_END_METADATA: str(end)}
     await ensure_stream(nc, {**_resources(), "metadata": metadata})
 
 
 async def topology_differences(nc: Client) -> Mapping[str, Mapping[str, tuple[Any, Any]]]:
-    """Compare every stream and consumer with what is wanted, and change nothing.
+    """Return the differences of every stream and consumer from its definition.
 
-    Gives the differing fields, path to (wanted, found), of each; all of them for one that is not
-    there. The number of replicas is the operator's choice, and is not compared.
+    The fields are path to (wanted, found). A missing stream or consumer has all fields. The number
+    of replicas is not compared, because operators choose it.
     """
     wrong: dict[str, Mapping[str, tuple[Any, Any]]] = {}
     identity, first_position = await _existing_log(nc)
@@ -466,7 +482,11 @@ async def _found(nc: Client, question: str) -> Config:
 
 
 async def find_log(nc: Client) -> LogIdentity:
-    """Return which log this is; raises ``NotFoundOnBusError`` before the first ``init``."""
+    """Return the identity of the log.
+
+    Raises:
+        NotFoundOnBusError: `init` has not run yet.
+    """
     try:
         metadata = _usable(await _log_metadata(nc, await _log_state(nc)))
     except NotFoundOnBusError:
@@ -483,10 +503,10 @@ async def find_log(nc: Client) -> LogIdentity:
 
 
 def lost_beginning(state: StreamState) -> str:
-    """Return what is wrong with a log that does not begin with its first event; empty if it does.
+    """Return the problem of a log that lacks its first event, or "".
 
-    The first event of a stream is at 1, and the server removes none, unless a client changed the
-    configuration of the stream.
+    The first event of a stream has position 1, and the server removes none, unless a client changed
+    the configuration of the stream.
     """
     if state.first_seq <= 1:
         return ""
@@ -497,14 +517,14 @@ def lost_beginning(state: StreamState) -> str:
 
 
 async def _log_metadata(nc: Client, log: StreamState) -> Mapping[str, str]:
-    """Return the log's metadata, with what another client removed and the rows' stream still has.
+    """Return the log's metadata, completed from the rows' stream if another client removed some.
 
-    A library that declares the stream again removes all of it. The rows' stream speaks of this log
-    if the log is not the newer one of the two, and so was not recreated.
+    A library that declares the stream again removes all metadata. The rows' stream describes this
+    log only if the log is older. Otherwise the log was recreated.
     """
     metadata: dict[str, str] = log.config.get("metadata", {})
     if LOG_ID_METADATA in metadata and FORMAT_METADATA not in metadata:
-        return metadata  # of format 1
+        return metadata  # format 1
     with suppress(NotFoundOnBusError, BusDeniedError):
         rows = await stream_state(nc, ROWS)
         copied = _copied(rows.config.get("metadata", {}))
@@ -516,13 +536,18 @@ async def _log_metadata(nc: Client, log: StreamState) -> Mapping[str, str]:
 
 
 def _copied(metadata: Mapping[str, str]) -> dict[str, str]:
-    """Return what the rows' stream has of the log's metadata: not whether it is being restored."""
+    """Return the log's metadata that the rows' stream copies, without the restore mark."""
     copied = (LOG_ID_METADATA, EPOCH_METADATA, RESTORED_METADATA, FORMAT_METADATA)
     return {field: value for field in copied if (value := metadata.get(field))}
 
 
 async def _log_state(nc: Client) -> StreamState:
-    """Read the log's state; raises ``IncompatibleStreamError`` for a log of format 0."""
+    """Return the log's state.
+
+    Raises:
+        NotFoundOnBusError: there is no log.
+        IncompatibleStreamError: the log has format 0.
+    """
     try:
         return await stream_state(nc, LOG)
     except NotFoundOnBusError:
@@ -532,7 +557,7 @@ async def _log_state(nc: Client) -> StreamState:
 
 
 async def _check_no_lost_log(nc: Client) -> None:
-    """Raise ``IncompatibleStreamError`` if messages of a log exist that does not."""
+    """Raise ``IncompatibleStreamError`` if the log is missing, but messages of it exist."""
     for stream in (ROWS, INTAKE):
         with suppress(NotFoundOnBusError, BusDeniedError):
             state = await stream_state(nc, stream)
@@ -546,9 +571,10 @@ async def _check_no_lost_log(nc: Client) -> None:
 
 
 async def check_streams_are_ours(nc: Client) -> None:
-    """Raise ``IncompatibleStreamError`` for a foreign stream with the name of one of ours.
+    """Raise ``IncompatibleStreamError`` for a foreign stream with the name of one of Reconciler's.
 
-    Its configuration would be replaced, which deletes messages, or a restore would delete it.
+    An upgrade would change its configuration, which deletes messages, and a restore would delete
+    it.
     """
     for name in SUBJECTS:
         if _is_foreign(name, await _found(nc, f"STREAM.INFO.{name}")):
@@ -559,9 +585,9 @@ async def check_streams_are_ours(nc: Client) -> None:
 
 
 def _is_foreign(name: str, found: Config) -> bool:
-    """Return whether a stream exists that has neither our mark nor a subject of ours.
+    """Return whether an existing stream has neither the mark nor a subject of Reconciler.
 
-    A library that declares a stream of ours again removes the mark, and keeps the subjects.
+    A library that declares a stream again removes the mark, but keeps the subjects.
     """
     if not found or is_own(found.get("metadata") or {}):
         return False
@@ -569,9 +595,9 @@ def _is_foreign(name: str, found: Config) -> bool:
 
 
 async def _check_subjects(nc: Client) -> None:
-    """Raise ``IncompatibleStreamError`` for a foreign stream with subjects of ours.
+    """Raise ``IncompatibleStreamError`` for a foreign stream with subjects of Reconciler.
 
-    The server would refuse the second stream of several, after the first was created.
+    Otherwise the server might reject the second of several streams after the first was created.
     """
     for stream, wanted in SUBJECTS.items():
         for subject in wanted:
@@ -589,7 +615,7 @@ async def _names_with(nc: Client, subject: str) -> list[str]:
 
 
 async def has_log(nc: Client) -> bool:
-    """Return whether there is an event log, as far as everybody may ask."""
+    """Return whether an event log exists, with a request that every user may send."""
     return LOG in await _names_with(nc, "log.>")
 
 
@@ -598,20 +624,24 @@ def _moment(created: str) -> datetime:
 
 
 async def find_log_id(nc: Client) -> str:
-    """Return the log's own name; raises ``NotFoundOnBusError`` before the first ``init``."""
+    """Return the id of the log.
+
+    Raises:
+        NotFoundOnBusError: `init` has not run yet.
+    """
     return (await find_log(nc)).log_id
 
 
 def new_name() -> str:
-    """Return a random name, for a log or for one of its restorations."""
+    """Return a random id, for a log or for one of its restores."""
     return uuid.uuid4().hex[:12]
 
 
 async def _existing_log(nc: Client) -> tuple[LogIdentity, int]:
-    """Return the log's identity, and the first position of an intake that is made beside it.
+    """Return the log's identity, and the first position of an intake created next to it.
 
-    Positions are the logical clock: an intake that is made anew beside an old log must not count
-    from 1 again, or what it brings would look older than what the log knows.
+    Positions are the logical clock. An intake that is recreated next to an old log must not count
+    from 1 again, because its messages would look older than those in the log.
     """
     try:
         state = await _log_state(nc)
@@ -629,7 +659,7 @@ def _metadata(identity: LogIdentity) -> dict[str, str]:
     name = {**_OWN, LOG_ID_METADATA: identity.log_id, FORMAT_METADATA: str(LOG_FORMAT)}
     if not identity.epoch:
         return name
-    # Named though it is over: what an update does not name stays as it is.
+    # Set explicitly, because an update keeps fields that it does not contain.
     as_of = {RESTORED_METADATA: identity.restored_as_of} if identity.restored_as_of else {}
     return {**name, **as_of, EPOCH_METADATA: identity.epoch, RESTORING_METADATA: "no"}
 
@@ -640,7 +670,11 @@ def _identity(metadata: Mapping[str, str]) -> LogIdentity:
 
 
 def _usable(metadata: Mapping[str, str]) -> Mapping[str, str]:
-    """Raise ``IncompatibleStreamError`` for a log of another format, or only half restored."""
+    """Return metadata of a usable log.
+
+    Raises:
+        IncompatibleStreamError: the log has another format, or is only half restored.
+    """
     check_format(metadata)
     if is_being_restored(metadata):
         raise IncompatibleStreamError(
@@ -652,7 +686,8 @@ def _usable(metadata: Mapping[str, str]) -> Mapping[str, str]:
 
 def check_format(metadata: Mapping[str, str]) -> None:
     """Raise ``LogFormatError`` for a log that is too new or too old for this release."""
-    first = "1" if LOG_ID_METADATA in metadata else str(LOG_FORMAT)  # no stream of `init`
+    # Without an id: not a stream of `init`.
+    first = "1" if LOG_ID_METADATA in metadata else str(LOG_FORMAT)
     found = metadata.get(FORMAT_METADATA, first)
     if not found.isdecimal() or int(found) > LOG_FORMAT:
         raise LogFormatError(
@@ -671,22 +706,22 @@ def _too_old(stream: str, found: int) -> LogFormatError:
 
 
 def is_own(metadata: Mapping[str, str]) -> bool:
-    """Tell by a stream's metadata whether it is the product's own; so are its consumers then."""
+    """Return whether a stream belongs to Reconciler, and so do its consumers."""
     return OWN_METADATA in metadata or LOG_ID_METADATA in metadata
 
 
 def saved_files(metadata: Mapping[str, str]) -> list[str]:
-    """Return the names of the files that an unfinished restoration has saved."""
+    """Return the names of the files that an unfinished restore has saved."""
     return [*filter(None, metadata.get(SAVED_METADATA, "").split("/"))]
 
 
 def is_being_restored(metadata: Mapping[str, str]) -> bool:
-    """Tell by a log's metadata whether its restoration has begun and not ended."""
+    """Return whether the restore of a log has started and not ended."""
     return metadata.get(RESTORING_METADATA) == "yes"
 
 
 async def existing_log(nc: Client) -> LogIdentity | None:
-    """Return which log there is, also one that is only half restored; None if there is none."""
+    """Return the identity of the existing log, even if half restored, or None."""
     try:
         metadata = await _log_metadata(nc, await _log_state(nc))
     except NotFoundOnBusError:
@@ -696,13 +731,13 @@ async def existing_log(nc: Client) -> LogIdentity | None:
 
 
 async def lost_log(nc: Client) -> LogIdentity:
-    """Return which log the other streams belong to, with an empty id if nothing shows it."""
+    """Return the identity of the log to which the other streams belong, with id "" if unknown."""
     return _identity(_copied((await _found(nc, f"STREAM.INFO.{ROWS}")).get("metadata", {})))
 
 
 async def _streams(nc: Client, metadata: Mapping[str, str], first_position: int) -> list[Config]:
     return [
-        _rejections(),  # before the log, which names a format that is not without it
+        _rejections(),  # before the log, whose format implies that it exists
         {**_resources(), "metadata": metadata},
         _timers(),
         await _intake(nc, first_position),
@@ -730,7 +765,8 @@ async def _intake(nc: Client, first_position: int) -> Config:
         discard="new",
         max_bytes=4 * 1024**3,
         allow_atomic=True,
-        # One space of ids for all who publish would let a tenant silence another one (ADR 0059).
+        # Ids shared by all publishers would let a tenant suppress another one's messages (ADR
+        # 0059).
         duplicate_window=_NO_DUPLICATE_WINDOW,
         subject_transform={
             "src": "rec.*.*.*.*",
@@ -760,7 +796,7 @@ def _timers() -> Config:
         TIMERS,
         allow_msg_schedules=True,
         allow_msg_ttl=True,
-        allow_rollup_hdrs=True,  # schedules need it
+        allow_rollup_hdrs=True,  # schedules require it
         max_msgs_per_subject=1,
         max_age=TIMERS_KEPT.days * _DAY,
     )
@@ -790,7 +826,7 @@ def _observations() -> Config:
 def _dead_letters() -> Config:
     return _file_stream(
         DEADLETTERS,
-        discard="new",  # what does not fit waits where it is: nothing dead goes unseen
+        discard="new",  # a letter that does not fit waits in its source, so none is lost
         max_age=90 * _DAY,
         max_bytes=512 * 1024**2,
         duplicate_window=_DUPLICATE_WINDOW,
@@ -836,8 +872,8 @@ _STREAM_DEFAULTS: Final[Config] = {
     "sources": [],
     "mirror": None,
 }
-"""Fields that lose, refuse, change or copy messages: each is compared, also where the default is
-wanted."""
+"""Fields that can lose, reject, change or copy messages. All are compared, even with default
+values."""
 
 _CONSUMER_DEFAULTS: Final[Config] = {
     "ack_policy": "explicit",
@@ -850,18 +886,21 @@ _CONSUMER_DEFAULTS: Final[Config] = {
     "max_batch": 0,
     "max_bytes": 0,
     "max_expires": 0,
-    "max_waiting": 512,  # the server's default: pull requests at the same time
+    "max_waiting": 512,  # the server's default: number of concurrent pull requests
     "inactive_threshold": 0,
     "backoff": [],
     "mem_storage": False,
     "num_replicas": 0,
     "pause_until": None,
 }
-"""Fields by which a consumer delivers less, later, or not at all."""
+"""Fields with which a consumer delivers less, later, or nothing."""
 
 
 def _file_stream(name: str, **more: object) -> Config:
-    """Configure a stream. One that refuses what has no room may have a limit of an operator."""
+    """Return a stream's configuration, with an unlimited size if it drops old messages.
+
+    An operator may limit a stream that rejects new messages when it is full.
+    """
     limit = {} if more.get("discard") == "new" else {"max_bytes": _UNLIMITED}
     return {
         **_STREAM_DEFAULTS,
@@ -871,13 +910,13 @@ def _file_stream(name: str, **more: object) -> Config:
         "metadata": _OWN,
         "storage": "file",
         "allow_direct": True,
-        "compression": "none",  # a copy with compressed blocks is lost by a crash (ADR 0014)
+        "compression": "none",  # a crash loses a replica with compressed blocks (ADR 0014)
         **more,
     }
 
 
 async def _consumers(nc: Client) -> list[tuple[str, Config]]:
-    """Return what every log has, and those of the configurations that workers have made."""
+    """Return the consumers of every log, and those that workers have created."""
     filters = [f"in.{partition}.>" for partition in range(PARTITIONS)] + ["rec.>"]
     deciders = [
         (INTAKE, _decider_consumer(name, subject_filter))

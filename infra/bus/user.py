@@ -1,4 +1,4 @@
-"""Who we are for the bus's server: the name that it vouches for where we publish."""
+"""Determine the connection's user, whose name the server verifies in declarations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from infra.jetstream.errors import BusError
 from infra.jetstream.wire import FastClient, request
 
 WHO_AM_I: Final = "$SYS.REQ.USER.INFO"
-"""Where the server says who a connection is, and what he may do."""
+"""Subject at which the server reports a connection's user and permissions."""
 
 _SECONDS: Final = 2.0
 _OURS: Final = re.compile(rf"rec\.[a-z]+{USER_SIGN}([A-Za-z0-9_-]+)\.")
@@ -36,9 +36,9 @@ class _Told(msgspec.Struct, frozen=True):
 
 
 async def user_of_connection(nc: Client) -> str:
-    """Return the user whose name permissions bind to what we declare; empty if there is none.
+    """Return the user name in the permission to declare, or "" if there is none.
 
-    It is found in our own permissions, so that nobody has to be told his name.
+    It is read from the connection's permissions, so that it needs no configuration.
     """
     if not (isinstance(nc, FastClient) and nc.server_knows_its_users):
         return ""
@@ -46,6 +46,6 @@ async def user_of_connection(nc: Client) -> str:
         answer = await request(nc, WHO_AM_I, b"", timeout=_SECONDS)
         told = msgspec.json.decode(answer.data, type=_Told)
     except (BusError, msgspec.DecodeError):
-        return ""  # permissions of before: what they grant is the plain form
+        return ""  # the grants of older permissions have no user name
     allowed = told.data.permissions.publish.allow
     return next((found[1] for each in allowed if (found := _OURS.match(each))), "")
