@@ -1,1 +1,1 @@
-"""The outside: JetStream, HTTP, the external APIs' clients, and the servers that ``up`` starts."""
+"""Adapters: JetStream, HTTP, the clients of external APIs, and the servers that ``up`` starts."""

@@ -1,4 +1,4 @@
-"""Files that users name: one may be a device such as /dev/zero, or on a disk that is full."""
+"""Files that users name, which may be devices such as /dev/zero, or on a full disk."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Final
 
 MAX_KEY_BYTES: Final = 1 << 20
-"""Of a file with a key, a secret or settings."""
+"""Limit of bytes of a file with a key, a secret or settings."""
 
 
 def read_at_most(path: Path, limit: int) -> bytes:
-    """Return what a file contains; raises ``OSError``, also for more than ``limit`` bytes."""
+    """Return a file's content; raises ``OSError``, also for more than ``limit`` bytes."""
     with path.open("rb") as opened:
         return within(opened.read(limit + 1), limit, str(path))
 
@@ -26,7 +26,7 @@ def within(content: bytes, limit: int, source: str) -> bytes:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file that has its name only when it is complete; raises ``OSError``.
+    """Write a file that gets its name only when it is complete; raises ``OSError``.
 
     A device or a pipe, such as /dev/stdout, is written directly.
     """

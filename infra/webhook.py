@@ -1,6 +1,6 @@
-"""What a Git host calls when somebody pushes: it is checked, and leads to a look, nothing else.
+"""Accept the webhooks of Git hosts. A verified push only triggers a read of the repository.
 
-GitHub, Gitea and Forgejo sign the body (``X-Hub-Signature-256``), GitLab sends the secret itself
+GitHub, Gitea and Forgejo sign the body (``X-Hub-Signature-256``). GitLab sends the secret itself
 (``X-Gitlab-Token``).
 """
 
@@ -22,16 +22,16 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 MAX_BODY_BYTES: Final = 5 * 1024 * 1024
 MAX_UNVERIFIED_BYTES: Final = 8 * MAX_BODY_BYTES
-"""Bytes of bodies that are being read, together: their senders are not verified yet."""
+"""Limit of bytes of all bodies being read, because their senders are not verified yet."""
 
 MAX_HEADER_BYTES: Final = 64 * 1024
-"""Bytes of the head of a request that are kept."""
+"""Limit of bytes of a request's head."""
 
 BODY_SECONDS: Final = 10.0
-"""Time that a body may take: Git hosts wait about as long for the response."""
+"""Time limit of a body. Git hosts wait about as long for the response."""
 
 MAX_CONNECTIONS: Final = 1_000
-"""Open connections. With one more, the oldest is closed: a push takes milliseconds."""
+"""Limit of open connections. Above it, the oldest is closed, because a push takes milliseconds."""
 
 HEAD_SECONDS: Final = 10.0
 """Interval of the check that closes a connection without a request."""
@@ -48,14 +48,14 @@ _PLACES: Final = ("repository", "project")
 _URLS: Final = ("clone_url", "ssh_url", "html_url", "git_http_url", "git_ssh_url", "web_url", "url")
 
 OnPush = Callable[[Sequence[str]], Awaitable[Sequence[str]]]
-"""Given the URLs of a repository; returns the sources that will be looked at."""
+"""Receives the URLs of a repository, and returns the sources that will be read."""
 
 
 class _Bodies:
-    """Reads the bodies of unverified senders, in bounded memory.
+    """Reads the bodies of unverified senders in bounded memory.
 
-    Over the limit, the oldest body is refused: a push arrives within milliseconds, so a slow
-    sender delays none.
+    Above the limit, the oldest body is rejected. A push arrives within milliseconds, so that slow
+    senders cannot delay it.
     """
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class _Bodies:
         self._total = 0
 
     async def read(self, request: Request) -> bytes | None:
-        """Return the body; None if it is too long. Raises ``TimeoutError`` if it is too slow."""
+        """Return the body, or None if it is too long; raises ``TimeoutError`` if it is too slow."""
         body = bytearray()
         async with asyncio.timeout(BODY_SECONDS) as limit:
             self._sizes[limit] = 0
@@ -78,7 +78,7 @@ class _Bodies:
         return bytes(body)
 
     def _add(self, limit: asyncio.Timeout, size: int) -> None:
-        if limit not in self._sizes:  # it was refused and its task has not run since
+        if limit not in self._sizes:  # rejected, and its task has not run since
             return
         self._sizes[limit] += size
         self._total += size
@@ -89,7 +89,7 @@ class _Bodies:
 
 
 def webhook(secret: str, on_push: OnPush) -> Starlette:
-    """Make the application: one route, for POST."""
+    """Return the application: one route, for POST."""
     bodies = _Bodies()
 
     async def pushed(request: Request) -> Response:
@@ -114,13 +114,13 @@ def webhook(secret: str, on_push: OnPush) -> Starlette:
 
 
 class ImpatientProtocol(H11Protocol):
-    """HTTP whose connections are bounded in number, and closed if they have no complete request.
+    """HTTP with a limited number of connections, which are closed without a complete request.
 
-    The parser is h11: httptools keeps headers without an end.
+    The parser is h11, because httptools buffers headers without a limit.
     """
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Close the oldest connection of too many, and begin to check that requests come."""
+        """Close the oldest connection above the limit, and schedule the check for requests."""
         super().connection_made(transport)
         self.opened_at = self.loop.time()
         self._head = bytearray()
@@ -133,7 +133,7 @@ class ImpatientProtocol(H11Protocol):
     def data_received(self, data: bytes) -> None:
         """Pass on requests whose bodies have a length.
 
-        uvicorn would parse all chunks of a body before the application can refuse it, 10 µs each.
+        uvicorn would parse all chunks of a body before the application can reject it, 10 µs each.
         """
         if self._is_head_complete:
             super().data_received(data)
@@ -143,7 +143,7 @@ class ImpatientProtocol(H11Protocol):
         if end >= 0 and _CHUNKED in self._head[:end].lower():
             self.transport.write(_NO_LENGTH)
             self.transport.close()
-        elif end >= 0 or len(self._head) > MAX_HEADER_BYTES:  # h11 refuses the latter
+        elif end >= 0 or len(self._head) > MAX_HEADER_BYTES:  # h11 rejects the latter
             self._is_head_complete = True
             super().data_received(bytes(self._head))
 
@@ -162,12 +162,12 @@ def _opened_at(connection: ImpatientProtocol) -> float:
 
 
 def same_repository(url: str) -> str:
-    """Return what two URLs of one repository have in common: the host and the path."""
+    """Return the host and path that the URLs of one repository have in common."""
     if "://" not in url:
         url = "ssh://" + url.replace(":", "/", 1)  # git@host:path
     try:
         parts = urlsplit(url)
-    except ValueError:  # nobody's
+    except ValueError:  # matches no repository
         return ""
     return f"{(parts.hostname or '').lower()}/{parts.path.strip('/').removesuffix('.git')}"
 
@@ -202,5 +202,5 @@ def _not_genuine() -> Response:
 
 
 def _refused(status: int, why: str) -> Response:
-    # The connection ends, so that the rest of the body is not read.
+    # Closing the connection avoids reading the rest of the body.
     return JSONResponse({"error": why}, status, headers={"Connection": "close"})

@@ -1,1 +1,1 @@
-"""Backups of the log: one file that holds a whole ownership, and what makes it a log again."""
+"""Backups of the log: one file with all ownership, and its restore."""

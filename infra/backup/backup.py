@@ -1,7 +1,8 @@
-"""Saves a log to a file, while the system runs.
+"""Save a log to a file while the system runs.
 
-The backup is as of one position of the log. What waits in the intake is read before that position
-is taken: whatever was decided in between is in the log, and recognised as such when it is restored.
+The backup is as of one position of the log. Undecided messages of the intake are read before that
+position is determined. Those decided in between are also in the log, where the restore detects
+them.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ from infra.jetstream.follow import follow
 from infra.jetstream.reads import StoredMessage, StreamState, read_subject, stream_state
 
 Progress = Callable[[int], object]
-"""Called with the number of events done."""
+"""Called with the number of processed events."""
 
 _AT_ONCE: Final = 1_000
 
 
 class SavedLog(msgspec.Struct, frozen=True, rename="camel"):
-    """What a backup holds, and where the log was damaged when it was made."""
+    """The content of a backup, and the damage of the log at that time."""
 
     file: str
     log_id: str
@@ -57,16 +58,19 @@ async def save_log(
     *,
     all_declarations: bool = False,
 ) -> SavedLog:
-    """Write a backup of the log as of now; one without events if there is only an intake.
+    """Write a backup of the current log, or one without events if only an intake exists.
 
-    ``all_declarations``: also those that were decided and are still in the intake, for a log that
-    is about to go back in time.
+    ``all_declarations``: also include decided ones that the intake still has, for a log that will
+    be set back in time. If an error is raised, there is no file.
 
-    Raises ``BackupFileError`` and ``BusError`` classes; there is no file then.
+    Raises:
+        BackupFileError: the file cannot be written.
+        BusError: reading the streams failed.
     """
     damage: list[LogDamage] = []
     chains = LogChains(damage.append)
     with new_backup(path) as writer:
+        # Before the log's position is determined: see the module.
         floors = {} if all_declarations else await _acknowledged(nc)
         log = await _log(nc)
         config = {} if log is None else log.config
@@ -90,7 +94,7 @@ async def save_log(
 
 
 def recorded(message: StoredMessage | Saved) -> Recorded:
-    """Return what the log's integrity is checked by."""
+    """Return the fields that the check of the log's integrity uses."""
     position = message.seq if isinstance(message, StoredMessage) else message.position
     digest = (message.headers or {}).get(DIGEST_HEADER, "")
     return Recorded(position, message.subject, message.payload, digest)

@@ -45,15 +45,15 @@ Kind = Literal[b"H", b"D", b"E", b"F"]
 
 
 PARTIAL: Final = ".partial"
-"""End of the name of a file that is being written."""
+"""Suffix of a file that is being written."""
 
 
 class BackupFileError(ReconcilerError):
-    """A file cannot be used as a backup, or not be written; the message says which and why."""
+    """A file is unusable as a backup, or cannot be written. The message says which and why."""
 
 
 class Saved(msgspec.Struct, frozen=True, array_like=True):
-    """A message as a stream had it: position, subject, time in nanoseconds, headers and body."""
+    """A message of a stream: position, subject, time in nanoseconds, headers and body."""
 
     position: int
     subject: str
@@ -63,7 +63,7 @@ class Saved(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Header(msgspec.Struct, frozen=True, rename="camel"):
-    """Whose log it is, when it was saved, how its stream was configured, and the intake's end.
+    """The log's identity, the time of the backup, the stream's configuration, the intake's end.
 
     ``services``: the namespaces whose services have consumers of the log.
     """
@@ -76,7 +76,7 @@ class Header(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Footer(msgspec.Struct, frozen=True, rename="camel"):
-    """How much the file holds, and the log's last position at that time."""
+    """The counts of a backup, and the log's last position at that time."""
 
     events: int
     declarations: int
@@ -88,7 +88,7 @@ _saved = msgspec.msgpack.Decoder(list[Saved])
 
 
 class BackupWriter:
-    """Writes a backup block by block; make it with ``new_backup``."""
+    """Writes a backup block by block. Create it with ``new_backup``."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -100,11 +100,11 @@ class BackupWriter:
         file.write(MAGIC)
 
     def begin(self, header: Header) -> None:
-        """Write the header; to be called first."""
+        """Write the header, before any message."""
         self._write(b"H", _encoder.encode(header))
 
     def add(self, kind: Literal[b"D", b"E"], messages: Iterable[StoredMessage]) -> None:
-        """Write messages of one kind; the declarations come before the events."""
+        """Write messages of one kind. Declarations come before events."""
         if kind != self._kind:
             self._flush()
             self._kind = kind
@@ -117,7 +117,7 @@ class BackupWriter:
                 self._flush()
 
     def finish(self, position: int) -> Footer:
-        """Write what is gathered, and the footer."""
+        """Write the remaining messages and the footer."""
         self._flush()
         footer = Footer(self._counts[b"E"], self._counts[b"D"], position)
         self._write(b"F", _encoder.encode(footer))
@@ -138,9 +138,10 @@ class BackupWriter:
 
 @contextmanager
 def new_backup(path: Path) -> Generator[BackupWriter]:
-    """Write a backup that has its name only when it is complete and on the disk.
+    """Write a backup that gets its name only when it is complete and synced.
 
-    Raises ``BackupFileError`` if there is a file of that name or no folder, or no room.
+    Raises:
+        BackupFileError: the file exists, its directory does not, or there is no room.
     """
     _check_new(path)
     if not path.parent.is_dir():
@@ -151,16 +152,16 @@ def new_backup(path: Path) -> Generator[BackupWriter]:
             yield BackupWriter(file)
             file.flush()
             os.fsync(file.fileno())
-        _check_new(path)  # another backup of this name may have been quicker
+        _check_new(path)  # another backup may have created this name
         partial.replace(path)
     except BaseException as error:
         partial.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.strerror:  # a full disk, for example
+        if isinstance(error, OSError) and error.strerror:  # for example, a full disk
             raise BackupFileError(f"cannot write {path}: {error.strerror}") from error
         raise
     folder = os.open(path.parent, os.O_RDONLY)
     try:
-        os.fsync(folder)  # the name, too, has to survive a power cut
+        os.fsync(folder)  # a power failure must not lose the name
     finally:
         os.close(folder)
 
@@ -171,10 +172,10 @@ def _check_new(path: Path) -> None:
 
 
 class Backup:
-    """A file that claims to be a backup: every reading checks all that it reads."""
+    """A file to read as a backup. Every read verifies the digests."""
 
     def __init__(self, path: Path) -> None:
-        """Look at the file's beginning; raises ``BackupFileError`` and ``OSError``."""
+        """Read the header; raises ``BackupFileError`` and ``OSError``."""
         self.path = path
         self.size = path.stat().st_size
         self.bytes_read = 0
@@ -187,11 +188,11 @@ class Backup:
         self.header = self._decoded(content, Header)
 
     def declarations(self) -> Generator[Sequence[Saved]]:
-        """Return what was declared and not decided, in blocks; raises ``BackupFileError``."""
+        """Yield the undecided declarations, in blocks; raises ``BackupFileError``."""
         return self._of_kind(b"D")
 
     def events(self) -> Generator[Sequence[Saved]]:
-        """Return every event, in blocks; raises ``BackupFileError``."""
+        """Yield every event, in blocks; raises ``BackupFileError``."""
         return self._of_kind(b"E")
 
     def _of_kind(self, wanted: Kind) -> Generator[Sequence[Saved]]:

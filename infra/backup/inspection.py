@@ -1,4 +1,4 @@
-"""Looks at a whole backup before anything is written: what it holds, and where it is damaged."""
+"""Read a whole backup before anything is written, to find its content and its damage."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from infra.backup.backup import recorded
 from infra.backup.file import Backup, Saved
 
 Progress = Callable[[int], object]
-"""Called with the number of bytes or events done."""
+"""Called with the number of processed bytes or events."""
 
 
 class Knowledge:
-    """What a log knows after some of its events: chains, and the newest cause of each resource.
+    """The state of a log after some of its events: chains, and each resource's newest cause.
 
-    A cause is a position of the intake: a declaration behind it is one that the log does not have.
+    A cause is a position of the intake. A declaration after it is one that the log lacks.
     ``times``: when the server stored the newest event of each resource, in nanoseconds.
     """
 
@@ -33,16 +33,16 @@ class Knowledge:
 
     @property
     def content(self) -> str:
-        """A digest over subjects, bodies and digests of all events, in order."""
+        """A digest over the subjects, bodies and digests of all events, in order."""
         return self._content.hexdigest()
 
     @property
     def newest_cause(self) -> int:
-        """The newest position of the intake that the log speaks of."""
+        """The newest position of the intake in the log."""
         return max(self.causes.values(), default=0)
 
     def take(self, saved: Saved) -> None:
-        """Take the next event."""
+        """Add the next event."""
         self.events += 1
         self._content.update(content_of(saved))
         event = self.chains.take(recorded(saved))
@@ -50,16 +50,16 @@ class Knowledge:
             self._note_cause(event, saved.time_ns)
 
     def _note_cause(self, event: LogEvent, time_ns: int) -> None:
-        """Remember what the log has of the intake."""
+        """Record the newest cause and the time of an event's resource."""
         known = self.causes.get(event.subject, 0)
         self.causes[event.subject] = max(known, event.causationposition)
         self.times[event.subject] = time_ns
 
     def has_decided(self, declaration: Saved, *, is_behind: bool) -> bool:
-        """Tell whether the log has a declaration.
+        """Return whether the log contains the decision about a declaration.
 
-        ``is_behind``: the intake ended before the log's causes. It has lost its end, or was
-        recreated, and uses positions again. The time tells what came after the newest event.
+        ``is_behind``: the intake ended before the log's causes, so it has lost its end, or was
+        recreated and uses positions again. Then the time decides.
         """
         resource = "/".join(declaration.subject.split(".")[3:6])
         if declaration.position > self.causes.get(resource, 0):
@@ -68,7 +68,7 @@ class Knowledge:
 
 
 def content_of(saved: Saved) -> bytes:
-    """Return what two copies of an event must have in common."""
+    """Return the content that two copies of an event must have in common."""
     found = recorded(saved)
     return msgspec.msgpack.encode((found.subject, found.payload, found.digest))
 

@@ -1,12 +1,12 @@
-"""Makes a log again from a backup: on a server without one, or in the place of a damaged one.
+"""Restore a log from a backup: on a server without one, or in place of a damaged one.
 
-The log keeps its id, so that owner labels stay true, and gets a new epoch: versions behind the
-backup are used again, and the keys of their actions must not be (ADR 0010). The intake is made anew
-and counts on from above all that the log knows; results and observations that wait in an old one
-may speak of what the log has lost, so only declarations are taken over.
+The log keeps its id, so that owner labels stay valid, and gets a new epoch. Versions after the
+backup are used again, and the keys of their actions must differ (ADR 0010). The intake is recreated
+with positions after all those in the log. Only declarations are restored to it, because results and
+observations in the old one may refer to lost events.
 
-What is on the server is saved to a file before it is removed. The file has another name until the
-restoration is complete, so that a repeat takes it over: it may be the only place of a declaration.
+The server's data is saved to a file before it is deleted. The file has a temporary name until the
+restore is complete, so that a repeat finds it: it may be the only place of a declaration.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ from reconciler.errors import ReconcilerError
 from reconciler.failpoints import Failpoint, reach
 
 Progress = Callable[[int], object]
-"""Called with the number of events done."""
+"""Called with the number of processed events."""
 
 _AT_ONCE: Final = 500
 _MAX_BYTES_AT_ONCE: Final = 4 * 1024 * 1024
@@ -70,21 +70,21 @@ _FINISHED: Final = ".replaced-"
 
 
 class RestoreRefusedError(ReconcilerError):
-    """A backup must not be restored here; the message says why, and what to do."""
+    """A backup must not be restored here. The message has the reason and the remedy."""
 
 
 class SeenLog(msgspec.Struct, frozen=True):
-    """What distinguishes a log from one that was recreated, or has grown, since."""
+    """The identity of a log's state, which changes if the log is recreated or grows."""
 
     created: str
     last: int
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """What a restoration will do; nothing is written yet.
+    """The steps of a restore, before anything is written.
 
-    ``present``: how many events of the backup the server has already. ``seen``: the log that this
-    was planned for, None for none.
+    ``present``: number of the backup's events that the server already has. ``seen``: state of the
+    log for which this was planned, None for no log.
     """
 
     way: Literal["new", "continue", "replace", "nothing"]
@@ -94,11 +94,11 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 class RestoredLog(msgspec.Struct, frozen=True, rename="camel"):
-    """What a restoration did.
+    """The result of a restore.
 
-    ``continued`` counts the events of the replaced log that went on where the backup ends, and were
-    kept; ``lost`` those that were not. ``declarations`` are in the intake again. ``replaced`` names
-    the files with what was on the server.
+    ``continued``: events of the replaced log after the backup's end that were kept. ``lost``: those
+    that were not. ``declarations``: number that is in the intake again. ``replaced``: the files
+    with the server's former data.
     """
 
     log_id: str
@@ -116,7 +116,11 @@ class RestoredLog(msgspec.Struct, frozen=True, rename="camel"):
 async def plan_restoration(
     nc: Client, backup: Backup, knowledge: Knowledge, replace: str | None
 ) -> Plan:
-    """Look at what the server has; raises ``RestoreRefusedError`` if that is in the way."""
+    """Read the server's state, and return the steps of a restore.
+
+    Raises:
+        RestoreRefusedError: the state does not permit the restore.
+    """
     _check_format(backup)
     await check_streams_are_ours(nc)
     found = await existing_log(nc)
@@ -155,7 +159,7 @@ async def plan_restoration(
 
 
 def _check_same_file(backup: Backup, found: LogIdentity) -> None:
-    """Refuse another backup than that of the interrupted restore, which has files beside it."""
+    """Raise an error for another backup than that of the interrupted restore."""
     if found.restored_as_of not in ("", _made_at(backup)):
         raise RestoreRefusedError(
             f"the restore of the backup made at {found.restored_as_of} was interrupted, and this "
@@ -166,7 +170,7 @@ def _check_same_file(backup: Backup, found: LogIdentity) -> None:
 
 
 def _check_saved_files(backup: Backup, found: LogIdentity, saved: Sequence[str]) -> None:
-    """Refuse a copy of the backup, or a link to it, that lacks the saved files beside it."""
+    """Raise an error for a copy of, or link to, the backup without the saved files next to it."""
     here = {each.name for each in _unfinished(backup.path)}
     if missing := [name for name in saved if name not in here]:
         raise RestoreRefusedError(
@@ -178,7 +182,7 @@ def _check_saved_files(backup: Backup, found: LogIdentity, saved: Sequence[str])
 
 
 def _check_no_other_restore(path: Path) -> None:
-    """Refuse if another restore was interrupted between the removal of a log and its mark."""
+    """Raise an error if another restore was interrupted between deleting and marking the log."""
     others = [each for each in path.absolute().parent.iterdir() if _UNFINISHED in each.name]
     mine = _unfinished(path)
     if names := sorted(each.name for each in others if each not in mine and _is_whole(each)):
@@ -202,10 +206,14 @@ async def restore_log(
     *,
     replicas: int = 1,
 ) -> RestoredLog:
-    """Write the backup to the server, and read it back.
+    """Write the backup to the server, and verify what was written.
 
-    Raises ``BackupFileError``, ``OSError``, ``RestoreRefusedError`` and ``BusError`` classes; doing
-    it again continues after the last step, whatever step that was.
+    A repeat continues after the last completed step.
+
+    Raises:
+        BackupFileError, OSError: a file cannot be read or written.
+        RestoreRefusedError: the server's state has changed, or differs from what was written.
+        BusError: a request failed.
     """
     services = _services(backup, *map(Backup, _unfinished(backup.path)))
     await prepare_restoration(nc, replicas=replicas, namespaces=services)
@@ -220,6 +228,7 @@ async def restore_log(
     if plan.found is not None and plan.way in ("new", "replace"):
         await delete_stream(nc, LOG)
         reach(Failpoint.RESTORE_STEP)
+    # After every position of the old intake and in the log, which may have been used.
     first = max(time.time_ns() // 1_000, knowledge.newest_cause + 1, floor + 1)
     saved = [each.path.name for each in asides]
     await begin_restoration(nc, identity, first_position=first, replicas=replicas, saved=saved)
@@ -254,7 +263,7 @@ def _services(*sources: Backup) -> list[str]:
 
 
 def _new_epoch(backup: Backup, found: LogIdentity | None) -> str:
-    """Return a new epoch that names those before it, whose keys objects still have (ADR 0065)."""
+    """Return a new epoch that contains earlier ones, whose keys objects still have (ADR 0065)."""
     before = backup.header.identity
     if found is not None and found.log_id == before.log_id and found.epoch:
         before = found
@@ -262,7 +271,7 @@ def _new_epoch(backup: Backup, found: LogIdentity | None) -> str:
 
 
 def finish(path: Path) -> list[str]:
-    """Give the files beside a backup that is restored their final names, and return these."""
+    """Rename the files next to a restored backup to their final names, and return these."""
     finished: list[str] = []
     for each in _unfinished(path):
         name = each.name.replace(_UNFINISHED, _FINISHED)
@@ -271,7 +280,7 @@ def finish(path: Path) -> list[str]:
 
 
 def _unfinished(path: Path) -> list[Path]:
-    """Return the files that an incomplete restoration of a backup has saved, the oldest first."""
+    """Return the files that an incomplete restore of a backup has saved, the oldest first."""
     prefix = f"{path.name}{_UNFINISHED}"
     found = [each for each in path.absolute().parent.iterdir() if each.name.startswith(prefix)]
     return sorted(filter(_is_whole, found))
@@ -292,14 +301,14 @@ def _check_format(backup: Backup) -> None:
 
 
 async def _must_continue(nc: Client) -> bool:
-    """Tell whether a log that is whole needs a new intake."""
+    """Return whether a complete log needs a new intake."""
     return await intake_position(nc) > 0 and await find_intake_problem(nc) != ""
 
 
 async def _lacks_saved(nc: Client, backup: Backup, knowledge: Knowledge) -> bool:
-    """Tell whether an interrupted restore has saved what a log that is whole lacks.
+    """Return whether an interrupted restore has saved events or declarations that the log lacks.
 
-    Another one may have ended meanwhile, from a copy of the backup.
+    Another restore, from a copy of the backup, may have ended in the meantime.
     """
     asides = [Backup(path) for path in _unfinished(backup.path)]
     saved = _each_of_log(asides, backup.header.identity.log_id)
@@ -327,7 +336,7 @@ async def _check_nobody_works(nc: Client) -> None:
 
 
 async def _common(nc: Client, backup: Backup, last: int) -> int:
-    """Count the events that log and backup begin with, up to a position of the log."""
+    """Count the common first events of log and backup, up to a position of the log."""
     events = _each(backup.events())
     async with follow(nc, LOG) as follower:
         while follower.position < last:
@@ -339,7 +348,7 @@ async def _common(nc: Client, backup: Backup, last: int) -> int:
 
 
 async def _put_aside(nc: Client, path: Path, plan: Plan) -> int:
-    """Save what is about to be removed, log and intake; return the intake's last position."""
+    """Save the log and the intake that will be deleted. Return the intake's last position."""
     floor = await intake_position(nc)
     found = plan.found
     if found is None:
@@ -353,13 +362,13 @@ async def _put_aside(nc: Client, path: Path, plan: Plan) -> int:
     try:
         await _check_unchanged(nc, plan)
     except RestoreRefusedError:
-        aside.unlink()  # nothing of it is removed from the server
+        aside.unlink()  # nothing of it was deleted from the server
         raise
     return floor
 
 
 async def _check_unchanged(nc: Client, plan: Plan) -> None:
-    """Refuse to remove a log, or what belongs to it, that is not the one that was planned for."""
+    """Raise an error if the log is not in the state for which the restore was planned."""
     try:
         state = await stream_state(nc, LOG)
     except NotFoundOnBusError:
@@ -378,7 +387,7 @@ async def _check_unchanged(nc: Client, plan: Plan) -> None:
 
 
 class _Writer:
-    """Appends events in atomic batches, each upon all that is there: nobody else may write."""
+    """Appends events in atomic batches, with a compare-and-set on the whole log."""
 
     def __init__(self, nc: Client, position: int, progress: Progress) -> None:
         self._nc = nc
@@ -418,10 +427,9 @@ class _Writer:
 async def _continue(
     writer: _Writer, asides: Sequence[Backup], knowledge: Knowledge, identity: LogIdentity
 ) -> tuple[int, int]:
-    """Keep what replaced logs have behind the backup, as far as each resource's chain continues.
+    """Keep the events of replaced logs after the backup, as far as each resource's chain continues.
 
-    Digests tell: an event is kept if it follows the very history that the backup has of its
-    resource.
+    Digests decide: an event is kept if it continues exactly the history that the backup has.
     """
     continued = lost = 0
     for saved in _each_of_log(asides, identity.log_id):
@@ -460,7 +468,7 @@ def _fits(saved: Saved, knowledge: Knowledge) -> Literal["known", "next", "lost"
 
 
 async def _read_back(nc: Client, knowledge: Knowledge) -> None:
-    """Read the whole log, and see that it is what was written."""
+    """Read the whole log, and compare it with what was written."""
     written = Knowledge()
     async with follow(nc, LOG) as follower:
         async for messages in follower.replay():
@@ -475,14 +483,15 @@ async def _read_back(nc: Client, knowledge: Knowledge) -> None:
 
 
 async def _declare_again(nc: Client, sources: Sequence[Backup], knowledge: Knowledge) -> int:
-    """Put the declarations that the log does not know into the new intake, in their order."""
+    """Store the declarations that the log lacks in the new intake, in their order."""
     known: set[tuple[str, str]] = set()
     log_id = sources[0].header.identity.log_id
     for source in sources:
         if source.header.identity.log_id != log_id:
             continue
         for unknown in _undecided(source, knowledge):
-            # A file of an interrupted restoration has those again that it had already stored.
+            # The file of an interrupted restore contains the declarations again that were already
+            # stored.
             fresh = {_name(one): one for one in unknown if _name(one) not in known}
             if not fresh:
                 continue
@@ -495,7 +504,7 @@ async def _declare_again(nc: Client, sources: Sequence[Backup], knowledge: Knowl
 
 
 def _undecided(source: Backup, knowledge: Knowledge) -> Generator[list[OutgoingMessage]]:
-    """Return the declarations of a file that the log does not know, in blocks."""
+    """Yield the declarations of a file that the log lacks, in blocks."""
     is_behind = 0 < source.header.intake_position < knowledge.newest_cause
     for messages in source.declarations():
         yield [
@@ -510,7 +519,7 @@ def _name(declaration: OutgoingMessage) -> tuple[str, str]:
 
 
 def _declaration(saved: Saved) -> OutgoingMessage:
-    """Write a declaration as it was published first; nobody waits for its answer any more."""
+    """Return a declaration as it was first published, without its reply subject."""
     headers = {
         name: value
         for name, value in (saved.headers or {}).items()

@@ -1,7 +1,7 @@
-"""Real systems that ``reconciler up --with`` and the tests start on this machine, as children.
+"""Real systems that ``reconciler up --with`` and the tests start on this machine as children.
 
-Each keeps its data and its log in a folder of its own, is stopped in order, and ends with the
-process that started it, even when that one is killed.
+Each keeps its data and its log in its own directory, can be shut down in order, and ends with the
+process that started it, even if that process is killed.
 """
 
 from __future__ import annotations
@@ -11,39 +11,41 @@ from typing import Protocol
 
 
 class ComponentError(Exception):
-    """A component could not be started, or is not installed; the message is one line."""
+    """A component is not installed or could not be started. The message is one line."""
 
 
 class Component(Protocol):
-    """One system on this machine: a Docker Engine, a PostgreSQL server, a proxy."""
+    """A system on this machine: a Docker Engine, a PostgreSQL server, a proxy."""
 
     @property
     def endpoint(self) -> str:
-        """Where it listens, as a ``ProviderConfig`` names it."""
+        """The address for a ``ProviderConfig``."""
         ...
 
     @property
     def log(self) -> Path:
-        """Where it logs."""
+        """The log file."""
         ...
 
     @property
     def is_running(self) -> bool:
-        """Whether its process lives."""
+        """Whether its process is running."""
         ...
 
     async def start(self, data: Path) -> None:
-        """Start it on a folder, made if missing, and return once it answers.
+        """Start it on a directory, which is created if missing, and return once it responds.
 
-        Raises ``ComponentError``: it is not installed (with what to install), or does not start.
-        A folder whose last process was killed can be used again.
+        A directory can be used again after its last process was killed.
+
+        Raises:
+            ComponentError: it is not installed (with what to install), or does not start.
         """
         ...
 
     async def stop(self) -> None:
-        """End it in order; kill it when that takes too long. Its folder can be used again."""
+        """Shut it down, and kill it after a timeout. The directory can be used again."""
         ...
 
     async def kill(self) -> None:
-        """End it at once (SIGKILL), as a crash does."""
+        """Kill it immediately (SIGKILL), as a crash does."""
         ...

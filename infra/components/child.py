@@ -1,4 +1,4 @@
-"""The process of a server: it logs into a file, and ends with the process that started it."""
+"""A server process that logs to a file, and ends with the process that started it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NEITHER_USER_NOR_GROUP: Final = (0, 0)
 
 
 class Child:
-    """One process. ``how``: the signal that ends it in order, also when we are gone."""
+    """One process. ``how``: the signal that shuts it down, also when its parent ends."""
 
     def __init__(
         self,
@@ -39,7 +39,8 @@ class Child:
                 stderr=output,
                 cwd=folder,
                 env=environment,
-                start_new_session=True,  # Ctrl-C is for us: we stop it in order
+                # Ctrl-C must reach only the parent, which stops it in order.
+                start_new_session=True,
             )
 
     @property
@@ -49,15 +50,18 @@ class Child:
 
     @property
     def is_running(self) -> bool:
-        """Whether it lives."""
+        """Whether it is running."""
         return self._process.poll() is None
 
     async def until(
         self, answers: Callable[[], bool], name: str, *, deadline: float, seconds: float
     ) -> None:
-        """Wait until it answers, asked in a thread; raises ``ComponentError``.
+        """Wait until ``answers``, which is called in a thread, returns True.
 
-        ``deadline`` is by `time.monotonic`; ``seconds`` is what is said of it.
+        ``deadline`` is a value of `time.monotonic`; ``seconds`` is only for the error message.
+
+        Raises:
+            ComponentError: the process exited, or the deadline has passed.
         """
         while time.monotonic() < deadline:
             if not self.is_running:
@@ -68,7 +72,7 @@ class Child:
         raise ComponentError(f"{name} did not respond within {seconds:.0f} s")
 
     async def stop(self, seconds: float) -> None:
-        """End it in order; kill it when that takes longer."""
+        """Shut it down, and kill it after a timeout."""
         self._process.send_signal(self._how)
         try:
             await asyncio.to_thread(self._process.wait, seconds)
@@ -76,6 +80,6 @@ class Child:
             await self.kill()
 
     async def kill(self) -> None:
-        """End it at once (SIGKILL), as a crash does."""
+        """Kill it immediately (SIGKILL), as a crash does."""
         self._process.kill()
         await asyncio.to_thread(self._process.wait)

@@ -1,4 +1,4 @@
-"""A Docker Engine of our own: dockerd on one folder, and its containerd with it."""
+"""A separate Docker Engine: dockerd on its own directory, with its containerd."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ _POLL_SECONDS: Final = 0.02
 _TOOLS: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _INSTALL: Final = "install Debian's docker.io, or Docker's own packages"
 _ESCAPED: Final = re.compile(rb"\\([0-7]{3})")
-"""How the kernel writes what would end a word of its list of mounts."""
+"""Octal escapes of the kernel for separators in its list of mounts."""
 
 
 class DockerEngine(LocalServer):
-    """One dockerd whose images, containers and volumes are in one folder.
+    """One dockerd with its images, containers and volumes in one directory.
 
-    The containers end with it when it is stopped, and when its parent is killed; after its own
-    SIGKILL they run on, and the next start on the folder finds and ends them. It needs root.
+    The containers end when it is stopped, and when its parent is killed. After its own SIGKILL they
+    continue, and the next start on the directory kills them. It requires root.
 
-    ``beside_others``: it has a bridge of its own and leaves the machine's packet filter alone, so
-    that another Engine here is not disturbed; its containers then reach this machine only. None:
-    if another one runs here. ``options``: of dockerd, besides ours.
+    ``beside_others``: use a separate bridge, and do not change the machine's packet filter, so that
+    another Engine is not affected. Its containers then reach only this machine. None: if another
+    one is running. ``options``: additional options of dockerd.
     """
 
     name = "this Engine"
@@ -55,18 +55,18 @@ class DockerEngine(LocalServer):
 
     @property
     def endpoint(self) -> str:
-        """Where it listens."""
+        """The address of its API."""
         return f"unix://{self._folder / 'docker.sock'}"
 
     async def stop(self) -> None:
-        """End it in order, its containers first; kill it when that takes too long."""
+        """Shut it down after its containers, and kill it after a timeout."""
         if self._children:
             await super().stop()
             await asyncio.to_thread(self._end_containerd)
             await asyncio.to_thread(self._leave_nothing)
 
     async def kill(self) -> None:
-        """End it at once (SIGKILL), as a crash does; its containerd ends with it."""
+        """Kill it immediately (SIGKILL), as a crash does, together with its containerd."""
         if self._children:
             await super().kill()
             await asyncio.to_thread(self._end_containerd)
@@ -99,7 +99,7 @@ class DockerEngine(LocalServer):
         return ask(self._folder / "docker.sock", "/_ping") is not None
 
     def _end_containerd(self) -> None:
-        """Have a containerd without its dockerd end: the next dockerd would wait for it in vain."""
+        """Kill a containerd without its dockerd, for which the next dockerd would wait in vain."""
         root = self._folder / "exec" / "containerd"
         while (pid := _process_of(root / "containerd.pid", root)) is not None:
             with contextlib.suppress(ProcessLookupError):
@@ -129,15 +129,15 @@ class DockerEngine(LocalServer):
     def _make_bridge(self) -> None:
         numbers = hashlib.sha256(bytes(self._folder)).digest()
         address = f"10.{200 + numbers[0] % 50}.{numbers[1]}.1/24"
-        _run("ip", "link", "add", self._bridge, "type", "bridge", may_fail=True)  # there already
+        _run("ip", "link", "add", self._bridge, "type", "bridge", may_fail=True)  # it may exist
         _run("ip", "address", "replace", address, "dev", self._bridge)
         _run("ip", "link", "set", self._bridge, "up")
 
     def _clean_up(self) -> None:
-        """Take away what a dockerd that was killed leaves: its containers, and what it ran them by.
+        """Remove what a killed dockerd leaves: its containers and their runtime state.
 
-        After a reboot that is gone, too. Where it stays, a container that was about to be started
-        at that moment can never be started again: "file exists".
+        A reboot would remove it, too. If it stays, a container that was being started can never be
+        started again: "file exists".
         """
         self._end_containerd()
         runtime = self._folder / "exec"
@@ -147,14 +147,14 @@ class DockerEngine(LocalServer):
                 pid = int(pid_file.read_text())
                 if pid_file.parent.name in Path(f"/proc/{pid}/cgroup").read_text():
                     os.kill(pid, signal.SIGKILL)
-        for pid in _naming(runtime):  # who looked after these containers
+        for pid in _naming(runtime):  # the shims of these containers
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         _unmount_beneath(runtime)
         shutil.rmtree(runtime, ignore_errors=True)
 
     def _leave_nothing(self) -> None:
-        """Take away what is left, and the bridge, which a start before may have made."""
+        """Remove all remaining state, and the bridge, which an earlier start may have created."""
         self._clean_up()
         _unmount_beneath(self._folder)
         if Path("/sys/class/net", self._bridge).exists():
@@ -162,7 +162,7 @@ class DockerEngine(LocalServer):
 
 
 def problem() -> str | None:
-    """Explain why no Engine can be started on this machine; None if one can."""
+    """Return why no Engine can be started on this machine, or None if one can."""
     if _program() is None:
         return f"dockerd is not installed; {_INSTALL}"
     if os.geteuid() != 0:
@@ -184,7 +184,7 @@ def _others_run() -> bool:
 
 
 def _process_of(pid_file: Path, folder: Path) -> int | None:
-    """Return the process that a file names, if its command still names the folder."""
+    """Return the process in a pid file, if its command line still contains the directory."""
     try:
         pid = int(pid_file.read_text())
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
@@ -194,7 +194,7 @@ def _process_of(pid_file: Path, folder: Path) -> int | None:
 
 
 def _naming(folder: Path) -> list[int]:
-    """Return the processes whose command names a path beneath a folder."""
+    """Return the processes whose command lines contain a path in a directory."""
     found: list[int] = []
     for command in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
@@ -204,7 +204,7 @@ def _naming(folder: Path) -> list[int]:
 
 
 def _unmount_beneath(folder: Path) -> None:
-    """Unmount what is mounted beneath a folder, the innermost first."""
+    """Unmount everything in a directory, the innermost mounts first."""
     lines = Path("/proc/self/mounts").read_bytes().splitlines()
     places = [os.fsdecode(_ESCAPED.sub(_unescaped, line.split()[1])) for line in lines]
     for place in reversed(places):

@@ -1,4 +1,4 @@
-"""A server on a folder of this machine: every component starts, stops and is killed like this."""
+"""Base class of components: a server on a directory of this machine."""
 
 from __future__ import annotations
 
@@ -18,32 +18,33 @@ _POLL_SECONDS: Final = 0.02
 _ANSWER_SECONDS: Final = 2.0
 _LOG_CHARACTERS: Final = 20_000
 _MAX_SOCKET_BYTES: Final = 107
-"""The kernel takes no longer path of a socket."""
+"""The kernel's limit for the path of a socket."""
 
 
 def max_folder_bytes(longest_socket: str) -> int:
-    """Return how long a folder's path may be for a server that makes this socket in it."""
+    """Return the maximum length of a directory's path for a server with this socket in it."""
     return _MAX_SOCKET_BYTES - len(longest_socket)
 
 
 class LocalServer(ABC):
-    """One server, of one process or more, whose data and log are in one folder.
+    """One server, of one or more processes, with its data and log in one directory.
 
-    A subclass names it, prepares the folder, starts its processes, and reports whether it responds.
+    A subclass names it, prepares the directory, starts its processes, and reports whether it
+    responds.
     """
 
     name: ClassVar[str]
-    """What the server is, for messages."""
+    """Name of the server for messages."""
 
     program: ClassVar[str]
-    """The process that answers, for messages."""
+    """Name of the process that responds, for messages."""
 
     log_name: ClassVar[str]
-    """Name of the log in the folder."""
+    """Name of the log file in the directory."""
 
     start_seconds: ClassVar[float] = 30.0
     stop_seconds: ClassVar[float] = 10.0
-    """How long it may take to stop before it is killed."""
+    """Time to stop before it is killed."""
 
     max_folder_bytes: ClassVar[int | None] = None
 
@@ -53,21 +54,25 @@ class LocalServer(ABC):
 
     @property
     def pid(self) -> int:
-        """Process id of the process that answers."""
+        """Process id of the process that responds."""
         return self._children[-1].pid
 
     @property
     def log(self) -> Path:
-        """Where it logs."""
+        """The log file."""
         return self._folder / self.log_name
 
     @property
     def is_running(self) -> bool:
-        """Whether its processes live."""
+        """Whether its processes are running."""
         return bool(self._children) and all(each.is_running for each in self._children)
 
     async def start(self, data: Path) -> None:
-        """Start it on a folder and return once it answers; raises ``ComponentError``."""
+        """Start it on a directory, and return once it responds.
+
+        Raises:
+            ComponentError: it is not installed, is running already, or does not start.
+        """
         if self.is_running:
             raise ComponentError(f"{self.name} is already running on {self._folder}; stop it first")
         self._folder = await asyncio.to_thread(data.resolve)
@@ -92,46 +97,47 @@ class LocalServer(ABC):
             return
 
     async def stop(self) -> None:
-        """End it in order; kill it when that takes too long. Its folder can be used again."""
+        """Shut it down, and kill it after a timeout. The directory can be used again."""
         await asyncio.gather(*(each.stop(self.stop_seconds) for each in self._children))
 
     async def kill(self) -> None:
-        """End it at once (SIGKILL), as a crash does."""
+        """Kill it immediately (SIGKILL), as a crash does."""
         await asyncio.gather(*(each.kill() for each in self._children))
 
     # --- what a subclass implements; all but `_spawn` in a thread
 
     @abstractmethod
     def _problem(self) -> str | None:
-        """Explain why it cannot be started on this machine; None if it can."""
+        """Return why it cannot be started on this machine, or None if it can."""
 
     @abstractmethod
     def _prepare(self) -> None:
-        """Make the folder ready; an ``OSError`` means that it cannot be used."""
+        """Prepare the directory. An ``OSError`` means that it is unusable."""
 
     @abstractmethod
     def _spawn(self) -> list[Child]:
-        """Start its processes; the last one answers."""
+        """Start its processes. The last one is the one that responds."""
 
     @abstractmethod
     def _answers(self) -> bool:
         """Return whether it is ready."""
 
     def _reason(self, lines: Sequence[str]) -> str:
-        """Return why it ended, of the lines that it has logged."""
+        """Return the reason of its exit from its log lines."""
         return lines[-1]
 
     def _is_temporary(self, reason: str) -> bool:
-        """Return whether a start that failed for this reason may succeed soon."""
+        """Return whether a start that failed for this reason may soon succeed."""
         del reason
         return False
 
     # --- for subclasses
 
     def _until_ended(self, find: Callable[[], int | None], seconds: float) -> None:
-        """Wait for the end of a server that was on the folder before; ``find`` returns its pid.
+        """Wait for the end of an earlier server on the directory. ``find`` returns its pid.
 
-        Raises ``ComponentError``.
+        Raises:
+            ComponentError: it is still running after `seconds`.
         """
         deadline = time.monotonic() + seconds
         while (pid := find()) is not None:
@@ -165,9 +171,9 @@ class LocalServer(ABC):
 
 
 def ask(place: Path | int, target: str) -> bytes | None:
-    """Return what a server answers at a socket or a port of 127.0.0.1; None if it does not.
+    """Return the response of a server at a socket or a port of 127.0.0.1, or None.
 
-    By the standard library: it is asked only while it starts.
+    It uses the standard library, because requests are sent only during the start.
     """
     port = place if isinstance(place, int) else None
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_ANSWER_SECONDS)

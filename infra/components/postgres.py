@@ -1,4 +1,4 @@
-"""A PostgreSQL server of our own, on one folder."""
+"""A PostgreSQL server on its own directory."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ MAX_FOLDER_BYTES: Final = max_folder_bytes("/socket/.s.PGSQL.65535")
 
 SUPERUSER: Final = "postgres"
 ACCOUNT: Final = "postgres"
-"""Who runs the server where we are root: PostgreSQL refuses to run as root."""
+"""User that runs the server if this process is root, because PostgreSQL does not run as root."""
 
 _DEBIAN: Final = Path("/usr/lib/postgresql")
 _INSTALL: Final = "install Debian's postgresql, or put initdb and postgres on the PATH"
 _STATUS_LINE: Final = 7  # of postmaster.pid
 _STILL_ENDING: Final = "shared memory block"
-"""Part of a message while the sessions of a killed server still end."""
+"""Part of the error message while the sessions of a killed server are still ending."""
 
-# Who gets into the socket's folder is the account itself, or root: nobody there has to prove more.
+# Only the account itself and root can enter the socket's directory, so no password is needed.
 _WHO_MAY_CONNECT: Final = f"""\
 local all {SUPERUSER} trust
 local all all scram-sha-256
@@ -44,11 +44,12 @@ host all all 127.0.0.1/32 scram-sha-256
 
 
 class Postgres(LocalServer):
-    """One server whose databases are in one folder.
+    """One server with its databases in one directory.
 
-    Its superuser gets in by a socket in that folder, which only the account that runs the server
-    (and root) can enter, and without a password; all other roles by the socket or 127.0.0.1, with
-    theirs. As root it runs as the user `postgres`, who must be able to reach the folder.
+    Its superuser connects without a password through a socket in the directory, which only the
+    account of the server (and root) can enter. Other roles connect with their passwords through the
+    socket or 127.0.0.1. As root, it runs as the user `postgres`, which must be able to reach the
+    directory.
     """
 
     name = "PostgreSQL"
@@ -65,17 +66,17 @@ class Postgres(LocalServer):
 
     @property
     def endpoint(self) -> str:
-        """Where it listens, for its superuser."""
+        """The address for its superuser."""
         return f"postgresql://{SUPERUSER}@{quote(str(self.socket), safe='')}:{self._port}/postgres"
 
     @property
     def socket(self) -> Path:
-        """The folder of its socket."""
+        """The directory of its socket."""
         return self._folder / "socket"
 
     @property
     def port(self) -> int:
-        """Its port on 127.0.0.1, the same at the next start if it is free then."""
+        """Its port on 127.0.0.1, used again at the next start if it is free."""
         return self._port
 
     @property
@@ -93,7 +94,7 @@ class Postgres(LocalServer):
         ]
         options = [part for setting in settings for part in ("-c", setting)]
         command = [str(_program("postgres")), "-D", str(self._data), *options]
-        # SIGINT is the fast end: SIGTERM would wait for all clients to go.
+        # SIGINT is the fast shutdown. SIGTERM would wait for all clients to disconnect.
         return [Child(command, self.log, how=signal.SIGINT, account=_account())]
 
     # --- in a thread
@@ -123,9 +124,9 @@ class Postgres(LocalServer):
         rules.chmod(0o644)
 
     def _make_cluster(self) -> None:
-        """Have `initdb` fill a folder, and take it over when it is complete."""
+        """Run `initdb` on a temporary directory, and rename it when it is complete."""
         new = self._folder / "new"
-        for left in new.iterdir():  # of one that was killed
+        for left in new.iterdir():  # of a killed initdb
             shutil.rmtree(left)
         target = new / "data"
         options = ["--username", SUPERUSER, "--encoding=UTF8", "--locale=C.UTF-8"]
@@ -138,7 +139,7 @@ class Postgres(LocalServer):
         target.rename(self._data)
 
     def _process_on_data(self) -> int | None:
-        """Return the server that has the data; a file that names another process is deleted."""
+        """Return the server that uses the data. Delete a pid file that names another process."""
         pid = self._last_pid()
         if pid is None or _is_about(pid, self._data):
             return pid
@@ -152,7 +153,7 @@ class Postgres(LocalServer):
             return None
 
     def _free_port(self) -> int:
-        """Return the port of the last start if nobody has it now, else one that is free."""
+        """Return the port of the last start if it is free, else another free one."""
         kept = self._folder / "port"
         with contextlib.suppress(OSError, ValueError):
             if is_free(port := int(kept.read_text())):
@@ -176,7 +177,7 @@ class Postgres(LocalServer):
 
 
 def problem() -> str | None:
-    """Explain why no server can be started on this machine; None if one can."""
+    """Return why no server can be started on this machine, or None if one can."""
     if sys.platform == "win32":
         return "PostgreSQL can only be started on Linux and macOS"
     for name in ("initdb", "postgres"):
@@ -188,7 +189,7 @@ def problem() -> str | None:
 
 
 def _program(name: str) -> Path | None:
-    """Find a program on the PATH, or the newest of Debian's versions."""
+    """Return a program on the PATH, or that of Debian's newest version."""
     if (found := shutil.which(name)) is not None:
         return Path(found)
     versions = [path for path in _DEBIAN.glob(f"*/bin/{name}") if os.access(path, os.X_OK)]
@@ -203,7 +204,7 @@ def _number(version: str) -> float:
 
 
 def _account() -> tuple[int, int]:
-    """Return user and group that the server runs as; zeros where that is we ourselves."""
+    """Return the user and group of the server, or zeros for those of this process."""
     if sys.platform == "win32" or os.geteuid() != 0:
         return 0, 0
     import pwd  # noqa: PLC0415 - not there on Windows

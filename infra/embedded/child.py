@@ -1,4 +1,4 @@
-"""Processes that end with the one that started them, even when that is killed."""
+"""Processes that end with the process that started them, even if it is killed."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
-# Run before the program in the same process: asks the kernel to end it when its parent ends, even
-# by SIGKILL, then becomes the program. `getppid` covers a parent that died in between. Another user
-# is taken on before: the kernel forgets what it was asked when the user changes.
+# Runs before the program in the same process: asks the kernel to end the process with its parent,
+# even by SIGKILL, then executes the program. `getppid` covers a parent that died in between. The
+# user is changed first, because the kernel discards this setting when the user changes.
 _DIE_WITH_PARENT: Final = (
     "import ctypes, os, sys\n"
     "parent, how, user, group = map(int, sys.argv[1:5])\n"
@@ -30,8 +30,8 @@ def ending_with_parent(
 ) -> list[str]:
     """Return the command for a program, by its path, that gets a signal when this process ends.
 
-    `account`: user and group that it runs as; zeros are our own. On Linux it is the thread that
-    counts: start it from one that lives as long as it is needed.
+    `account`: user and group of the program, or zeros for those of this process. On Linux the
+    signal follows the starting thread, not the process: use a thread that lives long enough.
     """
     if sys.platform != "linux":
         return list(command)

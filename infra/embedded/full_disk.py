@@ -1,8 +1,8 @@
-"""A server that has met a full disk, and is to be started again as soon as there is space.
+"""Detect a server that was stopped by a full disk, and when a restart repairs it.
 
-JetStream (2.15) keeps the first failed write of a stream and answers nothing more for it, or turns
-itself off as a whole, whatever becomes of the disk; a reload of its configuration changes nothing
-about that, a new start does. What it acknowledged is there then.
+After a failed write, JetStream (2.15) rejects all further requests of the stream, or disables
+itself, even when the disk has space again. Only a restart repairs this, not a reload of the
+configuration. Acknowledged messages survive.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import structlog
 from infra.embedded.server import EmbeddedServer
 
 ROOM_BYTES: Final = 64 * 1024**2
-"""So much space there must be again: with less it would soon be full once more."""
+"""Free space required for a restart. With less, the disk would soon be full again."""
 
 _NO_SPACE: Final = ("no space left on device", "disk quota exceeded")
 _TURNED_OFF: Final = "JetStream not enabled"
@@ -23,24 +23,24 @@ _logger = structlog.get_logger(__name__)
 
 
 def means_full_disk(problem: str) -> bool:
-    """Whether a server's own words about its health mean that a write found no space."""
+    """Return whether a server's health report means that a write found no space."""
     return any(words in problem for words in _NO_SPACE)
 
 
 def has_turned_off(problem: str) -> bool:
-    """Whether a server that had JetStream says that it has none: it found no way to write."""
+    """Return whether a server has disabled JetStream, because it could not write."""
     return _TURNED_OFF in problem
 
 
 class FullDiskWatch:
-    """Looks after one server; to be asked now and then."""
+    """Monitors one server. Call `needs_restart` periodically."""
 
     def __init__(self, server: EmbeddedServer) -> None:
         self._server = server
         self._told = ""
 
     async def needs_restart(self) -> bool:
-        """Tell what the server says of itself; gives whether a new start would help it now."""
+        """Log a change of the server's health, and return whether a restart would repair it now."""
         problem = await self._server.problem()
         if problem != self._told:
             self._tell(problem)

@@ -1,4 +1,4 @@
-"""Start, stop and kill one `nats-server` process on a data folder."""
+"""Start, stop and kill a `nats-server` process on a data directory."""
 
 import asyncio
 import fcntl
@@ -21,38 +21,38 @@ from infra.embedded.child import ending_with_parent
 from infra.jetstream.errors import BusError
 
 DEFAULT_MAX_PAYLOAD_BYTES: Final = 8 * 1024 * 1024
-START_TIMEOUT_SECONDS: Final = 60.0  # a large store is recovered before the port opens
+START_TIMEOUT_SECONDS: Final = 60.0  # the server recovers a large store before it opens the port
 STOP_TIMEOUT_SECONDS: Final = 30.0
 LOG_LIMIT_BYTES: Final = 16 * 1024 * 1024
 LOG_FILES_KEPT: Final = 3
 MAX_BUFFERED_MESSAGES: Final = 4_000
-"""Number of messages that wait to be stored in a stream; the server refuses others (code 10167).
+"""Number of messages that wait for storage in a stream; the server rejects more (code 10167).
 
-Without a limit, a client that awaits no acknowledgement can put minutes of work before the messages
-of all others. Four atomic batches of the largest size fit.
+Without this limit, a client that awaits no acknowledgements can delay the messages of all others by
+minutes. It allows four atomic batches of the maximum size.
 """
 
 _SHARE_OF_MEMORY: Final = 4
 _LEAST_MEMORY_LIMIT: Final = 512 * 1024 * 1024
-_CONTAINERS_LIMIT: Final = Path("/sys/fs/cgroup/memory.max")  # "max" where there is none
+_CONTAINERS_LIMIT: Final = Path("/sys/fs/cgroup/memory.max")  # "max" means no limit
 
-_POLL_SECONDS: Final = 0.005  # between two looks at a server that starts
+_POLL_SECONDS: Final = 0.005  # interval of checks while a server starts
 _CONNECT_SECONDS: Final = 2.0
 _HEALTH_SECONDS: Final = 5.0
 
 
 class EmbeddedServerError(BusError):
-    """The embedded server could not be started; the message is one line that says why."""
+    """The embedded server could not be started. The message is one line with the reason."""
 
 
 class _Health(msgspec.Struct):
-    """The answer of the monitoring's `/healthz`; `error` only where it is not well."""
+    """The response of the monitoring endpoint `/healthz`. `error` is empty if it is healthy."""
 
     error: str = ""
 
 
 class _Ports(msgspec.Struct):
-    """The file in which a server writes down where it listens."""
+    """The file in which a server writes its addresses."""
 
     nats: list[str]
     monitoring: list[str] = msgspec.field(default_factory=list[str])
@@ -60,7 +60,7 @@ class _Ports(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class _Settings:
-    """What a server was started with, its port and its folder aside."""
+    """The settings of a start, except its port and directory."""
 
     http_port: int | None
     sync_always: bool
@@ -69,11 +69,11 @@ class _Settings:
 
 
 class EmbeddedServer:
-    """A `nats-server` with JetStream on 127.0.0.1, whose data are in one folder.
+    """A `nats-server` with JetStream on 127.0.0.1, with its data in one directory.
 
-    The folder can be used again after `stop` and after `kill`, by this object or another one.
-    On Linux the server ends with the thread that started it: start it from the main thread, or
-    from one that lives as long as the server is needed.
+    The directory can be used again after `stop` and after `kill`, by this object or another one. On
+    Linux, the server ends with the thread that started it. Start it from the main thread, or from
+    one that lives as long as the server is needed.
     """
 
     def __init__(self) -> None:
@@ -85,7 +85,7 @@ class EmbeddedServer:
 
     @property
     def data_dir(self) -> Path:
-        """The folder of the last start."""
+        """The directory of the last start."""
         return self._data_dir
 
     @property
@@ -95,22 +95,22 @@ class EmbeddedServer:
 
     @property
     def port(self) -> int:
-        """The port of the last start: give it to the next one, so that clients find it again."""
+        """The port of the last start. Pass it to the next one, so that clients can reconnect."""
         return self._port
 
     @property
     def url(self) -> str:
-        """Where clients connect."""
+        """The URL for clients."""
         return f"nats://127.0.0.1:{self._port}"
 
     @property
     def monitoring_url(self) -> str:
-        """Where its monitoring listens; empty if it has none."""
+        """URL of the monitoring endpoint, empty if it has none."""
         return self._monitoring_url
 
     @property
     def is_running(self) -> bool:
-        """Whether the process lives."""
+        """Whether the process is running."""
         return self._process is not None and self._process.poll() is None
 
     async def start(
@@ -123,18 +123,20 @@ class EmbeddedServer:
         max_payload: int = DEFAULT_MAX_PAYLOAD_BYTES,
         extra_config: str = "",
     ) -> str:
-        """Start the server and return its URL once it answers.
+        """Start the server, and return its URL once it responds.
 
         Args:
-            data_dir: folder of the store, the configuration, the log and the lock; made if missing.
-            port: the clients' port, 0 for a free one chosen by the server.
-            http_port: the monitoring port, 0 for a free one; none by default.
-            sync_always: fsync before each acknowledgement (without it a power cut loses messages).
-            max_payload: the longest message, in bytes.
-            extra_config: lines added to the server's configuration file.
+            data_dir: directory of the store, the configuration, the log and the lock; created if
+                missing.
+            port: port for clients, 0 for a free one.
+            http_port: port of the monitoring endpoint, 0 for a free one; None for no endpoint.
+            sync_always: fsync before each acknowledgement (without it, a power failure loses
+                messages).
+            max_payload: maximum size of a message, in bytes.
+            extra_config: lines to add to the server's configuration file.
 
         Raises:
-            EmbeddedServerError: the folder or the port is in use, or the server refuses to start.
+            EmbeddedServerError: the directory or the port is in use, or the server does not start.
         """
         if self.is_running:
             raise EmbeddedServerError(
@@ -152,7 +154,7 @@ class EmbeddedServer:
         return self.url
 
     async def restart(self) -> None:
-        """Stop it in order, and start it as it was, on its ports and its data.
+        """Stop the server, and start it with the same settings, ports and data.
 
         Raises:
             EmbeddedServerError: it cannot be started again.
@@ -172,32 +174,32 @@ class EmbeddedServer:
         )
 
     async def problem(self) -> str:
-        """Ask the server how it is: nothing if it is well, or has no monitoring, or is away."""
+        """Return the server's health problem, or "" if healthy, unmonitored or unreachable."""
         if not self._monitoring_url:
             return ""
         return await asyncio.to_thread(_problem, f"{self._monitoring_url}/healthz")
 
     def pause(self) -> None:
-        """Have the server do nothing (SIGSTOP), as a machine that hangs does."""
+        """Suspend the server (SIGSTOP), like a machine that hangs."""
         os.kill(self.pid, signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Have a paused server go on (SIGCONT), with all that it knew."""
+        """Resume a suspended server (SIGCONT), with its state unchanged."""
         os.kill(self.pid, signal.SIGCONT)
 
     async def stop(self) -> None:
-        """End the server cleanly (SIGTERM); kill it when that takes longer than 30 seconds."""
+        """Shut the server down (SIGTERM), and kill it after 30 seconds."""
         if self._process is None:
             return
         self._process.send_signal(signal.SIGTERM)
-        self._process.send_signal(signal.SIGCONT)  # a paused one would not hear of it
+        self._process.send_signal(signal.SIGCONT)  # a suspended process does not handle SIGTERM
         try:
             await asyncio.to_thread(self._process.wait, STOP_TIMEOUT_SECONDS)
         except subprocess.TimeoutExpired:
             await self.kill()
 
     async def kill(self) -> None:
-        """End the server at once (SIGKILL), as a crash does."""
+        """Kill the server immediately (SIGKILL), as a crash does."""
         if self._process is None:
             return
         self._process.kill()
@@ -210,15 +212,16 @@ class EmbeddedServer:
 
 
 def _problem(health_url: str) -> str:
-    """Return what the server says is wrong.
+    """Return the problem that the monitoring endpoint reports, or "".
 
-    By the standard library: HTTPX takes 0.3 s of CPU to import, and 26 ms and 0.8 MB a client.
+    It uses the standard library, because importing HTTPX takes 0.3 s of CPU, and a client 26 ms and
+    0.8 MB.
     """
     without_proxy = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with without_proxy.open(health_url, timeout=_HEALTH_SECONDS) as answer:
             content = answer.read()
-    except urllib.error.HTTPError as error:  # the answer of one that is not well
+    except urllib.error.HTTPError as error:  # the response of an unhealthy server
         content = error.read()
     except (OSError, http.client.HTTPException):
         return ""
@@ -229,7 +232,7 @@ def _problem(health_url: str) -> str:
 
 
 def _configuration(folder: Path, port: int, settings: _Settings) -> str:
-    """Return the configuration file's text; JSON strings are valid strings in it."""
+    """Return the text of the configuration file. JSON strings are valid in it."""
     lines = [
         f"listen: {json.dumps(f'127.0.0.1:{port or -1}')}",
         f"ports_file_dir: {json.dumps(str(folder))}",
@@ -248,11 +251,11 @@ def _configuration(folder: Path, port: int, settings: _Settings) -> str:
 
 
 def _spawn(folder: Path, settings: str) -> subprocess.Popen[bytes]:
-    """Start the process, which holds the folder's lock for as long as it lives.
+    """Start the process, which holds the directory's lock while it runs.
 
-    The lock is an inherited open file: it outlives this process if the server does, so that no
-    second server can open a store that an orphan still writes. Nothing in the folder is touched
-    before the lock is held.
+    The lock is an inherited open file, so it outlives this process together with the server. A
+    second server cannot open a store that an orphan still writes. Nothing in the directory is
+    changed before the lock is acquired.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "nats.lock").open("ab") as lock:
@@ -275,19 +278,20 @@ def _spawn(folder: Path, settings: str) -> subprocess.Popen[bytes]:
                 stderr=stderr,
                 pass_fds=(lock.fileno(),),
                 env={"GOMEMLIMIT": str(memory_limit()), **os.environ},
-                start_new_session=True,  # Ctrl-C is for us: we stop the server in order
+                # Ctrl-C must reach only the parent, which stops the server in order.
+                start_new_session=True,
             )
 
 
 def memory_limit(memory: int | None = None) -> int:
-    """Return the bytes from which on the server's collector saves memory, a soft limit.
+    """Return the server's soft limit of memory in bytes, for its garbage collector.
 
-    `memory` is what there is, of this machine or container unless given. `GOMEMLIMIT` in the
-    environment overrides it.
+    `memory` is the available memory, by default that of this machine or container. `GOMEMLIMIT` in
+    the environment overrides the result.
     """
     there = _memory() if memory is None else memory
-    # It has to leave room: where all that lives comes near to the limit, the collector runs all the
-    # time. Under 192 MiB, withdrawing 20,000 took 40 s of CPU, under 512 MiB and more 11 to 12.
+    # It must exceed the live memory by far, or the collector runs permanently. With 192 MiB,
+    # withdrawing 20,000 resources took 40 s of CPU, with 512 MiB and more 11 to 12 s.
     return min(max(_LEAST_MEMORY_LIMIT, there // _SHARE_OF_MEMORY), there // 2)
 
 
@@ -305,7 +309,7 @@ def _command(config: Path) -> list[str]:
 
 
 async def _wait_until_ready(process: subprocess.Popen[bytes], folder: Path) -> tuple[int, str]:
-    """Return the port and the monitoring's URL once the server greets a connection on it."""
+    """Return the port and the monitoring URL once the server responds on the port."""
     deadline = time.monotonic() + START_TIMEOUT_SECONDS
     ports_file = folder / f"nats-server_{process.pid}.ports"
     while time.monotonic() < deadline:
@@ -324,7 +328,7 @@ async def _wait_until_ready(process: subprocess.Popen[bytes], folder: Path) -> t
 
 
 def _announced(ports_file: Path) -> _Ports | None:
-    """Return what the server wrote down about its ports, None while it has not."""
+    """Return the addresses that the server has written, or None if it has not yet."""
     try:
         return msgspec.json.decode(ports_file.read_bytes(), type=_Ports)
     except (FileNotFoundError, msgspec.DecodeError):
@@ -343,7 +347,7 @@ async def _greets(port: int) -> bool:
 
 
 def _why_it_ended(folder: Path) -> str:
-    """Return one line: the server's last complaint."""
+    """Return one line: the server's last error message."""
     written = ""
     for name in ("nats.log", "nats.stderr"):
         path = folder / name

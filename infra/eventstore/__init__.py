@@ -1,11 +1,11 @@
 """A persistence module of the `eventsourcing` library on JetStream.
 
-Set `PERSISTENCE_MODULE=infra.eventstore` and `NATS_URL`, and a library application keeps its events
-in a stream of its own. The product's own log has another layout (`resource_layout`), over the same
-store (`infra.jetstream.sequences`): `reconciler.sdk.history` reads it. `factory.py` lists the
-settings, `docs/adr/0005` and `0023` say why.
+With `PERSISTENCE_MODULE=infra.eventstore` and `NATS_URL`, an application of the library stores its
+events in its own stream. The log of Reconciler has another layout (`resource_layout`) over the same
+store (`infra.jetstream.sequences`), which `reconciler.sdk.history` reads. `factory.py` lists the
+settings. ADRs 0005 and 0023 contain the reasons.
 
-The library looks for exactly one factory class in this module: export no other.
+The library expects exactly one factory class in this module: export no other.
 """
 
 from infra.eventstore.factory import JetStreamFactory

@@ -1,4 +1,4 @@
-"""A connection to the bus that synchronous code can use."""
+"""A connection to the bus for synchronous code."""
 
 import asyncio
 import weakref
@@ -31,10 +31,10 @@ DEFAULT_TIMEOUT_SECONDS: Final = 20.0  # a cluster needs 8 s to elect a leader
 
 
 class Loop(Protocol):
-    """An event loop that other threads have coroutines run on."""
+    """An event loop on which other threads run coroutines."""
 
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine and return its result."""
+        """Run a coroutine, and return its result."""
         ...
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
@@ -42,18 +42,18 @@ class Loop(Protocol):
         ...
 
     def close(self) -> None:
-        """End what was begun for this."""
+        """Stop what was started for this object."""
         ...
 
 
 class RunningLoop:
-    """The loop of a program that is asynchronous itself, and calls from other threads.
+    """The loop of an asynchronous program, called from its other threads.
 
-    Such a thread is what `asyncio.to_thread` runs a function in.
+    Such a thread is, for example, that of a function in `asyncio.to_thread`.
     """
 
     def __init__(self) -> None:
-        """Take the loop that runs now."""
+        """Use the running loop."""
         self._loop = asyncio.get_running_loop()
 
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
@@ -74,24 +74,24 @@ class RunningLoop:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def close(self) -> None:
-        """Leave the loop running: it is its owner's."""
+        """Do nothing: the loop belongs to the program."""
 
 
 class Bus:
-    """One NATS connection, shared by the recorders of a factory or of a program."""
+    """One NATS connection, shared by the recorders of a factory or a program."""
 
     def __init__(self, nc: Client, loop: Loop, timeout: float = DEFAULT_TIMEOUT_SECONDS) -> None:
-        """Take a connection and the loop that it belongs to."""
+        """Use a connection, and the loop to which it belongs."""
         self.timeout = timeout
         self._nc = nc
         self._loop = loop
 
     @classmethod
     def connected(cls, url: str, *, name: str, credentials: Path | None, timeout: float) -> "Bus":
-        """Connect, on an event loop in a thread of its own.
+        """Connect, with an event loop in a separate thread.
 
-        A bus that is forgotten instead of closed ends its thread when it is collected. Raises the
-        library's errors.
+        If the object is garbage-collected without `close`, its thread ends. Raises the library's
+        errors.
         """
         thread = LoopThread(f"eventstore {name}")
         access = Access(credentials=credentials)
@@ -112,9 +112,9 @@ class Bus:
         return self._nc
 
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine on the loop: cross over once a recorder call, never once an event.
+        """Run a coroutine on the loop, once per recorder call and not once per event.
 
-        Raises the library's errors, as `library_errors` lists them.
+        Raises the library's errors, as listed in `library_errors`.
         """
         with library_errors():
             return self._loop.call(coroutine)
@@ -124,18 +124,19 @@ class Bus:
         return self._loop.submit(coroutine)
 
     def close(self) -> None:
-        """Close what `connected` opened; may be called again."""
+        """Close what `connected` opened. Repeated calls are allowed."""
         self._loop.close()
 
 
 @contextmanager
 def library_errors() -> Generator[None]:
-    """Raise the library's error for each error of the bus.
+    """Convert the errors of the bus into those of the library.
 
     Raises:
-        OperationalError: the bus did not answer (the result is unknown), refused, or is full.
+        OperationalError: the bus did not respond (the result is unknown), rejected the request, or
+            is full.
         ProgrammingError: the stream does not exist.
-        DataError: a message is longer than the server accepts.
+        DataError: a message exceeds the server's limit.
     """
     try:
         yield

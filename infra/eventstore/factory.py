@@ -1,4 +1,4 @@
-"""The infrastructure factory, which the `eventsourcing` library finds by `PERSISTENCE_MODULE`."""
+"""The infrastructure factory, which the library `eventsourcing` finds by `PERSISTENCE_MODULE`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -42,12 +42,12 @@ R = TypeVar("R", bound=JetStreamRecorder)
 
 @dataclass(frozen=True)
 class Settings:
-    """Where the bus is, and how the application's streams are called and kept.
+    """The address of the bus, and the names and replicas of the application's streams.
 
     Attributes:
-        credentials: a `.creds` file, if the server wants one.
-        base: first part of the names of the streams: the prefix and the application's name.
-        timeout: how long an answer may take before the result counts as unknown.
+        credentials: a `.creds` file, if the server requires one.
+        base: first part of the streams' names: the prefix and the application's name.
+        timeout: seconds to wait for a response before the result counts as unknown.
     """
 
     url: str
@@ -58,11 +58,11 @@ class Settings:
 
     @classmethod
     def from_environment(cls, env: Environment) -> "Settings":
-        """Read the settings; a key with the application's name in front of it goes first.
+        """Read the settings. A key with the application's name as prefix takes precedence.
 
         Raises:
             OSError: `NATS_URL` is missing.
-            InfrastructureFactoryError: another setting is missing, or no number where one belongs.
+            InfrastructureFactoryError: another setting is missing or invalid.
         """
         url = (env.get(NATS_URL) or "").strip()
         if not url:
@@ -82,16 +82,16 @@ class Settings:
 
 
 class JetStreamFactory(InfrastructureFactory[JetStreamTrackingRecorder]):
-    """Recorders on JetStream, which share one connection and one background event loop.
+    """Recorders on JetStream that share one connection and one background event loop.
 
     =========================  ==================================================================
-    ``NATS_URL``               the server, or several separated by commas; needed
-    ``NATS_CREDENTIALS``       a ``.creds`` file, where the server wants one
-    ``NATS_STREAM_PREFIX``     goes before the application's name in the names of its streams
+    ``NATS_URL``               the server, or several separated by commas; required
+    ``NATS_CREDENTIALS``       a ``.creds`` file, if the server requires one
+    ``NATS_STREAM_PREFIX``     prefix of the application's name in the names of its streams
     ``NATS_STREAM_REPLICAS``   copies of each stream in a cluster, 1 by default
-    ``NATS_TIMEOUT_SECONDS``   how long an answer may take, 20 by default
+    ``NATS_TIMEOUT_SECONDS``   time limit of a response, 20 by default
     ``CREATE_TABLE``           whether to create the streams, yes by default
-    ``EVENT_LAYOUT_TOPIC``     how events are written: a class with ``EventLayout``'s interface,
+    ``EVENT_LAYOUT_TOPIC``     format of stored events: a class with ``EventLayout``'s interface,
                                constructed with a base name and a purpose; ``HeaderLayout`` if unset
     =========================  ==================================================================
     """
@@ -101,7 +101,7 @@ class JetStreamFactory(InfrastructureFactory[JetStreamTrackingRecorder]):
 
         Raises:
             OSError: `NATS_URL` is missing.
-            InfrastructureFactoryError: another setting is wrong.
+            InfrastructureFactoryError: another setting is invalid.
             OperationalError: no connection in time.
         """
         super().__init__(env)
@@ -114,7 +114,7 @@ class JetStreamFactory(InfrastructureFactory[JetStreamTrackingRecorder]):
         )
 
     def aggregate_recorder(self, purpose: str = EVENTS) -> AggregateRecorder:
-        """Construct the recorder of events, or of snapshots (or whatever else has a purpose)."""
+        """Construct the recorder of events, or that of snapshots for any other purpose."""
         if purpose == EVENTS:
             return self._ready(JetStreamAggregateRecorder(self.bus, self._event_layout()))
         layout = SnapshotLayout(self.settings.base, purpose)
@@ -130,7 +130,7 @@ class JetStreamFactory(InfrastructureFactory[JetStreamTrackingRecorder]):
     def tracking_recorder(
         self, tracking_recorder_class: type[JetStreamTrackingRecorder] | None = None
     ) -> JetStreamTrackingRecorder:
-        """Construct a tracking recorder, of the given class or of the environment's."""
+        """Construct a tracking recorder of the given class, or of that in the environment."""
         recorder_class = tracking_recorder_class or self._class_of(
             self.TRACKING_RECORDER_TOPIC, JetStreamTrackingRecorder
         )
@@ -142,7 +142,7 @@ class JetStreamFactory(InfrastructureFactory[JetStreamTrackingRecorder]):
         return self._ready(recorder_class(self.bus, self._tracking_layout()))
 
     def close(self) -> None:
-        """Close the connection and end the event loop; recorders and subscriptions end with it."""
+        """Close the connection and the event loop, which ends recorders and subscriptions."""
         self.bus.close()
 
     def _ready(self, recorder: R) -> R:

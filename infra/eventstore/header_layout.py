@@ -1,4 +1,4 @@
-"""The general layout: any originator id, any topic, any state."""
+"""The general layout: any originator id, topic and state."""
 
 import re
 from collections.abc import Sequence
@@ -21,13 +21,13 @@ _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,100}")
 
 
 class HeaderLayout:
-    """One subject an aggregate; topic and version in headers, the state as the body.
+    """One subject per aggregate, with topic and version in headers and the state as body.
 
-    ==========================  =========================================
+    ==========================  ===================================================
     ``<base>_<purpose>``        the stream
-    ``es.<base>.<purpose>.*``   its events, the last token the aggregate
+    ``es.<base>.<purpose>.*``   its events, with the aggregate as the last token
     ``es-tracking.<base>.*``    tracking records, in the stream of events
-    ==========================  =========================================
+    ==========================  ===================================================
     """
 
     def __init__(self, base: str, purpose: str = "events") -> None:
@@ -44,21 +44,21 @@ class HeaderLayout:
 
     @property
     def events_filter(self) -> str:
-        """The subject filter of every event."""
+        """The subject filter of all events."""
         return f"{self._prefix}.*"
 
     @property
     def digested(self) -> bool:
-        """Whether digests are kept: only the product's log has them."""
+        """Whether messages carry digests: only those of Reconciler's log do."""
         return False
 
     @property
     def gapless(self) -> bool:
-        """Whether versions must be 1, 2, 3, …: the library does not ask for it."""
+        """Whether versions must be 1, 2, 3, …, which the library does not require."""
         return False
 
     def stream_config(self, replicas: int) -> dict[str, Any]:
-        """Return the stream's configuration: an append-only log, synced as the server says."""
+        """Return the stream's configuration: an append-only log with the server's sync interval."""
         subjects = [self.events_filter]
         if self._has_tracking:
             subjects.append(f"{self._tracking}.*")
@@ -68,7 +68,7 @@ class HeaderLayout:
             "retention": "limits",
             "discard": "new",
             "storage": "file",
-            "compression": "none",  # a copy with compressed blocks is lost by a crash (ADR 0014)
+            "compression": "none",  # a crash loses a replica with compressed blocks (ADR 0014)
             "num_replicas": replicas,
             "duplicate_window": _DUPLICATE_WINDOW_NS,
             "allow_direct": True,
@@ -82,7 +82,7 @@ class HeaderLayout:
         return f"{self._prefix}.{token_of(originator_id)}"
 
     def sequence_at(self, subject: str) -> str:
-        """Return the subject: a sequence has one."""
+        """Return the subject, because a sequence has only one."""
         return subject
 
     def tracking_sequence_of(self, application_name: str) -> str:
@@ -90,19 +90,19 @@ class HeaderLayout:
         return f"{self._tracking}.{token_of(application_name)}"
 
     def encode(self, event: StoredEvent) -> Entry:
-        """Write an event; raises `DataError`."""
+        """Encode an event; raises `DataError`."""
         subject = self.sequence_of(event.originator_id)
         headers = {TOPIC: _topic_header(event.topic), VERSION: str(event.originator_version)}
         return Entry(subject, event.originator_version, subject, event.state, headers)
 
     def encode_tracking(self, tracking: Tracking) -> Entry:
-        """Write a tracking record, whose version is the position in the other application."""
+        """Encode a tracking record. Its version is the position in the other application."""
         subject = self.tracking_sequence_of(tracking.application_name)
         version = tracking.notification_id
         return Entry(subject, version, subject, b"", {VERSION: str(version)})
 
     def decode(self, message: StoredMessage) -> Notification:
-        """Read an event; raises `DataError`."""
+        """Decode an event; raises `DataError`."""
         return Notification(
             originator_id=originator_id_of(message.subject.rpartition(".")[2]),
             originator_version=version_of(message),
@@ -112,32 +112,32 @@ class HeaderLayout:
         )
 
     def version_of(self, message: StoredMessage) -> int:
-        """Read the version of an event or a tracking record; raises `DataError`."""
+        """Return the version of an event or a tracking record; raises `DataError`."""
         return version_of(message)
 
     def history(
         self, messages: Sequence[StoredMessage], after: Head, lte: int | None
     ) -> list[Notification]:
-        """Read events: versions may leave gaps, so there is nothing to check."""
+        """Decode events. Versions may have gaps, so there is nothing to check."""
         del after, lte
         return [self.decode(message) for message in messages]
 
 
 class SnapshotLayout(HeaderLayout):
-    """The layout of snapshots, which may be taken of an older version after one of a newer.
+    """The layout of snapshots, which may be taken of an older version after a newer one.
 
-    Such a late one carries the newest version so far in a header, so that one look at the last
-    message of an aggregate tells its newest snapshot.
+    Such a late snapshot carries the newest version so far in a header, so that the last message of
+    an aggregate shows its newest snapshot.
     """
 
     def version_of(self, message: StoredMessage) -> int:
-        """Read the newest version of its aggregate so far; raises `DataError`."""
+        """Return the newest version of the aggregate so far; raises `DataError`."""
         late = NEWEST in (message.headers or {})
         return _version(message, NEWEST if late else VERSION)
 
 
 def version_of(message: StoredMessage) -> int:
-    """Read the message's own version; raises `DataError`."""
+    """Return the message's own version; raises `DataError`."""
     return _version(message, VERSION)
 
 
@@ -150,13 +150,13 @@ def _version(message: StoredMessage, name: str) -> int:
 
 
 def _name(text: str) -> str:
-    """Write a name as it is where that is possible: people look for it in lists of streams."""
+    """Return a name unchanged if possible, so that users recognize it in lists of streams."""
     return text if _NAME.fullmatch(text) else escape(text)
 
 
 @lru_cache(maxsize=4096)
 def _topic_header(topic: str) -> str:
-    """Write a topic so that it stays on one line of ASCII."""
+    """Encode a topic as one line of ASCII."""
     return quote(topic, safe=":._-<>[],")
 
 

@@ -1,4 +1,4 @@
-"""How a stored event becomes a message of a stream, and comes back: the interface of layouts."""
+"""The interface of layouts, which convert between stored events and messages of a stream."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
@@ -11,9 +11,9 @@ from infra.jetstream.sequences import Entry, Head
 
 
 class EventLayout(Protocol):
-    """Where the events of an application are, and how they are written there.
+    """The subjects of an application's events, and their encoding.
 
-    Events of one aggregate are in the order of their versions.
+    The events of one aggregate are in the order of their versions.
     """
 
     @property
@@ -23,21 +23,21 @@ class EventLayout(Protocol):
 
     @property
     def events_filter(self) -> str:
-        """The subject filter of every event, and of nothing else."""
+        """The subject filter of all events, and of no other messages."""
         ...
 
     @property
     def digested(self) -> bool:
-        """Whether events are stored with the digest of their aggregate's history."""
+        """Whether events carry the digest of their aggregate's history."""
         ...
 
     @property
     def gapless(self) -> bool:
-        """Whether an aggregate's versions must be 1, 2, 3, …; else they only have to rise."""
+        """Whether an aggregate's versions must be 1, 2, 3, … instead of only increasing."""
         ...
 
     def stream_config(self, replicas: int) -> dict[str, Any]:
-        """Return the stream's configuration; raises `ProgrammingError` where it is not ours."""
+        """Return the stream's configuration; raises `ProgrammingError` for a foreign stream."""
         ...
 
     def sequence_of(self, originator_id: UUID | str) -> str:
@@ -45,39 +45,40 @@ class EventLayout(Protocol):
         ...
 
     def sequence_at(self, subject: str) -> str:
-        """Return the subject filter of the sequence that a subject belongs to."""
+        """Return the subject filter of the sequence to which a subject belongs."""
         ...
 
     def encode(self, event: StoredEvent) -> Entry:
-        """Write an event; raises `DataError` if this layout can't hold it."""
+        """Encode an event; raises `DataError` if this layout cannot represent it."""
         ...
 
     def decode(self, message: StoredMessage) -> Notification:
-        """Read an event; raises `DataError` if the message isn't one of this layout."""
+        """Decode an event; raises `DataError` if the message is not one of this layout."""
         ...
 
     def version_of(self, message: StoredMessage) -> int:
-        """Read just an event's version; raises `DataError`."""
+        """Return only an event's version; raises `DataError`."""
         ...
 
     def history(
         self, messages: Sequence[StoredMessage], after: Head, lte: int | None
     ) -> list[Notification]:
-        """Read the messages of one aggregate behind a head, up to a version at least.
+        """Decode the messages of one aggregate after a head, at least up to a version.
 
-        Raises `InternalError` where that is not the history that was written.
+        Raises:
+            InternalError: they are not the history that was written.
         """
         ...
 
 
 @runtime_checkable
 class TrackingLayout(EventLayout, Protocol):
-    """A layout whose stream holds tracking records too, so that one batch can write both."""
+    """A layout whose stream also contains tracking records, so that one batch can write both."""
 
     def tracking_sequence_of(self, application_name: str) -> str:
         """Return the subject filter of one application's tracking records; raises `DataError`."""
         ...
 
     def encode_tracking(self, tracking: Tracking) -> Entry:
-        """Write a tracking record; raises `DataError`."""
+        """Encode a tracking record; raises `DataError`."""
         ...

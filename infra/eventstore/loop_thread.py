@@ -1,4 +1,4 @@
-"""One event loop in a thread of its own, for a synchronous library over an asyncio client."""
+"""An event loop in a separate thread, for a synchronous library over an asyncio client."""
 
 import asyncio
 import contextlib
@@ -21,17 +21,18 @@ class LoopThread:
         self._cleanups: list[Cleanup] = []
         self._lock = Lock()
         self._closed = False
-        # The thread knows the loop and not this object: a forgotten owner can be collected.
+        # The thread has no reference to this object, so that an unreferenced owner can be
+        # collected.
         self._thread = Thread(
             target=_run, args=(self._loop, self._cleanups), name=name, daemon=True
         )
         self._thread.start()
 
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine on the loop and return its result.
+        """Run a coroutine on the loop, and return its result.
 
         Raises:
-            InterfaceError: the loop was closed, before or meanwhile.
+            InterfaceError: the loop was closed, before or during the call.
         """
         future = self.submit(coroutine)
         try:
@@ -39,30 +40,30 @@ class LoopThread:
         except CancelledError:
             raise InterfaceError("the event store was closed during this call") from None
         except BaseException:
-            future.cancel()  # KeyboardInterrupt: nobody waits for the result any more
+            future.cancel()  # KeyboardInterrupt: the result is no longer needed
             raise
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
-        """Start a coroutine on the loop; raises `InterfaceError` when that is closed."""
-        with self._lock:  # after close() nothing would ever run it, and the caller would wait
+        """Start a coroutine on the loop; raises `InterfaceError` if the loop is closed."""
+        with self._lock:  # after close(), the coroutine would never run, and the caller would wait
             if not self._closed:
                 return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         coroutine.close()
         raise InterfaceError("the event store is closed; create a new one")
 
     def at_close(self, cleanup: Cleanup) -> None:
-        """Have something awaited on the loop when it ends."""
+        """Register a coroutine function to await on the loop when it ends."""
         self._cleanups.append(cleanup)
 
     def request_close(self) -> None:
-        """Ask the loop to end, without waiting; safe in any thread, and more than once."""
+        """Stop the loop without waiting. Safe in any thread, and more than once."""
         with self._lock:
             if not self._closed:
                 self._closed = True
                 self._loop.call_soon_threadsafe(self._loop.stop)
 
     def close(self) -> None:
-        """End the loop, and wait for that: what still runs is cancelled."""
+        """Stop the loop, cancel its tasks, and wait for its end."""
         self.request_close()
         if current_thread() is not self._thread:
             self._thread.join()
@@ -87,7 +88,8 @@ def _run(loop: asyncio.AbstractEventLoop, cleanups: list[Cleanup]) -> None:
 
 async def _wind_up(cleanups: list[Cleanup]) -> None:
     for cleanup in cleanups:
-        with contextlib.suppress(Exception):  # the server may be gone: there is nothing to save
+        # The server may be unreachable. Nothing needs to be saved.
+        with contextlib.suppress(Exception):
             await cleanup()
     rest = asyncio.all_tasks() - {asyncio.current_task()}
     for task in rest:

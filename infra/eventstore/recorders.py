@@ -1,4 +1,4 @@
-"""The library's recorders: what it stores and reads, in its own terms."""
+"""The library's recorders on JetStream."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
@@ -24,11 +24,12 @@ from infra.jetstream.reads import StoredMessage, last_from_leader, read_subject
 from infra.jetstream.sequences import EMPTY, Entry
 from infra.jetstream.topology import ensure_stream
 
-_MIN_PAGE: Final = 500  # with topics most of a page may be dropped: fewer round trips
+# With topics, most events of a page may be dropped, so a larger page saves round trips.
+_MIN_PAGE: Final = 500
 
 
 class JetStreamRecorder(Recorder):
-    """Base of the recorders; subclasses keep its constructor's arguments."""
+    """Base class of the recorders. Subclasses keep the constructor's arguments."""
 
     writer_class: type[EventWriter] = EventWriter
 
@@ -38,27 +39,27 @@ class JetStreamRecorder(Recorder):
         self.writer = self.writer_class(bus.nc, layout, timeout=bus.timeout)
 
     def create_stream(self, replicas: int = 1) -> None:
-        """Create the stream, or bring its configuration up to date.
+        """Create the stream, or update its configuration.
 
         Raises:
-            OperationalError: it exists and can't be changed in place, or the bus does not answer.
-            ProgrammingError: the layout's stream is not this module's to create.
+            OperationalError: it exists and cannot be changed in place, or the bus does not respond.
+            ProgrammingError: this module may not create the layout's stream.
         """
         self.bus.call(ensure_stream(self.bus.nc, self.layout.stream_config(replicas)))
 
 
 class JetStreamAggregateRecorder(JetStreamRecorder, AggregateRecorder):
-    """Events of aggregates, each aggregate a sequence with compare-and-set."""
+    """Events of aggregates. Each aggregate is a sequence with compare-and-set."""
 
     def insert_events(
         self, stored_events: Sequence[StoredEvent], **kwargs: Any
     ) -> Sequence[int] | None:
-        """Store all events or none; always returns None.
+        """Store all events or none. Always return None.
 
         Raises:
-            IntegrityError: a version of an aggregate is there already.
+            IntegrityError: a version of an aggregate already exists.
             DataError: over 1,000 events, or one that is too large or does not fit the layout.
-            OperationalError: no answer: unknown whether they were stored. Read before you repeat.
+            OperationalError: no response: unknown whether they were stored. Read before you repeat.
         """
         self.insert_entries(stored_events, **kwargs)
 
@@ -72,7 +73,7 @@ class JetStreamAggregateRecorder(JetStreamRecorder, AggregateRecorder):
         return numbers[: len(stored_events)]
 
     def entries(self, stored_events: Sequence[StoredEvent], **_: Any) -> list[Entry]:
-        """Write what one insert appends: the events first. Subclasses may add to it."""
+        """Return the entries of one insert, the events first. Subclasses may add others."""
         return [self.layout.encode(event) for event in stored_events]
 
     def select_events(
@@ -103,8 +104,8 @@ class JetStreamAggregateRecorder(JetStreamRecorder, AggregateRecorder):
         """Read an aggregate's events by version, with their positions in the stream.
 
         Raises:
-            OperationalError: no answer.
-            InternalError: the log is damaged, where the layout can tell.
+            OperationalError: no response.
+            InternalError: the log is damaged, if the layout can detect it.
         """
         return self.bus.call(self._select(originator_id, gt, lte, desc, limit))
 
@@ -122,11 +123,12 @@ class JetStreamAggregateRecorder(JetStreamRecorder, AggregateRecorder):
             if message is None:
                 return []
             last, version = self.layout.decode(message), self.layout.version_of(message)
+            # A late snapshot is not the newest version: read all of them.
             if last.originator_version == version and (lte is None or version <= lte):
                 return _pick([last], gt=gt, lte=lte, desc=desc, limit=limit)
         after = self.writer.sequences.heads.get(sequence) or EMPTY
         if after.version is None or gt is None or gt < after.version:
-            after = EMPTY  # what is before that head is wanted, too
+            after = EMPTY  # events before the cached head are also requested
         messages = await self.writer.sequences.read(sequence, after=after.position)
         events = self.layout.history(messages, after, lte)
         return _pick(events, gt=gt, lte=lte, desc=desc, limit=limit)
@@ -137,20 +139,20 @@ class JetStreamAggregateRecorder(JetStreamRecorder, AggregateRecorder):
 
 
 class JetStreamSnapshotRecorder(JetStreamAggregateRecorder):
-    """Snapshots in a stream of their own, unique by aggregate and version."""
+    """Snapshots in a separate stream, unique by aggregate and version."""
 
     writer_class = SnapshotWriter
 
 
 class JetStreamApplicationRecorder(JetStreamAggregateRecorder, ApplicationRecorder):
-    """Events of aggregates, in the one order of the stream: a notification's id is its sequence."""
+    """Events of aggregates in the order of the stream, whose sequence is the notification id."""
 
     def insert_events(
         self, stored_events: Sequence[StoredEvent], **kwargs: Any
     ) -> Sequence[int] | None:
         """Store all events or none, and return their notification ids.
 
-        Raises the same errors as an aggregate recorder's.
+        Raises the same errors as an aggregate recorder.
         """
         return self.insert_entries(stored_events, **kwargs)
 
@@ -163,7 +165,7 @@ class JetStreamApplicationRecorder(JetStreamAggregateRecorder, ApplicationRecord
         *,
         inclusive_of_start: bool = True,
     ) -> Sequence[Notification]:
-        """Read a page of the log; raises `OperationalError` without an answer."""
+        """Read a page of the log; raises `OperationalError` if the bus does not respond."""
         first = start or 0
         if start is not None and not inclusive_of_start:
             first += 1
@@ -187,7 +189,7 @@ class JetStreamApplicationRecorder(JetStreamAggregateRecorder, ApplicationRecord
         return found[:limit]
 
     def max_notification_id(self) -> int | None:
-        """Return the position of the last event, as the stream's leader knows it, or None."""
+        """Return the position of the last event, as the stream's leader has it, or None."""
         layout = self.layout
         last = self.bus.call(last_from_leader(self.bus.nc, layout.stream, layout.events_filter))
         return last.seq if last else None
@@ -195,28 +197,28 @@ class JetStreamApplicationRecorder(JetStreamAggregateRecorder, ApplicationRecord
     def subscribe(
         self, gt: int | None = None, topics: Sequence[str] = ()
     ) -> Subscription[ApplicationRecorder]:
-        """Follow the log from `gt` on, as it grows."""
+        """Follow the log after `gt`, including new events."""
         return JetStreamSubscription(self, self.bus, self.layout, gt=gt, topics=topics)
 
 
 class JetStreamTrackingRecorder(JetStreamRecorder, TrackingRecorder):
-    """Tracking records in the application's stream, one sequence for each tracked application."""
+    """Tracking records in the application's stream, one sequence per tracked application."""
 
     def __init__(self, bus: Bus, layout: TrackingLayout) -> None:
         super().__init__(bus, layout)
         self.tracking_layout = layout
 
     def insert_tracking(self, tracking: Tracking) -> None:
-        """Store a position, later than every other of that application.
+        """Store a position, which must be higher than all others of that application.
 
         Raises:
-            IntegrityError: that position, or a later one, is there already.
-            OperationalError: no answer: unknown whether it was stored. Read before you repeat.
+            IntegrityError: that position, or a later one, already exists.
+            OperationalError: no response: unknown whether it was stored. Read before you repeat.
         """
         self.bus.call(self.writer.append([self.tracking_layout.encode_tracking(tracking)]))
 
     def max_tracking_id(self, application_name: str) -> int | None:
-        """Return the last position, as the stream's leader knows it, or None."""
+        """Return the last position, as the stream's leader has it, or None."""
         sequence = self.tracking_layout.tracking_sequence_of(application_name)
         last = self.bus.call(last_from_leader(self.bus.nc, self.layout.stream, sequence))
         return self.layout.version_of(last) if last else None
@@ -227,13 +229,13 @@ class JetStreamProcessRecorder(
 ):
     """Events and a tracking record in one atomic batch.
 
-    A tracking record takes a position of the stream, so notification ids rise with gaps.
+    A tracking record takes a position of the stream, so notification ids have gaps.
     """
 
     def entries(
         self, stored_events: Sequence[StoredEvent], *, tracking: Tracking | None = None, **_: Any
     ) -> list[Entry]:
-        """Write the events, and the tracking record last."""
+        """Return the entries of the events, followed by that of the tracking record."""
         entries = super().entries(stored_events)
         if tracking is not None:
             entries.append(self.tracking_layout.encode_tracking(tracking))
@@ -248,7 +250,7 @@ def _pick(
     desc: bool,
     limit: int | None,
 ) -> list[Notification]:
-    """Choose from one aggregate's events, by version."""
+    """Return the events of one aggregate in a range of versions."""
     chosen = [
         event
         for event in events

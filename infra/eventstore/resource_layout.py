@@ -1,4 +1,4 @@
-"""The layout of the product's own log, so that the library can open it."""
+"""The layout of Reconciler's log, so that the library can read and write it."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -25,7 +25,7 @@ LOG: Final = "LOG_1"
 
 
 class HistoryDamagedError(InternalError):
-    """The log does not hold the history that was written; `damage` says where it ends."""
+    """The log does not contain the history that was written. `damage` is its first error."""
 
     def __init__(self, damage: LogDamage) -> None:
         super().__init__(f"the log is damaged: {damage}; restore it before you continue")
@@ -33,7 +33,7 @@ class HistoryDamagedError(InternalError):
 
 
 class _Envelope(msgspec.Struct):
-    """What places an event, whatever its type: also one of a later release."""
+    """The fields that locate an event of any type, also of a later release."""
 
     type: str
     subject: str
@@ -44,15 +44,15 @@ _decoder = msgspec.json.Decoder(_Envelope)
 
 
 class ResourceLayout:
-    """The resources' log: ids are `namespace/kind/name`, topics the CloudEvents types.
+    """The log of resources: ids are `namespace/kind/name`, topics are types of CloudEvents.
 
-    An event's version is its `resourceversion`, and its state the whole CloudEvent, so that what
-    the library reads and writes is what the decider reads and writes. The stream is the product's:
-    it is never created from here.
+    An event's version is its `resourceversion`, and its state the whole CloudEvent, so that the
+    library reads and writes the same events as the decider. The stream belongs to Reconciler and is
+    never created here.
     """
 
     def __init__(self, base: str = "", purpose: str = "events") -> None:
-        """Take a layout's usual arguments; the log has one name and one purpose."""
+        """Accept a layout's usual arguments. The log has one name and one purpose."""
 
     @property
     def stream(self) -> str:
@@ -61,21 +61,21 @@ class ResourceLayout:
 
     @property
     def events_filter(self) -> str:
-        """The subject filter of every event."""
+        """The subject filter of all events."""
         return "log.>"
 
     @property
     def digested(self) -> bool:
-        """Every event carries the digest of its resource's history (ADR 0010)."""
+        """Whether events carry the digest of their resource's history: all do (ADR 0010)."""
         return True
 
     @property
     def gapless(self) -> bool:
-        """A resource's versions must be 1, 2, 3, …, so that a hole shows a loss."""
+        """Whether versions must be 1, 2, 3, …: they must, so that a gap shows a loss."""
         return True
 
     def stream_config(self, replicas: int) -> dict[str, Any]:  # noqa: ARG002
-        """Refuse: raises `ProgrammingError`."""
+        """Raise `ProgrammingError`."""
         raise ProgrammingError(
             f"stream {LOG} belongs to Reconciler, which creates it; set CREATE_TABLE=no"
         )
@@ -85,18 +85,18 @@ class ResourceLayout:
         return subjects.log_filter(_key(originator_id))
 
     def sequence_at(self, subject: str) -> str:
-        """Return the subject filter of the events of the resource that a subject is about."""
+        """Return the subject filter of the events of a subject's resource."""
         return subjects.log_filter_of(subject)
 
     def encode(self, event: StoredEvent) -> Entry:
-        """Write an event; raises `DataError` if it is not the CloudEvent that it claims to be."""
+        """Encode an event; raises `DataError` if it differs from its CloudEvent."""
         key = _key(event.originator_id)
         content = _log_event(event)
         place = subjects.log(key, log_place(content.data))
         return Entry(subjects.log_filter(key), event.originator_version, place, event.state)
 
     def decode(self, message: StoredMessage) -> Notification:
-        """Read an event; raises `DataError`."""
+        """Decode an event; raises `DataError`."""
         envelope = _envelope(message)
         return Notification(
             originator_id=envelope.subject,
@@ -107,13 +107,13 @@ class ResourceLayout:
         )
 
     def version_of(self, message: StoredMessage) -> int:
-        """Read an event's version; raises `DataError`."""
+        """Return an event's version; raises `DataError`."""
         return _envelope(message).resourceversion
 
     def history(
         self, messages: Sequence[StoredMessage], after: Head, lte: int | None
     ) -> list[Notification]:
-        """Read a resource's events up to a version; raises `HistoryDamagedError`."""
+        """Decode a resource's events up to a version; raises `HistoryDamagedError`."""
         if not messages:
             return []
         chain = HistoryChain(after.version or 0, after.digest, after.position)
@@ -121,7 +121,7 @@ class ResourceLayout:
         found: list[Notification] = []
         for message in messages:
             if lte is not None and len(found) + (after.version or 0) >= lte:
-                break  # what is behind may be damaged, and is not asked for
+                break  # later events are not requested, and may be damaged
             recorded = Recorded(message.seq, message.subject, message.payload, digest_of(message))
             try:
                 event = chain.take(recorded, resource)
@@ -151,7 +151,7 @@ def _key(originator_id: UUID | str) -> ResourceKey:
 
 
 def _log_event(event: StoredEvent) -> LogEvent:
-    """Read the state, and see that id, version and topic say the same."""
+    """Decode the state, and check that its id, version and topic are those of the event."""
     try:
         content = decode_log(event.state)
     except InvalidMessageError as error:
@@ -164,7 +164,7 @@ def _log_event(event: StoredEvent) -> LogEvent:
 
 
 def _envelope(message: StoredMessage) -> _Envelope:
-    """Read the envelope, and see that it is stored under the subject of its resource."""
+    """Decode the envelope, and check that it is stored under its resource's subject."""
     try:
         envelope = _decoder.decode(message.payload)
         key = subjects.parse_log(message.subject)

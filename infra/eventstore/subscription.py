@@ -1,4 +1,4 @@
-"""A subscription that the bus pushes to: no polling, and no notification between."""
+"""A subscription with a push consumer, without polling."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from infra.eventstore.bus import Bus
 from infra.eventstore.layout import EventLayout
 from infra.jetstream.follow import follow
 
-_BATCHES_AHEAD: Final = 8  # read before they are asked for; then the follower waits
+_BATCHES_AHEAD: Final = 8  # Batches read in advance. Then the follower waits.
 
 
 class JetStreamSubscription(Subscription[ApplicationRecorder]):
-    """Iterates over the notifications of a log, those to come included.
+    """An iterator over the notifications of a log, including future ones.
 
-    A task on the event loop follows the stream; the iterating thread crosses over once a batch.
+    A task on the event loop follows the stream, and the iterating thread fetches whole batches.
     """
 
     def __init__(
@@ -45,11 +45,11 @@ class JetStreamSubscription(Subscription[ApplicationRecorder]):
         self._begun = self._bus.submit(self._begin())
 
     def __next__(self) -> Notification:
-        """Return the next notification, waiting for it.
+        """Return the next notification, after waiting for it.
 
         Raises:
             StopIteration: the subscription was stopped.
-            OperationalError: the stream can't be followed any more.
+            OperationalError: the stream can no longer be followed.
         """
         while self._next_index == len(self._ready) and not self._has_been_stopped:
             batch = self._bus.call(self._take())
@@ -62,9 +62,9 @@ class JetStreamSubscription(Subscription[ApplicationRecorder]):
         return self._ready[self._next_index - 1]
 
     def stop(self) -> None:
-        """End the iteration, in whatever thread it waits; may be called again."""
+        """End the iteration from any thread. Repeated calls are allowed."""
         super().stop()
-        with contextlib.suppress(InterfaceError):  # closing the bus has ended it already
+        with contextlib.suppress(InterfaceError):  # closing the bus has already ended it
             self._bus.submit(self._end())
 
     async def _begin(self) -> None:
@@ -88,9 +88,10 @@ class JetStreamSubscription(Subscription[ApplicationRecorder]):
                     await self._batches.put(found)
 
     async def _take(self) -> list[Notification] | None:
-        """Wait for the next batch; None when the follower ended without an error."""
+        """Wait for the next batch. Return None if the follower has ended without an error."""
         follower = self._follower
-        assert follower is not None  # _begin ran before: the loop keeps the order of calls
+        # `_begin` ran before, because the loop keeps the order of calls.
+        assert follower is not None
         getting = asyncio.ensure_future(self._batches.get())
         try:
             await asyncio.wait({getting, follower}, return_when=asyncio.FIRST_COMPLETED)

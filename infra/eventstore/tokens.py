@@ -1,8 +1,8 @@
-"""Originator ids and names as subject tokens, and back.
+"""Encode originator ids and names as subject tokens, and decode them.
 
-A token has only letters, digits, `-` and `_`. A UUID is `u-` and its 32 hexadecimal digits; a text
-is `s-` and its UTF-8 bytes, where `_XX` stands for one that isn't an ASCII letter, a digit or `-`.
-So each id has one token, and no two ids share one.
+A token contains only letters, digits, `-` and `_`. A UUID is `u-` and its 32 hexadecimal digits. A
+text is `s-` and its UTF-8 bytes, where `_XX` stands for any byte except an ASCII letter, a digit or
+`-`. So each id has exactly one token.
 """
 
 import re
@@ -11,14 +11,14 @@ from uuid import UUID
 
 from eventsourcing.persistence import DataError
 
-MAX_TOKEN_LENGTH: Final = 1024  # a server's line is 4,096 bytes, subject and reply subject included
+MAX_TOKEN_LENGTH: Final = 1024  # a protocol line has at most 4,096 bytes, including both subjects
 _PLAIN: Final = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-")
 _PLAIN_TEXT: Final = re.compile(r"[A-Za-z0-9-]*")
 _ESCAPED_TEXT: Final = re.compile(r"(?:[A-Za-z0-9-]|_[0-9A-F]{2})*")
 
 
 def escape(text: str) -> str:
-    """Write any text with the characters of a token; raises `DataError` when it gets too long."""
+    """Encode any text with the characters of a token; raises `DataError` if it is too long."""
     if _PLAIN_TEXT.fullmatch(text) is None:
         text = "".join(
             chr(byte) if byte in _PLAIN else f"_{byte:02X}"
@@ -33,7 +33,7 @@ def escape(text: str) -> str:
 
 
 def unescape(token: str) -> str:
-    """Read what `escape` wrote; raises `DataError`."""
+    """Decode the result of `escape`; raises `DataError`."""
     if _ESCAPED_TEXT.fullmatch(token) is None:
         raise DataError(f"{token!r} is not escaped text")
     head, *rest = token.encode().split(b"_")
@@ -42,14 +42,14 @@ def unescape(token: str) -> str:
 
 
 def token_of(originator_id: UUID | str) -> str:
-    """Return the token of an originator id; raises `DataError` when it gets too long."""
+    """Return the token of an originator id; raises `DataError` if it is too long."""
     if isinstance(originator_id, UUID):
         return f"u-{originator_id.hex}"
     return f"s-{escape(originator_id)}"
 
 
 def originator_id_of(token: str) -> UUID | str:
-    """Read the originator id of a token; raises `DataError`."""
+    """Return the originator id of a token; raises `DataError`."""
     if token.startswith("u-"):
         try:
             return UUID(token[2:])

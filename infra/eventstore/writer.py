@@ -1,4 +1,4 @@
-"""Appends by version: each version of an aggregate only once, all of an insert or none."""
+"""Appends by version: each version of an aggregate once, and all events of an insert or none."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final
@@ -16,10 +16,11 @@ FIRST_VERSION: Final = 1
 
 
 class EventWriter:
-    """Knows the versions that the library speaks of by the positions that the server compares.
+    """Converts the library's versions into the positions that the server compares.
 
-    It expects the heads that it knows or guesses, so that the usual append is one round trip. Where
-    that fails it asks the stream's leader: only what the leader says makes an `IntegrityError`.
+    It expects the cached or guessed heads, so that a typical append is one round trip. If that
+    fails, it reads from the stream's leader. Only a leader's response can cause an
+    `IntegrityError`.
     """
 
     def __init__(self, nc: Client, layout: EventLayout, *, timeout: float) -> None:
@@ -36,7 +37,7 @@ class EventWriter:
         """Store all entries or none, and return their positions.
 
         Raises:
-            IntegrityError: a version is there already; nothing was stored.
+            IntegrityError: a version already exists; nothing was stored.
             DataError: too many entries for one atomic batch; nothing was stored.
             BusUnavailableError: unknown whether the entries were stored.
         """
@@ -50,6 +51,7 @@ class EventWriter:
         try:
             heads = await self._guess(entries)
             return await self.sequences.append(await self.prepare(entries, heads), heads)
+        # The guess was stale, or the version exists. The leader's heads decide.
         except (AppendConflictError, IntegrityError):
             names = dict.fromkeys(entry.sequence for entry in entries)
             heads = await self._read(names, from_leader=True)
@@ -62,7 +64,7 @@ class EventWriter:
             ) from error
 
     async def prepare(self, entries: Sequence[Entry], heads: Mapping[str, Head]) -> Sequence[Entry]:
-        """Return the entries as they follow the heads; raises `IntegrityError` if they can't."""
+        """Return the entries after the heads, in order; raises `IntegrityError` on a conflict."""
         last = {sequence: head.version for sequence, head in heads.items()}
         for entry in entries:
             self._check(entry, last[entry.sequence])
@@ -82,7 +84,7 @@ class EventWriter:
             )
 
     async def _guess(self, entries: Sequence[Entry]) -> dict[str, Head]:
-        """Return the heads as far as they are known; what begins with a first version is new."""
+        """Return cached heads. A sequence whose first entry has version 1 is assumed to be new."""
         heads: dict[str, Head] = {}
         unknown: list[str] = []
         for entry in entries:
@@ -107,10 +109,10 @@ class EventWriter:
 
 
 class SnapshotWriter(EventWriter):
-    """Appends snapshots: a version only once, but in any order."""
+    """Appends snapshots: each version once, but in any order."""
 
     async def prepare(self, entries: Sequence[Entry], heads: Mapping[str, Head]) -> Sequence[Entry]:
-        """Return the entries, late ones marked; raises `IntegrityError` for a taken version."""
+        """Return the entries, late ones marked; raises `IntegrityError` for existing versions."""
         taken = {
             sequence: await self._versions(sequence, head)
             if any(_is_late(entry, head) for entry in entries if entry.sequence == sequence)

@@ -1,4 +1,4 @@
-"""Places where secrets are: listed environment variables, and files that nobody else may read."""
+"""Stores of secrets: listed environment variables, and files that only their owner can read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ __all__ = ["EnvironmentSecrets", "FileSecrets", "open_stores"]
 def open_stores(directory: Path | None) -> SecretStores:
     """Return the stores of a process: ``files`` in a directory, ``env`` if variables are listed.
 
-    Raises ``ConfigurationError`` if the directory or the list cannot be used.
+    Raises:
+        ConfigurationError: the directory or the list is unusable.
     """
     stores: dict[str, SecretStore] = {}
     known: list[str] = []
@@ -29,6 +30,6 @@ def open_stores(directory: Path | None) -> SecretStores:
         stores["files"] = files = FileSecrets(directory)
         known += files.read_all()
         key = files.digest_key()
-    for secret in known:  # an API may repeat one before anything here needs it
+    for secret in known:  # an API response may contain a secret before any resource uses it
         OF_THIS_PROCESS.add(secret)
     return SecretStores(stores, key, OF_THIS_PROCESS)

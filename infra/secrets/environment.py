@@ -1,4 +1,4 @@
-"""Secrets in environment variables: read only, and only those that an operator lists."""
+"""Secrets in environment variables: read-only, and only those that an operator lists."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 _OF_THE_PROCESS: Final = (
     "RECONCILER_",
     "NATS_",
-    # credentials that cloud SDKs, clusters and tools read by themselves
+    # Credentials that cloud SDKs, clusters and tools read by themselves.
     "ALIBABA_",
     "ALICLOUD_",
     "ARM_",
@@ -53,26 +53,26 @@ _OF_THE_PROCESS: Final = (
     "TWINE_",
     "VAULT_",
 )
-"""Beginnings of the names of variables that belong to the process and its host, not to a tenant."""
+"""Prefixes of variables that belong to the process and its host, not to a tenant."""
 
 
 class EnvironmentSecrets:
-    """Implements ``reconciler.provider.secrets.SecretStore``: a secret is a listed variable.
+    """Implements ``reconciler.provider.secrets.SecretStore`` with listed variables.
 
-    A namespace reads the variables that are listed for it, and never one of another namespace.
+    A namespace reads the variables that are listed for it, and never those of another namespace.
     """
 
     def __init__(self, listed: frozenset[SecretKey]) -> None:
         self._listed = listed
 
     async def read(self, key: SecretKey, reader: str) -> str | None:
-        """Return a variable's value; raises ``ConfigurationError`` if it is no text."""
+        """Return a variable's value; raises ``ConfigurationError`` if it is not text."""
         if reader != key.namespace or key not in self._listed:
             return None
         return _read(key.name)
 
     def read_all(self) -> list[str]:
-        """Return the values of all listed variables; without those that cannot be read."""
+        """Return the values of all listed variables, except unreadable ones."""
         found: list[str] = []
         for key in self._listed:
             with contextlib.suppress(ConfigurationError):
@@ -80,19 +80,19 @@ class EnvironmentSecrets:
         return found
 
     async def write(self, key: SecretKey, value: str) -> None:
-        """Refuse: an environment lives as long as its process."""
+        """Raise ``ConfigurationError``: an environment only lives as long as its process."""
         del value
         raise ConfigurationError(
             f"secret {key.name!r} cannot be stored in the environment; use store 'files'"
         )
 
     async def remove(self, key: SecretKey) -> None:
-        """Refuse, as ``write``."""
+        """Raise ``ConfigurationError``, as ``write`` does."""
         raise ConfigurationError(f"secret {key.name!r} cannot be removed from the environment")
 
 
 def listed_variables(text: str) -> frozenset[SecretKey]:
-    """Read the list of ``RECONCILER_SECRET_ENV``; raises ``ConfigurationError``."""
+    """Parse the list of ``RECONCILER_SECRET_ENV``; raises ``ConfigurationError``."""
     return frozenset(_listed(each.strip()) for each in text.split(",") if each.strip())
 
 

@@ -27,10 +27,12 @@ _KEY_BYTES: Final = 32
 
 
 class FileSecrets:
-    """Implements ``reconciler.provider.secrets.SecretStore`` by a directory for each namespace.
+    """Implements ``reconciler.provider.secrets.SecretStore`` with a directory per namespace.
 
-    A namespace reads the secrets of its own directory, and those that are granted to it. Raises
-    ``ConfigurationError`` if the directory cannot be made, or others may look into it.
+    A namespace reads the secrets in its own directory, and those that are granted to it.
+
+    Raises:
+        ConfigurationError: the directory cannot be created, or other users can access it.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -40,9 +42,13 @@ class FileSecrets:
         self._replaced = ReplacedSecrets(self._directory)
 
     async def read(self, key: SecretKey, reader: str) -> str | None:
-        """Return a file's content without the line's end; raises if others may read the file."""
+        """Return a file's content without the final newline.
+
+        Raises:
+            ConfigurationError: other users can read the file.
+        """
         if reader != key.namespace and reader not in self.grants.readers(key):
-            return None  # before the file is opened: nothing shows whether it exists
+            return None  # before the file is opened, so that nothing shows whether it exists
         return self._read(key)
 
     def stored(self) -> list[SecretKey]:
@@ -59,7 +65,7 @@ class FileSecrets:
             raise ConfigurationError(f"secrets: {self._directory}: {error.strerror}") from None
 
     def read_all(self) -> list[str]:
-        """Return all secrets, also those replaced lately; without those that cannot be read."""
+        """Return all secrets, including recently replaced ones, and except unreadable ones."""
         found = self._replaced.read_all()
         for key in self.stored():
             with contextlib.suppress(ConfigurationError, ValueError):
@@ -67,11 +73,11 @@ class FileSecrets:
         return found
 
     async def write(self, key: SecretKey, value: str) -> None:
-        """Write a file in one step: a reader reads the old value or the new one."""
+        """Write a file atomically: a reader gets the old value or the new one."""
         self.put(key, value)
 
     def put(self, key: SecretKey, value: str) -> bool:
-        """Write a file; return whether it was missing."""
+        """Write a file. Return whether it was missing."""
         content = value.encode()
         if len(content) > MAX_BYTES:
             raise ConfigurationError(f"secret {str(key)!r} is larger than {MAX_BYTES} bytes")
@@ -83,13 +89,13 @@ class FileSecrets:
         return is_new
 
     async def remove(self, key: SecretKey) -> None:
-        """Remove a file and its grants."""
+        """Delete a file and its grants."""
         self.discard(key)
 
     def discard(self, key: SecretKey) -> bool:
-        """Remove a file and its grants; return whether it existed."""
+        """Delete a file and its grants. Return whether the file existed."""
         path = self._path(key)
-        self.grants.discard(key)  # first: a secret that is created again is not granted
+        self.grants.discard(key)  # first, so that a secret that is created again is not granted
         self._keep_replaced(key)
         try:
             path.unlink()
@@ -100,14 +106,15 @@ class FileSecrets:
         return True
 
     def digest_key(self) -> bytes:
-        """Return the key of digests, created once; copy it with the directory to other hosts."""
+        """Return the key of digests, created once. Copy it with the directory to other hosts."""
         path = self._directory / _KEY_FILE
         with contextlib.suppress(FileNotFoundError):
             return path.read_bytes()
         made = self._directory / f"{_KEY_FILE}.{secrets.token_hex(4)}"
         create_private(made, secrets.token_bytes(_KEY_BYTES))
         try:
-            os.link(made, path)  # of two processes that start together, one makes it
+            # Only one of two processes that start at the same time can create it.
+            os.link(made, path)
         except FileExistsError:
             pass
         finally:
@@ -115,7 +122,7 @@ class FileSecrets:
         return path.read_bytes()
 
     def _keep_replaced(self, key: SecretKey, new: str | None = None) -> None:
-        """Keep the current value for a while: an API may still repeat it."""
+        """Keep the current value for a time, because an API may still return it."""
         value = None
         with contextlib.suppress(ConfigurationError):  # an unreadable value was never used
             value = self._read(key)
@@ -127,9 +134,13 @@ class FileSecrets:
         return None if content is None else content.removesuffix("\n")
 
     def _path(self, key: SecretKey) -> Path:
-        """Return the file of a secret; raises ``ConfigurationError`` for one outside.
+        """Return the file of a secret.
 
-        A symbolic link must stay in the directory of its namespace: otherwise it would be a grant.
+        A symbolic link must stay in the directory of its namespace. Otherwise it would work as a
+        grant.
+
+        Raises:
+            ConfigurationError: the file is outside the directory.
         """
         check_token(key.namespace, what="namespace")
         if SECRET_NAME.fullmatch(key.name) is None:
@@ -138,7 +149,7 @@ class FileSecrets:
         path = directory / key.name
         try:
             is_inside = path.resolve().is_relative_to(directory)
-        except (OSError, RuntimeError):  # a loop
+        except (OSError, RuntimeError):  # a loop of symbolic links
             is_inside = False
         if not is_inside:
             raise ConfigurationError(

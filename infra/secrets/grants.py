@@ -1,4 +1,4 @@
-"""Which namespaces may read secrets of others: one file beside the secrets."""
+"""Grants for namespaces to read secrets of others, in one file next to the secrets."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ _encoder = msgspec.json.Encoder(order="sorted")
 class Grants:
     """The grants of a secrets directory: the readers of each ``NAMESPACE/NAME``.
 
-    Raises ``ConfigurationError`` for a file that cannot be read.
+    Raises:
+        ConfigurationError: the file cannot be read.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -31,16 +32,16 @@ class Grants:
         self._path = directory / GRANTS_FILE
 
     def readers(self, key: SecretKey) -> list[str]:
-        """Return the namespaces that a secret is granted to, in order."""
+        """Return the namespaces to which a secret is granted, in order."""
         return sorted(self._read().get(str(key), ()))
 
     def add(self, key: SecretKey, reader: str) -> None:
-        """Let a namespace read a secret."""
+        """Grant a secret to a namespace."""
         with self._changing() as grants:
             grants[str(key)] = sorted({*grants.get(str(key), ()), reader})
 
     def discard(self, key: SecretKey, reader: str | None = None) -> None:
-        """Revoke the grant to a namespace; without one, to all of them."""
+        """Revoke the grant to a namespace, or to all namespaces for None."""
         if not self.readers(key):
             return
         with self._changing() as grants:
@@ -63,7 +64,7 @@ class Grants:
 
         descriptor = os.open(self._directory, os.O_RDONLY)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)  # two commands at the same time keep both grants
+            fcntl.flock(descriptor, fcntl.LOCK_EX)  # keeps both grants of two concurrent commands
             grants = dict(self._read())
             yield grants
             write_private(self._path, msgspec.json.format(_encoder.encode(grants)))

@@ -1,4 +1,4 @@
-"""Files of mode 0600, each written in one step."""
+"""Files of mode 0600, written atomically."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 
 
 def check_directory(path: Path) -> None:
-    """Create a directory if it is missing; raises ``ConfigurationError`` if others may use it."""
+    """Create a directory if it is missing; raises ``ConfigurationError`` if not private."""
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         mode = path.stat().st_mode
@@ -49,7 +49,7 @@ def read_private(path: Path) -> str | None:
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Write a file in one step: a reader reads the old content or the new one."""
+    """Write a file atomically: a reader gets the old content or the new one."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         create_private(temporary, content)

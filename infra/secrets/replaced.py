@@ -1,4 +1,4 @@
-"""Replaced secrets: kept for a week, so that a process that restarts hides them too."""
+"""Replaced secrets, kept for a week so that restarted processes also redact them."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from reconciler.errors import ConfigurationError
 from reconciler.secrecy import GRACE_SECONDS, MIN_CHARACTERS
 
 REPLACED_SECONDS: Final = GRACE_SECONDS
-"""Time after which a replaced value is deleted: as long as a process certainly remembers it."""
+"""Age at which a replaced value is deleted: the time for which a process redacts it."""
 
 _DIRECTORY: Final = ".replaced"
 
 
 class ReplacedSecrets:
-    """Former values in a secrets directory: a file each, without the name of the secret."""
+    """Former values in a secrets directory, one file each, without the name of the secret."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory / _DIRECTORY
 
     def add(self, value: str, key: bytes) -> None:
-        """Store a value that is about to be replaced; ``key`` keys the digest in its file name."""
+        """Store a value before its replacement. ``key`` keys the digest in its file name."""
         if len(value.strip()) < MIN_CHARACTERS:
             return
         content = value.encode()
@@ -34,7 +34,7 @@ class ReplacedSecrets:
         write_private(self._directory / name, content)
 
     def read_all(self) -> list[str]:
-        """Return the values without those that cannot be read; delete those that are too old."""
+        """Return the readable values, and delete expired ones."""
         oldest = time.time() - REPLACED_SECONDS
         found: list[str] = []
         with contextlib.suppress(FileNotFoundError):
