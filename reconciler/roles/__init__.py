@@ -1,4 +1,4 @@
-"""The running parts: decider, worker, observer and projector, each able to run alone.
+"""The running parts: decider, worker, observer and projector. Each can run in its own process.
 
-They hold no state that matters: every one of them may be killed at any step and started again.
+They hold no durable state, so each can be killed at any step and started again.
 """

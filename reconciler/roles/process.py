@@ -1,7 +1,7 @@
-"""What a process is made of that runs some of the roles, over whatever implements the ports.
+"""The parts of a process that runs some of the roles, over any implementation of the ports.
 
-``reconciler.wiring`` runs it over JetStream, the simulation of ``tests`` over a bus of its own: one
-wiring, so that what is simulated is what runs.
+``reconciler.wiring`` runs it over JetStream, and the simulation in ``tests`` over its own bus. With
+one wiring, the simulation covers what runs.
 """
 
 from __future__ import annotations
@@ -52,11 +52,10 @@ Run = Coroutine[None, None, None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ports:
-    """All that one process has of the bus; a reader is made when a role needs one.
+    """The connection of one process to the bus. Readers are created when a role requires one.
 
-    ``watch`` notices another log under a running process; a bus whose log is always the same has
-    none. ``lost_events`` finds the resources whose newest events the log has lost, by what read
-    models know.
+    ``watch`` detects another log under a running process. It is None for a bus with a fixed log.
+    ``lost_events`` finds the resources whose newest events the log has lost, from the read models.
     """
 
     name: str
@@ -96,18 +95,18 @@ class Running:
 
     @property
     def intake(self) -> IntakeWriter:
-        """Where the process publishes what it saw and did."""
+        """The writer for observations and results of the process."""
         return self.ports.intake
 
     async def close(self) -> None:
-        """Return back what was taken from the bus, then close the connections to the APIs."""
+        """Return undecided work to the bus, then close the connections to the APIs."""
         await self.gates.close()
         await self.closers.aclose()
         await self.providers.close()
 
 
 async def load(ports: Ports, roles: Sequence[Role], kinds: KindRegistry) -> Running:
-    """Read what a process knows at its start; nothing runs yet."""
+    """Load the initial state of a process. No role runs yet."""
     runtime = ports.runtime
     needs_models = "projector" in roles or "observer" in roles
     models = ReadModels()
@@ -128,7 +127,7 @@ async def load(ports: Ports, roles: Sequence[Role], kinds: KindRegistry) -> Runn
     for damage in lost:
         definitions.mark_damage(damage)
         configurations.mark_damage(damage)
-    # Not before: what came in between would be seen by nobody.
+    # After the position is determined, so that no event in between is missed.
     await definitions.load(ports.log)
     await configurations.load(ports.log)
     await gates.load(ports.log)
@@ -163,7 +162,7 @@ async def load(ports: Ports, roles: Sequence[Role], kinds: KindRegistry) -> Runn
 
 
 def _keep_models(parts: Running, *, writes: bool) -> None:
-    """Fold the log into the read models: by the projector where it runs."""
+    """Fold the log into the read models, with the projector if it runs."""
     folding = parts.models
     if writes:
         folding = parts.projector = Projector(parts.models, parts.ports.rows)
@@ -176,11 +175,10 @@ def _keep_models(parts: Running, *, writes: bool) -> None:
 async def running_parts(
     parts: Running, roles: Sequence[Role], *, besides: Sequence[Callable[[], Run]] = ()
 ) -> AsyncGenerator[None]:
-    """Run roles until the context ends, and what the bus needs ``besides``.
+    """Run roles until the context ends, and the tasks of the bus in ``besides``.
 
-    When entered, the process knows all that the log has. A role that fails ends the context, and
-    its error comes out in an exception group. Without roles nothing follows the log, and it may be
-    replaced meanwhile.
+    On entry, the process has read the whole log. A failed role ends the context with its error in
+    an exception group. Without roles, nothing follows the log, and it may be replaced meanwhile.
     """
     try:
         if not roles:
@@ -190,7 +188,8 @@ async def running_parts(
             tasks = [group.create_task(parts.feed.run(), name="log feed")]
             if parts.ports.watch is not None:
                 tasks.append(group.create_task(parts.ports.watch.run(), name="log watch"))
-            if parts.projector is not None:  # now: a long log is written as far as it is folded
+            # Before the log is read, so that a long log is written while it is folded.
+            if parts.projector is not None:
                 tasks.append(group.create_task(parts.projector.run(), name="projector"))
             await _caught_up(parts.feed, tasks[0])
             for role in roles:

@@ -1,1 +1,1 @@
-"""The decider: the only writer of the log."""
+"""The decider, the only writer of the log."""

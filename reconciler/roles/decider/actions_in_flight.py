@@ -1,10 +1,10 @@
-"""The number of actions of each namespace that are under way at each API.
+"""Count the actions in flight at each API, by namespace.
 
-The workers of a ProviderConfig execute actions in the order of the log. A namespace that has many
-actions decided at the same time would have all others that use the same ProviderConfig wait. So the
-decider begins no more than `MAX_ACTIONS` at an API, shares these among the namespaces that have
-some, and begins more as they end (ADR 0062). A namespace with less than its share may always begin
-one. The counts are kept in memory, and a restart begins with none.
+The workers of a ProviderConfig execute actions in the order of the log. If a namespace had many
+actions decided at the same time, all others with this ProviderConfig would wait. Therefore the
+decider starts at most `MAX_ACTIONS` at an API, divides them among the namespaces with actions
+there, and starts more as these end (ADR 0062). A namespace below its share may always start one.
+The counts are in memory, and a restart begins with none.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from reconciler.roles.decider.fair_queue import Place
 
 MAX_ACTIONS: Final = 1_000
 _FORGET_SECONDS: Final = 60.0
-"""An action whose end was reported to another decider counts no longer than this."""
+"""Time after which an action counts as ended, because another decider may have received its end."""
 
 _BEGINS = (ActionDecided, ActionRetried, LookupDecided)
 _ENDS = (ActionSucceeded, ActionFailed, ActionAbandoned, ActionHeld)
 
 
 class ActionsInFlight:
-    """Counts the actions that this process has begun and has seen no end of."""
+    """Counts the actions that this process has started and whose end it has not processed."""
 
     def __init__(self, clock: Callable[[], float], most: int = MAX_ACTIONS) -> None:
         self._clock = clock
         self._most = most
-        self._begun: dict[str, tuple[Place, float]] = {}  # in the order of their beginning
+        self._begun: dict[str, tuple[Place, float]] = {}  # in the order of their starts
         self._count: dict[str, Counter[str]] = {}  # by ProviderConfig and namespace
 
     def apply(self, key: ResourceKey, event: ResourceEvent) -> None:
-        """Count what an event begins or ends."""
+        """Count the action that an event starts or ends."""
         if isinstance(event, _BEGINS):
             self._end(event.action.action_id)
             place = Place(key.namespace, event.action.provider_config)
@@ -54,7 +54,7 @@ class ActionsInFlight:
             self._end(event.action_id)
 
     def room(self, place: Place) -> int:
-        """Return how many more actions a namespace may begin at an API."""
+        """Return the number of actions that a namespace may still start at an API."""
         self._forget()
         counted = self._count.get(place.provider_config)
         if counted is None:

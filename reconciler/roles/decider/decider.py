@@ -1,12 +1,12 @@
-"""The decider: takes the intake in micro-batches, decides for many resources, appends once.
+"""Process the intake in micro-batches: decide for many resources, and append once.
 
-One batch: read, fold, decide, append everything in one compare-and-set, tell, acknowledge. What
-another decider was faster with is folded anew and decided again, and nothing else is (ADR 0006). A
-message is acknowledged only when its events are in the log; a crash before that costs a redelivery,
-which the resource recognises.
+For each batch, the decider reads, folds, decides, appends everything with one compare-and-set,
+publishes the results and acknowledges. If another decider appended to a resource first, only that
+resource is folded and decided again (ADR 0006). A message is acknowledged only when its events are
+in the log. A crash before that causes a redelivery, which the resource detects.
 
-Folding and deciding take about 40 µs a resource and run on the event loop: in a thread they would
-wait for the same interpreter lock, and pay a hop besides.
+Folding and deciding take about 40 µs per resource and run on the event loop. A thread would wait
+for the same interpreter lock, and add the cost of a switch.
 """
 
 from __future__ import annotations
@@ -71,23 +71,26 @@ _FEW_RESOURCES = 4
 _MAX_BYTES_AT_ONCE = 4 * 1024 * 1024
 _RETRY_SECONDS = 1.0
 _TRIES = 20
-"""The same batch is tried again before the next is taken: what comes later must not overtake it."""
+"""Attempts at a batch before the bus redelivers it. A later batch must not overtake it."""
 
 _HELD_SECONDS = 2.0
-"""What cannot be decided is tried again after this time, twice it, four times, ... and parked."""
+"""First delay of a message that cannot be decided. It doubles per delivery, up to `_MAX_DOUBLINGS`
+times, before the message becomes a dead letter."""
 
 _MAX_DOUBLINGS = 4
 
 _FRESH_SECONDS = 2.0
-"""Less than the bus waits before another decider is given the partition."""
+"""Age up to which nothing can have overtaken a message: less than the bus waits before it gives the
+partition to another decider."""
 
 _BATCHES_AT_ONCE = 64
 _MAX_DELIVERIES = 5
 _RETURN_SECONDS = 2.0
-"""A process that stops waits no longer for a bus that does not take back what is in hand."""
+"""Time limit at shutdown for returning undecided messages to the bus."""
 
 _EXTEND_SECONDS = 3.0
-"""Less than a third of a lease: what waits for its turn must not be delivered again."""
+"""Interval of lease extensions: less than a third of a lease, so that waiting messages are not
+redelivered."""
 
 _DECLARES = (Declared, Withdrawn)
 _WITH_FIELDS = (SpecResolved, ActionDecided, ActionRetried, LookupDecided)
@@ -99,11 +102,11 @@ _logger = structlog.get_logger(__name__)
 
 @dataclass(slots=True)
 class _Work:
-    """One resource's share of a batch; the last commands may have no delivery of their own."""
+    """One resource's messages of a batch. Commands at the end may have no delivery."""
 
     deliveries: list[IntakeDelivery] = field(default_factory=list[IntakeDelivery])
     commands: list[Command] = field(default_factory=list[Command])
-    is_one_by_one: bool = False  # one of its messages cannot be stored, and is to be found
+    is_one_by_one: bool = False  # one of its messages cannot be stored, and must be identified
 
     @property
     def declarations(self) -> list[IntakeDelivery]:
@@ -116,11 +119,11 @@ class _Work:
 
     @property
     def size(self) -> int:
-        """Bytes that came in; about as many go into the log."""
+        """Bytes received. About as many are appended to the log."""
         return sum(len(delivery.payload) for delivery in self.deliveries)
 
     def split(self, at: int = 1) -> tuple[_Work, _Work]:
-        """Return the first messages, and those behind them."""
+        """Return the first `at` messages, and the remaining ones."""
         return (
             _Work(self.deliveries[:at], self.commands[:at], self.is_one_by_one),
             _Work(self.deliveries[at:], self.commands[at:], self.is_one_by_one),
@@ -129,23 +132,23 @@ class _Work:
 
 @dataclass(slots=True)
 class _Decided:
-    """A turn, with what it was decided from."""
+    """A turn, and its inputs."""
 
     key: ResourceKey
     work: _Work
     base: KeptResource
     turn: Turn
-    place: Place | None = None  # where no action could begin yet
+    place: Place | None = None  # set if no action could start yet
 
     @property
     def known_declarations(self) -> set[int]:
-        """Where the intake has what this turn knows: its own, and that of the generation before."""
+        """The positions of the declarations in this turn, and of the current generation."""
         own = {each.position for each in self.work.commands if isinstance(each.data, _DECLARES)}
         return own | {self.base.state.desired.position}
 
     @property
     def size(self) -> int:
-        """About as many bytes as its events have: references may make them longer than messages."""
+        """Approximate bytes of its events, which references may make longer than the messages."""
         resolved = self.turn.state.desired.resolved
         copies = sum(isinstance(each.data, _WITH_FIELDS) for each in self.turn.events)
         if resolved is None or not copies:
@@ -154,7 +157,7 @@ class _Decided:
 
     @property
     def commit(self) -> Commit:
-        """What is to be stored."""
+        """The turn in the form that the repository stores."""
         return Commit(self.key, self.base, self.turn.state, self.turn.events)
 
 
@@ -199,7 +202,7 @@ class Decider:
         self._fails_to_reject = False
 
     async def run(self) -> None:
-        """Decide for ever; at the end return what is not decided, for another decider."""
+        """Process the intake until canceled, then return undecided messages for another decider."""
         try:
             while True:
                 self._resume()
@@ -214,8 +217,8 @@ class Decider:
             await self._return_undecided()
 
     async def _return_undecided(self) -> None:
-        """Return what is in hand: nobody else would decide it before its lease ends."""
-        with contextlib.suppress(Exception):  # the bus may be away: then the leases end
+        """Return unacknowledged messages, so that no other decider waits for their leases."""
+        with contextlib.suppress(Exception):  # if the bus is unreachable, the leases expire
             async with asyncio.timeout(_RETURN_SECONDS):
                 await self._reader.retry_later([*self._batch, *self._queue], 0.0)
 
@@ -223,7 +226,7 @@ class Decider:
         for _ in range(_TRIES):
             try:
                 await self.handle(batch)
-            except Exception as error:  # noqa: BLE001 - such as the bus being away
+            except Exception as error:  # noqa: BLE001 - such as an unreachable bus
                 _logger.warning(
                     "processing a batch failed; retrying", why=str(error), size=len(batch)
                 )
@@ -233,7 +236,7 @@ class Decider:
         await self._reader.retry_later(batch, _RETRY_SECONDS)
 
     async def _extend_leases(self) -> None:
-        """Keep what waits here from being delivered again."""
+        """Extend the leases of waiting messages, so that they are not redelivered."""
         if self._clock() < self._extended_at + _EXTEND_SECONDS:
             return
         self._extended_at = self._clock()
@@ -242,11 +245,11 @@ class Decider:
             return
         try:
             await self._reader.extend(waiting)
-        except Exception as error:  # noqa: BLE001 - it is delivered again then, as a duplicate
+        except Exception as error:  # noqa: BLE001 - a redelivery is a duplicate
             _logger.info("extending the leases of waiting messages failed", why=str(error))
 
     def _resume(self) -> None:
-        """Continue with declarations whose namespace may begin actions again."""
+        """Continue with declarations whose namespace may start actions again."""
         parked = self._queue.parked
         for place in parked:
             room = min(self._actions.room(place), max(1, MAX_MESSAGES_A_TURN // len(parked)))
@@ -255,11 +258,11 @@ class Decider:
                 self._fresh.update(each.position for each in resumed)
 
     async def _take_in(self) -> None:
-        """Take in all that is available, and refuse what exceeds its namespace's quota."""
+        """Fetch all available messages, and reject those that exceed their namespace's quota."""
         for _ in range(_BATCHES_AT_ONCE):
             batch = await self._reader.next_batch(wait=not self._queue)
             now = self._now()
-            # A message that arrived immediately is not late because it waits here for its turn.
+            # A message that was fetched immediately stays fresh while it waits here for its turn.
             self._fresh.update(each.position for each in batch if _is_fresh(each, now))
             self._queue.add(batch)
             if len(batch) < MAX_MESSAGES_A_TURN:
@@ -270,23 +273,23 @@ class Decider:
             await self._refuse_excess(excess)
 
     async def _refuse_excess(self, excess: Sequence[IntakeDelivery]) -> None:
-        """Refuse what exceeds a quota: who asked gets an answer, and the number is recorded.
+        """Reject messages over a quota: reply to their senders, and count them.
 
-        If it cannot be recorded, the messages are delivered again.
+        If they cannot be counted, they are redelivered.
         """
         letters = [over_quota(each) for each in excess]
         _logger.warning("refusing messages over the quota of their namespace", count=len(excess))
         try:
             await self._sink.discard(letters)
             await answer_refused(self._sink, letters)
-        except Exception as error:  # noqa: BLE001 - such as the bus being away
+        except Exception as error:  # noqa: BLE001 - such as an unreachable bus
             _logger.warning("refusing messages failed; retrying later", why=str(error))
             await self._reader.retry_later(excess, _RETRY_SECONDS)
         else:
             await self._reader.ack(excess)
 
     async def handle(self, batch: Sequence[IntakeDelivery]) -> None:
-        """Decide one batch to its end."""
+        """Process one batch completely."""
         reach(Failpoint.DECIDER_TOOK)
         self._postponed.returned(batch)
         self._read_bus_clock(batch)
@@ -294,19 +297,20 @@ class Decider:
         if letters:
             await self._refuse(letters)
         await self._add_what_overtook(work)
-        # Definitions and configurations first: the resources of the same batch may need them.
+        # Definitions and configurations first, because resources of the same batch may require
+        # them.
         for rank in sorted({_rank(key) for key in work}):
             of_rank = {key: each for key, each in work.items() if _rank(key) == rank}
             if rank == system_rank(KIND_DEFINITION_KIND):
-                for key, each in of_rank.items():  # which one can be used depends on those before
+                for key, each in of_rank.items():  # each may depend on the previous ones
                     await self._settle({key: each})
             else:
                 await self._settle(of_rank)
 
     def _read_bus_clock(self, batch: Sequence[IntakeDelivery]) -> None:
-        """Read the bus's clock off the newest message by position.
+        """Read the bus's clock from the newest message by position.
 
-        A message that is delivered late must not set it back: what was due would not be any more.
+        A redelivered message must not set the clock back, because due work would then not be due.
         """
         newest = max(batch, key=lambda each: each.position, default=None)
         if newest is not None and newest.position >= self._newest_position:
@@ -325,7 +329,7 @@ class Decider:
             except ValueError as error:
                 letters.append(unreadable(delivery, str(error)))
                 continue
-            except Exception as error:  # one message must never hold up the others
+            except Exception as error:  # one message must never block the others
                 _logger.exception("reading a message failed", position=delivery.position)
                 reason = f"reading the message failed: {type(error).__name__}"
                 letters.append(unreadable(delivery, reason))
@@ -338,12 +342,12 @@ class Decider:
         return work, letters
 
     async def _add_what_overtook(self, work: Mapping[ResourceKey, _Work]) -> None:
-        """After a declaration that comes late, decide again those that overtook it.
+        """Decide declarations again that overtook a late declaration.
 
-        What a dead or paused decider held comes late, and newer declarations of the resource may be
-        decided by then. One that led to events is known; one that changed nothing, such as a
-        withdrawal of what was not declared yet, left no trace and must have the last word. It may
-        also stand between two declarations of this batch.
+        Messages of a dead or paused decider arrive late, when newer declarations of the resource
+        may already be decided. One that led to events is in the history. One that changed nothing,
+        such as a withdrawal before the first declaration, left no trace but must take precedence.
+        It may also be between two declarations of this batch.
         """
         now = self._now()
         late: dict[ResourceKey, IntakeDelivery] = {}
@@ -361,14 +365,16 @@ class Decider:
     async def _newer_declarations(
         self, declarations: Mapping[ResourceKey, IntakeDelivery]
     ) -> dict[ResourceKey, list[Command]]:
-        """Read what was declared after these."""
+        """Read the later declarations of the same resources."""
         newer: dict[ResourceKey, list[Command]] = {}
         if not declarations:
             return newer
         found = await self._reader.newer_declarations(list(declarations.values()))
         for key, messages in zip(declarations, found, strict=True):
             for message in messages:
-                with contextlib.suppress(ValueError):  # a dead letter, at its own delivery
+                with contextlib.suppress(
+                    ValueError
+                ):  # it becomes a dead letter at its own delivery
                     newer.setdefault(key, []).append(understand(message)[1])
         return newer
 
@@ -390,16 +396,18 @@ class Decider:
             remaining = _left_over(remaining, done)
 
     async def _settle_what_overtook(self, done: Sequence[_Decided]) -> None:
-        """After a commit, decide what another decider was handed and may have decided meanwhile.
+        """After a commit, decide later messages that another decider may have decided meanwhile.
 
-        It is done before the acknowledgement: after a crash, these messages come late again.
+        This happens before the acknowledgement, so that these messages are late again after a
+        crash.
         """
         declared = {
             each.key: each.work.declarations[-1]
             for each in done
             if each.turn.events and each.work.declarations
         }
-        # The bus may give the partition away at any moment, as when the consumer's leader changes.
+        # The bus may move the partition at any time, for example when the consumer's leader
+        # changes.
         if not declared or await self._reader.was_alone(list(declared.values())):
             return
         newer = await self._newer_declarations(declared)
@@ -409,7 +417,7 @@ class Decider:
     async def _commit(
         self, group: Sequence[_Decided], remaining: dict[ResourceKey, _Work]
     ) -> list[_Decided]:
-        """Append; give what is stored. What the bus will never take must not hold up the others."""
+        """Append, and return the stored turns. A rejected turn does not block the others."""
         commits = [each.commit for each in group]
         try:
             lost = {commit.key for commit in await self._repository.commit(commits)}
@@ -423,7 +431,7 @@ class Decider:
     async def _set_aside(
         self, refused: _Decided, remaining: dict[ResourceKey, _Work], reason: str
     ) -> None:
-        """Park the one message whose events cannot be stored; of several, find out which."""
+        """Reject the one message whose events cannot be stored. Of several, identify it first."""
         key = refused.key
         if len(refused.turn.replies) > 1:
             remaining[key].is_one_by_one = True
@@ -434,11 +442,11 @@ class Decider:
         await self._refuse([undecidable(each, reason) for each in first.deliveries])
 
     def _guess_new(self, work: Mapping[ResourceKey, _Work]) -> list[_Decided]:
-        """Decide a few unknown resources that are declared as if they were new: without a read.
+        """Decide a few uncached, declared resources as if they were new, without a read.
 
-        It saves a round trip of those it takes until something new exists. The append expects that
-        there is nothing: a wrong guess writes nothing, and the resource is read and decided again.
-        A refusal depends on what there is, so it is not given on a guess.
+        This saves a round trip for new resources. The append expects an empty history, so a wrong
+        guess writes nothing, and the resource is read and decided again. A rejection depends on the
+        state, so it is not published from a guess.
         """
         if len(work) > _FEW_RESOURCES:
             return []
@@ -476,7 +484,7 @@ class Decider:
         return await self._look_back(self._take_turns(open_work, kept))
 
     def _names_unknown_kinds(self, key: ResourceKey, mine: _Work) -> bool:
-        """Return whether a configuration would be refused whose kinds may be defined by now."""
+        """Return whether a configuration names unknown kinds, which may be defined by now."""
         if not is_config(key):
             return False
         specs = [each.data.manifest.spec for each in mine.commands if type(each.data) is Declared]
@@ -491,9 +499,10 @@ class Decider:
     def _met_definitions(
         self, work: Mapping[ResourceKey, _Work], kept: Mapping[ResourceKey, KeptResource]
     ) -> dict[str, int]:
-        """Return the newest definition of each kind that its resources have met or are told of.
+        """Return the newest known generation of the definition of each kind in this batch.
 
-        What this process follows may be behind that, and nobody would come back for them.
+        The definitions that this process has read may be older, and no later message would trigger
+        a read.
         """
         met: dict[str, int] = {}
         for key, mine in work.items():
@@ -508,10 +517,10 @@ class Decider:
         return met
 
     async def _look_back(self, decided: Sequence[_Decided]) -> list[_Decided]:
-        """Decide again where what made a generation may be an old declaration, sent again.
+        """Decide again if a generation may come from an old declaration that was sent again.
 
-        It counts where it came first. An intake that keeps less than lies between tells nothing:
-        then it is taken as new.
+        Such a declaration counts at its first position. If the intake no longer contains that
+        position, the declaration counts as new.
         """
         doubtful = {each.key: each for each in decided if each.turn.repeats}
         if not doubtful:
@@ -521,7 +530,7 @@ class Decider:
         )
         for key, each in doubtful.items():
             each.work.commands[:] = placed(each.work.commands, declared.get(key, ()))
-        # What came first where it stands, as nearly all do, is decided as it was.
+        # Most are at their first position, so their decision stays.
         moved = {
             key: each
             for key, each in doubtful.items()
@@ -553,7 +562,7 @@ class Decider:
         return decided
 
     def _full_place(self, key: ResourceKey, mine: _Work) -> Place | None:
-        """Return where a resource that is only declared can begin no action now."""
+        """Return the place of a resource that is only declared, if no action can start there."""
         declared = [each.data for each in mine.commands if isinstance(each.data, Declared)]
         if len(declared) < len(mine.commands):
             return None
@@ -563,13 +572,13 @@ class Decider:
     def _take_turn(
         self, key: ResourceKey, mine: _Work, base: KeptResource, context: Context
     ) -> Turn | None:
-        """Decide; where that fails, only what comes before the message that it fails for."""
+        """Decide; after an error, decide only the commands before the one that fails."""
         most = 1 if mine.is_one_by_one else _MAX_COMMANDS_A_TURN
         commands = mine.commands[:most]
         while commands:
             try:
                 return decide(base.state, commands, context)
-            except Exception as error:  # a defect, of a kind or of ours: the others go on
+            except Exception as error:  # a defect of a kind or of the decider must not block others
                 if len(commands) == 1:
                     _logger.exception("processing a resource failed", resource=str(key))
                 self._undecided[key] = (
@@ -602,9 +611,9 @@ class Decider:
     async def _hold_back(
         self, remaining: dict[ResourceKey, _Work], decided: Sequence[_Decided]
     ) -> None:
-        """Keep messages that cannot be decided now; those behind them and all others go on.
+        """Redeliver messages that cannot be decided now. All others continue.
 
-        What was tried often enough is parked as a dead letter, where people see it.
+        After `_MAX_DELIVERIES`, a message becomes a dead letter for operators.
         """
         again: list[IntakeDelivery] = []
         tired: list[DeadLetter] = []
@@ -612,7 +621,7 @@ class Decider:
             broken = self._repository.broken.get(key)
             held, behind = remaining.pop(key), _Work()
             if broken is None:
-                held, behind = held.split()  # it fails for the first: the others are tried
+                held, behind = held.split()  # only the first message fails; the others are tried
             if behind.deliveries:
                 remaining[key] = behind
             failed = self._undecided.pop(key, "processing the resource failed")
@@ -620,23 +629,23 @@ class Decider:
             for each in held.deliveries:
                 if each.delivered < _MAX_DELIVERIES:
                     again.append(each)
-                else:  # nothing is wrong with a message whose resource's history is damaged
+                else:  # a damaged history does not make the message invalid
                     tired.append(undecidable(each, why, usable=broken is not None))
-        # It may be usable: where its namespace has no slot left it gets its tries without a wait.
+        # Possibly usable: without a free slot of its namespace, it is redelivered without delay.
         for each in await self._postpone(again):
             await self._reader.retry_later([each], 0.0)
         if tired:
             await self._refuse(tired)
 
     async def _refuse(self, letters: Sequence[DeadLetter]) -> None:
-        """Tell of messages that cannot be used, and be done with them; some wait for room."""
+        """Publish the rejection of unusable messages, and acknowledge those that are complete."""
         waiting = await self._store_dead_letters(letters)
         done = [each for each in letters if each.delivery.position not in waiting]
         try:
             await tell_refused(self._sink, done, self._now())
-        except Exception as error:  # noqa: BLE001 - such as the bus being away
+        except Exception as error:  # noqa: BLE001 - such as an unreachable bus
             self._note_rejections(error)
-            # Without a slot it is not told: its letter or its count is there.
+            # Without a slot, its rejection is lost. Its dead letter or its count exists.
             finished = await self._postpone([each.delivery for each in done])
         else:
             finished = [each.delivery for each in done]
@@ -644,15 +653,15 @@ class Decider:
         await self._reader.ack(finished)
 
     async def _store_dead_letters(self, letters: Sequence[DeadLetter]) -> set[int]:
-        """Store letters, and return the positions of the messages that have to wait for room.
+        """Store dead letters, and return the positions of the messages that must wait for room.
 
-        A namespace has a share of a partition's slots to wait in. What is beyond it is counted,
-        and then given up: a crash in between counts it twice, never not (ADR 0017).
+        Each namespace has a share of a partition's slots for waiting. A message beyond it is
+        counted and then dropped. A crash in between counts it twice, but never omits it (ADR 0017).
         """
         why = "stream DEADLETTERS is full"
         try:
             waiting = await self._sink.store_dead_letters(letters)
-        except Exception as error:  # noqa: BLE001 - such as the bus being away
+        except Exception as error:  # noqa: BLE001 - such as an unreachable bus
             waiting, why = letters, str(error)
         if not waiting:
             return set()
@@ -661,7 +670,7 @@ class Decider:
         beyond = {each.position for each in left}
         try:
             await self._sink.discard([each for each in waiting if each.delivery.position in beyond])
-        except Exception as error:  # noqa: BLE001 - nothing is given up that is not counted
+        except Exception as error:  # noqa: BLE001 - no message is dropped before it is counted
             why = str(error)
             await self._postpone(left, always=beyond)
             beyond = set[int]()
@@ -677,9 +686,9 @@ class Decider:
     async def _postpone(
         self, deliveries: Sequence[IntakeDelivery], *, always: Container[int] = ()
     ) -> list[IntakeDelivery]:
-        """Have messages delivered again later; give those that get no slot.
+        """Redeliver messages later. Return those that got no slot.
 
-        ``always``: the positions of those that get one in any case.
+        ``always``: positions of messages that get a slot in any case.
         """
         now, left = self._clock(), list[IntakeDelivery]()
         self._postponed.expire(now)
@@ -703,7 +712,7 @@ class Decider:
     # --- telling and acknowledging
 
     async def _finish(self, done: Sequence[_Decided]) -> None:
-        """Return what came of it, then acknowledge: a crash in between tells twice, never not."""
+        """Publish the results, then acknowledge. A crash in between can only publish them twice."""
         news, now = _News(), self._now()
         for each in done:
             news.add(each, now)
@@ -714,7 +723,7 @@ class Decider:
                     self._definitions.apply(event)
                     self._configurations.apply(event)
         reach(Failpoint.DECIDER_APPENDED)
-        if news.timers:  # first what is most costly to lose
+        if news.timers:  # first, because a lost timer costs most
             await self._sink.set_timers(news.timers)
         untold = await self._reject(news)
         letters = [each for each in news.letters if each.delivery.position not in untold]
@@ -731,10 +740,10 @@ class Decider:
         reach(Failpoint.DECIDER_ACKED)
 
     async def _reject(self, news: _News) -> set[int]:
-        """Publish rejections; return the positions of the messages whose rejection must wait.
+        """Publish rejections. Return the positions of the messages whose rejection must wait.
 
-        These are delivered and decided again, so they get no answer yet. One without a slot to wait
-        in becomes a dead letter.
+        These are redelivered and decided again, so they get no reply yet. A message without a slot
+        for waiting becomes a dead letter.
         """
         if not news.rejections:
             return set()
@@ -754,7 +763,7 @@ class Decider:
         return {each.position for each in late}.difference(left)
 
     def _note_rejections(self, error: Exception | None) -> None:
-        """Log once that rejections cannot be stored, and once that they can."""
+        """Log once that rejections cannot be stored, and once that they can be stored again."""
         if error is not None and not self._fails_to_reject:
             _logger.warning("storing rejections failed; retrying later", why=str(error))
         if error is None and self._fails_to_reject:
@@ -764,7 +773,7 @@ class Decider:
 
 @dataclass(slots=True)
 class _News:
-    """What is to be told after a commit, besides the events themselves."""
+    """The results to publish after a commit."""
 
     timers: list[TimerRequest] = field(default_factory=list[TimerRequest])
     answers: list[tuple[str, Reply]] = field(default_factory=list[tuple[str, Reply]])
@@ -779,7 +788,7 @@ class _News:
     )
 
     def add(self, each: _Decided, now: datetime) -> None:
-        """Collect what one resource's turn has to tell."""
+        """Add the results of one resource's turn."""
         self.timers += [TimerRequest(each.key, *timer) for timer in each.turn.timers]
         told = zip(each.work.deliveries, each.work.commands, each.turn.replies, strict=False)
         for delivery, command, answer in told:
@@ -799,15 +808,15 @@ class _News:
             if is_unusable:
                 continue
             if each.place is not None and delivery is each.work.deliveries[-1]:
-                # Handled once more, it is a duplicate, and what follows from it is decided. Until
-                # then it is not acknowledged: after a crash another decider continues.
+                # A second delivery is a duplicate, and decides the delayed action. Until then it is
+                # not acknowledged, so that another decider continues after a crash.
                 self.finished.pop()
                 known = replace(delivery, reply_to=None)
                 self.parked.setdefault(each.place, []).append(known)
 
 
 def _rank(key: ResourceKey) -> int:
-    """Return how early a resource is decided; a definition that is refused need not be alone."""
+    """Return the order of deciding a kind. Definitions and configurations come first."""
     return system_rank(key.kind if key.namespace == SYSTEM_NAMESPACE else "")
 
 
@@ -820,7 +829,7 @@ def _came_before(command: Command) -> bool:
 
 
 def _groups(decided: Sequence[_Decided]) -> list[list[_Decided]]:
-    """Split into groups that fit into one atomic batch each; a resource's turn stays whole."""
+    """Split turns into groups that fit into an atomic batch each, without splitting a turn."""
     groups: list[list[_Decided]] = []
     events, size = 0, 0
     for each in decided:
@@ -834,10 +843,10 @@ def _groups(decided: Sequence[_Decided]) -> list[list[_Decided]]:
 
 
 def _is_fresh(delivery: IntakeDelivery, now: datetime) -> bool:
-    """Return whether nothing can have overtaken a message that is handled at once.
+    """Return whether nothing can have overtaken a message that is processed immediately.
 
-    Another decider gets the partition when this one has not asked for a while. A clock that
-    disagrees with the bus's proves nothing.
+    Another decider gets the partition when this one has not pulled for some time. If its clock
+    disagrees with the bus's, nothing is certain.
     """
     if delivery.delivered > 1:
         return False
@@ -849,7 +858,7 @@ def _is_fresh(delivery: IntakeDelivery, now: datetime) -> bool:
 def _left_over(
     work: Mapping[ResourceKey, _Work], done: Sequence[_Decided]
 ) -> dict[ResourceKey, _Work]:
-    """What is still to do: resources that lost, and commands beyond the most of one turn."""
+    """Return the remaining work: resources with a conflict, and commands beyond one turn."""
     remaining = dict(work)
     for each in done:
         handled = len(each.turn.replies)

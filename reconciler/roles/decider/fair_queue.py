@@ -1,9 +1,9 @@
-"""The queue of the decider: namespaces take turns, and each may have only so much waiting.
+"""The decider's queue: namespaces take turns, and the number of waiting messages is limited.
 
-The intake hands messages out in their order, so a namespace that declares a lot at once would be
-decided before everything that another namespace declares after it. The decider therefore takes in
-all that is available, and decides a little of each namespace at a time. The order within a
-namespace stays, and with it the order of each resource's messages (ADR 0062).
+The intake delivers in order, so a namespace that declares many resources would be decided before
+all later declarations of others. Therefore the decider fetches all available messages, and decides
+some of each namespace at a time. The order within a namespace is kept, and so is the order of each
+resource's messages (ADR 0062).
 """
 
 from __future__ import annotations
@@ -19,20 +19,19 @@ from reconciler.ports import IntakeDelivery
 
 MAX_MESSAGES_A_TURN: Final = 500
 MAX_BYTES_A_TURN: Final = 4 * 1024 * 1024
-"""About as much as goes into the log in one atomic batch."""
+"""About the size of one atomic batch in the log."""
 
 
 MAX_NAMESPACE_BYTES: Final = 16 * 1024 * 1024
-"""Bytes of a namespace that may wait in a partition."""
+"""Limit of a namespace's waiting bytes in a partition."""
 
 _FEW_MESSAGES: Final = 100
 
 
 class Quota(NamedTuple):
-    """How much of a partition's messages may wait: of one namespace, and of all together.
+    """Limits of a partition's waiting messages: for one namespace, and for all together.
 
-    What is beyond it is refused if a client sent it. Messages of the reconciler's own roles are
-    never refused.
+    Messages of clients beyond a limit are rejected. Messages of Reconciler's own roles never are.
     """
 
     messages: int
@@ -42,13 +41,13 @@ class Quota(NamedTuple):
 
     @classmethod
     def of_slots(cls, slots: int) -> Quota:
-        """Return a quarter for a namespace and half for all, of a partition's slots."""
+        """Return a quarter of a partition's slots for a namespace, and half for all."""
         messages = max(_FEW_MESSAGES, slots // 4)
         return cls(messages, MAX_NAMESPACE_BYTES, 2 * messages, 4 * MAX_NAMESPACE_BYTES)
 
 
 class Place(NamedTuple):
-    """Whose actions at which API: a namespace, and the name of a ProviderConfig."""
+    """A namespace, and the name of a ProviderConfig at which its actions run."""
 
     namespace: str
     provider_config: str
@@ -56,7 +55,7 @@ class Place(NamedTuple):
 
 @dataclass(slots=True)
 class _Waiting:
-    """How much waits."""
+    """The number and size of waiting messages."""
 
     messages: int = 0
     bytes: int = 0
@@ -68,14 +67,14 @@ class _Waiting:
 
 @dataclass(slots=True)
 class _Partition:
-    """How much waits of one partition, in all and by namespace."""
+    """The waiting messages of one partition, in total and by namespace."""
 
     all: _Waiting = field(default_factory=_Waiting)
     by_namespace: dict[str, _Waiting] = field(default_factory=dict[str, _Waiting])
 
 
 class FairQueue:
-    """Messages that were handed out and are not decided yet."""
+    """Messages that were delivered and not decided yet."""
 
     def __init__(self, quota: Quota) -> None:
         self._quota = quota
@@ -85,16 +84,16 @@ class FairQueue:
         self._excess: list[IntakeDelivery] = []
 
     def __bool__(self) -> bool:
-        """Return whether something can be taken."""
+        """Return whether a message can be taken."""
         return bool(self._lanes)
 
     def __iter__(self) -> Iterator[IntakeDelivery]:
-        """Iterate over all that waits, parked messages included."""
+        """Iterate over all waiting messages, including parked ones."""
         yield from (each for lane in self._lanes.values() for each in lane)
         yield from (each for parked in self._parked.values() for each in parked.values())
 
     def add(self, deliveries: Iterable[IntakeDelivery]) -> None:
-        """Have messages wait behind those of their namespace; set aside what exceeds the quota."""
+        """Append messages to their namespaces' lanes, and set aside those beyond the quota."""
         for each in deliveries:
             namespace = namespace_of(each.subject)
             if self._exceeds(each, namespace):
@@ -104,7 +103,7 @@ class FairQueue:
             self._lanes.setdefault(namespace, deque()).append(each)
 
     def park(self, place: Place, deliveries: Iterable[IntakeDelivery]) -> None:
-        """Have messages wait until `resume`; one that was delivered again takes its own place."""
+        """Keep messages until `resume`. A redelivered one replaces its earlier delivery."""
         parked = self._parked.setdefault(place, {})
         for each in deliveries:
             if each.position not in parked:
@@ -113,11 +112,11 @@ class FairQueue:
 
     @property
     def parked(self) -> Sequence[Place]:
-        """Where messages are parked."""
+        """The places with parked messages."""
         return list(self._parked)
 
     def resume(self, place: Place, most: int) -> Sequence[IntakeDelivery]:
-        """Put the oldest parked messages of a place behind those of its namespace; return them."""
+        """Append the oldest parked messages of a place to its namespace's lane. Return them."""
         parked = self._parked[place]
         resumed = [parked.pop(position) for position in list(islice(parked, most))]
         self._lanes.setdefault(place.namespace, deque()).extend(resumed)
@@ -130,7 +129,7 @@ class FairQueue:
         mine = None if partition is None else partition.by_namespace.get(namespace)
         if partition is None or mine is None:
             return False
-        # What comes again was within the quota before.
+        # A redelivered message was within the quota before.
         if delivery.delivered > 1 or intake_kind_of(delivery.subject) not in BY_CLIENTS:
             return False
         quota, everything = self._quota, partition.all
@@ -138,19 +137,20 @@ class FairQueue:
             return True
         if everything.messages < quota.all_messages and everything.bytes < quota.all_bytes:
             return False
-        # Several namespaces fill the partition: those with less than their share of it still may.
+        # Several namespaces fill the partition: those below their share may still add messages.
         share = len(partition.by_namespace)
         return mine.messages * share >= quota.all_messages or mine.bytes * share >= quota.all_bytes
 
     def take_excess(self) -> Sequence[IntakeDelivery]:
-        """Return what exceeded the quota, to be refused."""
+        """Return the messages beyond the quota, which the caller rejects."""
         excess, self._excess = self._excess, []
         return excess
 
     def take(self) -> Sequence[IntakeDelivery]:
-        """Return the next messages to decide: as many of each namespace, as far as it has some.
+        """Return the next messages to decide: the same number of each namespace, if available.
 
-        A lane whose share of the bytes is used up ends its turn: its next message may be long.
+        A lane whose share of the bytes is used up ends its turn, because its next message may be
+        long.
         """
         if len(self._lanes) == 1:
             return self._take_all_of_one()
@@ -172,7 +172,7 @@ class FairQueue:
         return self._take_of(namespace, MAX_MESSAGES_A_TURN, MAX_BYTES_A_TURN)
 
     def _take_of(self, namespace: str, messages: int, size: int) -> list[IntakeDelivery]:
-        """Take from the front of a lane, at least one message; the lane goes behind the others."""
+        """Take at least one message from the front of a lane, and move the lane to the end."""
         lane, taken = self._lanes.pop(namespace), list[IntakeDelivery]()
         while lane and len(taken) < messages and size > 0:
             taken.append(lane.popleft())
@@ -200,6 +200,6 @@ class FairQueue:
 
 
 def partition_of(delivery: IntakeDelivery) -> str:
-    """Return the partition's number; messages that are still ``rec.…`` have one together."""
+    """Return the number of a message's partition. Messages under ``rec.…`` share one."""
     first, second, *_ = delivery.subject.split(".", 2)
     return second if first == "in" else first

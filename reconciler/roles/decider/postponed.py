@@ -1,4 +1,4 @@
-"""What is to be delivered again later: each message keeps a slot of its partition's until then."""
+"""Messages to be redelivered later, each of which keeps a slot of its partition until then."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from reconciler.ports import IntakeDelivery
 from reconciler.roles.decider.fair_queue import partition_of
 
 MAX_POSTPONED = 500
-"""Messages of a namespace that are postponed in a partition, each for up to 32 seconds."""
+"""Postponed messages per namespace and partition, each for up to 32 seconds."""
 
 _LATE_SECONDS = 60.0
-"""What has not come back by then went to another decider."""
+"""Time after which a message that was not redelivered must be at another decider."""
 
 _SHARES = 2
-"""So many shares all namespaces together have: several that flood must not fill a partition."""
+"""Number of shares for all namespaces together, so that several floods cannot fill a partition."""
 
 
 @dataclass(slots=True)
 class _Partition:
-    """The slots that are taken: position to namespace, and when it counts as gone."""
+    """The used slots: position to namespace and expiry."""
 
     slots: dict[int, tuple[str, float]] = field(default_factory=dict[int, tuple[str, float]])
     by_namespace: Counter[str] = field(default_factory=Counter[str])
@@ -35,10 +35,10 @@ class _Partition:
 
 
 class Postponed:
-    """Counts the slots of each namespace, as far as this process has postponed them.
+    """Counts the slots of each namespace that this process has postponed.
 
-    After a restart it counts from nothing, and what was postponed before comes back within its
-    wait: only for so long can a namespace have more than its share. Times are by the steady clock.
+    A restart begins with none, and earlier postponed messages return within their delay. Only
+    during this time can a namespace exceed its share. Times are of the monotonic clock.
     """
 
     def __init__(self, share: int) -> None:
@@ -46,7 +46,7 @@ class Postponed:
         self._partitions: dict[str, _Partition] = {}
 
     def returned(self, deliveries: Iterable[IntakeDelivery]) -> None:
-        """Free the slots of what was delivered again."""
+        """Free the slots of redelivered messages."""
         if not self._partitions:
             return
         for each in deliveries:
@@ -59,7 +59,7 @@ class Postponed:
                     del self._partitions[partition_of(each)]
 
     def expire(self, now: float) -> None:
-        """Free the slots of what never came back."""
+        """Free the slots of messages that were not redelivered here."""
         for mine in self._partitions.values():
             for position in [at for at, (_, until) in mine.slots.items() if until < now]:
                 mine.free(position)
@@ -67,7 +67,7 @@ class Postponed:
     def take(
         self, delivery: IntakeDelivery, now: float, seconds: float, *, always: bool = False
     ) -> bool:
-        """Take a slot for so long; False if the namespace has its share, or all have theirs."""
+        """Take a slot for some seconds. Return False if the namespace's or total share is used."""
         namespace = namespace_of(delivery.subject)
         mine = self._partitions.setdefault(partition_of(delivery), _Partition())
         is_full = len(mine.slots) >= _SHARES * self._share

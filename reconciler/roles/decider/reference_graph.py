@@ -1,4 +1,4 @@
-"""Who refers to whom, for the circles that a declaration would close."""
+"""The graph of references, in which a declaration must not close a cycle."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Graph = dict[str, tuple[str, ...]]
 
 
 def targets_of(commands: Iterable[Command], kind: Kind | None, key: ResourceKey) -> set[str]:
-    """Return what the declarations among some commands refer to by their specs."""
+    """Return the targets of references in the declarations among some commands."""
     found: set[str] = set()
     for command in commands:
         data = command.data
@@ -29,12 +29,12 @@ def targets_of(commands: Iterable[Command], kind: Kind | None, key: ResourceKey)
             fields = split_manifest(data.manifest).fields
             found |= {each.target for each in kind.references(fields, key.namespace)}
         except (InvalidManifestError, InvalidNameError):
-            continue  # it is refused when it is decided
+            continue  # the decider rejects it
     return found
 
 
 async def graph_from(targets: Iterable[str], repository: ResourceRepository) -> Graph:
-    """Follow references on from some resources, by the newest that the log has of each."""
+    """Return the references that can be reached from some resources, by their newest states."""
     graph: Graph = {}
     ahead = set(targets)
     for _ in range(MAX_CYCLE):

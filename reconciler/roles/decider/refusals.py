@@ -1,4 +1,4 @@
-"""What cannot be used: read as far as it goes, and told to whoever can be told."""
+"""Decode messages, and report those that cannot be used to their senders."""
 
 from __future__ import annotations
 
@@ -19,7 +19,11 @@ _COME_AGAIN: tuple[Intake, ...] = ("observed", "timer", "reference")
 
 
 def understand(delivery: IntakeDelivery) -> tuple[ResourceKey, Command]:
-    """Decode a message; raises ``ValueError`` that says what is wrong with it."""
+    """Decode a message.
+
+    Raises:
+        ValueError: the message is invalid; the text has the reason.
+    """
     if len(delivery.payload) > MAX_MESSAGE_BYTES:
         raise InvalidMessageError(
             f"the message has {len(delivery.payload)} bytes, more than the limit of "
@@ -40,16 +44,16 @@ def understand(delivery: IntakeDelivery) -> tuple[ResourceKey, Command]:
 
 
 def unreadable(delivery: IntakeDelivery, reason: str) -> DeadLetter:
-    """Make the letter for a message that could not be read; as ``undecidable``."""
+    """Build the dead letter of a message that could not be decoded; see ``undecidable``."""
     about = _comes_again(delivery)
     return DeadLetter("intake", reason, delivery, about, reason if about else "")
 
 
 def undecidable(delivery: IntakeDelivery, reason: str, *, usable: bool = False) -> DeadLetter:
-    """Make the letter for a message that could not be decided; ``usable``: another time it could.
+    """Build the dead letter of a message that could not be decided.
 
-    Of what comes again by itself, as a listing's observations do, one letter a resource is enough,
-    and it is not lost if there is none.
+    Messages that roles repeat, such as a listing's observations, need one letter per resource, and
+    no letter is required. ``usable``: the message could be decided later.
     """
     about = _comes_again(delivery)
     content = reason if about else ""
@@ -57,7 +61,7 @@ def undecidable(delivery: IntakeDelivery, reason: str, *, usable: bool = False) 
 
 
 def _comes_again(delivery: IntakeDelivery) -> str:
-    """Name what would come again and again; nothing for what is sent once."""
+    """Return the identity of a message that roles repeat, or "" for one that is sent once."""
     try:
         what, key = parse_stored_intake(delivery.subject)
     except ValueError:
@@ -66,7 +70,7 @@ def _comes_again(delivery: IntakeDelivery) -> str:
 
 
 def over_quota(delivery: IntakeDelivery) -> DeadLetter:
-    """Make the record of a message that is refused because too many of its namespace wait."""
+    """Build the record of a message beyond its namespace's quota."""
     namespace = namespace_of(delivery.subject)
     reason = (
         f"namespace {namespace!r} has too many messages waiting for the decider; retry later, and "
@@ -76,7 +80,7 @@ def over_quota(delivery: IntakeDelivery) -> DeadLetter:
 
 
 async def tell_refused(sink: DecisionSink, letters: Sequence[DeadLetter], now: datetime) -> None:
-    """Reply to the publishers, and publish each rejection among the outcomes."""
+    """Reply to the senders of rejected messages, and publish the rejections as outcomes."""
     rejections = [each for letter in letters for each in _rejection(letter, now)]
     if rejections:
         await sink.reject(rejections)
@@ -84,7 +88,7 @@ async def tell_refused(sink: DecisionSink, letters: Sequence[DeadLetter], now: d
 
 
 async def answer_refused(sink: DecisionSink, letters: Sequence[DeadLetter]) -> None:
-    """Reply to the publishers that requested a reply."""
+    """Reply to the senders that expect a reply."""
     asked = [letter for letter in letters if letter.delivery.reply_to is not None]
     if asked:
         await sink.answer([(str(each.delivery.reply_to), _answer(each)) for each in asked])
@@ -102,7 +106,7 @@ def _answer(letter: DeadLetter) -> Reply:
 
 
 def _rejection(letter: DeadLetter, now: datetime) -> list[Rejection]:
-    """Return the rejected outcome of what somebody asked for, if its resource is known."""
+    """Return the rejected outcome of a client's message, if its resource is known."""
     try:
         what, key = parse_stored_intake(letter.delivery.subject)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Where declarations came first: sent again, each counts there (ADR 0016)."""
+"""First positions of declarations. One that is sent again counts there (ADR 0016)."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from reconciler.roles.decider.refusals import understand
 
 
 def placed(commands: Sequence[Command], declared: Sequence[IntakeDelivery]) -> list[Command]:
-    """Return each declaration of a resource the position where its source and id stood first.
+    """Return commands with the first position of each declaration's source and id.
 
-    ``declared`` are the resource's declarations that the intake still has, besides these.
+    ``declared`` are the other declarations of the resource in the intake.
     """
     known = list(commands)
     for message in declared:

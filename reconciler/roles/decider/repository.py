@@ -1,4 +1,4 @@
-"""Loads, keeps and commits the states of resources."""
+"""Load, cache and commit the states of resources."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ MAX_EVENTS_AT_ONCE = 1_000
 """JetStream's limit for one atomic batch."""
 
 _FEW_RESOURCES = 4
-"""So few are appended each by itself, at the same time: an atomic batch pays only for many."""
+"""Up to this number, resources are appended separately and concurrently. A batch pays off above
+it."""
 
 _CACHED_RESOURCES = 50_000
 
@@ -45,7 +46,7 @@ class _CachedState(msgspec.Struct, frozen=True, gc=False):
 
 
 class Commit(msgspec.Struct, frozen=True, gc=False):
-    """A turn to be stored: the resource as it was decided from, the state after, the events."""
+    """A turn to store: the resource before it, the state after it, and its events."""
 
     key: ResourceKey
     base: KeptResource
@@ -60,10 +61,10 @@ _state_decoder = msgspec.msgpack.Decoder(ResourceState)
 
 
 class ResourceRepository:
-    """The states of resources: folded from the log, kept while they are in use.
+    """The states of resources, folded from the log and cached.
 
-    What is kept may be out of date (another decider may write): a commit is a compare-and-set, so
-    that a stale state can decide, but never write.
+    A cached state may be stale, because another decider may write. A commit is a compare-and-set,
+    so a stale state can lead to a decision, but never to a write.
     """
 
     def __init__(self, log: EventLog, *, cached_resources: int = _CACHED_RESOURCES) -> None:
@@ -74,9 +75,9 @@ class ResourceRepository:
         self._held: set[ResourceKey] = set()
 
     async def get(self, keys: Sequence[ResourceKey]) -> dict[ResourceKey, KeptResource]:
-        """Return the states of resources, loading at once those that are not kept.
+        """Return the states of resources, loading all uncached ones together.
 
-        A resource whose history is damaged is left out; ``broken`` then says where.
+        Resources with a damaged history are omitted, and listed in ``broken``.
         """
         missing = [key for key in keys if key not in self._kept and key not in self._held]
         if missing:
@@ -84,7 +85,7 @@ class ResourceRepository:
         return {key: self._kept[key] for key in keys if key in self._kept}
 
     async def newest(self, keys: Sequence[ResourceKey]) -> dict[ResourceKey, KeptResource]:
-        """Return states as of now, also of resources that another decider may write."""
+        """Return the current states, also of resources that another decider may write."""
         kept = [key for key in keys if key in self._kept]
         if kept:
             positions = await self._log.newest_positions(kept)
@@ -92,26 +93,26 @@ class ResourceRepository:
         return await self.get(keys)
 
     def knows(self, key: ResourceKey) -> bool:
-        """Return whether something is known of a resource without reading: its state, or damage."""
+        """Return whether a resource's state or damage is cached."""
         return key in self._kept or key in self.broken
 
     def hold(self, damage: LogDamage) -> None:
-        """Leave a resource out from now on, whatever the log says: its newest events are lost."""
+        """Exclude a resource permanently, because its newest events are lost."""
         key = ResourceKey.parse(damage.resource)
         self._held.add(key)
         self._kept.pop(key, None)
         self.broken[key] = LogDamagedError(damage)
 
     def forget(self, keys: Sequence[ResourceKey]) -> None:
-        """Forget what is kept: it may not be what the log has."""
+        """Drop cached states, which may differ from the log."""
         for key in keys:
             self._kept.pop(key, None)
 
     async def commit(self, commits: Sequence[Commit]) -> list[Commit]:
-        """Append the turns, all at once; give back those that another writer was faster than.
+        """Append the turns together. Return those with a conflict with another writer.
 
-        Of those nothing is stored, and the newest state is kept instead. A turn without events is
-        checked too: what says nothing new to a stale state may be news to the newest.
+        Nothing is stored for these, and their newest states are cached instead. Turns without
+        events are also checked, because they may have events with the newest state.
         """
         outdated = await self._outdated([commit for commit in commits if not commit.events])
         remaining = [commit for commit in commits if commit.events]
@@ -124,7 +125,7 @@ class ResourceRepository:
         return lost + outdated
 
     async def _outdated(self, commits: Sequence[Commit]) -> list[Commit]:
-        """Find turns that were decided from less than the log has, and keep what it has now."""
+        """Return turns that were decided from a stale state, and cache the newest states."""
         if not commits:
             return []
         newest = await self._log.newest_positions([commit.key for commit in commits])
@@ -167,7 +168,7 @@ class ResourceRepository:
             await self._log.save_states(states)
 
     async def _beaten(self, commits: Sequence[Commit]) -> list[Commit]:
-        """Find out whose log went on without us, and keep what it has now."""
+        """Return the turns whose resources another writer has changed. Cache the new states."""
         self.forget([commit.key for commit in commits])
         await self._load([commit.key for commit in commits], from_leader=True)
         for each in commits:
@@ -179,7 +180,7 @@ class ResourceRepository:
         ]
 
     def _check_progress(self, commit: Commit) -> None:
-        """Hold a resource whose history is shorter than what was decided from: a log only grows."""
+        """Exclude a resource whose history became shorter, because a log only grows."""
         kept, base = self._kept.get(commit.key), commit.base.state.version
         if kept is not None and kept.state.version < base:
             found = f"a history that ends with event {kept.state.version}"
@@ -192,7 +193,7 @@ class ResourceRepository:
             self._keep(await self._log.load(outdated, from_leader=from_leader, use_cache=False))
 
     def _keep(self, loaded: Mapping[ResourceKey, LoadedResource]) -> list[ResourceKey]:
-        """Fold what was loaded; give back the resources whose cached state cannot be used."""
+        """Fold loaded resources. Return those whose cached state cannot be used."""
         outdated: list[ResourceKey] = []
         for key, resource in loaded.items():
             if resource.damage is not None:
@@ -217,9 +218,9 @@ class ResourceRepository:
 
 
 def _try_to_encode(state: ResourceState) -> bytes | None:
-    """Encode a cached state; None for what cannot be, such as numbers that only JSON can hold.
+    """Encode a cached state. Return None if that is impossible, as for some numbers of JSON.
 
-    Its events are stored by now: the resource is folded from them, as without a cached state.
+    Its events are already stored, so the resource can be folded from them without a cached state.
     """
     try:
         return encode_state(state)
@@ -234,7 +235,7 @@ def encode_state(state: ResourceState) -> bytes:
 
 
 def decode_state(payload: bytes) -> ResourceState | None:
-    """Decode a cached state; None if it is of another schema, or damaged: fold the log then."""
+    """Decode a cached state. Return None if its schema differs or it is damaged."""
     try:
         cached = _cached_decoder.decode(payload)
         return _state_decoder.decode(cached.state) if cached.schema == STATE_SCHEMA else None

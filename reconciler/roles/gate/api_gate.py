@@ -1,10 +1,10 @@
-"""The gate of one external API and account: whether it may be called now, and else when.
+"""The gate of one external API and account: whether it may be called now, and otherwise when.
 
-What it knows comes from the log: each ``ProviderConfig``'s events say until when its API is
-throttled and its breaker open. What this process has just seen counts at once, before the log
-says it. All processes follow the log, so what one worker sees closes the gate of all.
+Its state comes from the log: the events of each ``ProviderConfig`` contain the time until which its
+API is throttled and its breaker is open. What this process observes counts immediately, before it
+is in the log. All processes follow the log, so an observation of one worker closes the gate of all.
 
-An open gate without a rate limit costs its caller one look, and no wait.
+An open gate without a rate limit costs the caller one check, and no wait.
 """
 
 from __future__ import annotations
@@ -26,31 +26,32 @@ from reconciler.roles.gate.api_member import Member
 from reconciler.roles.gate.rate_limit import RateLimiter
 
 MAX_WAIT_SECONDS = 2.0
-"""What would wait longer is turned away: it goes back into the log, and holds nothing here."""
+"""Longest wait at the gate. A longer one is rejected, and the action is scheduled in the log."""
 
 MAX_INSIDE = 128
-"""So many calls of one API wait in this process at most while its gate is closed."""
+"""Limit of calls of one API that wait in this process while its gate is closed."""
 
 THROTTLED_SECONDS = 1.0
-"""How long an API is left alone that wants fewer calls, and does not say until when."""
+"""Time without calls to an API that throttles without a time."""
 
 OWN_OPENING_SECONDS = 1.0
-"""How long a gate stays closed on this process's word alone, until the log has spoken."""
+"""Time for which this process's failures alone close a gate, until the log has recorded them."""
 
 PROBE_PATIENCE_SECONDS = 1.0
-"""So long is waited in place for a probe's answer."""
+"""Time to wait for the result of a probe, without rejecting the call."""
 
 _ASK_AGAIN_SECONDS = 1.0
 _SPREAD_SECONDS = 0.5
 _NOTICEABLE_SECONDS = 0.01
 _CLIENT_ERROR = 400
 _SERVER_ERROR = 500
+# Client errors that prove no successful processing: unauthorized, timeout, too early.
 _NOBODY_IS_SERVED = frozenset({401, 408, 425})
 
 
 @dataclass(frozen=True, slots=True)
 class GateReport:
-    """What a gate wants to be recorded at one of its configurations."""
+    """A report that a gate publishes for one of its configurations."""
 
     config: str
     state: Literal["Throttled", "Failing", "Probing", "Responding", "Stopping"]
@@ -63,7 +64,8 @@ class GateReport:
 class TurnedAwayError(NotCalledError):
     """The gate is closed.
 
-    ``throttled``: the API, or a limit of ours, wants fewer calls; else it fails, or is not known.
+    ``throttled``: the API or a rate limit permits no call now. Otherwise the API fails, or its log
+    is uncertain.
     """
 
     def __init__(
@@ -75,10 +77,10 @@ class TurnedAwayError(NotCalledError):
 
 
 class ApiGate:
-    """One API and account, shared by all configurations that name both.
+    """One API and account, shared by all configurations with both.
 
-    ``inside`` counts the actions that this process has taken on. ``epoch`` counts how often a
-    breaker moved, or this process stood still: what began in an earlier one says nothing new.
+    ``inside``: number of actions that this process has started. ``epoch``: number of changes of a
+    breaker and of pauses of this process. A call from an earlier epoch proves nothing.
     """
 
     def __init__(
@@ -110,28 +112,28 @@ class ApiGate:
 
     @property
     def is_open(self) -> bool:
-        """Whether calls may be made with no further question."""
+        """Whether calls may be made without waiting."""
         return not self._is_troubled and self.limiter is None
 
     @property
     def closed_seconds(self) -> float:
-        """How long no call is made from now on; 0.0 also while a probe is waited for."""
+        """Seconds until the next call is possible; 0.0 also while a probe is in progress."""
         return max(0.0, self._closed_until() - self._clock())
 
     @property
     def pace_seconds(self) -> float:
-        """How far apart the rate limit keeps two requests; 0.0 without one."""
+        """Seconds between two requests of the rate limit; 0.0 without one."""
         return 0.0 if self.limiter is None else self.limiter.interval
 
     @property
     def knows_log(self) -> bool:
-        """Whether the log is known to be the one in which the calls were decided."""
+        """Whether the log is certainly the one in which the calls were decided."""
         return self._log is None or self._log.is_certain
 
     # --- entering
 
     async def until_log_known(self) -> None:
-        """Wait a little for that; raises ``TurnedAwayError`` if it takes longer."""
+        """Wait for this certainty; raises ``TurnedAwayError`` after `MAX_WAIT_SECONDS`."""
         if self._log is not None and not await self._log.until_certain(MAX_WAIT_SECONDS):
             raise TurnedAwayError(
                 (
@@ -142,7 +144,7 @@ class ApiGate:
             )
 
     def turn_away(self, config: str) -> TurnedAwayError | None:
-        """Tell at once whether a call would have to wait for too long."""
+        """Return an error if a call would have to wait too long, without waiting."""
         if self._is_troubled:
             wait = self.closed_seconds
             is_crowded = self.inside > MAX_INSIDE and (wait > 0 or bool(self._broken()))
@@ -153,9 +155,10 @@ class ApiGate:
         return None
 
     async def enter(self, config: str) -> bool:
-        """Wait a little until a call may be made; gives whether it is the breaker's probe.
+        """Wait until a call may be made. Return whether it is the breaker's probe.
 
-        Raises ``TurnedAwayError`` if that takes longer: nothing was called, try again later.
+        Raises:
+            TurnedAwayError: the wait would be too long. Nothing was called; retry later.
         """
         began = self._clock()
         while self._is_troubled:
@@ -176,16 +179,16 @@ class ApiGate:
                 self._ask_for_probe(broken)
                 await self._until_changed(PROBE_PATIENCE_SECONDS / 4)
         waited = self._clock() - began
-        if waited > _NOTICEABLE_SECONDS:  # not all that waited call at the same moment
+        if waited > _NOTICEABLE_SECONDS:  # spread the calls that waited for the same moment
             await asyncio.sleep(self._jitter() * min(waited, _SPREAD_SECONDS))
         return False
 
     def calls(self, config: str, *, is_probe: bool = False) -> Calls:
-        """Return what the requests of an action or a listing are made with."""
+        """Return the context for the requests of an action or a listing."""
         return Calls(self, config, is_probe=is_probe)
 
     def keep_out(self, config: str) -> None:
-        """Raise ``TurnedAwayError`` where a call would have to wait, or be the breaker's probe."""
+        """Raise ``TurnedAwayError`` if a call would have to wait, or be the breaker's probe."""
         if self._is_troubled and (self.closed_seconds > 0 or self._broken()):
             raise self._closed(config, self.closed_seconds)
 
@@ -211,7 +214,7 @@ class ApiGate:
         return [member for member in self.members.values() if member.is_broken]
 
     def _take_grant(self, broken: list[Member]) -> bool:
-        """Take the probe that the log has granted to this process, once."""
+        """Use the probe that the log has granted to this process, once."""
         for member in broken:
             grant = (member.name, member.version)
             if member.probe_by == self._reporter and grant != self._grant_taken:
@@ -220,7 +223,7 @@ class ApiGate:
         return False
 
     def _probe_takes_long(self) -> bool:
-        """Return whether somebody makes a probe, and has not had an answer soon."""
+        """Return whether a process makes a probe that takes longer than expected."""
         now = self._clock()
         return any(
             member.is_broken
@@ -231,7 +234,7 @@ class ApiGate:
     def _ask_for_probe(self, broken: list[Member]) -> None:
         now = self._clock()
         if any(now < member.probe_until for member in broken):
-            return  # somebody makes it
+            return  # a process makes it already
         if now >= self._asked_at + _ASK_AGAIN_SECONDS:
             self._asked_at = now
             first = min(broken, key=lambda member: member.name)
@@ -257,14 +260,15 @@ class ApiGate:
             if member.throttled_until > now:
                 why = f"API {member.name!r} accepts no call before {_moment(member.shown_until)}"
                 return TurnedAwayError(why, retry_after_seconds=wait, throttled=True)
-        if self._own_throttle_until > now:  # the log has not said it yet, nor until when
+        # The log has not recorded it yet, so the end is not known.
+        if self._own_throttle_until > now:
             why = f"API {config!r} accepts no call for {self._own_throttle_until - now:.0f} s"
             return TurnedAwayError(why, retry_after_seconds=wait, throttled=True)
         why = f"calls to API {config!r} are suspended briefly after failures"
         return TurnedAwayError(why, retry_after_seconds=wait)
 
     def _beyond_rate(self, limiter: RateLimiter) -> TurnedAwayError | None:
-        """Turn away what cannot be called soon, each for as long as its turn would take."""
+        """Reject a call that would wait too long for its slot, each with its own retry time."""
         expected = limiter.expected_wait(self.inside)
         if expected <= MAX_WAIT_SECONDS:
             return None
@@ -282,7 +286,7 @@ class ApiGate:
     def saw(
         self, error: ProviderError | ConfigurationError | None, config: str, epoch: int
     ) -> None:
-        """Learn from a call that began in an epoch of this gate."""
+        """Process the result of a call that started in an epoch of this gate."""
         if error is None:
             if self._failures or self._is_troubled:
                 self._saw_answer(epoch)
@@ -296,18 +300,18 @@ class ApiGate:
             self._saw_answer(epoch)
 
     def saw_wish(self, error: ProviderError, config: str) -> None:
-        """Learn from an error only whether the API wants to be left alone."""
+        """Process only the throttling in an error."""
         wait = _throttle_of(error)
         if wait:
             self._saw_throttle(error, config, wait)
 
     def stop(self) -> None:
-        """Report that no probe is made here: neither the one under way nor one granted later."""
+        """Report that this process makes no probe, neither a running one nor one granted later."""
         for member in self._broken():
             self._report(GateReport(member.name, "Stopping"))
 
     def forget_calls_under_way(self) -> None:
-        """Learn nothing from calls that have begun: how they end is this process's own doing."""
+        """Ignore the results of running calls, because this process itself was paused."""
         self.epoch += 1
 
     def _saw_answer(self, epoch: int) -> None:
@@ -361,14 +365,14 @@ class ApiGate:
         self.look_again()
 
     def look_again(self) -> None:
-        """Take notice of what changed, and wake what waits."""
+        """Update the state after a change, and wake waiting calls."""
         self._is_troubled = bool(self._broken()) or self.closed_seconds > 0
         self._changed.set()
         self._changed = asyncio.Event()
 
 
 class Calls:
-    """Lets the requests of one action or listing through, and learns how they end: a context."""
+    """Context that permits the requests of one action or listing, and processes their results."""
 
     __slots__ = ("_before", "_config", "_epoch", "_gate", "_is_probe")
 
@@ -380,26 +384,26 @@ class Calls:
         self._before: CallPermit | None = None
 
     def __enter__(self) -> Self:
-        """Let the requests of this task ask here."""
+        """Make this object the permit of the current task."""
         self._before = CALL_PERMIT.get()
         CALL_PERMIT.set(self)
         return self
 
     def __exit__(self, _class: object, error: BaseException | None, _traceback: object) -> None:
-        """Learn from how it ended; an unexpected error says nothing of the API."""
-        if CALL_PERMIT.get() is self:  # what is thrown away unfinished ends in another context
+        """Process the result. An unexpected error proves nothing about the API."""
+        if CALL_PERMIT.get() is self:  # an abandoned generator is finalized in another context
             CALL_PERMIT.set(self._before)
         if error is None or isinstance(error, (ProviderError, ConfigurationError)):
             self._gate.saw(error, self._config, self._epoch)
 
     @property
     def is_free(self) -> bool:
-        """Whether the next request may be sent at once."""
+        """Whether the next request may be sent immediately."""
         return self._gate.is_open and self._gate.knows_log
 
     @property
     def pace_seconds(self) -> float:
-        """How far apart the rate limit keeps two requests; 0.0 without one."""
+        """Seconds between two requests of the rate limit; 0.0 without one."""
         return self._gate.pace_seconds
 
     async def wait(self, *, goes_first: bool = False) -> None:
@@ -414,7 +418,7 @@ class Calls:
 
 
 def _throttle_of(error: ProviderError) -> float | None:
-    """Return for how many seconds the whole API is to be left alone, if the error says so."""
+    """Return the seconds for which an error throttles the whole API, or None."""
     wait = error.retry_after_seconds
     if isinstance(error, ThrottledError):
         return THROTTLED_SECONDS if wait is None else wait
@@ -423,7 +427,7 @@ def _throttle_of(error: ProviderError) -> float | None:
 
 
 def _is_failure(error: ProviderError) -> bool:
-    """Return whether the API seems to be down; one that refuses with a reason is alive."""
+    """Return whether the API seems to be down. An API that rejects with a reason is not."""
     if error.error_class not in ("NotDone", "Unknown"):
         return False
     status = error.status

@@ -1,4 +1,4 @@
-"""The gates of all configured APIs in one process: kept up to date by the log, reporting to it."""
+"""The gates of all configured APIs in one process, which follow the log and report to it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _FOLDED = frozenset(
     }
 )
 STANDSTILL_SECONDS = 3.0
-"""Who looks at the clock every half second, and finds so much gone, did not run meanwhile."""
+"""Gap between two checks of the clock that proves that this process was paused."""
 
 _LOOK_SECONDS = 0.5
 _RETRY_SECONDS = 0.5
@@ -65,7 +65,7 @@ _logger = structlog.get_logger(__name__)
 
 
 def gate_name(config: ProviderConfigSpec) -> str:
-    """Name the API and account of a configuration: two with the same name share a gate."""
+    """Return a name for the API and account of a configuration. Equal names share a gate."""
     url = urlsplit(config.endpoint)
     place = f"{url.scheme.lower()}://{url.netloc.lower()}{url.path.rstrip('/')}"
     reference = config.credentials_ref
@@ -74,10 +74,10 @@ def gate_name(config: ProviderConfigSpec) -> str:
 
 
 class ApiGates:
-    """One gate for each API and account.
+    """One gate per API and account.
 
-    ``apply`` has every event of the log shown; what the gates report goes to the intake while
-    ``run`` runs.
+    ``apply`` must receive every event of the log. The reports of gates are published while ``run``
+    runs.
     """
 
     def __init__(
@@ -109,18 +109,18 @@ class ApiGates:
         configurations.listen(lambda _name: self._match())
 
     async def load(self, log: EventLog) -> None:
-        """Read how the APIs stand by now; the configurations must be loaded."""
+        """Read the state of the APIs from the log. The configurations must be loaded."""
         for stored in await log.of_kind(SYSTEM_NAMESPACE, PROVIDER_CONFIG_KIND):
             self.apply(stored.event)
         self._match()
         self._is_loaded = True
 
     def of(self, config_name: str) -> ApiGate:
-        """Return the gate of a configuration; one that is not declared has an open gate."""
+        """Return the gate of a configuration. An undeclared one has an open gate."""
         return self._by_config.get(config_name, self._undeclared)
 
     def apply(self, event: LogEvent) -> None:
-        """Fold an event of any resource; most say nothing about an API."""
+        """Fold an event of any resource. Most do not concern an API."""
         if type(event.data) not in _FOLDED:
             return
         name = config_name(event.subject)
@@ -133,23 +133,23 @@ class ApiGates:
                 _tell(name, event)
 
     async def run(self) -> None:
-        """Report for ever, and notice when this process stood still."""
+        """Publish reports, and detect pauses of this process, until canceled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._report_for_ever())
             tasks.create_task(self._notice_standstills())
 
     async def close(self) -> None:
-        """Report what is not reported yet, and that this process makes no probe any more."""
+        """Publish the remaining reports, including that this process makes no more probes."""
         for gate in self._gates.values():
             gate.stop()
-        with suppress(Exception):  # the bus may be away: then a probe's time ends
+        with suppress(Exception):  # if the bus is unreachable, the probe expires
             async with asyncio.timeout(_LAST_REPORTS_SECONDS):
                 await self._intake.publish([self._message(each) for each in self._reports.values()])
 
     async def _notice_standstills(self) -> None:
-        """Let calls say nothing of their API that ran out of time while this process was stopped.
+        """Ignore the results of calls that timed out while this process was paused.
 
-        Else one process that hung would open the breaker for all others.
+        Otherwise one paused process would open the breaker for all others.
         """
         while True:
             before = self._clock()
@@ -165,7 +165,7 @@ class ApiGates:
             reports, self._reports = self._reports, {}
             try:
                 await self._intake.publish([self._message(each) for each in reports.values()])
-            except Exception as error:  # noqa: BLE001 - such as the bus being away
+            except Exception as error:  # noqa: BLE001 - such as an unreachable bus
                 if isinstance(error, NotStoredError):
                     sent = list(reports.items())
                     reports = dict(sent[index] for index in error.missing)
@@ -184,7 +184,7 @@ class ApiGates:
         )
 
     def _take_report(self, report: GateReport) -> None:
-        """Keep a report until it is sent; of one kind only the newest is of interest."""
+        """Store a report until it is sent. Only the newest one of a state matters."""
         self._reports[report.config, report.state] = report
         self._report_came.set()
 
@@ -203,7 +203,7 @@ class ApiGates:
     # --- which configuration has which gate
 
     def _match(self) -> None:
-        """Return every declared configuration the gate of its API and account."""
+        """Assign each declared configuration to the gate of its API and account."""
         declared = self._configurations.by_name
         self._by_config = {}
         for gate in self._gates.values():
@@ -219,7 +219,7 @@ class ApiGates:
             gate.look_again()
 
     def _limit(self, name: str, gate: ApiGate, configs: list[ProviderConfigSpec]) -> None:
-        """Set a gate's rate limit: the strictest that its configurations ask for."""
+        """Set a gate's rate limit to the strictest one of its configurations."""
         limits = [each.limits for each in configs]
         rates = [
             each.requests_per_second for each in limits if each.requests_per_second is not None
@@ -241,7 +241,7 @@ class ApiGates:
 
 
 def _tell(name: str, event: LogEvent) -> None:
-    """Tell the people who read this process's log."""
+    """Log the change for operators."""
     match event.data:
         case ApiThrottled(until=until, message=why) | BreakerOpened(until=until, message=why):
             _logger.warning(

@@ -1,4 +1,4 @@
-"""What the log says of an external API through one ``ProviderConfig``, by this process's clock."""
+"""The state of an API in the log of one ``ProviderConfig``, in this process's time."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from events.log import (
 
 @dataclass(slots=True)
 class Member:
-    """One configuration of an API; times are seconds of the steady clock.
+    """One configuration of an API. Times are seconds of the monotonic clock.
 
-    ``seen`` is the version of its newest event, ``version`` that of the one that last moved its
-    breaker. ``shown_until`` is what people are told. ``has_twin``: it is held, because
-    it has objects that are newer than the log (ADR 0065).
+    ``seen``: version of its newest event. ``version``: version of the last event that changed its
+    breaker. ``shown_until``: the time for messages. ``has_twin``: it is held, because it has
+    objects that are newer than the log (ADR 0065).
     """
 
     name: str
@@ -42,7 +42,7 @@ class Member:
     has_twin: bool = False
 
     def fold(self, event: LogEvent, now: datetime, clock: float) -> bool:
-        """Fold an event in; return whether its breaker moved."""
+        """Fold an event. Return whether its breaker changed."""
         before, self.seen = self.version, event.resourceversion
         match event.data:
             case SpecDeclared() | SpecWithdrawn():
@@ -70,5 +70,5 @@ class Member:
 
 
 def _remaining(until: datetime, now: datetime, most: float) -> float:
-    """Return the seconds until a recorded time, bounded: this machine's clock may be wrong."""
+    """Return the seconds until a recorded time, bounded against an incorrect local clock."""
     return min(max((until - now).total_seconds(), 0.0), most)

@@ -1,9 +1,9 @@
-"""One rate of calls for all processes: the generic cell rate algorithm, kept on the bus.
+"""One rate limit for all processes: the generic cell rate algorithm, stored on the bus.
 
-The algorithm is that of ATM traffic management (ITU-T I.371): of each limit only one time is kept,
-the *theoretical arrival time* of the next call. A process moves it on by as many calls as wait, in
-one compare-and-set, and makes each of these calls at its own slot, never before. Slots that nobody
-uses are lost: that makes fewer calls, never more.
+The algorithm is that of ATM traffic management (ITU-T I.371). It stores one time per limit, the
+*theoretical arrival time* of the next call. A process advances it by the number of waiting calls in
+one compare-and-set, and makes each call at its own slot, never earlier. Unused slots are lost,
+which makes fewer calls, never more.
 """
 
 from __future__ import annotations
@@ -19,20 +19,22 @@ import structlog
 from reconciler.ports import RateConflictError, RateStore
 
 AHEAD_SECONDS = 0.25
-"""How much of its time a process reserves at once: longer saves round trips, and loses more slots
-when it dies."""
+"""Time that a process reserves at once. A longer one saves round trips, and loses more slots at a
+crash."""
 
 MAX_SLOTS_AT_ONCE = 256
 MAX_AHEAD_SECONDS = 1.0
-"""So far ahead slots are reserved at most, or two calls' time: then a process waits its turn."""
+"""Limit of reservations in the future, or the time of two calls. Beyond it, a process waits."""
 
 BROKEN_SECONDS = 10.0
-"""A time that is farther ahead, or by more than sixteen calls, comes from a clock that was wrong:
-it is cut, so that nobody is blocked for longer."""
+"""Limit of a plausible reservation, or the time of sixteen calls.
+
+A later time comes from a wrong clock. It is reduced to this limit, so that it blocks no process for
+longer.
+"""
 
 LATE_SECONDS = 0.25
-"""A slot that could not be used by then is lost: used late, together with others, it would make
-more calls at once than the burst allows."""
+"""Delay after which a slot is lost. Used later, together with others, it would exceed the burst."""
 
 _BROKEN_CALLS = 16
 _RETRY_SECONDS = 0.5
@@ -43,9 +45,9 @@ _logger = structlog.get_logger(__name__)
 def slots(
     arrival: float, now: float, count: int, interval: float, burst: int
 ) -> tuple[float, list[float]]:
-    """Return the times of the next ``count`` calls, and the arrival time after them (pure).
+    """Return the arrival time after the next ``count`` calls, and their times (pure).
 
-    ``arrival`` is the theoretical arrival time so far, ``interval`` the seconds between two calls.
+    ``arrival`` is the current theoretical arrival time, ``interval`` the seconds between two calls.
     """
     tolerance = (burst - 1) * interval
     start = max(arrival, now)
@@ -54,7 +56,7 @@ def slots(
 
 
 class RateLimiter:
-    """Lets this process's share of the calls to one API through."""
+    """Permits this process's share of the calls to one API."""
 
     def __init__(
         self,
@@ -80,15 +82,15 @@ class RateLimiter:
 
     @property
     def interval(self) -> float:
-        """Seconds between two calls at an even pace."""
+        """Seconds between two calls at a constant rate."""
         return 1.0 / self.per_second
 
     def expected_wait(self, before: int) -> float:
-        """Estimate the wait of a call in seconds, with so many calls of this process before it."""
+        """Return the expected wait of a call in seconds, with `before` waiting calls before it."""
         return max(0.0, self._next_slot - self._clock()) + before * self.interval
 
     async def take(self, *, goes_first: bool = False) -> None:
-        """Wait for a slot, before all others or behind them; as long as the bus is away."""
+        """Wait for a slot, at the front or at the end of the queue; also for an unreachable bus."""
         waiter = asyncio.get_running_loop().create_future()
         if goes_first:
             self._waiters.appendleft(waiter)
@@ -99,7 +101,7 @@ class RateLimiter:
         await waiter
 
     async def close(self) -> None:
-        """Let nothing through any more."""
+        """Permit no more calls."""
         if self._serving is not None:
             self._serving.cancel()
 
@@ -115,7 +117,7 @@ class RateLimiter:
             except RateConflictError:
                 self._revision = None
                 await asyncio.sleep(self._jitter() * _CONFLICT_SECONDS)
-            except Exception as error:  # noqa: BLE001 - such as the bus being away
+            except Exception as error:  # noqa: BLE001 - such as an unreachable bus
                 self._revision = None
                 _logger.warning(
                     "reserving calls of a rate limit failed; retrying",
@@ -136,7 +138,7 @@ class RateLimiter:
                 return
 
     async def _reserve(self, count: int) -> list[float]:
-        """Reserve slots and give their times by this process's clock; none if it has to wait."""
+        """Reserve slots, and return their times by this process's clock; none after a wait."""
         if self._revision is None:
             self._arrival, self._revision = await self._store.load(self.name)
         now = await self._store.now()
@@ -155,7 +157,7 @@ class RateLimiter:
         return [each + by_our_clock for each in times]
 
     def _checked(self, now: float) -> float:
-        """Cut an arrival time that no right clock can have given."""
+        """Return the arrival time, reduced to what a correct clock can have stored."""
         most = max(BROKEN_SECONDS, _BROKEN_CALLS * self.interval) + (self.burst - 1) * self.interval
         if self._arrival <= now + most:
             return self._arrival

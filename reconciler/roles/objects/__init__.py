@@ -1,1 +1,1 @@
-"""Objects of external APIs on their way into the log: checked for secrets, size and twins."""
+"""Objects of external APIs before they enter the log: checked for secrets, size and twins."""

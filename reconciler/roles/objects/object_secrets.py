@@ -1,4 +1,4 @@
-"""Objects of external APIs as the log may have them: without secrets (invariant 12, ADR 0058)."""
+"""Objects of external APIs without secrets, in the form for the log (invariant 12, ADR 0058)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from reconciler.roles.objects.oversize import MAX_SEARCHED_BYTES
 from reconciler.secrecy import Secrecy, strings_in
 
 MAX_SHOWN_ID_CHARACTERS: Final = 256
-"""Of each of several ids in a message for people; the API chooses them."""
+"""Limit of each of several ids in a message, because the API chooses them."""
 
 _encoder = msgspec.json.Encoder()
 _logger = structlog.get_logger(__name__)
@@ -26,10 +26,10 @@ _logger = structlog.get_logger(__name__)
 def hide_secrets(seen: ExternalObject, secrecy: Secrecy, *known: object) -> ExternalObject | None:
     """Return an object without secrets; None if its name or id contains one.
 
-    The name of the resource that a listing would derive from the object's name counts as well. An
-    object under a changed name or id would be another object. ``known``: JSON-like data that the
-    log has already. Its strings stay, so that a weak secret does not look like drift. An object
-    above ``MAX_SEARCHED_BYTES`` is returned unchanged, because no caller records it.
+    The name of the resource that a listing would derive from the object's name also counts. An
+    object with a changed name or id would be a different object. ``known``: JSON-like data that is
+    already in the log. Its strings are kept, so that a weak secret does not look like drift. An
+    object above ``MAX_SEARCHED_BYTES`` is returned unchanged, because no caller records it.
     """
     content = _encoded(seen)
     is_searched = len(content) <= MAX_SEARCHED_BYTES
@@ -38,7 +38,7 @@ def hide_secrets(seen: ExternalObject, secrecy: Secrecy, *known: object) -> Exte
     if content and is_searched and is_named_well and not secrecy.is_in_json(content):
         return seen
     kept = strings_in(*known)
-    is_new = seen.name not in kept  # else no resource is named after it
+    is_new = seen.name not in kept  # otherwise no resource gets this name
     if (is_new and not is_named_well) or any(
         secrecy.is_in(each) for each in (seen.name, seen.uid) if each and each not in kept
     ):
@@ -61,7 +61,7 @@ def hide_and_digest(
 ) -> tuple[ExternalObject, str] | None:
     """Return an object of some resources without secrets, and its digest.
 
-    Of an object that the log has already, only what the digest leaves out is searched.
+    If the log already has the object, only the fields outside the digest are searched.
     """
     shown, known = digest(seen), list[object]()
     mark = seen.labels.get(OWNER_LABEL, "")
@@ -79,12 +79,12 @@ def hide_and_digest(
 
 
 def shown_ids(uids: Iterable[str], secrecy: Secrecy) -> tuple[str, ...]:
-    """Return ids of objects for messages to people: short, and without secrets."""
+    """Return the ids of objects for messages: shortened, and without secrets."""
     return tuple(secrecy.hide_start(each, MAX_SHOWN_ID_CHARACTERS) for each in uids)
 
 
 def _without_secret_marks(seen: ExternalObject, secrecy: Secrecy) -> ExternalObject:
-    """Return an object without secrets in what is no part of its digest."""
+    """Return an object without secrets in the fields that are not part of its digest."""
     if not secrecy.is_in(f"{seen.version} {seen.written_by}"):
         return seen
     version, written_by = secrecy.hide_in(seen.version), secrecy.hide_in(seen.written_by)
@@ -94,5 +94,5 @@ def _without_secret_marks(seen: ExternalObject, secrecy: Secrecy) -> ExternalObj
 def _encoded(seen: ExternalObject) -> bytes:
     try:
         return _encoder.encode(seen)
-    except Exception:  # noqa: BLE001 - a provider may show what is no JSON
+    except Exception:  # noqa: BLE001 - a provider may return values that are not JSON
         return b""

@@ -1,6 +1,6 @@
-"""Objects that are too large to be observed: told once, so that the rest of a listing gets through.
+"""Objects too large to observe: reported once, so that the rest of a listing is processed.
 
-The decider would refuse such an observation, and the next listing would bring it again, for ever.
+The decider would reject such an observation, and every listing would repeat it.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from events.subjects import intake
 from reconciler.ports import DeadLetter, DecisionSink, IntakeDelivery
 
 MAX_OBJECT_BYTES = MAX_MESSAGE_BYTES // 2
-"""A longer object reaches neither the log nor a result."""
+"""A larger object is recorded neither in the log nor in a result."""
 
 MAX_OBJECT_NESTING = MAX_NESTING - 10
 """Levels of an object's JSON. An observation is a message with some levels around the object."""
 
 MAX_ID_CHARACTERS = 2048
-"""Of the name or the id of an object: the row of a resource may have a dozen of them."""
+"""Limit of an object's name or id. The row of a resource may contain a dozen of them."""
 
 MAX_SEARCHED_BYTES = 2 * MAX_OBJECT_BYTES
-"""Longer objects are not searched for secrets, which takes one second per MiB, or recorded."""
+"""Larger objects are neither searched for secrets, which takes one second per MiB, nor recorded."""
 
 _encoder = msgspec.json.Encoder()
 _logger = structlog.get_logger(__name__)
 
 
 def is_too_large(seen: ExternalObject | None) -> bool:
-    """Return whether an object is too long, or nested too deep, to be reported."""
+    """Return whether an object is too large, or nested too deeply, to be reported."""
     return seen is not None and bool(_excess(seen, _encoder.encode(seen)))
 
 
 def build_size_letter(key: ResourceKey, observed: Observed) -> DeadLetter:
-    """Return the letter about an object that is too large, the same one for the same content."""
+    """Return the dead letter of an object that is too large, the same one for the same content."""
     seen = observed.object
     assert seen is not None
     payload, name = _encoder.encode(seen), observed.external_name[:MAX_ID_CHARACTERS]
@@ -63,7 +63,7 @@ def build_size_letter(key: ResourceKey, observed: Observed) -> DeadLetter:
 
 
 def _excess(seen: ExternalObject, payload: bytes) -> str:
-    """Return what an object has more of than is allowed; empty for one that can be reported."""
+    """Return how an object exceeds a limit, or ""."""
     longest = max(len(seen.name), len(seen.uid or ""))
     if longest > MAX_ID_CHARACTERS:
         return f"name or id of {longest} characters exceeds the limit of {MAX_ID_CHARACTERS}"
@@ -75,7 +75,7 @@ def _excess(seen: ExternalObject, payload: bytes) -> str:
 
 
 async def store_size_letters(sink: DecisionSink | None, letters: Sequence[DeadLetter]) -> None:
-    """Store the letters that are new; a listing does not fail for them, the next one tells them."""
+    """Store new letters. A failure does not fail the listing, because the next one repeats them."""
     if not letters:
         return
     _logger.warning("objects are too large to be observed", count=len(letters))
@@ -84,5 +84,5 @@ async def store_size_letters(sink: DecisionSink | None, letters: Sequence[DeadLe
     try:
         if waiting := await sink.store_dead_letters(letters):
             _logger.warning("stream DEADLETTERS is full; dropped dead letters", count=len(waiting))
-    except Exception as error:  # noqa: BLE001 - such as the bus being away
+    except Exception as error:  # noqa: BLE001 - such as an unreachable bus
         _logger.warning("storing dead letters failed", error=str(error), count=len(letters))

@@ -1,4 +1,4 @@
-"""Detects that another holder of this log writes to an API, by what its objects show (ADR 0065)."""
+"""Detect that another holder of this log writes to an API, from its objects (ADR 0065)."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ _logger = structlog.get_logger(__name__)
 
 
 class Suspect(NamedTuple):
-    """An object, and the resource that is about to be told of it."""
+    """An object, and the resource that would be notified of it."""
 
     told: ResourceKey
     object: ExternalObject
 
 
 class Comparison(NamedTuple):
-    """Result of a comparison of shown objects with the log.
+    """Result of comparing an API's objects with the log.
 
-    ``must_wait``: the API has newer objects, and must be held before anything is concluded.
+    ``must_wait``: the API has newer objects, and must be held before its listing is used.
     ``unclear``: resources whose object cannot be compared, because a history is damaged.
     """
 
@@ -42,12 +42,12 @@ class Comparison(NamedTuple):
     unclear: frozenset[ResourceKey] = frozenset()
 
     def allows(self, key: ResourceKey) -> bool:
-        """Return whether a resource may be told of its object."""
+        """Return whether a resource may be notified of its object."""
         return not self.must_wait and key not in self.unclear
 
 
 class TwinDetector:
-    """Compares what APIs show with the log, and reports what is newer."""
+    """Compares the objects of APIs with the log, and reports newer ones."""
 
     def __init__(
         self,
@@ -74,8 +74,8 @@ class TwinDetector:
     ) -> Comparison:
         """Report the objects of a configuration that are newer than the log.
 
-        Return what may be concluded from them. The log is read only for those that are newer than
-        a version that this process knows.
+        Return whether they may be used. The log is read only for objects that are newer than the
+        version that this process has.
         """
         hold = self._configurations.twins.get(config)
         spaces = KeySpaces.of(self._log.log_id, self._log.epoch, hold)
@@ -112,9 +112,9 @@ class TwinDetector:
     async def _newer(
         self, kind: str, suspects: Sequence[Suspect], spaces: KeySpaces, unclear: set[ResourceKey]
     ) -> list[NewerObject]:
-        """Return those whose action the log does not have, and which it has not seen.
+        """Return the objects whose action the log does not contain, and that it has not observed.
 
-        Add to `unclear` the resources of those that the log cannot be compared with.
+        Add to `unclear` the resources whose log cannot be compared.
         """
         named = [(each, labelled_resource(each.object, spaces.log_id)) for each in suspects]
         keys = {key for each, named_by in named for key in (each.told, named_by) if key is not None}
@@ -124,7 +124,8 @@ class TwinDetector:
             if resource is None:
                 continue
             if any(histories[key].damage is not None for key in (resource, each.told)):
-                # Not even that it is ours is known: a decider may not know of the damage yet.
+                # The ownership is also unknown, because a decider may not have detected the damage
+                # yet.
                 unclear.add(each.told)
                 continue
             events = histories[resource].events
@@ -148,8 +149,8 @@ def _is_suspect(
 def _shows(event: LogEvent, shown: ExternalObject) -> bool:
     """Return whether an event has recorded an object as its last writer left it.
 
-    While the API is held, what an action has met is recorded with its result, and listings show
-    nothing new then.
+    While the API is held, the object that an action found is recorded with its result, and listings
+    then contain nothing new.
     """
     match event.data:
         case ExternalObserved() | ActionSucceeded() | ActionFailed() | ActionHeld():

@@ -1,1 +1,1 @@
-"""The observer: what external APIs have."""
+"""The observer, which reads the objects of external APIs."""

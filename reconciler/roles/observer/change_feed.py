@@ -1,8 +1,7 @@
-"""Following an API's feed of changes: what it tells is a hint for an earlier listing, no more.
+"""Follow an API's change feed, whose changes are only hints for an earlier listing.
 
-A feed that is broken, hangs or lies costs its API few requests, and listings as often as its
-``ProviderConfig`` allows them; the ordinary listings go on beside it. So nothing is lost with it
-but time.
+A broken, hanging or incorrect feed costs its API few requests, and listings as often as its
+``ProviderConfig`` allows. Normal listings continue, so a broken feed only costs time.
 """
 
 from __future__ import annotations
@@ -26,18 +25,18 @@ from reconciler.roles.runtime.configurations import Configurations
 from reconciler.roles.runtime.provider_pool import ProviderPool
 
 PACE_SECONDS = 1.0
-"""Requests begin no nearer to each other. A feed that has nothing to tell should take longer."""
+"""Minimum interval of requests. A feed without changes should take longer to respond."""
 
 _logger = structlog.get_logger(__name__)
 
 
 def is_followed(config: ProviderConfigSpec) -> bool:
-    """Return whether a hint could bring a listing forward at all."""
+    """Return whether a hint can cause an earlier listing."""
     return config.least_resync_seconds < config.resync_seconds
 
 
 class ChangeFeed:
-    """The feed of one kind at one API; calls ``hint`` where something may have changed."""
+    """The feed of one kind at one API. It calls ``hint`` when something may have changed."""
 
     def __init__(
         self,
@@ -64,14 +63,14 @@ class ChangeFeed:
         self._failures = 0
 
     async def run(self) -> None:
-        """Follow for ever; a feed that answers at once, whatever it says, makes no hot loop."""
+        """Follow until canceled, with a minimum interval between requests."""
         while True:
             began = self._clock()
             wait = await self._try_to_ask()
             await asyncio.sleep(max(wait, began + PACE_SECONDS - self._clock()))
 
     async def _try_to_ask(self) -> float:
-        """Ask once; return the seconds for which nothing is to be asked then."""
+        """Send one request, and return the seconds to wait after it."""
         try:
             is_news = await self._ask()
         except TurnedAwayError as error:
@@ -90,35 +89,36 @@ class ChangeFeed:
         if self._failures:
             self._failures = 0
             _logger.info("a change feed works again", **self._place())
-        # After news nothing is asked for so long: the listings that more news want may not be.
+        # Wait after a change, because further changes cannot cause an earlier listing.
         return self._least_seconds() if is_news else 0.0
 
     async def _ask(self) -> bool:
-        """Ask once, and pass on what is new; gives whether anything is."""
+        """Send one request, and pass a change on. Return whether there was one."""
         provider = self._providers.get(self._config_name, self._kind)
         if not isinstance(provider, WatchingProvider):
             raise ConfigurationError(
                 f"kind {self._kind!r}: declares the capability watch, but its provider has no "
                 "method `changes`; implement it"
             )
-        if provider is not self._followed:  # perhaps of another API, which has other marks
+        if provider is not self._followed:  # it may belong to another API, with other marks
             self._followed, self._mark = provider, None
         with HintCalls(self._gates.of(self._config_name), self._config_name):
             mark = await provider.changes(self._mark)
-        is_news = mark != self._mark  # the first, too: the listing before it may have missed some
+        # Also the first one: the listing before it may have missed changes.
+        is_news = mark != self._mark
         self._mark = mark
         if is_news:
             self._hint()
         return is_news
 
     def _failed(self, why: str, wish_seconds: float | None) -> float:
-        """Tell people once, and return the back-off."""
+        """Log the first failure, and return the back-off."""
         self._failures += 1
         if self._failures == 1:
             _logger.warning("a change feed failed; listings continue", why=why, **self._place())
         config = self._configurations.by_name.get(self._config_name)
         if config is None:
-            return 0.0  # just withdrawn: this is about to end
+            return 0.0  # just withdrawn: this task is about to end
         return delay(config.retry, self._failures, self._jitter(), wish_seconds).total_seconds()
 
     def _least_seconds(self) -> float:

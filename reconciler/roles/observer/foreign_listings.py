@@ -1,4 +1,4 @@
-"""Takes in the listings that other teams' observers publish, by the same rules as our own."""
+"""Process the listings that other observers publish, by the same rules as our own."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from reconciler.roles.runtime.provider_pool import ProviderPool
 from reconciler.roles.runtime.runtime import REAL, Runtime
 
 ABANDONED_SECONDS = 300.0
-"""A listing that is not completed by then never will be."""
+"""Age at which an incomplete listing is abandoned."""
 
 MAX_OPEN_BYTES = 2 * MAX_LISTING_BYTES
-"""Of all listings that are being received: those of several tenants."""
+"""Limit of bytes of all incomplete listings, from several tenants."""
 
 _MIB = 1024 * 1024
 _MAX_OPEN = 256
@@ -38,7 +38,7 @@ _logger = structlog.get_logger(__name__)
 
 @dataclass(slots=True)
 class _Open:
-    """A listing that is being received, the part that began it, and the memory of its objects."""
+    """An incomplete listing, its first part, and the size of its objects."""
 
     since: float
     listing: ListingAssembler
@@ -47,7 +47,7 @@ class _Open:
 
 
 class ForeignListings:
-    """Assembles listings from the bus; a broken one proves nothing, and becomes a dead letter."""
+    """Assembles listings from the bus. An invalid one proves nothing and becomes a dead letter."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class ForeignListings:
         self._refused: dict[str, None] = {}
 
     async def run(self) -> None:
-        """Take parts for ever."""
+        """Process parts until canceled."""
         while True:
             for delivery in await self._reader.next_batch():
                 try:
@@ -84,14 +84,14 @@ class ForeignListings:
                     await self._refuse(delivery, f"{type(error).__name__}: {error}")
 
     async def _take(self, delivery: ListingDelivery) -> None:
-        """Take one part; raises ``ListingRefusedError`` where it makes the whole useless."""
+        """Process one part; raises ``ListingRefusedError`` if it makes the listing invalid."""
         subject, part = delivery.subject, delivery.part
         if isinstance(part, ListingBegan):
             self._refused.pop(subject, None)
             await self._forget_abandoned()
             self._begin(subject, part, delivery)
         elif subject in self._refused:
-            return  # it was told once
+            return  # already reported
         elif isinstance(part, ListingItem):
             opened = self._opened(subject)
             opened.listing.add([part.object])
@@ -133,9 +133,10 @@ class ForeignListings:
         return opened
 
     async def _make_room(self, opened: _Open, size: int) -> None:
-        """Count an object; of too many, the largest listing is refused: it is who takes the room.
+        """Count an object. Above the total limit, reject the listing that uses most memory.
 
-        Raises ``ListingRefusedError`` for one that is too large by itself.
+        Raises:
+            ListingRefusedError: this listing alone is too large.
         """
         opened.size += size
         self._size += size
@@ -167,7 +168,7 @@ class ForeignListings:
         await self._observer.publish_changes(listing, objects, provider)
 
     async def _forget_abandoned(self) -> None:
-        """Drop what was never completed: its observer went away, and nothing was concluded."""
+        """Reject abandoned listings, and the oldest one if there are too many."""
         oldest = self._clock() - ABANDONED_SECONDS
         for opened in list(self._open.values()):
             if opened.since < oldest:
@@ -204,5 +205,5 @@ class ForeignListings:
                 _logger.warning(
                     "stream DEADLETTERS is full; dropped a dead letter", subject=subject
                 )
-        except Exception as error:  # noqa: BLE001 - its observer sends the next one
+        except Exception as error:  # noqa: BLE001 - its observer publishes another one
             _logger.warning("storing a dead letter failed", subject=subject, error=str(error))

@@ -1,8 +1,8 @@
-"""Calls for hints: the gate of their API holds for them, and they say nothing of its health.
+"""Calls for hints: they respect the gate of their API, but do not affect its health.
 
-Nothing depends on a hint. So a call for one does not wait at a closed gate, and is never the probe
-of a breaker: one for which only the feed is broken would open again, and keep all actions away.
-For the same reason its failures are not counted. That the API wants fewer calls is learned.
+Nothing depends on a hint. A call for one does not wait at a closed gate, and is never the probe of
+a breaker, because a broken feed alone would keep the breaker open and block all actions. For the
+same reason, its failures are not counted. Throttling is.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from reconciler.roles.gate.api_gate import ApiGate
 
 
 class HintCalls:
-    """Lets the requests for a hint through: a context."""
+    """Context that permits the requests for a hint."""
 
     __slots__ = ("_config", "_gate", "_token")
 
@@ -26,12 +26,12 @@ class HintCalls:
         self._token: Token[CallPermit | None] | None = None
 
     def __enter__(self) -> Self:
-        """Let the requests of this task ask here."""
+        """Make this object the permit of the current task."""
         self._token = CALL_PERMIT.set(self)
         return self
 
     def __exit__(self, _class: object, error: BaseException | None, _traceback: object) -> None:
-        """Learn whether the API wants to be left alone."""
+        """Process throttling by the API."""
         assert self._token is not None
         CALL_PERMIT.reset(self._token)
         if isinstance(error, ProviderError):
@@ -39,16 +39,16 @@ class HintCalls:
 
     @property
     def is_free(self) -> bool:
-        """Whether the next request may be sent at once."""
+        """Whether the next request may be sent immediately."""
         return self._gate.is_open and self._gate.knows_log
 
     @property
     def pace_seconds(self) -> float:
-        """How far apart the rate limit keeps two requests; 0.0 without one."""
+        """Seconds between two requests of the rate limit; 0.0 without one."""
         return self._gate.pace_seconds
 
     async def wait(self, *, goes_first: bool = False) -> None:
-        """Wait for the rate limit alone; raises ``TurnedAwayError`` while the gate is closed."""
+        """Wait only for the rate limit; raises ``TurnedAwayError`` while the gate is closed."""
         gate = self._gate
         if not gate.knows_log:
             await gate.until_log_known()

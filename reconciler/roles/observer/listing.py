@@ -1,8 +1,8 @@
-"""From a complete listing to observations: only what differs from what the log knows.
+"""Compare a complete listing with the log, and derive observations of the differences only.
 
-The same assembler takes in our own listings and those that other teams' observers publish as
-listings: a beginning, items, and a completion with the count. Only a listing whose count is right
-proves that what it does not show is absent (invariant 6).
+The same assembler processes our own listings and those of other observers: a beginning, items, and
+a completion with the count. Only a listing with the correct count proves the absence of other
+objects (invariant 6).
 """
 
 from __future__ import annotations
@@ -30,23 +30,24 @@ from reconciler.roles.runtime.pauses import with_pauses
 from reconciler.secrecy import Secrecy
 
 MAX_LISTED_OBJECTS = 250_000
-"""Of one listing: it is complete or void, so all of it is in memory, about 1 KiB an object."""
+"""Limit of objects per listing. It is complete or void, so it is kept in memory, about 1 KiB
+each."""
 
 
 SEARCHED_AT_ONCE = 256 * 1024
-"""Bytes of objects that are searched for secrets between two turns of the event loop."""
+"""Bytes of objects that are searched for secrets without yielding to the event loop."""
 
 
 class ListingRefusedError(ValueError):
-    """A listing proves nothing: it is incomplete, or of a scope that is not this one."""
+    """A listing proves nothing: it is incomplete, or has another scope."""
 
 
 class ListingAssembler:
-    """One listing of one scope, being received.
+    """One listing of one scope while it is received.
 
-    ``began_at`` is when it began by a clock of the world, ``began_by`` by the steady one of this
-    process, if it began here. Without ``unique_names`` the API makes the ids, and two objects may
-    have one name. ``unreadable``: places of objects that exist and are not shown.
+    ``began_at``: start time. ``began_by``: start on the monotonic clock of this process, if it
+    started here. Without ``unique_names``, the API assigns ids, and two objects may have the same
+    name. ``unreadable``: places of objects that exist but could not be read.
     """
 
     def __init__(
@@ -65,10 +66,13 @@ class ListingAssembler:
         self._objects: dict[str, ExternalObject] = {}
 
     def add(self, objects: Iterable[ExternalObject]) -> None:
-        """Take in a page; raises ``ListingRefusedError`` for an object of another scope.
+        """Add a page.
 
-        In an exclusive scope what is listed and not declared is deleted: it must not reach further.
-        So are too many objects.
+        In an exclusive scope, undeclared listed objects are deleted, so none may be outside the
+        scope.
+
+        Raises:
+            ListingRefusedError: an object is outside the scope, or there are too many.
         """
         began = self.began
         for each in objects:
@@ -84,17 +88,17 @@ class ListingAssembler:
             )
 
     def place(self, name: str, uid: str | None) -> str:
-        """Return what tells one object of the listing from another; it begins with the name."""
+        """Return what distinguishes an object within the listing. It starts with the name."""
         return name if self.unique_names else f"{name}\n{uid or ''}"
 
     def place_of(self, row: StatusRow) -> str:
-        """Return the place of a resource's object, as far as it is known."""
+        """Return the place of a resource's object, as far as known."""
         return self.place(row.external_name, row.uid or row.observed_uid)
 
     def complete(self, count: int) -> Mapping[str, ExternalObject]:
-        """Return all objects by place; raises ``ListingRefusedError`` if any is missing.
+        """Return all objects by place; raises ``ListingRefusedError`` if the count differs.
 
-        What came twice counts once: it must not hide that another did not come.
+        Repeated objects count once, so that they cannot hide a missing one.
         """
         if count != len(self._objects):
             raise ListingRefusedError(
@@ -105,7 +109,7 @@ class ListingAssembler:
 
 
 def check_scope(began: ListingBegan, config: ProviderConfigSpec) -> None:
-    """Raise ``ListingRefusedError`` unless the listing is of the configuration's whole scope."""
+    """Raise ``ListingRefusedError`` unless the listing covers the configuration's whole scope."""
     scope = config.scope
     if began.prefix != scope.prefix or began.labels != scope.labels:
         raise ListingRefusedError(
@@ -117,11 +121,11 @@ def check_scope(began: ListingBegan, config: ProviderConfigSpec) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What a complete listing shows that the log does not know.
+    """The differences between a complete listing and the log.
 
-    ``observed`` is to be published. ``doubtful`` are the rows whose object was not listed but may
-    be there: a filter by labels shows only what still carries them, and what has an id of its own
-    would be made a second time. Each needs a read. The counts are for the guards.
+    ``observed`` must be published. ``doubtful`` are rows whose object was not listed but may exist,
+    so it must be read: a filter by labels only shows objects that still have them, and an object
+    whose id the API assigns would be created twice. ``losses`` are the counts for the guards.
     """
 
     observed: list[tuple[ResourceKey, Observed]]
@@ -142,14 +146,16 @@ async def observations(
     deleted_ids: Container[str | None] = (),
     late_ids: Container[str | None] = (),
 ) -> Findings:
-    """Compare a complete listing with what the log knows; ``rows`` are those of all resources.
+    """Compare a complete listing with the rows of all resources.
 
-    It takes some seconds of CPU for a hundred thousand objects, in slices. The rows may go on
-    meanwhile: what is observed says how old it is, and the resource decides what that proves.
-    Observations contain no secret that ``secrecy`` remembers. ``known_position`` is the position of
-    the log up to which the rows were read before this call. ``deleted_ids`` are those of objects
-    that a resource has deleted of late: no other resource may take one of them. ``late_ids`` are
-    those of the last minute: with our owner label, an object of such an id is the deleted one.
+    It takes some seconds of CPU for a hundred thousand objects, in slices. The rows may change in
+    the meantime. An observation contains its age, from which the resource decides what it proves.
+    Observations contain no secret of ``secrecy``.
+
+    ``known_position``: position of the log up to which the rows were read before this call.
+    ``deleted_ids``: of objects that a resource has deleted recently, which no other resource may
+    adopt. ``late_ids``: those of the last minute. An object with such an id and our owner label is
+    the deleted one.
     """
     began = listing.began
     known = await _by_place(listing, objects, rows)
@@ -166,8 +172,9 @@ async def observations(
                 searched = secrecy.searched_bytes
                 await asyncio.sleep(0)
             mine = known.get(place, ())
-            # The listing may have begun before the deletion, or the API shows the deletion late.
-            # With our label it is that object, however late; without, the id may have returned.
+            # The listing may have started before the deletion, or the API shows the deletion late.
+            # An object with our label is the deleted one, however late. Without it, the id may be
+            # used again.
             is_deleted = each.uid in (late_ids if OWNER_LABEL in each.labels else deleted_ids)
             is_gone = is_deleted and not any(row.owned and row.uid == each.uid for row in mine)
             elsewhere = _owner_elsewhere(listing, each, rows, log_id)
@@ -180,7 +187,7 @@ async def observations(
                     seen = _observed(listing, each.name, recorded[0], unmanaged)
                     found.append((creator.key, seen))
                 continue
-            # Neither what a damaged resource has made since, nor a released object, is a stray.
+            # Neither recent objects of a damaged resource nor released objects count as unmanaged.
             is_known = bool(mine) or not (is_unclear or released_by)
             is_shown = is_known and not is_gone
             recorded = hide_and_digest(each, secrecy, mine) if is_shown else None
@@ -199,7 +206,7 @@ async def observations(
             )
             for row, taken in interested:
                 seen = _observed(listing, each.name, recorded[0], unmanaged, belongs_to=taken)
-                # A row that changed meanwhile was not compared with all that came before it.
+                # A row that has changed meanwhile was not compared with everything before.
                 version = row.version if row.position <= known_position else 0
                 found.append((row.key, replace(seen, known_version=version)))
     missing, doubtful = await _missing(
@@ -218,10 +225,10 @@ async def _missing(
     *,
     creators: Container[ResourceKey],
 ) -> tuple[list[tuple[ResourceKey, Observed]], list[StatusRow]]:
-    """Return the absences that the listing proves, and the rows whose object has to be read.
+    """Return the absences that the listing proves, and the rows whose object must be read.
 
-    ``creators``: the resources of objects under another name. One that owns nothing has such an
-    object, so that nothing of it is absent.
+    ``creators``: resources with an object under another name. If such a resource owns nothing, none
+    of its objects is absent.
     """
     began, found = listing.began, list[tuple[ResourceKey, Observed]]()
     doubtful: list[StatusRow] = []
@@ -237,7 +244,7 @@ async def _missing(
                     continue
                 if row.key in creators and not row.owned:
                     continue
-                # What was released would be a stray, once its row is forgotten.
+                # A released object would become unmanaged once its row is deleted.
                 is_released = not row.owned and (row.external_name, row.observed_uid) in released
                 is_unproven = is_outside or is_released or bool(began.labels)
                 if is_unproven or _would_be_made_twice(row, listing):
@@ -251,10 +258,10 @@ async def _missing(
 
 
 def _would_be_made_twice(row: StatusRow, listing: ListingAssembler) -> bool:
-    """Return whether no conflict of a new creation would show that the listing was wrong.
+    """Return whether a wrong listing would lead to a second object without a conflict.
 
-    That is so under a second name, and where the API makes the ids: a listing that lags behind
-    would lead to one more object each time. Nor is a listing believed that was wrong once.
+    This is the case under a second name, and if the API assigns ids: each lagging listing would
+    create another object. A listing that was wrong before is not trusted either.
     """
     has_own_id = row.owned and not listing.unique_names
     return has_own_id or row.listing_disproved or bool(row.declared_name)
@@ -263,7 +270,7 @@ def _would_be_made_twice(row: StatusRow, listing: ListingAssembler) -> bool:
 async def _by_place(
     listing: ListingAssembler, objects: Mapping[str, ExternalObject], rows: Mapping[str, StatusRow]
 ) -> dict[str, list[StatusRow]]:
-    """Return the resources of each object; one may have two, while it is replaced (ADR 0026)."""
+    """Return the resources of each object: two while an object is replaced (ADR 0026)."""
     began, known = listing.began, dict[str, list[StatusRow]]()
     without_id: list[StatusRow] = []
     async for some in with_pauses(list(rows.values())):
@@ -288,7 +295,7 @@ async def _by_place(
 async def _released(
     listing: ListingAssembler, rows: Mapping[str, StatusRow]
 ) -> dict[tuple[str, str | None], str]:
-    """Return the objects that were released on purpose, with the resources that released them."""
+    """Return the objects that were released, with the resources that released them."""
     began, found = listing.began, dict[tuple[str, str | None], str]()
     async for some in with_pauses(list(rows.values())):
         for row in some:
@@ -308,8 +315,8 @@ def _creator(
 ) -> StatusRow | None:
     """Return the resource that may have created this object under another name or uid.
 
-    By a late call, the object has a name that the resource has used for one that was replaced.
-    Without unique names, the response to the creation named a uid that the listing does not show.
+    After a late call, the object has a name that the resource used before a replacement. Without
+    unique names, the creation may have returned a uid that the listing does not contain.
     """
     label, began = seen.labels.get(OWNER_LABEL), listing.began
     if not label or any(row.owned or row.retiring for row in mine):
@@ -333,7 +340,7 @@ def _owner_elsewhere(
     rows: Mapping[str, StatusRow],
     log_id: str,
 ) -> str:
-    """Name the resource of this kind that owns an object in another configuration of its API."""
+    """Return the resource that owns an object through another configuration of its API, or ""."""
     label, began = seen.labels.get(OWNER_LABEL), listing.began
     row = rows.get(resource_of(label, log_id)) if label and not listing.unique_names else None
     if row is None or row.kind != began.kind or row.provider_config == began.provider_config:
@@ -347,7 +354,7 @@ def _find_by_name(
     objects: Mapping[str, ExternalObject],
     known: dict[str, list[StatusRow]],
 ) -> None:
-    """Find by its name what has no id yet: what is declared, and what is being created."""
+    """Assign rows without an id by name: declared resources, and those being created."""
     of_name: dict[str, list[str]] = {}
     unclaimed: dict[str, list[str]] = {}
     for place, each in objects.items():
@@ -357,13 +364,14 @@ def _find_by_name(
         if not any(map(_has, resources)):
             unclaimed.setdefault(each.name, []).append(place)
     for row in rows:
-        # An object that only undeclared resources know exists: a first look must show it.
+        # An object that only undeclared resources have exists, so a first observation must report
+        # it.
         found = unclaimed if row.reason == LOOKING else of_name
         unknown = sorted(found.get(row.external_name, ()))
-        if row.operation == "Create":  # each may be what it makes: its result will tell
+        if row.operation == "Create":  # each may be its result, which the action will report
             for place in unknown:
-                # What an undeclared resource waits to claim was there before. This row is told
-                # nothing now, so that the two would give way to each other without end.
+                # An object that an undeclared resource waits to claim existed before. This row is
+                # not notified now, because otherwise the two would yield to each other without end.
                 if not any(map(_is_about_to_claim, known.get(place, ()))):
                     known.setdefault(place, []).append(row)
         else:
@@ -372,13 +380,13 @@ def _find_by_name(
 
 
 def _may_hide(damage: Collection[LogDamage], kind: str) -> bool:
-    """Return whether a resource of a kind may have objects of which its row does not know."""
+    """Return whether resources of a kind may have objects that are missing in their rows."""
     resources = (each.resource for each in damage)
     return any(not each or ResourceKey.parse(each).kind == kind for each in resources)
 
 
 def _lives_somewhere(row: StatusRow) -> bool:
-    """Return whether the resource is of one object, so that no other can be seen as it."""
+    """Return whether the resource already has one object, and so cannot represent another."""
     return row.declared or row.owned or bool(row.observed_digest or row.action_id)
 
 
@@ -388,10 +396,10 @@ def _new_key(
     namespace: str,
     rows: Mapping[str, StatusRow],
 ) -> ResourceKey:
-    """Name the resource of an object that nobody knows.
+    """Return the key for an object that no resource has.
 
-    A resource of that name may live under another external name or in another API: it would not
-    listen to what is seen of this one, or take turns with it.
+    An existing resource of that name may have another external name or API. It would ignore
+    observations of this object, or alternate between two objects.
     """
     began, name = listing.began, seen.name
     if not listing.unique_names:
@@ -414,32 +422,32 @@ def _interested(
     ours: str,
     left_to: str,
 ) -> Iterable[tuple[StatusRow, str]]:
-    """Which resources learn something from the object: those that know it otherwise.
+    """Yield the resources for which the object is news, each with another resource that has it.
 
-    ``recorded``: the object, and its digest. Beside each, which other one has it. ``ours``: the
-    log, if an object that nobody declared counts as its. ``left_to``: the resource that has
-    released the object, or owns it in another configuration; empty if none has.
+    ``recorded``: the object, and its digest. ``ours``: the log's id, if an undeclared object counts
+    as its own. ``left_to``: the resource that has released the object, or owns it in another
+    configuration; empty if none has.
     """
     seen, shown = recorded
     for row in rows:
         if row.action_id:
-            continue  # its result will say more than this
+            continue  # the result of the action will contain more
         is_other = bool(row.uid or row.observed_uid) or listing.unique_names
         if is_other and listing.place_of(row) != listing.place(seen.name, seen.uid):
-            continue  # it was replaced, and goes
-        is_alone = len(rows) == 1 and not left_to  # as nearly all are
+            continue  # it was replaced, and will be deleted
+        is_alone = len(rows) == 1 and not left_to  # the frequent case
         taken = "" if is_alone else _find_other_owner(row, rows) or _left_to(row, rows, left_to)
         if taken and taken == row.belongs_to and not _has(row):
-            continue  # how it goes on with it is the other's
+            continue  # the other resource decides about the object
         if not taken and _is_about_to_claim(row) and len([*filter(_is_about_to_claim, rows)]) > 1:
-            continue  # the others give way first: this listing tells them
+            continue  # the others yield first: this listing notifies them
         is_news = _shows_more(seen, shown, row) or row.belongs_to != taken or row.doubted
         if is_news or _may_pass_now(row, seen, unmanaged, guard, ours):
             yield row, taken
 
 
 def _shows_more(seen: ExternalObject, shown: str, row: StatusRow) -> bool:
-    """Return whether an object is other than the log knows it; of a foreign one, whether it is."""
+    """Return whether an object differs from the log; if foreign, whether its identity does."""
     if row.reason == AWAITING_READ:
         return True
     if row.foreign_identity:
@@ -448,10 +456,11 @@ def _shows_more(seen: ExternalObject, shown: str, row: StatusRow) -> bool:
 
 
 def _find_other_owner(row: StatusRow, rows: Sequence[StatusRow]) -> str:
-    """Name another resource that has the object of this external name, if one has.
+    """Return another resource that has the object of this external name, or "".
 
-    Who owns it has it; and who declares it, where this one does not. While a resource waits to
-    delete an undeclared object, no other one may take it: each of the two sees the other first.
+    The owner has it, or the resource that declares it if this one does not. While a resource waits
+    to delete an undeclared object, no other one may adopt it, because each would yield to the
+    other.
     """
     others = [each for each in rows if each is not row]
     if not _has(row):
@@ -472,10 +481,10 @@ def _is_about_to_claim(row: StatusRow) -> bool:
 
 
 def _left_to(row: StatusRow, rows: Sequence[StatusRow], released_by: str) -> str:
-    """Name the resource to which an undeclared one leaves an object that none has.
+    """Return the resource to which an undeclared one leaves an object that none has, or "".
 
-    Only a declaration takes what another resource has released. Of several that wait to claim an
-    undeclared object, the first by name does.
+    Only a declaration adopts an object that another resource has released. Of several resources
+    that wait to claim an undeclared object, the first by name claims it.
     """
     if _has(row):
         return ""
@@ -492,7 +501,7 @@ def _may_pass_now(
     guard: DeletionGuard,
     ours: str,
 ) -> bool:
-    """An undeclared object is shown again when the configuration or the numbers are others."""
+    """Return whether a changed configuration or count may change the decision on an object."""
     if row.hold == Hold.DELETION_GUARD:
         if unmanaged is None or guard.allows(unmanaged.unmanaged, unmanaged.total):
             return True  # of a configuration that was changed since
@@ -507,7 +516,7 @@ async def _count_unmanaged(
     known: Mapping[str, Sequence[StatusRow]],
     is_ours: Callable[[ExternalObject], bool],
 ) -> UnmanagedCount:
-    """Count what would be removed because nobody declared it."""
+    """Count the objects to delete because no manifest declares them, and all owned objects."""
     unmanaged, total = 0, 0
     async for some in with_pauses(objects.items()):
         ours = [name for name, each in some if is_ours(each)]
@@ -517,7 +526,7 @@ async def _count_unmanaged(
 
 
 def _claimed_by(config: ProviderConfigSpec, log_id: str) -> Callable[[ExternalObject], bool] | None:
-    """Return the test by which an object that nobody declared counts as ours."""
+    """Return the test whether an undeclared object counts as owned, or None for no object."""
     if config.ownership == "Strict":
         return None
     if config.scope.mode == "Exclusive":

@@ -1,7 +1,7 @@
-"""Reports to a ``ProviderConfig`` that the listings of a kind fail, or complete again (ADR 0069).
+"""Report to a ``ProviderConfig`` that listings of a kind fail, or complete again (ADR 0069).
 
-Reports are level-triggered: this process compares what it sees with what the log has, so that a
-lost report is repeated, and an idle fleet costs no event.
+Reports are level-triggered. This process compares its observations with the log, so that a lost
+report is repeated, and an unchanged fleet costs no event.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ Place = tuple[str, str]
 """The name of a configuration, and a kind that is listed there."""
 
 FAILED_INTERVALS: Final = 3
-"""Resync intervals without a complete listing after which it is reported."""
+"""Number of resync intervals without a complete listing after which it is reported."""
 
 LEAST_FAILED_SECONDS: Final = 60.0
-"""Shortest time without a complete listing that is reported, however short the interval is."""
+"""Minimum time without a complete listing before a report, even for short intervals."""
 
 LEAST_FAILURES: Final = 3
-"""Consecutive failed listings that are reported: one that takes an hour to fail is not enough."""
+"""Minimum number of consecutive failed listings before a report, because one may take an hour."""
 
 _MAX_MESSAGE_CHARACTERS: Final = 200
 _logger = structlog.get_logger(__name__)
 
 
 def is_observed(row: StatusRow, place: Place) -> bool:
-    """Return whether a resource depends on what is read of its object at a configuration."""
+    """Return whether a resource depends on reading its object through a configuration."""
     is_there = (row.provider_config, row.kind) == place
     return is_there and (row.declared or row.owned or row.doubted)
 
 
 class ListingHealth:
-    """How the listings of one kind at one configuration have ended, as this process sees it.
+    """The results of one kind's listings at one configuration, as observed by this process.
 
-    Time during which the gate of the API was closed does not count: its breaker is reported.
+    Time during which the API's gate was closed does not count, because its breaker is reported.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -60,32 +60,32 @@ class ListingHealth:
 
     @property
     def age_seconds(self) -> float:
-        """Time since the last complete listing, or since this process began to list."""
+        """Seconds since the last complete listing, or since the start of this process."""
         return self._clock() - self._listed_at
 
     def listed(self) -> None:
-        """Note that a listing of any process has completed."""
+        """Record that a listing of any process has completed."""
         self._ended_at = self._listed_at = self._clock()
         self._failed_seconds = self._judged_seconds = 0.0
 
     def succeeded(self) -> None:
-        """Note that this process has completed a listing."""
+        """Record that a listing of this process has completed."""
         self.listed()
         self._failures, self._patience = 0, 1
 
     def failed(self) -> None:
-        """Note that a listing of this process has failed."""
+        """Record that a listing of this process has failed."""
         now = self._clock()
         self._failures += 1
         self._failed_seconds += now - self._ended_at
         self._ended_at = now
 
     def postponed(self) -> None:
-        """Note that no listing was made because the gate of the API is closed."""
+        """Record that no listing was made because the gate of the API is closed."""
         self._ended_at = self._clock()
 
     def contradicted(self) -> None:
-        """Note that another observer completes listings: where this one cannot, report later.
+        """Record that another observer completes listings, and report failures here later.
 
         The time doubles, so that two observers of which only one can list report ever more rarely.
         """
@@ -94,23 +94,23 @@ class ListingHealth:
             self._patience *= 2
 
     def begin_anew(self) -> None:
-        """Forget the failures: they are those of another declaration."""
+        """Reset the failures, because they belong to an earlier declaration."""
         self._failed_seconds = self._judged_seconds = 0.0
         self._failures, self._patience = 0, 1
 
     def is_overdue(self, resync_seconds: float) -> bool:
-        """Return whether failures must be judged: after the bound, and after each one more."""
+        """Return whether failures must be judged: after the bound, and after each further one."""
         bound = max(FAILED_INTERVALS * resync_seconds, LEAST_FAILED_SECONDS) * self._patience
         is_long = self._failed_seconds - self._judged_seconds >= bound
         return is_long and self._failures >= LEAST_FAILURES
 
     def judged(self) -> None:
-        """Note that the log has what is to be said of the failures up to now."""
+        """Record that the log contains the failures up to now."""
         self._judged_seconds = self._failed_seconds
 
 
 class ListingReports:
-    """The listings of all kinds at all configurations, and what is reported of them."""
+    """The listings of all kinds at all configurations, and the reports about them."""
 
     def __init__(
         self,
@@ -131,26 +131,26 @@ class ListingReports:
         self._healths: dict[Place, ListingHealth] = {}
 
     def of(self, place: Place) -> ListingHealth:
-        """Return how the listings of a place have ended."""
+        """Return the results of a place's listings."""
         if place not in self._healths:
             self._healths[place] = ListingHealth(self._clock)
         return self._healths[place]
 
     def begin_anew(self, config_name: str) -> None:
-        """Forget the failures of a configuration that was declared anew."""
+        """Reset the failures of a configuration that was declared again."""
         for (name, _kind), health in self._healths.items():
             if name == config_name:
                 health.begin_anew()
 
     def notice(self, event: LogEvent) -> None:
-        """Take an event of the log: another observer may have completed a listing."""
+        """Process an event of the log: another observer may have completed a listing."""
         if isinstance(event.data, ListingsResumed) and is_config(event.key):
             health = self._healths.get((event.key.name, event.data.kind))
             if health is not None:
                 health.contradicted()
 
     async def failed(self, place: Place, config: ProviderConfigSpec, error: str) -> None:
-        """Note that a listing has failed, and report it if none has completed for too long."""
+        """Record that a listing has failed, and report it if none has completed for too long."""
         health, row = self.of(place), self._row(place)
         if row is None or row.breaker_until is not None:
             health.postponed()
@@ -175,12 +175,12 @@ class ListingReports:
             health.judged()
 
     async def completed(self, place: Place) -> None:
-        """Note that a listing was complete and its news are published, and report it if needed."""
+        """Record that a complete listing was published, and report it if required."""
         self.of(place).listed()
         await self._resumed(place)
 
     async def end(self, place: Place) -> None:
-        """Forget a place that is no longer listed, and end what was reported of it."""
+        """Remove a place that is no longer listed, and end its reported failure."""
         self._healths.pop(place, None)
         await self._resumed(place)
 
@@ -195,7 +195,7 @@ class ListingReports:
         place: Place,
         failure: ListingFailure | None = None,
     ) -> bool:
-        """Publish a report; return whether it is stored. If not, a later listing reports again."""
+        """Publish a report. Return whether it is stored; if not, a later listing repeats it."""
         name, kind = place
         row = self._row(place)
         generation = 0 if row is None else row.generation
@@ -203,7 +203,7 @@ class ListingReports:
         message = IntakeMessageOut("result", config_key(name), data, self._new_id())
         try:
             await self._intake.publish([message])
-        except Exception as error:  # noqa: BLE001 - such as the bus being away
+        except Exception as error:  # noqa: BLE001 - such as an unreachable bus
             _logger.warning(
                 "reporting the listings of a kind failed", config=name, kind=kind, error=str(error)
             )

@@ -1,4 +1,4 @@
-"""When a kind at an API is listed again: after its interval, or earlier if there is a reason."""
+"""The time of a kind's next listing at an API: after its interval, or earlier on a hint."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from contextlib import suppress
 class NextListing:
     """The wait between two listings.
 
-    A changed configuration ends it at once. A hint ends it, too, but not before the least time is
-    over; as many hints as come until then are one. What came before a listing begins is done with.
+    A changed configuration ends it immediately. A hint also ends it, but only after the minimum
+    time, and several hints until then count as one. Hints before the start of a listing are
+    discarded.
     """
 
     def __init__(self) -> None:
@@ -19,22 +20,22 @@ class NextListing:
         self._hints_count = False
 
     def begins(self) -> None:
-        """Forget what came before: the listing that begins now will show it."""
+        """Discard earlier hints, because the listing that starts now covers them."""
         self._due.clear()
         self._is_hinted = self._hints_count = False
 
     def now(self) -> None:
-        """End the wait at once."""
+        """End the wait immediately."""
         self._due.set()
 
     def hint(self) -> None:
-        """End the wait as soon as a hint may."""
+        """End the wait after the minimum time."""
         self._is_hinted = True
         if self._hints_count:
             self._due.set()
 
     async def wait(self, seconds: float, least_seconds: float | None = None) -> None:
-        """Wait so long; hints count after the least time, or not at all without one."""
+        """Wait for some seconds. Hints count after the minimum time, or not at all without one."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 if least_seconds is not None:

@@ -1,7 +1,7 @@
-"""Reads of single objects: of those that are not ready yet, and of APIs that cannot list.
+"""Read single objects: those that are not ready, and those of APIs without listings.
 
-A listing comes at an interval. Who waits until an object can be used is told sooner: it is read
-after a second, two, four, … until it is ready, or as seldom as it is listed.
+Listings have an interval. To report a ready object sooner, it is read after 1, 2, 4, … seconds,
+until it is ready or the interval is reached.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ _logger = structlog.get_logger(__name__)
 
 
 def is_news(shown: str, row: StatusRow) -> bool:
-    """Return whether a read shows a resource something new; ``shown``: the object's digest."""
+    """Return whether a read is news for a resource. ``shown``: the object's digest."""
     is_awaited = row.doubted or row.reason in (AWAITING_READ, LOOKING)
     return is_awaited or shown != row.observed_digest
 
 
 class _Read(NamedTuple):
-    """What a read has shown, without its age, and when it began by the steady clock."""
+    """The result of a read without its age, and its start on the monotonic clock."""
 
     row: StatusRow
     observed: Observed
@@ -51,7 +51,7 @@ class _Read(NamedTuple):
 
 
 class ObjectReads:
-    """Reads single objects, and tells the intake what the log does not know."""
+    """Reads single objects, and publishes observations that are not in the log."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class ObjectReads:
         self._reading: dict[str, asyncio.Task[None]] = {}
 
     def notice(self, _position: int, event: LogEvent) -> None:
-        """Begin to read an object that is not ready, or is asked for; a subscriber of the log."""
+        """Schedule a read of an object that is not ready, or requested; a subscriber of the log."""
         if isinstance(event.data, ReconcileAccepted) and event.data.reads:
             self._asked[event.subject] = None
             self._came.set()
@@ -87,7 +87,7 @@ class ObjectReads:
             self._came.set()
 
     async def run(self) -> None:
-        """Read what is asked for, and what is not ready: each API by itself, none for another."""
+        """Read requested objects, and those that are not ready, independently per API."""
         self._came.set()
         async with asyncio.TaskGroup() as tasks:
             while True:
@@ -101,7 +101,7 @@ class ObjectReads:
                         self._reading[config_name] = task
 
     def _take_asked(self) -> dict[str, list[StatusRow]]:
-        """Take what somebody asked to have read now, by the API; not what an action is about."""
+        """Return the resources with a requested read, by configuration."""
         asked, self._asked = self._asked, {}
         rows = [row for name in asked if (row := self._models.status.get(name)) is not None]
         found: dict[str, list[StatusRow]] = {}
@@ -114,7 +114,7 @@ class ObjectReads:
         return [self._models.status[name] for name in self._models.unready]
 
     async def _read_until_ready(self, config_name: str) -> None:
-        """Read an API's objects that are not ready, each less and less often."""
+        """Read an API's objects that are not ready, at increasing intervals."""
         due: dict[str, tuple[float, float]] = {}
         try:
             while rows := [row for row in self._unready() if row.provider_config == config_name]:
@@ -133,10 +133,11 @@ class ObjectReads:
             del self._reading[config_name]
 
     async def read(self, rows: Iterable[StatusRow], config: ProviderConfigSpec) -> int:
-        """Read the objects of some resources of one API, and give how many observations came of it.
+        """Read the objects of some resources of one API. Return the number of observations.
 
-        What fails is read again later. That an owned object is missing is not told: it may be one
-        of many, which only a listing shows. So a listing begins, and the loss guard judges it.
+        A failed read is repeated later. A missing owned object is not reported, because it may be
+        one of many, which only a listing shows. Instead, a listing starts, and the loss guard
+        judges it.
         """
         found, missing = await self._read_some(rows, config)
         for name, kind in {(each.row.provider_config, each.row.kind) for each in missing}:
@@ -144,7 +145,7 @@ class ObjectReads:
         return found
 
     async def read_all(self, rows: Iterable[StatusRow], config: ProviderConfigSpec) -> int:
-        """Read all objects of an API that cannot list them."""
+        """Read all objects of an API without listings. Return the number of observations."""
         rows = list(rows)
         found, missing = await self._read_some(rows, config)
         losses = LossCount(len(missing), sum(row.owned for row in rows))
@@ -155,7 +156,7 @@ class ObjectReads:
     async def _read_some(
         self, rows: Iterable[StatusRow], config: ProviderConfigSpec
     ) -> tuple[int, list[_Read]]:
-        """Tell what is there, or is not owned; return how much that is, and what is missing."""
+        """Publish existing and unowned objects. Return their number, and the missing owned ones."""
         slots = asyncio.Semaphore(min(config.limits.concurrency, READS_AT_ONCE))
         missing: list[_Read] = []
 
@@ -186,7 +187,7 @@ class ObjectReads:
     def _needs_listing(self, row: StatusRow) -> bool:
         """Return whether only a listing shows which resource has the object of a row.
 
-        Without a label, a read would show the object of another namespace as one that none has.
+        Without labels, a read could report an object of another namespace as unowned.
         """
         capabilities = self._providers.capabilities(row.kind)
         if capabilities is None or capabilities.labels or not capabilities.listing:
@@ -198,7 +199,7 @@ class ObjectReads:
         capabilities = self._providers.capabilities(row.kind)
         has_names = capabilities is None or capabilities.deterministic_names
         uid = row.read_uid(unique_names=has_names)
-        external_name = row.external_name  # the log updates the row during the read
+        external_name = row.external_name  # the projection may update the row during the read
         try:
             as_of = await self._intake.last_position()
             began_at, began_by = self._now(), self._clock()
@@ -226,7 +227,7 @@ class ObjectReads:
             suspects, known_version = [Suspect(row.key, seen)], self._models.known_version
             compared = await self._twins.report(name, row.kind, suspects, known_version)
             if not compared.allows(row.key):
-                return None  # it is read again, when its ProviderConfig is held
+                return None  # it is read again when its ProviderConfig is held
         observed = Observed(
             name,
             external_name,

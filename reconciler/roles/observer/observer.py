@@ -1,7 +1,7 @@
-"""The observer: lists each external API's scope at a jittered interval and reports what changed.
+"""The observer: lists each external API's scope at a jittered interval, and reports changes.
 
-An idle fleet costs listings and nothing else: what the log knows already is not told again. Where
-an API tells of changes, the next listing begins earlier.
+An idle fleet only costs listings, because known states are not reported again. If an API provides a
+change feed, a change causes an earlier listing.
 """
 
 from __future__ import annotations
@@ -49,17 +49,17 @@ from reconciler.roles.runtime.runtime import REAL, Runtime
 from reconciler.secrecy import Secrecy
 
 JITTER = 0.1
-"""Each interval is up to this share shorter or longer, so that observers do not march in step."""
+"""Relative jitter of each interval, so that observers do not list at the same time."""
 
 CATCH_UP_SECONDS = 10.0
-"""So long a listing waits for what the log says of its objects."""
+"""Time that a listing waits for the log's events about its objects."""
 
 UNDECLARED_AT_ONCE = 2_000
 PACE_SECONDS = 1.0
-"""Observations of undeclared objects that a listing publishes each second, after all others.
+"""Limit of published observations of undeclared objects per second, after all others.
 
 The decider processes the intake in order, so an API with many new objects would delay the
-declarations of all namespaces. Declarations bound the number of all other observations.
+declarations of all namespaces. The number of other observations is limited by declarations.
 """
 
 _MAX_RETRY_SECONDS = 5.0
@@ -68,7 +68,7 @@ _logger = structlog.get_logger(__name__)
 
 
 class Observer:
-    """Watches every declared API."""
+    """Lists every declared API periodically."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class Observer:
         self.listings = 0
 
     async def run(self) -> None:
-        """Watch for ever, following the configurations as they come and go."""
+        """List until canceled, following changes of the configurations."""
         self._configurations.listen(self._configuration_changed)
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -141,7 +141,7 @@ class Observer:
         self._changed.set()
 
     def notice(self, _position: int, event: LogEvent) -> None:
-        """Take an event of the log: a requested listing begins, a deletion is remembered."""
+        """Process an event of the log: start a requested listing, or record a deletion."""
         self._deletions.notice(event)
         self._reports.notice(event)
         if isinstance(event.data, ReconcileAccepted) and is_config(event.key):
@@ -155,7 +155,7 @@ class Observer:
             listing.now()
 
     def notice_kinds(self, _name: str) -> None:
-        """Look at once which scopes there are: a kind was defined, or is no more."""
+        """Update the listed scopes, because a kind was defined or removed."""
         self._changed.set()
 
     def _match_watches(self, tasks: asyncio.TaskGroup) -> None:
@@ -208,24 +208,25 @@ class Observer:
             await listing.wait(seconds, self._least_seconds(config_name, kind))
 
     def _least_seconds(self, config_name: str, kind: str) -> float | None:
-        """Return the time until a hint counts, with jitter; None where nobody gives any."""
+        """Return the time until a hint counts, with jitter; None without a change feed."""
         config = self._configurations.by_name.get(config_name)
         if config is None or (config_name, kind) not in self._feeds:
             return None
         return config.least_resync_seconds * (1 + JITTER * self._jitter())
 
     async def _try_to_list(self, config_name: str, kind: str) -> float:
-        """List once and give the seconds until the next time; a failed listing proves nothing."""
+        """List once, and return the seconds until the next listing. A failed one proves nothing."""
         config = self._configurations.by_name.get(config_name)
         if config is None:
-            return _MAX_RETRY_SECONDS  # just withdrawn: this watch is about to end
+            return _MAX_RETRY_SECONDS  # just withdrawn: this task is about to end
         health = self._reports.of((config_name, kind))
         try:
             await self.list_once(config_name, kind)
         except TurnedAwayError as error:
             health.postponed()
             _logger.info("listing postponed", config=config_name, kind=kind, why=error.message)
-            wait = (error.retry_after_seconds or 0.0) / (1 - JITTER)  # not earlier, by any jitter
+            # Jitter must not make it earlier.
+            wait = (error.retry_after_seconds or 0.0) / (1 - JITTER)
             return max(wait, min(config.resync_seconds, _MAX_RETRY_SECONDS))
         except (ProviderError, ConfigurationError, ListingRefusedError) as error:
             why = str(error)
@@ -246,10 +247,10 @@ class Observer:
         return min(config.resync_seconds, _MAX_RETRY_SECONDS)
 
     async def list_once(self, config_name: str, kind: str) -> int:
-        """List a scope completely and publish what changed; gives how many observations.
+        """List a scope completely, and publish changes. Return the number of observations.
 
-        Raises ``ProviderError``, ``ConfigurationError`` or ``ListingRefusedError``; nothing is
-        published then.
+        Raises:
+            ProviderError, ConfigurationError, ListingRefusedError: nothing was published.
         """
         config = self._configurations.by_name[config_name]
         if not self._kinds[kind].lists:
@@ -283,7 +284,7 @@ class Observer:
         return await self.publish_changes(listing, listing.complete(count), provider)
 
     async def _read_each(self, config_name: str, kind: str, config: ProviderConfigSpec) -> int:
-        """Read the objects of an API that cannot list, each by itself."""
+        """Read each object of an API without listings."""
         await self._know_the_log()
         rows: list[StatusRow] = []
         async for some in with_pauses(list(self._models.status.values())):
@@ -298,10 +299,11 @@ class Observer:
         objects: Mapping[str, ExternalObject],
         provider: Provider,
     ) -> int:
-        """Publish what a complete listing shows that the log does not know.
+        """Publish the differences between a complete listing and the log. Return their number.
 
-        Raises ``ListingRefusedError`` if what the log knows is not known here, or if the listing
-        is not of the scope that is declared by now.
+        Raises:
+            ListingRefusedError: this process has not read the log to the end, or the scope has
+                changed.
         """
         began = listing.began
         await self._know_the_log()
@@ -369,7 +371,7 @@ class Observer:
                     "observed", key, replace(observed, age_seconds=age), self._new_id()
                 )
                 for key, observed in found
-                if str(key) not in self._models.damage  # held: nobody would decide it
+                if str(key) not in self._models.damage  # held: the decider would not process it
             ]
         )
 
@@ -380,7 +382,7 @@ class Observer:
         provider: Provider,
         config: ProviderConfigSpec,
     ) -> list[tuple[ResourceKey, Observed]]:
-        """Read what the listing does not contain, and does not prove to be absent."""
+        """Read objects that the listing neither contains nor proves to be absent."""
         name, secrecy = listing.began.provider_config, self._providers.secrecy
         slots = asyncio.Semaphore(min(config.limits.concurrency, READS_AT_ONCE))
 
@@ -390,7 +392,7 @@ class Observer:
                     return await _read_one(provider, row, listing, findings.losses, secrecy)
 
         found: list[tuple[ResourceKey, Observed]] = []
-        async for rows in with_pauses(findings.doubtful):  # an empty listing leaves out all
+        async for rows in with_pauses(findings.doubtful):  # an empty listing lacks all
             for some in await asyncio.gather(*(one(row) for row in rows)):
                 found += some
         return found
@@ -398,9 +400,10 @@ class Observer:
     async def _without_unclear(
         self, began: ListingBegan, found: list[tuple[ResourceKey, Observed]]
     ) -> list[tuple[ResourceKey, Observed]]:
-        """Return the observations without those of objects that may be newer than the log.
+        """Return the observations without objects that may be newer than the log.
 
-        Raises ``ListingRefusedError`` if the listing must wait until its API is held.
+        Raises:
+            ListingRefusedError: the listing must wait until its API is held.
         """
         if self._twins is None:
             return found
@@ -420,10 +423,10 @@ class Observer:
         return round(self._clock() - listing.began_by + _HALF_MILLISECOND, 3)
 
     async def _know_the_log(self) -> None:
-        """Know of every declaration and action that an object of the listing may come from.
+        """Wait until the rows include every declaration and action behind the listed objects.
 
-        What is listed was decided before. With rows that lag behind, an object that another
-        resource has just made would be nobody's: a stray, which an exclusive scope deletes.
+        Listed objects were decided before. With stale rows, an object that another resource has
+        just created would count as unmanaged, and an exclusive scope would delete it.
         """
         if self._catch_up is None:
             return
@@ -441,7 +444,7 @@ async def _read_one(
     secrecy: Secrecy,
 ) -> list[tuple[ResourceKey, Observed]]:
     uid = row.read_uid(unique_names=listing.unique_names)
-    external_name = row.external_name  # the log updates the row during the read
+    external_name = row.external_name  # the projection may update the row during the read
     try:
         seen = await provider.read(external_name, uid)
     except ProviderError as error:

@@ -1,4 +1,4 @@
-"""Which objects were deleted a moment ago: an API may still list them."""
+"""Recently deleted objects, which an API may still list."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Final, NamedTuple
 from events.log import Action, ActionAbandoned, ActionDecided, ActionSucceeded, LogEvent
 
 MAX_DELETIONS: Final = 10_000
-"""Newest deletions to remember, of all APIs."""
+"""Limit of recorded deletions, of all APIs."""
 
 DELETED_SECONDS: Final = 60.0
-"""The greatest age of a listing that another process has begun.
+"""Maximum age of a listing that another process has started.
 
-An API may also list a deleted object for this time. It counts as the deleted one if it has our
-owner label.
+An API may also list a deleted object for this time. An object with our owner label then counts as
+the deleted one.
 """
 
 
@@ -25,14 +25,14 @@ class _Deletion(NamedTuple):
 
 
 class RecentDeletions:
-    """The ids of deleted objects by ``ProviderConfig`` and kind, fed by the events of the log."""
+    """The ids of deleted objects by ``ProviderConfig`` and kind, from events of the log."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._by_action: dict[str, _Deletion] = {}
 
     def notice(self, event: LogEvent) -> None:
-        """Take note of a decided, succeeded or abandoned deletion."""
+        """Record a decided, succeeded or abandoned deletion."""
         match event.data:
             case ActionDecided(Action(action_id, operation="Delete", uid=str(uid)) as action):
                 place = (action.provider_config, event.key.kind)
@@ -50,10 +50,10 @@ class RecentDeletions:
     def ids(
         self, provider_config: str, kind: str, *, began: float | None, grace_seconds: float
     ) -> frozenset[str]:
-        """Return the ids that a listing of one kind at one API may show though they are deleted.
+        """Return the ids of deleted objects that a listing of one kind at one API may contain.
 
-        ``began`` is when the listing began, by the clock of this object. What an API shows longer
-        than ``grace_seconds`` after a deletion is there again: another object may get the id.
+        ``began``: start of the listing on this object's clock. An object that an API lists for
+        longer than ``grace_seconds`` after a deletion exists again, because its id may be reused.
         """
         since = (self._clock() - DELETED_SECONDS if began is None else began) - grace_seconds
         place = (provider_config, kind)

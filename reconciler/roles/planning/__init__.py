@@ -1,1 +1,1 @@
-"""Plans: what the loop would do."""
+"""Plans: the actions that a declaration would cause."""

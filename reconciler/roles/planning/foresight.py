@@ -1,9 +1,9 @@
-"""What would happen: the whole loop in memory, by the functions that the roles decide with.
+"""Predict the effects of declarations: the whole loop in memory, with the functions of the roles.
 
-Resources are loaded from the log, and everything that would be appended goes into a copy of the
-read models and nowhere else. Each action is answered as if it succeeded, references are told as the
-sweeper tells them, and a configuration that changes has its known objects listed again (ADR 0038).
-An action of a composed resource declares and withdraws its parts, here as there.
+Resources are loaded from the log. Events that would be appended only change a copy of the read
+models. Each action gets a result as if it succeeded, references are updated as the sweeper updates
+them, and the known objects of a changed configuration are listed again (ADR 0038). An action of a
+composed resource declares and withdraws its parts, as its provider does.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ from reconciler.roles.sweeper.references import definition_messages, reference_m
 from reconciler.roles.sweeper.sweeper import has_its_configuration_now
 
 AFTER_EVERYTHING: Final = 2**53
-"""Positions from here on are foreseen: no stream has so many messages."""
+"""Positions from this one on are predicted, because no stream has so many messages."""
 
 MAX_ROUNDS: Final = 1_000
 _ACTOR: Final = "foresight"
@@ -84,19 +84,19 @@ _UNKNOWN_DIGEST: Final = "unknown"
 
 
 class EndlessForesightError(RuntimeError):
-    """What is foreseen comes to no end: a defect, reported instead of looping."""
+    """The prediction does not end. A defect, reported instead of a loop."""
 
 
 @dataclass(slots=True)
 class ForeseenAction:
-    """An action that would be decided, with what it would change.
+    """An action that would be decided, and its changes.
 
-    ``parts``: what it would do about the parts of a composed object. ``goes_on``: another step
-    follows when they are ready.
+    ``parts``: its effects on the parts of a composed object. ``goes_on``: another step follows when
+    they are ready.
     """
 
     action: Action
-    changes: list[tuple[FieldDifference, object]]  # with what was applied last
+    changes: list[tuple[FieldDifference, object]]  # with the last applied value
     was_under_way: bool = False
     needs_approval: bool = False
     parts: list[PartChange] = field(default_factory=list[PartChange])
@@ -105,29 +105,30 @@ class ForeseenAction:
 
 @dataclass(slots=True)
 class ForeseenResource:
-    """How a resource stands, and what would become of it."""
+    """The state of a resource, and its predicted changes."""
 
     key: ResourceKey
     base: KeptResource
     state: ResourceState
     turn: Turn | None = None  # of its declaration
-    is_withdrawn: bool = False  # by the plan, or by what it is a part of
-    part_of: ResourceKey | None = None  # which declares or withdraws it
-    refused: Reply | None = None  # what it declares
-    observed_at: datetime | None = None  # when the log was last told how its object is
-    is_approved: bool = False  # by the foresight: its next action needs somebody's approval
+    is_withdrawn: bool = False  # by the plan, or by the composed resource of which it is a part
+    part_of: ResourceKey | None = None  # the composed resource that declares or withdraws it
+    refused: Reply | None = None  # the rejection of its declaration
+    observed_at: datetime | None = None  # the time of the last observation in the log
+    is_approved: bool = False  # by the prediction: its next action requires approval
     claims: list[OwnershipClaimed] = field(default_factory=list[OwnershipClaimed])
     releases: list[OwnershipReleased] = field(default_factory=list[OwnershipReleased])
     actions: list[ForeseenAction] = field(default_factory=list[ForeseenAction])
 
     @property
     def digest(self) -> str:
-        """Digest of what its declaration would append."""
+        """Digest of the events that its declaration would append."""
         return "" if self.turn is None else turn_digest(self.turn.events)
 
     @property
+    # Compare with the outcome in the log.
     def outcome_changes(self) -> bool:
-        """Whether it would stand otherwise."""
+        """Whether its outcome would change."""
         before, after = self.base.state.outcome, self.state.outcome
         if before is None or after is None:
             return before is not after
@@ -135,14 +136,15 @@ class ForeseenResource:
 
 
 class Foresight:
-    """The resources of a log as they would become; ask it once, and read ``found``."""
+    """The predicted resources of a log. Use it once, and read ``found``."""
 
     def __init__(
         self, log: EventLog, models: ReadModels, kinds: KindRegistry, now: datetime
     ) -> None:
         self.found: dict[ResourceKey, ForeseenResource] = {}
         self.unread: dict[ResourceKey, str] = {}
-        self.elsewhere: dict[str, int] = {}  # objects of configurations that move to another API
+        # Number of objects of configurations that move to another API.
+        self.elsewhere: dict[str, int] = {}
         self.configurations = Configurations()
         self.kinds = kinds
         self._log = log
@@ -159,21 +161,21 @@ class Foresight:
         self._places: dict[str, str] = {}
         self._contents: dict[str, Fields] = {}  # of sets, by digest
         self._listed: set[tuple[str, str]] = set()  # configurations and kinds, for this plan
-        self._stuck: set[str] = set()  # actions whose parts are somebody else's
+        self._stuck: set[str] = set()  # actions whose parts belong to another resource
 
     async def load(self) -> None:
-        """Read what every decision rests on."""
+        """Read the inputs of every decision."""
         await self._definitions.load(self._log)
         await self.configurations.load(self._log)
         self._index.build(self._models.status.items())
-        self._index.take_moved()  # what is under way already is not of this plan
+        self._index.take_moved()  # changes in progress are not part of this plan
         self._definitions.listen(self._redefined.add)
         self.configurations.listen(self._reconfigured.add)
         configs = self.configurations.by_name.items()
         self._places = {name: config.endpoint for name, config in configs}
 
     async def declare(self, manifests: Iterable[Manifest]) -> None:
-        """Declare, and follow what comes of it to its end."""
+        """Declare manifests, and predict all consequences."""
         by_rank: dict[int, list[Manifest]] = {}
         for each in manifests:
             by_rank.setdefault(system_rank(each.kind), []).append(each)
@@ -183,7 +185,7 @@ class Foresight:
         await self._to_the_end()
 
     async def withdraw(self, keys: Iterable[ResourceKey]) -> None:
-        """Take declarations back, and follow what comes of it to its end."""
+        """Withdraw declarations, and predict all consequences."""
         work = {key: [Withdrawn()] for key in keys}
         await self._decide(work, declaring=True)
         for key in work.keys() & self.found.keys():
@@ -191,13 +193,13 @@ class Foresight:
         await self._to_the_end()
 
     async def observe(self, config: str, kind: str, objects: Mapping[str, ExternalObject]) -> None:
-        """Take in a complete listing, and follow what comes of it to its end."""
+        """Process a complete listing, and predict all consequences."""
         self._listed.add((config, kind))
         await self._decide(await self._seen(config, kind, objects))
         await self._to_the_end()
 
     def observed_at(self, mine: ForeseenResource) -> datetime | None:
-        """Return when an object was read last: by a listing for this plan, or as the log has it."""
+        """Return the time of an object's last read, by a listing for this plan or in the log."""
         state, place = mine.state, (mine.state.provider_config, mine.key.kind)
         seen = mine.base.state.observed.object or state.observed.object
         if seen is None or place not in self._listed:
@@ -235,7 +237,7 @@ class Foresight:
             self._take(mine, turn)
 
     async def _meet(self, work: Mapping[ResourceKey, Sequence[IntakeData]]) -> None:
-        """Load what is met for the first time, and whom new declarations refer to."""
+        """Load resources on first use, and the targets of new declarations."""
         new = [key for key in work if key not in self.found]
         kept = await self._repository.get(new)
         for key in new:
@@ -259,12 +261,12 @@ class Foresight:
         }
         if targets:
             self._refers = await graph_from(targets, self._repository)
-            for key, mine in self.found.items():  # what is foreseen is newer than the log
+            for key, mine in self.found.items():  # the predicted state is newer than the log
                 if (spec := mine.state.desired.spec) is not None:
                     self._refers[str(key)] = tuple(each.target for each in spec.references)
 
     async def _read_contents(self, met: Iterable[ForeseenResource]) -> None:
-        """Read what is stored of the contents that these resources have, or may have next."""
+        """Read the stored contents that these resources have, or may have next."""
         indexes = {
             ResourceKey(mine.key.namespace, COMPOSED_CONTENT_KIND, digest)
             for mine in met
@@ -318,13 +320,13 @@ class Foresight:
         return parts, has_next_step(kind, mine.key, spec.fields, action)
 
     def _whole(self, fields: Fields) -> Fields:
-        """Return an object's fields with its content, where that is stored apart from it."""
+        """Return an object's fields, with content that is stored separately."""
         return {**fields, **self._contents.get(fields.get(CONTENT, ""), {})}
 
     # --- what comes in
 
     async def _results(self) -> dict[ResourceKey, list[IntakeData]]:
-        """Report success of each action in flight, and approve those that wait for approval."""
+        """Return results for all actions: each succeeds, and pending approvals are given."""
         results: dict[ResourceKey, list[IntakeData]] = {}
         for key, mine in list(self.found.items()):
             flight, outcome = mine.state.actions.in_flight, mine.state.outcome
@@ -355,7 +357,7 @@ class Foresight:
     async def _told_to_parts(
         self, mine: ForeseenResource, parts: Sequence[PartChange]
     ) -> dict[ResourceKey, IntakeData] | str:
-        """Declare and withdraw parts, as the provider does; or say that one is somebody else's."""
+        """Declare and withdraw parts like the provider, or return why a part is not its own."""
         await self._meet({each.key: () for each in parts})
         told: dict[ResourceKey, IntakeData] = {}
         for each in parts:
@@ -373,7 +375,7 @@ class Foresight:
                 return taken
             if each.wanted is not None:
                 told[each.key] = Declared(each.wanted)
-            elif not taken:  # what is somebody else's by now stays
+            elif not taken:  # a part that belongs to another resource stays
                 told[each.key] = Withdrawn()
         for key, said in told.items():
             self.found[key].part_of = mine.key
@@ -394,7 +396,7 @@ class Foresight:
         return expected_report(flight.action, flight.attempt, mine.state, wanted, self._now)
 
     async def _told(self) -> list[tuple[ResourceKey, IntakeData]]:
-        """Return what the sweeper and the observer would tell by now."""
+        """Return the messages that the sweeper and the observer would publish now."""
         rows, damaged = self._models.status, self._models.damage
         concerned = self._index.take_moved()
         messages = reference_messages(concerned, self._index, self._models)
@@ -417,7 +419,7 @@ class Foresight:
         return told
 
     def _show_again(self) -> Iterator[tuple[ResourceKey, IntakeData]]:
-        """Show what the log knows to the resources that wait for the next listing, once to each."""
+        """Yield known objects for resources that wait for the next listing, once for each."""
         for key, mine in self.found.items():
             seen, last, spec = mine.state.observed, mine.state.outcome, mine.state.desired.spec
             if spec is not None and last is not None and last.reason == LOOKING:
@@ -446,7 +448,7 @@ class Foresight:
             yield key, shown
 
     async def _reconsidered(self, name: str) -> list[tuple[ResourceKey, IntakeData]]:
-        """Wake who waits for a configuration that is another one now, and list again."""
+        """Wake resources that wait for a changed configuration, and list its known objects."""
         configs = self.configurations.by_name
         rows = [row for row in self._models.status.values() if row.provider_config == name]
         told: list[tuple[ResourceKey, IntakeData]] = [
@@ -459,7 +461,7 @@ class Foresight:
             return told
         if self._places.get(name, config.endpoint) != config.endpoint:
             self.elsewhere[name] = sum(row.owned for row in rows)
-            return told  # what is there, only a listing can tell
+            return told  # only a listing shows the objects of another API
         await self._meet({row.key: () for row in rows})
         for kind in self.kinds.of_provider(config.provider):
             objects = self._known_objects(name, kind.name, config)
@@ -471,7 +473,7 @@ class Foresight:
     def _known_objects(
         self, name: str, kind: str, config: ProviderConfigSpec
     ) -> dict[str, ExternalObject]:
-        """Return the objects of a configuration's scope that the log knows."""
+        """Return the objects in the log that are in a configuration's scope."""
         known: dict[str, ExternalObject] = {}
         for mine in self.found.values():
             seen = mine.state.observed.object

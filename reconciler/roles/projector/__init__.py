@@ -1,1 +1,1 @@
-"""The projector: read models, and what the log has lost."""
+"""The projector, which maintains the read models and detects lost events."""

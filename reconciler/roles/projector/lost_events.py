@@ -1,4 +1,4 @@
-"""Events that the log has lost at the end of histories, found by what the read models remember."""
+"""Detect events that the log has lost at the end of histories, from the stored read models."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from reconciler.roles.projector.projector import load_models
 
 
 class LogEnds(Protocol):
-    """What the log tells of its end, and of each resource's."""
+    """The last positions of the log and of each resource."""
 
     async def newest_positions(self, keys: Sequence[ResourceKey]) -> Mapping[ResourceKey, int]:
         """Return the position of each resource's newest event, 0 for none."""
@@ -38,10 +38,10 @@ class LogEnds(Protocol):
 
 
 class LogWithGaps(LogEnds, Protocol):
-    """A log that knows how many of its positions hold no event."""
+    """A log that counts its positions without an event."""
 
     async def missing_events(self) -> int:
-        """Count them: a log never removes anything."""
+        """Return the number of positions without an event. A log never deletes any."""
         ...
 
     async def state_position(self) -> int:
@@ -50,10 +50,10 @@ class LogWithGaps(LogEnds, Protocol):
 
 
 class NamedRows(RowStore, Protocol):
-    """Rows that can be read one by one."""
+    """Rows that can be read separately."""
 
     async def get(self, names: Sequence[str]) -> Mapping[str, bytes]:
-        """Read some rows; those that do not exist are left out."""
+        """Read some rows. Missing ones are omitted."""
         ...
 
     async def matching(self, pattern: str) -> Mapping[str, bytes]:
@@ -62,10 +62,10 @@ class NamedRows(RowStore, Protocol):
 
 
 class LogTooShortError(ReconcilerError):
-    """The log has lost its end, and the rows do not show to which resources all of it belongs.
+    """The log has lost its end, and the rows do not show to which resources all lost events belong.
 
-    The row of a deleted resource is removed. Without its last events, Reconciler would recreate
-    the object.
+    The row of a deleted resource is removed. Without its last events, Reconciler would recreate the
+    object.
     """
 
     def __init__(self, damage: LogDamage) -> None:
@@ -79,13 +79,14 @@ class LogTooShortError(ReconcilerError):
 async def find_short_end(log: LogWithGaps, rows: NamedRows) -> LogDamage | None:
     """Return the damage of a log that ends before what stored rows or cached states contain.
 
-    Raises ``NotFoundOnBusError`` if nothing can store rows.
+    Raises:
+        NotFoundOnBusError: no stream for rows exists.
     """
     checkpoint, _ = await rows.checkpoint()
     known = read_checkpoint(checkpoint)
     of_rows = 0 if known is None else known.position
     of_states = await log.state_position()
-    last = await log.last_position()  # read last: the log only grows
+    last = await log.last_position()  # read last, because the log only grows
     position = max(of_rows, of_states)
     if position <= last:
         return None
@@ -95,10 +96,12 @@ async def find_short_end(log: LogWithGaps, rows: NamedRows) -> LogDamage | None:
 
 
 async def find_lost(log: LogWithGaps, rows: NamedRows, models: ReadModels) -> list[LogDamage]:
-    """Find the resources whose newest events the log has lost, by what the stored rows remember.
+    """Return the damage of resources whose newest events the log has lost, from the stored rows.
 
-    ``models``: what the process has read of the rows, empty if it needs none. Raises
-    ``LogTooShortError`` if the rows do not contain all these resources.
+    ``models``: the rows that the process has read, empty if it needs none.
+
+    Raises:
+        LogTooShortError: the rows do not contain all these resources.
     """
     short = await find_short_end(log, rows)
     if short is None and not await log.missing_events():
@@ -133,15 +136,15 @@ async def stored_losses(rows: NamedRows) -> list[LogDamage]:
     """Return the lost events that the stored rows contain."""
     found: list[LogDamage] = []
     for payload in (await rows.matching(f"{DAMAGE}.>")).values():
-        with suppress(DecodeError):  # another client wrote it: the rows are rebuilt
+        with suppress(DecodeError):  # written by another client, so the rows are rebuilt
             found.append(decode_damage(payload))
     return [one for one in found if one.problem == "Lost"]
 
 
 async def mark_lost(log: LogEnds, models: ReadModels) -> None:
-    """Hold the resources of which the read models know events that the log has no more.
+    """Hold the resources with events in the read models that the log has lost.
 
-    To be used when something is missing: it reads the newest event of every resource.
+    It reads the newest event of every resource, so it is called only if something is missing.
     """
     newest = await log.newest_positions([row.key for row in models.status.values()])
     for damage in models.lost(newest):

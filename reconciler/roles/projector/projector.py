@@ -1,7 +1,7 @@
-"""The projector: keeps the read models' rows up to date in their store.
+"""The projector: maintains the rows of the read models in their store.
 
-What it folds becomes portions: each is one atomic batch of rows, with the checkpoint that they are
-true for. A stop between any two leaves rows from which the next start goes on (ADR 0019).
+Folded changes form batches. Each is one atomic write of rows with their checkpoint. After a stop
+between two batches, the next start continues from the rows (ADR 0019).
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from reconciler.failpoints import Failpoint, reach
 from reconciler.ports import RowsConflictError, RowStore
 
 GATHER_SECONDS = 0.1
-"""Changes are gathered this long, so that a busy resource is written once and not five times."""
+"""Time to collect changes, so that a busy resource is written once instead of five times."""
 
 STANDBY_SECONDS = 0.5
-"""How often a projector looks for what another one writes; after two looks at nothing it writes."""
+"""Interval of checks for another projector's writes. After two without any, this one writes."""
 
 _ROWS_OVER = 4
-"""The event that fills a portion may change two rows more, and the fleet's is beside them."""
+"""Rows beyond a batch's size: its last event may change two more, besides the fleet's row."""
 
 MAX_WAITING = 16
-"""More portions than this in memory: no more of the log is read, as long as some are written."""
+"""Limit of batches in memory. Beyond it, reading the log pauses while batches are being written."""
 
 _LOOKS_AT_NOTHING = 2
 _RETRY_SECONDS = 1.0
@@ -50,7 +50,7 @@ _logger = structlog.get_logger(__name__)
 
 
 async def load_models(store: RowStore) -> ReadModels:
-    """Take the read models up where they were left; empty if the rows cannot be used."""
+    """Load the stored read models; empty if the rows cannot be used."""
     rows = await store.load()
     if not rows:
         return ReadModels()
@@ -62,14 +62,14 @@ async def load_models(store: RowStore) -> ReadModels:
 
 
 class _Stored(NamedTuple):
-    """What is in the store: rows of a checkpoint, or None where they are none to go on from."""
+    """The store's checkpoint, or None if its rows cannot be continued, and its revision."""
 
     checkpoint: Checkpoint | None
     revision: int
 
 
 class Projector:
-    """Writes what changed in the read models, as the log goes on; of several, one writes."""
+    """Writes the changes of the read models. Of several projectors, one writes."""
 
     def __init__(self, models: ReadModels, store: RowStore) -> None:
         self._models = models
@@ -80,36 +80,36 @@ class Projector:
         self._filled = asyncio.Event()
         self._progress = asyncio.Event()
         self._has_moved = False
-        self._is_stuck = False  # the last round wrote nothing of what waits
-        self._stored: _Stored | None = None  # None: to be read
+        self._is_stuck = False  # the last round wrote none of the waiting batches
+        self._stored: _Stored | None = None  # none: must be read
         self._stands_by = False
         self._looks_at_nothing = 0
         if self._waiting:
             self._changed.set()
 
     def apply(self, position: int, event: LogEvent) -> None:
-        """Fold an event in; it is written soon."""
+        """Fold an event. The change is written soon."""
         self._models.apply(position, event)
         self._note_change()
 
     def fold_damage(self, damage: LogDamage) -> None:
-        """Mark damage at its place between the events; it is written soon."""
+        """Fold damage in the order of events. The change is written soon."""
         self._models.fold_damage(damage)
         self._note_change()
 
     def mark_damage(self, damage: LogDamage) -> None:
-        """Mark damage anywhere in the log; it is written soon."""
+        """Mark damage at any position. The change is written soon."""
         self._models.mark_damage(damage)
         self._note_change()
 
     async def has_room(self) -> None:
-        """Wait until some of what was folded is written; not while nothing can be."""
+        """Wait until the number of waiting batches is below the limit, unless writing fails."""
         while len(self._waiting) > MAX_WAITING and not self._is_stuck:
             self._progress.clear()
             await self._progress.wait()
 
     async def run(self) -> None:
-        """Write for ever; rows that could not be written are written with the next ones."""
+        """Write changes until canceled. A failed write is retried together with the next one."""
         try:
             while True:
                 await self._changed.wait()
@@ -120,7 +120,7 @@ class Projector:
             await self._write_at_the_end()
 
     async def flush(self) -> None:
-        """Write what changed until now, or find that another projector does."""
+        """Write all changes so far, unless another projector does."""
         self._end_portion()
         await self._write_waiting()
 
@@ -137,7 +137,8 @@ class Projector:
         if changes is None:
             return
         if self._is_stuck and len(self._waiting) > MAX_WAITING:
-            changes = self._waiting.pop().then(changes)  # larger than a batch; memory comes first
+            # Larger than a batch, to bound the number of batches in memory.
+            changes = self._waiting.pop().then(changes)
         self._waiting.append(changes)
 
     # --- writing
@@ -157,7 +158,7 @@ class Projector:
             await self._stand_by()
 
     async def _save(self, portion: RowChanges) -> None:
-        """Write a portion: in one batch, but for one that could not be written for a long time."""
+        """Write a batch, in several parts if it has grown while the store failed."""
         rows = list(portion.rows.items())
         at_once = self._portion_rows + _ROWS_OVER
         partly = replace(portion.after, is_whole=False)
@@ -172,16 +173,16 @@ class Projector:
     ) -> None:
         assert self._stored is not None
         reach(Failpoint.PROJECTOR_FOLDED)
-        revision, self._stored = self._stored.revision, None  # not known, until the answer comes
+        revision, self._stored = self._stored.revision, None  # unknown until the response arrives
         encoded = encode_checkpoint(checkpoint)
         revision = await self._store.save({**dict(rows), CHECKPOINT: encoded}, revision)
         self._stored = _Stored(checkpoint if checkpoint.is_whole else None, revision)
         reach(Failpoint.PROJECTOR_SAVED)
 
     async def _start_over(self, revision: int) -> None:
-        """Empty the store, and write all rows: what is there is of no use, or older than ours."""
+        """Clear the store, and write all rows, because the stored ones are unusable or too old."""
         self._stored = _Stored(None, revision)
-        # First nobody else can write: rows of his that are older than the purge would go with it.
+        # First exclude other writers: the purge would delete rows that they write before it.
         await self._save_batch([], replace(NOTHING, is_whole=False))
         await self._store.clear(self._stored.revision)
         self._stored = _Stored(NOTHING, self._stored.revision)
@@ -192,7 +193,7 @@ class Projector:
     # --- beside another projector
 
     async def _look(self) -> _Stored:
-        """Read the checkpoint, one message. A later release's counts: it is greater than ours."""
+        """Read the checkpoint in one read. That of a later release also counts as newer."""
         payload, revision = await self._store.checkpoint()
         found = read_checkpoint(payload)
         if found is not None and (found.schema, found.is_whole) < (SCHEMA, True):
@@ -201,11 +202,11 @@ class Projector:
         return self._stored
 
     def _drop_if_stored(self, stored: Checkpoint | None) -> bool:
-        """Drop the first portion if its rows, or newer ones, are stored; tell whether they are."""
+        """Drop the first batch if its rows, or newer ones, are stored. Return whether they are."""
         first = self._waiting[0]
         if stored is None or stored < first.checkpoint:
             return False
-        if first.damage:  # who wrote the rows may not have found it
+        if first.damage:  # the projector that wrote the rows may not have detected it
             if stored == first.checkpoint:
                 return False
             self._models.mark_damage_changed()
@@ -218,14 +219,14 @@ class Projector:
         self._progress.set()
 
     async def _stand_by(self) -> None:
-        """Another projector has written: leave it to him as long as he goes on."""
+        """Wait while another projector writes."""
         if not self._stands_by:
             _logger.info("another projector is active; standing by")
         self._stands_by, self._stored = True, None
         await self._another_writes()
 
     async def _another_writes(self) -> bool:
-        """Look what he has written; false when it is our turn, because something is left to him."""
+        """Read the other projector's progress. Return False if it has stopped with work left."""
         before, stored = self._stored, await self._look()
         while self._waiting and self._drop_if_stored(stored.checkpoint):
             pass
@@ -250,14 +251,14 @@ class Projector:
             with suppress(TimeoutError):
                 async with asyncio.timeout(GATHER_SECONDS):
                     await self._filled.wait()
-        if not self._waiting:  # else the portion that is not full gathers on
+        if not self._waiting:  # otherwise the incomplete batch continues to collect
             self._end_portion()
 
     async def _write_or_wait(self) -> None:
         self._has_moved, failed = False, False
         try:
             await self._write_waiting()
-        except Exception as error:  # noqa: BLE001 - the rows are a cache: try again
+        except Exception as error:  # noqa: BLE001 - the rows are a cache
             _logger.warning("writing the read models failed; retrying", error=str(error))
             failed = True
         self._is_stuck = bool(self._waiting) and not self._has_moved
@@ -271,7 +272,7 @@ class Projector:
         try:
             async with asyncio.timeout(_RETRY_SECONDS):
                 await self.flush()
-        except Exception as error:  # noqa: BLE001 - they are rebuilt from the log at the next start
+        except Exception as error:  # noqa: BLE001 - the next start rebuilds them from the log
             _logger.info(
                 "writing the read models at shutdown failed; the next start rebuilds them",
                 error=repr(error),
@@ -279,9 +280,9 @@ class Projector:
 
 
 def _portions_of_losses(models: ReadModels, portion_rows: int) -> Iterator[RowChanges]:
-    """Divide what was found before anything was folded: resources of which the log has lost events.
+    """Yield the losses found before the first fold, in batches.
 
-    Any part of them may be stored under the old checkpoint, since the next start finds the rest.
+    Any subset of them may be stored with the old checkpoint, because the next start finds the rest.
     """
     changes = models.take_changes()
     if changes is None:

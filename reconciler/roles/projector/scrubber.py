@@ -1,7 +1,7 @@
-"""The scrubber: reads the whole log again and again, to find damage before somebody needs it.
+"""The scrubber: verifies the whole log periodically, to find damage before it is needed.
 
-A reader of the log sees each event once, long before a disk forgets it; file systems scrub for the
-same reason. It takes a small share of one processor.
+Readers of the log process each event once, and a disk may lose it much later. File systems scrub
+for the same reason. It uses a small share of one processor.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _logger = structlog.get_logger(__name__)
 
 
 class Scrubber:
-    """Verifies versions and digests of every event, at intervals."""
+    """Verifies versions and digests of every event periodically."""
 
     def __init__(
         self,
@@ -37,17 +37,17 @@ class Scrubber:
         self._clock = clock
 
     async def run(self) -> None:
-        """Scrub for ever."""
+        """Scrub until canceled."""
         await asyncio.sleep(FIRST_AFTER_SECONDS)
         while True:
             try:
                 await self.scrub()
-            except Exception as error:  # noqa: BLE001 - such as the bus being away: the next time
+            except Exception as error:  # noqa: BLE001 - such as an unreachable bus
                 _logger.warning("verifying the log failed; retrying later", why=str(error))
             await asyncio.sleep(EVERY_SECONDS)
 
     async def scrub(self, *, share: float = _SHARE) -> int:
-        """Verify the whole log once; return how many events were sound."""
+        """Verify the whole log once. Return the number of valid events."""
         sound = 0
         async with self._log.follow(0, damaged=self._damaged) as feed:
             while not feed.caught_up:

@@ -1,1 +1,1 @@
-"""What every role runs on: clock and ids, the growing log, and the connections to APIs."""
+"""The environment of every role: clock and ids, the log feed, and the connections to APIs."""

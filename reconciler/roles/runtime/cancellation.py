@@ -1,4 +1,4 @@
-"""Telling a task's own cancellation from one that only passes through it."""
+"""Distinguish the cancellation of a task from one that a library raised."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import asyncio
 
 
 def is_being_cancelled() -> bool:
-    """Return whether somebody cancels the running task.
+    """Return whether the running task is being canceled.
 
-    A client library may let a cancellation of its own out, of a wait or a task of its own. Whoever
-    lets that pass ends as cancelled: unseen, for nobody is told of a task that was cancelled.
+    A client library may raise a `CancelledError` for its own wait or task. A task that lets it pass
+    ends as canceled, and such a task is not reported.
     """
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0

@@ -1,4 +1,4 @@
-"""The declared ``ProviderConfig``s, as the log has them."""
+"""The ``ProviderConfig``s that the log declares."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Configurations(SystemResources):
         self.twins: dict[str, TwinHold] = {}
 
     def apply(self, event: LogEvent) -> None:
-        """Fold an event of any resource; of a configuration also whether its API is held."""
+        """Fold an event of any resource, including the holds of a configuration's API."""
         hold = _twin_hold(event)
         name = None if hold is None else self._name(event.subject)
         if hold is None or name is None:
@@ -38,7 +38,7 @@ class Configurations(SystemResources):
                 self._notify(name)
 
     def declare(self, name: str, data: SpecDeclared) -> None:
-        """Use a configuration as it is declared now."""
+        """Use the newest declaration of a configuration."""
         try:
             self.by_name[name] = msgspec.convert(data.fields, ProviderConfigSpec)
         except msgspec.ValidationError as error:  # written by another release
@@ -48,12 +48,12 @@ class Configurations(SystemResources):
             self.by_name.pop(name, None)
 
     def withdraw(self, name: str) -> None:
-        """Use a configuration no more."""
+        """Stop using a configuration."""
         self.by_name.pop(name, None)
 
 
 def _twin_hold(event: LogEvent) -> TwinHold | None:
-    """Return the hold that an event sets or ends, if it is about another copy of the log."""
+    """Return the hold that an event sets or ends, if it concerns another copy of the log."""
     match event.data:
         case TwinDetected():
             return TwinHold(event.resourceversion, is_held=True)

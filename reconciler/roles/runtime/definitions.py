@@ -19,9 +19,9 @@ _log = structlog.get_logger(__name__)
 
 
 class Definitions(SystemResources):
-    """Puts every defined kind into the registry, as the log has it.
+    """Registers every kind that the log defines.
 
-    A withdrawn one stays known: what was made by it can still be deleted.
+    A withdrawn kind stays registered, so that its objects can still be deleted.
     """
 
     kind = KIND_DEFINITION_KIND
@@ -32,9 +32,9 @@ class Definitions(SystemResources):
         self._generations: dict[str, int] = {}
 
     async def catch_up(self, log: EventLog, met: Mapping[str, int]) -> None:
-        """Read the definitions of which others know a generation that is not known here yet.
+        """Read definitions of which other processes have used a newer generation.
 
-        ``met``: by the kind's name, at least 1 for one of which nothing is known.
+        ``met``: generation by the kind's name, at least 1 for an unknown kind.
         """
         behind = [
             name
@@ -50,7 +50,7 @@ class Definitions(SystemResources):
         return name not in self._damaged and (known is None or known.definition is not None)
 
     def declare(self, name: str, data: SpecDeclared) -> None:
-        """Know a kind by its newest definition."""
+        """Register the newest definition of a kind."""
         self._generations[name] = data.generation
         try:
             self._kinds.define(self._built(name, data.fields, data.generation))
@@ -59,13 +59,13 @@ class Definitions(SystemResources):
             self.withdraw(name)
 
     def withdraw(self, name: str) -> None:
-        """Accept nothing new of a kind."""
+        """Reject new declarations of a kind."""
         known = self._kinds.find(name)
         if known is not None and known.definition is not None:
             self._kinds.define(replace(known, is_withdrawn=True))
 
     def check(self, key: ResourceKey, fields: Fields) -> None:
-        """Raise ``InvalidManifestError`` for a definition that could not be used here."""
+        """Raise ``InvalidManifestError`` for a definition that this process cannot use."""
         if key.kind == KIND_DEFINITION_KIND:
             self._built(key.name, fields, 1)
 

@@ -1,4 +1,4 @@
-"""One reading of the log for all parts of a process: each event is decoded once."""
+"""One reader of the log for all parts of a process, so that each event is decoded once."""
 
 from __future__ import annotations
 
@@ -13,20 +13,22 @@ from events.log import LogEvent
 from reconciler.ports import DamageListener, EventLog
 
 REMEMBERED_RESOURCES = 50_000
-"""Of so many resources, and of twice as many at most, each new event is checked to follow on the
-one before: some 300 bytes each. The scrubber checks all of them, now and then."""
+"""Number of resources (up to twice as many) whose new events are checked to continue the last.
+
+It takes about 300 bytes per resource. The scrubber checks all resources periodically.
+"""
 
 _logger = structlog.get_logger(__name__)
 
 Subscriber = Callable[[int, LogEvent], object]
-"""Called with each event's position and the event, in order; must not block."""
+"""Receives the position of each event and the event, in order. Must not block."""
 
 Pace = Callable[[], Awaitable[None]]
-"""Awaited before more is read, so that what a subscriber gathers does not outgrow the memory."""
+"""Awaited before more events are read, so that the memory of subscribers stays bounded."""
 
 
 class LogFeed:
-    """Follows the log and shows every event to each subscriber."""
+    """Follows the log, and passes every event to each subscriber."""
 
     def __init__(self, log: EventLog, *, after: int = 0) -> None:
         self._log = log
@@ -40,18 +42,18 @@ class LogFeed:
         self._moved = asyncio.Event()
 
     def subscribe(self, subscriber: Subscriber) -> None:
-        """Show every event from now on; subscribe before ``run``."""
+        """Pass every event to `subscriber`. Call it before ``run``."""
         self._subscribers.append(subscriber)
 
     def subscribe_to_damage(self, listener: DamageListener) -> None:
-        """Report each place where the log is not what was written; subscribe before ``run``.
+        """Report damage of the log to `listener`. Call it before ``run``.
 
         Damage and events are reported in the order of their positions.
         """
         self._damage_listeners.append(listener)
 
     def keep_pace(self, pace: Pace) -> None:
-        """Read on only when a subscriber has room for more; call before ``run``."""
+        """Await `pace` before reading more. Call it before ``run``."""
         self._paces.append(pace)
 
     def _damaged(self, damage: LogDamage) -> None:
@@ -59,14 +61,14 @@ class LogFeed:
         self._found.append(damage)
 
     def _report_damage(self, before: float = math.inf) -> None:
-        """Report the damage that was found before a position."""
+        """Report the damage found before a position."""
         while self._found and self._found[0].position < before:
             damage = self._found.pop(0)
             for listener in self._damage_listeners:
                 listener(damage)
 
     async def run(self) -> None:
-        """Follow for ever."""
+        """Follow the log until canceled."""
         async with self._log.follow(
             self._after, damaged=self._damaged, max_resources=REMEMBERED_RESOURCES
         ) as feed:
@@ -74,7 +76,8 @@ class LogFeed:
                 self._report_damage()
                 if feed.caught_up:
                     self.caught_up.set()
-                # A batch is checked before it is handed out: its damage may be found first.
+                # A batch is checked before it is returned, so its damage is known before its
+                # events.
                 for position, event in await feed.next_events():
                     self._report_damage(position)
                     for subscriber in self._subscribers:
@@ -86,7 +89,7 @@ class LogFeed:
                     await pace()
 
     async def catch_up(self, seconds: float) -> None:
-        """Wait until all that the log has now was shown to everybody; raises ``TimeoutError``."""
+        """Wait until all subscribers have received the log's current end; raises `TimeoutError`."""
         async with asyncio.timeout(seconds):
             wanted = await self._log.last_position()
             while self.position < wanted:

@@ -1,4 +1,4 @@
-"""Long work on the event loop, in slices: leases, requests and other APIs go on in between."""
+"""Run long loops in slices, so that leases, requests and other APIs are served in between."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import AsyncGenerator, Iterable
 from itertools import islice
 from typing import Final, TypeVar
 
-SLICE: Final = 500  # some 10 ms of comparing, the dearest work there is for each
+SLICE: Final = 500  # about 10 ms of comparisons, the most expensive work per item
 
 _T = TypeVar("_T")
 
 
 async def with_pauses(items: Iterable[_T]) -> AsyncGenerator[list[_T]]:
-    """Return a few hundred items at a time; what else waits runs before the next.
+    """Yield the items in slices, and let other tasks run in between.
 
-    ``items`` may change meanwhile only if it is a copy.
+    ``items`` must not change meanwhile, so pass a copy.
     """
     rest = iter(items)
     while some := list(islice(rest, SLICE)):

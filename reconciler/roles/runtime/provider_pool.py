@@ -1,4 +1,4 @@
-"""The open connections to external APIs: one provider for each configuration and kind."""
+"""The open connections to external APIs: one provider per configuration and kind."""
 
 from __future__ import annotations
 
@@ -24,10 +24,9 @@ _Opened = tuple[_Basis, SecretiveProvider]
 
 
 class ProviderPool:
-    """Builds providers when they are first needed, and again when what they rest on changes.
+    """Creates providers on first use, and again if their configuration or its files change.
 
-    That is the configuration, and the files that it names. No error of a provider repeats its
-    secret.
+    No error of a provider contains its secret.
     """
 
     def __init__(
@@ -45,8 +44,10 @@ class ProviderPool:
     def get(self, config_name: str, kind_name: str, definition: str = "") -> Provider:
         """Return the client of one kind at one API.
 
-        ``definition``: digest of the one that the call rests on, by default the newest.
-        Raises ``ConfigurationError``: it is not declared, or cannot work as it is.
+        ``definition``: digest of the definition for the call, by default the newest.
+
+        Raises:
+            ConfigurationError: the configuration is not declared, or is invalid.
         """
         config = self._configurations.by_name.get(config_name)
         if config is None:
@@ -68,7 +69,7 @@ class ProviderPool:
         return self._stores.secrecy
 
     def capabilities(self, kind_name: str) -> Capabilities | None:
-        """Return what the API of a kind can do; None if that is not known here."""
+        """Return the capabilities of a kind's API, or None if they are unknown here."""
         kind = self._kinds.find(kind_name)
         return None if kind is None else kind.capabilities
 
@@ -83,7 +84,7 @@ class ProviderPool:
             return secretive(kind.connect(config, secrets), secrets)
 
     def _close_later(self, provider: SecretiveProvider) -> None:
-        """Close a replaced client when its calls have ended; the results of others are unknown."""
+        """Close a replaced client after its calls, which would otherwise have unknown results."""
         task = asyncio.create_task(_closed_when_idle(provider))
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
@@ -103,7 +104,7 @@ async def _closed_when_idle(provider: SecretiveProvider) -> None:
 
 
 def _stamps(config: ProviderConfigSpec) -> tuple[_Stamp | None, ...]:
-    """Tell when the files that a configuration names were replaced: a rotated key is used soon."""
+    """Return the identities of a configuration's files, which change when a key is rotated."""
     credentials, tls = config.credentials_ref, config.tls
     files = [] if credentials is None else [credentials.file]
     if tls is not None:
@@ -120,9 +121,10 @@ def _stamp(file: str) -> _Stamp | None:
 
 
 def resolve_secret(reference: CredentialsRef | None) -> str | None:
-    """Read a secret where it is; it goes nowhere but into the client (invariant 12).
+    """Read a secret. Only the client gets it (invariant 12).
 
-    Raises ``ConfigurationError``, which names the place and never the content.
+    Raises:
+        ConfigurationError: it cannot be read. The text names the place, never the content.
     """
     if reference is None:
         return None

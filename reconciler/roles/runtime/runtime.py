@@ -1,4 +1,4 @@
-"""What is not the same in another run: clocks, jitter and random ids, handed in as one."""
+"""The inputs that differ between runs: clocks, jitter and random ids."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runtime:
-    """The wall clock, a clock that nobody sets (seconds), jitter in [0, 1), and new ids."""
+    """The wall clock, a monotonic clock (seconds), jitter in [0, 1), and new ids."""
 
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
     clock: Callable[[], float] = time.monotonic

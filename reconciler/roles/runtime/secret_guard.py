@@ -1,7 +1,7 @@
-"""A provider whose errors contain no secret, and whose answers take bounded memory.
+"""A provider whose errors contain no secrets, and whose responses have bounded memory.
 
-The objects that it returns may contain secrets: ``roles.object_secrets`` hides them before they are
-reported, because only then it is known what the log has of them.
+The returned objects may contain secrets. ``roles.object_secrets`` hides them before they are
+reported, because that requires the strings that are already in the log.
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ from reconciler.provider.secrets import Secrets
 from reconciler.secrecy import Secrecy
 
 MAX_PAGES: Final = 20_000
-"""Of one listing: 250,000 objects where an API has 13 a page; a listing without an end has more."""
+"""Limit of pages per listing, for listings without an end: 250,000 objects at 13 per page."""
 
 MAX_ERROR_CHARACTERS: Final = 16_384
-"""Of an error. A longer one is cut before it is searched: an API may repeat megabytes in its
-answer, and searching one takes a second in which this process does nothing else."""
+"""Limit of an error's text, which is cut before the search for secrets.
+
+An API may repeat megabytes in its response, and searching one MiB blocks this process for a second.
+"""
 
 _KEPT_BACK = (
     "the API's error message is suppressed: it may contain an earlier value of a secret, which "
@@ -35,7 +37,7 @@ _KEPT_BACK = (
 
 
 class SecretiveProvider:
-    """Implements ``reconciler.provider.Provider`` by another one, and knows of its calls."""
+    """Implements ``reconciler.provider.Provider`` with another provider, and counts its calls."""
 
     def __init__(self, provider: Provider, secrets: Secrets) -> None:
         self._provider = provider
@@ -49,7 +51,7 @@ class SecretiveProvider:
         self._idle.set()
 
     async def until_idle(self) -> None:
-        """Wait until no call of it is under way."""
+        """Wait until no call is in progress."""
         await self._idle.wait()
 
     @contextmanager
@@ -64,7 +66,8 @@ class SecretiveProvider:
                 self._secrets.is_of_another_time(each, action.namespace)
                 for each in resolved_secrets_in(action.fields)
             ):
-                # The API may keep its answer to an earlier call, which repeats what we never knew.
+                # The API may return its response to an earlier call, with a value that this process
+                # never had.
                 error.message = _KEPT_BACK
                 error.args = (_KEPT_BACK,)
                 error.__cause__ = error.__context__ = None
@@ -75,34 +78,34 @@ class SecretiveProvider:
                 self._idle.set()
 
     async def create(self, action: Action) -> Effect:
-        """Create."""
+        """Create an object."""
         with self._calling(action):
             return await self._provider.create(action)
 
     async def update(self, action: Action) -> Effect:
-        """Update."""
+        """Update an object."""
         with self._calling(action):
             return await self._provider.update(action)
 
     async def delete(self, action: Action) -> Effect:
-        """Delete."""
+        """Delete an object."""
         with self._calling(action):
             return await self._provider.delete(action)
 
     async def read(self, external_name: str, uid: str | None = None) -> ExternalObject | None:
-        """Read one."""
+        """Read an object."""
         with self._calling():
             return await self._provider.read(external_name, uid)
 
     async def pages(
         self, scope: Scope, *, page_size: int
     ) -> AsyncIterator[Sequence[ExternalObject]]:
-        """List."""
+        """List the objects of a scope."""
         budget = AnswerBudget("the responses of this listing", MAX_LISTING_BYTES)
         pages = aiter(self._provider.pages(scope, page_size=page_size))
         with without_secret(self._secrecy), budget.share() as share:
             for _ in range(MAX_PAGES):
-                with share.in_use():  # not while who lists has the page
+                with share.in_use():  # not while the caller processes the page
                     page = await anext(pages, None)
                 if page is None:
                     return
@@ -110,26 +113,26 @@ class SecretiveProvider:
             raise NotDoneError(f"the listing has more than {MAX_PAGES} pages")
 
     async def close(self) -> None:
-        """Close connections."""
+        """Close the connections."""
         with without_secret(self._secrecy):
             await self._provider.close()
 
 
 class SecretiveWatchingProvider(SecretiveProvider):
-    """Implements ``reconciler.provider.WatchingProvider`` by another one."""
+    """Implements ``reconciler.provider.WatchingProvider`` with another provider."""
 
     def __init__(self, provider: WatchingProvider, secrets: Secrets) -> None:
         super().__init__(provider, secrets)
         self._watching = provider
 
     async def changes(self, after: str | None) -> str:
-        """Wait for a change."""
+        """Wait for a change, and return its mark."""
         with without_secret(self._secrecy), self._budget.share() as share, share.in_use():
             return await self._watching.changes(after)
 
 
 def secretive(provider: Provider, secrets: Secrets) -> SecretiveProvider:
-    """Return a provider that can do the same, and whose errors never repeat a secret."""
+    """Return an equivalent provider whose errors contain no secrets."""
     if isinstance(provider, WatchingProvider):
         return SecretiveWatchingProvider(provider, secrets)
     return SecretiveProvider(provider, secrets)
@@ -137,7 +140,7 @@ def secretive(provider: Provider, secrets: Secrets) -> SecretiveProvider:
 
 @contextmanager
 def without_secret(secrecy: Secrecy) -> Generator[None]:
-    """Let errors through without the secret; one that cannot be cleaned is told as another."""
+    """Remove secrets from errors. An error that cannot be cleaned is replaced."""
     try:
         yield
     except ProviderError as error:
@@ -161,7 +164,7 @@ def _cleaned(text: str, secrecy: Secrecy) -> str:
 
 
 def _is_in(text: str, secrecy: Secrecy) -> bool:
-    """Return whether a text contains a secret, or is too long to be searched."""
+    """Return whether a text contains a secret, or is too long to search."""
     return len(text) > MAX_ERROR_CHARACTERS or secrecy.is_in(text)
 
 
@@ -170,7 +173,7 @@ def _hidden(part: object, secrecy: Secrecy) -> object:
 
 
 def _is_in_cause(error: BaseException, secrecy: Secrecy) -> bool:
-    """Whether what led to an error may repeat the secret: a traceback would show it."""
+    """Return whether an error's causes may contain a secret, which a traceback would show."""
     looked_at = {id(error)}  # a provider may raise an error from itself
     seen: BaseException | None = error.__cause__ or error.__context__
     while seen is not None and id(seen) not in looked_at:

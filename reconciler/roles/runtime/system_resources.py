@@ -1,4 +1,4 @@
-"""Resources that every process knows by name, as the log has them: configurations, definitions."""
+"""Resources that every process loads by name from the log: configurations and definitions."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from reconciler.ports import EventLog
 _log = structlog.get_logger(__name__)
 
 Listener = Callable[[str], None]
-"""Called with the name of a resource that was declared, changed or withdrawn."""
+"""Receives the name of a resource that was declared, changed or withdrawn."""
 
 
 class SystemResources:
-    """All resources of one kind of the system, kept up to date by the events that are shown to it.
+    """All resources of one kind of the system, updated by the events passed to it.
 
-    One whose history is damaged is not used at all: what is sound of it may be an older
-    declaration, of another scope or another API.
+    A resource with a damaged history is not used at all, because its valid part may be an older
+    declaration with another scope or API.
     """
 
     kind: ClassVar[str]
@@ -34,24 +34,24 @@ class SystemResources:
         self._listeners: list[Listener] = []
 
     def declare(self, name: str, data: SpecDeclared) -> None:
-        """Know a resource as it is declared now."""
+        """Use the newest declaration of a resource."""
         raise NotImplementedError
 
     def withdraw(self, name: str) -> None:
-        """Use a resource no more."""
+        """Stop using a resource."""
         raise NotImplementedError
 
     @property
     def names(self) -> set[str]:
-        """Every one that was ever declared."""
+        """All resources that were ever declared."""
         return self._versions.keys() | self._damaged
 
     def version(self, name: str) -> int:
-        """Return the version of a resource's newest declaration or withdrawal; 0 for none."""
+        """Return the version of a resource's newest declaration or withdrawal, or 0."""
         return self._versions.get(name, 0)
 
     async def load(self, log: EventLog) -> None:
-        """Read what is declared by now."""
+        """Load the current declarations."""
         known: dict[ResourceKey, int] = {}
         for stored in await log.of_kind(SYSTEM_NAMESPACE, self.kind):
             known[stored.event.key] = stored.position
@@ -62,7 +62,7 @@ class SystemResources:
             await self.look_closer(log, cut)
 
     async def look_closer(self, log: EventLog, keys: Sequence[ResourceKey]) -> None:
-        """Read histories that go on behind what was read: by now, or behind damage."""
+        """Read histories with further events: newer ones, or some after damage."""
         for resource in (await log.load(keys, use_cache=False)).values():
             if resource.damage is not None:
                 self.mark_damage(resource.damage)
@@ -70,7 +70,7 @@ class SystemResources:
                 self.apply(event)
 
     def mark_damage(self, damage: LogDamage) -> None:
-        """Use a resource no more whose history is not what was written."""
+        """Stop using a resource whose history is damaged."""
         name = self._name(damage.resource)
         if name is None or name in self._damaged:
             return
@@ -81,18 +81,18 @@ class SystemResources:
         self._notify(name)
 
     def listen(self, listener: Listener) -> None:
-        """Have ``listener`` called at every change from now on."""
+        """Call ``listener`` at every later change."""
         self._listeners.append(listener)
 
     def apply(self, event: LogEvent) -> None:
-        """Fold an event of any resource; most say nothing about one of these."""
+        """Fold an event of any resource. Most do not concern these."""
         if type(event.data) not in (SpecDeclared, SpecWithdrawn):
             return
         name = self._name(event.subject)
         if name is None:
             return
         if name in self._damaged or event.resourceversion <= self._versions.get(name, 0):
-            return  # seen already: our own append came first
+            return  # already applied: the decider applies its own appends first
         self._versions[name] = event.resourceversion
         if isinstance(event.data, SpecDeclared):
             self.declare(name, event.data)

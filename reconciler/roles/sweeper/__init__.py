@@ -1,1 +1,1 @@
-"""The sweeper: wakes what waits, and keeps references."""
+"""The sweeper: wakes waiting resources, and reports references and their targets."""

@@ -1,4 +1,4 @@
-"""Who refers to whom, by the read models: so that an event costs what it concerns, and no more."""
+"""An index of references in the read models, so that an event only costs what it affects."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ _MAX_LED_HERE = 1_000
 
 
 class Concerned(NamedTuple):
-    """The resources of one look: those that refer, and those that are referred to."""
+    """The affected resources of one sweep: referrers and targets."""
 
     referrers: frozenset[str]
     targets: frozenset[str]
 
 
 class NamedSecret(NamedTuple):
-    """A secret by its place, and the namespace of the resources that name it."""
+    """A secret by its place, and the namespace of the resources that reference it."""
 
     reader: str
     place: str
 
 
 class ReferenceIndex:
-    """The references of all rows in both directions, and what moved since it was last asked."""
+    """The references of all rows in both directions, and the rows changed since the last sweep."""
 
     def __init__(self) -> None:
         self._targets_of: dict[str, frozenset[str]] = {}
@@ -35,15 +35,15 @@ class ReferenceIndex:
 
     @property
     def secrets(self) -> list[NamedSecret]:
-        """All secrets that are named."""
+        """All referenced secrets."""
         return sorted(self._naming)
 
     def naming(self, secret: NamedSecret) -> Iterable[str]:
-        """Return the names of those that name a secret; some may do so no more."""
+        """Return the names of resources that reference a secret, or may have referenced it."""
         return self._naming.get(secret, ())
 
     def build(self, rows: Iterable[tuple[str, StatusRow]]) -> None:
-        """Know the references of these rows, and of no others; all of them have moved."""
+        """Replace the index with the references of these rows, and mark all of them as changed."""
         self._targets_of.clear()
         self._referrers_of.clear()
         self._naming.clear()
@@ -55,11 +55,11 @@ class ReferenceIndex:
                 self._moved.add(name)
 
     def note(self, name: str, row: StatusRow | None) -> bool:
-        """Know how a resource stands now; return whether a reference may depend on it."""
+        """Update a resource's row. Return whether a reference may depend on it."""
         before = self._targets_of.get(name, frozenset())
         after = frozenset(() if row is None else (each.target for each in row.refers))
         if after != before:
-            self._moved |= before  # they are not referred to any more
+            self._moved |= before  # they are no longer targets of this resource
             self._link(name, after)
             self._moved |= self._led_here(name)
         if row is not None:
@@ -71,11 +71,11 @@ class ReferenceIndex:
         return False
 
     def referrers(self, target: str) -> Iterable[str]:
-        """Return the names of those that refer to a target."""
+        """Return the names of the resources that reference a target."""
         return self._referrers_of.get(target, ())
 
     def take_moved(self) -> Concerned:
-        """Return what has to be looked at since the last time, with what that refers to."""
+        """Return the resources changed since the last call, with their referrers and targets."""
         moved, self._moved = self._moved, set()
         referrers = {name for name in moved if name in self._targets_of}
         targets = set(moved)
@@ -85,7 +85,7 @@ class ReferenceIndex:
         return Concerned(frozenset(referrers), frozenset(targets))
 
     def _led_here(self, name: str) -> set[str]:
-        """Return all whose references lead to a resource: a circle may have closed or opened."""
+        """Return all resources whose references lead to one, because its cycles may change."""
         found: set[str] = set()
         ahead = [name]
         while ahead and len(found) < _MAX_LED_HERE:
@@ -113,5 +113,5 @@ class ReferenceIndex:
 
 
 def rows_of(names: Iterable[str], every_row: Mapping[str, StatusRow]) -> list[StatusRow]:
-    """Return the rows of some resources, in order: sets have another one in each process."""
+    """Return the rows of some resources in a fixed order, which sets do not have."""
     return [every_row[name] for name in sorted(names) if name in every_row]

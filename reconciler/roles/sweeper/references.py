@@ -1,8 +1,9 @@
-"""References: tells resources who refers to them, and how those stand that they refer to.
+"""Report references to their targets, and the targets' states to the referrers.
 
-Two resources are two aggregates, and neither sees the other. This compares the read models' rows of
-both, level-triggered: whatever was lost or came twice, the next look finds the same difference.
-Until it is told, a target that is withdrawn at the same moment may go; what refers to it waits.
+Two resources are two aggregates without access to each other. This module compares their rows in
+the read models, level-triggered: after a lost or repeated message, the next sweep finds the same
+difference. Before a reference is reported, a target that is withdrawn at that moment may be
+deleted. Its referrer then waits.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ from reconciler.resource.cycle import find_cycle
 from reconciler.roles.sweeper.reference_index import Concerned, NamedSecret, ReferenceIndex, rows_of
 
 MAX_REFERRERS: Final = 500
-"""Number of references that a target records. When one is removed, it records a further one."""
+"""Limit of references that a target records. When one is removed, it records a further one."""
 
 MAX_VALUE_BYTES: Final = 64 * 1024
-"""Of all values that a resource takes from others: its row and its state contain them."""
+"""Limit of the values that a resource takes from others, because its row and state contain them."""
 
 _encoder = msgspec.json.Encoder(order="deterministic")
 _Rows = Mapping[str, StatusRow]
@@ -44,10 +45,10 @@ _Rows = Mapping[str, StatusRow]
 def reference_messages(
     concerned: Concerned, index: ReferenceIndex, models: ReadModels
 ) -> list[IntakeMessageOut]:
-    """Return what is still to be told about references.
+    """Return the messages about changed references.
 
-    ``index`` knows the references of all rows. Nothing is told to or about what is damaged: what
-    cannot be read may still be declared, and a target that was kept for it would be let go.
+    ``index`` contains the references of all rows. Damaged resources are excluded: they may still be
+    declared, and a target that is kept for them would be released.
     """
     every_row, damaged = models.status, models.damage
     rows = [row for row in rows_of(concerned.referrers, every_row) if str(row.key) not in damaged]
@@ -61,9 +62,9 @@ def reference_messages(
         for by, (referrer, reference) in wanted.items():
             if known.get(by) != reference.on_withdrawal:
                 data = Referenced(by, reference.on_withdrawal)
-                # Under a new id at another version of the target: an older message may come late
-                # and undo this one, and the bus would take a repetition for a duplicate. What has
-                # no row may have moved with each event of the log.
+                # A new id at each version of the target: an older message may arrive late and undo
+                # this one, and the bus would drop a repetition as a duplicate. A target without a
+                # row may have changed with any event of the log.
                 version = f"at-{models.position}" if row is None else row.version
                 basis = f"{by}/{referrer.version}/{version}"
                 messages.append(_message(ResourceKey.parse(target), data, basis))
@@ -77,7 +78,7 @@ def reference_messages(
 def secret_messages(
     concerned: Iterable[StatusRow], digests: Mapping[NamedSecret, str]
 ) -> list[IntakeMessageOut]:
-    """Return which secrets have another digest than those that name them know."""
+    """Return the messages about secrets whose digest differs from that in a resource's row."""
     return [
         _message(
             row.key,
@@ -95,7 +96,7 @@ def secret_messages(
 def definition_messages(
     definition: DefinitionRef, kind: str, every_row: _Rows, damaged: Container[str]
 ) -> list[IntakeMessageOut]:
-    """Return which resources of a kind rest on an older definition of it."""
+    """Return the messages to resources of a kind with an older definition."""
     rows = [row for row in every_row.values() if row.kind == kind and row.declared]
     outdated = [row for row in rows if row.definition < definition.generation]
     counts = len(outdated), len(rows)
@@ -113,7 +114,7 @@ def definition_messages(
 def _wanted(
     target: str, index: ReferenceIndex, every_row: _Rows, damaged: Container[str]
 ) -> dict[str, tuple[StatusRow, Reference]]:
-    """Return who refers to a target."""
+    """Return the references to a target by resource."""
 
     def leaving(name: str) -> Iterable[str]:
         met = every_row.get(name)
@@ -125,7 +126,8 @@ def _wanted(
         for row in rows_of(index.referrers(target), every_row)
         if str(row.key) not in damaged
         if _permits(every_row.get(target), target, row.namespace)
-        # Withdrawn, each member of a circle would be kept for the next: there no order is right.
+        # Withdrawn members of a cycle would be kept for each other, so they are deleted in any
+        # order.
         if row.declared or not find_cycle(str(row.key), [target], leaving)
         for reference in row.refers
         if reference.target == target
@@ -182,7 +184,8 @@ def _state_of(
     if target is None or not target.declared:
         return TargetState(False)
     if not _permits(target, reference.target, row.namespace):
-        return TargetState(False)  # as if it did not exist: its state is not theirs to read
+        # As if it did not exist, because the namespace may not read its state.
+        return TargetState(False)
     was_ready = known is not None and known.ready
     is_ready = was_ready or (target.outcome == "Converged" and target.not_ready is None)
     values: dict[str, Any] = {}
@@ -197,7 +200,7 @@ def _state_of(
         return [each.target for each in met.refers] if met is not None and met.declared else ()
 
     closed = find_cycle(str(row.key), [reference.target], refers) if is_open else ()
-    # What has no object, such as one that is declared absent, is never ready for anybody.
+    # A target without an object, for example one declared absent, is never ready.
     return TargetState(True, is_ready and bool(target.owned), values, closed)
 
 
@@ -206,5 +209,5 @@ def _message(
     data: Referenced | Unreferenced | TargetReported | SecretReported | DefinitionReported,
     basis: str,
 ) -> IntakeMessageOut:
-    """Make a message whose id says what it rests on: several observers tell the same once."""
+    """Build a message whose id contains its basis, so that several observers publish it once."""
     return IntakeMessageOut("reference", key, data, f"{type(data).__name__}/{key}/{basis}")

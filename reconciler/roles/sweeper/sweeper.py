@@ -1,6 +1,6 @@
-"""The sweeper: wakes what waits for something that is there, and tells references their targets.
+"""The sweeper: wakes resources whose wait is over, and reports the targets of references.
 
-Timers are hints. This is what makes losing one cost time and never truth.
+Timers are hints. The sweeper ensures that a lost timer only costs time.
 """
 
 from __future__ import annotations
@@ -53,20 +53,20 @@ from reconciler.roles.sweeper.references import (
 
 SWEEP_SECONDS = 5.0
 OVERDUE_SECONDS = 3.0
-"""A timer comes up to 0.25 s late; what is later than this was lost."""
+"""Time after which a timer counts as lost. Timers arrive up to 0.25 s late."""
 
 SECONDS_BETWEEN_ALL = 60.0
-"""So often all references are looked at; else those of what moved."""
+"""Interval of checks of all references. Otherwise only changed ones are checked."""
 
 SECRETS_AT_ONCE = 16
-"""Secrets that are read between two turns of the event loop: about a millisecond."""
+"""Secrets that are read without yielding to the event loop: about a millisecond."""
 
-_RESTS = 9  # times as long as it took: at most a tenth of the time is spent on sweeps
+_RESTS = 9  # pause as a multiple of a sweep's duration, so that sweeps take at most 10% of the time
 
 MAX_SECONDS_BETWEEN = 300.0
-"""At least so often a resource is woken again whose wait is over, and that was woken in vain."""
+"""Longest interval of repeated wake-ups of a resource that did not react."""
 
-_MOVES = (  # what references may depend on, of both sides
+_MOVES = (  # events on which references may depend, of both sides
     ReferenceAdded,
     ReferenceRemoved,
     SpecDeclared,
@@ -76,19 +76,19 @@ _MOVES = (  # what references may depend on, of both sides
     OwnershipClaimed,
     OwnershipReleased,
     OutcomeRecorded,
-    # A report that was overtaken before it was decided is corrected by the next sweep.
+    # The next sweep corrects a report that was overtaken before it was decided.
     TargetObserved,
     SecretObserved,
 )
 
 _GUARDS = (Hold.DEFINITION_GUARD, Hold.PRUNE_GUARD)
-"""Guards that no listing judges again."""
+"""Guards that listings do not judge again."""
 
 _ENDED_BY_A_MESSAGE = ("Failed", "Waiting", "Disputed", "Held")
-"""Outcomes of resources that are not woken when they are due, or when a wait between actions ends.
+"""Outcomes of resources that are not woken when a renewal is due or a wait between actions ends.
 
 Such an outcome lasts until a declaration, a report of a target, an observation, an approval or a
-change of a configuration. The turn of that message begins what is due.
+change of a configuration. The turn for that message starts the due action.
 """
 
 _logger = structlog.get_logger(__name__)
@@ -96,19 +96,19 @@ _logger = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Woken:
-    """A resource that was woken when a wait was over, and when it is again if nothing comes.
+    """A resource that was woken after a wait, and the time of the next wake-up if nothing changes.
 
-    ``wait``: until when it was, the version of the configuration that it waits for, or the number
-    of known kinds.
+    ``wait``: the end of the wait, the version of the configuration for which it waits, or the
+    number of known kinds.
     """
 
     wait: datetime | int
-    again_at: float  # by the steady clock
+    again_at: float  # of the monotonic clock
     pause_seconds: float
 
 
 class Sweeper:
-    """Looks through the read models for resources that should have been woken."""
+    """Searches the read models for resources that should have been woken."""
 
     def __init__(
         self,
@@ -137,7 +137,7 @@ class Sweeper:
         self._redefined = {kind.name for kind in kinds.values() if kind.definition is not None}
 
     async def run(self) -> None:
-        """Sweep for ever: at intervals, and soon when something moved; it takes a bounded share."""
+        """Sweep until canceled, periodically and soon after changes, for a share of the time."""
         self._configurations.listen(lambda _name: self._soon.set())
         loop = asyncio.get_running_loop()
         while True:
@@ -146,7 +146,7 @@ class Sweeper:
                 await self.sweep()
             except Exception as error:  # noqa: BLE001 - the next sweep finds the same
                 _logger.warning("a sweep failed; retrying", error=str(error))
-            # Where targets move all the time a sweep must not follow on each event.
+            # If targets change all the time, a sweep must not follow each event.
             await asyncio.sleep(min(_RESTS * (loop.time() - began), SWEEP_SECONDS))
             try:
                 async with asyncio.timeout(SWEEP_SECONDS):
@@ -156,7 +156,7 @@ class Sweeper:
             self._soon.clear()
 
     async def sweep(self) -> int:
-        """Wake every resource that waits for something that is there; gives how many."""
+        """Wake every resource whose wait is over. Return their number."""
         overdue = self._now() - timedelta(seconds=OVERDUE_SECONDS)
         damaged = self._models.damage
         every_row = self._models.status
@@ -183,7 +183,7 @@ class Sweeper:
         return len(waking)
 
     def _concerned(self) -> Concerned:
-        """Return who may have to be told of others: what moved, and now and then all."""
+        """Return the resources to check: changed ones, and periodically all."""
         if self._clock() >= self._look_at_all_from:
             held, every_row = self._models.damage, self._models.status
             linked = (name for name in self._models.linked if name not in held)
@@ -197,15 +197,15 @@ class Sweeper:
         digests = await self._digests()
         rotated = [each for each in digests if digests[each] != self._known_digests.get(each)]
         names = {name for each in rotated for name in self._index.naming(each)}
-        self._known_digests = digests  # what could not be read is news when it can be
+        self._known_digests = digests  # an unreadable secret counts as changed once it is readable
         return secret_messages(rows_of(names | concerned.targets, self._models.status), digests)
 
     def _to_wake(
         self, rows: Iterable[StatusRow], held: Iterable[StatusRow], overdue: datetime
     ) -> list[ResourceKey]:
-        """Choose whose wait is over, each less and less often while that changes nothing.
+        """Return the resources whose wait is over, with increasing intervals while nothing changes.
 
-        An action under way has a wait of its own, whatever the resource is held by.
+        An action in progress has its own wait, independent of the resource's hold.
         """
         waits: dict[ResourceKey, datetime | int] = {
             row.key: row.retry_at
@@ -233,8 +233,8 @@ class Sweeper:
             if woken is None or woken.wait != wait or woken.again_at <= clock:
                 pause = SWEEP_SECONDS
                 if woken is not None and woken.wait == wait:
-                    # A guard is judged by every version of its configuration, and once more in
-                    # case the decider had not read it yet: an idle fleet costs no messages.
+                    # A guard is judged again for every version of its configuration, and once more
+                    # in case the decider had not read it. So an idle fleet costs no messages.
                     longer = min(2 * woken.pause_seconds, MAX_SECONDS_BETWEEN)
                     pause = math.inf if key in guarded else longer
                 woken = _Woken(wait, clock + pause, pause)
@@ -243,16 +243,16 @@ class Sweeper:
         return waking
 
     def _what_may_end_its_hold(self, row: StatusRow) -> int | None:
-        """Return a number that changes with what may end a hold; None while nothing ends it."""
+        """Return a number that changes when a hold may end; None while nothing can end it."""
         match row.hold:
             case Hold.NOT_PERMITTED | Hold.DEFINITION_GUARD | Hold.PRUNE_GUARD:
-                # What a configuration permits, or a guard of it allows, depends on fields that no
-                # row has. So it is woken when that changes, and again in case its decider had not
-                # read it yet. Listings judge the other guards again.
+                # What a configuration permits, or its guard allows, depends on fields that no row
+                # contains. So the resource is woken when the configuration changes, and again in
+                # case its decider had not read it. Listings judge the other guards again.
                 return self._configurations.version(row.provider_config)
             case Hold.UNKNOWN_KIND:
                 # The decider may load the kind later than this process. A composed resource may
-                # lack the kind of a part, which the row does not name.
+                # lack the kind of a part, which the row does not contain.
                 return len(self._kinds) if row.kind in self._kinds else None
             case Hold.UNKNOWN_PROVIDER:
                 config = self._configurations.by_name.get(row.name)
@@ -265,27 +265,27 @@ class Sweeper:
                 return None
 
     def notice(self, _position: int, event: LogEvent) -> None:
-        """Sweep soon after an event that references may depend on; a subscriber of the log."""
+        """Sweep soon after an event on which references may depend; a subscriber of the log."""
         if type(event.data) not in _MOVES:
             return
         if isinstance(event.data, SpecDeclared) and event.data.definition is not None:
             kind = self._kinds.find(event.key.kind)
             newest = None if kind is None else kind.definition
             if newest is not None and event.data.definition.generation < newest.generation:
-                self.notice_kind(event.key.kind)  # its decider had not read the newest yet
+                self.notice_kind(event.key.kind)  # its decider had not read the newest definition
         name = event.subject
         if self._index.note(name, self._models.status.get(name)):
             self._soon.set()
 
     def notice_kind(self, name: str) -> None:
-        """Look soon at all resources of a kind that was defined otherwise."""
+        """Check all resources of a kind with a new definition soon."""
         self._redefined.add(name)
         self._soon.set()
 
     def _definition_messages(
         self, every_row: Mapping[str, StatusRow], damaged: Container[str]
     ) -> list[IntakeMessageOut]:
-        """Return what is still to be told about kinds that were defined otherwise."""
+        """Return the messages to resources of kinds with a new definition."""
         messages: list[IntakeMessageOut] = []
         for name in sorted(self._redefined):
             kind = self._kinds.find(name)
@@ -300,7 +300,7 @@ class Sweeper:
         return messages
 
     async def _digests(self) -> dict[NamedSecret, str]:
-        """Read the digests of all secrets that declared resources name; empty for none."""
+        """Return the digests of all referenced secrets, empty for a missing one."""
         digests: dict[NamedSecret, str] = {}
         secrets = self._stores.for_api()
         for number, secret in enumerate(self._index.secrets, start=1):
@@ -311,14 +311,14 @@ class Sweeper:
             except (ConfigurationError, ProviderError) as error:
                 self._note_unreadable(secret, error=str(error))
             except Exception as error:  # noqa: BLE001 - one secret must not end the sweep of all
-                # Its text may have the secret.
+                # The error's text may contain the secret.
                 self._note_unreadable(secret, why=type(error).__name__)
             else:
                 digests[secret] = "" if found is None else found.digest
         return digests
 
     def _note_unreadable(self, secret: NamedSecret, **why: str) -> None:
-        """Log a failure once per look at all: a tenant may name many secrets that fail."""
+        """Log a failure once per full sweep, because many referenced secrets may fail."""
         if secret not in self._unreadable:
             self._unreadable.add(secret)
             told = {"secret": secret.place, "namespace": secret.reader}
@@ -333,7 +333,7 @@ class Sweeper:
 def has_its_configuration_now(
     row: StatusRow, configs: Mapping[str, ProviderConfigSpec], kinds: KindRegistry
 ) -> bool:
-    """Return whether a resource is held for a configuration that is as it needs it by now."""
+    """Return whether the configuration for which a resource is held is now as required."""
     config = configs.get(row.provider_config)
     match row.hold:
         case Hold.PROVIDER_CONFIG_MISSING:

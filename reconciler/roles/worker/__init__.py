@@ -1,1 +1,1 @@
-"""The worker: calls external APIs."""
+"""The worker, which calls external APIs."""

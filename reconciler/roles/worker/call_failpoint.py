@@ -1,4 +1,4 @@
-"""The failpoint between two requests of one action: where an effect of several calls can be cut."""
+"""The failpoint between two requests of one action, at which its effect can be interrupted."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from reconciler.roles.gate.api_gate import Calls
 
 
 class CallFailpoint:
-    """Lets the requests of one action through, and reaches the failpoint before each but the first.
+    """Permits the requests of one action, with the failpoint before each but the first.
 
-    A context, in the place of ``Calls``; used only where that failpoint is armed.
+    A context in place of ``Calls``, used only if that failpoint is armed.
     """
 
-    is_free = False  # each request is to ask
+    is_free = False  # every request must call `wait`
 
     def __init__(self, calls: Calls, operation: Operation) -> None:
         self._calls = calls
@@ -26,20 +26,20 @@ class CallFailpoint:
         self._token: Token[CallPermit | None] | None = None
 
     def __enter__(self) -> Self:
-        """Let the requests of this task ask here."""
+        """Make this object the permit of the current task."""
         self._calls.__enter__()
         self._token = CALL_PERMIT.set(self)
         return self
 
     def __exit__(self, error_class: object, error: BaseException | None, traceback: object) -> None:
-        """Let the gate learn how it ended."""
+        """Pass the result to the gate."""
         assert self._token is not None
         CALL_PERMIT.reset(self._token)
         self._calls.__exit__(error_class, error, traceback)
 
     @property
     def pace_seconds(self) -> float:
-        """How far apart a rate limit keeps two requests; 0.0 without one."""
+        """Seconds between two requests of the rate limit; 0.0 without one."""
         return self._calls.pace_seconds
 
     async def wait(self, *, goes_first: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""The calls that one API may have at once, spread over time while more of them wait."""
+"""Limit the concurrent calls of one API, and space those that had to wait."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from typing import Final
 
-_PACE: Final = 0.8  # of the gap that would keep every slot busy: the pace never costs throughput
-_LEAST_GAP_SECONDS: Final = 0.002  # below, calls end spread out by themselves
+# Below the gap that keeps every slot busy, so that spacing never costs throughput.
+_PACE: Final = 0.8
+_LEAST_GAP_SECONDS: Final = 0.002  # below it, calls end at different times anyway
 _WEIGHT: Final = 1 / 8  # of the newest call in the typical duration
 
 
 class CallSlots:
-    """Bounds the calls at once, and spaces those that had to wait.
+    """Limits concurrent calls, and spaces those that had to wait.
 
-    Calls of one duration that begin together end together, for ever: their results, and the calls
-    that follow, come in bursts, and what is declared of other APIs waits behind each of them.
+    Calls of equal duration that start together also end together, again and again. Their results
+    and the following calls would come in bursts, which delay declarations for other APIs.
 
-    ``most``: calls at once. ``clock``: seconds, of this process.
+    ``most``: number of concurrent calls. ``clock``: returns seconds.
     """
 
     def __init__(self, most: int, clock: Callable[[], float]) -> None:
@@ -30,7 +31,7 @@ class CallSlots:
 
     @asynccontextmanager
     async def taken(self) -> AsyncGenerator[None]:
-        """Wait for a slot, and have it until the context ends."""
+        """Wait for a slot, and hold it until the context ends."""
         has_to_wait = self._free.locked()
         async with self._free:
             if has_to_wait:

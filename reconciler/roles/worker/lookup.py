@@ -1,4 +1,4 @@
-"""Looks what came of an action: the second rung of the ladder (ADR 0012)."""
+"""Look up the result of an action: the second step for unknown results (ADR 0012)."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from reconciler.provider import Capabilities, Effect, Provider
 from reconciler.resource.owner_label import OWNER_LABEL
 
 MAX_LABELED_UIDS: Final = 8
-"""Uids to report of objects that carry one owner label: a person has to look at each."""
+"""Limit of reported uids of objects with the same owner label, each of which an operator checks."""
 
 
 class LookupResult(Effect, frozen=True):
-    """The object that an action is about, as it is now.
+    """The current object of an action.
 
-    ``labeled_uids``: those of all objects that the label shows as the result of a creation, if
-    there are several, since another client can copy a label.
+    ``labeled_uids``: uids of all objects that the label marks as the result of a creation, if there
+    are several, because another client can copy a label.
     """
 
     labeled_uids: tuple[str, ...] = ()
@@ -34,11 +34,11 @@ async def look_up(
     *,
     known_uids: Collection[str] = (),
 ) -> LookupResult:
-    """Return the object that an action is about, as it is now; raises as ``Provider.read``.
+    """Return the current object of an action; raises the same errors as ``Provider.read``.
 
-    Of what was created where names are not unique nobody knows the id, and the first of its name
-    may be anybody's: the one that carries our mark is searched for (ADR 0031). ``known_uids``:
-    objects that existed before.
+    If names are not unique, the id of a created object is unknown, and the first object of its name
+    may be foreign. Then the object with our label or key is searched (ADR 0031). ``known_uids``:
+    objects that existed before the action.
     """
     if capabilities is None or capabilities.deterministic_names:
         return LookupResult(await provider.read(action.external_name, action.uid))
@@ -47,7 +47,8 @@ async def look_up(
     page_size, ours = config.limits.page_size, action.labels.get(OWNER_LABEL)
     if capabilities.listing:
         return await _search(provider, action, config.scope, page_size, known_uids)
-    if ours is not None:  # a read would show another object of the name, with a label of its own
+    # A plain read might return a foreign object of that name with its own label.
+    if ours is not None:
         scope = Scope(prefix=action.external_name, labels={OWNER_LABEL: ours})
         result = await _search(provider, action, scope, page_size, known_uids)
         if result.object is not None:
@@ -60,7 +61,7 @@ async def _search(
 ) -> LookupResult:
     """Return the object that a creation has made, or another one of its name.
 
-    Its key proves that. The label does where no second object has it.
+    The idempotency key proves it. The label does if only one object has it.
     """
     ours, labeled = action.labels.get(OWNER_LABEL), list[ExternalObject]()
     another: ExternalObject | None = None

@@ -1,8 +1,8 @@
-"""The worker: executes decided actions at the external API and reports what came of them.
+"""The worker: executes decided actions at the external API, and reports their results.
 
-Each action is called with its own key and frozen parameters; whether and when it is tried again is
-the aggregate's decision. An action is acknowledged only when its result is stored in the intake, so
-a crash anywhere leads to a redelivery and the same key.
+Each action is called with its own key and frozen parameters. The aggregate decides whether and when
+it is retried. An action is acknowledged only when its result is stored in the intake, so any crash
+leads to a redelivery with the same key.
 """
 
 from __future__ import annotations
@@ -67,30 +67,33 @@ from reconciler.roles.worker.call_slots import CallSlots
 from reconciler.roles.worker.lookup import LookupResult, look_up
 
 LEASE_SECONDS = 10.0
-"""How long an action is one worker's own without a sign of life."""
+"""Time for which an action belongs to one worker without an extension of its lease."""
 
 MAX_ERROR_CHARACTERS = 4_000
-"""A longer explanation of a failure is cut: the result of the action must get through."""
+"""Limit of a failure's text, so that the result of the action can be stored."""
 
 _TAKEN_PER_CALL = 2
-"""So many actions are taken for each call that an API may have at once: the next one waits here for
-the end of a call, and all others where another worker can take them."""
+"""Actions fetched per concurrent call of an API. The next one waits here for the end of a call, and
+all others where another worker can fetch them."""
 
 _RESULTS_AT_ONCE = 128
 _GATHER_SECONDS = 0.03
-"""Results are stored when there are so many or the first has waited so long, and at once when their
-API has nothing else to answer: the bus takes as long for a batch of two as of a hundred (ADR 0055).
+"""Results are stored in batches of this size, or after this time.
+
+A batch of two takes the bus as long as one of a hundred (ADR 0055). Results are stored immediately
+if their API has no other calls in progress.
 """
 
 _MAX_RESULTS_WAITING = 2 * _RESULTS_AT_ONCE
-"""Where more results wait to be stored, no more actions are taken."""
+"""Limit of results that wait to be stored. Beyond it, no more actions are fetched."""
 
 _SIGN_OF_LIFE_SECONDS = LEASE_SECONDS / 3
 _RETRY_SECONDS = 0.5
 _TAKE_AGAIN_SECONDS = 5.0
 _LAST_RESULTS_SECONDS = 2.0
 _LAST_CALLS_SECONDS = 2.0
-"""How long an ordered stop waits for calls under way: the result of a cut one is unknown."""
+"""Time limit at shutdown for calls in progress, because an interrupted one has an unknown
+result."""
 
 _DEFAULT_CONCURRENCY = 64
 
@@ -105,7 +108,7 @@ _Result = tuple[ActionDelivery, IntakeMessageOut]
 
 
 class Worker:
-    """Executes actions, each API with its own bound of concurrent calls."""
+    """Executes actions, with a limit of concurrent calls per API."""
 
     def __init__(
         self,
@@ -145,7 +148,7 @@ class Worker:
         self._calling: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        """Work for ever."""
+        """Execute actions until canceled."""
         self._old_until = await self._log.last_position()
         try:
             async with asyncio.TaskGroup() as work:
@@ -170,7 +173,7 @@ class Worker:
                     task.add_done_callback(working.discard)
 
     async def _finish_calls(self, working: set[asyncio.Task[None]]) -> None:
-        """Let the writes that are under way end, and cancel all other work."""
+        """Wait for the end of running writes, and cancel all other work."""
         calling = set(self._calling)
         for task in working - calling:
             task.cancel()
@@ -184,14 +187,14 @@ class Worker:
         self._taking_changed.set()
 
     async def _take_from_every_api(self) -> None:
-        """Take what each API can be called for soon; also of withdrawn ones, whose actions wait."""
+        """Fetch the actions of each API, including withdrawn ones, whose actions must also end."""
         while True:
             self._taking_changed.clear()
             names, self._to_take_from = sorted(self._to_take_from), set[str]()
             for name in names:
                 try:
                     await self._reader.take_from(name, _TAKEN_PER_CALL * self._calls_at_once(name))
-                except NotTakenError as error:  # the other APIs go on
+                except NotTakenError as error:  # the other APIs continue
                     _logger.error("taking actions failed; retrying", config=name, error=str(error))
                     self._to_take_from.add(name)
             with contextlib.suppress(TimeoutError):
@@ -234,7 +237,8 @@ class Worker:
         shown = self._hide_secrets(found, action)
         is_omitted = effect is not None and found is not None and shown is None
         if is_lookup and is_omitted and not _labeled_uids(effect):
-            error, effect = NotDoneError(_UNREPORTABLE), None  # nothing there, it would say
+            # A lookup without an object would report that nothing exists.
+            error, effect = NotDoneError(_UNREPORTABLE), None
         if is_lookup or effect is None:
             error, shown = await self._without_newer(delivery.event, action, error, shown)
         reported = Reported(
@@ -290,7 +294,8 @@ class Worker:
         except asyncio.CancelledError:
             if is_being_cancelled():
                 raise
-            # A task that ends as cancelled ends unseen, and its lease would be kept for ever.
+            # A task that ends as canceled is not reported, and its lease would be extended without
+            # end.
             unclassified = NotDoneError if look else UnknownResultError
             return unclassified("the provider canceled its own call"), None
         except Exception as error:
@@ -322,10 +327,10 @@ class Worker:
         error: ProviderError | ConfigurationError | None,
         shown: ExternalObject | None,
     ) -> tuple[ProviderError | ConfigurationError | None, ExternalObject | None]:
-        """Return what a call has met, unless that may be newer than the log: nothing follows.
+        """Return the result of a call, unless its object may be newer than the log.
 
-        Else the next write would be based on it, before any listing shows it. Once it was approved
-        that the API has such objects, listings alone detect others.
+        Otherwise the next write would be based on it, before any listing contains it. After an
+        approval of such objects, only listings detect further ones.
         """
         config = action.provider_config
         if shown is None or self._twins is None or config in self._configurations.twins:
@@ -337,7 +342,7 @@ class Worker:
                 [Suspect(event.key, shown)],
                 lambda key: event.resourceversion if key == event.key else 0,
             )
-        except Exception as why:  # noqa: BLE001 - such as the bus being away
+        except Exception as why:  # noqa: BLE001 - such as an unreachable bus
             _logger.warning("comparing an object with the log failed", error=str(why))
             compared = Comparison(must_wait=True)
         if compared.allows(event.key):
@@ -347,7 +352,7 @@ class Worker:
     def _hide_secrets(self, seen: ExternalObject | None, action: Action) -> ExternalObject | None:
         """Return an object without secrets; None for one that cannot be reported.
 
-        What the action itself contains is in the log already.
+        The contents of the action are already in the log.
         """
         if seen is not None:
             known = (action.fields, action.labels, action.external_name, action.uid)
@@ -355,39 +360,40 @@ class Worker:
         return _fitting(seen)
 
     def _must_not_be_repeated(self, delivery: ActionDelivery, action: Action) -> bool:
-        """Return whether a call would do harm if a worker that is gone has made it already."""
+        """Return whether a call would do harm if a lost worker has already made it."""
         capabilities = self._providers.capabilities(delivery.event.key.kind)
         safe = capabilities is None or is_safe_to_repeat(action, capabilities)
         is_first = delivery.is_count_certain and not self._may_be_another_workers(delivery)
         return not (safe or is_first)
 
     def _may_be_old(self, delivery: ActionDelivery) -> bool:
-        """Return whether the action may have been answered: by another worker, or long ago.
+        """Return whether the action may already have a result, of another worker or an earlier run.
 
-        It was handed out before, or may have been since: while this process stood still, or did not
-        reach the bus. Or it is older than this worker: a consumer that was made anew hands out the
-        whole history once more.
+        It was delivered before, or may have been since, while this process was paused or
+        disconnected. Or it is older than this worker: a recreated consumer delivers the whole
+        history again.
         """
         return self._may_be_another_workers(delivery) or delivery.position <= self._old_until
 
     def _may_be_another_workers(self, delivery: ActionDelivery) -> bool:
-        """Return whether another worker had this attempt before, or may have it by now."""
+        """Return whether another worker had this attempt before, or may have it now."""
         self._notice_lapsed_leases()
         return delivery.delivered > 1 or delivery.position in self._lapsed
 
     async def _ending(
         self, delivery: ActionDelivery, action: Action, attempt: int
     ) -> ResourceEvent | None:
-        """Return what this attempt has led to, if it was answered or its action given up.
+        """Return the event that ended this attempt or its action, or None.
 
-        It asks until it knows: the API may have forgotten the key of an old action.
+        It retries until the log responds, because the API may no longer have the key of an old
+        action.
         """
         key = delivery.event.key
         while True:
             try:
                 loaded = await self._log.load([key], from_leader=True, use_cache=False)
                 break
-            except Exception as error:  # noqa: BLE001 - such as the bus being away
+            except Exception as error:  # noqa: BLE001 - such as an unreachable bus
                 _logger.warning(
                     "reading the result of a redelivered action failed; retrying", error=str(error)
                 )
@@ -408,14 +414,14 @@ class Worker:
     # --- results and leases
 
     def _report(self, delivery: ActionDelivery, reported: Reported) -> None:
-        """Have a result stored with the next ones; its call is over, and another may begin."""
+        """Store a result with the next batch, and free the room of its action."""
         message = IntakeMessageOut("result", delivery.event.key, reported, _result_id(reported))
         self._results.append((delivery, message))
         if len(self._results) <= _MAX_RESULTS_WAITING:
             self._reader.make_room(delivery)
 
     async def _report_results(self) -> None:
-        """Store all pending results in batches, then release the actions of those stored."""
+        """Store all pending results in batches, and acknowledge the actions of stored ones."""
         while True:
             await self._result_came.wait()
             self._result_came.clear()
@@ -429,7 +435,7 @@ class Worker:
             except asyncio.CancelledError:
                 self._results = results + self._results
                 raise
-            except Exception as error:  # noqa: BLE001 - results must not be lost: try again
+            except Exception as error:  # noqa: BLE001 - results must not be lost
                 _logger.warning(
                     "storing results failed; retrying", error=str(error), results=len(results)
                 )
@@ -440,7 +446,7 @@ class Worker:
                 await asyncio.sleep(_RETRY_SECONDS)
 
     async def _store_results(self, results: Sequence[_Result]) -> Sequence[_Result]:
-        """Store results and return those that were not stored, or may not have been."""
+        """Store results. Return those that were not stored, or may not have been."""
         unstored: Sequence[_Result] = ()
         try:
             await self._intake.publish([message for _delivery, message in results])
@@ -453,10 +459,10 @@ class Worker:
         return unstored
 
     async def _report_the_rest(self) -> None:
-        """Store at the end what waits for more results: else its actions would be called again."""
+        """Store the remaining results at shutdown, so that their actions are not called again."""
         if not self._results:
             return
-        with contextlib.suppress(Exception):  # they are delivered again, as after a crash
+        with contextlib.suppress(Exception):  # their actions are redelivered, as after a crash
             async with asyncio.timeout(_LAST_RESULTS_SECONDS):
                 await self._intake.publish([message for _delivery, message in self._results])
                 await self._reader.ack([delivery for delivery, _message in self._results])
@@ -470,7 +476,7 @@ class Worker:
     async def _let_go_of_settled(
         self, delivery: ActionDelivery, action: Action, attempt: int, ending: ResourceEvent
     ) -> None:
-        """Be done with it; who had it meanwhile may have made a call that nobody reports."""
+        """End a settled action. Another worker's call may have ended without a report."""
         is_known = isinstance(ending, (ActionSucceeded, ActionHeld))
         if _may_be_created_again(delivery, action, ending):
             capabilities = self._providers.capabilities(delivery.event.key.kind)
@@ -486,14 +492,14 @@ class Worker:
         self._forget_lease(delivery)
         try:
             await self._reader.ack([delivery])
-        except Exception as error:  # noqa: BLE001 - it is delivered again, and settled then, too
+        except Exception as error:  # noqa: BLE001 - the redelivery is also settled
             _logger.warning("acknowledging a settled action failed", error=str(error))
 
     def _begin_lease(self, delivery: ActionDelivery) -> None:
-        """Take a delivery for ours since the sign of life before the newest one.
+        """Start a lease at the extension before the last one.
 
-        If this process stood still, it may have lain unread since before the newest sign; not since
-        before the one before, for then this one came at once.
+        If this process was paused, the delivery may have waited since before the last extension,
+        but not since before the one before that, because then it would have been processed earlier.
         """
         since = self._signs_at[0]
         self._leased[delivery.position] = delivery
@@ -514,17 +520,17 @@ class Worker:
             try:
                 if leased:
                     await self._reader.still_working(leased)
-            except Exception as error:  # noqa: BLE001 - the next sign may come through
+            except Exception as error:  # noqa: BLE001 - the next extension may succeed
                 _logger.warning("extending leases failed", error=str(error))
             else:
                 known = self._known_since
                 known.update((each.position, now) for each in leased if each.position in known)
 
     def _notice_lapsed_leases(self) -> None:
-        """Remember whose lease may have ended: a later sign of life does not undo that."""
+        """Record the leases that may have expired. A later extension does not undo that."""
         now = self._clock()
         if now <= self._none_lapses_before:
-            return  # asked three times an action, and nearly always so
+            return  # the frequent case: it is called three times per action
         known = self._known_since
         self._lapsed |= {position for position, at in known.items() if at + LEASE_SECONDS < now}
         since = min(
@@ -534,12 +540,12 @@ class Worker:
 
 
 def _turned_away(gate: ApiGate, action: Action) -> ProviderError | None:
-    """Tell at once if the action would wait here for long: it must not hold up other APIs."""
+    """Return an error if the action would wait too long, because it must not delay other APIs."""
     return None if gate.is_open else gate.turn_away(action.provider_config)
 
 
 def _may_be_created_again(delivery: ActionDelivery, action: Action, ending: ResourceEvent) -> bool:
-    """Return whether a worker of which nothing was heard had a creation after its success.
+    """Return whether a lost worker may have executed a creation again after its success.
 
     The success is that of the first delivery, and this is at least the third.
     """
@@ -566,12 +572,12 @@ def _settles(event: ResourceEvent, action: Action, attempt: int) -> bool:
 
 
 def _fitting(seen: ExternalObject | None) -> ExternalObject | None:
-    """Leave out an object that cannot be reported: the result must get through."""
+    """Return None for an object that cannot be reported, so that the result can be stored."""
     try:
         if not is_too_large(seen):
             return seen
         why = "it is too large"
-    except Exception as error:  # noqa: BLE001 - a provider may show what is no JSON
+    except Exception as error:  # noqa: BLE001 - a provider may return values that are not JSON
         why = f"{type(error).__name__}: {error}"
     assert seen is not None
     _logger.warning("omitted an object from a result", name=seen.name, why=why)
@@ -579,7 +585,7 @@ def _fitting(seen: ExternalObject | None) -> ExternalObject | None:
 
 
 def _result_id(reported: Reported) -> str:
-    """Return the id of a result, which the event that records it names as its cause."""
+    """Return the id of a result, which the event that records it has as its cause."""
     ending = "Done" if reported.error is None else reported.error.error_class
     return f"{reported.action_id}:{reported.attempt}:{reported.worker}:{ending}"
 
@@ -601,19 +607,19 @@ def _as_action_error(error: ProviderError | ConfigurationError, now: datetime) -
 
 
 def _claims_nothing(error: ProviderError | ConfigurationError, action: Action) -> bool:
-    """Return whether an error reports that nothing was done; a conflict shows what there is.
+    """Return whether an error reports that nothing was done. A conflict shows an object.
 
-    A deletion that waits has done a part of what is wanted, and goes on.
+    A deletion that waits has already done a part.
     """
     if action.operation == "Delete":
         return False
     if isinstance(error, RefusedError):
-        return error.obstacle is None  # else it shows what the first of the calls created
+        return error.obstacle is None  # otherwise it shows the object that the first call created
     return isinstance(error, ConfigurationError | NotDoneError | ThrottledError)
 
 
 def _partly_done(error: ProviderError | ConfigurationError) -> UnknownResultError:
-    """Return a failure as one of an action that has written something before."""
+    """Return a failure as that of an action that has already written something."""
     text = f"a part of the action was done: {error}"
     if isinstance(error, ConfigurationError):
         return UnknownResultError(text)
@@ -622,7 +628,7 @@ def _partly_done(error: ProviderError | ConfigurationError) -> UnknownResultErro
 
 
 def _tellable(text: str) -> str:
-    """Cut a message, and replace what is no Unicode: half a surrogate pair has no bytes."""
+    """Cut a text, and replace invalid Unicode, such as half a surrogate pair."""
     return text[:MAX_ERROR_CHARACTERS].encode(errors="replace").decode()
 
 
