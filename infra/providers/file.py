@@ -47,7 +47,6 @@ from infra.providers.file_root import (
     temporary,
     temporary_name,
 )
-from reconciler.call_permit import may_call
 from reconciler.errors import (
     ConflictError,
     NotDoneError,
@@ -57,6 +56,7 @@ from reconciler.errors import (
     UnknownResultError,
 )
 from reconciler.provider import Capabilities, Effect
+from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.host_access import HostUse
 from reconciler.provider.kind import Kind
 from reconciler.provider.secrets import Secrets
@@ -195,9 +195,10 @@ def name_problem(name: str) -> str | None:
 class FileProvider:
     """Reads and writes files beneath a root."""
 
-    def __init__(self, config: ProviderConfigSpec, secrets: Secrets) -> None:
+    def __init__(self, config: ProviderConfigSpec, secrets: Secrets, permit: CallPermit) -> None:
         self._root = FileRoot(root_path(config.endpoint))
         self._secrets = secrets
+        self._permit = permit
         self._timeout_seconds = config.limits.request_timeout_seconds
         # Threads of its own: a disk that hangs keeps nobody else waiting.
         self._threads = ThreadPoolExecutor(_CALLS_AT_ONCE, thread_name_prefix="files")
@@ -242,7 +243,7 @@ class FileProvider:
         self._threads.shutdown(wait=False)
 
     async def _call(self, function: Callable[[], _T], *, writes: bool = False) -> _T:
-        await may_call()
+        await self._permit.before_request()
         try:
             async with asyncio.timeout(self._timeout_seconds):
                 loop = asyncio.get_running_loop()

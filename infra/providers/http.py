@@ -17,7 +17,6 @@ from infra.providers.endpoint import authorization, checked_endpoint, socket_pat
 from infra.providers.host_guard import HostGuard
 from infra.providers.trust import certificate_problem, trusting
 from reconciler.answer_budget import AnswerTooLargeError, take_memory
-from reconciler.call_permit import may_call, record_write
 from reconciler.errors import (
     ConfigurationError,
     NotDoneError,
@@ -25,6 +24,7 @@ from reconciler.errors import (
     UnknownResultError,
     UntrustedApiError,
 )
+from reconciler.provider.call_permit import CallPermit
 from reconciler.secrecy import Secrecy
 
 KEEP_ALIVE_SECONDS = 3.0
@@ -56,6 +56,7 @@ class HttpApi:
     def __init__(
         self,
         config: ProviderConfigSpec,
+        permit: CallPermit,
         *,
         secret: str | None,
         secrecy: Secrecy | None = None,
@@ -88,6 +89,7 @@ class HttpApi:
             connecting_seconds=self._timeout_seconds * CONNECTING_SHARE,
             kept_seconds=KEEP_ALIVE_SECONDS,
         )
+        self._permit = permit
         self._is_closed = False
 
     async def call(
@@ -103,7 +105,7 @@ class HttpApi:
     ) -> Answer:
         """Make one call and give the whole answer, whatever its status.
 
-        ``read_at``: when what it relies on was read, by ``time.monotonic``; see ``may_call``.
+        ``read_at``: when what it relies on was read, by ``time.monotonic`` (see ``CallPermit``).
         ``writes``: whether it changes anything, which else follows from its method.
 
         Raises ``NotDoneError`` if nothing was sent, or if a read was not answered; and
@@ -111,7 +113,7 @@ class HttpApi:
         """
         if writes is None:
             writes = not is_read(method)
-        await may_call(read_at=read_at)
+        await self._permit.before_request(read_at=read_at)
         url = self.endpoint + path
         if self._is_closed:
             raise NotDoneError(
@@ -132,12 +134,12 @@ class HttpApi:
             raise NotDoneError(f"{method} {url}: not sent, no connection: {error}") from error
         except TimeoutError as error:
             why = f"no response within {self._timeout_seconds:g} s"
-            raise _unanswered(writes=writes)(f"{method} {url}: {why}") from error
+            raise self._unanswered(writes=writes)(f"{method} {url}: {why}") from error
         except (OSError, UnusableAnswerError, AnswerTooLargeError) as error:
             why = f"invalid response: {error}"
-            raise _unanswered(writes=writes)(f"{method} {url}: {why}") from error
+            raise self._unanswered(writes=writes)(f"{method} {url}: {why}") from error
         if writes and received.status < HTTPStatus.MULTIPLE_CHOICES:
-            record_write()
+            self._permit.record_write()
         return Answer(
             method, url, received.status, received.headers, received.content, self._secrecy
         )
@@ -161,16 +163,15 @@ class HttpApi:
         self._is_closed = True
         self._connections.close()
 
+    def _unanswered(self, *, writes: bool) -> type[NotDoneError | UnknownResultError]:
+        """Return the class of a call without a usable response, which may have been executed."""
+        if writes:
+            self._permit.record_write()
+        return UnknownResultError if writes else NotDoneError
+
     def _target(self, path: str, query: Query) -> str:
         target = f"{self._base_path}{path}" or "/"
         return f"{target}?{urlencode(query)}" if query else target
-
-
-def _unanswered(*, writes: bool) -> type[NotDoneError | UnknownResultError]:
-    """Return the class of a call without a usable response, which may have been executed."""
-    if writes:
-        record_write()
-    return UnknownResultError if writes else NotDoneError
 
 
 def _check_limits(limits: Limits) -> None:

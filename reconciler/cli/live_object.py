@@ -18,6 +18,7 @@ from reconciler.cli.errors import CommandError
 from reconciler.cli.folded_log import log_of
 from reconciler.errors import ConfigurationError
 from reconciler.provider import Provider
+from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.kind import installed_kinds
 from reconciler.roles.runtime.configurations import Configurations
 from reconciler.roles.runtime.definitions import Definitions
@@ -67,7 +68,7 @@ async def live_object(nc: Client, key: ResourceKey) -> AsyncGenerator[LiveObject
     stores = open_stores(secrets_here())
     secrets = stores.for_api(resolve_secret(config.credentials_ref))
     with without_secret(secrets.secrecy):
-        provider = known.connect(config, secrets)
+        provider = known.connect(config, secrets, CallPermit())
         try:
             yield LiveObject(provider, owned.external_name, owned.uid or "")
         finally:

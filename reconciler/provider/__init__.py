@@ -17,6 +17,7 @@ from events.external import ExternalObject
 from events.log import Action
 from events.manifest import Fields
 from events.provider_config import ProviderConfigSpec, Scope
+from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.secrets import Secrets
 
 
@@ -156,8 +157,13 @@ class MeasuredProvider(Provider, Protocol):
 
 
 class ProviderFactory(Protocol):
-    """Builds a provider from a ``ProviderConfig``, and from the secrets that it may read."""
+    """Builds a provider."""
 
-    def __call__(self, config: ProviderConfigSpec, secrets: Secrets) -> Provider:
-        """Build a client; opens no connection yet."""
+    def __call__(
+        self, config: ProviderConfigSpec, secrets: Secrets, permit: CallPermit
+    ) -> Provider:
+        """Build a client for a ``ProviderConfig``; opens no connection yet.
+
+        ``secrets``: those that it may read. ``permit``: to be asked before each request.
+        """
         ...

@@ -33,9 +33,9 @@ from events.external import ExternalObject
 from events.log import Action, Operation
 from events.manifest import Fields
 from events.provider_config import Limits, ProviderConfigSpec, Scope
-from reconciler.call_permit import CALL_PERMIT, CALL_RECORD, CallRecord
 from reconciler.errors import ConflictError, NotDoneError, NotFoundError, RefusedError
 from reconciler.provider import Effect, Provider
+from reconciler.provider.call_permit import CALL_GATE, CALL_RECORD, CallPermit, CallRecord
 from reconciler.provider.kind import Kind
 from reconciler.provider.secrets import Secrets
 
@@ -98,7 +98,7 @@ class ContractCase:
                 limits=Limits(request_timeout_seconds=timeout_seconds),
                 allow=self.allow,
             )
-            built.append(self.kind.connect(config, Secrets(secret)))
+            built.append(self.kind.connect(config, Secrets(secret), CallPermit()))
             return built[-1]
 
         yield build
@@ -543,13 +543,13 @@ class _CutBefore:
 
 async def is_cut(request: int, call: Awaitable[object]) -> bool:
     """End a call before its request of that number; return whether it makes so many."""
-    token = CALL_PERMIT.set(_CutBefore(request))
+    token = CALL_GATE.set(_CutBefore(request))
     try:
         await call
     except _Cut:
         return True
     finally:
-        CALL_PERMIT.reset(token)
+        CALL_GATE.reset(token)
     return False
 
 

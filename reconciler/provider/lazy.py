@@ -14,6 +14,7 @@ from typing import Any, Final
 from events.provider_config import ProviderConfigSpec
 from reconciler.errors import ConfigurationError, MissingExtraError
 from reconciler.provider import Provider
+from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.secrets import Secrets
 from reconciler.shadowing import DISTRIBUTION
 
@@ -31,20 +32,22 @@ class LazyProvider:
     extra: str = ""
     options: tuple[tuple[str, Any], ...] = ()
 
-    def __call__(self, config: ProviderConfigSpec, secrets: Secrets) -> Provider:
+    def __call__(
+        self, config: ProviderConfigSpec, secrets: Secrets, permit: CallPermit
+    ) -> Provider:
         """Import the class and build a client; opens no connection yet.
 
         Raises ``MissingExtraError`` if a library of the extra is not installed.
         """
         with _explained(self.target, self.extra):
-            return _import(self.target)(config, secrets, **dict(self.options))
+            return _import(self.target)(config, secrets, permit, **dict(self.options))
 
 
 def lazy(target: str, *, extra: str = "", **options: Any) -> LazyProvider:
     """Return the factory of a provider that is named as ``module:Class``.
 
     ``extra``: the extra of this distribution whose libraries the provider imports. ``options``:
-    keyword arguments of the class, in addition to the configuration and the secrets.
+    keyword arguments of the class, in addition to those of a ``ProviderFactory``.
     """
     return LazyProvider(target, extra, tuple(options.items()))
 

@@ -26,7 +26,6 @@ from events.log import (
 )
 from events.provider_config import Breaker, CredentialsRef, Limits, ProviderConfigSpec
 from infra.bus.rates import JetStreamRates
-from reconciler.call_permit import may_call
 from reconciler.errors import (
     ConfigurationError,
     NotDoneError,
@@ -36,6 +35,7 @@ from reconciler.errors import (
     UnknownResultError,
 )
 from reconciler.ports import IntakeMessageOut
+from reconciler.provider.call_permit import CallPermit
 from reconciler.roles.gate.api_gate import MAX_INSIDE, MAX_WAIT_SECONDS, TurnedAwayError
 from reconciler.roles.gate.api_gates import STANDSTILL_SECONDS, ApiGates, gate_name
 from reconciler.roles.runtime.configurations import Configurations
@@ -215,7 +215,7 @@ async def test_one_call_is_the_probe_and_the_others_wait_for_its_answer(process:
     await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED, timeout=SOON)
     assert [each.result() for each in waiting if each.done()] == [True]
     with gate.calls("second", is_probe=True):
-        await may_call()
+        await CallPermit().before_request()
     assert ("Responding", version) in await process.reports()
     process.log("first", BreakerClosed())
     done = await asyncio.gather(*waiting)
@@ -298,7 +298,7 @@ async def test_a_request_in_the_middle_of_an_action_waits_as_well(process: Proce
     sent: list[int] = []
     with suppress(TurnedAwayError), process.gates.of("first").calls("first"):
         for number in range(3):
-            await may_call()
+            await CallPermit().before_request()
             sent.append(number)
             process.opened("first")
     assert sent == [0]
@@ -306,12 +306,12 @@ async def test_a_request_in_the_middle_of_an_action_waits_as_well(process: Proce
 
 async def test_nothing_is_called_while_the_log_may_be_another_one(process: Process) -> None:
     with process.gates.of("first").calls("first"):
-        await may_call()
+        await CallPermit().before_request()
         process.is_certain = False
         with pytest.raises(TurnedAwayError, match="the bus connection was lost"):
-            await may_call()
+            await CallPermit().before_request()
         process.is_certain = True
-        await may_call()
+        await CallPermit().before_request()
     assert await process.reports() == []
 
 

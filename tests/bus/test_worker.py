@@ -32,7 +32,6 @@ from events.names import ResourceKey
 from events.provider_config import ProviderConfigSpec, Scope, config_key
 from infra.bus.event_log import JetStreamLog
 from infra.jetstream.errors import StreamFullError
-from reconciler.call_permit import record_write
 from reconciler.errors import (
     ConfigurationError,
     ConflictError,
@@ -50,6 +49,7 @@ from reconciler.ports import (
     ResourceAppend,
 )
 from reconciler.provider import Capabilities, Effect, Provider
+from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.kind import Kind, KindRegistry
 from reconciler.provider.secrets import Secrets, SecretStores
 from reconciler.resource.attempt import idempotency_key
@@ -75,7 +75,9 @@ class Api:
         self.absent = False
         self.fails = fails
 
-    def __call__(self, config: ProviderConfigSpec, secrets: Secrets) -> Provider:
+    def __call__(
+        self, config: ProviderConfigSpec, secrets: Secrets, permit: CallPermit
+    ) -> Provider:
         assert config.provider == "test"
         assert secrets.credential is None
         return self
@@ -787,7 +789,7 @@ class BegunApi(Api):
     """A provider whose second request fails."""
 
     async def create(self, action: Action) -> Effect:
-        record_write()
+        CallPermit().record_write()
         return await super().create(action)
 
     update = delete = create

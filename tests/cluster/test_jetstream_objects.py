@@ -18,6 +18,7 @@ from infra.providers.jetstream.consumer import CONSUMER
 from infra.providers.jetstream.stream import STREAM
 from reconciler.errors import NotDoneError, ProviderError
 from reconciler.provider import Provider
+from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.contract import action, listing
 from reconciler.provider.kind import Kind
 from reconciler.provider.secrets import Secrets
@@ -39,7 +40,7 @@ async def providers(cluster: EmbeddedCluster) -> AsyncIterator[dict[str, Provide
 
     def built(kind: Kind) -> Provider:
         assert kind.connect is not None
-        return kind.connect(config, Secrets())
+        return kind.connect(config, Secrets(), CallPermit())
 
     made = {kind.name: built(kind) for kind in KINDS.values()}
     yield made

@@ -36,6 +36,7 @@ from infra.providers.postgres.database import DATABASE
 from infra.providers.postgres.grant import GRANT
 from infra.providers.postgres.role import DATABASE_ROLE
 from infra.secrets import open_stores
+from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.contract import action
 from reconciler.provider.kind import Kind
 from reconciler.provider.secrets import SecretKey, Secrets
@@ -453,7 +454,7 @@ class AttachmentStory(KindStory):
 
     async def declare_what_is_there(self) -> None:
         config = ProviderConfigSpec("disks", self.lane.disks.as_uri())
-        disks = DisksProvider(config, Secrets())
+        disks = DisksProvider(config, Secrets(), CallPermit())
         made = action("Create", self.name, DISK.checked_fields({"sizeBytes": 8 * MIB}))
         labels = {OWNER_LABEL: f"test.default.Disk.{self.name}"}
         await disks.create(msgspec.structs.replace(made, labels=labels))

@@ -21,6 +21,7 @@ from events.secret import SecretRef
 from infra.providers.answers import decoded, refusal
 from reconciler.errors import ConflictError, NotFoundError, RefusedError
 from reconciler.provider import Capabilities, Effect
+from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.kind import Kind
 from reconciler.provider.secrets import Secrets
 from shapes_api.kinds.shapes import SHAPE, ShapesProvider, name_problem
@@ -42,7 +43,7 @@ class OptionProvider(ShapesProvider):
 
     option = ""
 
-    def __init__(self, config: ProviderConfigSpec, secrets: Secrets) -> None:
+    def __init__(self, config: ProviderConfigSpec, secrets: Secrets, permit: CallPermit) -> None:
         endpoint = f"{config.endpoint}/as/{self.option}"
         super().__init__(replace(config, endpoint=endpoint), secrets)
 
@@ -159,7 +160,7 @@ class _NumberedShapes(OptionProvider):
 class NumberedProvider:
     """Of an API that makes the ids: a name may be had by many, and the id tells them apart."""
 
-    def __init__(self, config: ProviderConfigSpec, secrets: Secrets) -> None:
+    def __init__(self, config: ProviderConfigSpec, secrets: Secrets, permit: CallPermit) -> None:
         self._shapes = _NumberedShapes(config, secrets)
 
     async def create(self, action: Action) -> Effect:
@@ -266,7 +267,7 @@ class SealedFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class SealedProvider(FixedProvider):
     """Of shapes whose colour is a secret: it is written as it is, and shown as its digest."""
 
-    def __init__(self, config: ProviderConfigSpec, secrets: Secrets) -> None:
+    def __init__(self, config: ProviderConfigSpec, secrets: Secrets, permit: CallPermit) -> None:
         super().__init__(config, secrets)
         self._secrets = secrets
 

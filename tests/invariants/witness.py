@@ -9,6 +9,7 @@ from events.external import ExternalObject
 from events.log import Action, ActionDecided, ActionRetried
 from events.provider_config import ProviderConfigSpec, Scope
 from reconciler.provider import Effect, Provider
+from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.kind import Kind, KindRegistry
 from reconciler.provider.secrets import Secrets
 from shapes_api.kinds.shapes import SHAPE, ShapesProvider
@@ -27,8 +28,10 @@ class Witness:
         kind: Kind = replace(SHAPE, connect=self._connect)
         return KindRegistry([kind])
 
-    def _connect(self, config: ProviderConfigSpec, secrets: Secrets) -> Provider:
-        return _Watched(ShapesProvider(config, secrets), self)
+    def _connect(
+        self, config: ProviderConfigSpec, secrets: Secrets, permit: CallPermit
+    ) -> Provider:
+        return _Watched(ShapesProvider(config, secrets, permit), self)
 
     async def see(self, action: Action) -> None:
         self.executed.append(action)

@@ -19,10 +19,10 @@ from events.manifest import Policy
 from events.names import ResourceKey
 from events.provider_config import Breaker, ProviderConfigSpec, Retry, Scope
 from projections.read_models import ReadModels
-from reconciler.call_permit import may_call
 from reconciler.errors import NotDoneError, ThrottledError
 from reconciler.ports import IntakeMessageOut
 from reconciler.provider import Capabilities, Effect, Provider
+from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.kind import Kind, KindRegistry
 from reconciler.provider.secrets import Secrets
 from reconciler.roles.gate.api_gate import TurnedAwayError
@@ -61,7 +61,9 @@ class Api:
         self.asked_at: list[float] = []
         self.open_questions = 0
 
-    def __call__(self, config: ProviderConfigSpec, secrets: Secrets) -> Provider:
+    def __call__(
+        self, config: ProviderConfigSpec, secrets: Secrets, permit: CallPermit
+    ) -> Provider:
         assert (config.provider, secrets.credential) == ("test", None)
         return self
 
@@ -78,12 +80,12 @@ class Api:
     ) -> AsyncIterator[Sequence[ExternalObject]]:
         assert scope == Scope()
         assert page_size
-        await may_call()
+        await CallPermit().before_request()
         self.listed_at.append(time.monotonic())
         yield []
 
     async def changes(self, after: str | None) -> str:
-        await may_call()
+        await CallPermit().before_request()
         self.asked_at.append(time.monotonic())
         self.open_questions += 1
         try:
@@ -316,7 +318,7 @@ async def test_a_feed_is_not_asked_while_a_breaker_is_open_and_never_its_probe(
     until_then = datetime.now(UTC) + timedelta(seconds=seconds)
     stage.tells(BreakerOpened(until_then, seconds, 5))
     with pytest.raises(TurnedAwayError), HintCalls(stage.gates.of("default"), "default"):
-        await may_call()
+        await CallPermit().before_request()
     stage.tells(BreakerClosed())
     with HintCalls(stage.gates.of("default"), "default"):
-        await may_call()
+        await CallPermit().before_request()

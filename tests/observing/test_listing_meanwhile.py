@@ -28,6 +28,7 @@ from projections.read_models import ReadModels
 from reconciler.errors import UnreadableObjectsError
 from reconciler.ports import IntakeMessageOut
 from reconciler.provider import Capabilities, Effect, Provider
+from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.kind import Kind, KindRegistry
 from reconciler.provider.secrets import Secrets
 from reconciler.roles.gate.api_gates import ApiGates
@@ -55,7 +56,9 @@ class Api:
         self.by_id: dict[str, ExternalObject] = {}
         self.reads: list[str | None] = []
 
-    def __call__(self, config: ProviderConfigSpec, secrets: Secrets) -> Provider:
+    def __call__(
+        self, config: ProviderConfigSpec, secrets: Secrets, permit: CallPermit
+    ) -> Provider:
         assert (config.provider, secrets.credential) == ("test", None)
         return self
 

@@ -32,6 +32,7 @@ from events.provider_config import ProviderConfigSpec, Scope, config_key
 from projections.read_models import ReadModels
 from reconciler.ports import IntakeMessageOut, LoadedResource
 from reconciler.provider import Effect, Provider
+from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.kind import Kind, KindRegistry
 from reconciler.provider.secrets import Secrets
 from reconciler.resource.attempt import idempotency_key
@@ -63,7 +64,9 @@ class Api:
     def __init__(self, *objects: ExternalObject) -> None:
         self.objects = objects
 
-    def __call__(self, config: ProviderConfigSpec, secrets: Secrets) -> Provider:
+    def __call__(
+        self, config: ProviderConfigSpec, secrets: Secrets, permit: CallPermit
+    ) -> Provider:
         del config, secrets
         return self
 

@@ -29,6 +29,7 @@ from projections.read_models import ReadModels
 from reconciler.errors import NotDoneError
 from reconciler.ports import IntakeMessageOut
 from reconciler.provider import Capabilities, Effect, Provider
+from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.kind import Kind, KindRegistry
 from reconciler.provider.secrets import Secrets, SecretStores
 from reconciler.roles.gate.api_gates import ApiGates
@@ -61,7 +62,9 @@ class Api:
         self.read_thrice = asyncio.Event()
         self.meanwhile: Callable[[], None] = lambda: None
 
-    def __call__(self, config: ProviderConfigSpec, secrets: Secrets) -> Provider:
+    def __call__(
+        self, config: ProviderConfigSpec, secrets: Secrets, permit: CallPermit
+    ) -> Provider:
         del config, secrets
         return self
 

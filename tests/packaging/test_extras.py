@@ -29,7 +29,7 @@ MODULES = {
     "composition": ["infra.providers.composition.engine"],
     "docker": ["infra.components.docker_engine", "infra.providers.docker"],
     "git": ["infra.providers.git"],
-    "http": ["infra.providers.http", "infra.providers.listing", "infra.providers.trust"],
+    "http": ["infra.providers.http", "reconciler.provider.listing", "infra.providers.trust"],
     "postgres": ["infra.components.postgres", "infra.providers.postgres"],
     "rest": ["infra.providers.rest"],
     "server": ["infra.embedded", "reconciler.cli.up", "reconciler.cli.run"],

@@ -14,6 +14,7 @@ import pytest
 
 from events.provider_config import Limits, ProviderConfigSpec
 from reconciler.provider import Provider
+from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.http_faults import Proxy
 from reconciler.provider.kind import Kind
 from reconciler.provider.secrets import Secrets
@@ -92,7 +93,7 @@ async def connect() -> AsyncIterator[Connect]:
                 limits=Limits(request_timeout_seconds=timeout_seconds),
                 allow=EVERYTHING,
             )
-            provider = kind.connect(config, Secrets(secret))
+            provider = kind.connect(config, Secrets(secret), CallPermit())
             stack.push_async_callback(provider.close)
             return provider
 

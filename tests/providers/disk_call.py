@@ -17,8 +17,8 @@ from events.log import Action
 from events.provider_config import Limits, ProviderConfigSpec
 from infra.providers.disks.attachment import ATTACHMENT
 from infra.providers.disks.disk import DISK
-from reconciler.call_permit import CALL_PERMIT
 from reconciler.errors import ReconcilerError
+from reconciler.provider.call_permit import CALL_GATE, CallPermit
 from reconciler.provider.secrets import Secrets
 
 
@@ -58,8 +58,8 @@ async def said(call: Call) -> Said:
     kind = {each.name: each for each in (DISK, ATTACHMENT)}[call.kind]
     config = ProviderConfigSpec("disks", call.endpoint, limits=Limits(request_timeout_seconds=60))
     assert kind.connect is not None
-    provider = kind.connect(config, Secrets())
-    CALL_PERMIT.set(_Dies(call.dies_before))
+    provider = kind.connect(config, Secrets(), CallPermit())
+    CALL_GATE.set(_Dies(call.dies_before))
     calls = {"Create": provider.create, "Update": provider.update, "Delete": provider.delete}
     try:
         return Said((await calls[call.action.operation](call.action)).object)

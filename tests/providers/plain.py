@@ -12,9 +12,9 @@ from events.external import ExternalObject
 from events.log import Action
 from events.manifest import Fields
 from events.provider_config import ProviderConfigSpec, Scope
-from reconciler.call_permit import may_call
 from reconciler.errors import NotFoundError
 from reconciler.provider import Capabilities, Effect
+from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.kind import Kind
 from reconciler.provider.secrets import Secrets
 
@@ -46,11 +46,11 @@ class NotesProvider:
         self._api = api
 
     async def create(self, action: Action) -> Effect:
-        await may_call()
+        await CallPermit().before_request()
         return Effect(self._shown(self._api.add(action.external_name, action.fields)))
 
     async def update(self, action: Action) -> Effect:
-        await may_call()
+        await CallPermit().before_request()
         number = action.uid or self._find(action.external_name)
         if number is None or number not in self._api.notes:
             raise NotFoundError(f"no note {number or action.external_name!r}")
@@ -58,13 +58,13 @@ class NotesProvider:
         return Effect(self._shown(number))
 
     async def delete(self, action: Action) -> Effect:
-        await may_call()
+        await CallPermit().before_request()
         number = action.uid or self._find(action.external_name)
         absent = number is None or self._api.notes.pop(number, None) is None
         return Effect(None, absent=absent)
 
     async def read(self, external_name: str, uid: str | None = None) -> ExternalObject | None:
-        await may_call()
+        await CallPermit().before_request()
         number = self._find(external_name) if uid is None else uid
         return None if number not in self._api.notes else self._shown(number)
 
@@ -72,7 +72,7 @@ class NotesProvider:
         self, scope: Scope, *, page_size: int
     ) -> AsyncIterator[Sequence[ExternalObject]]:
         del page_size  # all at once
-        await may_call()
+        await CallPermit().before_request()
         shown = [self._shown(number) for number in self._api.notes]
         yield [thing for thing in shown if scope.has(thing.name, {})]
 
@@ -90,7 +90,7 @@ class NotesProvider:
 _API = PlainApi()
 
 
-def _connect(config: ProviderConfigSpec, secrets: Secrets) -> NotesProvider:
+def _connect(config: ProviderConfigSpec, secrets: Secrets, permit: CallPermit) -> NotesProvider:
     del config, secrets
     return NotesProvider(_API)
 

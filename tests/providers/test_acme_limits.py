@@ -43,6 +43,7 @@ from infra.providers.host_guard import HostGuard
 from infra.providers.trust import trusting
 from reconciler.errors import NotCalledError, NotDoneError, RefusedError, UnknownResultError
 from reconciler.provider import Effect
+from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.contract import action
 from reconciler.provider.secrets import Secrets
 from tests.certificates import OWN_CA, root_in
@@ -255,7 +256,7 @@ async def test_authorities_that_hang_keep_nobody_else_waiting(tmp_path: Path) ->
     root = root_in(tmp_path)
     limits = Limits(concurrency=20, request_timeout_seconds=5)
     config = ProviderConfigSpec("certificates", root.as_uri(), limits=limits, allow=EVERYTHING)
-    provider = IssuersProvider(config, Secrets())
+    provider = IssuersProvider(config, Secrets(), CallPermit())
     connected = threading.Semaphore(0)
 
     def read_on_and_count(connection: socket.socket) -> None:
@@ -335,7 +336,7 @@ async def test_a_certificate_with_names_that_nobody_ordered_is_refused(
 ) -> None:
     root = root_in(tmp_path)
     config = ProviderConfigSpec("certificates", root.as_uri(), allow=EVERYTHING)
-    provider = CertificatesProvider(config, Secrets())
+    provider = CertificatesProvider(config, Secrets(), CallPermit())
     issuer = IssuerRecord(
         "u", "k", fields={"acme": {"directory": "https://ca.test/d", "http01": {"folder": "x"}}}
     )

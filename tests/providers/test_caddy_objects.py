@@ -35,7 +35,6 @@ from infra.providers.caddy.configuration import (
 )
 from infra.providers.caddy.order import Reach, place, standings
 from infra.providers.caddy.route import ROUTE
-from reconciler.call_permit import CALL_PERMIT
 from reconciler.errors import (
     ConflictError,
     NotDoneError,
@@ -44,6 +43,7 @@ from reconciler.errors import (
     UnknownResultError,
 )
 from reconciler.provider import Effect, MeasuredProvider, Provider, WatchingProvider
+from reconciler.provider.call_permit import CALL_GATE, CallPermit
 from reconciler.provider.contract import action, listing, upon
 from reconciler.provider.secrets import Secrets
 from tests.caddy import SERVERS, Hands, kept, put, stored
@@ -59,7 +59,7 @@ def connected(server: Caddy, secrets: Secrets | None = None) -> Provider:
     assert ROUTE.connect is not None
     allow = Allow(certificates=(EVERY_PATH,))
     config = ProviderConfigSpec("caddy", server.endpoint, limits=Limits(), allow=allow)
-    return ROUTE.connect(config, secrets or Secrets())
+    return ROUTE.connect(config, secrets or Secrets(), CallPermit())
 
 
 @pytest.fixture
@@ -372,10 +372,10 @@ async def test_an_edit_between_look_and_write_is_not_overwritten(
     edited = await hands.find("ours")
     assert edited is not None
     edited["terminal"] = False
-    token = CALL_PERMIT.set(EditBefore(hands, edited, request=4))
+    token = CALL_GATE.set(EditBefore(hands, edited, request=4))
     with pytest.raises(NotDoneError, match="was changed during the write"):
         await updated(routes, ours, hosts=["b.example.org"])
-    CALL_PERMIT.reset(token)
+    CALL_GATE.reset(token)
     assert await hands.find("ours") == edited
     with pytest.raises(ConflictError):  # as the same action finds it when it is tried again
         await updated(routes, ours, hosts=["b.example.org"])
@@ -455,7 +455,7 @@ def test_500_means_what_caddy_says_with_it(words: str, error: type[ProviderError
 
 async def test_a_404_of_somebody_else_is_no_proof(caddy_server: Caddy, hands: Hands) -> None:
     config = ProviderConfigSpec(provider="caddy", endpoint=f"{caddy_server.endpoint}/wrong")
-    api = AdminApi(config, Secrets())
+    api = AdminApi(config, Secrets(), CallPermit())
     with pytest.raises(NotDoneError, match=r"check spec\.endpoint"):
         await api.find("absent")
     await api.close()
@@ -687,9 +687,9 @@ async def test_creations_at_once_are_one_change_and_each_gets_its_own_answer(
 async def test_many_at_once_cost_few_changes(routes: Provider, hands: Hands) -> None:
     await made(routes, "first")
     counter = Counter()
-    token = CALL_PERMIT.set(counter)
+    token = CALL_GATE.set(counter)
     await asyncio.gather(*(made(routes, f"r{each}", hosts=[f"r{each}.org"]) for each in range(30)))
-    CALL_PERMIT.reset(token)
+    CALL_GATE.reset(token)
     assert counter.requests < 30 * 3 + 10, "three reads of each, and hardly a change"
     assert len(await listing(routes, Scope())) == 31
 
@@ -701,9 +701,9 @@ async def test_one_that_is_cut_off_leaves_the_others_an_unknown_result_and_goes_
     wanted = [action("Create", f"r{each}", declared()) for each in range(3)]
     blocked = asyncio.Event()
     # The first goes alone, with four requests; then the second makes itself and the third.
-    token = CALL_PERMIT.set(Counter(holds=7, until=blocked))
+    token = CALL_GATE.set(Counter(holds=7, until=blocked))
     tasks = [asyncio.create_task(routes.create(each)) for each in wanted]
-    CALL_PERMIT.reset(token)
+    CALL_GATE.reset(token)
     await blocked.wait()
     tasks[1].cancel()
     results = await asyncio.gather(*tasks, return_exceptions=True)

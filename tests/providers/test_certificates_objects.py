@@ -41,6 +41,7 @@ from reconciler.errors import (
     NotDoneError,
     RefusedError,
 )
+from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.contract import action, is_cut, upon
 from reconciler.provider.secrets import Secrets
 from tests.acme_gate import AcmeGate, acme_gate
@@ -82,7 +83,7 @@ async def provider(root: Path) -> AsyncIterator[CertificatesProvider]:
         limits=Limits(request_timeout_seconds=5),
         allow=EVERYTHING,
     )
-    one = CertificatesProvider(config, Secrets())
+    one = CertificatesProvider(config, Secrets(), CallPermit())
     yield one
     await one.close()
 
@@ -624,7 +625,7 @@ import msgspec
 from events.log import Action
 from events.provider_config import ProviderConfigSpec
 from infra.providers.certificates.certificates import CertificatesProvider
-from reconciler.call_permit import CALL_PERMIT
+from reconciler.provider.call_permit import CALL_GATE
 from reconciler.provider.secrets import Secrets
 from tests.host_access import EVERYTHING
 
@@ -638,8 +639,8 @@ class KillBefore:
 
 async def main():
     config = ProviderConfigSpec("certificates", sys.argv[1], allow=EVERYTHING)
-    provider = CertificatesProvider(config, Secrets())
-    CALL_PERMIT.set(KillBefore())
+    provider = CertificatesProvider(config, Secrets(), CallPermit())
+    CALL_GATE.set(KillBefore())
     await provider.create(msgspec.json.decode(sys.stdin.read(), type=Action))
 
 asyncio.run(main())

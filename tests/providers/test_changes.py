@@ -10,6 +10,7 @@ import pytest
 from events.provider_config import Limits, ProviderConfigSpec
 from reconciler.errors import NotDoneError, ProviderError, ThrottledError
 from reconciler.provider import Provider, WatchingProvider
+from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.contract import action
 from reconciler.provider.http_faults import Harm, Proxy, answer
 from reconciler.provider.secrets import Secrets
@@ -95,7 +96,7 @@ async def test_a_feed_takes_no_connection_from_other_calls(
         limits=Limits(concurrency=1, request_timeout_seconds=PATIENCE_SECONDS),
     )
     assert case.kind.connect is not None
-    provider = case.kind.connect(config, Secrets())
+    provider = case.kind.connect(config, Secrets(), CallPermit())
     proxy.plan.append(Harm.HOLD_REPLY)
     waiting = asyncio.create_task(feed_of(provider).changes(None))
     await until(lambda: not proxy.plan)  # the proxy holds the feed's request

@@ -30,7 +30,6 @@ from infra.providers.disks.images import filesystem_uuid
 from infra.providers.disks.mounts import mount_at, mounts
 from infra.providers.disks.superblock import superblock_of
 from infra.providers.file_root import temporary_name
-from reconciler.call_permit import CALL_PERMIT
 from reconciler.errors import (
     ConfigurationError,
     ConflictError,
@@ -39,6 +38,7 @@ from reconciler.errors import (
     UnknownResultError,
 )
 from reconciler.provider import Effect
+from reconciler.provider.call_permit import CALL_GATE, CallPermit
 from reconciler.provider.contract import action, listing, upon
 from reconciler.provider.secrets import Secrets
 from reconciler.resource.owner_label import OWNER_LABEL
@@ -61,8 +61,8 @@ class Case:
         config = ProviderConfigSpec(
             "disks", root.as_uri(), limits=Limits(request_timeout_seconds=30)
         )
-        self.disks = DisksProvider(config, Secrets())
-        self.attachments = AttachmentsProvider(config, Secrets())
+        self.disks = DisksProvider(config, Secrets(), CallPermit())
+        self.attachments = AttachmentsProvider(config, Secrets(), CallPermit())
 
     async def close(self) -> None:
         await self.disks.close()
@@ -795,22 +795,22 @@ class Meanwhile:
         del goes_first
         self._left -= 1
         if self._left == 0:
-            token = CALL_PERMIT.set(None)
+            token = CALL_GATE.set(None)
             await self._happens()
-            CALL_PERMIT.reset(token)
+            CALL_GATE.reset(token)
 
 
 async def held_up(
     step: int, happens: Callable[[], Awaitable[None]], late: Awaitable[Effect]
 ) -> Effect | None:
     """Hold a call up before one of its steps; None if it noticed that it came too late."""
-    token = CALL_PERMIT.set(Meanwhile(step, happens))
+    token = CALL_GATE.set(Meanwhile(step, happens))
     try:
         with contextlib.suppress(ConflictError, UnknownResultError):
             return await late
         return None
     finally:
-        CALL_PERMIT.reset(token)
+        CALL_GATE.reset(token)
 
 
 @pytest.mark.parametrize(

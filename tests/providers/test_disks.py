@@ -16,9 +16,9 @@ from events.manifest import Fields
 from events.provider_config import ProviderConfigSpec, Scope
 from infra.providers.disks.attachment import ATTACHMENT
 from infra.providers.disks.disk import DISK, DisksProvider
-from reconciler.call_permit import CALL_PERMIT
 from reconciler.errors import ConflictError
 from reconciler.provider import Effect, Provider
+from reconciler.provider.call_permit import CALL_GATE
 from reconciler.provider.contract import Connect, ProviderContract
 from reconciler.provider.contract import action as made
 from reconciler.provider.secrets import Secrets
@@ -50,12 +50,12 @@ class WithDisks:
 
     async def create(self, action: Action) -> Effect:
         disk = action.fields["disk"]
-        permit = CALL_PERMIT.set(None)  # this is no request of the provider's
+        permit = CALL_GATE.set(None)  # this is no request of the provider's
         if await self._disks.read(disk) is None:
             of_disk = made("Create", disk, DISK.checked_fields(SMALL))
             labels = {OWNER_LABEL: f"test.default.Disk.{disk}"}
             await self._disks.create(structs.replace(of_disk, labels=labels))
-        CALL_PERMIT.reset(permit)
+        CALL_GATE.reset(permit)
         return await self._provider.create(action)
 
     async def update(self, action: Action) -> Effect:

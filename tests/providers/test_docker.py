@@ -23,7 +23,6 @@ from infra.providers.docker.engine import OWN_LABELS, EngineApi, without_headers
 from infra.providers.docker.volume import VOLUME
 from infra.providers.docker.volumes import VolumesProvider
 from infra.secrets import open_stores
-from reconciler.call_permit import CALL_PERMIT
 from reconciler.errors import (
     ConfigurationError,
     ConflictError,
@@ -35,6 +34,7 @@ from reconciler.errors import (
     UnknownResultError,
 )
 from reconciler.provider import LoggingProvider
+from reconciler.provider.call_permit import CALL_GATE, CallPermit
 from reconciler.provider.contract import ProviderContract, action, listing, upon
 from reconciler.provider.kind import Kind
 from reconciler.provider.secrets import SecretKey, Secrets
@@ -91,8 +91,8 @@ class Case:
             limits=Limits(request_timeout_seconds=10),
         )
         secrets = Secrets(stores=self.stores.by_name, key=self.stores.key)
-        self.containers = ContainersProvider(config, secrets)
-        self.volumes = VolumesProvider(config, secrets)
+        self.containers = ContainersProvider(config, secrets, CallPermit())
+        self.volumes = VolumesProvider(config, secrets, CallPermit())
 
     def fields(self, **spec: Any) -> Fields:
         return CONTAINER.checked_fields({"image": self.image, "stopSeconds": 0, **spec})
@@ -131,7 +131,7 @@ async def test_no_program_of_an_image_becomes_root_where_root_is_not_allowed(
     case: Case, engine: TestEngine, users: tuple[str, ...]
 ) -> None:
     config = ProviderConfigSpec("docker", engine.endpoint, allow=Allow(users=users))
-    containers = ContainersProvider(config, Secrets())
+    containers = ContainersProvider(config, Secrets(), CallPermit())
     fields = case.fields(user="1000", command=["sleep", "1000"])
     effect = await containers.create(action("Create", case.prefix, fields))
     await containers.close()
@@ -304,14 +304,14 @@ async def test_a_creation_that_is_cut_at_any_request_is_gone_on_with(case: Case)
         create = action("Create", name, fields)
         error = asyncio.CancelledError() if requests % 2 else NotCalledError("cut")
         permit = CutAt(requests, error)
-        token = CALL_PERMIT.set(permit)
+        token = CALL_GATE.set(permit)
         said: BaseException | None = None
         try:
             await case.containers.create(create)
         except (ProviderError, asyncio.CancelledError) as raised:
             said = raised
         finally:
-            CALL_PERMIT.reset(token)
+            CALL_GATE.reset(token)
         if said is None:
             break
         half = case.hands.inspect(name)
@@ -639,7 +639,7 @@ async def answers(tmp_path: Path) -> AsyncIterator[tuple[_Answers, str]]:
 @contextlib.asynccontextmanager
 async def provider_at(endpoint: str, kind: Kind = CONTAINER) -> AsyncGenerator[Any]:
     assert kind.connect is not None
-    provider = kind.connect(ProviderConfigSpec("docker", endpoint), Secrets())
+    provider = kind.connect(ProviderConfigSpec("docker", endpoint), Secrets(), CallPermit())
     yield provider
     await provider.close()
 

@@ -12,6 +12,7 @@ import pytest
 from events.provider_config import Limits, ProviderConfigSpec, Scope
 from infra.providers.docker.containers import ContainersProvider
 from reconciler.errors import ProviderError, RefusedError, UnreadableObjectsError
+from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.secrets import Secrets
 from tests.hostile_server import (
     HEAD,
@@ -129,7 +130,7 @@ def provider_at(port: int) -> ContainersProvider:
     config = ProviderConfigSpec(
         "docker", f"http://127.0.0.1:{port}", limits=Limits(request_timeout_seconds=30)
     )
-    return ContainersProvider(config, Secrets())
+    return ContainersProvider(config, Secrets(), CallPermit())
 
 
 # --- containers that are too large or odd

@@ -20,6 +20,7 @@ from infra.providers.guarded_urllib3 import guard_pools
 from infra.providers.host_guard import HostAddressError, HostGuard
 from infra.providers.http import HttpApi
 from reconciler.errors import NotDoneError
+from reconciler.provider.call_permit import CallPermit
 
 LOOPBACK_IN_DISGUISE = "127.1"
 """No address in its canonical form, so it is resolved as a name is: to 127.0.0.1."""
@@ -51,7 +52,7 @@ async def called(host: str, port: int, allow: Allow = NOTHING) -> bytes:
         limits=Limits(request_timeout_seconds=5),
         allow=allow,
     )
-    api = HttpApi(config, secret=None)
+    api = HttpApi(config, CallPermit(), secret=None)
     try:
         return (await api.call("GET", "/")).content
     finally:

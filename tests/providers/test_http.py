@@ -11,13 +11,13 @@ import pytest
 
 from events.provider_config import Limits, ProviderConfigSpec
 from infra.providers.http import HttpApi
-from reconciler.call_permit import CALL_PERMIT
 from reconciler.errors import (
     ConfigurationError,
     NotDoneError,
     RefusedError,
     UnknownResultError,
 )
+from reconciler.provider.call_permit import CALL_GATE, CallPermit
 from tests.providers.permit import Permit
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
@@ -68,7 +68,7 @@ async def connected(
         config = ProviderConfigSpec(
             provider="test", endpoint=f"http://127.0.0.1:{port}/base", limits=limits
         )
-        api = HttpApi(config, secret=None)
+        api = HttpApi(config, CallPermit(), secret=None)
         try:
             yield api
         finally:
@@ -188,7 +188,7 @@ async def test_an_answer_that_drips_is_too_late_as_a_whole() -> None:
 def test_limits_that_let_nothing_through_are_refused(limits: Limits) -> None:
     config = ProviderConfigSpec(provider="test", endpoint="http://api.example", limits=limits)
     with pytest.raises(ConfigurationError, match=r"spec\.limits"):
-        HttpApi(config, secret=None)
+        HttpApi(config, CallPermit(), secret=None)
 
 
 async def test_a_client_can_be_closed_before_it_was_used() -> None:
@@ -199,9 +199,9 @@ async def test_a_client_can_be_closed_before_it_was_used() -> None:
 async def test_who_waits_for_his_turn_while_it_is_closed_calls_nothing() -> None:
     server, permit = Server(), Permit()
     async with connected(server) as api:
-        token = CALL_PERMIT.set(permit)
+        token = CALL_GATE.set(permit)
         waiting = asyncio.ensure_future(api.call("POST", "/x"))
-        CALL_PERMIT.reset(token)
+        CALL_GATE.reset(token)
         await permit.asked.wait()
         await api.close()
         permit.given.set()

@@ -20,6 +20,7 @@ from infra.providers.answers import Answer, decoded, problem_text
 from infra.providers.connections import MAX_BODY_BYTES
 from infra.providers.http import HttpApi
 from reconciler.errors import NotDoneError, UnknownResultError
+from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.secrets import Secrets
 from reconciler.roles.observer import listing
 from reconciler.roles.observer.listing import ListingAssembler, ListingRefusedError
@@ -259,7 +260,7 @@ def paged(page: bytes) -> Serve:
 async def provider_of(serve: Serve) -> AsyncGenerator[SecretiveProvider]:
     with hostile_server(serve) as port:
         config = ProviderConfigSpec("shapes", f"http://127.0.0.1:{port}")
-        provider = secretive(ShapesProvider(config, Secrets()), Secrets())
+        provider = secretive(ShapesProvider(config, Secrets(), CallPermit()), Secrets())
         try:
             yield provider
         finally:

@@ -25,6 +25,7 @@ from infra.providers.jetstream.consumer import CONSUMER
 from infra.providers.jetstream.stream import STREAM
 from reconciler.errors import ConfigurationError, NotDoneError, UnknownResultError
 from reconciler.provider import Provider, WatchingProvider
+from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.contract import action, listing
 from reconciler.provider.secrets import Secrets
 from tests.providers.connect import Connect, upon
@@ -46,7 +47,7 @@ async def refused(url: str, secret: str | None) -> str:
 
 def built(config: ProviderConfigSpec, secret: str | None = None) -> Provider:
     assert STREAM.connect is not None
-    return STREAM.connect(config, Secrets(secret))
+    return STREAM.connect(config, Secrets(secret), CallPermit())
 
 
 def config_of(endpoint: str, tls: Tls | None = None) -> ProviderConfigSpec:

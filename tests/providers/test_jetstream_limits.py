@@ -24,6 +24,7 @@ from infra.providers.jetstream.consumer import CONSUMER
 from infra.providers.jetstream.stream import STREAM
 from reconciler.errors import ProviderError, RefusedError, UnreadableObjectsError
 from reconciler.provider import Provider
+from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.contract import action, listing
 from reconciler.provider.kind import Kind
 from reconciler.provider.secrets import Secrets
@@ -106,7 +107,7 @@ async def test_an_answer_that_is_too_large_is_an_error_that_names_the_limit(what
             "jetstream", f"nats://127.0.0.1:{port}", limits=Limits(request_timeout_seconds=3)
         )
         assert STREAM.connect is not None
-        provider = STREAM.connect(config, Secrets())
+        provider = STREAM.connect(config, Secrets(), CallPermit())
         async with measured_loop() as loop:
             with measured_resident() as memory, pytest.raises(ProviderError) as raised:
                 async for _ in provider.pages(Scope(), page_size=100):
@@ -148,7 +149,7 @@ async def test_one_stream_is_written_at_a_time() -> None:
     with raw_server(server_of(reply)) as port:
         config = ProviderConfigSpec("jetstream", f"nats://127.0.0.1:{port}")
         assert STREAM.connect is not None
-        provider = STREAM.connect(config, Secrets())
+        provider = STREAM.connect(config, Secrets(), CallPermit())
         fields = STREAM.checked_fields({"subjects": ["a"]})
         writes = [provider.create(action("Create", f"S{number}", fields)) for number in range(4)]
         results = await asyncio.gather(*writes, return_exceptions=True)

@@ -8,8 +8,8 @@ import pytest
 
 from events.external import ExternalObject
 from events.provider_config import Scope
-from infra.providers.listing import Page, Unreadable, all_pages
 from reconciler.errors import NotDoneError, UnreadableObjectsError
+from reconciler.provider.listing import Page, Unreadable, all_pages
 
 
 def named(*names: str) -> list[ExternalObject]:

@@ -26,7 +26,6 @@ from infra.providers.nftables.marks import MAX_COMMENT_BYTES
 from infra.providers.nftables.place import place_of
 from infra.providers.nftables.service import SERVICE
 from infra.providers.nftables.services import ServicesProvider
-from reconciler.call_permit import CALL_PERMIT
 from reconciler.errors import (
     ConfigurationError,
     ConflictError,
@@ -36,6 +35,7 @@ from reconciler.errors import (
     RefusedError,
     UnknownResultError,
 )
+from reconciler.provider.call_permit import CALL_GATE, CallPermit
 from reconciler.provider.contract import action, listing, upon
 from reconciler.provider.secrets import Secrets
 from reconciler.resource.owner_label import OWNER_LABEL
@@ -97,7 +97,7 @@ class Services:
 def provider_at(endpoint: str, timeout_seconds: float = 10) -> ServicesProvider:
     limits = Limits(request_timeout_seconds=timeout_seconds)
     config = ProviderConfigSpec(provider="nftables", endpoint=endpoint, limits=limits)
-    return ServicesProvider(config, Secrets())
+    return ServicesProvider(config, Secrets(), CallPermit())
 
 
 @pytest.fixture
@@ -480,14 +480,14 @@ async def test_a_write_that_is_killed_at_any_moment_is_done_or_not(services: Ser
         spec = ways[number % 2]
         wanted = services.fields(("10.0.0.1", 80), ("10.0.0.2", 80), **spec)
         killer = Killer(after_seconds=number * 0.0003 if number < 38 else 3.0)
-        token = CALL_PERMIT.set(killer)
+        token = CALL_GATE.set(killer)
         try:
             await services.provider.update(upon(action("Update", "web", wanted), thing))
             ends["done"] += 1
         except UnknownResultError as error:
             ends[error.message] += 1
         finally:
-            CALL_PERMIT.reset(token)
+            CALL_GATE.reset(token)
             await killer.ended()
         now = await services.shown("web")
         assert now.fields in (wanted, thing.fields), "one or the other, and never a half"
@@ -548,12 +548,12 @@ async def test_a_change_between_the_look_and_the_write_is_not_overwritten(
     }
     for harm, (script, expected) in harms.items():
         update = upon(action("Update", "web", services.fields(port=81)), made)
-        token = CALL_PERMIT.set(BeforeTheWrite(lambda script=script: services.place.nft(script)))
+        token = CALL_GATE.set(BeforeTheWrite(lambda script=script: services.place.nft(script)))
         try:
             with pytest.raises(expected):
                 await services.provider.update(update)
         finally:
-            CALL_PERMIT.reset(token)
+            CALL_GATE.reset(token)
         there = await services.listed()
         ruleset = services.place.nft("list ruleset")  # random ids in it may contain 81, too
         assert re.search(r"\b81\b", ruleset) is None, harm
@@ -633,9 +633,9 @@ async def test_one_of_five_thousand_is_updated_without_looking_at_the_others(
     before = services.place.nft("list table ip reconciler", "-a")
 
     counting = Counting()
-    token = CALL_PERMIT.set(counting)
+    token = CALL_GATE.set(counting)
     await services.updated(made, ("10.0.0.1", 80), ("10.0.0.3", 80))
-    CALL_PERMIT.reset(token)
+    CALL_GATE.reset(token)
     assert counting.asked <= 5, "chain and elements, one transaction, chain and elements"
     after = services.place.nft("list table ip reconciler", "-a")
     changed = set(before.splitlines()) ^ set(after.splitlines())
@@ -800,10 +800,10 @@ async def test_nft_that_does_not_end_is_killed_and_nobody_knows(services: Servic
                 slow.nft.program = ("sh", "-c", "sleep 60", *program)
 
     before = children()
-    token = CALL_PERMIT.set(SlowWrite())
+    token = CALL_GATE.set(SlowWrite())
     with pytest.raises(UnknownResultError, match="did not exit within"):
         await slow.update(upon(action("Update", "web", services.fields()), made))
-    CALL_PERMIT.reset(token)
+    CALL_GATE.reset(token)
     assert children() == before
     await slow.close()
 

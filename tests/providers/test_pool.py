@@ -12,6 +12,7 @@ from events.log import Action
 from events.provider_config import CredentialsRef, ProviderConfigSpec
 from reconciler.errors import RefusedError
 from reconciler.provider import Effect, Provider
+from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.kind import Kind, KindRegistry
 from reconciler.provider.secrets import Secrets
 from reconciler.roles.runtime.configurations import Configurations
@@ -40,7 +41,7 @@ class Client:
 async def test_a_replaced_client_is_closed_when_its_calls_have_ended() -> None:
     clients: list[Client] = []
 
-    def connect(config: ProviderConfigSpec, secrets: Secrets) -> Client:
+    def connect(config: ProviderConfigSpec, secrets: Secrets, permit: CallPermit) -> Client:
         assert (config.provider, secrets.credential) == ("test", None)
         clients.append(Client())
         return clients[-1]
@@ -70,7 +71,7 @@ async def test_a_replaced_token_is_hidden_in_the_errors_of_the_next_client(tmp_p
         async def create(self, action: Action) -> Effect:
             raise RefusedError(f"{action.external_name}: you sent first&token, second&token")
 
-    def connect(config: ProviderConfigSpec, secrets: Secrets) -> Client:
+    def connect(config: ProviderConfigSpec, secrets: Secrets, permit: CallPermit) -> Client:
         assert config.credentials_ref is not None
         credentials.append(secrets.credential)
         return Repeating()

@@ -18,8 +18,8 @@ from infra.components.postgres import Postgres
 from infra.providers.postgres.database import DATABASE
 from infra.providers.postgres.grant import GRANT
 from infra.providers.postgres.role import DATABASE_ROLE
-from reconciler.call_permit import CALL_PERMIT
 from reconciler.provider import Effect, Provider
+from reconciler.provider.call_permit import CALL_GATE
 from reconciler.provider.contract import Connect, ProviderContract
 from tests.postgres import hands
 
@@ -69,9 +69,9 @@ class WithSchemas:
     async def create(self, action: Action) -> Effect:
         name = action.external_name
         if GRANT.name_problem(name) is None and action.idempotency_key not in self._made_for:
-            permit = CALL_PERMIT.set(None)  # this is no request of the provider's
+            permit = CALL_GATE.set(None)  # this is no request of the provider's
             is_there = await self._provider.read(name) is not None
-            CALL_PERMIT.reset(permit)
+            CALL_GATE.reset(permit)
             self._made_for.add(action.idempotency_key)
             if not is_there:
                 _, database, schema = name.replace("@", "/").split("/")

@@ -36,7 +36,6 @@ from infra.providers.postgres.roles import UNCHECKED_PASSWORD
 from infra.providers.postgres.server import _LOCK  # pyright: ignore[reportPrivateUsage]
 from infra.providers.postgres.server import place_of as server_of
 from infra.secrets import open_stores
-from reconciler.call_permit import CALL_PERMIT
 from reconciler.errors import (
     ConfigurationError,
     ConflictError,
@@ -45,6 +44,7 @@ from reconciler.errors import (
     UnknownResultError,
 )
 from reconciler.provider import Provider
+from reconciler.provider.call_permit import CALL_GATE, CallPermit
 from reconciler.provider.contract import LABELS, action, listing, upon
 from reconciler.provider.kind import Kind
 from reconciler.provider.secrets import Secrets
@@ -85,7 +85,7 @@ def secrets(tmp_path: Path) -> Secrets:
 async def roles(postgres_server: Postgres, secrets: Secrets) -> AsyncIterator[Provider]:
     assert DATABASE_ROLE.connect is not None
     config = ProviderConfigSpec("postgres", postgres_server.endpoint)
-    provider = DATABASE_ROLE.connect(config, secrets)
+    provider = DATABASE_ROLE.connect(config, secrets, CallPermit())
     yield provider
     await provider.close()
 
@@ -331,14 +331,14 @@ async def test_a_backend_that_is_killed_before_any_statement_leaves_nothing_unla
         name = f"{unique.lower()}{request}"
         written = create(DATABASE, name, {"extensions": ["hstore"]})
         interrupted = Interrupted(request, kill)
-        token = CALL_PERMIT.set(interrupted)
+        token = CALL_GATE.set(interrupted)
         try:
             await databases.create(written)
         except (NotDoneError, UnknownResultError):
             half = await databases.read(name)
             assert half is None or half.written_by == written.idempotency_key
         finally:
-            CALL_PERMIT.reset(token)
+            CALL_GATE.reset(token)
         thing = (await databases.create(written)).object
         assert thing is not None
         assert (thing.labels, thing.fields["extensions"]) == (LABELS, {"hstore": True})
@@ -362,13 +362,13 @@ async def test_a_server_that_is_killed_before_any_statement_leaves_nothing_unlab
         for request in range(1, 30):
             written = create(DATABASE, f"db{request}", {})
             interrupted = Interrupted(request, lambda: os.kill(server.pid, 9))
-            token = CALL_PERMIT.set(interrupted)
+            token = CALL_GATE.set(interrupted)
             try:
                 await provider.create(written)
             except (NotDoneError, UnknownResultError):
                 pass
             finally:
-                CALL_PERMIT.reset(token)
+                CALL_GATE.reset(token)
             if interrupted.left > 0:
                 break
             await server.kill()
@@ -392,13 +392,13 @@ async def test_who_takes_the_name_meanwhile_is_an_obstacle_and_nothing_else_is_l
         with superuser(postgres_server) as connection:
             connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
 
-    token = CALL_PERMIT.set(Interrupted(5, take))
+    token = CALL_GATE.set(Interrupted(5, take))
     written = create(DATABASE, name, {})
     try:
         with pytest.raises(ConflictError) as caught:
             await databases.create(written)
     finally:
-        CALL_PERMIT.reset(token)
+        CALL_GATE.reset(token)
     assert caught.value.obstacle == await shown(databases, name)
     assert caught.value.obstacle is not None
     assert caught.value.obstacle.labels == {}
@@ -639,7 +639,7 @@ async def test_a_membership_in_a_role_with_an_allowed_privilege_is_granted(
     allow = Allow(privileges=("createRole",))
     config = ProviderConfigSpec("postgres", postgres_server.endpoint, allow=allow)
     assert DATABASE_ROLE.connect is not None
-    roles = DATABASE_ROLE.connect(config, secrets)
+    roles = DATABASE_ROLE.connect(config, secrets, CallPermit())
     role = await made(roles, DATABASE_ROLE, unique, {"memberOf": [f"{unique}_top"]})
     assert role.fields["memberOf"] == [f"{unique}_top"]
     await roles.close()
@@ -922,7 +922,9 @@ async def test_who_cannot_log_in_is_told_and_the_environment_is_not_asked(
     endpoint = f"postgresql://{unique}@127.0.0.1:{postgres_server.port}/postgres"
     assert DATABASE.connect is not None
     for secret in (None, "wrong", "right"):
-        provider = DATABASE.connect(ProviderConfigSpec("postgres", endpoint), Secrets(secret))
+        provider = DATABASE.connect(
+            ProviderConfigSpec("postgres", endpoint), Secrets(secret), CallPermit()
+        )
         if secret == "right":
             await made(provider, DATABASE, unique.lower(), {"owner": unique})
         else:
@@ -1058,7 +1060,7 @@ def test_the_kinds_load_without_psycopg_and_their_providers_say_what_to_install(
         "kinds = installed_kinds()\n"
         "for name in ('Database', 'DatabaseRole', 'Grant'):\n"
         "    config = ProviderConfigSpec('postgres', 'postgresql://h')\n"
-        "    try: kinds[name].connect(config, Secrets())\n"
+        "    try: kinds[name].connect(config, Secrets(), CallPermit())\n"
         "    except ConfigurationError as error: print(error)\n"
     )
     done = subprocess.run(

@@ -11,7 +11,6 @@ from events.external import ExternalObject
 from events.log import Operation
 from events.manifest import InvalidManifestError
 from events.provider_config import Scope
-from reconciler.call_permit import CALL_PERMIT
 from reconciler.errors import (
     ConflictError,
     ListingExpiredError,
@@ -23,6 +22,7 @@ from reconciler.errors import (
     UnknownResultError,
 )
 from reconciler.provider import Provider
+from reconciler.provider.call_permit import CALL_GATE
 from reconciler.provider.contract import action, listing
 from reconciler.provider.http_faults import Proxy, answer
 from shapes_api.kinds.shapes import SHAPE, name_problem
@@ -165,7 +165,7 @@ async def test_what_was_read_too_long_ago_decides_no_write(
     shapes: Provider, planned: Proxy, monkeypatch: pytest.MonkeyPatch, operation: Operation
 ) -> None:
     """The process stood still, or had to wait: the name may be another object's by now."""
-    monkeypatch.setattr("reconciler.call_permit.READ_IS_GOOD_SECONDS", -1.0)
+    monkeypatch.setattr("reconciler.provider.call_permit.READ_VALID_SECONDS", -1.0)
     planned.plan.append(OURS)
     write = shapes.update if operation == "Update" else shapes.delete
     with pytest.raises(NotCalledError, match="the read that the request depends on is 0 s old"):
@@ -176,11 +176,11 @@ async def test_what_was_read_too_long_ago_decides_no_write(
 async def test_a_write_waits_before_others_and_as_long_as_the_rate_demands(
     shapes: Provider, planned: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("reconciler.call_permit.READ_IS_GOOD_SECONDS", -1.0)
+    monkeypatch.setattr("reconciler.provider.call_permit.READ_VALID_SECONDS", -1.0)
     permit = Permit(pace_seconds=10.0)
     permit.given.set()
     planned.plan += [OURS, answer(204)]
-    token = CALL_PERMIT.set(permit)
+    token = CALL_GATE.set(permit)
     await shapes.delete(upon("Delete", SEEN, {}))
-    CALL_PERMIT.reset(token)
+    CALL_GATE.reset(token)
     assert permit.waits == [False, True], "the deletion goes first"

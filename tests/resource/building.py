@@ -27,6 +27,7 @@ from events.manifest import Fields, Manifest, Metadata
 from events.names import ResourceKey
 from events.provider_config import PROVIDER_CONFIG_KIND, DeletionGuard, ProviderConfigSpec, Scope
 from reconciler.provider import Capabilities, Provider
+from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.kind import PROVIDER_CONFIG, Kind
 from reconciler.provider.secrets import Secrets
 from reconciler.resource.decide import decide
@@ -54,7 +55,7 @@ class BlockFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     size: dict[str, int] | None = None
 
 
-def _connect(config: ProviderConfigSpec, secrets: Secrets) -> Provider:
+def _connect(config: ProviderConfigSpec, secrets: Secrets, permit: CallPermit) -> Provider:
     raise AssertionError("the pure core never connects")
 
 

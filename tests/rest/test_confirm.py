@@ -10,6 +10,7 @@ import pytest
 from events.provider_config import ProviderConfigSpec
 from reconciler.errors import ConflictError, NotDoneError, UnknownResultError
 from reconciler.provider import WatchingProvider
+from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.contract import action, upon
 from reconciler.provider.http_faults import Proxy, answer
 from reconciler.provider.kind import Kind
@@ -25,7 +26,7 @@ ROUTES = "/config/apps/http/servers/main/routes"
 
 def connected(kind: Kind, url: str):
     assert kind.connect is not None
-    return kind.connect(ProviderConfigSpec(kind.provider, url), Secrets(None))
+    return kind.connect(ProviderConfigSpec(kind.provider, url), Secrets(None), CallPermit())
 
 
 @pytest.fixture
@@ -126,7 +127,9 @@ async def test_what_somebody_writes_between_our_read_and_our_write_is_not_overwr
 async def test_the_change_mark_moves_with_the_zone_and_with_nothing_else(zone_url: str):
     kind = example("address")
     assert kind.connect is not None
-    provider = kind.connect(ProviderConfigSpec(kind.provider, zone_url), Secrets(API_KEY))
+    provider = kind.connect(
+        ProviderConfigSpec(kind.provider, zone_url), Secrets(API_KEY), CallPermit()
+    )
     assert isinstance(provider, WatchingProvider)
     before = await provider.changes(None)
     assert await provider.changes(before) == before

@@ -14,6 +14,7 @@ from events.manifest import Fields
 from events.provider_config import Limits, ProviderConfigSpec
 from reconciler.errors import RefusedError
 from reconciler.provider import Provider
+from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.contract import Connect, ProviderContract
 from reconciler.provider.http_faults import HttpFaultContract, Proxy, answer
 from reconciler.provider.secrets import Secrets
@@ -71,7 +72,7 @@ class TestAddress(ProviderContract, HttpFaultContract):
             assert self.kind.connect is not None
             limits = Limits(request_timeout_seconds=timeout_seconds)
             config = ProviderConfigSpec(self.kind.provider, endpoint, limits=limits)
-            built.append(self.kind.connect(config, Secrets(secret or API_KEY)))
+            built.append(self.kind.connect(config, Secrets(secret or API_KEY), CallPermit()))
             return built[-1]
 
         yield build

@@ -14,6 +14,7 @@ from events.manifest import Fields
 from events.provider_config import ProviderConfigSpec, Scope
 from reconciler.errors import NotDoneError, RefusedError
 from reconciler.provider import Provider
+from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.contract import ProviderContract, listing
 from reconciler.provider.http_faults import HttpFaultContract
 from reconciler.provider.kind import Kind
@@ -104,7 +105,7 @@ class TestByOffset(_OfNotes):
 
 async def connected(kind: Kind, url: str) -> Provider:
     assert kind.connect is not None
-    return kind.connect(ProviderConfigSpec("memos", url), Secrets(None))
+    return kind.connect(ProviderConfigSpec("memos", url), Secrets(None), CallPermit())
 
 
 @pytest.mark.parametrize("uid", ["../notes-of-others/1", "..%2Fx", "..\\x", "/", ""])

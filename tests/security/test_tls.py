@@ -20,6 +20,7 @@ from infra.jetstream.access import Access
 from infra.jetstream.connection import connect, require_jetstream
 from infra.jetstream.errors import BusAccessError, BusUnavailableError
 from reconciler.errors import ConfigurationError, UntrustedApiError
+from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.secrets import Secrets
 from reconciler.sdk import connect as connect_sdk
 from reconciler.wiring import ROLES, connected, initialise, running
@@ -241,7 +242,7 @@ def _provider(endpoint: str, tls: Tls | None) -> ShapesProvider:
     config = ProviderConfigSpec(
         "shapes", endpoint, tls=tls, limits=Limits(request_timeout_seconds=10)
     )
-    return ShapesProvider(config, Secrets("a-token-for-nobody"))
+    return ShapesProvider(config, Secrets("a-token-for-nobody"), CallPermit())
 
 
 async def test_an_api_whose_certificate_is_not_trusted_gets_no_call(

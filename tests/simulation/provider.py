@@ -17,7 +17,6 @@ from events.log import Action
 from events.manifest import Fields
 from events.provider_config import ProviderConfigSpec, Scope
 from events.secret import SecretRef
-from reconciler.call_permit import may_call, record_write
 from reconciler.errors import (
     ConflictError,
     NotDoneError,
@@ -28,6 +27,7 @@ from reconciler.errors import (
     UnknownResultError,
 )
 from reconciler.provider import Capabilities, Effect, Provider
+from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.kind import READY, Kind, Readiness
 from reconciler.provider.secrets import Secrets
 from tests.memory_bus.faults import OnRequest, Sort
@@ -68,7 +68,8 @@ class SimulatedProvider:
         half = made.object
         if half is None:
             raise NotFoundError("it is gone again", status=404)
-        record_write()  # from here on, the worker takes no failure for "nothing was done"
+        # From here on, the worker takes no failure for "nothing was done".
+        CallPermit().record_write()
         return await self._painted(action, half)
 
     def _with_wrong_uid(self, made: Effect) -> Effect:
@@ -92,7 +93,7 @@ class SimulatedProvider:
         """Make the second; what is painted already is not painted again."""
         if half.fields.get("color") == action.fields.get("color"):
             return Effect(half, replayed=True)
-        await may_call()
+        await CallPermit().before_request()
         fields = await with_values(action, self._secrets)
         try:
             kept, _ = await self._call(
@@ -297,7 +298,7 @@ def _classified(refusal: RefusalError) -> ProviderError:
 def simulated_kind(api: Api, network: Network, lies: Lies, seed: str) -> Kind:
     """Give the kind whose provider is the simulated API's."""
 
-    def connect(config: ProviderConfigSpec, secrets: Secrets) -> Provider:
+    def connect(config: ProviderConfigSpec, secrets: Secrets, permit: CallPermit) -> Provider:
         assert secrets.credential is None
         assert config.provider == "simulated"
         return SimulatedProvider(api, network, lies, seed, secrets)

@@ -31,6 +31,7 @@ from reconciler.errors import (
     RefusedError,
     UnknownResultError,
 )
+from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.secrets import Secrets
 
 SERVERS: Final = "/config/apps/http/servers"
@@ -79,9 +80,10 @@ class Part(NamedTuple):
 class AdminApi:
     """Calls of one Caddy server, at ``unix:///PATH`` or at a URL."""
 
-    def __init__(self, config: ProviderConfigSpec, secrets: Secrets) -> None:
+    def __init__(self, config: ProviderConfigSpec, secrets: Secrets, permit: CallPermit) -> None:
         self._http = HttpApi(
             config,
+            permit,
             secret=secrets.credential,
             secrecy=secrets.secrecy,
             takes_sockets=True,

@@ -49,10 +49,7 @@ from infra.providers.caddy.configuration import (
 )
 from infra.providers.caddy.order import Reach, Standing, place, standings
 from infra.providers.caddy.spec import normalize
-from infra.providers.conflicts import check_uid
 from infra.providers.endpoint import path_segment
-from infra.providers.listing import Unreadable
-from reconciler.call_permit import unrecorded
 from reconciler.errors import (
     ConflictError,
     NotDoneError,
@@ -62,6 +59,9 @@ from reconciler.errors import (
     UnknownResultError,
 )
 from reconciler.provider import Effect
+from reconciler.provider.call_permit import CallPermit
+from reconciler.provider.listing import Unreadable
+from reconciler.provider.named_objects import check_uid
 from reconciler.provider.secrets import Secrets
 
 APPS: Final = "/config/apps"
@@ -141,8 +141,9 @@ class _Creation:
 class RoutesProvider:
     """Writes routes to a Caddy server, one change at a time, and reads them again."""
 
-    def __init__(self, config: ProviderConfigSpec, secrets: Secrets) -> None:
-        self._api = AdminApi(config, secrets)
+    def __init__(self, config: ProviderConfigSpec, secrets: Secrets, permit: CallPermit) -> None:
+        self._permit = permit
+        self._api = AdminApi(config, secrets, permit)
         self._secrecy = secrets.secrecy
         self._allow = config.allow
         # Caddy makes one change after the other. Who waits for his turn here uses up no time of
@@ -160,7 +161,7 @@ class RoutesProvider:
         try:
             async with self._turn:
                 if not creation.is_settled:
-                    with unrecorded():  # most of them are of other actions
+                    with self._permit.outside_of_action():  # most of them are of other actions
                         await self._make_all()
                 if creation.error is not None:
                     raise creation.error

@@ -57,7 +57,6 @@ from infra.providers.certificates.store import (
     uid_of,
     version_of,
 )
-from infra.providers.conflicts import check_uid
 from reconciler.errors import (
     ConflictError,
     NotCalledError,
@@ -67,6 +66,8 @@ from reconciler.errors import (
     UnknownResultError,
 )
 from reconciler.provider import Effect
+from reconciler.provider.call_permit import CallPermit
+from reconciler.provider.named_objects import check_uid
 from reconciler.provider.secrets import Secrets
 
 MIN_PATIENCE_SECONDS = 30.0
@@ -88,9 +89,9 @@ class _Kept(NamedTuple):
 class CertificatesProvider:
     """Orders, keeps and delivers certificates in a root."""
 
-    def __init__(self, config: ProviderConfigSpec, secrets: Secrets) -> None:
+    def __init__(self, config: ProviderConfigSpec, secrets: Secrets, permit: CallPermit) -> None:
         del secrets  # keys are made here, and never leave
-        self._folder = CertificateFolder(config)
+        self._folder = CertificateFolder(config, permit)
         self._store = Store(self._folder.root, "certificates", CertificateRecord)
 
     async def create(self, action: Action) -> Effect:

@@ -30,8 +30,8 @@ from infra.providers.certificates.store import (
 from infra.providers.file_errors import failure
 from infra.providers.file_root import FileRoot
 from infra.providers.host_guard import HostGuard
-from reconciler.call_permit import may_call
 from reconciler.errors import NotCalledError, NotDoneError
+from reconciler.provider.call_permit import CallPermit
 
 READS_AT_ONCE: Final = 8
 
@@ -41,7 +41,8 @@ _T = TypeVar("_T")
 class CertificateFolder:
     """The root of a ``ProviderConfig``, and the steps that are made in it."""
 
-    def __init__(self, config: ProviderConfigSpec) -> None:
+    def __init__(self, config: ProviderConfigSpec, permit: CallPermit) -> None:
+        self._permit = permit
         self.root: FileRoot = root_of(config.endpoint)
         self.issuers = Store(self.root, "issuers", IssuerRecord)
         self.timeout_seconds = config.limits.request_timeout_seconds
@@ -65,7 +66,7 @@ class CertificateFolder:
     async def _run(
         self, threads: ThreadPoolExecutor, function: Callable[[], _T], *, writes: bool = False
     ) -> _T:
-        await may_call()
+        await self._permit.before_request()
         loop = asyncio.get_running_loop()
         try:
             return await loop.run_in_executor(threads, function)

@@ -34,7 +34,6 @@ from infra.providers.certificates.store import (
     uid_of,
     version_of,
 )
-from infra.providers.conflicts import check_uid
 from reconciler.errors import (
     ConflictError,
     NotDoneError,
@@ -42,6 +41,8 @@ from reconciler.errors import (
     RefusedError,
 )
 from reconciler.provider import Effect
+from reconciler.provider.call_permit import CallPermit
+from reconciler.provider.named_objects import check_uid
 from reconciler.provider.secrets import Secrets
 
 _SHOWN_ONLY = ("problems",)
@@ -50,9 +51,9 @@ _SHOWN_ONLY = ("problems",)
 class IssuersProvider:
     """Makes authorities and accounts in a root."""
 
-    def __init__(self, config: ProviderConfigSpec, secrets: Secrets) -> None:
+    def __init__(self, config: ProviderConfigSpec, secrets: Secrets, permit: CallPermit) -> None:
         del secrets  # keys are made here, and never leave
-        self._folder = CertificateFolder(config)
+        self._folder = CertificateFolder(config, permit)
         self._store = self._folder.issuers
 
     async def create(self, action: Action) -> Effect:

@@ -39,9 +39,7 @@ from infra.providers.composition.children import Children, digest_of_text, messa
 from infra.providers.composition.contents import Contents
 from infra.providers.composition.spec import MAX_NAME_CHARACTERS, Summary, name_problem
 from infra.providers.composition.standing import ComposedSet, Row, Standing
-from infra.providers.conflicts import check_uid
 from infra.providers.jetstream.api import JetStreamApi, classified
-from reconciler.call_permit import may_call, record_write
 from reconciler.errors import (
     ConflictError,
     NotFoundError,
@@ -50,6 +48,8 @@ from reconciler.errors import (
 )
 from reconciler.ports import IntakeMessageOut
 from reconciler.provider import Effect
+from reconciler.provider.call_permit import CallPermit
+from reconciler.provider.named_objects import check_uid
 from reconciler.provider.secrets import Secrets
 
 MAX_CHILDREN_AT_ONCE: Final = 500
@@ -73,11 +73,17 @@ class CompositionProvider:
     """Declares and withdraws the children of one composed kind."""
 
     def __init__(
-        self, config: ProviderConfigSpec, secrets: Secrets, *, kind: str, summary: Summary
+        self,
+        config: ProviderConfigSpec,
+        secrets: Secrets,
+        permit: CallPermit,
+        *,
+        kind: str,
+        summary: Summary,
     ) -> None:
         self.kind = kind
         self._summary = summary
-        self._api = JetStreamApi(config, secrets)
+        self._api = JetStreamApi(config, secrets, permit)
         self._retry = config.retry
         self._standing = Standing(self._api)
         self._contents = Contents(self._standing, self._ask)
@@ -304,14 +310,14 @@ class CompositionProvider:
 
     async def _ask(self, messages: Sequence[IntakeMessageOut]) -> Sequence[Reply]:
         bus = await self._opened()
-        await may_call()
+        await self._api.permit.before_request()
         try:
             answers = await bus.ask(messages, timeout_seconds=self._api.timeout_seconds)
         except (BusError, TimeoutError) as error:
             raise UnknownResultError(f"the bus of Reconciler: {error}") from error
         known = [each for each in answers if each is not None]
         if any(each.accepted for each in known):
-            record_write()
+            self._api.permit.record_write()
         if len(known) < len(messages):
             raise UnknownResultError(
                 "no decider replied; the parts may or may not have been declared"
@@ -322,7 +328,7 @@ class CompositionProvider:
 
     async def read(self, external_name: str, uid: str | None = None) -> ExternalObject | None:  # noqa: ARG002 - names are unique
         """Read a set, and how its children stand."""
-        await may_call()
+        await self._api.permit.before_request()
         found = await self._find(external_name)
         if found.spec is None:
             return None
@@ -336,7 +342,7 @@ class CompositionProvider:
         self, scope: Scope, *, page_size: int
     ) -> AsyncIterator[Sequence[ExternalObject]]:
         """List the sets of this kind."""
-        await may_call()
+        await self._api.permit.before_request()
         sets = [each for each in await self._standing.sets() if self._is_in(scope, each)]
         for start in range(0, len(sets), page_size):
             yield await self._as_objects(sets[start : start + page_size], "Listing")
@@ -346,7 +352,7 @@ class CompositionProvider:
 
         A row comes a little later than its outcome, so there is a second mark for the newest one.
         """
-        await may_call()
+        await self._api.permit.before_request()
         try:
             last = await last_from_leader(await self._api.connected(), LOG, outcome_filter("*.*.*"))
         except BusError as error:

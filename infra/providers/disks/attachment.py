@@ -18,7 +18,6 @@ from events.external import ExternalObject
 from events.log import Action
 from events.manifest import Fields
 from events.provider_config import ProviderConfigSpec, Scope
-from infra.providers.conflicts import check_uid
 from infra.providers.disks import loops
 from infra.providers.disks.attachments import (
     IMAGE_DELETED,
@@ -50,7 +49,9 @@ from reconciler.errors import (
     UnknownResultError,
 )
 from reconciler.provider import Capabilities, Effect
+from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.kind import READY, Kind, Readiness
+from reconciler.provider.named_objects import check_uid
 from reconciler.provider.secrets import Secrets
 from reconciler.resource.owner_label import OWNER_LABEL, namespace_of
 
@@ -117,9 +118,9 @@ def ready(fields: Fields, thing: ExternalObject) -> Readiness:
 class AttachmentsProvider:
     """Attaches and mounts disks, and never takes one away under use."""
 
-    def __init__(self, config: ProviderConfigSpec, secrets: Secrets) -> None:
+    def __init__(self, config: ProviderConfigSpec, secrets: Secrets, permit: CallPermit) -> None:
         del secrets  # a folder has no login
-        self._folder = DiskFolder(config)
+        self._folder = DiskFolder(config, permit)
         self._there = Attachments(self._folder)
 
     async def create(self, action: Action) -> Effect:

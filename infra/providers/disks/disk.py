@@ -20,7 +20,6 @@ from events.external import ExternalObject
 from events.log import Action
 from events.manifest import Fields
 from events.provider_config import ProviderConfigSpec, Scope
-from infra.providers.conflicts import check_uid
 from infra.providers.disks import images, loops
 from infra.providers.disks.folder import (
     IMAGE_SUFFIX,
@@ -38,7 +37,6 @@ from infra.providers.disks.programs import Ended, proc_path, refused, run, waiti
 from infra.providers.disks.superblock import FILESYSTEM, superblock_of
 from infra.providers.file_errors import perhaps_done, settle
 from infra.providers.file_root import is_same_file, temporary_name
-from reconciler.call_permit import unrecorded
 from reconciler.errors import (
     ConflictError,
     NotDoneError,
@@ -47,7 +45,9 @@ from reconciler.errors import (
     UnknownResultError,
 )
 from reconciler.provider import Capabilities, Effect
+from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.kind import Kind
+from reconciler.provider.named_objects import check_uid
 from reconciler.provider.secrets import Secrets
 
 MIN_SIZE_BYTES: Final = 8 * 1024 * 1024
@@ -111,9 +111,10 @@ def loses(fields: Fields | None, thing: ExternalObject) -> str:
 class DisksProvider:
     """Makes, grows and removes image files."""
 
-    def __init__(self, config: ProviderConfigSpec, secrets: Secrets) -> None:
+    def __init__(self, config: ProviderConfigSpec, secrets: Secrets, permit: CallPermit) -> None:
         del secrets  # a folder has no login
-        self._folder = DiskFolder(config)
+        self._permit = permit
+        self._folder = DiskFolder(config, permit)
 
     async def create(self, action: Action) -> Effect:
         """Make a disk beside its place, and link it there; our own earlier attempt goes on."""
@@ -169,7 +170,7 @@ class DisksProvider:
 
     async def _hidden_step(self, function: Callable[[], _T]) -> _T:
         """Do a step on the unfinished image, which is no disk yet."""
-        with unrecorded():
+        with self._permit.outside_of_action():
             return await self._step(function)
 
     # --- in a thread: creation

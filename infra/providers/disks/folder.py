@@ -24,8 +24,8 @@ from events.provider_config import ProviderConfigSpec, Scope
 from infra.providers.disks.programs import waiting
 from infra.providers.file_errors import failure
 from infra.providers.file_root import FileRoot, is_named, root_path, stat_of
-from reconciler.call_permit import may_call, record_write
 from reconciler.errors import NotDoneError, RefusedError, UnknownResultError
+from reconciler.provider.call_permit import CallPermit
 
 if sys.platform != "win32":
     import fcntl
@@ -60,15 +60,16 @@ def checked_name(name: str) -> str:
 class DiskFolder:
     """A root, and the threads in which everything there is done."""
 
-    def __init__(self, config: ProviderConfigSpec) -> None:
+    def __init__(self, config: ProviderConfigSpec, permit: CallPermit) -> None:
         self.root = FileRoot(root_path(config.endpoint))
+        self._permit = permit
         self.timeout_seconds = config.limits.request_timeout_seconds
         # Threads of its own: a disk that hangs keeps nobody else waiting.
         self._threads = ThreadPoolExecutor(_CALLS_AT_ONCE, thread_name_prefix="disks")
 
     async def step(self, function: Callable[[], _T], *, writes: bool = False) -> _T:
         """Do one step in a thread when there is leave to; each is whole, or can be repeated."""
-        await may_call()
+        await self._permit.before_request()
         try:
             async with asyncio.timeout(self.timeout_seconds):
                 loop = asyncio.get_running_loop()
@@ -81,7 +82,7 @@ class DiskFolder:
         except OSError as error:
             raise failure(error, writes=writes) from None
         if writes:
-            record_write()
+            self._permit.record_write()
         return done
 
     async def pages(

@@ -19,7 +19,6 @@ from events.manifest import Fields
 from events.provider_config import ProviderConfigSpec, Scope
 from events.secret import SecretRef
 from infra.providers.answers import Answer, decoded
-from infra.providers.conflicts import check_uid
 from infra.providers.connections import UnusableAnswerError
 from infra.providers.docker.engine import (
     EngineApi,
@@ -53,7 +52,6 @@ from infra.providers.docker.spec import (
     MUTABLE,
     comparable,
 )
-from infra.providers.listing import Unreadable, apart
 from reconciler.errors import (
     ConflictError,
     NotDoneError,
@@ -63,6 +61,9 @@ from reconciler.errors import (
     UnknownResultError,
 )
 from reconciler.provider import Effect
+from reconciler.provider.call_permit import CallPermit
+from reconciler.provider.listing import Unreadable, apart
+from reconciler.provider.named_objects import check_uid
 from reconciler.provider.secrets import Secrets
 
 DEFAULT_STOP_SECONDS: Final = 10
@@ -117,8 +118,8 @@ _anything_decoder = msgspec.json.Decoder(dict[str, Any])
 class ContainersProvider:
     """Makes, keeps and removes containers of an Engine."""
 
-    def __init__(self, config: ProviderConfigSpec, secrets: Secrets) -> None:
-        self._api = EngineApi(config, secrets)
+    def __init__(self, config: ProviderConfigSpec, secrets: Secrets, permit: CallPermit) -> None:
+        self._api = EngineApi(config, secrets, permit)
         self._secrets = secrets
         self._may_be_root = config.allow.permits("users", ROOT)
         self._events = EngineEvents(self._api, ["container", "network"], EVENTS)

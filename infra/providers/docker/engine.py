@@ -27,7 +27,6 @@ from infra.providers.docker.names import name_problem
 from infra.providers.endpoint import authorization, socket_path
 from infra.providers.http import HttpApi, Query
 from infra.providers.trust import trusting
-from reconciler.call_permit import may_call
 from reconciler.errors import (
     ConflictError,
     NotCalledError,
@@ -37,6 +36,7 @@ from reconciler.errors import (
     RefusedError,
     UnknownResultError,
 )
+from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.secrets import Secrets
 
 if TYPE_CHECKING:
@@ -91,13 +91,15 @@ _encoder = msgspec.json.Encoder()
 class EngineApi:
     """Calls of one Engine, at ``unix:///PATH`` or at a URL."""
 
-    def __init__(self, config: ProviderConfigSpec, secrets: Secrets) -> None:
+    def __init__(self, config: ProviderConfigSpec, secrets: Secrets, permit: CallPermit) -> None:
         self._http = HttpApi(
             config,
+            permit,
             secret=secrets.credential,
             secrecy=secrets.secrecy,
             takes_sockets=True,
         )
+        self._permit = permit
         self._config = config
         self._credential = secrets.credential
         self._version = ""
@@ -163,7 +165,7 @@ class EngineApi:
 
         if not self._version:
             self._version = await self._agreed_version()
-        await may_call()
+        await self._permit.before_request()
         if self._streaming is None:
             self._streaming = self._streaming_client()
         url = f"/v{self._version}{path}"

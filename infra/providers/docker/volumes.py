@@ -1,7 +1,7 @@
-"""The provider of ``Volume``: makes and removes named volumes of a Docker Engine.
+"""The provider of ``Volume``: creates and deletes named volumes of a Docker Engine.
 
-The Engine gives volumes no id, and the time at which one was made changes with what is written to
-it. So a volume of ours is known by the key of the action that made it, which is in a label.
+Volumes have no id, and their creation time changes with what is written to them. So the uid of a
+volume of ours is a digest of the key of the action that created it, which is in a label.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from events.external import ExternalObject
 from events.log import Action
 from events.provider_config import ProviderConfigSpec, Scope
 from infra.providers.answers import decoded
-from infra.providers.conflicts import check_uid
 from infra.providers.docker.engine import (
     WRITTEN_BY,
     EngineApi,
@@ -32,10 +31,12 @@ from infra.providers.docker.engine import (
     taken,
 )
 from infra.providers.docker.events import EngineEvents
+from infra.providers.docker.names import name_problem
 from infra.providers.docker.volume_spec import DEFAULT_DRIVER, normalize
-from infra.providers.listing import Unreadable, in_turns
 from reconciler.errors import NotDoneError, RefusedError
-from reconciler.provider import Effect
+from reconciler.provider.call_permit import CallPermit
+from reconciler.provider.listing import Unreadable
+from reconciler.provider.named_objects import Found, NamedObjects
 from reconciler.provider.secrets import Secrets
 
 EVENTS: Final = ["create", "destroy"]
@@ -86,84 +87,69 @@ _volumes_decoder = msgspec.json.Decoder(_Volumes)
 _users_decoder = msgspec.json.Decoder(list[_User])
 
 
-class VolumesProvider:
-    """Makes and removes volumes of an Engine; nothing of one can be changed."""
+class VolumesProvider(NamedObjects[_Volume]):
+    """Creates and deletes volumes of an Engine; no field of an existing one can be changed."""
 
-    def __init__(self, config: ProviderConfigSpec, secrets: Secrets) -> None:
-        self._api = EngineApi(config, secrets)
+    noun = "volume"
+
+    def __init__(self, config: ProviderConfigSpec, secrets: Secrets, permit: CallPermit) -> None:
+        self._api = EngineApi(config, secrets, permit)
         self._events = EngineEvents(self._api, ["volume"], EVENTS)
 
-    async def create(self, action: Action) -> Effect:
-        """Make a volume; of one that is there the Engine says so only by showing its labels."""
-        checked_name(action.external_name)
+    def name_problem(self, external_name: str) -> str | None:
+        """Describe why a volume cannot have this name."""
+        return name_problem(external_name)
+
+    async def find(self, external_name: str) -> _Volume | None:
+        """Read a volume."""
+        return await self._api.find(_path(external_name), _volume_decoder)
+
+    async def create_object(self, action: Action) -> _Volume:
+        """Create a volume. For an existing one, the Engine returns 201 and the existing labels."""
         content = {
             "Name": action.external_name,
             "Driver": action.fields["driver"],
             "DriverOpts": action.fields["options"],
             "Labels": labels_to_write(action),
         }
-        answer = await self._api.call("POST", "/volumes/create", body=content)
-        if answer.status_code == HTTPStatus.CONFLICT:
-            raise taken(action, await self.read(action.external_name))
-        if answer.status_code not in (HTTPStatus.CREATED, HTTPStatus.OK):
-            raise engine_refusal(answer)
-        shown = decoded(answer, _volume_decoder).as_object()
-        if shown.written_by != action.idempotency_key:
-            raise taken(action, shown)
-        return Effect(shown)
+        response = await self._api.call("POST", "/volumes/create", body=content)
+        if response.status_code == HTTPStatus.CONFLICT:
+            raise taken(action, None)
+        if response.status_code not in (HTTPStatus.CREATED, HTTPStatus.OK):
+            raise engine_refusal(response)
+        return decoded(response, _volume_decoder)
 
-    async def update(self, action: Action) -> Effect:
-        """Refuse any change: the Engine has no call for one."""
-        found = await self.read(action.external_name)
-        if found is None:
-            raise not_there(action)
-        check_uid(found, action)
-        if (normalize(action.fields), action.labels) == (found.fields, found.labels):
-            return Effect(found)
+    async def update_object(self, action: Action, found: Found[_Volume]) -> _Volume:
+        """Refuse every change: the Engine has no call for one."""
+        if (normalize(action.fields), action.labels) == (found.object.fields, found.object.labels):
+            return found.native
         raise RefusedError(
             "the Engine cannot change an existing volume; declare a volume with another name"
         )
 
-    async def delete(self, action: Action) -> Effect:
-        """Delete a volume that is still the action's, with all that is in it."""
-        found = await self.read(action.external_name)
-        if found is None:
-            return Effect(None, absent=True)
-        check_uid(found, action)
-        answer = await self._api.call("DELETE", f"/volumes/{checked_name(action.external_name)}")
-        if answer.status_code == HTTPStatus.NOT_FOUND:
-            return Effect(None, absent=True)
-        if answer.status_code == HTTPStatus.CONFLICT:
+    async def delete_object(self, action: Action, found: Found[_Volume]) -> None:
+        """Delete a volume with all its data."""
+        del found  # the Engine cannot bind a deletion to a version
+        response = await self._api.call("DELETE", _path(action.external_name))
+        if response.status_code == HTTPStatus.NOT_FOUND:
+            raise not_there(action)
+        if response.status_code == HTTPStatus.CONFLICT:
             raise await self._in_use(action.external_name)
-        if answer.status_code != HTTPStatus.NO_CONTENT:
-            raise engine_refusal(answer)
-        return Effect(None)
+        if response.status_code != HTTPStatus.NO_CONTENT:
+            raise engine_refusal(response)
 
-    async def read(self, external_name: str, uid: str | None = None) -> ExternalObject | None:
-        """Read one volume."""
-        del uid  # names are unique
-        found = await self._api.find(f"/volumes/{checked_name(external_name)}", _volume_decoder)
-        return None if found is None else found.as_object()
-
-    async def pages(
-        self, scope: Scope, *, page_size: int
-    ) -> AsyncIterator[Sequence[ExternalObject]]:
-        """List a scope: the Engine lists all at once, and says which driver did not answer."""
+    async def list_objects(
+        self, scope: Scope, page_size: int, unreadable: Unreadable
+    ) -> AsyncIterator[Sequence[_Volume]]:
+        """List all volumes, which is one response; its warnings name drivers without an answer."""
+        del page_size, unreadable
         query = [filters(label=label_filter(scope.labels))]
         listed = await self._api.ask("/volumes", _volumes_decoder, query)
         if listed.warnings:
             raise NotDoneError(
                 f"the listing of volumes is incomplete: {some(listed.warnings, '; ')}"
             )
-        unreadable = Unreadable()
-        objects = await in_turns(
-            listed.volumes or (),
-            lambda each: unreadable.converted(each.as_object, lambda: (each.name, None)),
-        )
-        wanted = [each for each in objects if scope.has(each.name, each.labels)]
-        for start in range(0, len(wanted), page_size):
-            yield wanted[start : start + page_size]
-        unreadable.check()
+        yield listed.volumes or ()
 
     async def changes(self, after: str | None) -> str:
         """Wait for the Engine's next event about a volume."""
@@ -187,3 +173,7 @@ class VolumesProvider:
             ),
             status=HTTPStatus.CONFLICT,
         )
+
+
+def _path(external_name: str) -> str:
+    return f"/volumes/{checked_name(external_name)}"

@@ -19,6 +19,7 @@ from infra.providers.git.checks import Check
 from infra.providers.git.heads import Heads
 from infra.providers.git.rendering import renderers_of_process
 from reconciler.composites.git_source import REVISION, SOURCE, describe_revision
+from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.defined_kind import defined
 from reconciler.provider.kind import installed_kinds
 from reconciler.provider.secrets import Secrets
@@ -30,9 +31,15 @@ class GitSourceProvider(CompositionProvider):
     """Declares what repositories say; a look at a set is a look at its repository."""
 
     def __init__(
-        self, config: ProviderConfigSpec, secrets: Secrets, *, kind: str, summary: Summary
+        self,
+        config: ProviderConfigSpec,
+        secrets: Secrets,
+        permit: CallPermit,
+        *,
+        kind: str,
+        summary: Summary,
     ) -> None:
-        super().__init__(config, secrets, kind=kind, summary=summary)
+        super().__init__(config, secrets, permit, kind=kind, summary=summary)
         for library in _LIBRARIES:  # they are imported where a repository is read
             if find_spec(library) is None:
                 raise ModuleNotFoundError(name=library)

@@ -38,7 +38,6 @@ from infra.jetstream.errors import (
 )
 from infra.jetstream.identity import Login, parse_login
 from infra.providers.jetstream.subjects import reserved_of_stream
-from reconciler.call_permit import may_call, record_write
 from reconciler.errors import (
     ConfigurationError,
     ConflictError,
@@ -48,6 +47,7 @@ from reconciler.errors import (
     RefusedError,
     UnknownResultError,
 )
+from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.secrets import Secrets
 
 Config = dict[str, Any]
@@ -140,7 +140,8 @@ class AnswerTooLargeError(NotDoneError):
 class JetStreamApi:
     """One connection, made when it is first needed."""
 
-    def __init__(self, config: ProviderConfigSpec, secrets: Secrets) -> None:
+    def __init__(self, config: ProviderConfigSpec, secrets: Secrets, permit: CallPermit) -> None:
+        self.permit = permit
         self._endpoint = _checked(config.endpoint)
         self._login = _login(secrets)
         self._access = _access(config.tls)
@@ -150,7 +151,7 @@ class JetStreamApi:
 
     async def ask(self, question: str, wanted: type[_T], body: Config | None = None) -> _T | None:
         """Ask something that changes nothing; None if the server says that it is not there."""
-        await may_call()
+        await self.permit.before_request()
         try:
             answer = await self._request(question, body)
             return msgspec.convert(answer, wanted)
@@ -169,10 +170,10 @@ class JetStreamApi:
         Raises ``ConflictError`` without an obstacle if there is another object of that name.
         """
         client = await self.connected()  # a new connection takes time: not after the permit
-        await may_call(read_at=read_at)
+        await self.permit.before_request(read_at=read_at)
         try:
             answer = await api_request(client, request, body, self.timeout_seconds)
-            record_write()
+            self.permit.record_write()
             return msgspec.convert(answer, wanted)
         except BusError as error:
             raise classified(error, is_read=False) from error

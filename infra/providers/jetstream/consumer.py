@@ -20,7 +20,6 @@ from events.manifest import Fields
 from events.provider_config import ProviderConfigSpec, Scope
 from infra.jetstream.parser import Incoming
 from infra.providers.answers import UNDECODABLE
-from infra.providers.conflicts import check_uid
 from infra.providers.jetstream.advisories import PREFIX, Advisories
 from infra.providers.jetstream.api import (
     Cluster,
@@ -48,7 +47,6 @@ from infra.providers.jetstream.streams import (
     to_milliseconds,
 )
 from infra.providers.jetstream.subjects import MAX_SUBJECTS, check_filters
-from infra.providers.listing import Unreadable
 from infra.providers.times import check_time, in_utc
 from reconciler.errors import (
     ConflictError,
@@ -57,7 +55,10 @@ from reconciler.errors import (
     RefusedError,
 )
 from reconciler.provider import Effect
+from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.kind import Kind
+from reconciler.provider.listing import Unreadable
+from reconciler.provider.named_objects import check_uid
 from reconciler.provider.secrets import Secrets
 
 UNLIMITED = -1
@@ -274,8 +275,8 @@ class _Place(NamedTuple):
 class ConsumersProvider:
     """A client of a JetStream, for its consumers."""
 
-    def __init__(self, config: ProviderConfigSpec, secrets: Secrets) -> None:
-        self._api = JetStreamApi(config, secrets)
+    def __init__(self, config: ProviderConfigSpec, secrets: Secrets, permit: CallPermit) -> None:
+        self._api = JetStreamApi(config, secrets, permit)
         self._advisories = Advisories(self._api, _SUBJECTS, self._is_news)
         self._outside: frozenset[str] = frozenset()
 

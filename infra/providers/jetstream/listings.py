@@ -13,8 +13,8 @@ from typing import Final, Generic, Literal, NamedTuple, Protocol, TypeVar
 import msgspec
 
 from infra.providers.jetstream.api import AnswerTooLargeError, JetStreamApi
-from infra.providers.listing import Unreadable
 from reconciler.errors import NotDoneError
+from reconciler.provider.listing import Unreadable
 
 READS_AT_ONCE: Final = 8
 """Of one page: an object has up to 1 MiB where it is read by itself."""

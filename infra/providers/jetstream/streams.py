@@ -23,7 +23,6 @@ from events.log import Action
 from events.manifest import Fields, InvalidManifestError
 from events.provider_config import ProviderConfigSpec, Scope
 from infra.jetstream.parser import Incoming
-from infra.providers.conflicts import check_uid
 from infra.providers.jetstream.advisories import STREAM_ADVISORIES, Advisories
 from infra.providers.jetstream.api import (
     Config,
@@ -36,10 +35,12 @@ from infra.providers.jetstream.api import (
     shown,
 )
 from infra.providers.jetstream.listings import listed
-from infra.providers.listing import Unreadable
 from reconciler.errors import ConflictError, NotDoneError, NotFoundError
 from reconciler.provider import Capabilities, Effect
+from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.kind import READY, Readiness
+from reconciler.provider.listing import Unreadable
+from reconciler.provider.named_objects import check_uid
 from reconciler.provider.secrets import Secrets
 
 UNLIMITED = -1
@@ -116,9 +117,11 @@ class Form:
 class StreamsProvider:
     """A client of a JetStream, for one form of streams."""
 
-    def __init__(self, config: ProviderConfigSpec, secrets: Secrets, form: Form) -> None:
+    def __init__(
+        self, config: ProviderConfigSpec, secrets: Secrets, permit: CallPermit, form: Form
+    ) -> None:
         self._form = form
-        self._api = JetStreamApi(config, secrets)
+        self._api = JetStreamApi(config, secrets, permit)
         self._advisories = Advisories(self._api, STREAM_ADVISORIES, self._is_news)
         self._outside: frozenset[str] = frozenset()
         self._writing = asyncio.Lock()

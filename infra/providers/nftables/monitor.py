@@ -11,7 +11,6 @@ from typing import Final
 
 from infra.embedded.child import ending_with_parent
 from infra.providers.nftables.nft import Nft
-from reconciler.call_permit import may_call
 from reconciler.errors import NotDoneError
 
 MAX_WAIT_SECONDS: Final = 30.0
@@ -31,6 +30,7 @@ class Monitor:
     """Follows ``nft monitor``, which runs from the first call on; a mark counts what it said."""
 
     def __init__(self, nft: Nft, timeout_seconds: float) -> None:
+        self._nft = nft
         self._program = nft.program
         table = re.escape(nft.place.table.encode())
         # Of elements and rules the table is a field of their own, of a table its name is.
@@ -45,7 +45,7 @@ class Monitor:
 
     async def changes(self, after: str | None) -> str:
         """Wait a while for an event behind the mark ``after``, and return the newest mark."""
-        await may_call()
+        await self._nft.permit.before_request()
         if self._reading is None or self._reading.done():
             if self._reading is not None:
                 await self.close()

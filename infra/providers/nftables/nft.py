@@ -19,7 +19,6 @@ import msgspec
 
 from infra.providers.nftables.place import FAMILY, Place
 from reconciler.answer_budget import AnswerTooLargeError, take_memory
-from reconciler.call_permit import may_call, record_write
 from reconciler.errors import (
     ConfigurationError,
     NotDoneError,
@@ -27,6 +26,7 @@ from reconciler.errors import (
     RefusedError,
     UnknownResultError,
 )
+from reconciler.provider.call_permit import CallPermit
 
 Command = dict[str, object]
 """One command of a transaction, in nft's JSON."""
@@ -79,7 +79,8 @@ class TakenError(NotDoneError):
 class Nft:
     """Runs nft at a place; ``Place`` has validated all that is an argument of a process."""
 
-    def __init__(self, place: Place, timeout_seconds: float) -> None:
+    def __init__(self, place: Place, timeout_seconds: float, permit: CallPermit) -> None:
+        self.permit = permit
         self.place = place
         self.program = _program(place)
         self._timeout_seconds = timeout_seconds
@@ -89,7 +90,7 @@ class Nft:
         """Do all commands in one transaction, or none of them."""
         script = _encoder.encode({"nftables": commands})
         await self._run(["-j"], script, read_at=read_at, writes=True)
-        record_write()
+        self.permit.record_write()
 
     async def show(self, what: str, name: str | None = None) -> bytes:
         """List one chain or map of the table, or all of it, as JSON; raises ``MissingError``.
@@ -114,7 +115,7 @@ class Nft:
         writes: bool = False,
     ) -> bytes:
         async with self._slots:
-            await may_call(read_at=read_at)
+            await self.permit.before_request(read_at=read_at)
             process = await self._started(options, script)
             try:
                 async with asyncio.timeout(self._timeout_seconds):

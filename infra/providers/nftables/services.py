@@ -13,7 +13,6 @@ from events.external import ExternalObject
 from events.log import Action
 from events.manifest import Fields
 from events.provider_config import ProviderConfigSpec, Scope
-from infra.providers.conflicts import check_uid
 from infra.providers.nftables import base
 from infra.providers.nftables.listed import (
     MASQUERADED,
@@ -40,7 +39,6 @@ from infra.providers.nftables.rules import (
     written,
 )
 from infra.providers.nftables.spec import Front, name_problem, normalize
-from reconciler.call_permit import unrecorded
 from reconciler.errors import (
     ConfigurationError,
     ConflictError,
@@ -51,6 +49,8 @@ from reconciler.errors import (
     UnknownResultError,
 )
 from reconciler.provider import Effect
+from reconciler.provider.call_permit import CallPermit
+from reconciler.provider.named_objects import check_uid
 from reconciler.provider.secrets import Secrets
 from reconciler.resource.owner_label import OWNER_LABEL, namespace_of
 
@@ -60,12 +60,12 @@ _NOT_A_NAME: Final = "syntax error"
 class ServicesProvider:
     """Writes services into a table, each into a chain and an element of its own."""
 
-    def __init__(self, config: ProviderConfigSpec, secrets: Secrets) -> None:
+    def __init__(self, config: ProviderConfigSpec, secrets: Secrets, permit: CallPermit) -> None:
         del secrets  # nftables asks the kernel who we are
         self._place = place_of(config.endpoint)
         self._table = self._place.table
         timeout = config.limits.request_timeout_seconds
-        self.nft = Nft(self._place, timeout)
+        self.nft = Nft(self._place, timeout, permit)
         self._monitor = Monitor(self.nft, timeout)
         # The kernel does one transaction at a time anyway, and what services share is made once.
         self._writing = asyncio.Lock()
@@ -263,7 +263,7 @@ class ServicesProvider:
         if not commands:
             return False
         try:
-            with unrecorded():
+            with self.nft.permit.outside_of_action():
                 await self.nft.apply(commands)
         except MissingError as error:
             if shown is not None:

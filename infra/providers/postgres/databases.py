@@ -19,8 +19,6 @@ from events.external import ExternalObject
 from events.log import Action
 from events.manifest import Fields
 from events.provider_config import ProviderConfigSpec, Scope
-from infra.providers.conflicts import check_uid
-from infra.providers.listing import Unreadable
 from infra.providers.postgres.database_spec import ALWAYS_THERE, normalize
 from infra.providers.postgres.errors import IN_USE, NO_DATABASE, REFUSED, state_of
 from infra.providers.postgres.limits import MAX_ROWS, bounded
@@ -44,6 +42,9 @@ from reconciler.errors import (
     UnknownResultError,
 )
 from reconciler.provider import Effect
+from reconciler.provider.call_permit import CallPermit
+from reconciler.provider.listing import Unreadable
+from reconciler.provider.named_objects import check_uid
 from reconciler.provider.secrets import Secrets
 
 LEFTOVER_SECONDS: Final = 3_600
@@ -98,8 +99,8 @@ class _Row(msgspec.Struct, frozen=True):
 class DatabasesProvider:
     """A client of a PostgreSQL server, for its databases."""
 
-    def __init__(self, config: ProviderConfigSpec, secrets: Secrets) -> None:
-        self._server = PostgresServer(config, secrets)
+    def __init__(self, config: ProviderConfigSpec, secrets: Secrets, permit: CallPermit) -> None:
+        self._server = PostgresServer(config, secrets, permit)
         self._protected = PROTECTED_DATABASES | {self._server.place.database}
 
     async def create(self, action: Action) -> Effect:

@@ -19,7 +19,6 @@ from events.external import ExternalObject
 from events.log import Action
 from events.manifest import Fields
 from events.provider_config import ProviderConfigSpec, Scope
-from infra.providers.conflicts import check_uid
 from infra.providers.postgres.errors import REFUSED
 from infra.providers.postgres.grant_spec import (
     PRIVILEGES,
@@ -44,6 +43,8 @@ from reconciler.errors import (
     RefusedError,
 )
 from reconciler.provider import Effect
+from reconciler.provider.call_permit import CallPermit
+from reconciler.provider.named_objects import check_uid
 from reconciler.provider.secrets import Secrets
 
 _DIGEST_BYTES: Final = 12
@@ -149,8 +150,8 @@ class _Row(msgspec.Struct, frozen=True):
 class GrantsProvider:
     """A client of a PostgreSQL server, for what its roles may do."""
 
-    def __init__(self, config: ProviderConfigSpec, secrets: Secrets) -> None:
-        self._server = PostgresServer(config, secrets)
+    def __init__(self, config: ProviderConfigSpec, secrets: Secrets, permit: CallPermit) -> None:
+        self._server = PostgresServer(config, secrets, permit)
         self._protected = sorted(PROTECTED_DATABASES | {self._server.place.database})
 
     async def create(self, action: Action) -> Effect:

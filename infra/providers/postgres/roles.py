@@ -21,8 +21,6 @@ from events.manifest import Fields
 from events.names import DEFAULT_NAMESPACE
 from events.provider_config import ProviderConfigSpec, Scope
 from events.secret import SecretRef
-from infra.providers.conflicts import check_uid
-from infra.providers.listing import Unreadable
 from infra.providers.postgres.errors import DUPLICATE, REFUSED, state_of
 from infra.providers.postgres.limits import MAX_ROWS, bounded
 from infra.providers.postgres.marks import Mark, mark_in, with_mark
@@ -44,6 +42,9 @@ from reconciler.errors import (
     RefusedError,
 )
 from reconciler.provider import Effect
+from reconciler.provider.call_permit import CallPermit
+from reconciler.provider.listing import Unreadable
+from reconciler.provider.named_objects import check_uid
 from reconciler.provider.secrets import Secrets
 
 ANOTHER_PASSWORD: Final = "another"  # noqa: S105 - what is shown in the place of a digest
@@ -185,8 +186,8 @@ class _Password(NamedTuple):
 class DatabaseRolesProvider:
     """A client of a PostgreSQL server, for its roles."""
 
-    def __init__(self, config: ProviderConfigSpec, secrets: Secrets) -> None:
-        self._server = PostgresServer(config, secrets)
+    def __init__(self, config: ProviderConfigSpec, secrets: Secrets, permit: CallPermit) -> None:
+        self._server = PostgresServer(config, secrets, permit)
         self._secrets = secrets
         self._allow = config.allow
         self._sees_verifiers: bool | None = None

@@ -27,8 +27,8 @@ from events.provider_config import ProviderConfigSpec, Tls
 from infra.providers.postgres.errors import classified, not_connected
 from infra.providers.postgres.limits import ResultTooLargeError, check_values
 from infra.providers.postgres.login import LoginBusyError, logins_at
-from reconciler.call_permit import may_call, record_write
 from reconciler.errors import ConfigurationError, NotDoneError, UnknownResultError
+from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.secrets import Secrets
 
 MAX_CONNECTIONS: Final = 4
@@ -90,8 +90,11 @@ class Place(NamedTuple):
 class Session:
     """One connection, while one call uses it."""
 
-    def __init__(self, connection: psycopg.AsyncConnection[DictRow], timeout: float) -> None:
+    def __init__(
+        self, connection: psycopg.AsyncConnection[DictRow], timeout: float, permit: CallPermit
+    ) -> None:
         self._connection = connection
+        self._permit = permit
         self._timeout_seconds = timeout
 
     async def run(
@@ -101,14 +104,14 @@ class Session:
 
         ``read_at``: when what they rely on was read. ``may_be_done``: they take effect at once.
         """
-        await may_call(read_at=read_at)
+        await self._permit.before_request(read_at=read_at)
         try:
             async with asyncio.timeout(self._timeout_seconds):
                 cursor = await self._connection.execute(sql.SQL("; ").join(statements))
                 while cursor.nextset():
                     pass
                 if may_be_done:
-                    record_write()
+                    self._permit.record_write()
                 if cursor.pgresult is None or not cursor.pgresult.nfields:
                     return []
                 check_values(cursor.pgresult.ntuples, cursor.pgresult.nfields)
@@ -130,11 +133,12 @@ class Session:
 class PostgresServer:
     """A few connections to one server, made when they are first needed."""
 
-    def __init__(self, config: ProviderConfigSpec, secrets: Secrets) -> None:
+    def __init__(self, config: ProviderConfigSpec, secrets: Secrets, permit: CallPermit) -> None:
         self.place = place_of(config.endpoint)
         self.timeout_seconds = config.limits.request_timeout_seconds
         self._tls = _tls(config.tls)
         self._secrets = secrets
+        self._permit = permit
         self._logins = logins_at(self.place.host, self.place.port)
         self._slots = asyncio.Semaphore(MAX_CONNECTIONS)
         self._idle: list[psycopg.AsyncConnection[DictRow]] = []
@@ -154,7 +158,7 @@ class PostgresServer:
                 connection = await self._connected(database or self.place.database)
             is_good = False
             try:
-                yield Session(connection, self.timeout_seconds)
+                yield Session(connection, self.timeout_seconds, self._permit)
                 is_good = connection.info.transaction_status == TransactionStatus.IDLE
             finally:
                 if is_good and database is None and not self._closed:

@@ -14,6 +14,7 @@ from events.provider_config import ProviderConfigSpec
 from events.rest_definition import Output
 from infra.providers.rest.protocol import OUTPUT_TYPES, READY, Protocol
 from infra.providers.rest.provider import RestProvider, WatchingRestProvider
+from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.kind import READY as IS_READY
 from reconciler.provider.kind import Kind, Readiness
 from reconciler.provider.secrets import Secrets
@@ -29,10 +30,13 @@ class RestFactory:
     digest: str
     extra: ClassVar[str] = "rest"
 
-    def __call__(self, config: ProviderConfigSpec, secrets: Secrets) -> RestProvider:
+    def __call__(
+        self, config: ProviderConfigSpec, secrets: Secrets, permit: CallPermit
+    ) -> RestProvider:
         """Build a client; opens no connection yet."""
         watches = self.protocol.rest.changes is not None
-        return (WatchingRestProvider if watches else RestProvider)(self.protocol, config, secrets)
+        provider = WatchingRestProvider if watches else RestProvider
+        return provider(self.protocol, config, secrets, permit)
 
 
 class _Nothing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -16,11 +16,11 @@ from urllib.parse import urljoin, urlsplit
 from events.external import ExternalObject
 from events.rest_definition import Paging
 from infra.providers.answers import Answer, unusable
-from infra.providers.listing import Page
 from infra.providers.rest.expressions import ExpressionError
 from infra.providers.rest.places import MISSING, Finder
 from infra.providers.rest.protocol import Protocol
 from reconciler.errors import NotDoneError
+from reconciler.provider.listing import Page
 
 _LINK = re.compile(r"<([^<>]*)>((?:[^,\"]|\"[^\"]*\")*)")
 _NEXT = re.compile(r";\s*rel\s*=\s*(?:next\b|\"(?:[^\"]*\s)?next[\s\"])", re.IGNORECASE)

@@ -4,7 +4,7 @@ What an API may not be able to promise, and what is done about it:
 
 - Where nothing but a blind write creates, it is read first; where no condition binds a write, the
   uid is compared first. An object that appears between two such calls is overwritten or deleted:
-  only the API could prevent that. They are seconds apart at most (``may_call``).
+  only the API could prevent that. They are seconds apart at most (``CallPermit.before_request``).
 - Where there is no idempotency key, the marks in the object tell our own earlier attempt.
 """
 
@@ -32,10 +32,8 @@ from infra.providers.answers import (
     retry_after_seconds,
     unusable,
 )
-from infra.providers.conflicts import check_uid
 from infra.providers.endpoint import leads_elsewhere
 from infra.providers.http import HttpApi
-from infra.providers.listing import Unreadable, all_pages, in_turns
 from infra.providers.rest.document import without_nothing
 from infra.providers.rest.expressions import ExpressionError
 from infra.providers.rest.marks import made_uid
@@ -53,6 +51,9 @@ from reconciler.errors import (
     UnreadableObjectsError,
 )
 from reconciler.provider import Effect
+from reconciler.provider.call_permit import CallPermit
+from reconciler.provider.listing import Unreadable, all_pages, in_turns
+from reconciler.provider.named_objects import check_uid
 from reconciler.provider.secrets import Secrets
 
 _ETAG: Final = "ETag"
@@ -72,10 +73,13 @@ class _Found(msgspec.Struct, frozen=True):
 class RestProvider:
     """A client of a JSON API over HTTP, by the protocol of one definition."""
 
-    def __init__(self, protocol: Protocol, config: ProviderConfigSpec, secrets: Secrets) -> None:
+    def __init__(
+        self, protocol: Protocol, config: ProviderConfigSpec, secrets: Secrets, permit: CallPermit
+    ) -> None:
         self._protocol = protocol
         self._api = HttpApi(
             config,
+            permit,
             secret=secrets.credential,
             secrecy=secrets.secrecy,
             secret_header=protocol.rest.credential_header,

@@ -19,9 +19,9 @@ from datetime import datetime
 from typing import Literal, Self
 
 from events.log import BreakerClosed, BreakerOpened, LogEvent
-from reconciler.call_permit import CALL_PERMIT, CallPermit
 from reconciler.errors import ConfigurationError, NotCalledError, ProviderError, ThrottledError
 from reconciler.ports import LogCertainty
+from reconciler.provider.call_permit import CALL_GATE, CallGate
 from reconciler.roles.gate.api_member import Member
 from reconciler.roles.gate.rate_limit import RateLimiter
 
@@ -381,18 +381,18 @@ class Calls:
         self._config = config
         self._is_probe = is_probe
         self._epoch = gate.epoch
-        self._before: CallPermit | None = None
+        self._before: CallGate | None = None
 
     def __enter__(self) -> Self:
         """Make this object the permit of the current task."""
-        self._before = CALL_PERMIT.get()
-        CALL_PERMIT.set(self)
+        self._before = CALL_GATE.get()
+        CALL_GATE.set(self)
         return self
 
     def __exit__(self, _class: object, error: BaseException | None, _traceback: object) -> None:
         """Process the result. An unexpected error proves nothing about the API."""
-        if CALL_PERMIT.get() is self:  # an abandoned generator is finalized in another context
-            CALL_PERMIT.set(self._before)
+        if CALL_GATE.get() is self:  # an abandoned generator is finalized in another context
+            CALL_GATE.set(self._before)
         if error is None or isinstance(error, (ProviderError, ConfigurationError)):
             self._gate.saw(error, self._config, self._epoch)
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from contextvars import Token
 from typing import Self
 
-from reconciler.call_permit import CALL_PERMIT, CallPermit
 from reconciler.errors import ProviderError
+from reconciler.provider.call_permit import CALL_GATE, CallGate
 from reconciler.roles.gate.api_gate import ApiGate
 
 
@@ -23,17 +23,17 @@ class HintCalls:
     def __init__(self, gate: ApiGate, config: str) -> None:
         self._gate = gate
         self._config = config
-        self._token: Token[CallPermit | None] | None = None
+        self._token: Token[CallGate | None] | None = None
 
     def __enter__(self) -> Self:
         """Make this object the permit of the current task."""
-        self._token = CALL_PERMIT.set(self)
+        self._token = CALL_GATE.set(self)
         return self
 
     def __exit__(self, _class: object, error: BaseException | None, _traceback: object) -> None:
         """Process throttling by the API."""
         assert self._token is not None
-        CALL_PERMIT.reset(self._token)
+        CALL_GATE.reset(self._token)
         if isinstance(error, ProviderError):
             self._gate.saw_wish(error, self._config)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from events.provider_config import CredentialsRef, ProviderConfigSpec
 from reconciler.errors import ConfigurationError
 from reconciler.provider import Capabilities, Provider, ProviderFactory
+from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.kind import Kind, KindRegistry
 from reconciler.provider.secrets import SecretStores
 from reconciler.roles.runtime.configurations import Configurations
@@ -81,7 +82,7 @@ class ProviderPool:
             )
         secrets = self._stores.for_api(resolve_secret(config.credentials_ref))
         with without_secret(secrets.secrecy):
-            return secretive(kind.connect(config, secrets), secrets)
+            return secretive(kind.connect(config, secrets, CallPermit()), secrets)
 
     def _close_later(self, provider: SecretiveProvider) -> None:
         """Close a replaced client after its calls, which would otherwise have unknown results."""

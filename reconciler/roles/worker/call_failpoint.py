@@ -6,8 +6,8 @@ from contextvars import Token
 from typing import Self
 
 from events.log import Operation
-from reconciler.call_permit import CALL_PERMIT, CallPermit
 from reconciler.failpoints import Failpoint, reach
+from reconciler.provider.call_permit import CALL_GATE, CallGate
 from reconciler.roles.gate.api_gate import Calls
 
 
@@ -23,18 +23,18 @@ class CallFailpoint:
         self._calls = calls
         self._operation = operation
         self._has_called = False
-        self._token: Token[CallPermit | None] | None = None
+        self._token: Token[CallGate | None] | None = None
 
     def __enter__(self) -> Self:
         """Make this object the permit of the current task."""
         self._calls.__enter__()
-        self._token = CALL_PERMIT.set(self)
+        self._token = CALL_GATE.set(self)
         return self
 
     def __exit__(self, error_class: object, error: BaseException | None, traceback: object) -> None:
         """Pass the result to the gate."""
         assert self._token is not None
-        CALL_PERMIT.reset(self._token)
+        CALL_GATE.reset(self._token)
         self._calls.__exit__(error_class, error, traceback)
 
     @property

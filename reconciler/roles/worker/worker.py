@@ -30,7 +30,6 @@ from events.log import (
     LookupDecided,
     ResourceEvent,
 )
-from reconciler.call_permit import CALL_RECORD, CallRecord
 from reconciler.errors import (
     ConfigurationError,
     NotCalledError,
@@ -51,6 +50,7 @@ from reconciler.ports import (
     NotTakenError,
 )
 from reconciler.provider import Effect, Provider
+from reconciler.provider.call_permit import CALL_RECORD, CallRecord
 from reconciler.resource.api_health import MAX_THROTTLED_SECONDS
 from reconciler.resource.attempt import is_safe_to_repeat
 from reconciler.roles.gate.api_gate import ApiGate

@@ -28,10 +28,8 @@ from infra.providers.answers import (
     problem_text,
     refusal,
 )
-from infra.providers.conflicts import check_uid
 from infra.providers.endpoint import path_segment
 from infra.providers.http import HttpApi
-from infra.providers.listing import Page, all_pages, in_turns
 from reconciler.errors import (
     ConflictError,
     NotDoneError,
@@ -39,7 +37,10 @@ from reconciler.errors import (
     ProviderError,
 )
 from reconciler.provider import Capabilities, Effect
+from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.kind import Kind
+from reconciler.provider.listing import Page, all_pages, in_turns
+from reconciler.provider.named_objects import check_uid
 from reconciler.provider.secrets import Secrets
 
 DEFAULT_TTL_SECONDS = 300
@@ -131,10 +132,10 @@ def name_problem(name: str) -> str | None:
 class RecordsProvider:
     """A client of the records API, for one zone."""
 
-    def __init__(self, config: ProviderConfigSpec, secrets: Secrets) -> None:
-        self._api = HttpApi(config, secret=secrets.credential, secrecy=secrets.secrecy)
+    def __init__(self, config: ProviderConfigSpec, secrets: Secrets, permit: CallPermit) -> None:
+        self._api = HttpApi(config, permit, secret=secrets.credential, secrecy=secrets.secrecy)
         # Connections of its own: a call that waits for changes must not keep others waiting.
-        self._feed = HttpApi(config, secret=secrets.credential, secrecy=secrets.secrecy)
+        self._feed = HttpApi(config, permit, secret=secrets.credential, secrecy=secrets.secrecy)
         timeout_seconds = config.limits.request_timeout_seconds
         self._wait_seconds = min(timeout_seconds * WAITING_SHARE, MAX_WAIT_SECONDS)
 

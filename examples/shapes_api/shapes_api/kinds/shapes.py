@@ -7,7 +7,7 @@ What the API cannot promise, and what is done about it:
   between these two calls, and has that version, is replaced.
 - ``DELETE`` has no ``If-Match``: a deletion reads the shape first and compares the uid. A shape
   that takes the name between these two calls is deleted; only the API could prevent that. They are
-  seconds apart at most, whatever the process waits for in between (``may_call``).
+  seconds apart at most, whatever the process waits for in between (``CallPermit.before_request``).
 - One status, 409, says that the name is taken and that a request with the key still runs. The
   second is told by its words or by ``Retry-After``.
 """
@@ -35,10 +35,8 @@ from infra.providers.answers import (
     refusal,
     retry_after_seconds,
 )
-from infra.providers.conflicts import check_uid, with_obstacle
 from infra.providers.endpoint import path_segment
 from infra.providers.http import HttpApi
-from infra.providers.listing import Page, all_pages, in_turns
 from reconciler.errors import (
     ConflictError,
     ListingExpiredError,
@@ -48,7 +46,10 @@ from reconciler.errors import (
     UnknownResultError,
 )
 from reconciler.provider import Capabilities, Effect
+from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.kind import Kind
+from reconciler.provider.listing import Page, all_pages, in_turns
+from reconciler.provider.named_objects import check_uid, with_obstacle
 from reconciler.provider.secrets import Secrets
 
 MAX_PAGE_SIZE = 5000
@@ -111,8 +112,8 @@ def name_problem(name: str) -> str | None:
 class ShapesProvider:
     """A client of the shapes API."""
 
-    def __init__(self, config: ProviderConfigSpec, secrets: Secrets) -> None:
-        self._api = HttpApi(config, secret=secrets.credential, secrecy=secrets.secrecy)
+    def __init__(self, config: ProviderConfigSpec, secrets: Secrets, permit: CallPermit) -> None:
+        self._api = HttpApi(config, permit, secret=secrets.credential, secrecy=secrets.secrecy)
 
     async def create(self, action: Action) -> Effect:
         """Create a shape under the action's key; the API gives the first answer to every repeat."""

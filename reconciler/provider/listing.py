@@ -97,17 +97,28 @@ async def apart(function: Callable[[], _Item], size_bytes: int) -> _Item:
     return await asyncio.to_thread(function) if size_bytes > _SMALL_BYTES else function()
 
 
+class Turns:
+    """Work in short turns of the event loop: an API may send any number of objects."""
+
+    def __init__(self) -> None:
+        self._until = time.monotonic() + _TURN_SECONDS
+
+    async def pause(self) -> None:
+        """Yield to the event loop if the current turn has lasted long enough."""
+        if time.monotonic() >= self._until:
+            await asyncio.sleep(0)
+            self._until = time.monotonic() + _TURN_SECONDS
+
+
 async def in_turns(
     items: Sequence[_Item], converted: Callable[[_Item], ExternalObject | None]
 ) -> list[ExternalObject]:
-    """Convert the items of a response in short turns: an API may send any number."""
+    """Convert the items of a response in short turns."""
     objects: list[ExternalObject] = []
-    until = time.monotonic() + _TURN_SECONDS
+    turns = Turns()
     for each in items:
         found = converted(each)
         if found is not None:
             objects.append(found)
-        if time.monotonic() >= until:
-            await asyncio.sleep(0)
-            until = time.monotonic() + _TURN_SECONDS
+        await turns.pause()
     return objects

@@ -1,0 +1,103 @@
+"""Permission to call an external API: a provider asks its permit before each request (ADR 0073)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Final, Protocol
+
+from reconciler.errors import NotCalledError
+
+READ_VALID_SECONDS: Final = 3.0
+"""Age up to which a write may rely on a read, plus two intervals of a rate limit.
+
+Less than a lease: a worker that was suspended in between must not act on an outdated read.
+"""
+
+
+class CallGate(Protocol):
+    """Decides when the next request of one action, listing or feed may be sent."""
+
+    @property
+    def is_free(self) -> bool:
+        """Whether the next request may be sent immediately."""
+        ...
+
+    @property
+    def pace_seconds(self) -> float:
+        """Interval between two requests under a rate limit, in seconds; 0.0 without one."""
+        ...
+
+    async def wait(self, *, goes_first: bool = False) -> None:
+        """Wait until the next request may be sent, ahead of all waiting requests or behind them.
+
+        Raises ``NotCalledError`` if the wait would be too long.
+        """
+        ...
+
+
+class CallRecord:
+    """Whether a request of one action changed the API: a later failure does not undo it."""
+
+    __slots__ = ("has_written",)
+
+    def __init__(self) -> None:
+        self.has_written = False
+
+
+CALL_GATE: ContextVar[CallGate | None] = ContextVar("call_gate", default=None)
+"""Gate of the requests of the current task. Roles set it; without one, nothing waits."""
+
+CALL_RECORD: ContextVar[CallRecord | None] = ContextVar("call_record", default=None)
+"""Record of the action that the current task executes. Workers set it."""
+
+
+class CallPermit:
+    """Permission of one provider to call its API.
+
+    Concurrent calls share the permit. Reconciler routes each request through the gate of the action
+    or listing that it belongs to.
+    """
+
+    __slots__ = ()
+
+    async def before_request(self, *, read_at: float | None = None) -> None:
+        """Wait until a request may be sent. Await it before each request of the provider.
+
+        ``read_at``: ``time.monotonic()`` of the read that a write relies on. Such a request goes
+        first, because the object may change in the meantime.
+
+        Raises ``NotCalledError`` if the wait is too long or the read is outdated.
+        """
+        gate = CALL_GATE.get()
+        if gate is not None and not gate.is_free:
+            await gate.wait(goes_first=read_at is not None)
+        if read_at is None:
+            return
+        age, pace = time.monotonic() - read_at, 0.0 if gate is None else gate.pace_seconds
+        if age > READ_VALID_SECONDS + 2 * pace:
+            raise NotCalledError(
+                f"not called: the read that the request depends on is {age:.0f} s old",
+                retry_after_seconds=0.0,
+            )
+
+    def record_write(self) -> None:
+        """Record that a request changed the API, or may have.
+
+        Call it after each request that writes, unless the API refused that request. From then on,
+        every failure of the action has an unknown result.
+        """
+        record = CALL_RECORD.get()
+        if record is not None:
+            record.has_written = True
+
+    @contextmanager
+    def outside_of_action(self) -> Generator[None]:
+        """Make writes that are not part of the effect of the action, such as shared chains."""
+        token = CALL_RECORD.set(None)
+        try:
+            yield
+        finally:
+            CALL_RECORD.reset(token)

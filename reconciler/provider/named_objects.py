@@ -1,0 +1,281 @@
+"""A base for providers of APIs with unique names and a readable mark of the last writer (ADR 0073).
+
+You write how to find, create, update, delete and list objects in the types of your API. The base
+compares uids, versions and keys, and turns each outcome into the result that `Provider` defines.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar, Generic, Protocol, TypeVar
+
+from events.external import ExternalObject
+from events.log import Action
+from events.provider_config import Scope
+from reconciler.errors import (
+    ConflictError,
+    NotDoneError,
+    NotFoundError,
+    ProviderError,
+    RefusedError,
+)
+from reconciler.provider import Effect, Provider
+from reconciler.provider.listing import Turns, Unreadable, apart
+
+
+class Native(Protocol):
+    """An object in the type of your API, such as a decoded response or a row."""
+
+    @property
+    def name(self) -> str:
+        """The external name."""
+        ...
+
+    def as_object(self) -> ExternalObject:
+        """Convert it, with its uid, version, labels and the key of its last writer."""
+        ...
+
+
+_N = TypeVar("_N", bound=Native)
+
+
+@dataclass(frozen=True, slots=True)
+class Found(Generic[_N]):
+    """An existing object: in the type of the API, and as Reconciler shows it.
+
+    ``read_at``: ``time.monotonic()`` before the read. Pass it on to the requests that write.
+    """
+
+    native: _N
+    object: ExternalObject
+    read_at: float
+
+
+class NamedObjects(ABC, Generic[_N]):
+    """Provider of one kind whose API has unique names, and shows the key of the last writer.
+
+    ``_N`` is your type of an object. Errors of the five methods keep their meaning, with two
+    additions. A `ConflictError` without an obstacle reports that the name exists, or that the
+    object changed after it was found. A `NotFoundError` reports that it was deleted. The base then
+    reads the object, and reports what exists now.
+    """
+
+    noun: ClassVar[str]
+    """What messages call an object, such as ``"volume"``."""
+
+    # --- written by the author of the kind
+
+    @abstractmethod
+    def name_problem(self, external_name: str) -> str | None:
+        """Describe why the API cannot have an object of this name; None if it can."""
+
+    @abstractmethod
+    async def find(self, external_name: str) -> _N | None:
+        """Read the object of a name. None proves that it does not exist."""
+
+    @abstractmethod
+    async def create_object(self, action: Action) -> _N:
+        """Create ``action.external_name`` with the key as mark, and return it.
+
+        Never overwrite: if the API does not refuse an existing name, read before. An API that
+        returns the existing object instead needs no check: the base compares the key.
+        """
+
+    @abstractmethod
+    async def update_object(self, action: Action, found: Found[_N]) -> _N:
+        """Write the fields, the labels and the key to the object that was found, and return it.
+
+        It has the uid and the version of the action. Bind the write to them where the API can.
+        """
+
+    @abstractmethod
+    async def delete_object(self, action: Action, found: Found[_N]) -> None:
+        """Delete the object that was found, which has the uid of the action."""
+
+    @abstractmethod
+    def list_objects(
+        self, scope: Scope, page_size: int, unreadable: Unreadable
+    ) -> AsyncIterator[Sequence[_N]]:
+        """List all objects page by page. Ending without an exception means: it is complete.
+
+        The base filters by ``scope``: the API may do it, too. Add what cannot be read to
+        ``unreadable``, so that it hides no other object.
+        """
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Close connections."""
+
+    def size_bytes(self, native: _N) -> int:
+        """Return the size of an object. The base converts large ones in a thread."""
+        del native
+        return 0
+
+    # --- `Provider`
+
+    async def create(self, action: Action) -> Effect:
+        """Create the object; an earlier attempt of the same action is a success."""
+        self._check_name(action.external_name)
+        try:
+            created = await self._convert(await self.create_object(action))
+        except ConflictError as conflict:
+            if conflict.obstacle is not None:
+                raise
+            existing = await self._find(action.external_name)
+            if existing is None:
+                raise
+            return self._own_or_conflict(action, existing.object, conflict)
+        if created.written_by != action.idempotency_key:
+            raise self._existing(created)
+        return Effect(created)
+
+    async def update(self, action: Action) -> Effect:
+        """Replace fields and labels of the object that still has the action's uid and version."""
+        self._check_name(action.external_name)
+        found = await self._find(action.external_name)
+        if found is None:
+            raise self._missing(action)
+        check_uid(found.object, action)
+        if found.object.written_by == action.idempotency_key:
+            return Effect(found.object, replayed=True)
+        if action.version not in (None, found.object.version):
+            raise self._changed(found.object)
+        try:
+            return Effect(await self._convert(await self.update_object(action, found)))
+        except (ConflictError, NotFoundError) as error:
+            if error.obstacle is not None:
+                raise
+            existing = await self._find(action.external_name)
+            if existing is None:
+                raise self._missing(action, error.status) from error
+            return self._own_or_conflict(action, existing.object, error)
+
+    async def delete(self, action: Action) -> Effect:
+        """Delete the object that still has the action's uid, whatever its version."""
+        self._check_name(action.external_name)
+        found = await self._find(action.external_name)
+        if found is None:
+            return Effect(None, absent=True)
+        check_uid(found.object, action)
+        try:
+            await self.delete_object(action, found)
+        except NotFoundError:
+            return Effect(None, absent=True)
+        except ConflictError as conflict:
+            if conflict.obstacle is not None:
+                raise
+            existing = await self._find(action.external_name)
+            if existing is None:
+                return Effect(None, absent=True)
+            check_uid(existing.object, action)
+            raise NotDoneError(
+                f"{self._named(action.external_name)} was changed during the deletion",
+                status=conflict.status,
+            ) from conflict
+        return Effect(None)
+
+    async def read(self, external_name: str, uid: str | None = None) -> ExternalObject | None:
+        """Read one object. The name is enough, because names are unique."""
+        del uid
+        self._check_name(external_name)
+        found = await self._find(external_name)
+        return None if found is None else found.object
+
+    async def pages(
+        self, scope: Scope, *, page_size: int
+    ) -> AsyncIterator[Sequence[ExternalObject]]:
+        """List a scope. Objects are compared with it here, even where the API filters.
+
+        What is listed in an exclusive scope and not declared is deleted, so a filter that an API
+        ignores must not reach that far.
+        """
+        unreadable = Unreadable()
+        async for natives in self.list_objects(scope, page_size, unreadable):
+            objects = [
+                each
+                for each in await self._convert_all(natives, unreadable)
+                if scope.has(each.name, each.labels)
+            ]
+            for start in range(0, len(objects), page_size):
+                yield objects[start : start + page_size]
+        unreadable.check()
+
+    # --- shared
+
+    def _check_name(self, external_name: str) -> None:
+        problem = self.name_problem(external_name)
+        if problem is not None:
+            raise RefusedError(f"invalid name {external_name!r}: {problem}")
+
+    async def _find(self, external_name: str) -> Found[_N] | None:
+        read_at = time.monotonic()
+        native = await self.find(external_name)
+        return None if native is None else Found(native, await self._convert(native), read_at)
+
+    async def _convert(self, native: _N) -> ExternalObject:
+        return await apart(native.as_object, self.size_bytes(native))
+
+    async def _convert_all(
+        self, natives: Sequence[_N], unreadable: Unreadable
+    ) -> list[ExternalObject]:
+        objects: list[ExternalObject] = []
+        turns = Turns()
+        for each in natives:
+            convert = partial(unreadable.converted, each.as_object, partial(_place_of, each))
+            shown = await apart(convert, self.size_bytes(each))
+            if shown is not None:
+                objects.append(shown)
+            await turns.pause()
+        return objects
+
+    def _own_or_conflict(
+        self, action: Action, existing: ExternalObject, error: ConflictError | NotFoundError
+    ) -> Effect:
+        """Return what a refused write met: our own earlier attempt, or an obstacle."""
+        if existing.written_by == action.idempotency_key:
+            return Effect(existing, replayed=True)
+        raise ConflictError(
+            error.message, status=error.status, obstacle=existing, replayed=error.replayed
+        ) from error
+
+    def _existing(self, existing: ExternalObject) -> ConflictError:
+        return ConflictError(f"{self._named(existing.name)} already exists", obstacle=existing)
+
+    def _changed(self, existing: ExternalObject) -> ConflictError:
+        return ConflictError(
+            f"{self._named(existing.name)} has changed since it was read", obstacle=existing
+        )
+
+    def _missing(self, action: Action, status: int | None = None) -> NotFoundError:
+        return NotFoundError(f"{self._named(action.external_name)} does not exist", status=status)
+
+    def _named(self, external_name: str) -> str:
+        return f"{self.noun} {external_name!r}"
+
+
+def _place_of(native: Native) -> tuple[str, None]:
+    return native.name, None
+
+
+def check_uid(existing: ExternalObject, action: Action) -> None:
+    """Raise ``ConflictError`` if another object has the name of the action's object."""
+    if action.uid is not None and existing.uid != action.uid:
+        raise ConflictError(
+            f"{action.external_name!r} was replaced by another object: its uid is "
+            f"{existing.uid}, not {action.uid}",
+            obstacle=existing,
+        )
+
+
+async def with_obstacle(provider: Provider, action: Action, absent: ProviderError) -> ProviderError:
+    """Read the obstacle of a refused action; ``absent`` is the error if there is none."""
+    obstacle = await provider.read(action.external_name)
+    if obstacle is None:
+        return absent
+    return ConflictError(
+        absent.message, status=absent.status, obstacle=obstacle, replayed=absent.replayed
+    )
