@@ -42,7 +42,7 @@ def _beneath(kinds: KindRegistry, name: str, spec: KindDefinitionSpec) -> Kind:
     if spec.over is None:
         return installed_engine(COMPOSITION if spec.rest is None else REST)(name, spec)
     over = kinds.find(spec.over)
-    if over is not None and over.composes is not None:
+    if over is not None and over.composition is not None:
         raise InvalidManifestError(
             f"spec.over: {spec.over} is a composed kind; use spec.composition with a part of "
             "that kind"

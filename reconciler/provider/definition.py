@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -25,7 +25,7 @@ from events.kind_definition import (
 )
 from events.manifest import Fields, InvalidManifestError
 from events.reference import refers_to_anything
-from reconciler.provider.kind import Kind
+from reconciler.provider.kind import DefinedKind, Kind
 
 _TYPES: Final[Mapping[FieldType, Any]] = {
     "String": str,
@@ -46,7 +46,7 @@ _API_VERSION: Final = re.compile(r"[a-z0-9.-]{1,63}/v[a-z0-9]{1,15}")
 _RESERVED: Final = ("providerConfigRef", "policy")
 
 
-def kind_of(name: str, spec: KindDefinitionSpec, generation: int, beneath: Kind) -> Kind:
+def kind_of(name: str, spec: KindDefinitionSpec, generation: int, beneath: Kind) -> DefinedKind:
     """Return the kind that a definition describes; raises ``InvalidManifestError``.
 
     It has the objects, the capabilities and the provider of the kind beneath; only what people
@@ -66,15 +66,19 @@ def kind_of(name: str, spec: KindDefinitionSpec, generation: int, beneath: Kind)
     def document(fields: Fields) -> Fields:
         return beneath.object_fields(normalize_fields(spec.fields, fields))
 
-    return replace(
-        beneath,
-        name=name,
-        api_version=spec.api_version,
-        provider=spec.provider,
-        schema=_struct(name, spec.fields),
+    inherited = {each.name: getattr(beneath, each.name) for each in dataclasses.fields(Kind)}
+    own = {
+        "name": name,
+        "api_version": spec.api_version,
+        "provider": spec.provider,
+        "schema": _struct(name, spec.fields),
+    }
+    return DefinedKind(
+        **{**inherited, **own},
+        beneath=beneath,
+        source=DefinitionRef(generation, spec.digest),
         maps=document if spec.over is None else over_fields,
         name_prefix=spec.name_prefix,
-        definition=DefinitionRef(generation, spec.digest),
     )
 
 

@@ -116,70 +116,104 @@ def _loses_nothing(_fields: Fields | None, _shown: ExternalObject) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of resource.
-
-    ``schema``: struct of the kind's own fields of ``spec``; unknown fields should be forbidden
-    there. ``normalize``: pure; gives fields a canonical form, so that two ways to write one value
-    are equal. ``comparable``: pure; what of fields, wanted or seen, is compared: a digest of
-    content, say; without it all is. ``name_problem``: says what is wrong with an external name for
-    this API, or None. ``provider``: name of the API family that ``ProviderConfig.spec.provider``
-    selects. ``namespace``: the only one that it may live in, if there is only one. ``outputs``:
-    struct of what its objects give to others. ``refers``: pure; the references of a spec in a
-    namespace; None where references in a spec are those of its parts. ``ready``: pure; says of an
-    object that is as declared whether it can be used. ``renewal_time``: pure;
-    when an object that is as declared must be written again, such as a certificate that expires.
-    ``progress``: pure; from what is declared, how far an object is that is not
-    ready, None for one without a deadline.
-
-    ``immutable``: paths of the fields that the API cannot change in place, ``labels`` for the
-    labels: a change of one replaces the object. ``has_second_name``: its replacement can stand
-    beside it under another name, until that is ready. ``loses``: pure; says which data of an
-    object would be lost if these fields were written to it, or, for None, if it were deleted; what
-    loses data waits for a person.
-
-    ``composes``: pure; the content of an object that is made of other resources, from what is
-    declared and from the object as it is, whose outputs say how they stand (ADR 0050).
-    ``removes``: pure; how many of those resources this content would withdraw, of how many: what
-    the deletion guard does not let go waits for a person.
-
-    ``uses``: pure; what fields use of the host, which ``ProviderConfig.spec.allow`` has to permit.
-
-    ``shows``: paths that its provider shows in every object, null for nothing. What is missing
-    there was read under an older definition, and is not compared until it is read anew.
-    ``protocol``: digest of the definition that says how its API is called, if one does.
-
-    Of a kind that was defined at run time, ``definition`` says which one it is, ``maps`` makes of
-    what is declared the fields of the kind beneath, and ``name_prefix`` goes before each object's
-    name. ``is_withdrawn``: nothing new is declared, and what there is can be withdrawn.
-    """
+    """A kind of resource, as the author of its module defines it. All functions are pure."""
 
     name: str
+    """Name of the kind in manifests, such as ``Volume``."""
+
     api_version: str
+    """Group and version in manifests, such as ``docker/v1``."""
+
     schema: type[msgspec.Struct]
+    """Struct of the fields that the kind adds to ``spec``. It should forbid unknown fields."""
+
     provider: str = ""
+    """Name of the API family, which ``ProviderConfig.spec.provider`` selects."""
+
     namespace: str | None = None
+    """The only namespace in which it may be declared; None for any."""
+
     capabilities: Capabilities | None = None
+    """What the API can do; None without an external API."""
+
     connect: ProviderFactory | None = None
+    """Builds the client of the API; None without an external API. See ``lazy``."""
+
     normalize: Callable[[Fields], Fields] = field(default=_as_it_is)
+    """Returns the canonical form of fields, so that two spellings of one value are equal."""
+
     comparable: Callable[[Fields], Fields] | None = None
+    """Returns what is compared of desired or observed fields, such as a digest of the content.
+
+    None compares all fields.
+    """
+
     name_problem: Callable[[str], str | None] = field(default=_any_name)
+    """Describes why the API cannot have an object of this external name; None if it can."""
+
     outputs: type[msgspec.Struct] | None = None
+    """Struct of the outputs, which other resources can reference."""
+
     refers: Callable[[Fields, str], Sequence[Reference]] | None = field(default=references_in)
+    """Returns the references of a spec in a namespace.
+
+    None where the references in a spec belong to the parts of a composition.
+    """
+
     ready: Callable[[Fields, ExternalObject], Readiness] = field(default=_always_ready)
+    """Decides whether an object that is as declared can be used."""
+
     renewal_time: Callable[[Fields, ExternalObject], datetime | None] | None = None
+    """Returns when an object that is as declared must be written again, such as a certificate."""
+
     progress: Callable[[Fields, ExternalObject], Progress | None] | None = None
+    """Returns the progress of an object that is not ready; None for one without a deadline."""
+
     immutable: frozenset[str] = frozenset()
+    """Paths of the fields that the API cannot change in place, and ``labels`` for the labels.
+
+    A change of one replaces the object.
+    """
+
     has_second_name: bool = False
+    """Whether the replacement of an object can exist beside it under another name until ready."""
+
     loses: Callable[[Fields | None, ExternalObject], str] = field(default=_loses_nothing)
-    shows: frozenset[str] = frozenset()
-    protocol: str = ""
-    definition: DefinitionRef | None = None
-    maps: Callable[[Fields], Fields] | None = None
-    composes: Callable[[ResourceKey, Fields, ExternalObject | None], Fields] | None = None
-    removes: Callable[[Fields, ExternalObject], Removal] = field(default=removes_nothing)
+    """Describes which data of an object a write of these fields destroys; None is a deletion.
+
+    An action that destroys data requires approval.
+    """
+
     uses: Callable[[Fields], Sequence[HostUse]] = field(default=uses_nothing)
-    name_prefix: str = ""
-    is_withdrawn: bool = False
+    """Returns what fields use of the host, which ``ProviderConfig.spec.allow`` must permit."""
+
+    @property
+    def definition(self) -> DefinitionRef | None:
+        """The ``KindDefinition`` of a `DefinedKind`; None for an installed kind."""
+        return None
+
+    @property
+    def composition(self) -> ComposedKind | None:
+        """How the object is composed of other resources; None if it is not."""
+        return None
+
+    @property
+    def shows(self) -> frozenset[str]:
+        """Paths that its provider shows in every object, as null if they have no value.
+
+        An object without them was read under an older definition, and is not compared.
+        """
+        return frozenset()
+
+    @property
+    def protocol(self) -> str:
+        """Digest of the definition that describes the calls of its API; empty for a module."""
+        return ""
+
+    @property
+    def has_spec_of_its_own(self) -> bool:
+        """Whether ``spec`` has the fields of the object, and not what they are made from."""
+        return True
 
     @property
     def is_external(self) -> bool:
@@ -211,11 +245,10 @@ class Kind:
             checked = msgspec.convert(fields, self.schema)
         except msgspec.ValidationError as error:
             raise InvalidManifestError(field_error(error, self.schema, "spec")) from None
-        is_content = self.maps is None and self.composes is None
         try:
             # As the log gives them back: a tuple would differ from the list that is read.
             checked = cast("Fields", msgspec.json.decode(msgspec.json.encode(checked)))
-            checked = self.normalize(checked) if is_content else checked
+            checked = self.normalize(checked) if self.has_spec_of_its_own else checked
         except OverflowError as error:  # of a time near the year 1 or 9999, in another zone
             raise InvalidManifestError(f"spec: {error}") from None
         check_growth(fields, checked)
@@ -230,16 +263,13 @@ class Kind:
             )
 
     def object_name(self, namespace: str, name: str) -> str:
-        """Return what the object of a resource is called, for the name that was declared."""
-        return f"{namespace}.{name}" if self.composes is not None else self.name_prefix + name
+        """Return the external name of the object of a resource, for the declared name."""
+        del namespace
+        return name
 
     def object_fields(self, fields: Fields) -> Fields:
         """Return the fields that an object should have, for checked ones; raises as above."""
-        if self.maps is None:
-            return fields
-        mapped = self.maps(fields)
-        check_growth(fields, mapped)
-        return mapped
+        return fields
 
     def check_declared(self, fields: Fields) -> Fields:
         """Validate declared fields, and canonicalise those that refer to nothing; raises as above.
@@ -276,6 +306,123 @@ class Kind:
             if each.required and name not in fields:
                 raise InvalidManifestError(f"spec.{name}: required")
         return fields
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComposedKind(Kind):
+    """A kind whose object is a set of other resources (ADR 0050)."""
+
+    composes: Callable[[ResourceKey, Fields, ExternalObject | None], Fields]
+    """Returns the set, from the spec and from the object, whose outputs are the parts' states."""
+
+    removes: Callable[[Fields, ExternalObject], Removal] = field(default=removes_nothing)
+    """Counts the resources that this set would withdraw; the deletion guard may hold them."""
+
+    @property
+    def composition(self) -> ComposedKind | None:
+        """This kind."""
+        return self
+
+    @property
+    def has_spec_of_its_own(self) -> bool:
+        """Whether ``spec`` has the fields of the object: the set is composed of them."""
+        return False
+
+    def object_name(self, namespace: str, name: str) -> str:
+        """Return the name of the set: of two namespaces, it may be the same."""
+        return f"{namespace}.{name}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineKind(Kind):
+    """A kind of an engine: its ``KindDefinition`` describes how to call the API."""
+
+    maps: Callable[[Fields], Fields]
+    """Returns the fields of the object for those of the spec."""
+
+    shown_paths: frozenset[str]
+    """See ``shows``."""
+
+    protocol_digest: str
+    """See ``protocol``."""
+
+    @property
+    def shows(self) -> frozenset[str]:
+        """Paths that its provider shows in every object."""
+        return self.shown_paths
+
+    @property
+    def protocol(self) -> str:
+        """Digest of its protocol."""
+        return self.protocol_digest
+
+    @property
+    def has_spec_of_its_own(self) -> bool:
+        """Whether ``spec`` has the fields of the object: they are mapped."""
+        return False
+
+    def object_fields(self, fields: Fields) -> Fields:
+        """Map the fields; raises ``InvalidManifestError`` if they grow too much."""
+        return _mapped(self.maps, fields)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DefinedKind(Kind):
+    """A kind that a ``KindDefinition`` describes, over an installed kind or an engine's."""
+
+    beneath: Kind
+    """The kind whose objects, provider and capabilities it has."""
+
+    source: DefinitionRef
+    """Generation and digest of its definition."""
+
+    maps: Callable[[Fields], Fields]
+    """Returns the fields of the object for those of the spec."""
+
+    name_prefix: str = ""
+    """Prefix of the name of each object."""
+
+    is_withdrawn: bool = False
+    """Whether its definition was withdrawn: existing resources can only be withdrawn."""
+
+    @property
+    def definition(self) -> DefinitionRef | None:
+        """Generation and digest of its definition."""
+        return self.source
+
+    @property
+    def composition(self) -> ComposedKind | None:
+        """How the object is composed of other resources; None if it is not."""
+        return self.beneath.composition
+
+    @property
+    def shows(self) -> frozenset[str]:
+        """Paths that its provider shows in every object."""
+        return self.beneath.shows
+
+    @property
+    def protocol(self) -> str:
+        """Digest of the protocol of the engine's kind beneath."""
+        return self.beneath.protocol
+
+    @property
+    def has_spec_of_its_own(self) -> bool:
+        """Whether ``spec`` has the fields of the object: they are mapped."""
+        return False
+
+    def object_name(self, namespace: str, name: str) -> str:
+        """Return the name of the object beneath."""
+        return self.beneath.object_name(namespace, self.name_prefix + name)
+
+    def object_fields(self, fields: Fields) -> Fields:
+        """Map the fields; raises ``InvalidManifestError`` if they grow too much."""
+        return _mapped(self.maps, fields)
+
+
+def _mapped(maps: Callable[[Fields], Fields], fields: Fields) -> Fields:
+    made = maps(fields)
+    check_growth(fields, made)
+    return made
 
 
 def check_growth(declared: Fields, made: Fields) -> None:

@@ -16,7 +16,7 @@ from events.manifest import REASON_ANNOTATION, Declaration, InvalidManifestError
 from events.names import KIND_DEFINITION_KIND, InvalidNameError
 from events.provider_config import is_config
 from events.reference import refers_to_anything, secrets_in
-from reconciler.provider.kind import Kind
+from reconciler.provider.kind import DefinedKind, Kind
 from reconciler.resource.cycle import find_cycle
 from reconciler.resource.difference import value_at
 from reconciler.resource.evolve import spec_of
@@ -43,7 +43,7 @@ def declare(
         hint = context.missing_hint(context.now)
         missing = f"kind {context.key.kind!r} is not registered; {hint}"
         return refuse(state, command, "UnknownKind", missing)
-    if context.kind.is_withdrawn:
+    if isinstance(context.kind, DefinedKind) and context.kind.is_withdrawn:
         gone = f"kind {context.key.kind!r}: its KindDefinition was withdrawn; declare it again"
         return refuse(state, command, "UnknownKind", gone)
     try:

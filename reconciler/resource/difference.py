@@ -195,7 +195,7 @@ def _wanted(
     spec, kind = desired.spec, context.kind
     assert spec is not None
     applied = None if owned is None else owned.applied
-    if kind is not None and kind.composes is not None and existing is not None:
+    if kind is not None and kind.composition is not None and existing is not None:
         # Whatever a set has is its parent's: an adopted one has nothing that was applied.
         applied = Applied(existing.fields, {} if applied is None else applied.labels)
     ignored = ignored_paths(spec.policy)

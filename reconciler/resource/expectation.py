@@ -122,13 +122,13 @@ def has_next_step(kind: Kind, parent: ResourceKey, spec: Fields, action: Action)
 
     Such as in a roll, where each step waits for what the one before has made.
     """
-    if kind.composes is None or CHILDREN not in action.fields:
+    if kind.composition is None or CHILDREN not in action.fields:
         return False
     ready = msgspec.to_builtins(Child("Converged", ready=True))
     outputs = {CHILDREN: dict.fromkeys(action.fields[CHILDREN], ready)}
     done = ExternalObject(action.external_name, action.fields, outputs=outputs)
     try:
-        return kind.composes(parent, spec, done) != action.fields
+        return kind.composition.composes(parent, spec, done) != action.fields
     except InvalidManifestError:
         return False  # it will say so itself
 

@@ -60,7 +60,8 @@ def _is_outdated(kind: Kind, desired: Desired) -> bool:
 def compose(spec: Spec, situation: Situation) -> Step | None:
     """Record what the object is made of, as things stand; None if that is recorded."""
     desired, kind, context = situation.state.desired, situation.kind, situation.context
-    assert kind.composes is not None
+    composed = kind.composition
+    assert composed is not None
     for reference in spec.references:
         waiting = _waiting_for(reference, desired)
         if waiting is not None:
@@ -73,7 +74,7 @@ def compose(spec: Spec, situation: Situation) -> Step | None:
     try:
         if kind.definition is not None:  # it may be another one than the fields were declared by
             fields = kind.object_fields(kind.checked_fields(fields))
-        content = kind.composes(context.key, fields, existing)
+        content = composed.composes(context.key, fields, existing)
         if (content, digest) == (desired.resolved, desired.resolved_by):
             return None
         checked = set[tuple[str, str]]()

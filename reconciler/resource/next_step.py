@@ -356,7 +356,7 @@ def _check_prerequisites(spec: Spec, situation: Situation) -> Step | None:
     forbidden = use_not_permitted(state.provider_config, context, config)
     if forbidden is not None or spec.policy.mode == "Absent":
         return forbidden
-    if situation.kind.composes is not None:
+    if situation.kind.composition is not None:
         # Before the composition: its host access is that of the spec.
         return host_access_not_permitted(state, context, config) or compose(spec, situation)
     if spec.references or spec.secrets or situation.kind.definition is not None:

@@ -32,7 +32,7 @@ def host_access_not_permitted(
     kind, spec = context.kind, state.desired.spec
     if kind is None or spec is None or spec.policy.mode not in ("Present", "CreateOnly"):
         return None
-    fields = spec.fields if kind.composes is not None else state.desired.fields
+    fields = spec.fields if kind.composition is not None else state.desired.fields
     refused = first_refused(kind.uses(fields), config.allow)
     if refused is None:
         return None

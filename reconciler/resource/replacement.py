@@ -93,9 +93,10 @@ def hold_for_definition(situation: Situation) -> Conclusion | None:
 def hold_for_parts(situation: Situation) -> Conclusion | None:
     """Hold a content that would withdraw too many of the resources that an object is made of."""
     existing, state = situation.compared.existing, situation.state
-    if existing is None or state.holds.approved == Hold.PRUNE_GUARD:
+    composed = situation.kind.composition
+    if existing is None or composed is None or state.holds.approved == Hold.PRUNE_GUARD:
         return None
-    removed, total, by = situation.kind.removes(state.desired.fields, existing)
+    removed, total, by = composed.removes(state.desired.fields, existing)
     guard = situation.config.deletion_guard
     if guard.allows(removed, total):
         return None

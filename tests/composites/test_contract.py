@@ -106,7 +106,8 @@ class TestDefinedContract(TestComposedContract):
         """Return the parts of an object."""
         if self.kind.name_problem(name) is not None:
             return {}
-        assert self.kind.composes is not None
+        composed = self.kind.composition
+        assert composed is not None
         namespace, _, its_name = name.partition(".")
         key = ResourceKey(namespace, self.kind.name, its_name)
-        return self.kind.composes(key, self.kind.check_declared(fields), None)
+        return composed.composes(key, self.kind.check_declared(fields), None)

@@ -20,7 +20,7 @@ from infra.providers.docker.container import CONTAINER
 from infra.providers.rest.expressions import Expression
 from reconciler.cli.explain import explanation_of
 from reconciler.provider.defined_kind import defined
-from reconciler.provider.kind import KIND_DEFINITION, Kind, KindRegistry
+from reconciler.provider.kind import KIND_DEFINITION, DefinedKind, Kind, KindRegistry
 from reconciler.provider.lazy import LazyProvider
 from reconciler.resource.decide import decide
 from reconciler.resource.evolve import evolve
@@ -336,9 +336,9 @@ def test_a_text_that_speaks_of_children_is_no_mention():
     definition = with_part(
         name="x", manifest=shape("= 'children ' + children.middle.outcome + \" of children.x\"")
     )
-    assert kind_from(definition).composes is not None
+    assert kind_from(definition).composition is not None
     plain = with_part(name="x", manifest=shape("= spec.children.x"))
-    assert kind_from(plain).composes is not None
+    assert kind_from(plain).composition is not None
 
 
 def test_no_kind_is_defined_over_one_that_is_made_of_others():
@@ -593,7 +593,10 @@ def test_a_replay_and_a_withdrawal_need_no_expression():
     def never(*_given: object) -> Fields:
         raise AssertionError("nothing is evaluated")
 
-    told.kind = replace(told.kind, composes=never, maps=never, is_withdrawn=True)
+    assert isinstance(told.kind, DefinedKind)
+    assert told.kind.composition is not None
+    composed = replace(told.kind.composition, composes=never)
+    told.kind = replace(told.kind, beneath=composed, maps=never, is_withdrawn=True)
     state = NEW
     for each in told.log:
         state = evolve(state, each)

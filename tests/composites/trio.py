@@ -66,8 +66,8 @@ def kind_from(definition: Fields = SPEC, generation: int = 1) -> Kind:
 def content(definition: Fields = SPEC, seen: ExternalObject | None = None, **fields: Any) -> Fields:
     """What an object is made of, for a declaration and what is there."""
     kind = kind_from(definition)
-    assert kind.composes is not None
-    return kind.composes(KEY, kind.object_fields(kind.check_declared(fields)), seen)
+    assert kind.composition is not None
+    return kind.composition.composes(KEY, kind.object_fields(kind.check_declared(fields)), seen)
 
 
 def definition(fields: Fields = SPEC) -> Declared:

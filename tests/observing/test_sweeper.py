@@ -28,7 +28,7 @@ from projections.read_models import NOTHING, ReadModels
 from projections.status import StatusRow
 from reconciler.errors import NotDoneError
 from reconciler.ports import IntakeMessageOut
-from reconciler.provider.kind import KindRegistry
+from reconciler.provider.kind import DefinedKind, Kind, KindRegistry
 from reconciler.provider.secrets import SecretKey, SecretStores
 from reconciler.roles.runtime.configurations import Configurations
 from reconciler.roles.runtime.runtime import Runtime
@@ -279,9 +279,20 @@ async def test_no_sweep_goes_through_the_fleet() -> None:
     assert await scene.sweep_for(2 * SECONDS_BETWEEN_ALL)
 
 
+def _defined(kind: Kind, source: DefinitionRef) -> DefinedKind:
+    return DefinedKind(
+        name=kind.name,
+        api_version=kind.api_version,
+        schema=kind.schema,
+        beneath=kind,
+        source=source,
+        maps=dict,
+    )
+
+
 async def test_what_is_declared_by_an_older_definition_is_told_of_the_newest() -> None:
     scene = Scene()
-    scene.kinds.define(replace(SHAPE, definition=DefinitionRef(2, "newer")))
+    scene.kinds.define(_defined(SHAPE, DefinitionRef(2, "newer")))
     scene.sweeper.notice_kind(FOO.kind)
     assert await scene.sweep_for(10) == [], "nothing is declared"
     # By a decider that had not read the newest definition yet.

@@ -24,7 +24,7 @@ from events.manifest import InvalidManifestError
 from events.names import KIND_DEFINITION_KIND, SYSTEM_NAMESPACE, ResourceKey
 from reconciler.provider.defined_kind import defined
 from reconciler.provider.definition import kind_of
-from reconciler.provider.kind import KIND_DEFINITION, Kind, KindRegistry
+from reconciler.provider.kind import KIND_DEFINITION, DefinedKind, Kind, KindRegistry
 from reconciler.resource.evolve import evolve
 from reconciler.resource.state import NEW, Holds
 from shapes_api.kinds.records import RECORD
@@ -215,7 +215,7 @@ def test_an_approval_is_of_one_definition():
 def test_after_its_withdrawal_nothing_new_is_declared_and_what_is_there_can_go():
     told = story()
     told.succeed()
-    assert told.kind is not None
+    assert isinstance(told.kind, DefinedKind)
     told.kind = replace(told.kind, is_withdrawn=True)
     told.declare({"shade": "Blue"}, api_version="toys/v1")
     [answer] = told.answers
@@ -350,6 +350,6 @@ def test_what_would_part_resources_from_their_objects_stays(field: str):
 def test_a_default_of_an_object_has_what_its_fields_have_if_nobody_declares_them():
     part = {"type": "Object", "default": {}, "fields": {"on": {"type": "Boolean", "default": True}}}
     spec = msgspec.convert({**SPEC, "over": None, "fields": {"part": part}}, KindDefinitionSpec)
-    kind = kind_of("Toy", spec, 1, replace(BLOCK, maps=None))
+    kind = kind_of("Toy", spec, 1, BLOCK)
     assert kind.checked_fields({}) == {"part": {"on": True}}
     assert kind.checked_fields({"part": {"on": False}}) == {"part": {"on": False}}

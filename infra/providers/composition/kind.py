@@ -17,7 +17,7 @@ from infra.providers.composition.spec import MAX_NAME_CHARACTERS, Summary, name_
 from reconciler.provider import Capabilities
 from reconciler.provider.host_access import HostUse, uses_nothing
 from reconciler.provider.kind import (
-    Kind,
+    ComposedKind,
     Progress,
     Readiness,
     Removal,
@@ -55,9 +55,9 @@ def composed_kind(
     refers: Callable[[Fields, str], Sequence[Reference]] | None = None,
     removes: Callable[[Fields, ExternalObject], Removal] = removes_nothing,
     uses: Callable[[Fields], Sequence[HostUse]] = uses_nothing,
-) -> Kind:
+) -> ComposedKind:
     """Make a kind whose objects are sets of other resources; ``provider``: as for ``lazy``."""
-    return Kind(
+    return ComposedKind(
         name=name,
         api_version=api_version,
         schema=schema,

@@ -16,7 +16,7 @@ from infra.providers.rest.protocol import OUTPUT_TYPES, READY, Protocol
 from infra.providers.rest.provider import RestProvider, WatchingRestProvider
 from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.kind import READY as IS_READY
-from reconciler.provider.kind import Kind, Readiness
+from reconciler.provider.kind import EngineKind, Kind, Readiness
 from reconciler.provider.secrets import Secrets
 
 LABELS = "labels"
@@ -50,7 +50,7 @@ def rest_kind(name: str, spec: KindDefinitionSpec) -> Kind:
     immutable = {*rest.immutable}
     if rest.update is None:
         immutable = {*protocol.document.top, LABELS}
-    return Kind(
+    return EngineKind(
         name=name,
         api_version=spec.api_version,
         provider=spec.provider,
@@ -63,8 +63,8 @@ def rest_kind(name: str, spec: KindDefinitionSpec) -> Kind:
         ready=_ready if rest.ready else _always_ready,
         immutable=frozenset(immutable),
         maps=protocol.document.of_spec,
-        shows=protocol.document.shows,
-        protocol=protocol.digest,
+        shown_paths=protocol.document.shows,
+        protocol_digest=protocol.digest,
     )
 
 

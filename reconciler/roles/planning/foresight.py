@@ -310,7 +310,7 @@ class Foresight:
 
     def _parts(self, mine: ForeseenResource, action: Action) -> tuple[list[PartChange], bool]:
         kind, spec = self.kinds.find(mine.key.kind), mine.state.desired.spec
-        if kind is None or kind.composes is None or spec is None:
+        if kind is None or kind.composition is None or spec is None:
             return [], False
         seen = mine.state.observed.object
         if seen is not None:

@@ -12,7 +12,7 @@ from events.manifest import Fields, InvalidManifestError
 from events.names import KIND_DEFINITION_KIND, SYSTEM_NAMESPACE, ResourceKey
 from reconciler.ports import EventLog
 from reconciler.provider.defined_kind import defined
-from reconciler.provider.kind import Kind, KindRegistry
+from reconciler.provider.kind import DefinedKind, Kind, KindRegistry
 from reconciler.roles.runtime.system_resources import SystemResources
 
 _log = structlog.get_logger(__name__)
@@ -61,7 +61,7 @@ class Definitions(SystemResources):
     def withdraw(self, name: str) -> None:
         """Reject new declarations of a kind."""
         known = self._kinds.find(name)
-        if known is not None and known.definition is not None:
+        if isinstance(known, DefinedKind):
             self._kinds.define(replace(known, is_withdrawn=True))
 
     def check(self, key: ResourceKey, fields: Fields) -> None:
