@@ -20,8 +20,9 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Iterator
-from typing import ClassVar, Literal, Protocol
+from collections.abc import AsyncIterator, Awaitable, Generator, Iterator
+from contextlib import contextmanager
+from typing import ClassVar, Final, Literal, Protocol
 from uuid import uuid4
 
 import msgspec
@@ -33,7 +34,13 @@ from events.external import ExternalObject
 from events.log import Action, Operation
 from events.manifest import Fields
 from events.provider_config import Limits, ProviderConfigSpec, Scope
-from reconciler.errors import ConflictError, NotDoneError, NotFoundError, RefusedError
+from reconciler.errors import (
+    ConflictError,
+    NotDoneError,
+    NotFoundError,
+    ProviderError,
+    RefusedError,
+)
 from reconciler.provider import Effect, Provider
 from reconciler.provider.call_permit import CALL_GATE, CALL_RECORD, CallPermit, CallRecord
 from reconciler.provider.kind import Kind
@@ -45,6 +52,92 @@ LABELS = {"reconciler/owner": "test", "team": "a+b & c=d/e"}
 BAD_NAMES = ("..", "a/b", "", "a\n")
 MAX_REQUESTS = 50
 """More requests than any one call of a provider makes."""
+
+
+_AS_OBJECT: Final = (
+    "create, update, read and pages must show the same object; convert it with one function, such "
+    "as the as_object of NamedObjects"
+)
+_NORMALIZE: Final = (
+    "the object must have the declared fields; convert both spellings in Kind.normalize, or set "
+    "Kind.comparable"
+)
+_MARK: Final = (
+    "store action.idempotency_key with the object, and show it as ExternalObject.written_by; "
+    "NamedObjects then recognizes an earlier attempt"
+)
+_UID: Final = (
+    "ExternalObject.uid must tell an object from its replacement, and stay the same in an update; "
+    "call check_uid before a write, or use NamedObjects"
+)
+_VERSION: Final = (
+    "ExternalObject.version must change with each write, and a write must be refused at another "
+    "version; NamedObjects compares it"
+)
+_LABELS: Final = "write action.labels, and show exactly these as ExternalObject.labels"
+_REPLAYED: Final = "return Effect(..., replayed=True) for the kept response to a repeated call"
+_OBSTACLE: Final = (
+    "raise ConflictError with the existing object as obstacle; NamedObjects or with_obstacle do it"
+)
+_MISSING: Final = "update raises NotFoundError if the object does not exist; NamedObjects does it"
+_NAME: Final = (
+    "raise RefusedError for a name that Kind.name_problem refuses, before any request; "
+    "NamedObjects does it"
+)
+_NEVER_OVERWRITE: Final = "create must not change an object that another action created"
+_ABSENT: Final = (
+    "delete returns Effect(None, absent=True) if the object does not exist, and absent=False if it "
+    "deleted one; NamedObjects does it"
+)
+_LISTING: Final = "pages must list all objects, each once; NamedObjects or all_pages do it"
+_SCOPE: Final = "pages must filter with scope.has; NamedObjects or all_pages do it"
+_PERMIT: Final = "await permit.before_request() of the CallPermit before each request"
+_RESUME: Final = (
+    "a repeated action must continue where its earlier attempt stopped: find its objects by the "
+    "key of the action"
+)
+_NOT_DONE: Final = (
+    "NotDoneError and RefusedError report that nothing was changed; raise UnknownResultError, or "
+    "call permit.record_write() after each request that writes"
+)
+
+
+def expect(actual: object, expected: object, remedy: str, when: str = "") -> None:
+    """Fail with both values, and with what the author of a provider has to do."""
+    if actual != expected:
+        place = f" ({when})" if when else ""
+        pytest.fail(f"{remedy}{place}\n  expected: {expected!r}\n  actual:   {actual!r}")
+
+
+class Caught:
+    """The error that a call raised."""
+
+    def __init__(self) -> None:
+        self.value: ProviderError = ProviderError("no error")
+
+
+@contextmanager
+def raises(*errors: type[ProviderError], remedy: str) -> Generator[Caught]:
+    """Fail unless a call raises one of these classes, with what the author has to do."""
+    caught = Caught()
+    expected = " or ".join(each.__name__ for each in errors)
+    try:
+        yield caught
+    except errors as error:
+        caught.value = error
+    except ProviderError as error:
+        pytest.fail(
+            f"{remedy}\n  expected: {expected}\n  actual:   {type(error).__name__}: {error}"
+        )
+    else:
+        pytest.fail(f"{remedy}\n  expected: {expected}\n  actual:   no error")
+
+
+def required(thing: ExternalObject | None) -> ExternalObject:
+    """Return an object that must exist."""
+    if thing is None:
+        pytest.fail(f"the object must exist; {_AS_OBJECT}")
+    return thing
 
 
 class Connect(Protocol):
@@ -91,7 +184,8 @@ class ContractCase:
         def build(
             endpoint: str, *, timeout_seconds: float = 10, secret: str | None = None
         ) -> Provider:
-            assert self.kind.connect is not None, f"{self.kind.name} has no external API"
+            if self.kind.connect is None:
+                pytest.fail(f"{self.kind.name} has no external API; set Kind.connect")
             config = ProviderConfigSpec(
                 provider=self.kind.provider,
                 endpoint=endpoint,
@@ -161,14 +255,13 @@ class ContractCase:
         self, operation: Operation, thing: ExternalObject | None, fields: Fields | None = None
     ) -> Action:
         """Write an action on an object as it was seen."""
-        assert thing is not None
+        thing = required(thing)
         return upon(self.action(operation, thing.name, fields), thing)
 
     async def made(self, provider: Provider, name: str) -> ExternalObject:
         """Create an object."""
         effect = await provider.create(self.action("Create", name, self.fields))
-        assert effect.object is not None
-        return effect.object
+        return required(effect.object)
 
     def is_shown_as_ours(self, thing: ExternalObject | None, written: Action) -> bool:
         """Return whether nothing is shown of an action, or nothing that may be somebody else's."""
@@ -188,12 +281,21 @@ class ContractCase:
 
     def is_as_declared(self, thing: ExternalObject | None, fields: Fields) -> bool:
         """Return whether an object has the fields that were declared, in the normal form."""
-        assert thing is not None
-        seen, declared = self.kind.normalize(thing.fields), self.object_fields(fields)
+        seen, declared = self.kind.normalize(required(thing).fields), self.object_fields(fields)
         if self.kind.comparable is not None:
             seen, declared = self.kind.comparable(seen), self.kind.comparable(declared)
         # Null is as nothing: that is how a defined kind shows what nobody has declared.
         return _without_null(seen) == _without_null(declared)
+
+    def check_declared(self, thing: ExternalObject | None, fields: Fields, when: str = "") -> None:
+        """Fail unless an object has the fields that were declared."""
+        if not self.is_as_declared(thing, fields):
+            expect(required(thing).fields, self.object_fields(fields), _NORMALIZE, when)
+
+    def check_ours(self, thing: ExternalObject | None, written: Action, when: str = "") -> None:
+        """Fail if an object does not show which action wrote it."""
+        if not self.is_shown_as_ours(thing, written):
+            expect(required(thing).written_by, written.idempotency_key, _MARK, when)
 
 
 class ProviderContract(ContractCase):
@@ -206,14 +308,14 @@ class ProviderContract(ContractCase):
     ) -> None:
         effect = await provider.create(self.action("Create", name, self.fields))
 
-        assert effect.object is not None
-        assert not effect.replayed
-        assert effect.object == await provider.read(name)
-        assert effect.object.name == name
-        assert effect.object.labels == (LABELS if self.can("labels") else {})
-        assert effect.object.uid
-        assert effect.object.version or not self.can("conditional_writes")
-        assert self.is_as_declared(effect.object, self.fields)
+        thing = required(effect.object)
+        expect(effect.replayed, False, "`Effect.replayed` is only for a repeated call")
+        expect(thing, await provider.read(name), _AS_OBJECT)
+        expect(thing.name, name, "`ExternalObject.name` is action.external_name")
+        expect(thing.labels, LABELS if self.can("labels") else {}, _LABELS)
+        expect(bool(thing.uid), True, _UID)
+        expect(bool(thing.version) or not self.can("conditional_writes"), True, _VERSION)
+        self.check_declared(thing, self.fields)
 
     async def test_a_second_create_with_the_same_key_has_no_second_effect(
         self, provider: Provider, name: str
@@ -222,9 +324,9 @@ class ProviderContract(ContractCase):
         create = self.action("Create", name, self.fields)
         first = await provider.create(create)
 
-        assert await repeated(provider.create(create)) == first.object
+        expect(await repeated(provider.create(create)), first.object, _MARK)
         shown = await self.shown(provider, name)
-        assert shown == [first.object] * (1 + self.kind.lists)
+        expect(shown, [first.object] * (1 + self.kind.lists), _AS_OBJECT)
 
     async def test_a_second_create_with_the_same_key_says_that_the_answer_was_kept(
         self, provider: Provider, name: str
@@ -234,7 +336,7 @@ class ProviderContract(ContractCase):
         first = await provider.create(create)
         second = await provider.create(create)
 
-        assert (second.object, second.replayed) == (first.object, True)
+        expect((second.object, second.replayed), (first.object, True), _REPLAYED)
 
     async def test_a_create_on_a_strangers_object_shows_the_obstacle_and_changes_nothing(
         self, provider: Provider, name: str
@@ -242,10 +344,10 @@ class ProviderContract(ContractCase):
         self.needs("deterministic_names")
         stranger = await self.made(provider, name)
 
-        with pytest.raises(ConflictError) as caught:
+        with raises(ConflictError, remedy=_OBSTACLE) as caught:
             await provider.create(self.action("Create", name, self.other_fields))
-        assert caught.value.obstacle == stranger
-        assert await provider.read(name) == stranger
+        expect(caught.value.obstacle, stranger, _OBSTACLE)
+        expect(await provider.read(name), stranger, _NEVER_OVERWRITE)
 
     async def test_an_update_replaces_fields_and_labels_and_keeps_the_uid(
         self, provider: Provider, name: str
@@ -257,12 +359,13 @@ class ProviderContract(ContractCase):
         labels = {"only": "this"} if is_labelled else created.labels
         updated = (await provider.update(msgspec.structs.replace(update, labels=labels))).object
 
-        assert updated is not None
-        assert updated == await provider.read(name)
-        assert updated.uid == created.uid
-        assert updated.version != created.version or not self.can("conditional_writes")
-        assert updated.labels == labels
-        assert self.is_as_declared(updated, self.other_fields)
+        updated = required(updated)
+        expect(updated, await provider.read(name), _AS_OBJECT)
+        expect(updated.uid, created.uid, _UID)
+        has_new_version = updated.version != created.version
+        expect(has_new_version or not self.can("conditional_writes"), True, _VERSION)
+        expect(updated.labels, labels, _LABELS)
+        self.check_declared(updated, self.other_fields)
 
     async def test_an_update_without_a_version_replaces_what_is_there(
         self, provider: Provider, name: str
@@ -272,7 +375,11 @@ class ProviderContract(ContractCase):
         update = self.upon("Update", created, self.other_fields)
         effect = await provider.update(msgspec.structs.replace(update, version=None))
 
-        assert effect.object == await provider.read(name) != created
+        now = await provider.read(name)
+        expect(effect.object, now, _AS_OBJECT)
+        expect(
+            now != created, True, "`update` without a version replaces the object at any version"
+        )
 
     async def test_an_update_of_an_old_version_shows_what_is_there_now(
         self, provider: Provider, name: str
@@ -281,10 +388,10 @@ class ProviderContract(ContractCase):
         old = await self.made(provider, name)
         now = (await provider.update(self.upon("Update", old, self.other_fields))).object
 
-        with pytest.raises(ConflictError) as caught:
+        with raises(ConflictError, remedy=_OBSTACLE) as caught:
             await provider.update(self.upon("Update", old, self.fields))
-        assert caught.value.obstacle == now
-        assert await provider.read(name) == now
+        expect(caught.value.obstacle, now, _OBSTACLE)
+        expect(await provider.read(name), now, _VERSION)
 
     async def test_an_update_of_an_absent_object_finds_nothing(
         self, provider: Provider, name: str
@@ -292,9 +399,9 @@ class ProviderContract(ContractCase):
         gone = await self.made(provider, name)
         await provider.delete(self.upon("Delete", gone))
 
-        with pytest.raises(NotFoundError):
+        with raises(NotFoundError, remedy=_MISSING):
             await provider.update(self.upon("Update", gone, self.other_fields))
-        with pytest.raises(NotFoundError):
+        with raises(NotFoundError, remedy=_MISSING):
             await provider.update(self.action("Update", name, self.other_fields))
 
     @pytest.mark.parametrize("with_version", [True, False])
@@ -308,18 +415,18 @@ class ProviderContract(ContractCase):
         if not with_version:
             update = msgspec.structs.replace(update, version=None)
 
-        with pytest.raises((ConflictError, NotFoundError)) as caught:
+        with raises(ConflictError, NotFoundError, remedy=_UID) as caught:
             await provider.update(update)
         if isinstance(caught.value, ConflictError) or self.can("deterministic_names"):
-            assert caught.value.obstacle == stranger
-        assert await provider.read(name) == stranger
+            expect(caught.value.obstacle, stranger, _OBSTACLE)
+        expect(await provider.read(name), stranger, _NEVER_OVERWRITE)
 
     async def test_a_deleted_object_is_read_as_absent(self, provider: Provider, name: str) -> None:
         created = await self.made(provider, name)
         effect = await provider.delete(self.upon("Delete", created))
 
-        assert (effect.object, effect.absent) == (None, False)
-        assert await provider.read(name) is None
+        expect((effect.object, effect.absent), (None, False), _ABSENT)
+        expect(await provider.read(name), None, "`delete` must delete, and `read` return None")
 
     async def test_a_deletion_does_not_mind_another_version(
         self, provider: Provider, name: str
@@ -329,7 +436,7 @@ class ProviderContract(ContractCase):
         await provider.update(self.upon("Update", created, self.other_fields))
         await provider.delete(self.upon("Delete", created))
 
-        assert await provider.read(name) is None
+        expect(await provider.read(name), None, "`delete` deletes whatever the version is")
 
     async def test_a_deletion_spares_another_object_that_has_taken_the_name(
         self, provider: Provider, name: str
@@ -339,23 +446,24 @@ class ProviderContract(ContractCase):
         stranger = await self.made(provider, name)
 
         if self.can("deterministic_names"):
-            with pytest.raises(ConflictError) as caught:
+            with raises(ConflictError, remedy=_OBSTACLE) as caught:
                 await provider.delete(self.upon("Delete", ours))
-            assert caught.value.obstacle == stranger
+            expect(caught.value.obstacle, stranger, _OBSTACLE)
         else:  # where the API makes the ids, ours is simply gone
-            assert (await provider.delete(self.upon("Delete", ours))).absent
-        assert await provider.read(name) == stranger
+            absent = (await provider.delete(self.upon("Delete", ours))).absent
+            expect(absent, True, _ABSENT)
+        expect(await provider.read(name), stranger, _UID)
 
     async def test_deleting_what_is_absent_is_a_success(
         self, provider: Provider, name: str
     ) -> None:
         effect = await provider.delete(self.action("Delete", name))
-        assert (effect.object, effect.absent) == (None, True), "the call deleted nothing"
+        expect((effect.object, effect.absent), (None, True), _ABSENT)
         delete = msgspec.structs.replace(self.action("Delete", name), uid="uid-of-ours")
-        assert (await provider.delete(delete)).absent
+        expect((await provider.delete(delete)).absent, True, _ABSENT)
 
     async def test_an_absent_object_is_read_as_none(self, provider: Provider, name: str) -> None:
-        assert await provider.read(name) is None
+        expect(await provider.read(name), None, "`read` returns None for a missing object")
 
     async def test_a_listing_in_small_pages_is_complete(
         self, provider: Provider, name: str
@@ -364,7 +472,7 @@ class ProviderContract(ContractCase):
         created = [await self.made(provider, f"{name}-{number}") for number in range(7)]
         found = await listing(provider, Scope(prefix=name), page_size=3)
 
-        assert sorted(found, key=lambda thing: thing.name) == created
+        expect(sorted(found, key=lambda thing: thing.name), created, _LISTING)
 
     async def test_a_listing_shows_the_scopes_prefix_only(
         self, provider: Provider, name: str
@@ -374,8 +482,8 @@ class ProviderContract(ContractCase):
         await self.made(provider, f"{name}-b")
         found = await listing(provider, Scope(prefix=f"{name}-a"))
 
-        assert sorted(found, key=lambda thing: thing.name) == wanted
-        assert await listing(provider, Scope(prefix=f"{name}-c")) == []
+        expect(sorted(found, key=lambda thing: thing.name), wanted, _SCOPE)
+        expect(await listing(provider, Scope(prefix=f"{name}-c")), [], _SCOPE)
 
     async def test_a_listing_shows_the_scopes_labels_only(
         self, provider: Provider, name: str
@@ -391,13 +499,13 @@ class ProviderContract(ContractCase):
             found = await listing(provider, scope)
             return sorted(thing.name.removeprefix(f"{name}-") for thing in found)
 
-        assert await names(Scope(labels=team)) == ["a-both", "b-both"]
-        assert await names(Scope(prefix=f"{name}-a", labels=team)) == ["a-both"]
+        expect(await names(Scope(labels=team)), ["a-both", "b-both"], _SCOPE)
+        expect(await names(Scope(prefix=f"{name}-a", labels=team)), ["a-both"], _SCOPE)
 
     async def test_no_request_is_sent_before_leave_to_call_is_given(
         self, provider: Provider, name: str
     ) -> None:
-        """Else neither a rate limit nor a crash between two requests would be seen (may_call)."""
+        """Else neither a rate limit nor a crash between two requests would be seen ."""
         made = await self.made(provider, name)
         other = f"{name}-other"
         for call in (
@@ -406,11 +514,12 @@ class ProviderContract(ContractCase):
             provider.delete(self.upon("Delete", made)),
             provider.read(name, made.uid),
         ):
-            assert await is_cut(1, call), f"{call.__qualname__} awaits no may_call"
+            expect(await is_cut(1, call), True, _PERMIT, call.__qualname__)
         if self.kind.lists:
-            assert await is_cut(1, listing(provider, Scope(prefix=name)))
-        assert await self.shown(provider, other) == []
-        assert await provider.read(name, made.uid) == made
+            is_asked = await is_cut(1, listing(provider, Scope(prefix=name)))
+            expect(is_asked, True, _PERMIT, "pages")
+        expect(await self.shown(provider, other), [], _PERMIT, "create")
+        expect(await provider.read(name, made.uid), made, _PERMIT, "update, delete")
 
     async def test_a_create_that_ends_before_any_of_its_requests_goes_on_when_it_is_repeated(
         self, provider: Provider, name: str
@@ -421,13 +530,14 @@ class ProviderContract(ContractCase):
             if not await is_cut(number, provider.create(create)):
                 break
             for half in await self.shown(provider, each):
-                assert self.is_shown_as_ours(half, create), f"before request {number}: {half}"
+                self.check_ours(half, create, f"after a crash before request {number}")
             made = await repeated(provider.create(create))
 
-            assert self.is_as_declared(made, self.fields), f"before request {number}"
-            assert self.is_shown_as_ours(made, create)
-            assert all(shown == made for shown in await self.shown(provider, each))
-            assert len(await self.shown(provider, each)) == 1 + self.kind.lists
+            when = f"repeated after a crash before request {number}"
+            self.check_declared(made, self.fields, when)
+            self.check_ours(made, create, when)
+            shown = await self.shown(provider, each)
+            expect(shown, [made] * (1 + self.kind.lists), _RESUME, when)
 
     async def test_an_update_that_ends_before_any_of_its_requests_can_be_repeated(
         self, provider: Provider, name: str
@@ -439,18 +549,19 @@ class ProviderContract(ContractCase):
             if not await is_cut(number, provider.update(update)):
                 break
             half = await provider.read(each, created.uid)
-            assert half is not None
-            assert half.uid == created.uid
-            assert self.is_shown_as_ours(half, update) or half == created
+            when = f"after a crash before request {number}"
+            half = required(half)
+            expect(half.uid, created.uid, _UID, when)
+            if half != created:
+                self.check_ours(half, update, when)
             try:
                 await provider.update(update)
             except ConflictError as conflict:  # its own beginning has another version
                 await provider.update(self.upon("Update", conflict.obstacle, self.other_fields))
 
             updated = await provider.read(each, created.uid)
-            assert self.is_as_declared(updated, self.other_fields), f"before request {number}"
-            assert updated is not None
-            assert updated.uid == created.uid
+            self.check_declared(updated, self.other_fields, f"repeated {when}")
+            expect(required(updated).uid, created.uid, _UID, f"repeated {when}")
 
     async def test_a_deletion_that_ends_before_any_of_its_requests_can_be_repeated(
         self, provider: Provider, name: str
@@ -461,9 +572,10 @@ class ProviderContract(ContractCase):
             if not await is_cut(number, provider.delete(delete)):
                 break
             half = await provider.read(each, created.uid)
-            assert half is None or half.uid == created.uid
-            assert (await provider.delete(delete)).object is None
-            assert await provider.read(each, created.uid) is None, f"before request {number}"
+            when = f"repeated after a crash before request {number}"
+            expect(created.uid if half is None else half.uid, created.uid, _UID, when)
+            expect((await provider.delete(delete)).object, None, _ABSENT, when)
+            expect(await provider.read(each, created.uid), None, _RESUME, when)
 
     async def test_a_creation_that_is_refused_and_then_corrected_creates_one_object(
         self, provider: Provider, name: str
@@ -471,28 +583,30 @@ class ProviderContract(ContractCase):
         for _ in range(2):  # a repeat is refused as the first call was
             refused = await self.refused_create(provider, name)
             await fails_without_effect(provider.create(refused))
-        assert await self.shown(provider, name) == []
+        expect(await self.shown(provider, name), [], _NOT_DONE)
         made = await self.made(provider, name)
 
-        assert self.is_as_declared(made, self.fields)
-        assert await self.shown(provider, name, made.uid) == [made] * (1 + self.kind.lists)
+        self.check_declared(made, self.fields)
+        shown = await self.shown(provider, name, made.uid)
+        expect(shown, [made] * (1 + self.kind.lists), _AS_OBJECT)
 
     async def test_a_creation_that_is_refused_and_then_withdrawn_leaves_nothing(
         self, provider: Provider, name: str
     ) -> None:
         refused = await self.refused_create(provider, name)
         await fails_without_effect(provider.create(refused))
-        assert await self.shown(provider, name) == []
+        expect(await self.shown(provider, name), [], _NOT_DONE)
 
-        assert (await provider.delete(self.action("Delete", name))).absent
+        absent = (await provider.delete(self.action("Delete", name))).absent
+        expect(absent, True, _ABSENT)
 
     async def test_a_name_that_the_api_cannot_have_is_refused(self, provider: Provider) -> None:
         for name in BAD_NAMES:
             if self.kind.name_problem(name) is None:
                 continue
-            with pytest.raises(RefusedError):
+            with raises(RefusedError, remedy=_NAME):
                 await provider.create(self.action("Create", name, self.fields))
-            with pytest.raises(RefusedError):
+            with raises(RefusedError, remedy=_NAME):
                 await provider.delete(self.action("Delete", name))
 
 
@@ -565,12 +679,12 @@ async def fails_without_effect(call: Awaitable[Effect]) -> None:
     record = CallRecord()
     token = CALL_RECORD.set(record)
     try:
-        with pytest.raises((NotDoneError, RefusedError)) as caught:
+        with raises(NotDoneError, RefusedError, remedy=_NOT_DONE) as caught:
             await call
     finally:
         CALL_RECORD.reset(token)
-    assert caught.value.obstacle is None, f"it has created something: {caught.value}"
-    assert not record.has_written, f"a request before it has written something: {caught.value}"
+    expect(caught.value.obstacle, None, _NOT_DONE, str(caught.value))
+    expect(record.has_written, False, _NOT_DONE, str(caught.value))
 
 
 async def repeated(call: Awaitable[Effect]) -> ExternalObject | None:

@@ -31,12 +31,34 @@ from reconciler.provider.contract import (
     BAD_NAMES,
     Connect,
     ContractCase,
+    expect,
     listing,
+    raises,
     repeated,
+    required,
 )
 
 IMPATIENT_SECONDS: Final = 2.0
 """For what never comes; half of it must do for a connection, on a busy machine, too."""
+
+_CLASSES: Final = (
+    "classify failures as HttpApi and refusal do: NotDoneError or RefusedError only if nothing was "
+    "changed, otherwise UnknownResultError; never put a secret into a message"
+)
+_COMPLETE: Final = (
+    "pages must list everything, or raise NotDoneError if any page fails; all_pages does it"
+)
+_ONE_CALL: Final = "make each request once; Reconciler retries"
+_REPEATED: Final = (
+    "a repeated action must recognize its earlier attempt by its key in written_by; NamedObjects "
+    "does it"
+)
+_ABOUT: Final = "compare the name in a response with the requested one; decoded_about does it"
+_NAME_FIRST: Final = "refuse an invalid name before any request; NamedObjects does it"
+_SECRET: Final = (
+    "send the credential, hide it in messages, and name spec.credentialsRef where it is refused; "
+    "HttpApi and refusal do it"
+)
 
 
 class Harm(Enum):
@@ -191,13 +213,13 @@ class HttpFaultContract(ContractCase):
         for number in range(4):
             await self.made(provider, f"{name}-{number}")
         scope = Scope(prefix=name)
-        assert len(await listing(harmed, scope, page_size=2)) == 4  # noqa: PLR2004
+        expect(len(await listing(harmed, scope, page_size=2)), 4, _COMPLETE)
         requests = len(proxy.requests)
         proxy.plan.extend([*[Harm.NONE] * (requests - 1), harm])
 
-        with pytest.raises(NotDoneError):
+        with raises(NotDoneError, remedy=_COMPLETE):
             await listing(harmed, scope, page_size=2)
-        assert len(proxy.requests) == 2 * requests
+        expect(len(proxy.requests), 2 * requests, _ONE_CALL)
 
     async def test_without_a_connection_nothing_was_done(
         self, endpoint: str, connect: Connect, name: str
@@ -213,7 +235,7 @@ class HttpFaultContract(ContractCase):
             nobody.read(name),
             *([listing(nobody, Scope())] if self.kind.lists else []),
         ):
-            with pytest.raises(NotDoneError):
+            with raises(NotDoneError, remedy=_CLASSES):
                 await call
 
     async def test_a_read_without_an_answer_in_time_did_nothing(
@@ -222,7 +244,7 @@ class HttpFaultContract(ContractCase):
         impatient = connect(proxy.url, timeout_seconds=IMPATIENT_SECONDS)
         proxy.plan.append(Harm.HOLD_REPLY)
 
-        with pytest.raises(NotDoneError):
+        with raises(NotDoneError, remedy=_CLASSES):
             await impatient.read(name)
 
     async def test_a_write_without_an_answer_in_time_has_an_unknown_result(
@@ -232,7 +254,7 @@ class HttpFaultContract(ContractCase):
         proxy.spared = ("GET",)
         proxy.plan.append(Harm.HOLD_REPLY)
 
-        with pytest.raises(UnknownResultError):
+        with raises(UnknownResultError, remedy=_CLASSES):
             await impatient.create(self.action("Create", name, self.fields))
 
     @pytest.mark.parametrize("harm", [Harm.LOSE_REPLY, Harm.CUT_REPLY])
@@ -243,18 +265,18 @@ class HttpFaultContract(ContractCase):
         create = self.action("Create", name, self.fields)
         proxy.spared = ("GET",)
         proxy.plan.append(harm)
-        with pytest.raises(UnknownResultError):
+        with raises(UnknownResultError, remedy=_CLASSES):
             await harmed.create(create)
         made = await harmed.read(name)
 
-        assert made is not None
-        again = await repeated(harmed.create(create))
-        assert again is not None
-        assert again == made or (
-            again.uid == made.uid and not self.is_as_declared(made, self.fields)
-        )
-        assert self.is_as_declared(again, self.fields)
-        assert await self.shown(harmed, name) == [again] * (1 + self.kind.lists)
+        made = required(made)
+        again = required(await repeated(harmed.create(create)))
+        if self.is_as_declared(made, self.fields):
+            expect(again, made, _REPEATED)
+        expect(again.uid, made.uid, _REPEATED)
+        self.check_declared(again, self.fields)
+        shown = await self.shown(harmed, name)
+        expect(shown, [again] * (1 + self.kind.lists), _REPEATED)
 
     async def test_an_update_whose_answer_was_lost_has_one_effect_when_repeated(
         self, provider: Provider, harmed: Provider, proxy: Proxy, name: str
@@ -263,15 +285,15 @@ class HttpFaultContract(ContractCase):
         update = self.upon("Update", created, self.other_fields)
         proxy.spared = ("GET",)
         proxy.plan.append(Harm.LOSE_REPLY)
-        with pytest.raises(UnknownResultError):
+        with raises(UnknownResultError, remedy=_CLASSES):
             await harmed.update(update)
         made = await provider.read(name)
 
-        assert self.is_as_declared(await repeated(harmed.update(update)), self.other_fields)
+        self.check_declared(await repeated(harmed.update(update)), self.other_fields)
         now = await provider.read(name)
-        assert self.is_as_declared(now, self.other_fields)
+        self.check_declared(now, self.other_fields)
         if self.can("idempotency_keys", "conditional_writes"):
-            assert now == made
+            expect(now, made, _REPEATED)
 
     async def test_a_deletion_whose_answer_was_lost_succeeds_when_repeated(
         self, provider: Provider, harmed: Provider, proxy: Proxy, name: str
@@ -279,11 +301,11 @@ class HttpFaultContract(ContractCase):
         delete = self.upon("Delete", await self.made(provider, name))
         proxy.spared = ("GET",)
         proxy.plan.append(Harm.LOSE_REPLY)
-        with pytest.raises(UnknownResultError):
+        with raises(UnknownResultError, remedy=_CLASSES):
             await harmed.delete(delete)
 
-        assert (await harmed.delete(delete)).object is None
-        assert await provider.read(name) is None
+        expect((await harmed.delete(delete)).object, None, _REPEATED)
+        expect(await provider.read(name), None, _REPEATED)
 
     @pytest.mark.parametrize(
         ("planned", "error"),
@@ -312,12 +334,12 @@ class HttpFaultContract(ContractCase):
         proxy.spared = ("GET",)
         proxy.plan.append(planned)
 
-        with pytest.raises(error) as caught:
+        with raises(error, remedy=_CLASSES) as caught:
             await harmed.create(self.action("Create", name, self.fields))
-        assert type(caught.value) is error
-        assert len([each for each in proxy.methods() if each != "GET"]) == 1
+        expect(type(caught.value), error, _CLASSES)
+        expect(len([each for each in proxy.methods() if each != "GET"]), 1, _ONE_CALL)
         if b"Retry-After" in planned:
-            assert caught.value.retry_after_seconds == 7  # noqa: PLR2004
+            expect(caught.value.retry_after_seconds, 7, _CLASSES)
 
     async def test_an_answer_about_another_object_is_not_believed(
         self, provider: Provider, harmed: Provider, proxy: Proxy, name: str
@@ -328,7 +350,7 @@ class HttpFaultContract(ContractCase):
         lie = await proxy.fetch(proxy.requests[-1][1])
         proxy.plan.extend([*[Harm.NONE] * (requests - 1), lie])
 
-        with pytest.raises(NotDoneError, match="it describes"):
+        with raises(NotDoneError, remedy=_ABOUT):
             await harmed.read(f"{name}-2", made.uid)
 
     async def test_a_name_that_the_api_cannot_have_is_never_sent(
@@ -337,11 +359,11 @@ class HttpFaultContract(ContractCase):
         for name in BAD_NAMES:
             if self.kind.name_problem(name) is None:
                 continue
-            with pytest.raises(RefusedError):
+            with raises(RefusedError, remedy=_NAME_FIRST):
                 await harmed.delete(self.action("Delete", name))
-            with pytest.raises(RefusedError):
+            with raises(RefusedError, remedy=_NAME_FIRST):
                 await harmed.create(self.action("Create", name, self.fields))
-        assert proxy.requests == []
+        expect(proxy.requests, [], _NAME_FIRST)
 
     async def test_the_secret_is_sent_and_in_no_message(
         self, proxy: Proxy, connect: Connect, name: str
@@ -349,8 +371,8 @@ class HttpFaultContract(ContractCase):
         let_in = connect(proxy.url, secret="s3cr3t\n")
         proxy.plan.append(answer(401, '{"detail": "the token s3cr3t is out of date"}'))
 
-        with pytest.raises(NotDoneError) as caught:
+        with raises(NotDoneError, remedy=_CLASSES) as caught:
             await let_in.create(self.action("Create", name, self.fields))
-        assert self.secret_header in proxy.heads[0].lower()
-        assert "s3cr3t" not in str(caught.value)
-        assert "credentialsRef" in str(caught.value)
+        expect(self.secret_header in proxy.heads[0].lower(), True, _SECRET)
+        expect("s3cr3t" in str(caught.value), False, _SECRET)
+        expect("credentialsRef" in str(caught.value), True, _SECRET)
