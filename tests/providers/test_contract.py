@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import runpy
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
@@ -11,8 +13,11 @@ from events.provider_config import Scope
 from reconciler.provider import Provider
 from reconciler.provider.contract import ProviderContract
 from reconciler.provider.http_faults import HttpFaultContract
+from reconciler.provider.kind import Kind
 from tests.providers.cases import RECORDS_CASE, SHAPES_CASE, Case
 from tests.providers.plain import NOTE
+
+ALIAS: Kind = runpy.run_path(str(Path(__file__).parents[2] / "examples/kinds/alias.py"))["ALIAS"]
 
 
 class OfCase(ProviderContract, HttpFaultContract):
@@ -42,6 +47,16 @@ class TestRecords(OfCase):
     kind = RECORDS_CASE.kind
     fields: ClassVar[Fields] = RECORDS_CASE.fields
     other_fields: ClassVar[Fields] = RECORDS_CASE.other_fields
+    refused_fields: ClassVar[Fields] = {"ttl": 0}
+
+
+@pytest.mark.parametrize("case", [RECORDS_CASE], indirect=True, ids=["Alias"], scope="session")
+class TestAliases(OfCase):
+    """The complete module that docs/how-to/add-a-kind.md shows."""
+
+    kind = ALIAS
+    fields: ClassVar[Fields] = {"target": "www.example.org."}
+    other_fields: ClassVar[Fields] = {"target": "mail.example.org.", "ttl": 60}
     refused_fields: ClassVar[Fields] = {"ttl": 0}
 
 
