@@ -14,6 +14,7 @@ from infra.components.certificates import CA_FILE, Certificates
 from infra.providers.certificates.issuer import ISSUER
 from infra.providers.certificates.issuers import IssuersProvider
 from infra.providers.file_root import ROOT_MARKER
+from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.contract import action
 from reconciler.provider.secrets import Secrets
 from tests.host_access import EVERYTHING
@@ -46,7 +47,7 @@ def acme(pebble: Certificates, directory: str | None = None, **more: object) -> 
 async def issuers_in(root: Path) -> AsyncGenerator[IssuersProvider]:
     """Connect to a root."""
     provider = IssuersProvider(
-        ProviderConfigSpec("certificates", root.as_uri(), allow=EVERYTHING), Secrets()
+        ProviderConfigSpec("certificates", root.as_uri(), allow=EVERYTHING), Secrets(), CallPermit()
     )
     yield provider
     await provider.close()

@@ -66,15 +66,15 @@ def kind_of(name: str, spec: KindDefinitionSpec, generation: int, beneath: Kind)
     def document(fields: Fields) -> Fields:
         return beneath.object_fields(normalize_fields(spec.fields, fields))
 
-    inherited = {each.name: getattr(beneath, each.name) for each in dataclasses.fields(Kind)}
-    own = {
+    values: dict[str, Any] = {
+        **{each.name: getattr(beneath, each.name) for each in dataclasses.fields(Kind)},
         "name": name,
         "api_version": spec.api_version,
         "provider": spec.provider,
         "schema": _struct(name, spec.fields),
     }
     return DefinedKind(
-        **{**inherited, **own},
+        **values,
         beneath=beneath,
         source=DefinitionRef(generation, spec.digest),
         maps=document if spec.over is None else over_fields,

@@ -16,6 +16,7 @@ from events.manifest import Fields
 from events.provider_config import ProviderConfigSpec
 from reconciler.errors import RefusedError
 from reconciler.provider import Effect, Provider
+from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.contract import ProviderContract
 from reconciler.provider.http_faults import HttpFaultContract
 from reconciler.provider.secrets import Secrets
@@ -90,7 +91,7 @@ class TestWhite(WithOption, HttpFaultContract):
         self, endpoint: str, name: str, broken: str
     ) -> None:
         provider_of = {"Unmarked": Unmarked, "Hasty": Hasty}[broken]
-        provider = provider_of(ProviderConfigSpec("white", endpoint), Secrets())
+        provider = provider_of(ProviderConfigSpec("white", endpoint), Secrets(), CallPermit())
         case = self.test_a_create_that_ends_before_any_of_its_requests_goes_on_when_it_is_repeated
         with pytest.raises(AssertionError, match="before request"):
             await case(provider, name)

@@ -176,10 +176,12 @@ def test_the_kinds_load_without_their_libraries_and_their_providers_say_what_to_
         "from events.provider_config import ProviderConfigSpec\n"
         "from reconciler.errors import ConfigurationError\n"
         "from reconciler.provider.secrets import Secrets\n"
+        "from reconciler.provider.call_permit import CallPermit\n"
         "for name in ('Issuer', 'Certificate'):\n"
         "    try:\n"
         "        installed_kinds()[name].connect(\n"
-        "            ProviderConfigSpec('certificates', 'file:///srv/tls'), Secrets()\n"
+        "            ProviderConfigSpec('certificates', 'file:///srv/tls'),\n"
+        "            Secrets(), CallPermit()\n"
         "        )\n"
         "    except ConfigurationError as error:\n"
         "        print(error)\n"
@@ -193,7 +195,9 @@ def test_the_kinds_load_without_their_libraries_and_their_providers_say_what_to_
 
 async def test_a_root_is_a_file_url() -> None:
     with pytest.raises(ConfigurationError, match="file:///some/root; declare an Issuer"):
-        CertificatesProvider(ProviderConfigSpec("certificates", "https://ca.test/dir"), Secrets())
+        CertificatesProvider(
+            ProviderConfigSpec("certificates", "https://ca.test/dir"), Secrets(), CallPermit()
+        )
 
 
 # --- when it is due

@@ -1057,7 +1057,7 @@ async def test_a_growth_that_takes_longer_than_a_call_may_goes_on(
     made, resize = await case.made(), slow("resize2fs")
     limits = Limits(request_timeout_seconds=0.5)
     impatient = DisksProvider(
-        ProviderConfigSpec("disks", case.root.as_uri(), limits=limits), Secrets()
+        ProviderConfigSpec("disks", case.root.as_uri(), limits=limits), Secrets(), CallPermit()
     )
     update = upon(action("Update", "data", {**made.fields, "sizeBytes": 16 * MIB}), made)
     with pytest.raises(UnknownResultError, match="did not respond before the timeout"):

@@ -18,7 +18,7 @@ from infra.providers.disks.attachment import ATTACHMENT
 from infra.providers.disks.disk import DISK, DisksProvider
 from reconciler.errors import ConflictError
 from reconciler.provider import Effect, Provider
-from reconciler.provider.call_permit import CALL_GATE
+from reconciler.provider.call_permit import CALL_GATE, CallPermit
 from reconciler.provider.contract import Connect, ProviderContract
 from reconciler.provider.contract import action as made
 from reconciler.provider.secrets import Secrets
@@ -46,7 +46,7 @@ class WithDisks:
 
     def __init__(self, provider: Provider, endpoint: str) -> None:
         self._provider = provider
-        self._disks = DisksProvider(ProviderConfigSpec("disks", endpoint), Secrets())
+        self._disks = DisksProvider(ProviderConfigSpec("disks", endpoint), Secrets(), CallPermit())
 
     async def create(self, action: Action) -> Effect:
         disk = action.fields["disk"]

@@ -714,7 +714,7 @@ async def test_an_engine_that_says_why_it_fails_is_not_away(answers: tuple[_Answ
 @pytest.mark.parametrize("endpoint", ["unix://var/run/docker.sock", "docker.sock", "tcp://h:1"])
 def test_an_endpoint_that_is_none_is_refused(endpoint: str) -> None:
     with pytest.raises(ConfigurationError, match=r"spec.endpoint"):
-        ContainersProvider(ProviderConfigSpec("docker", endpoint), Secrets())
+        ContainersProvider(ProviderConfigSpec("docker", endpoint), Secrets(), CallPermit())
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,7 @@ from reconciler.errors import (
     RefusedError,
     UnknownResultError,
 )
+from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.contract import ProviderContract, action, listing, upon
 from reconciler.provider.secrets import Secrets
 from reconciler.resource.difference import Wanted, differences, merge_desired
@@ -88,7 +89,7 @@ def secrets(tmp_path: Path) -> Secrets:
 
 @pytest.fixture
 def files(root: Path, secrets: Secrets) -> FileProvider:
-    return FileProvider(ProviderConfigSpec("file", root.as_uri()), secrets)
+    return FileProvider(ProviderConfigSpec("file", root.as_uri()), secrets, CallPermit())
 
 
 def create(name: str = "etc/app.ini", fields: Fields = PLAIN):
@@ -166,7 +167,7 @@ async def test_a_name_that_leads_elsewhere_is_refused(files: FileProvider, name:
 @pytest.mark.parametrize("endpoint", ["http://host/a", "file://host/a", "file:relative", "a"])
 def test_a_root_is_a_file_url(endpoint: str) -> None:
     with pytest.raises(ConfigurationError, match="file:///some/root"):
-        FileProvider(ProviderConfigSpec("file", endpoint), Secrets())
+        FileProvider(ProviderConfigSpec("file", endpoint), Secrets(), CallPermit())
 
 
 # --- what is written, and how it is shown
@@ -360,7 +361,7 @@ def crash(*args, **options):
     os._exit(9)
 setattr(os, step, crash)
 action = msgspec.json.decode(written, type=Action)
-files = FileProvider(ProviderConfigSpec("file", endpoint), Secrets())
+files = FileProvider(ProviderConfigSpec("file", endpoint), Secrets(), CallPermit())
 asyncio.run(files.create(action) if action.operation == "Create" else files.update(action))
 """
 
@@ -719,7 +720,9 @@ async def test_a_disk_that_hangs_is_not_waited_for(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limits = Limits(request_timeout_seconds=0.05)
-    files = FileProvider(ProviderConfigSpec("file", root.as_uri(), limits=limits), Secrets())
+    files = FileProvider(
+        ProviderConfigSpec("file", root.as_uri(), limits=limits), Secrets(), CallPermit()
+    )
     go_on = threading.Event()
 
     def hanging(*_args: Any) -> int:
@@ -740,8 +743,9 @@ def test_a_file_that_may_not_be_read_is_there_all_the_same() -> None:
         "from events.provider_config import ProviderConfigSpec\n"
         "from infra.providers.file import FileProvider\n"
         "from reconciler.provider.secrets import Secrets\n"
+        "from reconciler.provider.call_permit import CallPermit\n"
         "os.setuid(65534)\n"
-        "files = FileProvider(ProviderConfigSpec('file', sys.argv[1]), Secrets())\n"
+        "files = FileProvider(ProviderConfigSpec('file', sys.argv[1]), Secrets(), CallPermit())\n"
         "seen = asyncio.run(files.read('app.ini'))\n"
         "print(seen.uid, seen.fields['mode'], seen.fields['content'])\n"
     )

@@ -139,7 +139,9 @@ async def test_the_reason_phrase_has_no_meaning() -> None:
 
 async def test_a_name_that_cannot_be_resolved_was_not_called() -> None:
     api = HttpApi(
-        ProviderConfigSpec(provider="test", endpoint="http://nowhere.invalid"), secret=None
+        ProviderConfigSpec(provider="test", endpoint="http://nowhere.invalid"),
+        CallPermit(),
+        secret=None,
     )
     with pytest.raises(NotDoneError, match="not sent"):
         await api.call("PUT", "/x")

@@ -55,7 +55,9 @@ async def api_of(
     with hostile_server(serve) as port:
         limits = Limits(concurrency=concurrency, request_timeout_seconds=timeout_seconds)
         api = HttpApi(
-            ProviderConfigSpec("test", f"http://127.0.0.1:{port}", limits=limits), secret=None
+            ProviderConfigSpec("test", f"http://127.0.0.1:{port}", limits=limits),
+            CallPermit(),
+            secret=None,
         )
         try:
             yield api

@@ -24,6 +24,7 @@ from infra.providers.postgres.roles import DatabaseRolesProvider
 from reconciler.cli.errors import one_line
 from reconciler.errors import ConfigurationError, MissingExtraError
 from reconciler.provider import Provider
+from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.kind import installed_kinds
 from reconciler.provider.lazy import LazyProvider, check_extra, install_command, lazy
 from reconciler.provider.secrets import Secrets
@@ -77,10 +78,10 @@ def test_a_library_that_is_missing_is_named(
     (tmp_path / "provider_of_things.py").write_text(code)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     with pytest.raises(ConfigurationError) as refused:
-        lazy("provider_of_things:Things", extra="things")(CONFIG, Secrets())
+        lazy("provider_of_things:Things", extra="things")(CONFIG, Secrets(), CallPermit())
     assert problem in str(refused.value)
     with pytest.raises(ImportError):
-        lazy("provider_of_things:Things")(CONFIG, Secrets())
+        lazy("provider_of_things:Things")(CONFIG, Secrets(), CallPermit())
 
 
 def test_what_is_missing_is_told_for_the_roles_and_for_a_command() -> None:
@@ -111,4 +112,4 @@ def test_an_extra_is_checked_by_the_metadata_of_the_distribution(
 @pytest.mark.parametrize("target", ["provider_of_nothing:Things", "reconciler.no_such:Things"])
 def test_a_wrong_name_is_a_defect_and_not_a_missing_library(target: str) -> None:
     with pytest.raises(ModuleNotFoundError):
-        lazy(target, extra="things")(CONFIG, Secrets())
+        lazy(target, extra="things")(CONFIG, Secrets(), CallPermit())

@@ -22,6 +22,7 @@ from infra.providers.postgres.passwords import make_verifier
 from infra.providers.postgres.role import DATABASE_ROLE
 from infra.providers.postgres.server import PostgresServer
 from reconciler.errors import NotDoneError, UnreadableObjectsError
+from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.contract import listing
 from reconciler.provider.secrets import Secrets
 from tests.hostile_server import MIB, measured_loop, measured_resident, raw_server
@@ -134,6 +135,7 @@ async def test_a_result_that_is_too_large_is_an_error_that_names_the_limit(what:
                 limits=Limits(request_timeout_seconds=30),
             ),
             Secrets(),
+            CallPermit(),
         )
         async with measured_loop() as loop:
             with measured_resident() as memory, pytest.raises(NotDoneError, match=words):
@@ -171,6 +173,7 @@ def server_at(port: int, *, seconds: float) -> PostgresServer:
     return PostgresServer(
         ProviderConfigSpec("postgres", endpoint, limits=limits_),
         Secrets(credential="planted-password-77a1"),
+        CallPermit(),
     )
 
 

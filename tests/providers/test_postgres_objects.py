@@ -942,7 +942,9 @@ async def test_who_may_not_see_verifiers_believes_what_was_written_last(
     stores = open_stores(tmp_path / "secrets")
     assert DATABASE_ROLE.connect is not None
     provider = DATABASE_ROLE.connect(
-        ProviderConfigSpec("postgres", endpoint), Secrets("x", stores.by_name, key=stores.key)
+        ProviderConfigSpec("postgres", endpoint),
+        Secrets("x", stores.by_name, key=stores.key),
+        CallPermit(),
     )
     first = await secrets.keep(SecretRef("app"), PASSWORD, "default")
     fields: Fields = {"login": True, "password": {"$secret": "app"}}
@@ -1057,6 +1059,7 @@ def test_the_kinds_load_without_psycopg_and_their_providers_say_what_to_install(
         "from reconciler.provider.secrets import Secrets\n"
         "from events.provider_config import ProviderConfigSpec\n"
         "from reconciler.errors import ConfigurationError\n"
+        "from reconciler.provider.call_permit import CallPermit\n"
         "kinds = installed_kinds()\n"
         "for name in ('Database', 'DatabaseRole', 'Grant'):\n"
         "    config = ProviderConfigSpec('postgres', 'postgresql://h')\n"
