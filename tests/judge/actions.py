@@ -186,13 +186,17 @@ def unrecorded_success(ledger: Ledger) -> Iterator[Breach]:
 def unended_action(ledger: Ledger) -> Iterator[Breach]:
     """A decided action has an end, or its next attempt is scheduled (invariant 11).
 
-    At a final rest nothing may be scheduled or held any more; a paused resource keeps its action.
+    At a final rest nothing may be scheduled or held any more. A paused resource keeps its action: an
+    attempt of unknown result is neither repeated nor looked up before the pause ends.
     """
     history = ledger.history
     for action_id, decided in ledger.actions.items():
         if decided.has_ended or decided.key in history.damaged:
             continue
         is_waiting = decided.progress not in _UNFINISHED
-        if ledger.resource(decided.key).is_paused if history.is_final else is_waiting:
+        is_paused = ledger.resource(decided.key).is_paused
+        if is_paused and (history.is_final or decided.progress == "failed"):
+            continue
+        if is_waiting and not history.is_final:
             continue
         yield decided.key, f"action {action_id} is {decided.progress}, and nothing follows"

@@ -120,7 +120,17 @@ def is_quiet(world: World) -> None:
     assert (len(world.story.log), world.api.effects) == (events, effects)
 
 
+PAUSED_IN_DOUBT: list[tuple[Any, ...]] = [
+    ("declare", {"color": "Red"}, {}),
+    ("deliver", 100),
+    ("declare", {"color": "Red"}, {"paused": True}),
+    ("work", "throttled", False),
+]
+"""A creation of unknown result is kept as it is until the pause ends."""
+
+
 @quick
+@example(PAUSED_IN_DOUBT)
 @given(st.lists(steps, max_size=40))
 def test_any_history_comes_to_rest_and_can_be_replayed(history: list[tuple[Any, ...]]):
     world = lived(history)
@@ -141,6 +151,7 @@ RELEASE_OVERTAKEN: list[tuple[Any, ...]] = [
 
 @quick
 @example(RELEASE_OVERTAKEN, {"color": "Red"})
+@example(PAUSED_IN_DOUBT, {"color": "Red"})
 @given(st.lists(steps, max_size=40), specs)
 def test_after_any_history_what_is_declared_exists_as_declared(
     history: list[tuple[Any, ...]], fields: Fields
