@@ -45,7 +45,7 @@ class OptionProvider(ShapesProvider):
 
     def __init__(self, config: ProviderConfigSpec, secrets: Secrets, permit: CallPermit) -> None:
         endpoint = f"{config.endpoint}/as/{self.option}"
-        super().__init__(replace(config, endpoint=endpoint), secrets)
+        super().__init__(replace(config, endpoint=endpoint), secrets, permit)
 
     async def create(self, action: Action) -> Effect:
         return _effect_as_shown(await super().create(_marked(action)))
@@ -161,7 +161,7 @@ class NumberedProvider:
     """Of an API that makes the ids: a name may be had by many, and the id tells them apart."""
 
     def __init__(self, config: ProviderConfigSpec, secrets: Secrets, permit: CallPermit) -> None:
-        self._shapes = _NumberedShapes(config, secrets)
+        self._shapes = _NumberedShapes(config, secrets, permit)
 
     async def create(self, action: Action) -> Effect:
         if (problem := _numbered_name_problem(action.external_name)) is not None:
@@ -268,7 +268,7 @@ class SealedProvider(FixedProvider):
     """Of shapes whose colour is a secret: it is written as it is, and shown as its digest."""
 
     def __init__(self, config: ProviderConfigSpec, secrets: Secrets, permit: CallPermit) -> None:
-        super().__init__(config, secrets)
+        super().__init__(config, secrets, permit)
         self._secrets = secrets
 
     async def create(self, action: Action) -> Effect:
