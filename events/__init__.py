@@ -1,11 +1,11 @@
-"""The published language: every event and command on the bus, as typed structs, with no I/O.
+"""The published language: every event and command on the bus, as typed structs, without I/O.
 
-An *event* here is a CloudEvents 1.0 message in structured JSON. Three vocabularies meet:
+An *event* here is a CloudEvents 1.0 message in structured JSON. There are three vocabularies:
 
-- ``intake``: what others tell the reconciler (declarations, observations, results, timers);
-- ``log``: what the reconciler recorded about one resource, the only truth;
-- ``outcome``: what it tells others about the result.
+- ``intake``: messages to Reconciler (declarations, observations, results, timers)
+- ``log``: recorded events of the resources, the only source of truth
+- ``outcome``: public results, to which other services subscribe
 
-``names`` and ``subjects`` say how a resource is named and where its messages travel; ``manifest``
-is what people write. This package imports nothing else of this project.
+``names`` and ``subjects`` define the names of resources and the subjects of their messages.
+``manifest`` defines the format of declarations. This package imports nothing else of this project.
 """

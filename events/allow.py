@@ -1,4 +1,4 @@
-"""Host access: what resources may use of the machines behind a ``ProviderConfig`` (ADR 0060)."""
+"""Host access: parts of the host that a ``ProviderConfig`` allows resources to use (ADR 0060)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Category = Literal[
     "renderers",
     "users",
 ]
-"""A list of ``Allow``."""
+"""Name of a list in ``Allow``."""
 
 ANY: Final = "**"
 EVERY_PATH: Final = "/**"
@@ -95,7 +95,7 @@ class Allow(ManifestStruct, frozen=True):
     ] = ()
 
     def permits(self, category: Category, value: str) -> bool:
-        """Return whether a pattern of a list matches; a value with a .. in its path never does."""
+        """Return whether a pattern of a list matches. A value with .. in its path never matches."""
         if category == "users" and matches(ROOT, self.users):
             return True  # root can become any user
         patterns: tuple[str, ...] = getattr(self, category)
@@ -106,20 +106,20 @@ NOTHING: Final = Allow()
 
 
 def matches(value: str, patterns: Iterable[str]) -> bool:
-    """Return whether a value matches one of some patterns as a whole."""
+    """Return whether one of the patterns matches the whole value."""
     return any(_compiled(pattern).fullmatch(value) is not None for pattern in patterns)
 
 
 def has_parent(path: str) -> bool:
-    """Return whether a path has a segment .. that leads out of the directory before it."""
+    """Return whether a path contains a segment .., which leads out of a directory."""
     return ".." in path.split("/")
 
 
 def check_allow(allow: Allow) -> None:
     """Raise ``InvalidManifestError`` for paths that would allow more than they name.
 
-    A container that may write to a directory can put a symbolic link there. So no path below an
-    allowed one can be allowed.
+    A container that may write to a directory can create a symbolic link there. Therefore no path
+    below an allowed directory can be allowed in addition.
     """
     for category in _PATHS:
         for pattern in getattr(allow, category):

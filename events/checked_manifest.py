@@ -1,4 +1,4 @@
-"""What can be checked of a manifest without the reconciler, before anything is sent."""
+"""Checks of a manifest before it is sent, without the decider."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from events.envelope import MAX_MESSAGE_BYTES
 from events.field_hints import field_error
 from events.manifest import InvalidManifestError, Manifest, split_manifest
 
-_ENVELOPE_BYTES: Final = 4 * 1024  # more than id, source, type and time take
+_ENVELOPE_BYTES: Final = 4 * 1024  # upper limit of id, source, type and time
 
 
 def checked_manifest(manifest: Manifest | Mapping[str, Any]) -> Manifest:
-    """Check a manifest as far as it can be without the reconciler.
+    """Return the manifest, checked as far as possible without the decider.
 
     Raises ``InvalidManifestError`` or ``InvalidNameError``.
     """

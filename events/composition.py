@@ -1,8 +1,8 @@
-"""A composed object: which resources it is made of, as the log and its provider speak of it.
+"""The fields of a composed object: the resources that it consists of.
 
-Its fields are two maps: ``children`` from a resource (``namespace/kind/name``) to the digest of
-what it is declared as, and ``manifests`` from that digest to the manifest without a name. So many
-alike children cost one manifest.
+There are two maps. ``children`` maps each resource (``namespace/kind/name``) to the digest of its
+manifest. ``manifests`` maps that digest to the manifest without its name. Many identical parts
+therefore need one manifest.
 """
 
 from __future__ import annotations
@@ -21,20 +21,21 @@ from events.names import SYSTEM_NAMESPACE, InvalidNameError, ResourceKey
 COMPOSED_SET_KIND: Final = "ComposedSet"
 
 PART_OF_LABEL: Final = "reconciler/part-of"
-"""Label of a child: the resource it is a part of, as ``namespace.kind.name``."""
+"""Label of a part, with the name of its parent: ``namespace.kind.name``."""
 
 REFUSED: Final = "Refused"
-"""Outcome of a child that was not taken in, and why its parent is not ready."""
+"""Outcome of a part that a decider refused, and reason of its parent."""
 
 STUCK: Final = frozenset({REFUSED, "Failed", "Held", "Conflict", "Disputed", "Degraded"})
-"""Outcomes of a child that no time alone will mend."""
+"""Outcomes of a part that do not end by themselves."""
 
 MAX_CONTENT_BYTES: Final = 128 * 1024
-"""Half of what an object may have: how its children stand is in it, too."""
+"""Maximum size of the content, in bytes: half of an object's limit, because the object also
+contains the status of its parts."""
 
 MAX_DECLARED_BYTES: Final = 4 * 1024 * 1024
-"""Of all parts of an object. Each is declared by itself: a short object that repeats a long part
-would fill the memory of a worker, and the log."""
+"""Maximum size of all declared parts together, in bytes. Each part is declared separately. A short
+object that repeats a long part could otherwise fill the log and the memory of a worker."""
 
 CHILDREN: Final = "children"
 RETRY_AT: Final = "retryAt"
@@ -80,7 +81,7 @@ class ComposedSetSpec(ManifestStruct, frozen=True):
         own = ResourceKey.parse(self.parent).namespace
         for name in (*names, *cast("dict[str, object]", children)):
             key = ResourceKey.parse(name)  # raises InvalidNameError, a ValueError
-            # How its parts stand is shown: what others declare must not be among them.
+            # The set shows the status of its parts, which must not reveal other namespaces.
             if own not in (SYSTEM_NAMESPACE, key.namespace):
                 raise ValueError(f"{name}: must be in the namespace of its set, {own!r}")
 
@@ -92,7 +93,7 @@ class ComposedSetSpec(ManifestStruct, frozen=True):
 
 
 class Child(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=True):
-    """How a child stands, among the outputs of the composed object."""
+    """Status of a part, in the outputs of the composed object."""
 
     outcome: str = "Pending"
     ready: bool = False
@@ -102,22 +103,22 @@ class Child(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults
 
 
 def parent_in(labels: Mapping[str, str]) -> ResourceKey | None:
-    """Return what a resource with these labels is a part of; None for nothing that has a name."""
+    """Return the parent that the labels of a resource name; None if they name none."""
     try:
         return ResourceKey.parse(labels.get(PART_OF_LABEL, "").replace(".", "/"))
-    except InvalidNameError:  # anybody may write a label
+    except InvalidNameError:  # any client may write a label
         return None
 
 
 def as_part(manifest: Manifest, parent: str) -> Manifest:
-    """Return a child with the label that says whose it is."""
+    """Return the manifest of a part, with the label that names its parent."""
     labels = {**manifest.metadata.labels, PART_OF_LABEL: parent.replace("/", ".")}
     metadata = msgspec.structs.replace(manifest.metadata, labels=labels)
     return msgspec.structs.replace(manifest, metadata=metadata)
 
 
 def describe_part_conflict(name: str, labels: Mapping[str, str], part_of: str) -> str:
-    """Say why a resource that is declared with these labels cannot be a part; empty if it can."""
+    """Return why a declared resource cannot become a part; empty if it can."""
     owner = labels.get(PART_OF_LABEL, "")
     if owner == part_of:
         return ""
@@ -126,7 +127,7 @@ def describe_part_conflict(name: str, labels: Mapping[str, str], part_of: str) -
 
 
 def blocker(children: Mapping[str, Child]) -> str:
-    """Name the first child that cannot be used, and why; empty if all can."""
+    """Return the first part that is not ready, with the reason; empty if all are ready."""
     for name, child in children.items():
         if not child.ready:
             why = ": ".join(each for each in (child.reason, child.message) if each)
@@ -135,16 +136,16 @@ def blocker(children: Mapping[str, Child]) -> str:
 
 
 def content_of(children: Iterable[Manifest]) -> Fields:
-    """Return the fields of an object that is made of these resources.
+    """Return the fields of an object that consists of these resources.
 
-    Raises ``InvalidManifestError`` if they are too large for one event, together with their status,
-    or to be declared.
+    Raises ``InvalidManifestError`` if they are too large to be declared, or to fit into one event
+    with their status.
     """
     manifests: dict[str, Fields] = {}
     digests: dict[str, str] = {}
-    known: dict[tuple[object, ...], str] = {}  # the replicas of a template have the same objects
+    known: dict[tuple[object, ...], str] = {}  # replicas share the objects of their template
     sizes: dict[str, int] = {}
-    every = list(children)  # kept, so that no other object has an id of theirs
+    every = list(children)  # keeps the objects alive, so that ids are unique
     for each in every:
         metadata = each.metadata
         identity = (id(each.spec), id(metadata.labels), id(metadata.annotations), each.api_version)
@@ -172,17 +173,17 @@ def content_of(children: Iterable[Manifest]) -> Fields:
 
 
 def manifests_of(fields: Fields) -> Iterator[Manifest]:
-    """Return the resources that an object with these fields is made of."""
+    """Return the manifests that the fields of an object contain."""
     bodies: Mapping[str, Any] = fields.get(MANIFESTS, {})
     for name, digest in fields.get(CHILDREN, {}).items():
         body = bodies.get(digest)
-        if body is None:  # somebody else has declared it otherwise
+        if body is None:  # another client's declaration, whose manifest is unknown
             continue
         yield manifest_of(name, body)
 
 
 def children_of(observed: ExternalObject | None) -> Mapping[str, Child]:
-    """Return how the children stand that are there, by name."""
+    """Return the status of each existing part, by name."""
     if observed is None:
         return {}
     shown: Mapping[str, Any] = observed.outputs.get(CHILDREN, {})
@@ -190,14 +191,14 @@ def children_of(observed: ExternalObject | None) -> Mapping[str, Child]:
 
 
 def manifest_of(name: str, body: Fields) -> Manifest:
-    """Return a manifest that was kept without its name."""
+    """Return the manifest from its stored form without a name."""
     key = ResourceKey.parse(name)
     metadata = Metadata(key.name, key.namespace, body["labels"], body["annotations"])
     return Manifest(body["apiVersion"], key.kind, metadata, body["spec"])
 
 
 def digest_of(body: Fields) -> str:
-    """Digest a manifest without its name."""
+    """Return the digest of a manifest without its name."""
     return _digest_of(_encoder.encode(body))
 
 
@@ -206,7 +207,7 @@ def _digest_of(encoded: bytes) -> str:
 
 
 def without_name(manifest: Manifest) -> Fields:
-    """Return what many alike parts have in common."""
+    """Return the part of a manifest that identical parts share."""
     return {
         "apiVersion": manifest.api_version,
         "labels": dict(manifest.metadata.labels),

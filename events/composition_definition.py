@@ -1,7 +1,8 @@
-"""Which resources an object is made of: ``composition`` of a ``KindDefinition`` (ADR 0052).
+"""The resources of a composed kind: ``composition`` of a ``KindDefinition`` (ADR 0052).
 
-An *expression* is CEL, with or without ``=`` before it. A *template* is JSON in which a text behind
-``=`` is such an expression. What they mean, and their bounds, is in `infra.providers.composition`.
+An *expression* is CEL, with or without a leading ``=``. A *template* is JSON in which a string with
+a leading ``=`` is such an expression. `infra.providers.composition` defines their variables and
+limits.
 """
 
 from __future__ import annotations
@@ -16,16 +17,16 @@ from events.rest_definition import MAX_ENTRIES, OutputType, Place
 MAX_PARTS: Final = 64
 
 PartState = Literal["Present", "Absent", "Created"]
-"""Kept as its manifest says, withdrawn, or made once and then left as it is."""
+"""Kept as the manifest declares, withdrawn, or created once and then left unchanged."""
 
 _PartName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]{1,40}(?!\n)$")]
 _OutputName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,62}(?!\n)$")]
 
 
 class PartMetadata(ManifestStruct, frozen=True):
-    """What a part is called, and what is attached to it; each a template.
+    """Templates of the name and the metadata of a part.
 
-    Without ``name`` it has the composed resource's name and the part's, with a hyphen between.
+    The default name is the name of the composed resource, a hyphen, and the name of the part.
     """
 
     name: Annotated[
@@ -53,10 +54,10 @@ class PartManifest(ManifestStruct, frozen=True):
 
 
 class PartDefinition(ManifestStruct, frozen=True):
-    """One part, or with ``for_each`` one for each item of a list.
+    """One part, or one part for each item of a list.
 
-    ``when`` and ``for_each`` are expressions: whether it is there at all, and the list, each item
-    of which the manifest knows as ``item``.
+    ``when`` and ``for_each`` are expressions: whether the part exists, and the list. The manifest
+    reads each item as ``item``.
     """
 
     name: Annotated[
@@ -103,9 +104,9 @@ class ComposedOutput(ManifestStruct, frozen=True):
 
 
 class CompositionSpec(ManifestStruct, frozen=True):
-    """What the objects of a defined kind are made of, and what they give to others.
+    """Parts and outputs of the objects of a defined kind.
 
-    ``ready`` is an expression; without it all parts must be ready.
+    ``ready`` is an expression. By default, all parts must be ready.
     """
 
     parts: Annotated[

@@ -1,8 +1,8 @@
-"""Dead letters: what could not be used, why, and what was done about it.
+"""Dead letters: messages that could not be processed, with the reason and what was done.
 
 A dead letter never changes. Each retry and dismissal is appended as a ``DeadLetterHandled``, so
-that the original message and its handling stay visible (ADR 0013). Messages beyond the quota of
-a namespace are only counted (ADR 0017).
+that the original message and its handling stay visible (ADR 0013). Messages beyond the quota of a
+namespace are only counted (ADR 0017).
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from events.envelope import MAX_MESSAGE_BYTES
 from events.names import InvalidNameError, ResourceKey
 
 Stage = Literal["intake", "declaration", "request", "decision", "action", "observation", "listing"]
-"""Where a message could not be used, as ``DeadLetterRecord`` explains."""
+"""Stage that could not process a message. ``DeadLetterRecord`` explains each one."""
 
 KEPT_BYTES = MAX_MESSAGE_BYTES
-"""A payload up to here is kept whole: all that could ever be decided can be retried."""
+"""Maximum size in bytes of a payload that is kept completely. It covers every valid message."""
 
 PREVIEW_BYTES = 64 * 1024
-"""So much is kept of a longer one; the reason and the size are always there."""
+"""Number of bytes to keep of a longer payload. The reason and the size are always kept."""
 
 MAX_REASON_CHARACTERS = 2_000
 MAX_COUNTS = 200
-"""So many namespaces and stages have a count of their own: the names are the senders' choice."""
+"""Maximum number of counted pairs of namespace and stage, because senders choose the namespaces."""
 
 OTHERS = "*"
-"""Stands for the namespaces that were counted longest ago, when there are too many."""
+"""Name for the oldest counted namespaces, if there are too many."""
 
 _INTAKE_TOKENS = 6
 _MAX_ID = 256
@@ -72,10 +72,10 @@ class DeadLetterRecord(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class DeadLetterHandled(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """What somebody did about a dead letter, named by its number in the stream of dead letters.
+    """A retry or a dismissal of a dead letter. ``number`` is its position in its stream.
 
-    ``position`` is the place that a retried message got in the intake; ``corrected`` says that it
-    went there with another payload.
+    ``position`` is the intake position of a retried message. ``corrected``: it had a different
+    payload.
     """
 
     number: int
@@ -89,7 +89,10 @@ class DeadLetterHandled(msgspec.Struct, frozen=True, rename="camel", omit_defaul
 
 
 class Discarded(msgspec.Struct, frozen=True, rename="camel"):
-    """How many messages of a namespace got no dead letter; ``stage`` as in ``DeadLetterRecord``."""
+    """Number of messages of a namespace without a dead letter.
+
+    ``stage`` as in ``DeadLetterRecord``.
+    """
 
     namespace: str
     stage: str
@@ -116,7 +119,7 @@ def make_record(
     payload: bytes,
     room: int = KEPT_BYTES,
 ) -> DeadLetterRecord:
-    """Write down a message that could not be used; ``room``: so many bytes the bus can take."""
+    """Return the record of a message. ``room``: number of payload bytes that the bus can store."""
     kept = payload if len(payload) <= min(KEPT_BYTES, room) else payload[: min(PREVIEW_BYTES, room)]
     text, encoding = _written(kept)
     return DeadLetterRecord(
@@ -134,7 +137,7 @@ def make_record(
 
 
 def _written(kept: bytes) -> tuple[str, Literal["text", "base64"]]:
-    """Return bytes as text, unless they are none, or would be longer so than in base64."""
+    """Return bytes as text, or in base64 if they are not text or would be longer as text."""
     try:
         text = kept.decode()
     except UnicodeDecodeError:
@@ -145,14 +148,17 @@ def _written(kept: bytes) -> tuple[str, Literal["text", "base64"]]:
 
 
 def payload_of(record: DeadLetterRecord) -> bytes:
-    """Return back the bytes that are kept."""
+    """Return the stored bytes of the payload."""
     if record.payload_encoding == "base64":
         return base64.b64decode(record.payload)
     return record.payload.encode()
 
 
 def published_subject(record: DeadLetterRecord) -> str:
-    """Return the subject that the message was published on: the server stores it under another."""
+    """Return the subject on which the message was published.
+
+    The stream stores it under another one.
+    """
     parts = record.subject.split(".")
     if parts[0] == "in" and len(parts) == _INTAKE_TOKENS:
         return ".".join(["rec", *parts[2:]])
@@ -160,7 +166,7 @@ def published_subject(record: DeadLetterRecord) -> str:
 
 
 def resource_of(record: DeadLetterRecord) -> ResourceKey | None:
-    """Return which resource a message was about, if its subject names one."""
+    """Return the resource that the subject of a message names, or None."""
     parts = record.subject.split(".")
     where = {"in": 3, "rec": 2, "log": 1}.get(parts[0])
     if where is None or len(parts) != where + (4 if parts[0] == "log" else 3):
@@ -172,12 +178,12 @@ def resource_of(record: DeadLetterRecord) -> ResourceKey | None:
 
 
 def sender_of(record: DeadLetterRecord) -> str:
-    """Return who sent it: a CloudEvent's source, as far as it can be read; else nothing."""
+    """Return the source of the message, if it is a readable CloudEvent; empty otherwise."""
     return sender_in(payload_of(record))
 
 
 def sender_in(payload: bytes) -> str:
-    """Find the source in what may be a CloudEvent; nothing where there is none."""
+    """Return the source of a CloudEvent; empty if the payload is none."""
     try:
         return _sender.decode(payload).source[:_MAX_ID]
     except (ValueError, RecursionError):
@@ -187,7 +193,7 @@ def sender_in(payload: bytes) -> str:
 def count_discarded(
     counts: Iterable[Discarded], new: Iterable[tuple[str, str]], at: datetime
 ) -> Sequence[Discarded]:
-    """Count messages by namespace and stage, on top of what was counted; newest last."""
+    """Return the counts by namespace and stage, increased by new messages. The newest are last."""
     counted = {(each.namespace, each.stage): each for each in counts}
     for (namespace, stage), count in Counter(new).items():
         _add(counted, Discarded(namespace, stage, count, at, at))

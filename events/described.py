@@ -1,4 +1,4 @@
-"""Types of fields that several events have, with the description that the JSON Schema shows."""
+"""Types of fields that several events share, with the description in the JSON Schema."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Manifests as people write them: YAML with many documents, lists, JSON.
+"""Manifests in files: YAML with several documents, lists, and JSON.
 
-One bad document does not spoil the others: each becomes a manifest or a problem, with its file, its
-number and its line there.
+An invalid document does not affect the others. Each document becomes a manifest or a problem, with
+its file, number and line.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _BLANK: Final = re.compile(r"(?:\s*(?:#.*|---.*)?\n)*")
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a document comes from; ``line`` is that of its first word."""
+    """Origin of a document. ``line`` is that of its first word."""
 
     file: str
     number: int
@@ -46,13 +46,13 @@ class Source:
 
     @property
     def place(self) -> str:
-        """The file and the line, as compilers write them."""
+        """The file and the line, in the form that compilers use."""
         return f"{self.file}:{self.line}"
 
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """A manifest that was read, and where."""
+    """A manifest and its origin."""
 
     source: Source
     manifest: Manifest
@@ -61,7 +61,7 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A document that cannot be used, and why."""
+    """An invalid document, with the reason."""
 
     source: Source
     message: str
@@ -71,16 +71,16 @@ class Problem:
 
 
 def read_documents(file: str, text: str, namespace: str) -> Iterator[Read | Problem]:
-    """Read every document of a file; empty ones are left out.
+    """Read the documents of a file, without empty ones.
 
-    ``namespace`` is of those that name none.
+    ``namespace`` applies to documents that name none.
     """
     for source, document in _documents(file, text):
         yield document if isinstance(document, Problem) else _read(source, document, namespace)
 
 
 def _documents(file: str, text: str) -> Iterator[tuple[Source, Any]]:
-    """Return each document of a file, or the problem with it; empty ones are left out."""
+    """Return each document of a file, or the problem with it, without empty ones."""
     number = 0
     for line, document in _parsed(file, text):
         for item in [document] if isinstance(document, str) else _items(document):
@@ -92,7 +92,7 @@ def _documents(file: str, text: str) -> Iterator[tuple[Source, Any]]:
 
 
 def _parsed(file: str, text: str) -> Iterator[tuple[int, Any]]:
-    """Return each document as it was parsed, and its line; text is what is wrong with one."""
+    """Return each parsed document with its line. A string describes a problem."""
     if file.lower().endswith(".json"):
         try:
             yield 1, msgspec.json.decode(text)
@@ -135,7 +135,7 @@ def _where(error: yaml.YAMLError, first_line: int) -> str:
 
 
 def _items(document: Any) -> Sequence[Any]:
-    """Take lists apart: a JSON or YAML list, and ``kind: List``."""
+    """Return the items of a list or of ``kind: List``, or else the document itself."""
     if isinstance(document, list):
         return cast("list[Any]", document)
     if isinstance(document, dict):
@@ -162,7 +162,7 @@ def _read(source: Source, document: Any, namespace: str) -> Read | Problem:
 
 
 def _complete_metadata(document: dict[str, Any], namespace: str) -> dict[str, Any]:
-    """Return what a document declares: without what `get -o yaml` tells, in a namespace."""
+    """Return a document without the status of `get -o yaml`, and with a namespace."""
     document = {name: value for name, value in document.items() if name != "status"}
     metadata: Any = document.get("metadata")
     if not isinstance(metadata, Mapping):
@@ -174,7 +174,7 @@ def _complete_metadata(document: dict[str, Any], namespace: str) -> dict[str, An
 
 
 def _plain(value: Any) -> Any:
-    """Take back what YAML reads into dates: they are text in JSON."""
+    """Convert dates that YAML has parsed back to strings, as in JSON."""
     if isinstance(value, dict):
         return {str(key): _plain(one) for key, one in cast("dict[Any, Any]", value).items()}
     if isinstance(value, list):

@@ -1,8 +1,8 @@
-"""What each event ends of its resource: the rules that both folds of the log share (ADR 0066).
+"""What each event ends: the rules that both folds of the log share (ADR 0066).
 
-``reconciler.resource.evolve`` folds the log into the states that decisions rest on, and
-``projections.status`` into the rows that are shown. If only one of them ended a wait or a plan, a
-row would show what the next decision does not find, or leave out what it finds.
+``reconciler.resource.evolve`` folds the log into states for decisions, and ``projections.status``
+folds it into rows for reading. With separate rules, a row could show a wait or a plan that the next
+decision does not find.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from events.log import (
 
 
 class Endings(NamedTuple):
-    """What an event ends, where the resource has it."""
+    """What an event ends, if the resource has it."""
 
     action: bool = False  # the action in flight
     wait: bool = False  # the wait of the resource; an action in flight keeps its own
-    deadlines: bool = False  # for a renewal, and for progress
-    plan: bool = False  # that waits for approval
-    approval: bool = False  # of a hold
+    deadlines: bool = False  # the deadlines of a renewal and of progress
+    plan: bool = False  # the plan that waits for approval
+    approval: bool = False  # the approval of a hold
 
 
 NO_ENDINGS: Final = Endings()
@@ -53,7 +53,7 @@ _OF_AN_OUTCOME: Final = {
 
 
 def endings_of(data: ResourceEvent) -> Endings:
-    """Return what an event ends, whatever else is known of its resource."""
+    """Return what an event ends, independent of the state."""
     match data:  # the most frequent first
         case OutcomeRecorded(outcome=outcome, reason=reason):
             return _OF_AN_OUTCOME[outcome not in MAY_WAIT, reason not in A_PLAN_WAITS]

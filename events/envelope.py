@@ -1,8 +1,8 @@
-"""CloudEvents 1.0 in structured JSON, in and out.
+"""Encodes and decodes CloudEvents 1.0 in structured JSON.
 
-Structured mode is what the released NATS binding of CloudEvents (1.0.2) knows, and it keeps a
-message whole when it leaves the bus. A bare manifest on a ``desired`` subject is accepted too, so
-that a declaration can be published by hand.
+The NATS binding of CloudEvents (1.0.2) defines the structured mode, and a message stays complete
+outside of the bus. A bare manifest on a ``desired`` subject is also valid, for declarations with
+any NATS client.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from events.subjects import Intake
 
 MAX_ID_CHARACTERS = 256
 MAX_MESSAGE_BYTES = 512 * 1024
-"""A longer message of the intake is refused: it would be copied into every read of its resource."""
+"""Maximum size of an intake message in bytes, because every read of its resource copies it."""
 
 MAX_NESTING = 100
-"""Deeper JSON is refused: a decoder gives up at a depth that depends on its stack, so that what one
-could read, and put into the log, the next might not."""
+"""Maximum nesting of JSON. The limit of a decoder depends on its stack, so one decoder could accept
+a message into the log that the next one cannot read."""
 
 _NESTING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[\[\]{}]', re.DOTALL)
 
 
 class InvalidMessageError(ValueError):
-    """A message that is not what its subject promises; the message says what and where."""
+    """A message is invalid on its subject. The error states the problem and its path."""
 
 
 class CloudEvent(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """The envelope around an intake message, its data still encoded."""
+    """The envelope of an intake message, with encoded data."""
 
     specversion: str
     id: str
@@ -54,7 +54,7 @@ class CloudEvent(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class IntakeMessage(msgspec.Struct, frozen=True, gc=False):
-    """A decoded intake message: who sent it, under which id, and what it says."""
+    """A decoded intake message, with its id and its source."""
 
     id: str
     source: str
@@ -85,7 +85,7 @@ def encode_intake(message_id: str, source: str, data: IntakeData, *, time: datet
 def encode_listing_part(
     message_id: str, source: str, data: ListingPart, *, time: datetime
 ) -> bytes:
-    """Encode one part of a listing as a CloudEvent."""
+    """Encode one message of a listing as a CloudEvent."""
     return _encode(message_id, source, LISTING_TYPE, data, time)
 
 
@@ -107,9 +107,9 @@ def decode_intake(
 ) -> IntakeMessage:
     """Decode an intake message that was published under ``expected``.
 
-    ``fallback_id`` names a bare manifest, which has no id of its own. ``about`` is the resource
-    that the bus's subject names, as ``namespace/kind/name``: a CloudEvent with another subject of
-    its own is refused, for only the bus's was checked against the publisher's permissions. Raises
+    ``fallback_id`` is the id of a bare manifest. ``about`` is the resource in the subject of the
+    message, as ``namespace/kind/name``. A CloudEvent with a different subject is refused, because
+    the server checked only the former against the publisher's permissions. Raises
     ``InvalidMessageError``.
     """
     _check_text("message id", fallback_id)
@@ -144,7 +144,7 @@ def decode_intake(
 
 
 def _check_text(name: str, text: str) -> None:
-    """Raise ``InvalidMessageError`` for a text that events must not copy."""
+    """Raise ``InvalidMessageError`` for text that is too long or not printable for events."""
     if len(text) > MAX_ID_CHARACTERS:
         raise InvalidMessageError(
             f"{name}: must have at most {MAX_ID_CHARACTERS} characters, because events copy it"
@@ -173,7 +173,7 @@ def _reason(error: Exception, schema: Any) -> str:
 
 
 def _has(payload: bytes, field: str) -> bool:
-    """Return whether a payload is an object with that field."""
+    """Return whether a payload is a JSON object with this field."""
     try:
         return field in _parts_decoder.decode(payload)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -181,7 +181,7 @@ def _has(payload: bytes, field: str) -> bool:
 
 
 def _check_nesting(payload: bytes) -> None:
-    """Raise ``InvalidMessageError`` for JSON that is nested too deep; other faults are not its."""
+    """Raise ``InvalidMessageError`` for JSON that is nested too deeply, and for no other error."""
     if is_nested_deeper(payload, MAX_NESTING):
         raise InvalidMessageError(
             f"the JSON is nested too deeply; at most {MAX_NESTING} levels are allowed"
@@ -189,7 +189,7 @@ def _check_nesting(payload: bytes) -> None:
 
 
 def is_nested_deeper(payload: bytes, most: int) -> bool:
-    """Return whether JSON is nested deeper than ``most`` levels; reads no other faults."""
+    """Return whether JSON is nested deeper than ``most`` levels. Other errors are not detected."""
     if payload.count(b"{") + payload.count(b"[") <= most:
         return False
     depth = 0
@@ -205,7 +205,7 @@ def is_nested_deeper(payload: bytes, most: int) -> bool:
 
 
 def decode_listing_part(payload: bytes) -> ListingPart:
-    """Decode one part of a listing; raises ``InvalidMessageError``."""
+    """Decode one message of a listing. Raises ``InvalidMessageError``."""
     _check_nesting(payload)
     try:
         envelope = _envelope_decoder.decode(payload)
@@ -222,7 +222,7 @@ def encode_log(event: LogEvent) -> bytes:
 def decode_log(payload: bytes) -> LogEvent:
     """Decode an event of the log.
 
-    Raises ``InvalidMessageError``: the log holds something that this release does not know.
+    Raises ``InvalidMessageError`` if this release cannot read it.
     """
     try:
         return _log_decoder.decode(payload)
@@ -231,7 +231,7 @@ def decode_log(payload: bytes) -> LogEvent:
 
 
 def version_in(payload: bytes) -> int:
-    """Return the version of an event of the log, and read no more of it; 0 for what is none."""
+    """Return only the version of an event of the log; 0 if the payload is not an event."""
     try:
         return _version_decoder.decode(payload).resourceversion
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -239,5 +239,5 @@ def version_in(payload: bytes) -> int:
 
 
 def to_builtins(thing: object) -> Any:
-    """Turn any struct of this package into dicts, lists and scalars, as its JSON shows it."""
+    """Convert a struct of this package to dicts, lists and scalars, as in its JSON."""
     return msgspec.to_builtins(thing, str_keys=True)

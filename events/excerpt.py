@@ -1,4 +1,4 @@
-"""Excerpts of long lists: a message is one line that people read, and an event stays for ever."""
+"""Excerpts of long lists and messages, because events and log lines contain them."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Sequence
 SHOWN = 3
 
 MAX_MESSAGE_CHARACTERS = 4_000
-"""Longest message for users. A message may quote a declaration, which a refusal may not repeat
-whole: the decider could not publish what exceeds the bus's limit, and would retry forever."""
+"""Maximum length of a message for users. A message may quote a declaration. If a refusal exceeded
+the limit of the bus, the decider could not publish it, and would retry forever."""
 
 
 def some(names: Sequence[str], separator: str = ", ") -> str:
-    """Name the first few, and count the others."""
+    """Return the first names, and the number of the others."""
     shown = separator.join(names[:SHOWN])
     more = len(names) - SHOWN
     return f"{shown} and {more} more" if more > 0 else shown
 
 
 def shortened(message: str) -> str:
-    """Return a message of at most ``MAX_MESSAGE_CHARACTERS``, and the number of those left out."""
+    """Return a message of at most ``MAX_MESSAGE_CHARACTERS``, with the number of omitted ones."""
     more = len(message) - MAX_MESSAGE_CHARACTERS
     return f"{message[:-more]}... ({more} more characters)" if more > 0 else message

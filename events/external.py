@@ -1,4 +1,4 @@
-"""Objects of an external API, as providers, observers and the log speak of them."""
+"""Objects of an external API, as providers, observers and the log represent them."""
 
 from __future__ import annotations
 
@@ -50,23 +50,23 @@ class ExternalObject(msgspec.Struct, frozen=True, gc=False, rename="camel", omit
 
 
 def digest(thing: ExternalObject) -> str:
-    """Digest an object's content, so that an observer can tell a change without keeping the object.
+    """Return the digest of an object's content, with which observers detect changes.
 
-    Two objects with the same name, uid, fields, labels and outputs have the same digest, whatever
-    the order of their keys. Version and ``written_by`` are left out: a touch is no event.
+    The digest covers name, uid, fields, labels and outputs, independent of the order of keys. It
+    does not cover version and ``written_by``, because a write without a change is not an event.
     """
     content = (thing.name, thing.uid, thing.fields, thing.labels, thing.outputs)
     return hashlib.blake2b(_encoder.encode(content), digest_size=12).hexdigest()
 
 
 def identity(thing: ExternalObject) -> str:
-    """Digest what tells whose an object is: name, uid and labels, and not its fields."""
+    """Return the digest of name, uid and labels, which determine the owner, without fields."""
     content = (thing.name, thing.uid, thing.labels)
     return hashlib.blake2b(_encoder.encode(content), digest_size=12).hexdigest()
 
 
 def same_content(left: ExternalObject | None, right: ExternalObject | None) -> bool:
-    """Return whether two looks at an object show the same thing; None stands for its absence."""
+    """Return whether two observations have the same content. None stands for an absent object."""
     if left is None or right is None:
         return left is right
     return (

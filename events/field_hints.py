@@ -1,4 +1,4 @@
-"""Errors of declared fields: the place, what is wrong, and the allowed values or closest names."""
+"""Error messages for declared fields: path, problem, and the allowed values or closest names."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ _SHOWN: Final = 20
 
 
 def field_error(error: msgspec.ValidationError, schema: Any, place: str = "") -> str:
-    """Return the message of an error in a value that was read at ``place``, such as ``spec``."""
+    """Return the message of a validation error.
+
+    ``place`` is the path of the value, such as ``spec``.
+    """
     text = str(error)
     at = _PATH.search(text)
     path = at["path"] if at else ""
@@ -60,7 +63,7 @@ def field_error(error: msgspec.ValidationError, schema: Any, place: str = "") ->
 
 
 def unknown_field(where: str, name: str, known: Iterable[str]) -> str:
-    """Return the message for a field that does not exist, with those that do."""
+    """Return the message for an unknown field, with the known ones."""
     return f"{where}: unknown field{_hint(name, set(known))}"
 
 
@@ -76,7 +79,7 @@ def _wrong_type(wanted: list[str], found: str) -> str:
 
 
 def closest(word: str, known: Iterable[str]) -> str:
-    """Ask whether a known name was meant; empty where none is like the word."""
+    """Return a question with the closest known name; empty if none is similar."""
     by_lower = {each.lower(): each for each in known}
     close = difflib.get_close_matches(word.lower(), by_lower, n=1)
     return f"; did you mean {by_lower[close[0]]}?" if close else ""
@@ -91,7 +94,7 @@ def _hint(word: str, known: set[str]) -> str:
 
 
 def _at(kind: inspect.Type, path: str) -> Iterator[inspect.Type]:
-    """Return the types that may stand at a path of msgspec's, such as ``.ports[...].protocol``."""
+    """Return the possible types at a path of msgspec's, such as ``.ports[...].protocol``."""
     kinds = [kind]
     for step in _STEP.finditer(path):
         kinds = [inner for each in kinds for inner in _inner(each, step[1])]
@@ -110,7 +113,7 @@ def _inner(kind: inspect.Type, name: str | None) -> Iterator[inspect.Type]:
 
 
 def _plain(kind: inspect.Type) -> Iterator[inspect.Type]:
-    """Return what a type may be: one of a union, and what is only annotated."""
+    """Return the members of a union, without annotations."""
     if isinstance(kind, inspect.UnionType):
         for each in kind.types:
             yield from _plain(each)

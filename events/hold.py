@@ -1,4 +1,4 @@
-"""The reasons of the outcome ``Held``: what each means, what ends it, and what to do."""
+"""Reasons of the outcome ``Held``, with their meaning and remedy."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ WokenBy = Literal["ProviderConfig", "Kind", "Message"]
 """What may end a hold.
 
 A change of a ``ProviderConfig``, a kind or provider that the roles load, or a message to the
-resource itself, such as an approval. Every message wakes a resource, so the sweeper watches only
+resource itself, such as an approval. Every message triggers a decision, so the sweeper checks only
 the first two.
 """
 
 
 class Hold(StrEnum):
-    """Reason of the outcome ``Held``; an approval names the one that it ends."""
+    """Reason of the outcome ``Held``. An approval names the hold that it ends."""
 
     PROVIDER_CONFIG_MISSING = "ProviderConfigMissing"
     WRONG_PROVIDER = "WrongProvider"
@@ -44,12 +44,12 @@ class Hold(StrEnum):
 
     @property
     def meaning(self) -> str:
-        """A sentence for docs/concepts/holds.md."""
+        """Description for docs/concepts/holds.md."""
         return _FACTS[self].meaning
 
     @property
     def remedy(self) -> str:
-        """What an operator does, as a sentence."""
+        """What an operator must do, as a sentence."""
         return _FACTS[self].remedy
 
     @property
@@ -76,11 +76,11 @@ _APPROVABLE = frozenset(
     }
 )
 A_PLAN_WAITS = (Hold.APPROVAL, Hold.NOT_APPROVED)
-"""Holds during which a plan waits for a decision; a rejected one can still be approved."""
+"""Holds while a plan waits for a decision. A rejected plan can still be approved."""
 
 
 def hold_of(outcome: str, reason: str) -> Hold | None:
-    """Return the hold that an outcome names; None for another outcome, or an unknown reason."""
+    """Return the hold of an outcome; None for another outcome or an unknown reason."""
     return _BY_NAME.get(reason) if outcome == "Held" else None
 
 

@@ -1,12 +1,13 @@
-"""What others tell the reconciler: declarations, approvals, observations, results and timers.
+"""Messages to Reconciler: declarations, approvals, observations, results and timers.
 
-Each is the ``data`` of a CloudEvent (``events.envelope``) on a subject of ``events.subjects``. The
-class's tag is the last part of the CloudEvent's ``type``: ``reconciler.desired.Declared``.
+Each struct is the ``data`` of a CloudEvent (``events.envelope``) on a subject of
+``events.subjects``. The ``type`` of the CloudEvent ends with the name of the class:
+``reconciler.desired.Declared``.
 
-A *position* is a sequence of the intake stream, and the logical clock of this system: what a worker
-reports after an effect gets a later position than anything that was known before it. An observation
-says at which position its read began (``as_of``), so that one taken before our last effect is
-recognised as stale, whatever the clocks say.
+A *position* is a sequence number of the intake stream, and the logical clock of the system. The
+report of a call has a later position than everything that was known before the call. An observation
+contains the position at which its read began (``as_of``). An observation from before our last
+effect is therefore recognized as stale, independent of all clocks.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from events.manifest import Manifest
 
 
 class _Intake(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=True):
-    """How every intake message is written: camelCase."""
+    """Base of all intake messages: camelCase, without default values."""
 
 
 _ExpectedGeneration = Annotated[
@@ -407,7 +408,7 @@ class ApiReported(_Intake, frozen=True):
 
 
 WaitPurpose = Literal["Retry", "Renewal", "Progress"]
-"""What a resource waits for: the next attempt, a renewal, or the progress of its object."""
+"""Purpose of a deadline: the next attempt, a renewal, or progress of the object."""
 
 
 class TimerFired(_Intake, frozen=True):
@@ -474,7 +475,7 @@ INTAKE_TYPES: dict[str, type[IntakeData]] = {
     "reconciler.result.ApiReported": ApiReported,
     "reconciler.timer.TimerFired": TimerFired,
 }
-"""CloudEvents type of every intake message; its second part is the ``<what>`` of the subject."""
+"""CloudEvents types of the intake messages. Their second part is the ``<what>`` of the subject."""
 
 TYPE_OF_INTAKE: dict[type[IntakeData], str] = {
     struct: name for name, struct in INTAKE_TYPES.items()

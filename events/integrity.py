@@ -1,10 +1,9 @@
-"""The integrity of the log: gapless versions, and a running digest for each resource.
+"""Integrity of the log: versions without gaps, and a hash chain for each resource.
 
-Every event of a resource is stored with the digest of all events of that resource up to it: a hash
-over the digest before, and the event's bytes as they are stored. It is a header and no part of the
-event, so that added fields do not touch it (ADR 0010). A hash chain, as of Haber and Stornetta,
-"How to Time-Stamp a Digital Document" (1991); it finds what disks, servers and mistakes do, and is
-no signature.
+Every event is stored with a digest of all events of its resource so far: a hash of the previous
+digest and of the stored bytes of the event. The digest is a header, so it does not depend on added
+fields (ADR 0010). The hash chain follows Haber and Stornetta, "How to Time-Stamp a Digital
+Document" (1991). It detects errors of disks, servers and operators, and is not a signature.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from events.log import LogEvent, log_place
 from events.names import InvalidNameError, ResourceKey
 
 DIGEST_HEADER = "Reconciler-Digest"
-"""Header of every event: the digest of its resource's history up to it."""
+"""Header of every event: digest of the history of its resource up to this event."""
 
 _DIGEST_BYTES = 16
 _SHOWN_CHARACTERS = 160
@@ -36,20 +35,20 @@ Problem = Literal[
     "Undigested",
     "Lost",
 ]
-"""What can be wrong with the log.
+"""Kinds of damage.
 
-``Missing``: an event that should be there is not; ``Lost``: the newest ones are not, by what others
-remember. ``Changed``: an event is not what was stored. ``Unreadable``: not an event, or one that
-this release does not know. ``Misplaced``: under a subject that is not its own. ``Undigested``:
-written by something that keeps no digests.
+``Missing``: an event is missing. ``Lost``: the newest events are missing, according to other data.
+``Repeated``, ``OutOfOrder``: the order is wrong. ``Changed``: an event does not have the stored
+bytes. ``Unreadable``: not an event, or one of another release. ``Misplaced``: stored under a wrong
+subject. ``Undigested``: written without a digest.
 """
 
 
 class LogDamage(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """A place where the log is not what was written.
+    """A damaged place of the log.
 
-    ``position`` is where it was found in the log, ``version`` the version of the resource that was
-    expected there. ``resource`` is ``namespace/kind/name``, empty for what belongs to none.
+    ``position`` is its position in the log, and ``version`` the version that was expected there.
+    ``resource`` is ``namespace/kind/name``. It is empty for a message without a resource.
     """
 
     problem: Problem
@@ -65,7 +64,7 @@ class LogDamage(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True)
 
 
 class LogDamagedError(ValueError):
-    """A resource's history is damaged and must not be folded; ``damage`` says where."""
+    """The history of a resource is damaged and must not be folded. ``damage`` describes it."""
 
     def __init__(self, damage: LogDamage) -> None:
         super().__init__(str(damage))
@@ -73,7 +72,7 @@ class LogDamagedError(ValueError):
 
 
 class Recorded(msgspec.Struct, frozen=True, gc=False):
-    """An event as the log has it: its place, its bytes, and its digest, empty if it has none."""
+    """A stored event: its position, subject and bytes, and its digest, empty if it has none."""
 
     position: int
     subject: str
@@ -82,15 +81,15 @@ class Recorded(msgspec.Struct, frozen=True, gc=False):
 
 
 def next_digest(previous: str, payload: bytes) -> str:
-    """Return the digest of a history that goes on with an event; ``previous`` is empty at first."""
+    """Return the digest of a history after one more event. ``previous`` is empty for the first."""
     return blake2b(previous.encode() + payload, digest_size=_DIGEST_BYTES).hexdigest()
 
 
 class HistoryChain:
-    """The history of one resource, checked event by event.
+    """The history of one resource, verified event by event.
 
-    ``version`` is None as long as it is not known where the history begins: the first event is then
-    taken as it is. ``digest`` is empty and ``position`` 0 as long as none was taken.
+    ``version`` is None if the start of the history is unknown. The first event is then accepted
+    without a check. Before the first event, ``digest`` is empty and ``position`` is 0.
     """
 
     __slots__ = ("digest", "position", "version")
@@ -101,7 +100,7 @@ class HistoryChain:
         self.position = position
 
     def take(self, recorded: Recorded, resource: str) -> LogEvent:
-        """Return the next event if it is the right one; raises `LogDamagedError`, always first."""
+        """Return the next event. Raises `LogDamagedError` for the first problem."""
         event = self._decoded(recorded, resource)
         if event.subject != resource or not self.try_append(recorded, event):
             self._check_place(recorded, event, resource)
@@ -111,9 +110,9 @@ class HistoryChain:
         return event
 
     def try_append(self, recorded: Recorded, event: LogEvent) -> bool:
-        """Take an event of this resource if all is as it nearly always is; return whether it was.
+        """Append an event if it is valid, and return whether it was.
 
-        This is cheaper than to find out what is not right: it is most of what a replay costs.
+        This fast path avoids the search for the exact problem. It dominates the cost of a replay.
         """
         if (
             event.resourceversion - 1 == self.version
@@ -182,16 +181,16 @@ class HistoryChain:
 
 
 class LogChains:
-    """The histories of all resources of a log, checked in one pass; about 300 bytes a resource.
+    """The histories of all resources of a log, verified in one pass with 300 bytes per resource.
 
-    ``after`` is the position that the pass begins behind: unless it is 0, a resource's first event
-    that is seen is taken as it is. What is found is told to ``damaged``: a resource once, and it is
-    not looked at any further; and positions that are missing. A log never removes anything, so a
-    position that is missing is an event that was lost, even if it was the last of its resource.
+    The pass starts after position ``after``. Unless it is 0, the first event of each resource is
+    accepted without a check. ``damaged`` receives each damaged resource once, and each missing
+    position. A log never removes a message, so a missing position is a lost event, even if it was
+    the last one of its resource.
 
-    ``most``: of how many resources, at least, the end of their history is kept in mind, those of
-    the newest events; twice as many at most. The next event of another one is taken as it is.
-    ``is_whole`` is false for the log of some resources only: others have positions between them.
+    ``most``: minimum number of resources whose chains are kept in memory, those with the newest
+    events. The maximum is twice as many. The next event of a forgotten resource is accepted without
+    a check. ``is_whole`` is false if only some resources are read, so that positions are missing.
     """
 
     def __init__(
@@ -212,7 +211,7 @@ class LogChains:
         self._older: dict[str, HistoryChain] = {}
 
     def take(self, recorded: Recorded) -> LogEvent | None:
-        """Return a sound event, or None for one of a damaged resource, or of none."""
+        """Return a valid event, or None for one of a damaged resource or without a resource."""
         if recorded.position != self._position + 1 and self._is_whole:
             self._tell_gap(recorded.position, f"position {recorded.position} next")
         self._position = recorded.position
@@ -231,7 +230,7 @@ class LogChains:
         return self._look_closer(recorded)
 
     def _look_closer(self, recorded: Recorded) -> LogEvent | None:
-        """Take the first event of a resource, or say what is wrong with one."""
+        """Return the first event of a resource, or report the problem with an event."""
         log, *key = recorded.subject.split(".", _PLACE)
         resource = "/".join(key[:3])
         chain = self.chains.get(resource) or self._chain_of(resource)
@@ -248,7 +247,7 @@ class LogChains:
             return None
 
     def _chain_of(self, resource: str) -> HistoryChain | None:
-        """Begin a resource's chain, or take one up again; None if nothing can have that name."""
+        """Start or continue the chain of a resource; None if the name is invalid."""
         chain = self._older.pop(resource, None)
         if chain is None:
             try:
@@ -258,12 +257,12 @@ class LogChains:
             chain = HistoryChain(self._begins_with)
         if self._most is not None and len(self.chains) >= self._most:
             self._older, self.chains = self.chains, {}
-            self._begins_with = None  # what seems to be new may be forgotten
+            self._begins_with = None  # an apparently new resource may be a forgotten one
         self.chains[resource] = chain
         return chain
 
     def end(self, last_position: int) -> None:
-        """Say that all events up to a position were taken: those before it must have been there."""
+        """Check that no event up to this position is missing, at the end of the log."""
         if last_position > self._position and self._is_whole:
             self._tell_gap(last_position + 1, "no event")
             self._position = last_position
@@ -276,7 +275,10 @@ class LogChains:
         self._tell(LogDamage("Missing", first, 0, what, found))
 
     def _tell_misplaced(self, recorded: Recorded) -> None:
-        """Report it: all below a resource's subject is its history, whatever its last token."""
+        """Report a misplaced message.
+
+        Every message below a resource's subject belongs to its history.
+        """
         expected = "a subject log.<namespace>.<kind>.<name>.<class>"
         found = recorded.subject[:_SHOWN_CHARACTERS]
         self._tell(LogDamage("Misplaced", recorded.position, 0, expected, found))

@@ -1,6 +1,6 @@
 """Kinds defined at run time: the kind ``KindDefinition``.
 
-Over an installed kind, over an HTTP API, or made of other resources.
+A definition is based on an installed kind, on an HTTP API, or on other resources.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,62}(?!\n)
 class DefinedField(ManifestStruct, frozen=True):
     """One field of a defined kind.
 
-    ``to`` is the field of the kind beneath, or the path in the API's object; by default of the
-    same name. Without ``default`` it must be declared, unless it is ``optional``. ``values`` are
-    the only ones allowed, after ``normalize`` has made one form of several: in this order. An
-    ``Object`` has ``fields``; a ``List`` and a ``Map`` have ``items``, each of which is a field.
-    ``minimum`` and ``maximum`` bound a number, or the length of anything else.
+    ``to`` is the field of the underlying kind, or the path in the API's object. It defaults to the
+    same name. Without ``default`` the field is required, unless it is ``optional``. ``values`` are
+    the only allowed ones, compared after ``normalize``. An ``Object`` has ``fields``. The ``items``
+    of a ``List`` or ``Map`` are fields too. ``minimum`` and ``maximum`` limit a number, or the
+    length of another value.
     """
 
     type: Annotated[FieldType, msgspec.Meta(description="Type of the value.")] = "String"
@@ -111,7 +111,7 @@ class KindDefinitionSpec(ManifestStruct, frozen=True, kw_only=True):
     ]
     over: Annotated[
         Token | None, msgspec.Meta(description="Installed kind that makes the calls.")
-    ] = None  # in this order: digests of released definitions rest on it
+    ] = None  # keep this order: digests of released definitions depend on it
     fields: Annotated[
         dict[_Name, DefinedField],
         msgspec.Meta(max_length=MAX_FIELDS, description="Fields of the spec."),
@@ -136,7 +136,7 @@ class KindDefinitionSpec(ManifestStruct, frozen=True, kw_only=True):
 
     @property
     def digest(self) -> str:
-        """Equal for two definitions that say the same."""
+        """Digest of the definition. Equal definitions have the same digest."""
         return hashlib.blake2b(_encoder.encode(self), digest_size=8).hexdigest()
 
 
@@ -156,7 +156,7 @@ class DefinitionRef(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_
 
 
 def map_fields(definition: KindDefinitionSpec, fields: Fields) -> Fields:
-    """Return the fields of the kind beneath, for checked fields of the defined kind.
+    """Return the fields of the underlying kind for checked fields of the defined kind.
 
     Raises ``InvalidManifestError`` for a value that is not allowed.
     """
@@ -168,7 +168,7 @@ def map_fields(definition: KindDefinitionSpec, fields: Fields) -> Fields:
 def normalize_fields(
     defined: Mapping[str, DefinedField], fields: Fields, where: str = "spec"
 ) -> Fields:
-    """Return checked fields in their normal form, without those that nobody declared.
+    """Return checked fields in normal form, without undeclared ones.
 
     Raises ``InvalidManifestError`` for a value that is not allowed.
     """
@@ -201,13 +201,13 @@ def _normalize_field(field: DefinedField, value: Any, where: str) -> Any:
 
 
 def is_allowed(field: DefinedField, value: Any) -> bool:
-    """Return whether a normalized value, or each of a list, is one of those of its field."""
+    """Return whether a normalized value, or each item of a list, is allowed for its field."""
     found = cast("list[Any]", value) if isinstance(value, list) else [value]
     return not field.values or all(each in field.values for each in found)
 
 
 def normalize_value(value: Any, steps: tuple[Normalization, ...]) -> Any:
-    """Give a value, or each of a list, one form."""
+    """Return a value, or each item of a list, in normal form."""
     for step in steps:
         match step:
             case "Sort":

@@ -1,11 +1,11 @@
-"""What the reconciler recorded about a resource: the event log, which is the only truth.
+"""Events of the log, the only source of truth about a resource.
 
 These classes are the stored format. A new field has a default. To rename or remove a field, or to
 change its meaning, raise ``LOG_FORMAT`` of ``infra.bus.streams`` (ADR 0020).
 
-An event says what happened in the past tense and carries all that a fold needs. The envelope
-(``LogEvent``) adds the resource's gapless version, the time, and the cause: the intake message that
-led to it, with its position.
+An event describes a fact in the past tense, and contains everything that a fold needs. The envelope
+(``LogEvent``) adds the version of the resource, the time, and the cause: the intake message and its
+position.
 """
 
 from __future__ import annotations
@@ -54,9 +54,10 @@ from events.subjects import LogClass
 class _Event(
     msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=True, tag_field="event"
 ):
-    """How every event of the log is written: camelCase, with its class's name as ``event``.
+    """Base of all events of the log: camelCase, with the name of the class as ``event``.
 
-    ``gc=False`` here, and wherever a struct is a tree of values: a tree has no cycle to look for.
+    ``gc=False`` here and in other structs: their values are trees, so there are no reference
+    cycles.
     """
 
 
@@ -368,8 +369,8 @@ class SpecResolved(_Event, frozen=True):
 
 Operation = Literal["Create", "Update", "Delete"]
 Purpose = Literal["Converge", "Replace", "Retire", "Renew"]
-"""What an action is for: to have the object as declared; to make way for a replacement, or to make
-it; to remove what was replaced; to write again what is due (ADR 0026, ADR 0027)."""
+"""Purpose of an action: to reach the declared state, to replace an object, to delete the replaced
+object, or to renew an object (ADR 0026, ADR 0027)."""
 
 _Operation = Annotated[Operation, about("Operation of the action.")]
 _Purpose = Annotated[
@@ -805,7 +806,7 @@ OutcomeName = Literal[
     "Rejected",
 ]
 MAY_WAIT: Final[frozenset[OutcomeName]] = frozenset({"Degraded", "Held"})
-"""Outcomes under which a resource may wait for a moment; under any other, no wait is left."""
+"""Outcomes during which a resource may wait. Every other outcome ends the wait."""
 
 ConditionType = Literal["Converged", "Ready", "Degraded", "Paused"]
 
@@ -891,7 +892,7 @@ ResourceEvent = (
 
 
 def log_class(event: ResourceEvent) -> LogClass:
-    """Return the subject class that an event is recorded under."""
+    """Return the class of an event, which is part of its subject."""
     match event:
         case ActionDecided() | ActionRetried() | LookupDecided():
             return "action"
@@ -902,7 +903,7 @@ def log_class(event: ResourceEvent) -> LogClass:
 
 
 def log_place(event: ResourceEvent) -> str:
-    """Return where below its resource an event is recorded: an action beside its API's others."""
+    """Return the last part of an event's subject. That of an action contains its configuration."""
     match event:
         case ActionDecided() | ActionRetried() | LookupDecided():
             return f"action.{event.action.provider_config}"
@@ -942,7 +943,7 @@ SOURCE = "reconciler"
 
 
 def event_id(key: ResourceKey, version: int) -> str:
-    """Name an event: unique in one log, since versions have no gaps and appends are checked."""
+    """Return the id of an event, which is unique in its log."""
     return f"{key}@{version}"
 
 

@@ -1,7 +1,7 @@
-"""Manifests: what people declare, in the form they know.
+"""Manifests: the written form of declarations, as in Kubernetes.
 
-``apiVersion``, ``kind``, ``metadata`` and ``spec``. In ``spec`` two fields are the reconciler's
-own, ``providerConfigRef`` and ``policy``; all others belong to the kind.
+A manifest has ``apiVersion``, ``kind``, ``metadata`` and ``spec``. Two fields of ``spec`` belong to
+Reconciler, ``providerConfigRef`` and ``policy``. All others belong to the kind.
 """
 
 from __future__ import annotations
@@ -16,21 +16,22 @@ from events.field_hints import field_error
 from events.names import DEFAULT_NAMESPACE, ResourceKey, check_token
 
 EXTERNAL_NAME_ANNOTATION = "reconciler/external-name"
-"""Annotation with the name of the object in the external API, where it is not ``metadata.name``."""
+"""Annotation with the name of the object in the external API, if it is not ``metadata.name``."""
 
 REASON_ANNOTATION = "reconciler/reason"
-"""Annotation that says why this is declared; it is told in the history, and is no desired state."""
+"""Annotation with the reason for a declaration, for the history. It is not desired state."""
 
 DEFAULT_PROVIDER_CONFIG = "default"
 RECONCILER_API_VERSION = "reconciler/v1"
-"""Of the kinds that are the reconciler's own."""
+"""API version of Reconciler's own kinds."""
 
 
 MAX_LABEL_BYTES = 8 * 1024
-"""Of all labels of a resource: an API shows those of all objects in one listing."""
+"""Maximum size of all labels of a resource, in bytes. One listing contains the labels of all
+objects."""
 
 MAX_POLICY_ENTRIES = 256
-"""Of a list in a policy: the row of the resource has the namespaces that may reference it."""
+"""Maximum number of entries in a list of a policy: the row of the resource contains them."""
 
 Fields = dict[str, Any]
 Token = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]{1,63}(?!\n)$")]
@@ -38,7 +39,7 @@ TokenOrAll = Annotated[str, msgspec.Meta(pattern=r"^(\*|[A-Za-z0-9_-]{1,63})(?!\
 
 
 class InvalidManifestError(ValueError):
-    """A manifest that cannot be used; the message says what, where and what is allowed."""
+    """A manifest is invalid. The message states the field, the problem and the allowed values."""
 
 
 class ManifestStruct(
@@ -49,7 +50,7 @@ class ManifestStruct(
     forbid_unknown_fields=True,
     omit_defaults=True,
 ):
-    """How every struct that people write is read: camelCase, and an unknown field is an error."""
+    """Base of all structs that users write: camelCase, and unknown fields are errors."""
 
 
 class Metadata(ManifestStruct, frozen=True):
@@ -77,12 +78,12 @@ class Manifest(ManifestStruct, frozen=True):
 
     @property
     def key(self) -> ResourceKey:
-        """The identity; raises ``InvalidNameError``."""
+        """Identity of the resource. Raises ``InvalidNameError``."""
         return ResourceKey.checked(self.metadata.namespace, self.kind, self.metadata.name)
 
 
 class ProviderConfigRef(ManifestStruct, frozen=True):
-    """Which ``ProviderConfig`` a resource uses."""
+    """Reference to the ``ProviderConfig`` of a resource."""
 
     name: Annotated[str, msgspec.Meta(description="Name of a ProviderConfig.")]
 
@@ -91,7 +92,7 @@ Deletion = Literal["Delete", "Orphan"]
 Mode = Literal["Present", "Absent", "CreateOnly", "ObserveOnly"]
 Adoption = Literal["Adopt", "Refuse"]
 ApprovalLevel = Literal["Never", "Deletions", "Always"]
-"""Which actions wait until people have approved them: the stricter the later."""
+"""Actions that require approval, from the least to the most strict level."""
 
 
 class Policy(ManifestStruct, frozen=True):
@@ -152,7 +153,7 @@ class Policy(ManifestStruct, frozen=True):
 
 
 def stricter(one: ApprovalLevel, other: ApprovalLevel) -> ApprovalLevel:
-    """Return the one of two by which more waits for approval."""
+    """Return the stricter of two approval levels."""
     return one if _STRICTNESS.index(one) >= _STRICTNESS.index(other) else other
 
 
@@ -160,7 +161,7 @@ _STRICTNESS: Final[tuple[ApprovalLevel, ...]] = get_args(ApprovalLevel)
 
 
 class Declaration(msgspec.Struct, frozen=True, gc=False):
-    """A manifest taken apart: the reconciler's own fields, and those of the kind."""
+    """A manifest, divided into Reconciler's own fields and those of the kind."""
 
     provider_config: str
     policy: Policy
@@ -170,7 +171,7 @@ class Declaration(msgspec.Struct, frozen=True, gc=False):
 
 
 def config_named_in(spec: Fields) -> str:
-    """Return the name of the ProviderConfig that a spec names, or the default; empty if unclear."""
+    """Return the name of the ProviderConfig in a spec, or the default; empty if it is invalid."""
     reference = spec.get("providerConfigRef")
     if reference is None:
         return DEFAULT_PROVIDER_CONFIG
@@ -179,7 +180,7 @@ def config_named_in(spec: Fields) -> str:
 
 
 def split_manifest(manifest: Manifest) -> Declaration:
-    """Split a manifest's spec into the reconciler's fields and the kind's.
+    """Return a manifest, divided into Reconciler's own fields and those of the kind.
 
     Raises ``InvalidManifestError``.
     """

@@ -1,7 +1,8 @@
-"""Names: the identity of a resource, and the tokens that may appear in a NATS subject.
+"""Names: identities of resources, and tokens of NATS subjects.
 
-Subjects are the bus's addresses, so an unchecked name is an injection: a literal ``*`` is accepted
-by a publish and stored. Every token is therefore checked before it becomes part of a subject.
+A subject is an address on the bus, so an unchecked name would allow an injection: a publish with a
+literal ``*`` is accepted and stored. Every token is therefore checked before it becomes part of a
+subject.
 """
 
 from __future__ import annotations
@@ -18,35 +19,44 @@ _SHOWN_CHARACTERS = 80
 
 DEFAULT_NAMESPACE = "default"
 SYSTEM_NAMESPACE = "system"
-"""Where cluster-wide resources live, such as every ``ProviderConfig``."""
+"""Namespace of cluster-wide resources, such as every ``ProviderConfig``."""
 
 KIND_DEFINITION_KIND: Final = "KindDefinition"
 PROVIDER_CONFIG_KIND: Final = "ProviderConfig"
 _SYSTEM_KINDS: Final = (KIND_DEFINITION_KIND, PROVIDER_CONFIG_KIND)
-"""In the order in which they are needed: a configuration may be of a defined kind's provider."""
+"""In the order of their dependencies: a ProviderConfig may use the provider of a defined kind."""
 
 
 def system_rank(kind: str) -> int:
-    """Return how early resources of a kind are decided, since what comes later may need them."""
+    """Return the rank of a kind in the order of decisions.
+
+    Later kinds may depend on earlier ones.
+    """
     return _SYSTEM_KINDS.index(kind) if kind in _SYSTEM_KINDS else len(_SYSTEM_KINDS)
 
 
 def namespace_of_kind(kind: str, otherwise: str) -> str:
-    """Return the namespace of a kind's resources: what concerns all is in one of its own."""
+    """Return the namespace of a kind's resources: the system namespace, or ``otherwise``."""
     return SYSTEM_NAMESPACE if kind in _SYSTEM_KINDS else otherwise
 
 
 class InvalidNameError(ValueError):
-    """A name that cannot be a token of a subject; the message says which and what is allowed."""
+    """A name is invalid as a token of a subject.
+
+    The message states the name and the allowed characters.
+    """
 
 
 def is_token(value: str) -> bool:
-    """Return whether ``value`` can be one token of a subject."""
+    """Return whether ``value`` is valid as one token of a subject."""
     return _TOKEN.fullmatch(value) is not None
 
 
 def check_token(value: str, *, what: str) -> str:
-    """Return ``value`` if it can be one token of a subject, or raise ``InvalidNameError``."""
+    """Return ``value`` if it is valid as a token of a subject.
+
+    Raises ``InvalidNameError`` otherwise.
+    """
     if not is_token(value):
         raise InvalidNameError(
             f"{what} {_shown(value)} is not allowed; use 1 to 63 of the characters A-Z a-z 0-9 _ -"
@@ -55,7 +65,7 @@ def check_token(value: str, *, what: str) -> str:
 
 
 def check_finalizer(value: str) -> str:
-    """Return ``value`` if a finalizer can have this name, or raise ``InvalidNameError``."""
+    """Return ``value`` if it is a valid finalizer name. Raises ``InvalidNameError`` otherwise."""
     if _FINALIZER.fullmatch(value) is None:
         raise InvalidNameError(
             f"finalizer {_shown(value)} is not allowed; use 1 to 128 of the characters A-Z a-z "
@@ -77,7 +87,7 @@ class ResourceKey(msgspec.Struct, frozen=True, gc=False, order=True):
 
     @classmethod
     def checked(cls, namespace: str, kind: str, name: str) -> ResourceKey:
-        """Build a key from outside text; raises ``InvalidNameError``."""
+        """Return the key of three names from outside. Raises ``InvalidNameError``."""
         return cls(
             check_token(namespace, what="namespace"),
             check_token(kind, what="kind"),
@@ -86,7 +96,7 @@ class ResourceKey(msgspec.Struct, frozen=True, gc=False, order=True):
 
     @classmethod
     def parse(cls, text: str) -> ResourceKey:
-        """Read ``namespace/kind/name``; raises ``InvalidNameError``."""
+        """Parse ``namespace/kind/name``. Raises ``InvalidNameError``."""
         parts = text.split("/")
         if len(parts) != 3:  # noqa: PLR2004 - the three parts of the line above
             raise InvalidNameError(f"{text!r} is not a resource name; write namespace/kind/name")
@@ -94,7 +104,7 @@ class ResourceKey(msgspec.Struct, frozen=True, gc=False, order=True):
 
     @property
     def tokens(self) -> str:
-        """The key as three subject tokens: ``namespace.kind.name``."""
+        """The key as subject tokens: ``namespace.kind.name``."""
         return f"{self.namespace}.{self.kind}.{self.name}"
 
     def __str__(self) -> str:
@@ -102,11 +112,11 @@ class ResourceKey(msgspec.Struct, frozen=True, gc=False, order=True):
 
 
 def name_for_external(external_name: str, place: str = "") -> str:
-    """Return the resource name for an object that was found in an external API.
+    """Return the resource name for an object of an external API.
 
-    The same text where it is a valid token; else its valid characters and a digest that keeps two
-    different names apart. With ``place``, a digest of both: for a name that is taken by a resource
-    which lives elsewhere.
+    It is the same text if that is a valid token. Otherwise it consists of the valid characters and
+    a digest, which distinguishes similar names. With ``place``, the digest also covers the place.
+    This is for a name that a resource with another place already has.
     """
     if not place and _TOKEN.fullmatch(external_name) is not None:
         return external_name

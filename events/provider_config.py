@@ -1,4 +1,4 @@
-"""Configurations: the kind ``ProviderConfig``, one external API and how to treat it."""
+"""The kind ``ProviderConfig``: the connection to one external API, with its policies and limits."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from events.names import PROVIDER_CONFIG_KIND, SYSTEM_NAMESPACE, ResourceKey
 
 _PREFIX: Final = f"{SYSTEM_NAMESPACE}/{PROVIDER_CONFIG_KIND}/"
 
-_PERCENT_COUNTS_FROM = 10  # objects: in smaller scopes the count alone guards
+_PERCENT_COUNTS_FROM = 10  # objects; in smaller scopes only the count applies
 
 LEAST_SECONDS = 0.01
-"""Shorter intervals make hot loops."""
+"""Minimum of an interval, in seconds. Shorter ones cause hot loops."""
 
 MAX_SECONDS = 366 * 86_400
-"""Longer ones are more than some timers can count."""
+"""Maximum of an interval, in seconds. Some timers cannot measure longer ones."""
 
 MAX_OBJECTS = 1_000_000_000
-"""No API has more; a guard with this number never holds a resource."""
+"""Maximum of a count of objects. No API has more, so a guard with this number never holds."""
 
 _Seconds = Annotated[float, msgspec.Meta(ge=LEAST_SECONDS, le=MAX_SECONDS)]
 _Count = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
@@ -30,31 +30,34 @@ NamespacePattern = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_*-]{1,63}(?
 
 
 def config_key(name: str) -> ResourceKey:
-    """Return the key of a configuration."""
+    """Return the key of a ProviderConfig."""
     return ResourceKey(SYSTEM_NAMESPACE, PROVIDER_CONFIG_KIND, name)
 
 
 def is_config(key: ResourceKey) -> bool:
-    """Return whether a resource is a configuration."""
+    """Return whether a resource is a ProviderConfig."""
     return key.kind == PROVIDER_CONFIG_KIND
 
 
 def config_name(resource: str) -> str | None:
-    """Return the name of the configuration that ``namespace/kind/name`` is; None if it is none."""
+    """Return the name of a ProviderConfig from ``namespace/kind/name``; None for another kind."""
     return resource.removeprefix(_PREFIX) if resource.startswith(_PREFIX) else None
 
 
 def may_contain_secret(subject: str) -> bool:
-    """Return whether a refused message was to be a configuration: that is where people put tokens.
+    """Return whether a rejected message may contain a secret, because it concerns a ProviderConfig.
 
-    Of such a one only the reason is kept.
+    Users sometimes put tokens there. A dead letter of such a message contains only the reason.
     """
     tokens = subject.split(".")
     return tokens[0] in ("in", "rec") and PROVIDER_CONFIG_KIND in tokens
 
 
 class CredentialsRef(ManifestStruct, frozen=True):
-    """Where the credentials are: an environment variable or a file. The secret stays there."""
+    """Location of the credentials: an environment variable or a file.
+
+    The log never contains them.
+    """
 
     env: Annotated[
         str | None, msgspec.Meta(description="Environment variable of the worker and the observer.")
@@ -66,10 +69,10 @@ class CredentialsRef(ManifestStruct, frozen=True):
 
 
 class Tls(ManifestStruct, frozen=True):
-    """TLS to an API: files where the worker and the observer run. Verification is always on.
+    """TLS files where the worker and the observer run. Verification is always on.
 
-    ``ca_file``: certificates of the authorities to trust, in the place of the system's.
-    ``certificate_file`` and ``key_file``: who we are, where the API asks for a certificate.
+    ``ca_file``: trusted authorities instead of the system's. ``certificate_file`` and ``key_file``:
+    the client certificate, if the API requires one.
     """
 
     ca_file: Annotated[
@@ -90,7 +93,7 @@ class Tls(ManifestStruct, frozen=True):
 
 
 class Scope(ManifestStruct, frozen=True):
-    """Which objects of the external API this configuration looks at, and whether all are ours."""
+    """Objects of the external API that a ProviderConfig covers, and whether Reconciler owns all."""
 
     mode: Annotated[
         Literal["Shared", "Exclusive"],
@@ -112,14 +115,14 @@ class Scope(ManifestStruct, frozen=True):
     ] = "default"
 
     def has(self, name: str, labels: Mapping[str, str]) -> bool:
-        """Return whether an object of this name and these labels is one of them."""
+        """Return whether an object with this name and these labels is in scope."""
         return is_within(self.prefix, self.labels, name, labels)
 
 
 def is_within(
     prefix: str | None, wanted: Mapping[str, str], name: str, labels: Mapping[str, str]
 ) -> bool:
-    """Return whether an object has a scope's prefix, if there is one, and all of its labels."""
+    """Return whether an object matches the prefix and the labels of a scope."""
     return name.startswith(prefix or "") and wanted.items() <= labels.items()
 
 
@@ -128,10 +131,10 @@ Ownership = Literal["Log", "Prefix", "Label", "Strict"]
 
 
 class LossGuard(ManifestStruct, frozen=True):
-    """When a listing that misses many of our objects is not believed before people are asked.
+    """Limits beyond which a listing is not trusted, because too many owned objects are missing.
 
-    Both must be reached: so many, and more than so many percent of all that is ours there. Such a
-    listing is more likely of another API, or of an empty one, than the truth.
+    The guard applies if both limits are exceeded. Such a listing probably comes from another or an
+    empty API.
     """
 
     min_count: Annotated[
@@ -147,9 +150,9 @@ class LossGuard(ManifestStruct, frozen=True):
 
 
 class DeletionGuard(ManifestStruct, frozen=True):
-    """How many may go by one listing, definition or commit before people are asked.
+    """Limits on the objects that one listing, definition or commit may delete without approval.
 
-    ``max_percent`` counts in scopes of ten objects and more.
+    ``max_percent`` applies to scopes of ten or more objects.
     """
 
     max_count: Annotated[
@@ -165,7 +168,7 @@ class DeletionGuard(ManifestStruct, frozen=True):
     ] = 30
 
     def allows(self, count: int, total: int) -> bool:
-        """Return whether so many of all may go without a question."""
+        """Return whether ``count`` of ``total`` objects may be deleted without approval."""
         is_share_too_big = total >= _PERCENT_COUNTS_FROM and count * 100 > total * self.max_percent
         return count <= self.max_count and not is_share_too_big
 
@@ -184,11 +187,11 @@ class Retry(ManifestStruct, frozen=True):
 
 
 class Limits(ManifestStruct, frozen=True):
-    """What the external API may be asked at most.
+    """Limits for calls to the external API.
 
-    ``concurrency`` counts in each process. ``requests_per_second`` and ``burst`` hold for all
-    processes together, and for all configurations of one API and account; without the first there
-    is no such limit.
+    ``concurrency`` applies to each process. ``requests_per_second`` and ``burst`` apply to all
+    processes together, and to all configurations of one API and account. By default, there is no
+    such rate.
     """
 
     concurrency: Annotated[
@@ -217,9 +220,9 @@ class Limits(ManifestStruct, frozen=True):
 
 
 class Breaker(ManifestStruct, frozen=True):
-    """When an API that fails is left alone: after so many failures in a row.
+    """Circuit breaker: stops calls to an API after consecutive failures.
 
-    It stays open for ``initial_seconds``, doubled each time its probe fails, with jitter.
+    It stays open for ``initial_seconds``. The time doubles whenever the probe fails, with jitter.
     """
 
     failures: Annotated[
@@ -348,6 +351,6 @@ class ProviderConfigSpec(ManifestStruct, frozen=True):
 
     def may_be_used_in(self, namespace: str) -> bool:
         """Return whether resources of a namespace may use this configuration."""
-        if namespace == SYSTEM_NAMESPACE or "*" in self.namespaces:  # the default, and quicker
+        if namespace == SYSTEM_NAMESPACE or "*" in self.namespaces:  # the default, and faster
             return True
         return matches(namespace, self.namespaces)

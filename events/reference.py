@@ -1,8 +1,8 @@
-"""References: what a spec takes from other resources and from secret stores.
+"""References of a spec to other resources and to secrets.
 
 ``{"$ref": "Database/orders", "field": "outputs.host"}`` stands for a value of another resource of
-the namespace, ``{"$secret": "db-password"}`` for a secret. The kind ``ShapeRef`` is a reference
-without a value: somebody's reliance on a resource of somebody else.
+the namespace, and ``{"$secret": "db-password"}`` for a secret. The kind ``ShapeRef`` is a reference
+without a value: a service declares that it depends on a resource of another service.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from events.secret import SecretRef
 REFERENCE_KIND: Final = "ShapeRef"
 MAX_REFERENCES: Final = 64
 MAX_SECRETS: Final = 64
-"""Of one spec: each is read every few seconds, by processes that serve all tenants."""
+"""Maximum number of secrets of a spec. Shared processes read each one every few seconds."""
 
 MAX_FIELD_CHARACTERS: Final = 16 * 1024
-"""Of all fields that a spec references: the row of the resource and its outcomes name them."""
+"""Maximum length of all referenced fields of a spec: the row and the outcomes contain them."""
 
 _REF: Final = "$ref"
 _SECRET: Final = "$secret"  # noqa: S105 - the mark of a name
@@ -47,16 +47,16 @@ class Reference(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defa
 
 
 def may_refer(target: ResourceKey, namespace: str, permitted: Collection[str]) -> bool:
-    """Return whether references from a namespace to a resource count.
+    """Return whether references from a namespace to a resource are permitted.
 
-    Its own namespace and the operators' may always refer to it. Another one may do so only if the
-    resource names it: a reference can keep an object that its owner has withdrawn.
+    References from its own namespace and from operators are always permitted. Others require a
+    permission of the resource, because a reference can keep an object that its owner has withdrawn.
     """
     return namespace in (target.namespace, SYSTEM_NAMESPACE, *permitted) or "*" in permitted
 
 
 class FieldReference(ManifestStruct, frozen=True):
-    """How a spec writes a reference."""
+    """Written form of a reference."""
 
     target: str = msgspec.field(name=_REF)
     field: str
@@ -85,14 +85,14 @@ class ReferenceSpec(ManifestStruct, frozen=True):
 
 
 def reliance(fields: Fields, _namespace: str) -> tuple[Reference, ...]:
-    """Read the reference out of the checked fields of a ``ShapeRef``."""
+    """Return the reference in the checked fields of a ``ShapeRef``."""
     spec = msgspec.convert(fields, ReferenceSpec)
     target = ResourceKey(spec.target.namespace, spec.target.kind, spec.target.name)
     return (Reference(str(target), (), spec.on_withdrawal),)
 
 
 def references_in(fields: Fields, namespace: str) -> tuple[Reference, ...]:
-    """Find the references of a spec; raises ``InvalidManifestError`` for one that is none."""
+    """Return the references of a spec. Raises ``InvalidManifestError`` for an invalid one."""
     wanted: dict[str, list[str]] = {}
     for path, place in _places(fields, _REF, "spec"):
         target, field = _read(path, place, namespace)
@@ -112,7 +112,7 @@ def references_in(fields: Fields, namespace: str) -> tuple[Reference, ...]:
 
 
 def secrets_in(fields: Fields) -> tuple[str, ...]:
-    """Find the secrets of a spec, each by its ``place``; raises ``InvalidManifestError``."""
+    """Return the secrets of a spec, each as its ``place``. Raises ``InvalidManifestError``."""
     found: dict[str, None] = {}
     for path, place in _places(fields, _SECRET, "spec"):
         try:
@@ -130,17 +130,17 @@ def secrets_in(fields: Fields) -> tuple[str, ...]:
 
 
 def resolved_secrets_in(fields: Fields) -> tuple[SecretRef, ...]:
-    """Find the secrets of what is to be written, each with the digest of the wanted value."""
+    """Return the secrets of resolved fields, each with the digest of its desired value."""
     return tuple(msgspec.convert(place, SecretRef) for _, place in _places(fields, _SECRET, ""))
 
 
 def has_reference(value: object) -> bool:
-    """Return whether there is a reference in a part of a spec."""
+    """Return whether a part of a spec contains a reference."""
     return _has(value, (_REF,))
 
 
 def refers_to_anything(fields: Fields) -> bool:
-    """Return whether there is a reference or a secret in a spec: most have none."""
+    """Return whether a spec contains a reference or a secret. Most specs contain none."""
     return _has(fields, (_REF, _SECRET))
 
 
@@ -161,7 +161,7 @@ def fill_references(
     targets: Mapping[str, TargetState],
     digests: Mapping[str, str],
 ) -> Fields:
-    """Return a spec with the values of its references, and the digests of its secrets."""
+    """Return a spec with the values of its references and the digests of its secrets."""
 
     def fill(value: Any) -> Any:
         if isinstance(value, list):
@@ -182,7 +182,7 @@ def fill_references(
 
 
 def value_of(field: str, external_name: str, uid: str | None, outputs: Fields) -> Any:
-    """Return what a field of a reference stands for; None while there is no such thing."""
+    """Return the value of a referenced field; None if it does not exist yet."""
     if field == "name":
         return external_name or None
     if field == "uid":

@@ -1,8 +1,8 @@
-"""How a JSON API over HTTP is called: the part ``rest`` of a ``KindDefinition`` (ADR 0049).
+"""Calls to a JSON API over HTTP: ``rest`` of a ``KindDefinition`` (ADR 0049).
 
 A *path* is the location of a value: ``metadata.uid``, ``items.0.id``, ``.`` for the whole value, or
-a CEL expression after ``=``. A *template* is JSON in which a text behind ``=`` is
-such an expression. What they mean, and their bounds, is in `infra.providers.rest`.
+a CEL expression after ``=``. A *template* is JSON in which a string with a leading ``=`` is such an
+expression. `infra.providers.rest` defines their variables and limits.
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ OutputType = Literal["String", "Integer", "Number", "Boolean", "Strings"]
 
 
 class Call(ManifestStruct, frozen=True):
-    """One request, and what its answers mean.
+    """One request, and the meaning of its responses.
 
-    ``path`` and the values of ``query`` may hold ``{name}`` and ``{uid}``, which are URL-encoded.
-    ``shows`` is the path of the object in the answer; without it the answer shows none.
+    ``path`` and the values of ``query`` may contain ``{name}`` and ``{uid}``, which are
+    URL-encoded. ``shows`` is the path of the object in the response. Without it, the response
+    contains no object.
     """
 
     path: Annotated[
@@ -90,11 +91,11 @@ class Call(ManifestStruct, frozen=True):
 
 
 class Paging(ManifestStruct, frozen=True):
-    """How a listing goes on behind its first page.
+    """How to request the next page of a listing.
 
-    ``parameter`` of the query holds the token, the number of the page (from ``first`` on) or the
-    offset; ``at`` is the token's path in the answer. ``size`` is the parameter of how many are
-    wanted, at most ``max_size``.
+    The query parameter ``parameter`` contains the token, the page number (from ``first`` on) or the
+    offset. ``at`` is the path of the token in the response. The parameter ``size`` contains the
+    page size, at most ``max_size``.
     """
 
     by: Annotated[
@@ -119,7 +120,7 @@ class Paging(ManifestStruct, frozen=True):
 
 
 class Listing(ManifestStruct, frozen=True):
-    """The request that lists: ``items`` is the path of the objects in the answer."""
+    """Request that lists all objects. ``items`` is the path of the objects in the response."""
 
     path: Annotated[
         _Path,
@@ -145,9 +146,10 @@ class Listing(ManifestStruct, frozen=True):
 
 
 class Reading(ManifestStruct, frozen=True):
-    """The request that reads one object: it is at ``shows``, or one of those at ``items``.
+    """Request that reads one object, at ``shows`` or in the list at ``items``.
 
-    ``confirm`` is a path that answers only if the collection is there: any gateway says 404.
+    ``confirm`` is a URL path that returns success only if the collection exists, because any
+    gateway may respond with 404.
     """
 
     path: Annotated[
@@ -189,10 +191,10 @@ class Reading(ManifestStruct, frozen=True):
 
 
 class NamePlace(ManifestStruct, frozen=True):
-    """Where an object's name is, and what of it belongs to the API alone.
+    """Where an object has its name, and which parts of the name only the API uses.
 
-    ``prefix`` and ``suffix`` are put around a name for the API, and taken off what it shows.
-    ``matches`` is a regular expression of the names that the API can have, of linear time.
+    ``prefix`` and ``suffix`` are added to a name for the API, and removed from names that it
+    returns. ``matches`` is a regular expression for valid names. It is evaluated in linear time.
     """
 
     at: Annotated[Place, msgspec.Meta(description="Path of the name in the object.")] = "name"
@@ -227,7 +229,7 @@ class MetadataField(ManifestStruct, frozen=True):
 
 
 class Idempotency(ManifestStruct, frozen=True):
-    """The header that has the key, and the one by which the API says that an answer was kept."""
+    """Request header with the idempotency key, and response header that marks a stored response."""
 
     header: Annotated[
         _Header, msgspec.Meta(description="Request header for the key of the action.")
@@ -242,7 +244,7 @@ class Idempotency(ManifestStruct, frozen=True):
 
 
 class ErrorRule(ManifestStruct, frozen=True):
-    """What an answer means that has one of these codes and holds ``text``, in any case."""
+    """Meaning of responses with one of these codes that contain ``text``, case-insensitively."""
 
     status: Annotated[Statuses, msgspec.Meta(description="Status codes that the rule applies to.")]
     means: Annotated[RuleClass, msgspec.Meta(description="Meaning of the response.")]
@@ -257,7 +259,7 @@ class ErrorRule(ManifestStruct, frozen=True):
 
 
 class Output(ManifestStruct, frozen=True):
-    """A value that objects give to others."""
+    """A value of an object that other resources can reference."""
 
     at: Annotated[Place, msgspec.Meta(description="Path of the value in the object.")]
     type: Annotated[OutputType, msgspec.Meta(description="Type of the value.")] = "String"
@@ -268,7 +270,7 @@ class Output(ManifestStruct, frozen=True):
 
 
 class ChangeMark(ManifestStruct, frozen=True):
-    """A cheap request whose answer changes with the objects: the mark is at ``at``, or its ETag."""
+    """A cheap request whose response changes with the objects: at ``at``, or in its ETag."""
 
     path: Annotated[_Path, msgspec.Meta(description="Path, appended to the endpoint.")]
     query: Annotated[_Query, msgspec.Meta(description="Query parameters.")] = {}  # noqa: RUF012
@@ -283,11 +285,11 @@ class ChangeMark(ManifestStruct, frozen=True):
 class RestSpec(ManifestStruct, frozen=True):
     """How objects look in the API, and which requests read and write them.
 
-    ``document`` is a template over ``spec``: what an object should have, in the API's own words;
-    without it each field is at its ``to``. The same paths are read back, or ``shown`` says from
-    where. ``unordered`` are lists whose order means nothing, ``immutable`` paths that cannot be
-    changed. ``where`` says of a listed object whether it is one of this kind. ``condition``: what
-    binds a write to the version that was read. ``headers`` go with every request.
+    ``document`` is a template over ``spec``: the desired object in the API's own format. Without
+    it, each field is at its ``to``. The same paths are read, or those in ``shown``. ``unordered``
+    are lists without a significant order. ``immutable`` are paths that cannot change. ``where``
+    decides whether a listed object is of this kind. ``condition`` restricts a write to the version
+    that was read. ``headers`` are part of every request.
     """
 
     read: Annotated[Reading, msgspec.Meta(description="Request that reads one object.")]

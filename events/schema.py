@@ -1,7 +1,7 @@
 """The published language as JSON Schema (2020-12) and as an AsyncAPI 3.0 document.
 
-Both are generated from the structs and the subjects, so that they cannot say anything else than the
-code does. Pure: writing them to a file is the caller's.
+Both are generated from the structs and the subjects, so they cannot differ from the code. Pure: the
+caller writes the files.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from events.reference import ReferenceSpec
 from events.subjects import REPLY_HEADER
 
 VERSION: Final = "1.0.0"
-"""Version of the published language: raised with every change that a reader can notice."""
+"""Version of the published language. Raise it with every change that a reader can notice."""
 
 JSON_SCHEMA_DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 _TITLE: Final = "Event-sourced reconciler"
@@ -31,7 +31,7 @@ Schema = dict[str, Any]
 
 
 def json_schema() -> Schema:
-    """Return one JSON Schema document: every struct and every CloudEvent is in its ``$defs``."""
+    """Return one JSON Schema document with every struct and every CloudEvent in its ``$defs``."""
     return {
         "$schema": JSON_SCHEMA_DIALECT,
         "$id": "urn:reconciler:published-language",
@@ -41,9 +41,9 @@ def json_schema() -> Schema:
 
 
 def asyncapi() -> Schema:
-    """Return the AsyncAPI 3.0 document, from the reconciler's point of view.
+    """Return the AsyncAPI 3.0 document, from the perspective of Reconciler.
 
-    ``receive``: what others publish and the reconciler takes; ``send``: what it publishes.
+    ``receive``: messages of other services. ``send``: messages of Reconciler.
     """
     channels = {channel.name: _channel(channel) for channel in _channels()}
     return {
@@ -115,17 +115,17 @@ def _cloud_event(event_type: str, data: Schema) -> Schema:
 
 
 def _require_event_constants(schema: Schema) -> None:
-    """Add the constants of the log's envelope, which its struct does not check."""
+    """Add the constants of the log's envelope, which its struct does not enforce."""
     schema["properties"]["specversion"]["const"] = "1.0"
     schema["properties"]["time"]["format"] = "date-time"
     schema["properties"]["type"]["pattern"] = r"^reconciler\.resource\.[A-Za-z]+$"
 
 
 def _tidied(schema: Any) -> Any:
-    """Return a schema of JSON values only.
+    """Return a schema that contains JSON values only.
 
-    Without OpenAPI's ``discriminator``, which neither format knows (tags are constants anyway), and
-    with descriptions that are not indented.
+    Without OpenAPI's ``discriminator``, which neither format defines (tags are constants anyway),
+    and with descriptions that are not indented.
     """
     if isinstance(schema, dict):
         return {
@@ -145,7 +145,7 @@ def _members(union: Any) -> tuple[type, ...]:
 
 
 def _envelope_name(event_type: str) -> str:
-    """``reconciler.desired.Declared`` to ``DeclaredCloudEvent``."""
+    """Convert ``reconciler.desired.Declared`` to ``DeclaredCloudEvent``."""
     *_, what, name = event_type.split(".")
     return f"{what.capitalize() if name == 'Part' else ''}{name}CloudEvent"
 
@@ -161,7 +161,7 @@ class _Channel(NamedTuple):
 
 
 def _channels() -> list[_Channel]:
-    """Name, address, summary and messages of every public channel."""
+    """Return name, address, summary and messages of every public channel."""
     intake: dict[str, list[str]] = {}
     for event_type in INTAKE_TYPES:
         intake.setdefault(event_type.split(".")[1], []).append(_envelope_name(event_type))

@@ -1,4 +1,4 @@
-"""References to secrets: what a spec, an output and the log have in the place of a secret."""
+"""References to secrets, which a spec, an output and the log contain instead of a secret."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class SecretRef(
 ):
     """A secret by its name in a store: ``{"$secret": "db-password", "store": "files"}``.
 
-    ``digest`` tells one value of it from another, and nothing else: it is keyed, so that a reader
-    of the log cannot try passwords against it. Whoever declares leaves it out. ``namespace`` is
-    that of the secret; empty for the namespace of the resource that has the reference.
+    ``digest`` distinguishes the values of the secret. It is keyed, so that a reader of the log
+    cannot test passwords against it, and a declaration must not contain it. ``namespace`` is the
+    namespace of the secret. Empty: that of the resource with the reference.
     """
 
     name: str = msgspec.field(name="$secret")
@@ -41,19 +41,19 @@ class SecretRef(
 
     @property
     def place(self) -> str:
-        """The secret as ``store/name``, or ``store/namespace/name`` of another namespace."""
+        """The secret as ``store/name``, or ``store/namespace/name`` in another namespace."""
         return "/".join(filter(None, (self.store, self.namespace, self.name)))
 
     def label(self, namespace: str = "") -> str:
-        """Return the secret as messages name it: ``default/db (store files)``.
+        """Return the secret as shown in messages: ``default/db (store files)``.
 
-        ``namespace`` is that of the resource, for a reference that names none.
+        ``namespace`` is the namespace of the resource, for a reference without one.
         """
         key = "/".join(filter(None, (self.namespace or namespace, self.name)))
         return f"{key} (store {self.store})"
 
     @classmethod
     def at(cls, place: str) -> SecretRef:
-        """Return the reference to a ``place``; raises ``ValueError`` for one that is invalid."""
+        """Return the reference to a ``place``. Raises ``ValueError`` if it is invalid."""
         store, *namespace, name = place.split("/")
         return cls(name, store, namespace="/".join(namespace))

@@ -1,7 +1,7 @@
-"""What a large composed object is made of, kept apart from it: in chunks, each named by digest.
+"""Content of a large composed object, stored separately in chunks by digest.
 
-A chunk that is the same in the next content is not stored again. The object has the content's
-digest only, so a decision about a thousand parts is a small event (ADR 0053).
+A chunk that does not change is not stored again. The object contains only the digest of its
+content, so a decision about a thousand parts is a small event (ADR 0053).
 """
 
 from __future__ import annotations
@@ -27,26 +27,27 @@ from events.names import SYSTEM_NAMESPACE, ResourceKey
 COMPOSED_CONTENT_KIND: Final = "ComposedContent"
 
 COMPOSED_KINDS: Final = frozenset({COMPOSED_SET_KIND, COMPOSED_CONTENT_KIND})
-"""The reconciler's own: what providers of composed kinds write into the log."""
+"""Reconciler's own kinds, with which providers of composed kinds write into the log."""
 
 CONTENT: Final = "content"
-"""The field of an object whose content is stored: its digest."""
+"""Field of an object with stored content: the digest of the content."""
 
 HEAD: Final = "head"
-"""The output of an object that follows a source: what was found there, with its content."""
+"""Output of an object that follows a source: the newest revision, with its content."""
 
 MAX_PARTS: Final = 2000
-"""A set knows the generation of each: so many fit into one event."""
+"""Maximum number of parts. One event contains the generation of each."""
 
 _MAX_CHUNK_BYTES: Final = 128 * 1024
 _USUAL_CHUNK_BYTES: Final = 32 * 1024
-"""One changed part stores its chunk again: small ones cost less, many cost reads."""
+"""Typical size of a chunk. One changed part stores its chunk again, so small chunks cost less to
+write and more to read."""
 
 _encoder = msgspec.json.Encoder(order="deterministic")
 
 
 class Part(NamedTuple):
-    """One resource of a content, and where it comes from: ``deploy/web.yaml:14``."""
+    """One part of a content and its origin: ``deploy/web.yaml:14``."""
 
     manifest: Manifest
     origin: str = ""
@@ -72,14 +73,14 @@ class ComposedContentSpec(ManifestStruct, frozen=True):
 
 
 class StoredContent(NamedTuple):
-    """A content as it is stored: its digest names the list, which names the chunks."""
+    """A content as it is stored. Its digest identifies an index, which lists the chunks."""
 
     digest: str
     documents: Mapping[str, ComposedContentSpec]
 
 
 def stored_content(parent: str, parts: Sequence[Part]) -> StoredContent:
-    """Divide a content; raises ``InvalidManifestError`` for one that is too large."""
+    """Return a content, divided into chunks. Raises ``InvalidManifestError`` if it is too large."""
     if len(parts) > MAX_PARTS:
         raise InvalidManifestError(
             f"{parent}: {len(parts)} parts are more than the limit of {MAX_PARTS}; divide the set"
@@ -91,9 +92,9 @@ def stored_content(parent: str, parts: Sequence[Part]) -> StoredContent:
 
 
 def problem_of_part(parent: ResourceKey, key: ResourceKey) -> str:
-    """Describe why a resource cannot be a part of another one; empty if it can.
+    """Return why a resource cannot be a part of another one; empty if it can.
 
-    Whoever may declare the set in one namespace has no rights in another by that.
+    A permission to declare the set in one namespace must not apply to another one.
     """
     if key.kind in COMPOSED_KINDS:
         return (
@@ -108,15 +109,15 @@ def problem_of_part(parent: ResourceKey, key: ResourceKey) -> str:
 
 
 def contents_in(seen: ExternalObject | None, declared: Fields) -> set[str]:
-    """Return the contents that an object has, or may have next."""
+    """Return the digests of the contents that an object has, or may have next."""
     shown = {} if seen is None else seen.fields
     head: Mapping[str, str] = {} if seen is None else seen.outputs.get(HEAD, {})
     found = (each.get(CONTENT) for each in (shown, head, declared))
-    return {each for each in found if isinstance(each, str)}  # a File's may be a reference
+    return {each for each in found if isinstance(each, str)}  # a File's content may be a reference
 
 
 def merge_chunks(chunks: Iterable[ComposedContentSpec]) -> Fields:
-    """Return chunks as an object has them that keeps its content within."""
+    """Return chunks in the form of an object that contains its whole content."""
     children: dict[str, str] = {}
     manifests: dict[str, Fields] = {}
     for each in chunks:
@@ -126,14 +127,14 @@ def merge_chunks(chunks: Iterable[ComposedContentSpec]) -> Fields:
 
 
 def parts_of(chunks: Iterable[ComposedContentSpec]) -> Iterator[Part]:
-    """Return what is in some chunks."""
+    """Return the parts in some chunks."""
     for chunk in chunks:
         for name, digest in chunk.children.items():
             yield Part(manifest_of(name, chunk.manifests[digest]), chunk.origins.get(name, ""))
 
 
 def _divided(parts: Sequence[Part]) -> list[list[Part]]:
-    """Divide by a digest of each name: a part stays in its chunk while others come and go."""
+    """Divide parts by a digest of their names, so that other changes move no part."""
     sizes = {
         str(each.manifest.key): len(_encoder.encode(each.manifest)) + len(each.origin.encode())
         for each in parts

@@ -1,10 +1,10 @@
-"""Words for people in the singular or the plural."""
+"""Singular and plural forms for messages."""
 
 from __future__ import annotations
 
 
 def plural(number: int, one: str, many: str = "") -> str:
-    """Return a number with its words, such as ``1 place`` and ``2 places``.
+    """Return a number with its noun, such as ``1 place`` and ``2 places``.
 
     `many`: the plural, if it is not the singular with an s.
     """

@@ -1,7 +1,7 @@
-"""What is refused of a YAML document before anything is built of it.
+"""Limits of a YAML document, checked before any value is built.
 
-The composer in C calls itself for each level, without a limit; aliases make many values of a few
-words; and of two equal keys the first would be lost. The events of the parser tell all of that.
+The composer in C recurses for each level, without a limit. Aliases expand a few words to many
+values. Of two equal keys, the first would be lost. The events of the parser show all of these.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ import yaml
 MAX_DEPTH: Final = 100
 MAX_VALUES: Final = 200_000
 MAX_CHARACTERS: Final = 16 * 1024 * 1024
-"""Of all values of a document: an alias of a long text costs nothing until the text is written."""
+"""Maximum length of all values of a document. An alias of a long text costs nothing until it is
+expanded."""
 
 _MERGE: Final = "<<"
 
 
 @dataclass(slots=True)
 class _Open:
-    """A list or a mapping that has not ended, with what its aliases stand for.
+    """A list or a mapping that has not ended, with expanded aliases.
 
-    ``size`` counts its values so far, and ``characters`` those of its texts.
+    ``size`` is the number of its values so far, and ``characters`` the length of its texts.
     """
 
     anchor: str | None
@@ -35,7 +36,7 @@ class _Open:
     is_key_next: bool = True
 
     def add(self, size: int, characters: int) -> str:
-        """Take in a value; return what is wrong then, or an empty text."""
+        """Add a value. Return the problem, or an empty text."""
         self.size += size
         self.characters += characters
         if self.size > MAX_VALUES:
@@ -46,7 +47,7 @@ class _Open:
 
 
 def find_yaml_problem(text: str, loader: Any) -> tuple[int, str] | None:
-    """Return the line, counted from 0, and what is wrong there; raises ``yaml.YAMLError``."""
+    """Return the first problem and its line, counted from 0. Raises ``yaml.YAMLError``."""
     sizes: dict[str, tuple[int, int]] = {}
     opened = [_Open(None, is_mapping=False)]
     parse: Any = vars(yaml)["parse"]  # it has no types

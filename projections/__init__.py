@@ -1,1 +1,1 @@
-"""Read models folded from the event log: caches that a replay gives back byte for byte."""
+"""Read models: caches that are folded from the event log, and that a replay restores exactly."""

@@ -1,7 +1,6 @@
-"""Ownership: which external objects are ours, and which may be because a create is under way.
+"""Ownership: the external objects that resources own, or may own because a creation is in flight.
 
-It is read off the status row, which has all of it: a row of its own was half of what a replay and
-the store had to write (ADR 0044).
+Computed from the status row. A separate row caused half of the writes of a replay (ADR 0044).
 """
 
 from __future__ import annotations
@@ -14,12 +13,11 @@ from projections.status import StatusRow
 
 
 class OwnershipRow(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """One external object that is ours, by the log.
+    """An external object that a resource owns, according to the log.
 
-    ``pending_create`` names the create that may have made it: intent before effect, so an object
-    that was made while we crashed is found here; ``pending_name`` is what it is called, where that
-    is a replacement beside ``external_name``. ``retiring`` is what was replaced and is still there.
-    ``since`` is the event that made it ours.
+    ``pending_create`` is the id of a creation in flight, which may already have created an object.
+    ``pending_name`` is the name of that object, if it replaces ``external_name``. ``retiring`` is
+    the replaced object, until it is deleted. ``since`` is the event that began the ownership.
     """
 
     provider_config: str = ""
@@ -36,7 +34,7 @@ class OwnershipRow(msgspec.Struct, frozen=True, rename="camel", omit_defaults=Tr
 
 
 def ownership_of(row: StatusRow) -> OwnershipRow | None:
-    """Return what a resource owns, or may own; None if that is nothing."""
+    """Return what a resource owns or may own; None if nothing."""
     creates = row.operation == "Create"
     if not row.owned and not creates:
         return None

@@ -1,17 +1,17 @@
-"""All read models of the log, folded together in one pass.
+"""The read models of the log, folded in one pass.
 
-They are rows of bytes by name, so that the live ones and those rebuilt from the log can be compared
-byte for byte (invariant 1). A row is written again only when it changed.
+They are stored as rows: bytes by name. Live rows and rows rebuilt from the log can therefore be
+compared byte for byte (invariant 1). Only changed rows are stored again.
 
 =====================================  ======================================================
 ``status.<namespace>.<kind>.<name>``   ``StatusRow``
 ``damage.<ns>.<kind>.<name>``          ``LogDamage``, only while the log is damaged there
 ``damage.position.<n>``                ``LogDamage`` of a message that belongs to no resource
 ``fleet``                              ``FleetSummary``
-``checkpoint``                         ``Checkpoint``: up to where the log is folded in
+``checkpoint``                         ``Checkpoint``: last folded position of the log
 =====================================  ======================================================
 
-Stored rows are those of their checkpoint, exactly: no row is newer or older (ADR 0019).
+All stored rows are exactly as of the checkpoint (ADR 0019).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from projections.ownership import OwnershipRow, ownership_of
 from projections.status import StatusRow, fold_status
 
 SCHEMA = 26
-"""Raised when rows change their meaning: live rows of another schema are rebuilt from the log."""
+"""Schema of the rows. Raise it when a row changes its meaning, so that stored rows are rebuilt."""
 
 STATUS = "status"
 DAMAGE = "damage"
@@ -37,11 +37,11 @@ CHECKPOINT = "checkpoint"
 
 
 class Checkpoint(msgspec.Struct, frozen=True, rename="camel", order=True):
-    """The last position of the log that is folded in; of two checkpoints the greater is newer.
+    """The last log position that is folded into the rows. Checkpoints are ordered by age.
 
-    ``losses`` counts how often the log lost its end, since positions are used again then.
-    ``is_whole`` is false while a change is stored that takes several batches: such rows are no
-    state to go on from.
+    ``losses`` counts how often the log lost its end, because its positions are then assigned again.
+    ``is_whole`` is false while a change that needs several batches is being stored. Such rows are
+    incomplete, and cannot be continued.
     """
 
     schema: int
@@ -51,14 +51,14 @@ class Checkpoint(msgspec.Struct, frozen=True, rename="camel", order=True):
 
 
 NOTHING = Checkpoint(SCHEMA)
-"""The checkpoint of models that have folded nothing in."""
+"""Checkpoint of empty read models."""
 
 
 class RowChanges(msgspec.Struct, frozen=True):
-    """What makes the rows of one checkpoint those of a later one; None: remove the row.
+    """The changes from the rows of one checkpoint to those of a later one. None deletes a row.
 
-    They may be written over the rows of any checkpoint in between, too: each row that changed since
-    then is among them. ``damage``: some of it was found late, and does not follow from positions.
+    They also apply to the rows of any checkpoint in between, because they contain every row that
+    changed since ``after``. ``damage``: they contain damage that was found later than its position.
     """
 
     after: Checkpoint
@@ -67,13 +67,13 @@ class RowChanges(msgspec.Struct, frozen=True):
     damage: bool = False
 
     def then(self, later: RowChanges) -> RowChanges:
-        """Return these changes and those that follow on them as one."""
+        """Return these changes and later ones combined."""
         rows = {**self.rows, **later.rows}
         return RowChanges(self.after, later.checkpoint, rows, self.damage or later.damage)
 
 
 class FleetCount(msgspec.Struct, frozen=True, rename="camel", order=True):
-    """How many resources of one namespace and kind have one outcome."""
+    """Number of resources with one namespace, kind and outcome."""
 
     namespace: str
     kind: str
@@ -82,7 +82,7 @@ class FleetCount(msgspec.Struct, frozen=True, rename="camel", order=True):
 
 
 class FleetSummary(msgspec.Struct, frozen=True, rename="camel"):
-    """The whole fleet in numbers."""
+    """Counts of the whole fleet."""
 
     counts: tuple[FleetCount, ...] = ()
     owned: int = 0
@@ -90,7 +90,7 @@ class FleetSummary(msgspec.Struct, frozen=True, rename="camel"):
 
 
 _FleetEntry = tuple[str, bool, bool]
-"""What the fleet counts of a resource: its outcome, whether it is owned, whether an action runs."""
+"""Properties that the fleet counts: outcome, ownership, and whether an action is in flight."""
 
 
 def _fleet_entry(row: StatusRow) -> _FleetEntry:
@@ -98,7 +98,7 @@ def _fleet_entry(row: StatusRow) -> _FleetEntry:
 
 
 class _FleetCounts:
-    """The numbers of the fleet, counted as rows change: an event costs the same in any fleet."""
+    """Incremental counts of the fleet. The cost of an event does not depend on the fleet's size."""
 
     def __init__(self) -> None:
         self._counts: Counter[tuple[str, str, str]] = Counter()
@@ -106,7 +106,7 @@ class _FleetCounts:
         self._in_flight = 0
 
     def move(self, name: str, before: _FleetEntry | None, after: _FleetEntry | None) -> None:
-        """Count a resource as it is now, and no more as it was before; None: it has no row."""
+        """Move a resource from its earlier counts to its current ones. None: it has no row."""
         namespace, kind, _ = name.split("/")
         if before is not None:
             self._add(namespace, kind, before, -1)
@@ -123,7 +123,7 @@ class _FleetCounts:
         self._in_flight += one * in_flight
 
     def summary(self) -> FleetSummary:
-        """Return the numbers as they are shown."""
+        """Return the current counts."""
         counts = tuple(FleetCount(*each, count) for each, count in sorted(self._counts.items()))
         return FleetSummary(counts, self._owned, self._in_flight)
 
@@ -136,14 +136,14 @@ _fleet = msgspec.json.Decoder(FleetSummary)
 
 
 class OutdatedRowsError(ValueError):
-    """Stored rows are of another schema: rebuild them from the log."""
+    """Stored rows have another schema, or are incomplete, and must be rebuilt from the log."""
 
 
 class ReadModels:
-    """Status, with ownership, and fleet, as of one position of the log.
+    """Status rows, damage and fleet counts, as of one position of the log.
 
-    What depends on a row as a whole (the fleet's counts, ``swept``, ``unready``) is brought up to
-    date when it is asked for, once for all events of a row since then.
+    Values that depend on whole rows (``fleet``, ``swept``, ``unready``, ``linked``) are updated on
+    access, once for all events of a row since the last access.
     """
 
     def __init__(self) -> None:
@@ -162,54 +162,54 @@ class ReadModels:
 
     @property
     def checkpoint(self) -> Checkpoint:
-        """Up to where the log is folded in."""
+        """Checkpoint of the last folded position."""
         return Checkpoint(SCHEMA, self.losses, self.position)
 
     @property
     def ownership(self) -> dict[str, OwnershipRow]:
-        """What each resource owns, or may own, of those that do."""
+        """What each resource owns or may own, without resources that own nothing."""
         found = ((name, ownership_of(row)) for name, row in self.status.items())
         return {name: owned for name, owned in found if owned is not None}
 
     @property
     def swept(self) -> Mapping[str, None]:
-        """The resources that a sweep has to look at: sets have another order in each process."""
+        """Resources that the sweeper must check, in a stable order."""
         self._settle()
         return self._swept
 
     @property
     def unready(self) -> Mapping[str, None]:
-        """The resources whose object is as declared, and cannot be used yet."""
+        """Resources whose object is as declared but not ready."""
         self._settle()
         return self._unready
 
     @property
     def linked(self) -> Mapping[str, None]:
-        """The resources that refer to others or to secrets, or that others refer to."""
+        """Resources with references or secrets, or that other resources reference."""
         self._settle()
         return self._linked
 
     @property
     def changed_rows(self) -> int:
-        """How many rows changed since changes were taken, besides the fleet's."""
+        """Number of changed rows since the last call of ``take_changes``."""
         return len(self._dirty) + len(self._dirty_damage)
 
     def known_version(self, key: ResourceKey) -> int:
-        """Return up to which version the history of a resource is folded in; 0 without a row."""
+        """Return the version of a resource up to which its history is folded; 0 without a row."""
         row = self.status.get(str(key))
         return 0 if row is None else row.version
 
     def apply(self, position: int, event: LogEvent) -> StatusRow:
-        """Fold one event in and give the status row of its resource. Positions must grow.
+        """Fold an event, and return the status row of its resource. Positions must increase.
 
-        A resource whose history is damaged is left as it is.
+        The row of a damaged history stays unchanged.
         """
         name = event.subject
         row = self._row_to_change(name)
         self.position = position
         if name in self.damage:
             return row
-        if position > row.position:  # else it is folded in already
+        if position > row.position:  # otherwise the row already contains it
             if 0 < row.version != event.resourceversion - 1:
                 self.mark_damage(_build_gap_damage(row, position, event))
                 return row
@@ -229,7 +229,7 @@ class ReadModels:
         return row
 
     def _settle(self) -> None:
-        """Count and note the rows that changed since this was done last."""
+        """Update the values that depend on whole rows, for the rows that changed."""
         for name, before in self._unsettled.items():
             row = self.status.get(name)
             after = None if row is None else _fleet_entry(row)
@@ -241,14 +241,14 @@ class ReadModels:
         self._unsettled.clear()
 
     def fold_damage(self, damage: LogDamage) -> None:
-        """Mark damage, and count its position as folded: no event of it will follow."""
+        """Mark damage and advance to its position, because no valid event has that position."""
         self.mark_damage(damage)
         self.position = max(self.position, damage.position)
 
     def mark_damage(self, damage: LogDamage) -> None:
-        """Hold a resource from now on: the log is damaged in its history.
+        """Hold a resource, because its history is damaged.
 
-        The position stays: events before the damage may not be folded yet.
+        The position does not change, because events before the damage may not be folded yet.
         """
         name = damage.resource or f"position/{damage.position}"
         if name not in self.damage:
@@ -259,17 +259,17 @@ class ReadModels:
             self._dirty[name] = None
 
     def mark_damage_changed(self) -> None:
-        """Have all damage among the next changes: who wrote instead of us may not know of it."""
+        """Include all damage in the next changes, if another projector may have omitted it."""
         for name in self.damage:
             self._dirty_damage[name] = None
             if name in self.status:
                 self._dirty[name] = None
 
     def lost(self, newest: Mapping[ResourceKey, int]) -> list[LogDamage]:
-        """Find the resources of which more is folded in than the log has by now.
+        """Return the damage of resources whose rows contain events that the log no longer has.
 
-        ``newest`` gives the position of each resource's newest event. A history that has lost its
-        end has no hole: only what remembers more can tell.
+        ``newest`` contains the position of each resource's newest event. A history without its last
+        events has no gap, so only the rows reveal the loss.
         """
         return [
             _build_loss_damage(name, row, newest.get(row.key, 0))
@@ -278,7 +278,7 @@ class ReadModels:
         ]
 
     def record_lost_end(self, last_position: int) -> None:
-        """Go on from the log's end, if more is folded in than that, and show what has happened."""
+        """Mark the damage if the log lost folded events, and continue from its end."""
         if self.position > last_position:
             expected = f"a log that ends at position {self.position} or later"
             found = f"one that ends at position {last_position}"
@@ -287,7 +287,7 @@ class ReadModels:
             self.losses += 1
 
     def take_changes(self) -> RowChanges | None:
-        """Return what changed since the last call, or since the rows were restored, if anything."""
+        """Return the changes since the last call or restoration; None if there are none."""
         if not self.changed_rows:
             return None
         self._settle()
@@ -296,14 +296,15 @@ class ReadModels:
             rows[_row_name(DAMAGE, name)] = _encoder.encode(self.damage[name])
         for name in self._dirty:
             rows[_row_name(STATUS, name)] = self._status_bytes(name)
-        if self._dirty:  # counts that moved to and fro, too: rows in between may have been stored
+        # also if the counts are as before, because rows in between may have been stored
+        if self._dirty:
             rows[FLEET] = _encoder.encode(self._fleet.summary())
         changes = RowChanges(self._last_checkpoint, self.checkpoint, rows, bool(self._dirty_damage))
         self._forget_changes()
         return changes
 
     def take_all(self) -> RowChanges:
-        """Return every row, for a store that has none."""
+        """Return all rows, for a store without any."""
         self._forget_changes()
         rows: dict[str, bytes | None] = dict(self.rows())
         del rows[CHECKPOINT]
@@ -315,7 +316,7 @@ class ReadModels:
         self._last_checkpoint = self.checkpoint
 
     def rows(self) -> Iterator[tuple[str, bytes]]:
-        """Return every row's name and bytes as they ought to be stored, the checkpoint last."""
+        """Return the name and the stored form of every row, the checkpoint last."""
         for name, damage in self.damage.items():
             yield _row_name(DAMAGE, name), _encoder.encode(damage)
         for name, row in self.status.items():
@@ -324,12 +325,12 @@ class ReadModels:
         yield CHECKPOINT, _encoder.encode(self.checkpoint)
 
     def fleet(self) -> FleetSummary:
-        """Count the resources by namespace, kind and outcome."""
+        """Return the number of resources by namespace, kind and outcome."""
         self._settle()
         return self._fleet.summary()
 
     def set_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Take the rows that are here for those of a checkpoint."""
+        """Set the checkpoint of the present rows, and discard recorded changes."""
         self.position, self.losses = checkpoint.position, checkpoint.losses
         self._unsettled = dict.fromkeys(self.status)
         self._settle()
@@ -341,10 +342,9 @@ class ReadModels:
 
 
 def restore(rows: Mapping[str, bytes]) -> ReadModels:
-    """Take read models up again from stored rows.
+    """Return read models from stored rows.
 
-    Raises ``OutdatedRowsError`` when they are of another schema or incomplete: rebuild from the
-    log.
+    Raises ``OutdatedRowsError`` if they have another schema or are incomplete.
     """
     models = ReadModels()
     try:
@@ -370,7 +370,7 @@ def restore(rows: Mapping[str, bytes]) -> ReadModels:
 
 
 def rebuild(history: Iterable[tuple[int, LogEvent]]) -> ReadModels:
-    """Fold a whole log, given as positions and events."""
+    """Fold a whole log, given as pairs of position and event."""
     models = ReadModels()
     for position, event in history:
         models.apply(position, event)
@@ -407,42 +407,42 @@ def _build_loss_damage(name: str, row: StatusRow, newest: int) -> LogDamage:
 
 
 def status_name(key: ResourceKey) -> str:
-    """Name the status row of a resource."""
+    """Return the name of a resource's status row."""
     return f"{STATUS}.{key.tokens}"
 
 
 def damage_name(key: ResourceKey) -> str:
-    """Name the row of the damage of a resource."""
+    """Return the name of a resource's damage row."""
     return f"{DAMAGE}.{key.tokens}"
 
 
 def decode_status(payload: bytes) -> StatusRow:
-    """Decode a stored status row."""
+    """Decode a status row."""
     return _status.decode(payload)
 
 
 def decode_damage(payload: bytes) -> LogDamage:
-    """Decode a stored damage."""
+    """Decode a damage row."""
     return _damage.decode(payload)
 
 
 def decode_fleet(payload: bytes) -> FleetSummary:
-    """Decode the stored summary of the fleet."""
+    """Decode the fleet row."""
     return _fleet.decode(payload)
 
 
 def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
-    """Encode a checkpoint as it is stored."""
+    """Encode a checkpoint."""
     return _encoder.encode(checkpoint)
 
 
 def decode_checkpoint(payload: bytes) -> Checkpoint:
-    """Decode the stored checkpoint."""
+    """Decode a checkpoint."""
     return _checkpoint.decode(payload)
 
 
 def read_checkpoint(payload: bytes) -> Checkpoint | None:
-    """Decode the stored checkpoint; None if there is none, or another client has overwritten it."""
+    """Decode a checkpoint; None if it is missing, or another client has overwritten it."""
     try:
         return decode_checkpoint(payload)
     except msgspec.DecodeError:

@@ -1,4 +1,4 @@
-"""Status: how every resource stands, one row each."""
+"""Status: one row for each resource."""
 
 from __future__ import annotations
 
@@ -69,130 +69,135 @@ _NEED_LISTING = frozenset(each for each in Hold if each.needs_listing)
 _GOOD_IF_FALSE = ("Degraded", "Paused")
 
 MAX_RELEASED = 16
-"""Released objects of one resource to remember."""
+"""Maximum number of released objects of a resource to remember."""
 
 MAX_UNCERTAIN_NAMES = 4
-"""Names of possible late creations of one resource to remember: each replacement has another."""
+"""Maximum number of names of possible late creations to remember: each replacement has another."""
 
 
 class StatusRow(msgspec.Struct, gc=False, rename="camel", omit_defaults=True):
-    """How one resource stands after the event at ``position`` of the log."""
+    """Status of a resource after the event at ``position`` of the log."""
 
     namespace: str
     kind: str
     name: str
     version: int = 0
     position: int = 0
-    since: datetime | None = None  # when it was declared first, or seen
+    since: datetime | None = None  # time of the first declaration or observation
     changed_at: datetime | None = None
 
-    # What is declared. ``outcome`` speaks of ``observed_generation``.
+    # The declaration. ``outcome`` describes ``observed_generation``.
     generation: int = 0
     observed_generation: int = 0
     declared: bool = False
-    paused: bool = False  # it asks for no action, so that nothing is due
+    paused: bool = False  # the declaration stops all actions, so the row is never overdue
     labels: dict[str, str] = {}
     approve: ApprovalLevel = "Never"
-    definition: int = 0  # the generation of its kind's definition that it rests on
-    refers: tuple[Reference, ...] = ()  # until its object is gone, too
-    targets: dict[str, TargetState] = {}  # what it knows of what it refers to
-    secrets: dict[str, str] = {}  # their digests by name, empty for unknown
+    definition: int = 0  # generation of the kind's definition that the declaration used
+    refers: tuple[Reference, ...] = ()  # kept after a withdrawal, until the object is deleted
+    targets: dict[str, TargetState] = {}  # recorded states of the referenced resources
+    secrets: dict[str, str] = {}  # recorded digests by name; empty: unknown
 
-    # Where the object is, and whose. ``owned_by`` is the event that made it ours.
+    # The place and the owner of the object. ``owned_by`` is the event that began the ownership.
     provider_config: str = ""
     external_name: str = ""
-    declared_config: str = ""  # where it is created next, if its object is elsewhere
-    declared_name: str = ""  # what it is called next, where its object has a second name
+    declared_config: str = ""  # ProviderConfig of the next creation, if the object is elsewhere
+    declared_name: str = ""  # name of the next creation, if the object has a second name
     owned: bool = False
     owned_by: str = ""
     owned_since: datetime | None = None
     owned_reason: str = ""
     uid: str | None = None
-    belongs_to: str = ""  # another resource that has the object
+    belongs_to: str = ""  # another resource that the object belongs to
 
-    # The object as the log last saw it: an observer reports only what differs from the digest.
-    # Of an object that nobody here declares or owns, ``foreign_identity`` tells whose it is.
-    observed_at: datetime | None = None  # a look that shows nothing new is not in the log
-    observed_uid: str | None = None  # of an object that is not owned
+    # The last recorded state of the object. Observers report it only if its digest differs. For an
+    # object that no resource declares or owns, they compare ``foreign_identity`` instead.
+    # time of the last recorded read; unchanged reads are not recorded
+    observed_at: datetime | None = None
+    observed_uid: str | None = None  # uid of an object that is not owned
     observed_digest: str = ""
     foreign_identity: str = ""
     outputs: Fields = {}
     drifts: int = 0
-    listing_disproved: bool = False  # one left out what is ours: only a read proves its absence
-    grace_seconds: float = 0.0  # that the API needs, as the return of an object has shown
-    doubted: bool = False  # the next listing or read decides, whatever it shows
-    unmanaged: int | None = None  # the numbers by which a guard judged last
+    # a listing once missed the owned object, so only a read proves its absence
+    listing_disproved: bool = False
+    grace_seconds: float = 0.0  # consistency grace of the API, learned from a reappeared object
+    # whether the next listing or read is recorded even if it shows nothing new
+    doubted: bool = False
+    unmanaged: int | None = None  # counts that the guard used last
     total: int | None = None
 
-    # What was replaced and is still there.
+    # The replaced object, until it is deleted.
     retiring: str = ""
     retiring_uid: str | None = None
     retiring_digest: str = ""
     retiring_outputs: Fields | None = None
 
-    # Names and uids of objects that were released on purpose, until they are known to be gone.
+    # Names and uids of released objects, until a read shows their absence.
     released: tuple[tuple[str, str | None], ...] = ()
 
-    # Names of objects that creations of unknown result may have created, or may create yet.
+    # Names of objects that creations with unknown results may have created, or may still create.
     uncertain_names: tuple[str, ...] = ()
 
-    # Its deletion met nothing, and its creation may have made an object of another uid.
+    # Whether its deletion found nothing, and its creation may have created an object with another
+    # uid.
     is_unconfirmed: bool = False
 
-    # The action under way. ``pending_digest`` is of what it asks for, which is believed of an API
-    # that shows nothing after a write; ``pending_name`` is what a create will call the object.
+    # The action in flight. ``pending_digest`` is the digest of the written content, which counts as
+    # observed if the API returns no object. ``pending_name`` is the name of the created object.
     action_id: str = ""
     operation: str = ""
     attempt: int = 0
     pending_name: str = ""
     pending_digest: str = ""
 
-    # How it stands, and what it waits for.
+    # The outcome, and the current waits.
     outcome: str = ""
     reason: str = ""
     message: str = ""
     conditions: tuple[Condition, ...] = ()
-    unmet_since: dict[str, datetime] | None = None  # of the conditions that are not as they should
+    # since when each condition has not been as it should be
+    unmet_since: dict[str, datetime] | None = None
     retry_at: datetime | None = None
     retry_seconds: float = 0.0
-    renewal_at: datetime | None = None  # of a renewal
-    progress_at: datetime | None = None  # its object should have made progress by then
-    pending_plan: str = ""  # waits for approval, from ``pending_level`` on
+    renewal_at: datetime | None = None  # time of the next renewal
+    progress_at: datetime | None = None  # deadline for the next progress
+    pending_plan: str = ""  # plan that waits for approval, from ``pending_level`` on
     pending_level: ApprovalLevel = "Never"
 
-    # What others rely on.
+    # Dependencies of other services and resources on this one.
     finalizers: dict[str, str] = {}
     references: dict[str, OnWithdrawal] = {}
     referenced_from: tuple[str, ...] = ()
 
-    # Of a ``ProviderConfig``: how its API answers.
+    # Health of the API, for a ``ProviderConfig``.
     throttled_until: datetime | None = None
     throttled_seconds: float = 0.0
     breaker_until: datetime | None = None
-    failed_listings: dict[str, ListingFailure] | None = None  # by kind; None: no failure
+    failed_listings: dict[str, ListingFailure] | None = None  # by kind; None: no failures
 
     @property
     def key(self) -> ResourceKey:
-        """The identity of the resource."""
+        """Identity of the resource."""
         return ResourceKey(self.namespace, self.kind, self.name)
 
     def read_uid(self, *, unique_names: bool) -> str | None:
-        """Return the uid to read the object by; None to read whichever object has its name.
+        """Return the uid by which to read the object; None to read the object with its name.
 
-        Where names are not unique, an object that is not owned can only be found by its uid.
+        Without unique names, an object that is not owned can only be read by its uid.
         """
         return self.uid if unique_names else self.uid or self.observed_uid
 
     @property
     def is_foreign(self) -> bool:
-        """Whether nobody here ever declared it or had it: it was seen in an API, and no more."""
+        """Whether the resource was never declared and never owned its object."""
         return not (self.generation or self.owned)
 
     @property
     def is_gone(self) -> bool:
-        """Whether nothing is left of the resource but its history.
+        """Whether only the history of the resource is left.
 
-        A finalizer outlives its object: it would hold the next one, and nobody would see why.
+        A finalizer is kept longer than its object, because it would also block the next one.
         """
         return not (
             self.declared
@@ -204,13 +209,13 @@ class StatusRow(msgspec.Struct, gc=False, rename="camel", omit_defaults=True):
             or self.finalizers
             or self.released
             or self.is_unconfirmed
-            # A listing would name another resource after the object that a late call creates.
+            # A listing would create another resource for the object that a late call creates.
             or any(name_for_external(each) != self.name for each in self.uncertain_names)
         )
 
     @property
     def not_ready(self) -> Condition | None:
-        """Why the object cannot be used yet, though it is as declared; None if that is not so."""
+        """Condition ``Ready`` of an object that is as declared but not ready; None otherwise."""
         if self.outcome != "Converged":
             return None
         for each in self.conditions:
@@ -220,32 +225,32 @@ class StatusRow(msgspec.Struct, gc=False, rename="camel", omit_defaults=True):
 
     @property
     def waits_since(self) -> datetime | None:
-        """Since when it is not as declared, or cannot be used, for the reason that is shown."""
+        """Time since when the unmet condition has had its current reason."""
         shown = "Ready" if self.outcome == "Converged" else "Converged"
         return (self.unmet_since or {}).get(shown)
 
     @property
     def is_linked(self) -> bool:
-        """Whether it refers to others or to secrets, or others to it."""
+        """Whether the resource has references or secrets, or other resources reference it."""
         return bool(self.refers or self.references or self.secrets)
 
     @property
     def hold(self) -> Hold | None:
-        """The hold of a resource with the outcome ``Held``, unless it is of a newer release."""
+        """Hold of a resource with the outcome ``Held``; None for a hold of a newer release."""
         return hold_of(self.outcome, self.reason)
 
     @property
     def next_deadline(self) -> datetime | None:
-        """When its object is due for renewal, or should have made progress: the earlier one."""
+        """Time of the next renewal or of the progress deadline, whichever is earlier."""
         return min(filter(None, (self.renewal_at, self.progress_at)), default=None)
 
     @property
     def is_swept(self) -> bool:
-        """Whether a sweep has to look at it: it waits, or is held."""
+        """Whether the sweeper must check the resource: it waits, or is held."""
         return self.outcome == "Held" or bool(self.retry_at or self.renewal_at or self.progress_at)
 
     def hold_for_damage(self, damage: LogDamage) -> None:
-        """Show that the resource is held: its history must not be folded any further."""
+        """Show the resource as held, because its history must not be folded further."""
         self.outcome, self.reason, self.message = "Held", Hold.LOG_DAMAGED, str(damage)
         self.conditions = (
             Condition("Converged", "Unknown", Hold.LOG_DAMAGED, str(damage), self.generation),
@@ -262,7 +267,7 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
     row.changed_at = event.time
     if row.since is None:
         row.since = event.time
-    match event.data:  # what is most frequent comes first: a case that is tried costs 50 ns
+    match event.data:  # the most frequent cases first: each case that does not match costs 50 ns
         case OutcomeRecorded() as data:
             row.unmet_since = _unmet_since(row, data, event.time)
             row.outcome = data.outcome
@@ -271,7 +276,7 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
             row.message = data.message
             row.conditions = data.conditions
         case ActionDecided(action):
-            row.doubted = False  # what was let go is done with
+            row.doubted = False  # an approved hold ends with the action
             _start_attempt(row, action, 1)
         case ActionSucceeded() as data:
             row.observed_at = event.time
@@ -284,7 +289,7 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
             row.generation = generation
             row.declared = row.paused = False
         case GenerationSuperseded() | DeclarationSuperseded():
-            pass  # the next outcome speaks of the newer generation
+            pass  # the next outcome describes the newer generation
         case ExternalObserved() as data:
             row.observed_at = event.time
             _fold_observation(row, data)
@@ -316,7 +321,7 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
             if data.reason != "Orphaned":
                 _restore_replaced(row)
             elif row.observed_digest:
-                # It is looked for under its second name as long as it exists.
+                # The released object keeps its second name while it exists.
                 if row.external_name != data.external_name:
                     row.declared_name, row.external_name = row.external_name, data.external_name
                 row.observed_uid = data.uid
@@ -332,7 +337,7 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
             row.pending_plan, row.pending_level = data.plan, data.level
             row.approve = data.declared_level or row.approve
         case ApprovalRefused():
-            pass  # the outcome tells it
+            pass  # the outcome describes it
         case HoldApproved() as data:
             row.doubted = not row.action_id and data.hold in _NEED_LISTING
         case ReconcileAccepted(reads):
@@ -349,18 +354,18 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
         case DefinitionObserved(definition):
             row.definition = definition.generation
         case SpecResolved():
-            pass  # what follows from it is told by others
+            pass  # later events describe the effect
         case ActionRetried(action, attempt) | LookupDecided(action, attempt):
             _start_attempt(row, action, attempt)
         case ActionHeld():
             row.retry_at = None
         case ActionNotDone():
-            pass  # it is called again
+            pass  # the action continues
         case ActionDoubted(operation="Create"):
             names = (row.pending_name, row.declared_name, row.external_name)
             _remember_uncertain(row, *names)
         case ActionDoubted():
-            pass  # what it did is seen later
+            pass  # a later observation shows the effect
         case ActionFailed() as data:
             _fold_failure(row, data)
         case ActionAbandoned():
@@ -377,11 +382,11 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
         case BreakerOpened(until):
             row.breaker_until = until
         case BreakerProbed():
-            pass  # it is open until the probe is answered
+            pass  # the breaker stays open until the probe ends
         case BreakerClosed():
             row.breaker_until = None
         case TwinDetected():
-            pass  # the outcome tells it
+            pass  # the outcome describes it
         case ListingsFailed(kind, failure):
             row.failed_listings = {**(row.failed_listings or {}), kind: failure}
         case ListingsResumed(kind):
@@ -391,15 +396,15 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
             assert_never(event.data)
     _apply_endings(row, endings_of(event.data))
     if not (row.declared or row.owned or row.action_id):
-        # References end with the object of a declaration. What the resource claims afterwards is
-        # deleted or released; a row that was forgotten meanwhile could not name a target either.
+        # References end with the object of a declaration. A later claim leads to a deletion or
+        # release. A row that was deleted meanwhile could not name a target either.
         row.refers = row.referenced_from = ()
 
 
 def _unmet_since(
     row: StatusRow, data: OutcomeRecorded, now: datetime
 ) -> dict[str, datetime] | None:
-    """Return since when each condition is not as it should be, for the reason it has now."""
+    """Return since when each condition has not been as it should be, with its current reason."""
     found: dict[str, datetime] | None = None
     for each in data.conditions:
         if (each.status == "True") is not (each.type in _GOOD_IF_FALSE):
@@ -408,7 +413,8 @@ def _unmet_since(
         for before in row.conditions if row.unmet_since else ():
             if (before.type, before.status, before.reason) != (each.type, each.status, each.reason):
                 continue
-            # What waits for another names it in the message; elsewhere that may count, or vary.
+            # A waiting resource names its prerequisite in the message. Other messages may contain
+            # counters.
             if data.outcome != "Waiting" or before.message == each.message:
                 since = (row.unmet_since or {}).get(each.type, now)
         found = found or {}
@@ -435,10 +441,10 @@ def _fold_declaration(row: StatusRow, data: SpecDeclared) -> None:
     elif not row.owned:
         row.declared_name = ""
     if row.hold == Hold.DELETION_GUARD:
-        row.doubted = False  # the deletion that was approved is not wanted any more
+        row.doubted = False  # the new declaration replaces the approved deletion
     row.foreign_identity = ""
     row.generation, row.labels = data.generation, data.labels
-    if not row.declared:  # a new life begins, which knows nothing of others yet
+    if not row.declared:  # a declaration after a withdrawal starts over
         row.targets, row.secrets = {}, {}
     row.declared = True
     row.throttled_until = row.breaker_until = row.failed_listings = None
@@ -456,7 +462,7 @@ def _fold_declaration(row: StatusRow, data: SpecDeclared) -> None:
 
 
 def _apply_endings(row: StatusRow, endings: Endings) -> None:
-    """End what an event ends; the wait of an action ends with the action."""
+    """End what the event ends. The wait of an action ends with the action."""
     if endings.action:
         row.action_id = row.operation = row.pending_name = ""
         row.attempt = 0
@@ -485,7 +491,7 @@ def _start_attempt(row: StatusRow, action: Action, attempt: int) -> None:
 
 
 def _set_place(row: StatusRow, config: str, name: str) -> None:
-    """Keep where the resource is declared, if its object is in another place."""
+    """Set the place of the object, and keep the declared place if it differs."""
     declared_config = row.declared_config or row.provider_config
     declared_name = row.declared_name or row.external_name
     row.provider_config, row.external_name = config, name
@@ -505,7 +511,8 @@ def _fold_success(row: StatusRow, event: LogEvent, data: ActionSucceeded) -> Non
     if data.outdated:
         return
     pending_digest = row.pending_digest
-    if not data.late or not row.action_id:  # told late, another action may be under way
+    # another action may be in flight when a late success arrives
+    if not data.late or not row.action_id:
         row.pending_digest = ""
     if data.operation == "Delete" and data.purpose == "Retire":
         _clear_retiring(row)
@@ -522,7 +529,7 @@ def _fold_success(row: StatusRow, event: LogEvent, data: ActionSucceeded) -> Non
         if data.purpose == "Replace" and row.owned:
             row.retiring, row.retiring_uid = row.external_name, row.uid
             row.retiring_digest, row.retiring_outputs = row.observed_digest, row.outputs
-        # A creation that is reported late may have been made where the resource was before.
+        # A late creation may be at the place of an earlier declaration.
         name = data.external_name or row.declared_name or row.external_name
         _set_place(row, data.provider_config or row.provider_config, name)
         row.uid = None
@@ -530,14 +537,15 @@ def _fold_success(row: StatusRow, event: LogEvent, data: ActionSucceeded) -> Non
         _set_owned(row, event, f"{data.operation}d")
     if data.operation == "Create":
         row.listing_disproved = False
-        # That the one before was ready, or that its absence was wanted, says nothing of this one.
+        # The readiness of the previous object does not apply to the new one.
         row.conditions = tuple(
             replace(each, status="Unknown", reason="Created") if each.type == "Ready" else each
             for each in row.conditions
         )
     row.observed_digest = pending_digest
     if data.object is not None:
-        row.uid = row.uid or data.object.uid  # another object that an update met is not ours
+        # an update may have met another object, which is not owned
+        row.uid = row.uid or data.object.uid
         _set_observed(row, data.object)
 
 
@@ -555,12 +563,12 @@ def _fold_failure(row: StatusRow, data: ActionFailed) -> None:
 def _fold_observation(row: StatusRow, data: ExternalObserved) -> None:
     existing, name = data.object, data.external_name
     is_replaced = existing is not None and existing.uid != row.observed_uid
-    # Only a read proves an absence: what a listing leaves out may be listed again (invariant 6).
+    # Only a read proves an absence: a later listing may contain the object again (invariant 6).
     if is_replaced or (existing is None and data.evidence == "Read"):
         _forget_release(row, (row.external_name, row.observed_uid))
     if row.declared_name and not row.owned:
         is_same = existing is not None and existing.uid == row.observed_uid
-        if not is_same:  # what was released is gone: what has its second name is another object
+        if not is_same:  # released object deleted; another object has its second name
             existing, name = None, row.declared_name
             row.external_name, row.declared_name = name, ""
     _set_observed(row, existing)
@@ -581,7 +589,7 @@ def _set_observed(row: StatusRow, existing: ExternalObject | None) -> None:
 
 def _clear_ownership(row: StatusRow) -> None:
     row.owned = False
-    if not row.retiring:  # else that is ours again, or still
+    if not row.retiring:  # otherwise the replaced object is still or again owned
         row.owned_by, row.owned_since, row.owned_reason = "", None, ""
     row.renewal_at = row.progress_at = None
     row.uid = None
@@ -591,7 +599,7 @@ def _clear_ownership(row: StatusRow) -> None:
 
 
 def _restore_replaced(row: StatusRow) -> None:
-    """When a replacement is gone before what it replaced, that is our object again."""
+    """Own the replaced object again, if its replacement disappears first."""
     if not row.retiring:
         return
     if row.external_name != row.retiring:

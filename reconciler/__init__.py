@@ -8,7 +8,8 @@ sent with the SDK (`sdk`) or any NATS client (docs/how-to/publish-and-subscribe.
 The *decider* (`roles.decider`) pulls the intake in batches. For each *resource* it loads the
 *state*, which `evolve` folds from the log (`roles.decider.repository`, `resource.evolve`). It then
 calls the pure function `decide(state, commands, context)` (`resource.decide`), which returns
-*events*. The decider appends the events of all resources of a batch at once. Each resource is one
+*events*. The decider appends the events of all resources
+of a batch together. Each resource is one
 compare-and-set, so that it has one writer.
 
 An event can contain an *action*, with its idempotency key. The *worker* (`roles.worker`) reads it

@@ -1,6 +1,6 @@
-"""Kinds made of other resources: pure functions that say which ones, from what is there (ADR 0050).
+"""Kinds that consist of other resources, as pure functions of their observed state (ADR 0050).
 
-``compose(key, spec, observed)`` is asked wherever `decide` compares wanted with observed. What it
-returns is the content of an object like any other: its API is this reconciler
-(`infra.providers.composition`), and its object is the set of children.
+`decide` calls ``compose(key, spec, observed)`` whenever it compares the desired and the observed
+state. The result is the content of an ordinary object. Its API is this reconciler
+(`infra.providers.composition`), and its object is the set of parts.
 """

@@ -1,8 +1,8 @@
-"""Components and their parts: what a composed kind is built of, without writing it by hand.
+"""Components and parts, from which a composed kind is built.
 
-A part is a manifest with a desired state and, if need be, hooks; a component has a flag, values and
-a function that makes its parts of them. `composed` makes of all components the content of an
-object, `summary` and `ready` tell how they stand: so a kind is a list of components (ADR 0052).
+A part is a manifest with a desired state and optional hooks. A component has a name, a flag, values
+and a function that returns its parts. `composed` returns the content of an object with these
+components. `summary` and `ready` compute its outputs and its readiness (ADR 0052).
 """
 
 from __future__ import annotations
@@ -37,12 +37,13 @@ _MADE_ONCE: Final = "CreateOnly"
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One resource.
+    """One resource of a composed object.
 
-    ``state``: ``Present`` keeps it as its manifest says, ``Absent`` withdraws it, ``Created`` makes
-    it once and leaves it so. The hooks are pure, and keep what it is called. ``before_create``
-    changes the manifest of one that is not there, ``before_update`` that of one that is, and knows
-    how it was declared; what they return stays until the manifest changes.
+    ``state``: ``Present`` keeps the resource as the manifest declares, ``Absent`` withdraws it, and
+    ``Created`` creates it once and then leaves it unchanged. The hooks are pure, and must not
+    change the namespace, kind or name. ``before_create`` changes the manifest of a missing
+    resource, ``before_update`` that of an existing one, given the declared manifest. Their result
+    stays until the manifest changes.
     """
 
     manifest: Manifest
@@ -53,10 +54,10 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Component:
-    """Parts that are switched on and off together.
+    """Parts that are enabled and disabled together.
 
-    ``waiting``: what it waits for before anybody can say what its parts are; until then they stay
-    as they are.
+    ``waiting``: a prerequisite without which the parts cannot be computed. Meanwhile they stay
+    unchanged.
     """
 
     name: str
@@ -67,7 +68,7 @@ class Component:
 
 
 class ComponentStatus(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """How many of a component's parts there should be and can be used, and what is in the way."""
+    """Number of required and of ready parts of a component, and the reason why it is not ready."""
 
     parts: Annotated[int, msgspec.Meta(description="Number of parts that must exist.")]
     ready: Annotated[int, msgspec.Meta(description="Number of parts that are ready.")]
@@ -77,7 +78,7 @@ class ComponentStatus(msgspec.Struct, frozen=True, rename="camel", omit_defaults
 
 
 class ComponentsOutputs(msgspec.Struct, frozen=True):
-    """How each component stands; ``children`` each resource, ``leaving`` what still goes."""
+    """Status of each component. ``leaving``: withdrawn parts that still exist."""
 
     components: Annotated[
         dict[str, ComponentStatus],
@@ -91,14 +92,14 @@ class ComponentsOutputs(msgspec.Struct, frozen=True):
 
 
 class _HookDigests(msgspec.Struct, frozen=True, rename={"source": "from", "result": "as"}):
-    """Digests of a manifest before its hooks, and of what they made of it."""
+    """Digests of a manifest before its hooks, and of the result of the hooks."""
 
     source: str
     result: str
 
 
 class Recorded(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a content says besides its resources: whose they are, and what is waited for."""
+    """Data in the content of an object in addition to its resources."""
 
     components: dict[str, list[str]] = {}
     hooked: dict[str, _HookDigests] = {}
@@ -106,7 +107,7 @@ class Recorded(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @classmethod
     def of(cls, fields: Fields) -> Recorded:
-        """Read it; what people have written otherwise says nothing, and must not end a listing."""
+        """Return the recorded data; empty if another client made it invalid."""
         try:
             return msgspec.convert(fields, cls)
         except msgspec.ValidationError:
@@ -114,7 +115,7 @@ class Recorded(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def composed(components: Iterable[Component], observed: ExternalObject | None) -> Fields:
-    """Return the content of an object of these components, from what is there.
+    """Return the content of an object with these components, given its observed state.
 
     Raises ``InvalidManifestError``, which names the component.
     """
@@ -125,12 +126,12 @@ def composed(components: Iterable[Component], observed: ExternalObject | None) -
 
 
 def is_usable(child: Child) -> bool:
-    """Return whether a resource is ready; one that is made once is, whatever became of it."""
+    """Return whether a resource is ready. One that is created once counts as ready afterwards."""
     return child.ready or (child.outcome, child.reason) == ("Drifted", _MADE_ONCE)
 
 
 def summary(fields: Fields, children: Mapping[str, Child]) -> Fields:
-    """Return how each component stands, for the outputs."""
+    """Return the status of each component, for the outputs."""
     recorded = Recorded.of(fields)
     statuses = {
         name: _component_status(names, children, recorded.waiting.get(name, ""))
@@ -140,7 +141,7 @@ def summary(fields: Fields, children: Mapping[str, Child]) -> Fields:
 
 
 def ready(fields: Fields, existing: ExternalObject) -> Readiness:
-    """Return whether all parts of all components can be used, and what was switched off is gone."""
+    """Return whether all parts are usable, and all withdrawn parts are deleted."""
     children, recorded = children_of(existing), Recorded.of(fields)
     blocked: list[tuple[bool, str]] = []
     for component, names in recorded.components.items():
@@ -150,7 +151,7 @@ def ready(fields: Fields, existing: ExternalObject) -> Readiness:
     usable = sum(is_usable(children.get(name, Child())) for name in fields[CHILDREN])
     far = f"{usable} of {len(fields[CHILDREN])} parts are ready"
     if blocked:
-        moves, why = min(blocked, key=itemgetter(0))  # the first that is stuck, if one is
+        moves, why = min(blocked, key=itemgetter(0))  # prefers a stuck component
         return Readiness(False, "Progressing" if moves else "Stalled", f"{far}; {why}")
     if leaving := existing.outputs.get("leaving"):
         return Readiness(False, "Progressing", f"{far}; {leaving[0]} is still being deleted")
@@ -166,7 +167,7 @@ def _component_status(
         for name, child in known.items()
         if child is None or not is_usable(child)
     ]
-    by = min(blocked)[1] if blocked else ""  # the stuck ones first
+    by = min(blocked)[1] if blocked else ""  # stuck parts first
     return ComponentStatus(len(known), len(known) - len(blocked), by or waiting)
 
 
@@ -178,13 +179,13 @@ def _blocker(name: str, child: Child | None) -> str:
 
 
 class _Current:
-    """What is there: of each resource how it stands declared, and as what it was declared."""
+    """The observed parts: digests of all declarations, and manifests of our own."""
 
     def __init__(self, observed: ExternalObject | None) -> None:
         fields: Fields = {} if observed is None else observed.fields
         shown: Mapping[str, str] = fields.get(CHILDREN, {})
         statuses = children_of(observed)
-        self.children = {  # what was refused was never made
+        self.children = {  # refused parts were never created
             name: digest
             for name, digest in shown.items()
             if name not in statuses or statuses[name].outcome != REFUSED
@@ -192,7 +193,7 @@ class _Current:
         recorded = Recorded.of(fields)
         self.components, self.hooked = recorded.components, recorded.hooked
         ours = {name: each.result for name, each in self.hooked.items()}
-        # One that somebody declared otherwise shows another digest than ours.
+        # A digest other than ours belongs to another client's declaration.
         self._declared = {
             str(each.key): each
             for children in (ours, shown)
@@ -200,12 +201,12 @@ class _Current:
         }
 
     def declared(self, name: str) -> Manifest | None:
-        """Return what we declared it as; None if only somebody else's declaration is known."""
+        """Return the manifest that Reconciler declared, or None if it is unknown."""
         return self._declared.get(name)
 
 
 class _Content:
-    """What an object should be made of, component by component."""
+    """The desired content of an object, built component by component."""
 
     def __init__(self, current: _Current) -> None:
         self._current = current
@@ -218,7 +219,7 @@ class _Content:
         self._names: set[str] = set()
 
     def fields(self) -> Fields:
-        """Return all of it."""
+        """Return the complete content."""
         content = content_of(self._manifests)
         content[CHILDREN] |= self._unchanged
         components = {name: sorted(each) for name, each in self._components.items()}
@@ -226,7 +227,7 @@ class _Content:
         return {**content, **msgspec.to_builtins(recorded)}
 
     def add(self, component: Component) -> None:
-        """Add the parts of one component, if it is switched on."""
+        """Add the parts of a component, if it is enabled."""
         name = component.name
         if name in self._names:
             raise InvalidManifestError(
@@ -258,7 +259,10 @@ class _Content:
             self._manifests.append(_with_create_only(created))
 
     def _take(self, name: str, component: Component) -> None:
-        """Have a resource belong to one component alone."""
+        """Assign a resource to a component.
+
+        Raises ``InvalidManifestError`` if it is already assigned.
+        """
         other = self._component_of.setdefault(name, component.name)
         if name in self._components[component.name]:
             raise InvalidManifestError(
@@ -272,7 +276,7 @@ class _Content:
         self._components[component.name].append(name)
 
     def _keep(self, name: str) -> None:
-        """Leave a resource as it is declared, by us or by somebody else."""
+        """Keep the current declaration of a resource, whether it is ours or another client's."""
         digest, declared = self._current.children.get(name), self._current.declared(name)
         if declared is not None and (digest is None or _digest(declared, name) == digest):
             self._manifests.append(declared)
@@ -290,7 +294,9 @@ class _Content:
             manifest = _call_hook("before_create", part.before_create, component, part.manifest)
         elif digests is not None and digests.source == source:
             manifest = (
-                declared  # a hook is asked once a change, else its answer would change itself
+                # a hook runs once for each change of the manifest, or its own result would trigger
+                # it again
+                declared
             )
         else:
             manifest = _call_hook(
@@ -305,7 +311,7 @@ def _parts_of(component: Component) -> list[Part]:
         return list(component.parts(component.values))
     except InvalidManifestError as error:
         raise InvalidManifestError(f"component {component.name!r}: {error}") from None
-    except Exception as error:  # its author's code, and a resource's own failure
+    except Exception as error:  # any error of the author's code is a failure of this resource only
         raise InvalidManifestError(
             f"component {component.name!r}: computing its parts failed: {_describe_error(error)}"
         ) from error
@@ -314,7 +320,7 @@ def _parts_of(component: Component) -> list[Part]:
 def _call_hook(
     what: str, hook: Callable[..., Manifest] | None, component: Component, *given: Manifest
 ) -> Manifest:
-    """Return what a hook makes of a manifest; without one it stays as it is."""
+    """Return the result of a hook for a manifest, or the manifest itself without a hook."""
     manifest = given[0]
     if hook is None:
         return manifest
@@ -322,7 +328,7 @@ def _call_hook(
     try:
         result = hook(*given)
         key = result.key
-    except Exception as error:  # its author's code, and a resource's own failure
+    except Exception as error:  # any error of the author's code is a failure of this resource only
         raise InvalidManifestError(f"{where} failed: {_describe_error(error)}") from error
     if key != manifest.key:
         raise InvalidManifestError(
@@ -349,10 +355,10 @@ def _name_of(manifest: Manifest, component: Component) -> str:
 
 
 def _with_create_only(manifest: Manifest) -> Manifest:
-    """Return a manifest whose object is made and then left alone, too."""
+    """Return a manifest whose object is created once and then left unchanged."""
     declared_policy: object = manifest.spec.get("policy", {})
     if manifest.api_version == RECONCILER_API_VERSION or not isinstance(declared_policy, dict):
-        return manifest  # it has no object, or is refused
+        return manifest  # it has no object, or will be rejected
     policy = {"mode": _MADE_ONCE, **cast("Fields", declared_policy)}
     return msgspec.structs.replace(manifest, spec={**manifest.spec, "policy": policy})
 

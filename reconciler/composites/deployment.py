@@ -1,7 +1,7 @@
-"""The kind ``Deployment``: so many alike containers, changed without a gap.
+"""The kind ``Deployment``: identical containers with rolling updates.
 
-The rules are those of Kubernetes: at least ``replicas - maxUnavailable`` are ready, at most
-``replicas + maxSurge`` exist, and of the old ones those that are not ready go first.
+The rules are those of Kubernetes. At least ``replicas - maxUnavailable`` containers are ready, and
+at most ``replicas + maxSurge`` exist. Old containers that are not ready are removed first.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CONTAINER_API_VERSION: Final = "docker/v1"
 MAX_REPLICAS: Final = 500
 MAX_DEADLINE_SECONDS: Final = 7 * 86_400
 
-_PARTS: Final = 3  # of a container's name
+_PARTS: Final = 3  # parts of a container's name
 
 _encoder = msgspec.json.Encoder(order="deterministic")
 _about = msgspec.Meta
@@ -32,7 +32,7 @@ _Few = Annotated[int, msgspec.Meta(ge=0, le=MAX_REPLICAS)]
 
 
 class Strategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """How one template takes the place of another."""
+    """Limits during a rolling update."""
 
     max_unavailable: Annotated[
         _Few,
@@ -52,7 +52,7 @@ class Strategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="
 
 
 class Template(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What each container is."""
+    """Template of the containers."""
 
     spec: Annotated[
         Fields, _about(description="Spec of each Container, with its providerConfigRef and policy.")
@@ -90,7 +90,7 @@ class DeploymentFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
 
 
 class DeploymentOutputs(msgspec.Struct, frozen=True, rename="camel"):
-    """How far it is; ``addresses`` and ``backends`` are of the containers that are ready."""
+    """Counts of the containers, and the addresses of the ready ones."""
 
     replicas: Annotated[int, msgspec.Meta(description="Number of containers that exist.")]
     ready: Annotated[int, msgspec.Meta(description="Number of containers that are ready.")]
@@ -117,7 +117,7 @@ class DeploymentOutputs(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Replica(NamedTuple):
-    """One container that exists, or must be created."""
+    """A container that exists, or must be created."""
 
     template: str
     number: int
@@ -125,14 +125,15 @@ class Replica(NamedTuple):
 
 
 def template_hash(template: Mapping[str, Any]) -> str:
-    """Digest what the user wrote, and nothing else: a new release must not make all anew."""
+    """Return the digest of the declared template. A new release must not change it."""
     return hashlib.blake2b(_encoder.encode(template), digest_size=4).hexdigest()
 
 
 def compose(key: ResourceKey, spec: Fields, observed: ExternalObject | None) -> Fields:
-    """Return the containers that there should be now: one step of a roll at a time.
+    """Return the containers that must exist now: one step of a rolling update at a time.
 
-    A pause amid a roll keeps what there is; before or after one, replicas are followed.
+    If a rolling update is paused, the existing containers stay. Before and after one, ``replicas``
+    applies.
     """
     fields = msgspec.convert(spec, DeploymentFields)
     declared = template_hash(spec["template"])
@@ -161,7 +162,7 @@ def compose(key: ResourceKey, spec: Fields, observed: ExternalObject | None) -> 
 def next_replicas(
     existing: Sequence[Replica], newest: str, replicas: int, strategy: Strategy
 ) -> list[Replica]:
-    """Return which containers there should be next, of those that are there and new ones."""
+    """Return the containers that must exist next, from the existing ones and new ones."""
     new = sorted((each for each in existing if each.template == newest), key=_last_to_go)[:replicas]
     old = [each for each in existing if each.template != newest]
     room = replicas + strategy.max_surge - len(new) - len(old) if old else replicas
@@ -173,7 +174,7 @@ def next_replicas(
 
 
 def _remaining_old(old: Sequence[Replica], new: Sequence[Replica], least: int) -> list[Replica]:
-    """Return the old containers that stay for now: those that are not ready go first."""
+    """Return the old containers that stay for now. Those that are not ready are removed first."""
     least = max(0, least)
     ready_new = sum(each.is_ready for each in new)
     may_go = max(0, len(old) + len(new) - least - (len(new) - ready_new))
@@ -185,7 +186,7 @@ def _remaining_old(old: Sequence[Replica], new: Sequence[Replica], least: int) -
 
 
 def ready(fields: Fields, existing: ExternalObject) -> Readiness:
-    """Return whether all containers exist, are ready, and of the newest template."""
+    """Return whether all containers exist, are ready, and have the newest template."""
     rollout, children = fields["rollout"], children_of(existing)
     updated = {name: child for name, child in children.items() if _is_of(name, rollout["template"])}
     number, wanted = sum(each.ready for each in updated.values()), rollout["replicas"]
@@ -203,9 +204,9 @@ def ready(fields: Fields, existing: ExternalObject) -> Readiness:
 
 
 def progress(spec: Fields, existing: ExternalObject) -> Progress | None:
-    """Return how far it is: which containers exist, and which of them are ready."""
+    """Return a digest of the containers and their readiness, with the deadline."""
     deadline_seconds = spec.get("progressDeadlineSeconds")
-    if deadline_seconds is None or spec["paused"]:  # a pause takes as long as somebody likes
+    if deadline_seconds is None or spec["paused"]:  # a paused update has no deadline
         return None
     parts = [(name, each.ready) for name, each in sorted(children_of(existing).items())]
     standing = _encoder.encode([parts, existing.outputs.get("leaving", [])])
@@ -213,7 +214,7 @@ def progress(spec: Fields, existing: ExternalObject) -> Progress | None:
 
 
 def summary(fields: Fields, children: Mapping[str, Child]) -> Fields:
-    """Return how far it is, and where the containers are that are ready."""
+    """Return the counts of the containers, and the addresses of the ready ones."""
     rollout: Mapping[str, Any] = fields.get("rollout", {})
     newest, port = rollout.get("template"), rollout.get("port")
     addresses = sorted(
@@ -235,7 +236,7 @@ def _last_to_go(replica: Replica) -> tuple[bool, int]:
 
 
 def _replica(name: str, child: Child | None = None) -> Replica | None:
-    """Read a container's template and number out of its name, ``…-<template>-<number>``."""
+    """Parse a container's name, ``…-<template>-<number>``; None if it has another form."""
     _, _, rest = name.rpartition("/")
     parts = rest.rsplit("-", 2)
     if len(parts) != _PARTS or not parts[2].isdecimal():

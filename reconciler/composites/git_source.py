@@ -1,7 +1,7 @@
-"""The kind ``GitSource``: declares what a Git repository says, all of it or nothing (ADR 0053).
+"""The kind ``GitSource``: declares all resources of a commit of a Git repository (ADR 0053).
 
-An observer resolves the ref, verifies, renders and checks, and shows what it found in the outputs:
-``head``. All here is pure over that.
+An observer resolves the ref, verifies and renders the commit, and checks its manifests. The result
+is the output ``head``. The functions here are pure.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _Ref = Annotated[str, msgspec.Meta(min_length=1, max_length=200, pattern=r"^[^\s
 
 
 class Ref(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which commit; without any, that of the repository's default branch."""
+    """Commit to declare. Default: the newest commit of the default branch."""
 
     branch: Annotated[
         _Ref | None, _about(description="Branch whose newest commit is declared.")
@@ -138,10 +138,7 @@ class GitSourceFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, r
 
 
 class GitSourceOutputs(StoredOutputs, frozen=True, rename="camel"):
-    """How far it is. ``revision`` is declared; ``head`` is what was found, and what it changes.
-
-    ``problem`` says why that is not declared, in one word and for people.
-    """
+    """Declared commit (``revision``), newest commit (``head``), and why it is not declared."""
 
     url: Annotated[str, msgspec.Meta(description="URL of the repository.")] = ""
     revision: Annotated[
@@ -158,7 +155,7 @@ class GitSourceOutputs(StoredOutputs, frozen=True, rename="camel"):
 
 
 def compose(_key: ResourceKey, spec: Fields, observed: ExternalObject | None) -> Fields:
-    """Return the newest good content of the source; until there is another one, the last."""
+    """Return the content of the newest valid commit, or the current one until there is another."""
     source = {name: value for name, value in spec.items() if name != _DEPENDS_ON}
     if observed is None:
         return {SOURCE: source, CHILDREN: {}}
@@ -173,9 +170,9 @@ def compose(_key: ResourceKey, spec: Fields, observed: ExternalObject | None) ->
 
 
 def uses(spec: Fields) -> Sequence[HostUse]:
-    """Return the repository of the host and the renderer that a source uses (ADR 0060).
+    """Return the repositories and renderers of the host that a source uses (ADR 0060).
 
-    A name is judged when it is resolved, at each connection.
+    A host name is checked again at each connection, when it is resolved.
     """
     found = list(repository_uses(str(spec["url"])))
     if spec.get("render"):
@@ -184,7 +181,7 @@ def uses(spec: Fields) -> Sequence[HostUse]:
 
 
 def repository_uses(url: str) -> Sequence[HostUse]:
-    """Return which repository or address of the host a URL names."""
+    """Return the repository or address of the host that a URL names."""
     parts = urlsplit(url)
     if parts.scheme == "file":
         host = "" if parts.netloc in ("", "localhost") else parts.netloc
@@ -194,13 +191,13 @@ def repository_uses(url: str) -> Sequence[HostUse]:
 
 
 def summary(fields: Fields, children: Mapping[str, Child]) -> Fields:
-    """Return how far it is, and which repository it follows."""
+    """Return the counts of the resources, the URL of the repository and the declared commit."""
     repository = {"url": fields.get(SOURCE, {}).get("url", ""), REVISION: fields.get(REVISION, {})}
     return {**stored.summary(fields, children), **repository}
 
 
 def ready(fields: Fields, existing: ExternalObject) -> Readiness:
-    """Return whether the newest commit is declared, and all of it ready."""
+    """Return whether the newest commit is declared and all of its resources are ready."""
     problem: Mapping[str, str] = existing.outputs.get(PROBLEM, {})
     if problem:
         stays = (
@@ -213,7 +210,7 @@ def ready(fields: Fields, existing: ExternalObject) -> Readiness:
 
 
 def removes(fields: Fields, existing: ExternalObject) -> Removal:
-    """Return how many resources a commit would withdraw, of how many that are there."""
+    """Return the number of resources that a commit would withdraw, and the number of all."""
     head: Mapping[str, Any] = existing.outputs.get(HEAD, {})
     if fields.get(CONTENT) in (None, existing.fields.get(CONTENT)):
         return Removal()
@@ -223,7 +220,7 @@ def removes(fields: Fields, existing: ExternalObject) -> Removal:
 
 
 def refers(fields: Fields, namespace: str) -> Sequence[Reference]:
-    """Return what must be ready before; raises ``InvalidManifestError``."""
+    """Return the resources that must be ready first. Raises ``InvalidManifestError``."""
     found: list[Reference] = []
     for each in fields.get(_DEPENDS_ON, ()):
         try:
@@ -239,6 +236,6 @@ def refers(fields: Fields, namespace: str) -> Sequence[Reference]:
 
 
 def describe_revision(revision: Mapping[str, Any]) -> str:
-    """Describe a commit: its short id and who wrote it."""
+    """Return a description of a commit: its short id and its author."""
     author = revision.get("author", "an unknown author")
     return f"commit {str(revision.get('commit', ''))[:12]} by {author}"

@@ -1,4 +1,4 @@
-"""The kind ``ManifestSet``: what `reconciler apply --set` declared, and nothing besides."""
+"""The kind ``ManifestSet``: the resources that `reconciler apply --set` declared."""
 
 from __future__ import annotations
 
@@ -24,5 +24,5 @@ class ManifestSetFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
 
 def compose(_key: ResourceKey, spec: Fields, _observed: ExternalObject | None) -> Fields:
-    """Return what is declared."""
+    """Return the declared content."""
     return {CONTENT: spec[CONTENT]}

@@ -1,4 +1,4 @@
-"""What composed kinds have in common whose content is stored: how far it is, in a few words."""
+"""Outputs and readiness of composed kinds with stored content."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MAX_NAMED: Final = 10
 
 
 class StoredOutputs(msgspec.Struct, frozen=True, rename="camel"):
-    """How many resources it is made of; ``waiting`` names some that are not ready, with why."""
+    """Counts of the resources. ``waiting`` names some that are not ready, with the reason."""
 
     resources: Annotated[int, msgspec.Meta(description="Number of resources.")]
     ready: Annotated[int, msgspec.Meta(description="Number of resources that are ready.")]
@@ -32,7 +32,7 @@ class StoredOutputs(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def summary(_fields: Fields, children: Mapping[str, Child]) -> Fields:
-    """Count the children; name some that are not ready, those first that no time will mend."""
+    """Return the counts of the resources, and some that are not ready, stuck ones first."""
     waiting = {name: each for name, each in sorted(children.items()) if not each.ready}
     worst = sorted(waiting, key=lambda name: waiting[name].outcome not in STUCK)
     return {
@@ -43,7 +43,7 @@ def summary(_fields: Fields, children: Mapping[str, Child]) -> Fields:
 
 
 def ready(_fields: Fields, existing: ExternalObject) -> Readiness:
-    """Return whether all resources are ready, and what was taken out is gone."""
+    """Return whether all resources are ready, and all withdrawn ones are deleted."""
     outputs: Mapping[str, Any] = existing.outputs
     waiting: Mapping[str, str] = outputs.get("waiting", {})
     number, total = outputs.get("ready", 0), outputs.get("resources", 0)

@@ -1,9 +1,8 @@
-"""How an external API answers as a whole: throttling, breaker and listings of a ``ProviderConfig``.
+"""Health of an external API: throttling, circuit breaker and listings of a ``ProviderConfig``.
 
-The breaker is that of Nygard, "Release It!" (2007): closed, open, and half-open for one probe.
-Reports are level-triggered: what several workers report of one state is recorded once, since a
-report says which state of the breaker its call began with, and a throttled time is rounded up to a
-whole second.
+The breaker follows Nygard, "Release It!" (2007): closed, open, and half-open for one probe. Reports
+are level-triggered. Several reports of the same condition are recorded once, because each names the
+version of the breaker at which its call began, and throttled times are rounded up to whole seconds.
 """
 
 from __future__ import annotations
@@ -36,23 +35,23 @@ from reconciler.resource.state import ApiHealth, ResourceState, Twin
 from reconciler.resource.turn import NOTHING_NEW, CommandResult, Conclusion, Context, on_hold
 
 MAX_THROTTLED_SECONDS = 3_600.0
-"""No API is left alone for longer at once: an absurd ``Retry-After`` would stop all that use it."""
+"""Maximum throttling in seconds. An absurd ``Retry-After`` must not stop all users of the API."""
 
 PROBE_TIMEOUTS = 2
-"""How many of its calls' time limits a probe may take before another one is let through."""
+"""Timeout of a probe, as a multiple of the request timeout. Then another process may probe."""
 
 MAX_NEWER_OBJECTS = 20
-"""Of the objects that are newer than the log, so many are recorded and listed."""
+"""Number of newer objects to record and list."""
 
 LISTINGS_FAILED: Final = "ListingsFailed"
-"""Reason of a configuration whose API completes no listing of some kind (ADR 0069)."""
+"""Reason of a configuration while no listing of some kind completes (ADR 0069)."""
 
 _MAX_MESSAGE_CHARACTERS = 200
 _SHOWN_OBJECTS = 3
 
 
 def report(data: ApiReported, state: ResourceState, context: Context) -> CommandResult:
-    """Record what a report says that is new."""
+    """Return the event of a report, if the report is new."""
     event = _new_event(data, state, context)
     return NOTHING_NEW if event is None else CommandResult((event,))
 
@@ -60,14 +59,15 @@ def report(data: ApiReported, state: ResourceState, context: Context) -> Command
 def _new_event(data: ApiReported, state: ResourceState, context: Context) -> ResourceEvent | None:
     if not is_config(context.key) or not state.desired.is_declared:
         return None
-    if data.state == "Stopping":  # its own request for the probe may have moved the breaker
+    # before the version check: its own probe request may have changed the breaker
+    if data.state == "Stopping":
         return _end_probe(data, state, context)
     if data.state == "Twin":
         return _record_twin(data, state.api.twin)
     if data.state in ("ListingsFailed", "ListingsResumed"):
         return _record_listings(data, state, context)
     if data.state != "Throttled" and data.as_of != state.api.version:
-        return None  # its call began before the breaker moved
+        return None  # the call began before the breaker changed
     match data.state:
         case "Throttled":
             return _record_throttling(data, state, context)
@@ -82,7 +82,7 @@ def _new_event(data: ApiReported, state: ResourceState, context: Context) -> Res
 
 
 def conclude_api_health(health: ApiHealth) -> Conclusion | None:
-    """Return how a configuration stands whose API is held, or does not respond as it should."""
+    """Return the conclusion of a ProviderConfig whose API is held or unhealthy, or None."""
     if health.twin.objects:
         return on_hold(Hold.TWIN, _describe(health.twin))
     if health.open_until is None:
@@ -137,7 +137,7 @@ def _record_probe(
 
 
 def _end_probe(data: ApiReported, state: ResourceState, context: Context) -> BreakerProbed | None:
-    """End the probe of a process that stops: nobody else would call before its time is over."""
+    """End the probe of a process that stops, so that another one need not wait for its deadline."""
     health = state.api
     if health.probe_by != data.reporter or health.open_until is None:
         return None
@@ -145,14 +145,14 @@ def _end_probe(data: ApiReported, state: ResourceState, context: Context) -> Bre
 
 
 def _lasts(until: datetime | None, seconds: float, context: Context) -> bool:
-    """Return whether a recorded time is still to come, and not that of a clock that ran ahead."""
+    """Return whether a recorded time is in the future, and plausible for its duration."""
     return until is not None and not is_over(until, seconds, context.now)
 
 
 def _record_twin(data: ApiReported, known: Twin) -> TwinDetected | None:
-    """Record the objects of a report that are not recorded yet."""
+    """Return the event for newer objects that are not recorded yet."""
     if data.as_of != known.version:
-        return None  # it was read before the hold was set, or approved
+        return None  # the report is older than the current hold or its approval
     actions = {(each.uid, each.action) for each in known.objects}
     new = [each for each in data.newer if (each.uid, each.action) not in actions]
     if not new:
@@ -164,9 +164,9 @@ def _record_twin(data: ApiReported, known: Twin) -> TwinDetected | None:
 def _record_listings(
     data: ApiReported, state: ResourceState, context: Context
 ) -> ListingsFailed | ListingsResumed | None:
-    """Record whether the listings of a kind complete, if that is new."""
+    """Return the event for a change in whether the listings of a kind complete."""
     if data.as_of != state.desired.generation:
-        return None  # it is about another declaration, possibly of another API
+        return None  # the report concerns another generation, possibly of another API
     is_known = data.kind in state.api.failed_listings
     if data.state == "ListingsResumed":
         return ListingsResumed(data.kind) if is_known else None
@@ -190,7 +190,7 @@ def _conclude_unobserved(failed: Mapping[str, ListingFailure]) -> Conclusion:
         LISTINGS_FAILED,
         f"{some(kinds, '; ')}; until a listing completes, Reconciler detects neither drift nor "
         "deletions of these objects. Correct the cause of the error",
-        ready=Readiness(True, "Declared"),  # single objects are still read and written
+        ready=Readiness(True, "Declared"),  # reads and writes of single objects still work
     )
 
 

@@ -1,7 +1,7 @@
-"""Approval: an action waits until a person has decided about exactly this one (ADR 0040).
+"""Approval: an action waits until an operator decides about exactly this action (ADR 0040).
 
-What is request for is a *plan*: the action's parameters, and what is there by then. When either
-changes, the plan is another one, and whatever was decided about the one before counts no more.
+The request contains a *plan*: a digest of the action's parameters and of the current object. If
+either changes, the plan changes, and a decision about the earlier one no longer applies.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from reconciler.resource.state import (
 from reconciler.resource.turn import Command, CommandResult, Context, Step, accept, on_hold, refuse
 
 SHORT_PLAN: Final = 12
-"""So many characters of a plan's digest name it among those of one resource."""
+"""Number of characters of a plan's digest in messages. Enough to identify it within a resource."""
 
 _MAX_DESCRIBED = 5
 
@@ -40,7 +40,7 @@ def approval_command(key: ResourceKey, *, abandon: bool = False) -> str:
 def require_approval(
     step: Step, state: ResourceState, context: Context, compared: Comparison
 ) -> Step:
-    """Return the step, or what comes in its place while people have not approved it."""
+    """Return the step, or the request or hold that precedes it while it is not approved."""
     if not isinstance(step, ActionDecided) or not _needs_approval(step.action, state, context):
         return step
     request = _build_request(step.action, state, context, compared)
@@ -55,7 +55,7 @@ def require_approval(
 
 
 def decide_about(data: Approved, command: Command, state: ResourceState) -> CommandResult:
-    """ApprovalLevel or reject the plan that waits, and no other."""
+    """Approve or reject the waiting plan, or refuse a decision about any other one."""
     request, outcome = state.holds.approval, state.outcome
     is_waiting = outcome is not None and outcome.reason in A_PLAN_WAITS
     if request is None or not is_waiting:
@@ -94,12 +94,15 @@ def _declared_level(state: ResourceState) -> ApprovalLevel:
 
 
 def level_of(action: Action) -> ApprovalLevel:
-    """Return the least strict level at which an action needs approval."""
+    """Return the least strict level at which an action requires approval."""
     return "Deletions" if action.operation == "Delete" or action.purpose == "Replace" else "Always"
 
 
 def _is_covered_by_approval(action: Action, state: ResourceState) -> bool:
-    """A replacement is approved as a whole: that the old one goes, and that a new one comes."""
+    """Return whether an approval already covers the action.
+
+    A replacement is approved as a whole.
+    """
     approval = state.holds.approval
     is_second_half = approval is not None and approval.is_replacing
     return action.purpose == "Retire" or (action.operation == "Create" and is_second_half)
@@ -122,12 +125,15 @@ def _build_request(
 
 
 def _digest(action: Action, state: ResourceState, context: Context) -> str:
-    """Digest what would be done and what it is done to; ids and versions change with every look."""
+    """Return the digest of an action and of the current object, without ids and versions.
+
+    Ids and versions change with every decision and read.
+    """
     existing = state.observed.object
     current = None
     if existing is not None and context.kind is not None:
         current = (context.kind.normalize(existing.fields), existing.labels, existing.uid)
-    # What makes way is approved with what comes in its place.
+    # The approval of a deletion for a replacement includes the replacement's content.
     makes_way = action.operation == "Delete" and action.purpose == "Replace"
     fields = state.desired.fields if makes_way else action.fields
     content = (
@@ -138,12 +144,12 @@ def _digest(action: Action, state: ResourceState, context: Context) -> str:
 
 
 def _name(action: Action) -> str:
-    """Leave out a replacement's own name: it is made of the version."""
+    """Return the external name, but not that of a replacement, which depends on the version."""
     return "" if action.purpose == "Replace" else action.external_name
 
 
 def describe_plan(request: ApprovalRequested) -> str:
-    """Return the plan that waits for approval, and what it changes."""
+    """Return a description of the plan that waits for approval, and of its changes."""
     what = f"{request.operation} {request.external_name!r}"
     if request.purpose != "Converge":
         what = f"{request.purpose}: {what}"

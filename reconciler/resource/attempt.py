@@ -302,7 +302,7 @@ def _wait(
     return RetryScheduled(context.now + wait, round(wait.total_seconds(), 3), reason, action_id)
 
 
-# --- what came of it
+# --- results
 
 
 Finding = FoundBy | Literal["NotDone", "Gone", "Another", "Unclear"]

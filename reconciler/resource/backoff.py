@@ -1,7 +1,7 @@
-"""Back-off: how long to wait before the next attempt.
+"""Back-off: the delay before the next attempt.
 
-Exponential with full upper jitter ("equal jitter": half fixed, half random), after Brooker,
-"Exponential Backoff And Jitter" (AWS Architecture Blog, 2015). The randomness is an input.
+Exponential with equal jitter (half fixed, half random), after Brooker, "Exponential Backoff And
+Jitter" (AWS Architecture Blog, 2015). The random number is an input.
 """
 
 from __future__ import annotations
@@ -11,22 +11,24 @@ from datetime import datetime, timedelta
 from events.provider_config import Retry
 
 SPREAD = 0.1
-"""Share of the API's own wish by which resources come later: not all at once."""
+"""Jitter of a delay that the API requests, as a share of it. It distributes the retries."""
 
 MAX_SECONDS = 86_400.0
-"""No wait is longer: an absurd ``Retry-After`` must not put a resource to sleep for ever."""
+"""Maximum delay in seconds. An absurd ``Retry-After`` must not suspend a resource permanently."""
 
 CLOCKS_DIFFER_SECONDS = 60.0
-"""By so much the clocks of deciders may differ; by more, one of them was wrong."""
+"""Maximum difference between the clocks of two deciders, in seconds. A larger one shows a wrong
+clock."""
 
 _MAX_DOUBLINGS = 32
 
 
 def delay(retry: Retry, failures: int, jitter: float, at_least: float | None = None) -> timedelta:
-    """Return the wait after the ``failures``-th failure in a row (from 1).
+    """Return the delay after the ``failures``-th consecutive failure (from 1).
 
-    ``at_least`` is the API's own wish in seconds, which is honoured even beyond the maximum, but
-    not beyond ``MAX_SECONDS``, and is spread by what is longer: a first wait, or a share of it.
+    ``at_least`` is the delay in seconds that the API requests. It may exceed the maximum of the
+    policy, but not ``MAX_SECONDS``. Its jitter is the larger of the initial delay and a share of
+    it.
     """
     doublings = min(max(failures - 1, 0), _MAX_DOUBLINGS)
     ceiling = min(retry.max_seconds, retry.initial_seconds * 2.0**doublings, MAX_SECONDS)
@@ -38,9 +40,9 @@ def delay(retry: Retry, failures: int, jitter: float, at_least: float | None = N
 
 
 def is_over(until: datetime, wait_seconds: float, now: datetime) -> bool:
-    """Return whether a wait is over: its time has come, or it was set by a clock that ran ahead.
+    """Return whether a wait is over, or was set by a clock that was ahead.
 
-    No wait can have more left than it had when it began.
+    A wait that has more time left than its duration was set by a wrong clock.
     """
     left = (until - now).total_seconds()
     return left <= 0 or left > wait_seconds + CLOCKS_DIFFER_SECONDS

@@ -1,7 +1,7 @@
-"""Fights: somebody else overwrites what we write, again and again (ADR 0041).
+"""Contention: another client repeatedly overwrites the fields that Reconciler writes (ADR 0041).
 
-The first times are mended at once: a person tries something out, a job runs once. From then on the
-repair of that field waits, longer each time, up to the resync interval.
+The first corrections are immediate, because a user may try something, or a job may run once. Then
+the correction of that field is delayed, each time longer, up to the resync interval.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from reconciler.resource.turn import Conclusion
 
 CONTENTION_DRIFTS: Final = 3
 CONTENTION_WINDOW: Final = timedelta(hours=1)
-"""So often, with never so long between two, somebody else writes what we write: it is a drift."""
+"""Number of drifts, and the maximum time between two of them, that count as contention."""
 
 MISSING: Final = ""
-"""In the place of a path: the whole object, which somebody keeps deleting."""
+"""Path of a drift that concerns the whole object: another client deletes it."""
 
 _MAX_PATHS: Final = 16
 
@@ -30,19 +30,23 @@ _MAX_PATHS: Final = 16
 def count_drift(
     known: tuple[PathDrift, ...], drift: DriftDetected, at: datetime
 ) -> tuple[PathDrift, ...]:
-    """Count a drift for each of its paths; what is long past, or was our own, does not count."""
+    """Return the recent drifts of each path, including a new one.
+
+    Drifts outside the window are dropped. A drift that an action of ours may have caused does not
+    count.
+    """
     if drift.suspected_action:
         return known
     recent = {each.path: each for each in known if at - each.last <= CONTENTION_WINDOW}
     paths = [MISSING] if drift.missing else [each.path for each in drift.differences]
     for path in paths:
-        before = recent.pop(path, PathDrift(path, 0, at, at))  # the newest stand last
+        before = recent.pop(path, PathDrift(path, 0, at, at))  # the newest are last
         recent[path] = replace(before, times=before.times + 1, last=at)
     return tuple(recent.values())[-_MAX_PATHS:]
 
 
 def contention_wait(situation: Situation) -> RetryScheduled | None:
-    """Let a repair wait if all that it would mend is contended about."""
+    """Return a wait before the correction, if all differences are contended."""
     contended = _contended_paths(situation)
     if not contended or situation.state.waits.is_contention:
         return None
@@ -54,7 +58,7 @@ def contention_wait(situation: Situation) -> RetryScheduled | None:
 
 
 def report_contention(situation: Situation) -> Conclusion | None:
-    """Report the fight that a repair waits for; None where something else has to be mended."""
+    """Return the outcome during that wait; None if other differences must be corrected now."""
     contended = _contended_paths(situation)
     if not contended:
         return None
@@ -67,7 +71,7 @@ def report_contention(situation: Situation) -> Conclusion | None:
 
 
 def _contended_paths(situation: Situation) -> list[PathDrift]:
-    """Return the fights about all that differs; none if anything else differs, too."""
+    """Return the contended paths if they are all of the differences; empty otherwise."""
     state, compared = situation.state, situation.compared
     known = {each.path: each for each in state.recent_drifts if each.times >= CONTENTION_DRIFTS}
     found = [MISSING] if compared.existing is None else [each.path for each in compared.differences]

@@ -1,4 +1,4 @@
-"""Circles of references: resources each of which would wait for the next."""
+"""Reference cycles: resources that would all wait for the next one."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 MAX_CYCLE: Final = 32
-"""A longer path from a resource back to itself is not looked for."""
+"""Maximum length of a cycle that is detected."""
 
 
 def find_cycle(
     start: str, targets: Iterable[str], refers: Callable[[str], Iterable[str]]
 ) -> tuple[str, ...]:
-    """Follow references on from a resource, and return the path if it leads back; empty for none.
+    """Return the path of references from a resource back to itself; empty if none is found.
 
-    ``refers`` returns the targets of a resource that is declared.
+    ``refers`` returns the targets of a declared resource.
     """
     paths = [(start, target) for target in targets]
     visited: set[str] = set()

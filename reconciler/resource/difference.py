@@ -1,11 +1,11 @@
-"""The three-way comparison: what we last applied, what is desired, what is observed.
+"""The three-way comparison of the last applied, the desired and the observed content.
 
-A field is different when it is desired and not observed so, or when we applied it once, it is no
-longer desired, and it is still there. What others added is theirs, and so is every ignored field
-(invariant 8). Lists are compared whole: their order and length have a meaning that only the kind's
-``normalize`` knows.
+A desired field differs if its observed value is not the desired one. A field that is no longer
+desired differs if it was applied and still exists. Fields of other clients and ignored fields never
+differ (invariant 8). Lists are compared as a whole, because only the kind's ``normalize`` knows the
+meaning of their order and length.
 
-The rules are those of the three-way merge of ``kubectl apply``, without its strategic list merges.
+The rules are those of the three-way merge of ``kubectl apply``, without strategic list merges.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MAX_VALUE_CHARACTERS = 120
 
 
 class Wanted(msgspec.Struct, frozen=True, gc=False):
-    """The content that an object should have, and what of it is left to others."""
+    """The desired content of an object, with the base of the comparison and the ignored paths."""
 
     fields: Fields
     labels: dict[str, str]
@@ -43,12 +43,12 @@ class Wanted(msgspec.Struct, frozen=True, gc=False):
 def differences(
     wanted: Wanted, observed: ExternalObject, kind: Kind
 ) -> tuple[FieldDifference, ...]:
-    """List the fields and labels whose observed value is not the desired one, in path order."""
+    """Return the fields and labels whose observed value is not the desired one, in path order."""
     desired, actual, applied = wanted.fields, kind.normalize(observed.fields), wanted.applied_fields
     if kind.comparable is not None:
         desired, actual, applied = map(kind.comparable, (desired, actual, applied))
     field_differences = _compare(desired, actual, applied, wanted.ignored, "", kind.shows)
-    # A label's name may hold dots, so labels are one level, never descended into.
+    # The name of a label may contain dots, so labels are one level deep.
     label_differences = _compare(
         wanted.labels, observed.labels, wanted.applied_labels, wanted.ignored, f"{LABELS}."
     )
@@ -58,7 +58,7 @@ def differences(
 def merge_desired(
     wanted: Wanted, observed: ExternalObject, normalize: Normalize
 ) -> tuple[Fields, dict[str, str]]:
-    """Return the fields and labels to write: the desired ones, over what others have set."""
+    """Return the fields and labels to write: the desired ones, merged into the observed ones."""
     fields = _merge(
         wanted.fields, normalize(observed.fields), wanted.applied_fields, wanted.ignored, ""
     )
@@ -71,7 +71,7 @@ def merge_desired(
 def without_ignored(
     content: Mapping[str, object], ignored: Collection[str], prefix: str = ""
 ) -> dict[str, Any]:
-    """Return the part of a content that is not left to others."""
+    """Return a content without the ignored paths."""
     return {
         name: without_ignored(_mapping(value), ignored, f"{prefix}{name}.")
         if ignored and _is_mapping(value)
@@ -81,13 +81,13 @@ def without_ignored(
     }
 
 
-# --- of a resource
+# --- comparison of a resource
 
 
 class Comparison(msgspec.Struct, gc=False):
-    """The content that a resource's object should have, and how an object differs from it.
+    """The desired content of a resource's object, and its differences from an existing object.
 
-    Both are computed when they are first read, and then kept: a turn compares once.
+    Both are computed on first access and then cached, so that a turn compares once.
     """
 
     desired: Desired
@@ -99,24 +99,24 @@ class Comparison(msgspec.Struct, gc=False):
 
     @classmethod
     def of(cls, state: ResourceState, context: Context) -> Comparison:
-        """Return the comparison with the object that was observed last."""
+        """Return the comparison with the last observed object."""
         return cls(state.desired, state.owned, state.observed.object, context)
 
     def is_of(self, state: ResourceState) -> bool:
-        """Return whether a state has the very parts that are compared here."""
+        """Return whether the cached results apply to a state, by identity of its parts."""
         is_same_object = state.observed.object is self.existing
         return is_same_object and state.desired is self.desired and state.owned is self.owned
 
     @property
     def wanted(self) -> Wanted:
-        """The content that the object should have; the resource must have a spec."""
+        """The desired content of the object. The resource must have a spec."""
         if self._wanted is None:
             self._wanted = _wanted(self.desired, self.owned, self.existing, self.context)
         return self._wanted
 
     @property
     def differences(self) -> tuple[FieldDifference, ...]:
-        """How the object differs from the desired one; empty if there is none of either."""
+        """Differences of the existing object; empty if it or the desired content does not exist."""
         if self._differences is None:
             self._differences = (
                 () if self.existing is None else self.differences_from(self.existing)
@@ -124,7 +124,7 @@ class Comparison(msgspec.Struct, gc=False):
         return self._differences
 
     def differences_from(self, existing: ExternalObject) -> tuple[FieldDifference, ...]:
-        """Compare the desired with another object; empty if nothing is desired."""
+        """Return the differences of another object; empty if no content is desired."""
         kind = self.context.kind
         if self.desired.spec is None or kind is None:
             return ()
@@ -132,29 +132,29 @@ class Comparison(msgspec.Struct, gc=False):
 
     @property
     def is_replaced(self) -> bool:
-        """Whether another object, by its uid, has the place of the owned one."""
+        """Whether an object with another uid is in the place of the owned one."""
         if self.owned is None or self.owned.uid is None or self.existing is None:
             return False
         return self.existing.uid not in (None, self.owned.uid)
 
     @property
     def is_applied(self) -> bool:
-        """Whether what is wanted now is what was last applied: else a difference is no drift."""
+        """Whether the desired content was last applied. Otherwise a difference is not drift."""
         applied = self._applied
         if applied is None or applied.in_doubt or self.desired.spec is None:
             return False
         ignored = self.wanted.ignored
         fields = without_ignored(self.wanted.fields, ignored)
         labels = without_ignored(self.wanted.labels, ignored, f"{LABELS}.")
-        # The owner label was written with the rest, also where it cannot be put back later.
+        # The owner label was part of the write, even if no update can restore it later.
         written = without_ignored(applied.labels, ignored, f"{LABELS}.")
         return (applied.fields, written) == (fields, labels)
 
     @property
     def is_kept_by_the_api(self) -> bool:
-        """Whether what differs is what the API result of exactly this write.
+        """Whether the API itself changed the content of the last write to the observed one.
 
-        Writing it again would change nothing but make a hot loop.
+        Writing it again would only cause a hot loop.
         """
         result, existing = None if self._applied is None else self._applied.result, self.existing
         if result is None or existing is None:
@@ -167,7 +167,7 @@ class Comparison(msgspec.Struct, gc=False):
         return is_same and self.is_applied
 
     def changes(self, action: Action) -> list[tuple[FieldDifference, object]]:
-        """Return what an action changes: each path, and its applied value."""
+        """Return each field that an action changes, with its last applied value."""
         if action.operation == "Delete":
             return []
         if action.operation == "Create":
@@ -196,11 +196,11 @@ def _wanted(
     assert spec is not None
     applied = None if owned is None else owned.applied
     if kind is not None and kind.composition is not None and existing is not None:
-        # Whatever a set has is its parent's: an adopted one has nothing that was applied.
+        # All parts of a set belong to its parent. An adopted set has no applied content yet.
         applied = Applied(existing.fields, {} if applied is None else applied.labels)
     ignored = ignored_paths(spec.policy)
     if kind is not None and LABELS in kind.immutable:
-        # Only a replacement could put our label back.
+        # Only a replacement could restore our label.
         ignored = (*ignored, f"{LABELS}.{OWNER_LABEL}")
     return Wanted(
         desired.fields,
@@ -212,9 +212,9 @@ def _wanted(
 
 
 def _labels(spec: Spec, owned: Owned | None, context: Context) -> dict[str, str]:
-    """Return the labels that the object should carry: the declared ones, and our owner label.
+    """Return the labels that the object should have: the declared ones and our owner label.
 
-    An object that is only observed is not ours to label.
+    An object that is only observed gets no owner label.
     """
     if not context.capabilities.labels:
         return {}
@@ -225,14 +225,14 @@ def _labels(spec: Spec, owned: Owned | None, context: Context) -> dict[str, str]
 
 
 def ignored_paths(policy: Policy) -> tuple[str, ...]:
-    """Return the paths that are left to others: our label too, if it shall not be put back."""
+    """Return the ignored paths, including our owner label if the policy does not restore it."""
     if policy.owner_label == "Report":
         return (*policy.ignore_fields, f"{LABELS}.{OWNER_LABEL}")
     return policy.ignore_fields
 
 
 def needs_replacement(differences: Iterable[FieldDifference], kind: Kind) -> tuple[str, ...]:
-    """Return the paths of differences that the API cannot mend in place."""
+    """Return the paths of differences that the API cannot change in place."""
     return tuple(
         each.path
         for each in differences
@@ -241,7 +241,7 @@ def needs_replacement(differences: Iterable[FieldDifference], kind: Kind) -> tup
 
 
 def value_at(path: str, fields: Mapping[str, object], labels: Mapping[str, str]) -> object:
-    """Return what a content has at the path of a difference; None where nothing is."""
+    """Return the value of a content at the path of a difference; None if there is none."""
     if path.startswith(f"{LABELS}."):
         return labels.get(path.removeprefix(f"{LABELS}."))
     value: object = fields
@@ -251,14 +251,14 @@ def value_at(path: str, fields: Mapping[str, object], labels: Mapping[str, str])
 
 
 def format_value(value: object) -> str:
-    """Return a value of a difference as text: JSON, cut where it is long."""
+    """Return a value of a difference as JSON text, truncated if it is long."""
     if value is None:
         return "not set"
     text = msgspec.json.encode(value).decode()
     return text if len(text) <= _MAX_VALUE_CHARACTERS else f"{text[:_MAX_VALUE_CHARACTERS]}…"
 
 
-# --- of two contents
+# --- comparison of two contents
 
 
 def _compare(
@@ -275,12 +275,12 @@ def _compare(
             continue
         want, have = desired.get(name, _MISSING), observed.get(name, _MISSING)
         if want is _MISSING:
-            if have is not None:  # null is as nothing: there is no more to take away
+            if have is not None:  # null counts as missing
                 yield FieldDifference(path, None, have)
         elif want == have or (want is None and have is _MISSING):
             continue
         elif have is _MISSING and path in shows:
-            continue  # nobody has looked there: it was read under an older definition
+            continue  # the object was read under an older definition, without this field
         elif _is_mapping(want) and _is_mapping(have):
             yield from _compare(
                 _mapping(want),
@@ -321,7 +321,7 @@ def _merge(
 
 
 def _is_mapping(value: object) -> bool:
-    """Return whether a value is compared field by field; a secret is one value."""
+    """Return whether a value is compared field by field. A secret is one value."""
     return isinstance(value, dict) and "$secret" not in value
 
 

@@ -1,4 +1,4 @@
-"""What the attempts of an action in flight may have changed, from one attempt to the next.
+"""The combined effect of the attempts of an action in flight.
 
 The table in docs/concepts/actions.md is generated from `effect_after`.
 """
@@ -15,13 +15,13 @@ EFFECTS_BY_SEVERITY: Final = (
     Effect.PARTIAL,
     Effect.UNKNOWN,
 )
-"""Effects of one attempt, from the least to the worst."""
+"""Effects of one attempt, from the least to the most severe."""
 
 
 def effect_after(known: Effect, attempt: Effect) -> Effect:
-    """Return the effect of all attempts after one more, which has the effect ``attempt``."""
+    """Return the effect of all attempts, including one more with the effect ``attempt``."""
     if known is Effect.HELD:
-        return known  # only an operator ends it
+        return known  # only an operator ends a hold
     if known is Effect.CHECKED:  # an earlier call may still arrive, whatever comes later
         return Effect.UNKNOWN if attempt.may_exist else known
     return max(known, attempt, key=EFFECTS_BY_SEVERITY.index)

@@ -1,4 +1,4 @@
-"""Fold one event of the log into the state of its resource: pure and total."""
+"""Folds one event of the log into the state of its resource: pure and total."""
 
 from __future__ import annotations
 
@@ -86,14 +86,14 @@ from reconciler.resource.state import (
     declaration_id,
 )
 
-MAX_DECLARATIONS = 64  # ids and contents that are remembered, to recognise what is sent again late
-MAX_ENDED_ACTIONS = 16  # that are remembered, of which a call may still arrive or be reported
-MAX_DISOWNED = 16  # uids that are remembered: one of those actions may have created the object
+MAX_DECLARATIONS = 64  # ids and contents to remember, to recognize late repeats
+MAX_ENDED_ACTIONS = 16  # ended actions to remember, whose calls may still arrive or be reported
+MAX_DISOWNED = 16  # uids to remember, because one of those actions may have created the object
 
 COMPLETED: frozenset[OutcomeName] = frozenset(
     {"Converged", "Failed", "Conflict", "Deleted", "Released", "Drifted", "Paused"}
 )
-"""Outcomes after which a generation is not superseded by the next, but followed by it."""
+"""Outcomes that complete a generation. The next generation does not supersede it."""
 
 LABEL_KEPT = ActionError("Refused", "the API accepted the write but kept the label")
 NOT_DONE = ActionError("NotDone", "a read shows that the call had no effect; the worker repeats it")
@@ -105,13 +105,14 @@ _NO_WAITS = Waits()
 
 
 class HistoryGapError(ValueError):
-    """A resource's events are not gapless: one is missing, doubled or out of order."""
+    """The events of a resource have a gap, a duplicate, or the wrong order."""
 
 
 def evolve(state: ResourceState, event: LogEvent) -> ResourceState:
     """Return the state after one event.
 
-    Raises `HistoryGapError` when it is not the next one: a hole must be found, never folded over.
+    Raises `HistoryGapError` if the event is not the next one, because a fold over a gap would hide
+    the damage.
     """
     if event.resourceversion != state.version + 1:
         raise HistoryGapError(
@@ -123,7 +124,10 @@ def evolve(state: ResourceState, event: LogEvent) -> ResourceState:
 
 
 def _apply_endings(state: ResourceState, data: ResourceEvent) -> ResourceState:
-    """End what an event ends by itself. The end of an action leaves more, as its case says."""
+    """Apply the endings that both folds of the log share (ADR 0066).
+
+    An end of an action changes more in its own case.
+    """
     endings, holds = endings_of(data), state.holds
     if endings.wait and state.waits.until is not None:
         state = replace(state, waits=replace(state.waits, until=None, is_contention=False))
@@ -131,8 +135,8 @@ def _apply_endings(state: ResourceState, data: ResourceEvent) -> ResourceState:
         state = replace(state, renewal=None, progress=None)
     if endings.approval:
         state = _without_approved_hold(state)
-    # What was approved is kept until its action ends, and for what is left of a replacement then.
-    # A plan without an approval is outdated when another action is in flight.
+    # An approval stays valid until its action ends, and for the creation that completes a
+    # replacement. A plan without approval is outdated once another action is in flight.
     is_approved = holds.approval is not None and holds.approval.decision == "Proceed"
     is_kept = (
         is_approved
@@ -145,7 +149,7 @@ def _apply_endings(state: ResourceState, data: ResourceEvent) -> ResourceState:
 
 
 def fold(events: Iterable[LogEvent], state: ResourceState = NEW) -> ResourceState:
-    """Fold a whole history; raises `HistoryGapError`."""
+    """Return the state after a whole history. Raises `HistoryGapError`."""
     for event in events:
         state = evolve(state, event)
     return state
@@ -155,7 +159,7 @@ def _fold_data(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
     state: ResourceState, event: LogEvent
 ) -> ResourceState:
     match event.data:
-        # --- what services want
+        # --- declarations
         case SpecDeclared() as data:
             return _fold_declaration(state, data, event)
         case SpecWithdrawn() as data:
@@ -177,7 +181,7 @@ def _fold_data(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
         case DeclarationSuperseded():
             return _remember_message(state, event)
 
-        # --- what is seen, and whose it is by that
+        # --- observations and ownership
         case ExternalObserved() as data:
             return _fold_observation(state, data, event)
         case AbsenceDoubted() as data:
@@ -234,7 +238,7 @@ def _fold_data(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
             )
             return state if on_purpose else _restore_replaced(state)
 
-        # --- what is done about it
+        # --- actions
         case ActionDecided(action, base):
             flight = InFlight(action, base=_build_base(action, base, state.desired))
             if action.purpose == "Renew" and state.renewal is not None:
@@ -283,7 +287,7 @@ def _fold_data(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
             version = event.resourceversion
             return replace(state, desired=desired, outcome=data, outcome_version=version)
 
-        # --- what holds it, and what people and references say of that
+        # --- finalizers, references, approvals and inputs
         case FinalizerAdded() as data:
             kept = (*state.holds.finalizers, Finalizer(data.finalizer, data.holder))
             state = replace(state, holds=replace(state.holds, finalizers=kept))
@@ -339,7 +343,7 @@ def _fold_data(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
             desired = replace(state.desired, definition=definition)
             return replace(state, desired=desired, cause=event.id)
 
-        # --- how the API of a ProviderConfig answers
+        # --- health of the API of a ProviderConfig
         case ApiThrottled() as data:
             api = replace(
                 state.api, throttled_until=data.until, throttled_seconds=data.delay_seconds
@@ -391,11 +395,11 @@ def _fold_data(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
             assert_never(event.data)
 
 
-# --- what services want
+# --- declarations
 
 
 def spec_of(data: SpecDeclared) -> Spec:
-    """Return what an event declares."""
+    """Return the spec that an event declares."""
     return Spec(
         data.api_version,
         data.provider_config,
@@ -416,14 +420,14 @@ def _fold_declaration(state: ResourceState, data: SpecDeclared, event: LogEvent)
     if state.owned is not None or (state.released is not None and not is_moved):
         pass  # a replacement may have another name
     elif observed.object is None or (observed.provider_config, observed.object.name) != place:
-        # What we saw was in another place; of what another had, nothing is left.
+        # The known object is in another place. Nothing of it applies to the new one.
         released_uid = None if is_moved else observed.released_uid
         observed = replace(observed, object=None, belongs_to="", released_uid=released_uid)
     if is_moved:
-        # Another API may show effects sooner, and says nothing of what this one has.
+        # The grace and the proof of absence are those of the previous API.
         observed = replace(observed, grace_seconds=0.0, absent_at=0)
     older = tuple(each for each in desired.contents if each != spec.digest)
-    # Declared after a withdrawal, a new life begins; its row may have been forgotten meanwhile.
+    # A declaration after a withdrawal starts over, because the row may have been deleted meanwhile.
     is_new = not desired.is_declared
     return replace(
         state,
@@ -454,7 +458,8 @@ def _fold_declaration(state: ResourceState, data: SpecDeclared, event: LogEvent)
         holds=replace(state.holds, release_forced=False, orphan_forced=False),
         recent_drifts=(),
         cause=event.id,
-        # The endpoint may be another: what is known of its health begins anew.
+        # The endpoint may be a different one, so its health is unknown. A detected copy stays
+        # recorded.
         api=ApiHealth(event.resourceversion if state.api.version else 0, twin=state.api.twin),
     )
 
@@ -465,11 +470,11 @@ def _with_id(state: ResourceState, event: LogEvent) -> tuple[str, ...]:
 
 
 def _remember_message(state: ResourceState, event: LogEvent) -> ResourceState:
-    """Recognise the message that led to an event when it is sent again."""
+    """Remember the id of the message that caused an event, to recognize its redelivery."""
     return replace(state, desired=replace(state.desired, declaration_ids=_with_id(state, event)))
 
 
-# --- what is seen
+# --- observations
 
 
 def _fold_observation(
@@ -478,9 +483,9 @@ def _fold_observation(
     known, existing, spec = state.observed, data.object, state.desired.spec
     is_same = known.object is not None and existing is not None and known.object.uid == existing.uid
     if state.released is not None and not is_same and spec is not None:
-        # Another object under the second name of what was released is in no place of the resource.
+        # Another object with the second name of the released one does not belong to this resource.
         existing = existing if data.external_name == spec.external_name else None
-    # A listing may leave out what was released, and the next one may show it (invariant 6).
+    # A listing may omit the released object, and a later one may contain it again (invariant 6).
     is_released = (
         existing is not None and existing.uid is not None and existing.uid == known.released_uid
     )
@@ -523,7 +528,7 @@ def _with_uncertain_creation(
 
 
 def _restore_replaced(state: ResourceState) -> ResourceState:
-    """When a replacement is gone replaced what it replaced, that is our object again."""
+    """Own the replaced object again, if its replacement disappears first."""
     replaced = state.retiring
     if replaced is None:
         return state
@@ -536,7 +541,7 @@ def _restore_replaced(state: ResourceState) -> ResourceState:
 
 
 def _with_disowned(before: ResourceState, after: ResourceState, version: int) -> ResourceState:
-    """Remember the uid of an object that is not owned_uids any more, however that ended."""
+    """Remember the uid of an object that is no longer owned, for any reason."""
     if before.owned is after.owned and before.retiring is after.retiring:
         return after
     owned_uids = {each.uid for each in (after.owned, after.retiring) if each is not None}
@@ -550,7 +555,7 @@ def _with_disowned(before: ResourceState, after: ResourceState, version: int) ->
 
 
 def _is_retiring(state: ResourceState, data: OwnershipReleased) -> bool:
-    """Return whether what is let go is what was replaced, and not the object of today."""
+    """Return whether a release concerns the replaced object and not the current one."""
     before, owned = state.retiring, state.owned
     place = (data.external_name, data.uid)
     if before is None or (owned is not None and place == (owned.external_name, owned.uid)):
@@ -559,7 +564,7 @@ def _is_retiring(state: ResourceState, data: OwnershipReleased) -> bool:
 
 
 def is_created_by(ended: Ended, existing: ExternalObject) -> bool:
-    """Return whether a creation has created an object that the log does not own for that yet."""
+    """Return whether a creation created an object that the log does not own for it yet."""
     if ended.action.operation != "Create":
         return False
     is_known = ended.reported_by or existing.uid in ended.created_uids
@@ -568,9 +573,9 @@ def is_created_by(ended: Ended, existing: ExternalObject) -> bool:
 
 
 def _with_claim(ended: Ended, data: OwnershipClaimed, state: ResourceState) -> Ended:
-    """Forget an object that the log owns now: after its release it is not claimed again.
+    """Mark a newly owned object, so that it is not claimed again after a release.
 
-    The creation's own report may still come, and is recorded then.
+    The report of the creation may still arrive, and is then recorded.
     """
     existing, place = (
         data.object or state.observed.object,
@@ -589,11 +594,11 @@ def _with_claim(ended: Ended, data: OwnershipClaimed, state: ResourceState) -> E
     return replace(ended, created_uids=created_uids, unowned_uids=unowned_uids)
 
 
-# --- what is done about it
+# --- actions
 
 
 def _in_flight(state: ResourceState, **changes: object) -> ResourceState:
-    """Change what is known of the action in flight, if there is one."""
+    """Change the action in flight, if there is one."""
     flight = state.actions.in_flight
     if flight is None:
         return state
@@ -601,7 +606,7 @@ def _in_flight(state: ResourceState, **changes: object) -> ResourceState:
 
 
 def _changes_outcome(state: ResourceState, action: Action) -> bool:
-    """Return whether the end of the action is news, though the outcome may be as before."""
+    """Return whether the action makes the last outcome outdated, even if the next one equals it."""
     last = state.outcome
     return last is None or last.outcome in COMPLETED or action.operation == "Delete"
 
@@ -632,7 +637,7 @@ def _start_attempt(
 def _schedule_repetition(
     state: ResourceState, event: LogEvent, failed: ActionError, **changes: object
 ) -> ResourceState:
-    """Return the state in which the action is due now, because it had no effect."""
+    """Return the state in which the action is repeated immediately, because it had no effect."""
     return _in_flight(
         state,
         failed=failed,
@@ -646,7 +651,7 @@ def _schedule_repetition(
 
 
 def _clear_partial_effect(state: ResourceState) -> ResourceState:
-    """Return the state after a lookup that found nothing of what a throttled attempt began."""
+    """Return the state after a lookup that found no effect of a throttled attempt."""
     flight = state.actions.in_flight
     is_begun = flight is not None and flight.effect is Effect.PARTIAL
     return _in_flight(state, effect=Effect.REFUSED) if is_begun else state
@@ -657,7 +662,7 @@ def _with_approval(state: ResourceState, approval: ApprovalState | None) -> Reso
 
 
 def _end_waits(state: ResourceState, data: ReconcileAccepted, event: LogEvent) -> ResourceState:
-    """End the waits, and take the next look for news, whatever it shows."""
+    """End all waits, and record the next read even if it shows nothing new."""
     read_requested_at = event.causationposition if data.reads else None
     waits, flight = state.waits, state.actions.in_flight
     if waits.until is not None:
@@ -675,7 +680,8 @@ def _fold_approval(state: ResourceState, data: HoldApproved, event: LogEvent) ->
         return _remember_message(replace(_with_approval(state, approved), cause=event.id), event)
     flight = state.actions.in_flight
     if flight is None and data.hold == Hold.UNKNOWN_RESULT:
-        # Who approves has looked: a creation in doubt is ours only if it gets our label.
+        # The operator checked the object: a creation in doubt is ours only if the object gets our
+        # label.
         ended = tuple(
             replace(each, in_doubt=False) if each.action.operation == "Create" else each
             for each in state.actions.ended
@@ -683,7 +689,7 @@ def _fold_approval(state: ResourceState, data: HoldApproved, event: LogEvent) ->
         actions = replace(state.actions, ended=ended)
         return _remember_message(replace(state, actions=actions, cause=event.id), event)
     if flight is not None and flight.is_held:
-        # Who says that it was not done has looked: what is met now is known to be another's.
+        # The operator found no effect: an object that exists now belongs to another client.
         is_checked = data.decision == "Proceed"
         state = _schedule_repetition(
             state,
@@ -702,7 +708,7 @@ def _fold_approval(state: ResourceState, data: HoldApproved, event: LogEvent) ->
 
 
 def _fold_doubt(state: ResourceState, data: ActionDoubted) -> ResourceState:
-    """Count a call of unknown result of an action in flight; mark an action that has ended."""
+    """Record an unknown result: of a call of the action in flight, or of an ended action."""
     flight = state.actions.in_flight
     if flight is not None and flight.action.action_id == data.action_id:
         effect = effect_after(flight.effect, Effect.UNKNOWN)
@@ -725,12 +731,12 @@ def _fold_success(state: ResourceState, data: ActionSucceeded, event: LogEvent) 
     ended = state.actions.ended
     in_doubt = data.redelivered or (flight is not None and flight.effect.may_arrive)
     if flight is not None and (data.operation == "Create" or in_doubt):
-        # A worker that stands still before its call may make it yet, and meet another object or,
-        # where the API keeps no keys, create a second one.
+        # A suspended worker may still make its call. It may then change another object or, if the
+        # API stores no keys, create a second one.
         ended = _with_ended(state, flight, in_doubt=in_doubt, reported_by=event.causationid)
         if data.operation == "Create":
             ended = (*ended[:-1], _record_creation(ended[-1], data))
-    # A call of unknown result may still be under way where the API keeps no keys.
+    # Without keys, a call with an unknown result may still be in progress.
     may_exist_twice = data.redelivered or (flight is not None and flight.effect.may_exist)
     uncertain = may_exist_twice and data.operation == "Create"
     actions = replace(
@@ -752,7 +758,7 @@ def _fold_success(state: ResourceState, data: ActionSucceeded, event: LogEvent) 
 def _remaining_approval(
     approval: ApprovalState | None, data: ActionSucceeded
 ) -> ApprovalState | None:
-    """An approval is for one action; but of a replacement that made way the creation is left."""
+    """Return the approval that remains. It covers one action, or both actions of a replacement."""
     made_way = (data.operation, data.purpose, data.late) == ("Delete", "Replace", False)
     if approval is None or approval.decision != "Proceed" or not made_way:
         return None
@@ -762,7 +768,10 @@ def _remaining_approval(
 def _fold_partial_success(
     state: ResourceState, flight: InFlight | None, refused: ActionError
 ) -> ResourceState:
-    """What was created is ours; the rest, which the API refuses, waits for a new generation."""
+    """Record that the API created the object but refused the remaining calls.
+
+    The resource owns the object, and waits for a new generation.
+    """
     generation, created = state.desired.generation, state.observed.object
     if created is not None:
         state = _with_applied(state, Applied(created.fields, created.labels))
@@ -778,7 +787,10 @@ def _fold_partial_success(
 def _fold_late_success(
     state: ResourceState, data: ActionSucceeded, event: LogEvent
 ) -> ResourceState:
-    """Take an action for done that had ended without success; another may be under way by now."""
+    """Record the success of an action that had ended without one.
+
+    Another action may be in flight.
+    """
     actions = _with_effect(state.actions, data, event)
     ended = next((each for each in actions.ended if each.action.action_id == data.action_id), None)
     actions = replace(
@@ -796,12 +808,12 @@ def _fold_late_success(
     if actions.in_flight is None:
         state = replace(state, waits=_NO_WAITS)
     state = replace(_with_result(state, ended, data, event), cause=event.id)
-    # What came after an update is ours as well.
+    # A late update may have overwritten a newer one, so the base contains the content of both.
     return _with_applied(state, applied) if data.operation == "Update" else state
 
 
 def _record_creation(ended: Ended, data: ActionSucceeded) -> Ended:
-    """Remember what a creation has created, without its content, which is that of the object."""
+    """Remember the object of a creation. Its content is part of the observation."""
     uid = None if data.object is None else data.object.uid
     action = replace(ended.action, fields={}, labels={})
     return replace(ended, action=action, base=None, created_uids=() if uid is None else (uid,))
@@ -810,7 +822,7 @@ def _record_creation(ended: Ended, data: ActionSucceeded) -> Ended:
 def _record_late_success(
     ended: Ended, data: ActionSucceeded, state: ResourceState, event: LogEvent
 ) -> Ended:
-    """Remember a late success, and the object that a creation created by it."""
+    """Remember a late success, and the object that a creation created."""
     ended = replace(ended, reported_late=True)
     if data.operation != "Create":
         return ended
@@ -827,9 +839,9 @@ def _record_late_success(
 def _with_effect(
     actions: Actions, data: ActionSucceeded | ActionFailed, event: LogEvent
 ) -> Actions:
-    """An observation that began before the newest result is stale."""
+    """Record the newest effect. Observations that began before it are stale."""
     if event.causationposition < actions.effect_position:
-        return actions  # it was overtaken: the newest effect stays the newest
+        return actions  # overtaken by a newer result
     return replace(
         actions,
         effect_position=event.causationposition,
@@ -840,12 +852,12 @@ def _with_effect(
 def _with_result(
     state: ResourceState, ended: InFlight | Ended | None, data: ActionSucceeded, event: LogEvent
 ) -> ResourceState:
-    """Add what an action that was done has left behind."""
+    """Record the result of a successful action."""
     if data.operation == "Delete" and data.purpose == "Retire":
         return replace(state, retiring=None)
     known = state.desired.definition
     is_by_it = ended is not None and known is not None and ended.action.definition == known.digest
-    if data.operation != "Delete" and is_by_it:  # what began before is of the one before
+    if data.operation != "Delete" and is_by_it:  # an earlier action used the earlier definition
         state = _with_definition_done(state)
     if data.operation == "Delete":
         state = _with_uncertain_creation(state, data)
@@ -872,11 +884,11 @@ def _with_result(
     )
     uid = shown.uid
     if action.operation == "Update" and state.owned is not None and state.owned.uid is not None:
-        uid = state.owned.uid  # another object that the write has met is not ours by that
+        uid = state.owned.uid  # the write may have met another object, which is not owned
     base = ended.base or Applied(action.fields, action.labels)
-    # Found by its label, it may be what an earlier action of ours made, with other content; by its
-    # key, only what the first of several calls made. What a repeated call shows, others may have
-    # changed since.
+    # A label may be on the object of an earlier creation, with different content. A key may be on
+    # the result of the first of several calls. A repeated response may be older than another
+    # client's change. None of these confirms the whole content.
     is_whole = data.found_by not in ("Label", "Key") and not data.replayed
     applied = replace(base, result=shown if is_whole else None)
     disproved = state.observed.is_listing_disproved and data.operation != "Create"
@@ -904,13 +916,13 @@ def _with_result(
 
 
 def _record_source_version(state: ResourceState, name: str, event: LogEvent) -> Desired:
-    """Remember which version records what is known of a target or secret."""
+    """Remember the version that recorded the state of a target or secret."""
     recorded_by = {**state.desired.recorded_by, name: event.resourceversion}
     return replace(state.desired, recorded_by=recorded_by)
 
 
 def _with_definition_done(state: ResourceState) -> ResourceState:
-    """A changed definition asks for nothing more: a later replacement has other causes."""
+    """Clear the changed definition, because the object now conforms to it."""
     known = state.desired.definition
     if known is None or not known.affected:
         return state
@@ -919,7 +931,7 @@ def _with_definition_done(state: ResourceState) -> ResourceState:
 
 
 def _possibly_applied(owned: Owned | None, ended: InFlight | Ended | None) -> Applied | None:
-    """Count as ours what an action has perhaps written whose end is not known."""
+    """Return the base, extended by the content that an action may have written."""
     base = None if ended is None else ended.base
     applied = None if owned is None else owned.applied
     if owned is None or base is None:
@@ -930,11 +942,11 @@ def _possibly_applied(owned: Owned | None, ended: InFlight | Ended | None) -> Ap
     labels = {**base.labels, **applied.labels}
     if (fields, labels) == (applied.fields, applied.labels):
         return applied
-    return Applied(fields, labels, in_doubt=True)  # the kept result is of an earlier write
+    return Applied(fields, labels, in_doubt=True)  # the recorded result belongs to an earlier write
 
 
 def _union(first: Fields, second: Fields) -> Fields:
-    """Return all that is in either content, at every depth; where both have it, the second's."""
+    """Return the union of two contents at every depth. The second one has precedence."""
     result = {**first, **second}
     for name in first.keys() & second.keys():
         before, after = first[name], second[name]
@@ -948,7 +960,7 @@ def _is_nested(value: object) -> bool:
 
 
 def _without_doubt(state: ResourceState) -> ResourceState:
-    """Count a write as certain whose content the object has, whatever became of the action."""
+    """Count a write as certain, because the object has its content."""
     applied = None if state.owned is None else state.owned.applied
     return state if applied is None else _with_applied(state, replace(applied, in_doubt=False))
 
@@ -999,7 +1011,7 @@ def _fold_failure(state: ResourceState, data: ActionFailed, event: LogEvent) -> 
 def _with_end(
     state: ResourceState, flight: InFlight | None, data: ActionFailed, event: LogEvent
 ) -> ResourceState:
-    """End the action, and keep what it may have written or created."""
+    """End the action in flight, and keep what it may have written or created."""
     may_arrive = flight is not None and flight.effect.may_arrive
     ended = _with_obstacle(_with_ended(state, flight, in_doubt=may_arrive), data)
     actions = replace(_with_effect(state.actions, data, event), in_flight=None, ended=ended)
@@ -1015,7 +1027,7 @@ def _with_end(
 
 
 def _with_obstacle(ended: tuple[Ended, ...], data: ActionFailed) -> tuple[Ended, ...]:
-    """Remember which object had the name of a creation."""
+    """Remember the object that had the name of a creation."""
     is_met = data.operation == "Create" and data.consequence in ("Conflict", "Observed")
     if not is_met or data.object is None or not ended:
         return ended
@@ -1023,7 +1035,7 @@ def _with_obstacle(ended: tuple[Ended, ...], data: ActionFailed) -> tuple[Ended,
 
 
 def _with_failure(flight: InFlight, data: ActionFailed, event: LogEvent) -> InFlight:
-    """Count an attempt that did not succeed: what is known of the action after it."""
+    """Return the action after a failed attempt."""
     was_unclear = flight.is_lookup and data.error.error_class == "Unknown"
     is_certain = data.effect in (Effect.NOT_SENT, Effect.REFUSED)
     return replace(
@@ -1056,7 +1068,7 @@ def _fold_abandonment(state: ResourceState, data: ActionAbandoned) -> ResourceSt
 def _with_ended(
     state: ResourceState, flight: InFlight | None, *, in_doubt: bool, reported_by: str = ""
 ) -> tuple[Ended, ...]:
-    """Return the newest actions of which a call may still arrive or be reported, with this one."""
+    """Return the remembered ended actions, including the one in flight."""
     if flight is None:
         return state.actions.ended
     ended = Ended(flight.action, flight.base, in_doubt, state.version + 1, reported_by)

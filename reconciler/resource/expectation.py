@@ -1,7 +1,7 @@
-"""What is expected of an action, so that `decide` can be asked what would follow (ADR 0038).
+"""Expected results of actions, with which `decide` computes a plan (ADR 0038).
 
-Pure: it makes the report of a worker for whom all goes well. What only the API will tell, such as
-an id or an address, is `UNKNOWN`.
+Pure: it builds the report of a worker for which every call succeeds. A value that only the API can
+assign, such as an id or an address, is `UNKNOWN`.
 """
 
 from __future__ import annotations
@@ -31,17 +31,20 @@ from reconciler.provider.kind import READY, Kind, Readiness
 from reconciler.resource.state import ResourceState
 
 UNKNOWN: Final = "(known after apply)"
-"""A value that is not there yet, in what is foreseen."""
+"""Placeholder for a value that does not exist yet."""
 
 _WORKER: Final = "foresight"
 _STAND_INS: Final[tuple[Any, ...]] = (UNKNOWN, 1, "1", 1.5, True, "2000-01-01T00:00:00Z", [], {})
-"""What the kind's schema is shown for a value that nobody knows: one of these it takes."""
+"""Values to validate in place of an unknown one. The kind's schema accepts at least one of them."""
 
 _encoder = msgspec.json.Encoder(order="deterministic")
 
 
 def turn_digest(events: Iterable[LogEvent]) -> str:
-    """Digest what a turn appends, without waits, which are of its moment, and without reasons."""
+    """Return the digest of the events of a turn, without waits and reasons.
+
+    Waits depend on the time of the decision.
+    """
     recorded = [
         msgspec.structs.replace(each.data, reason="")
         if isinstance(each.data, SpecDeclared)
@@ -60,7 +63,7 @@ def expected_report(
 ) -> Reported:
     """Return the report of an action that succeeds.
 
-    ``outputs``: paths of what others want to know of a new object.
+    ``outputs``: paths of the outputs of a new object that other resources reference.
     """
     return Reported(
         action_id=action.action_id,
@@ -72,13 +75,13 @@ def expected_report(
     )
 
 
-# --- of a composed object
+# --- composed objects
 
 
 class PartChange(msgspec.Struct, frozen=True):
-    """What an action does about one part: ``wanted`` is what it is declared as, None for nothing.
+    """The change of one part by an action.
 
-    ``before`` is what it was declared as, where that is known.
+    ``wanted`` is its new manifest, None for a withdrawal. ``before`` is the current one, if known.
     """
 
     key: ResourceKey
@@ -90,9 +93,10 @@ class PartChange(msgspec.Struct, frozen=True):
 def part_changes(
     parent: ResourceKey, action: Action, existing: ExternalObject | None
 ) -> list[PartChange]:
-    """Return what an action declares, changes and withdraws of the parts that are there."""
+    """Return the parts that an action declares, changes and withdraws."""
     current: Fields = {} if existing is None else existing.fields.get(CHILDREN, {})
-    if existing is not None and action.operation == "Delete":  # also of what is stored in portions
+    # for stored content, the children are only in the outputs
+    if existing is not None and action.operation == "Delete":
         current = {**existing.outputs.get(CHILDREN, {}), **current}
     before = (
         {} if existing is None else {str(each.key): each for each in manifests_of(existing.fields)}
@@ -118,9 +122,9 @@ def part_changes(
 
 
 def has_next_step(kind: Kind, parent: ResourceKey, spec: Fields, action: Action) -> bool:
-    """Return whether there is another step of a composed object, when all of its parts are ready.
+    """Return whether a composed object needs another step after all of its parts are ready.
 
-    Such as in a roll, where each step waits for what the one before has made.
+    In a rolling update, each step depends on the result of the previous one.
     """
     if kind.composition is None or CHILDREN not in action.fields:
         return False
@@ -130,7 +134,7 @@ def has_next_step(kind: Kind, parent: ResourceKey, spec: Fields, action: Action)
     try:
         return kind.composition.composes(parent, spec, done) != action.fields
     except InvalidManifestError:
-        return False  # it will say so itself
+        return False  # its own decision reports the error
 
 
 def _expected_object(
@@ -146,7 +150,7 @@ def _expected_object(
         version=UNKNOWN,
         labels=action.labels,
         written_by=action.idempotency_key,
-        # A change in place is expected to leave addresses and the like as they are.
+        # An update is expected to keep the outputs, such as addresses.
         outputs=_unknown(outputs) if before is None else before.outputs,
     )
 
@@ -163,7 +167,7 @@ def _unknown(paths: Sequence[str]) -> Fields:
 
 
 def with_unknown_values(kind: Kind) -> Kind:
-    """Return a kind that takes unknown values, and expects its new objects to become ready."""
+    """Return a kind that accepts unknown values, and expects new objects to become ready."""
 
     def ready(fields: Fields, shown: ExternalObject) -> Readiness:
         return READY if shown.version == UNKNOWN else kind.ready(fields, shown)
@@ -186,7 +190,7 @@ def with_unknown_values(kind: Kind) -> Kind:
 
 class _ForeseeingKind(Kind):
     def checked_fields(self, fields: Fields) -> Fields:
-        """Validate fields; what is unknown may turn out to be anything that the schema takes."""
+        """Return validated fields. An unknown value is valid if any stand-in is."""
         refusal: InvalidManifestError | None = None
         for stand_in in (*_STAND_INS, *_enumerated(msgspec.json.schema(self.schema))):
             try:
@@ -204,7 +208,7 @@ class _ForeseeingKind(Kind):
 
 
 def _enumerated(schema: Any) -> Iterator[Any]:
-    """Return every value that a schema allows by name."""
+    """Return every enumerated value of a schema."""
     if isinstance(schema, dict):
         place = cast("Fields", schema)
         yield from place.get("enum", ())
@@ -236,7 +240,7 @@ def _has_unknown(value: Any) -> bool:
 
 
 def _unknown_again(checked: Any, given: Any) -> Any:
-    """Put what is unknown back where it was given, after the kind has checked a stand-in."""
+    """Restore the placeholders after the kind has validated their stand-ins."""
     if given == UNKNOWN:
         return UNKNOWN
     if isinstance(checked, dict) and isinstance(given, dict):

@@ -1,4 +1,4 @@
-"""Inputs of a spec: what its references and secrets stand for, and what it waits for (ADR 0029)."""
+"""Inputs of a spec: values of references, digests of secrets, and parts (ADR 0029)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from reconciler.resource.turn import NOTHING_TO_REPORT, Conclusion, Step, on_hol
 
 
 def resolve(spec: Spec, situation: Situation) -> Step | None:
-    """Record what the references and secrets of a spec stand for; wait for what is not known."""
+    """Return the event with the resolved fields, a conclusion if a value is unknown, or None."""
     desired, kind, key = situation.state.desired, situation.kind, situation.context.key
     for reference in spec.references:
         waiting = _waiting_for(reference, desired)
@@ -58,7 +58,7 @@ def _is_outdated(kind: Kind, desired: Desired) -> bool:
 
 
 def compose(spec: Spec, situation: Situation) -> Step | None:
-    """Record what the object is made of, as things stand; None if that is recorded."""
+    """Return the event with the current parts of a composed object, or a conclusion, or None."""
     desired, kind, context = situation.state.desired, situation.kind, situation.context
     composed = kind.composition
     assert composed is not None
@@ -72,13 +72,13 @@ def compose(spec: Spec, situation: Situation) -> Step | None:
     digest = "" if kind.definition is None else kind.definition.digest
     fields, part = spec.fields, ""
     try:
-        if kind.definition is not None:  # it may be another one than the fields were declared by
+        if kind.definition is not None:  # the definition may be newer than the declaration
             fields = kind.object_fields(kind.checked_fields(fields))
         content = composed.composes(context.key, fields, existing)
         if (content, digest) == (desired.resolved, desired.resolved_by):
             return None
         checked = set[tuple[str, str]]()
-        for each in manifests_of(content):  # all or nothing
+        for each in manifests_of(content):  # one invalid part rejects all
             part = f"{each.key}: "
             alike = (each.kind, content[CHILDREN][str(each.key)])
             check = context.check_part_name if alike in checked else context.check_part
@@ -92,11 +92,11 @@ def compose(spec: Spec, situation: Situation) -> Step | None:
 
 
 def reliance(spec: Spec, state: ResourceState, key: ResourceKey) -> Step:
-    """Return whether what a resource without an object refers to is there."""
+    """Return the conclusion of a resource that only references others, such as a ShapeRef."""
     for reference in spec.references:
         target = state.desired.targets.get(reference.target)
         if target is None:
-            return NOTHING_TO_REPORT  # the next sweep shows it
+            return NOTHING_TO_REPORT  # the sweeper reports the target
         if not target.declared:
             return on_hold(Hold.DANGLING, _why_dangling(reference.target, key))
     return Conclusion("Converged", "Resolved")
@@ -112,7 +112,10 @@ def _why_dangling(target: str, key: ResourceKey) -> str:
 
 
 def _waiting_for(reference: Reference, desired: Desired) -> Conclusion | None:
-    """Name what a resource waits for; once it had all of its values, a pause of theirs is none."""
+    """Return the conclusion while a reference blocks the resource; None if it does not.
+
+    Once all values were resolved, an unready target no longer blocks it.
+    """
     name, target = reference.target, desired.targets.get(reference.target)
     if target is None:
         return Conclusion(
@@ -135,6 +138,9 @@ def _waiting_for(reference: Reference, desired: Desired) -> Conclusion | None:
 
 
 def _why_missing(secret: SecretRef) -> str:
-    """Tell why a secret has no digest; of another namespace's the same whether it exists or not."""
+    """Return why a secret has no digest.
+
+    It does not reveal whether another namespace has the secret.
+    """
     granted = ", is not granted to this namespace" if secret.namespace else ""
     return f"it does not exist{granted}, or no role has read it yet"

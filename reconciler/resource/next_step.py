@@ -156,7 +156,7 @@ def next_step(  # noqa: C901, PLR0911, PLR0912 - the ladder: one guard a step
     return _keep_present(spec, situation)
 
 
-# --- before anything is done
+# --- prerequisites
 
 
 def _conclude_without_object(state: ResourceState, context: Context) -> Step:
@@ -347,7 +347,7 @@ def _report_wait(situation: Situation) -> Conclusion | None:
     return Conclusion("Degraded", "Waiting")
 
 
-# --- declared: kept present, or kept away
+# --- declared: kept present, or kept absent
 
 
 def _check_prerequisites(spec: Spec, situation: Situation) -> Step | None:
@@ -570,7 +570,7 @@ def _describe_differences(differences: tuple[FieldDifference, ...]) -> str:
     )
 
 
-# --- not declared (any more): removed, released or left alone
+# --- undeclared: deleted, released or left unchanged
 
 
 def _finish_withdrawal(situation: Situation) -> Step:
@@ -753,7 +753,7 @@ def _hold_for_deletion_guard(situation: Situation) -> Conclusion | None:
     )
 
 
-# --- whichever it is
+# --- declared or not
 
 
 def _claim(existing: ExternalObject, reason: ClaimReason, situation: Situation) -> OwnershipClaimed:

@@ -1,4 +1,4 @@
-"""From how a resource stands to its public outcome and conditions."""
+"""The public outcome and the conditions of a conclusion."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _TROUBLED: frozenset[OutcomeName] = frozenset({"Degraded", "Failed"})
 
 
 def outcome_to_record(state: ResourceState, conclusion: Conclusion) -> OutcomeRecorded | None:
-    """Return the outcome to record, or None when nobody would learn anything new from it."""
+    """Return the outcome to record, or None if it equals the last one."""
     last = state.outcome
     outcome = OutcomeRecorded(
         outcome=conclusion.outcome,
         generation=state.desired.generation,
-        reason=str(conclusion.reason),  # a `Hold` is one, too
+        reason=str(conclusion.reason),  # converts a `Hold`
         message=shortened(conclusion.message),
         conditions=conditions(state, conclusion),
         action_id=conclusion.action_id,
@@ -33,10 +33,10 @@ def outcome_to_record(state: ResourceState, conclusion: Conclusion) -> OutcomeRe
 
 
 def conditions(state: ResourceState, conclusion: Conclusion) -> tuple[Condition, ...]:
-    """Return the conditions as Kubernetes users know them.
+    """Return the conditions of a resource, in the form that Kubernetes uses.
 
-    ``Converged``: it is as declared. ``Ready``: it can be used, as its kind judges. ``Degraded``:
-    calls fail. ``Paused``: the declaration asks for no action.
+    ``Converged``: the object is as declared. ``Ready``: the object is usable, according to its
+    kind. ``Degraded``: calls fail. ``Paused``: the declaration stops all actions.
     """
     generation = state.desired.generation
     name, reason, message = (

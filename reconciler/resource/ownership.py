@@ -1,9 +1,9 @@
-"""Whose an object is: what each witness says, and the verdict that follows.
+"""Evidence of ownership, and the verdict about an object.
 
-Four witnesses can speak: the log (we made it or claimed it), the object's name (it begins with the
-configuration's ``ownerPrefix``), its owner label, and its scope (an exclusive one is all ours). The
-log is always policy; ``ProviderConfig.spec.ownership`` says which of the others are. A witness
-that contradicts what is policy makes the object *disputed*: it is reported and never deleted
+There are four kinds of evidence. The log is always accepted: it records a creation or a claim. The
+name of the object (the prefix ``ownerPrefix`` of the configuration), its owner label, and an
+exclusive scope are accepted as ``ProviderConfig.spec.ownership`` configures. If evidence
+contradicts the accepted evidence, the object is *disputed*: it is reported and never deleted
 (invariant 7). The table in docs/concepts/ownership.md is generated from ``verdict``.
 """
 
@@ -27,12 +27,12 @@ ClaimReason = Literal["Label", "Prefix", "ExclusiveScope", "Returned", "Found"]
 
 
 class Evidence(msgspec.Struct, frozen=True, gc=False):
-    """What the witnesses say of one object.
+    """The evidence about one object.
 
-    ``log``: the log owns this very object. ``returned``: the log had let it go as gone, and by its
-    uid it is the same. ``uncertain``: a creation of ours may have made it. ``name`` is None where
-    no prefix is configured. ``exclusive``: it lies in the exclusive scope of today, which may have
-    been a wider one when it was listed. ``referenced``: a ``ShapeRef`` relies on it.
+    ``log``: the log owns this object. ``returned``: it has the uid of an owned object that was
+    missing. ``uncertain``: a creation of this resource may have created it. ``name``: whether it
+    has the owner prefix, None without one. ``exclusive``: it is in the current exclusive scope.
+    ``referenced``: a ``ShapeRef`` references the resource.
     """
 
     log: bool
@@ -45,7 +45,10 @@ class Evidence(msgspec.Struct, frozen=True, gc=False):
 
 
 class Verdict(msgspec.Struct, frozen=True, gc=False):
-    """Whose it is. ``claim`` is why it becomes ours, where the log does not own it yet."""
+    """The verdict about an object.
+
+    ``claim`` is the reason for a claim, if the log does not own it yet.
+    """
 
     owner: Owner
     reason: str
@@ -56,7 +59,7 @@ class Verdict(msgspec.Struct, frozen=True, gc=False):
 def collect_evidence(
     existing: ExternalObject, state: ResourceState, context: Context, config: ProviderConfigSpec
 ) -> Evidence:
-    """Ask every witness about an object that was existing under a resource's external name."""
+    """Return the evidence about an object with the external name of a resource."""
     label = existing.labels.get(OWNER_LABEL)
     label_owner: LabelOwner = "nothing" if label is None else "another's"
     if label == context.owner:
@@ -76,9 +79,9 @@ def collect_evidence(
 
 
 def is_obstacle(existing: ExternalObject, state: ResourceState, context: Context) -> bool:
-    """Return whether each creation in doubt has met an object that it therefore has not created.
+    """Return whether the object conflicted with every creation in doubt, so that none created it.
 
-    Asked again under its key, an API that stores keys would have returned the created object.
+    An API that stores keys would have returned the created object for the repeated key.
     """
     ended = state.actions.ended
     doubted = [each for each in ended if each.action.operation == "Create" and each.in_doubt]
@@ -87,7 +90,7 @@ def is_obstacle(existing: ExternalObject, state: ResourceState, context: Context
 
 
 def describe_restoration(context: Context) -> str:
-    """Say that the log may lack newer events, because it was restored; empty if it never was."""
+    """Return a note that the log was restored, so it may lack newer events; empty if it was not."""
     if not context.epoch:
         return ""
     as_of = f" made at {context.restored_as_of}" if context.restored_as_of else ""
@@ -95,7 +98,10 @@ def describe_restoration(context: Context) -> str:
 
 
 def verdict(evidence: Evidence, policy: Ownership) -> Verdict:
-    """Judge whose an object is."""
+    """Return the verdict about an object.
+
+    ``policy`` is the ownership policy of its ProviderConfig.
+    """
     if evidence.log:
         return _judge_owned_by_log(evidence, policy)
     if evidence.returned:
@@ -140,7 +146,7 @@ def _is_name_accepted(evidence: Evidence, policy: Ownership) -> bool:
 
 
 def _judge_strictly(evidence: Evidence) -> Verdict:
-    """Under ``Strict`` one voice for us against the log's is a dispute, whoever's it is."""
+    """Return the verdict under ``Strict``: any evidence against the log is a dispute."""
     ours = [
         witness
         for witness, says in (
@@ -164,7 +170,7 @@ def _judge_strictly(evidence: Evidence) -> Verdict:
 
 
 def _claim_unless_referenced(evidence: Evidence, claim: ClaimReason) -> Verdict:
-    """What nobody declares, but somebody relies on, is not removed without asking."""
+    """Return a claim, or a dispute if a ShapeRef references an undeclared resource."""
     if evidence.referenced:
         return Verdict(
             "disputed",
@@ -177,5 +183,5 @@ def _claim_unless_referenced(evidence: Evidence, claim: ClaimReason) -> Verdict:
 def references_with_policy(
     references: Mapping[str, OnWithdrawal], policy: OnWithdrawal
 ) -> list[str]:
-    """Name the references with a policy, in order."""
+    """Return the resources whose reference has this policy, sorted by name."""
     return sorted(by for by, on_withdrawal in references.items() if on_withdrawal == policy)

@@ -1,7 +1,7 @@
-"""Permission: whether a resource may use its ``ProviderConfig``, and what of the host (ADR 0060).
+"""Permission of a resource to use its ``ProviderConfig`` and parts of the host (ADR 0060).
 
-Only what creates or changes an object needs it. A resource whose permission ended keeps its object,
-and its withdrawal deletes it.
+Only creations and updates require it. A resource whose permission ended keeps its object, and a
+withdrawal deletes it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def use_not_permitted(name: str, context: Context, config: ProviderConfigSpec) -
 def host_access_not_permitted(
     state: ResourceState, context: Context, config: ProviderConfigSpec
 ) -> Conclusion | None:
-    """Return the hold of a resource whose fields use more of the host than allowed, or None."""
+    """Return the hold of a resource whose fields use more of the host than is allowed, or None."""
     kind, spec = context.kind, state.desired.spec
     if kind is None or spec is None or spec.policy.mode not in ("Present", "CreateOnly"):
         return None

@@ -1,6 +1,6 @@
-"""Progress towards being ready: noted when something moves, and missed when nothing has for long.
+"""Progress towards readiness: recorded when it happens, and missed after a deadline.
 
-The moments are in the log, so a restart forgets none, and an idle resource writes no event.
+The times are in the log, so a restart loses none, and an idle resource adds no event.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from reconciler.resource.state import Spec
 def with_progress(
     ready: Readiness, existing: ExternalObject, spec: Spec, situation: Situation
 ) -> Readiness | ProgressNoted:
-    """Return whether an object can be used, with its deadline; or the movement to note first.
+    """Return the readiness of an object, or the event of a progress to record first.
 
-    Whether the deadline is reached is read off the clock of the bus, as in `due`.
+    The bus's clock decides whether the deadline has passed, as in `renewal`.
     """
     kind, context = situation.kind, situation.context
     known, now = situation.state.progress, context.bus_time or context.now
     assert kind.progress is not None
     progress = None if ready.is_ready else kind.progress(spec.fields, existing)
-    if progress is None:  # nothing is waited for
+    if progress is None:  # no progress is expected
         return ready if known is None else ProgressNoted("", now)
     if known is None or known.mark != progress.mark:
         at = now + timedelta(seconds=progress.deadline_seconds)

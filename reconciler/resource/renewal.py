@@ -1,4 +1,4 @@
-"""Time in the desired state: what is as declared, and has to be written again (ADR 0027)."""
+"""Renewal of an object that is as declared, at a time that its kind computes (ADR 0027)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from reconciler.resource.situation import Situation
 from reconciler.resource.state import Spec
 from reconciler.resource.turn import Conclusion, Step
 
-_JITTER = 0.01  # of the time that is left
+_JITTER = 0.01  # share of the remaining time
 _MAX_JITTER = timedelta(minutes=10)
 _NO_TIME = timedelta(0)
 
@@ -26,10 +26,10 @@ _NO_TIME = timedelta(0)
 def renewal_step(
     existing: ExternalObject, spec: Spec, situation: Situation, otherwise: Conclusion
 ) -> Step:
-    """Write an object again that is due, though nothing differs; once for each moment.
+    """Return the step of a renewal, or ``otherwise`` if none is due.
 
-    Whether it is reached is read off the clock of the bus: one that is wrong here does nothing
-    twice, and nothing too early.
+    Each renewal time causes one write. The bus's clock decides whether it has come, so a wrong
+    clock of a decider causes no early or second write.
     """
     state, context, kind = situation.state, situation.context, situation.kind
     known, now = state.renewal, context.bus_time or context.now
@@ -45,7 +45,7 @@ def renewal_step(
     assert known is not None
     if not is_still_due and now < known.at:
         return otherwise
-    # Another client made the object so; the API has rejected what a renewal would write.
+    # Another client changed the object, and the API has rejected the write of this generation.
     rejected = rejection(state)
     if rejected is not None:
         return rejected

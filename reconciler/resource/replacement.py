@@ -1,4 +1,4 @@
-"""Replacement: another object in the place of one that the API cannot change (ADR 0026)."""
+"""Replacement of an object that the API cannot change as declared (ADR 0026)."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ from reconciler.resource.turn import Conclusion, Step, on_hold
 
 
 def replacement(spec: Spec, existing: ExternalObject, situation: Situation) -> Step:
-    """Have another object in the place of one that the API cannot change as it is wanted.
+    """Return the action that replaces an object, or the conclusion that holds it.
 
-    The new one is made first where both can be there at once: it is made ready before the old one
-    goes. Else the old one goes first; what is declared, and not there, is made anyway.
+    If both objects can exist at the same time, the new one is created first, and must be ready
+    before the old one is deleted. Otherwise the old one is deleted first, and its absence causes
+    the creation.
     """
     state, context = situation.state, situation.context
     if state.observed.belongs_to:
@@ -34,7 +35,8 @@ def replacement(spec: Spec, existing: ExternalObject, situation: Situation) -> S
     if held is not None:
         return held
     name = _second_name(spec, existing.name, situation)
-    if name is None or state.retiring is not None:  # of three, the one that nobody wants goes
+    # a third object would exist: delete the one that is neither desired nor replaced first
+    if name is None or state.retiring is not None:
         return new_action(state, context, "Delete", {}, {}, purpose="Replace")
     return new_action(
         state,
@@ -48,7 +50,10 @@ def replacement(spec: Spec, existing: ExternalObject, situation: Situation) -> S
 
 
 def retirement(situation: Situation) -> Step:
-    """Remove what was replaced, once its replacement can be used, or nothing is wanted any more."""
+    """Return the action that deletes the replaced object, or a wait.
+
+    Its replacement must be ready, or the resource withdrawn.
+    """
     state, context = situation.state, situation.context
     if state.waits.failure is not None and is_refused(state):
         return retry_refused_deletion(situation, state.waits.failure.message, "Retire")
@@ -57,7 +62,10 @@ def retirement(situation: Situation) -> Step:
 
 
 def hold_for_data_loss(fields: Fields | None, situation: Situation) -> Conclusion | None:
-    """Hold what would lose data, unless a person has approved it; ``fields``: None to delete."""
+    """Return a hold if a write would lose data, unless it is approved.
+
+    ``fields`` is None for a deletion.
+    """
     existing = situation.compared.existing
     if existing is None or situation.state.holds.approved == Hold.DATA_LOSS:
         return None
@@ -73,7 +81,7 @@ def hold_for_data_loss(fields: Fields | None, situation: Situation) -> Conclusio
 
 
 def hold_for_definition(situation: Situation) -> Conclusion | None:
-    """Hold a replacement that only a changed definition asks for, if it asks for too many."""
+    """Return a hold if a changed definition would replace too many objects without approval."""
     definition = situation.state.desired.definition
     is_approved = situation.state.holds.approved == Hold.DEFINITION_GUARD
     if definition is None or not definition.affected or is_approved:
@@ -91,7 +99,7 @@ def hold_for_definition(situation: Situation) -> Conclusion | None:
 
 
 def hold_for_parts(situation: Situation) -> Conclusion | None:
-    """Hold a content that would withdraw too many of the resources that an object is made of."""
+    """Return a hold if the new content would withdraw too many parts, unless it is approved."""
     existing, state = situation.compared.existing, situation.state
     composed = situation.kind.composition
     if existing is None or composed is None or state.holds.approved == Hold.PRUNE_GUARD:
@@ -109,10 +117,10 @@ def hold_for_parts(situation: Situation) -> Conclusion | None:
 
 
 def _second_name(spec: Spec, taken: str, situation: Situation) -> str | None:
-    """Name a replacement that stands beside its predecessor; None where none can."""
+    """Return the name of a replacement that exists beside its predecessor; None if it cannot."""
     kind, context = situation.kind, situation.context
     if not context.capabilities.deterministic_names:
-        return taken  # the API makes the ids: two may have one name
+        return taken  # the API assigns ids, so two objects may have the same name
     event = event_id(context.key, situation.state.version + 1)
     tail = hashlib.blake2b(event.encode(), digest_size=4)
     name = f"{spec.external_name}-{tail.hexdigest()}"

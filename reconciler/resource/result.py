@@ -139,7 +139,7 @@ def _with_report_time(
     return replace(event, reported_at=command.stored_at)
 
 
-# --- of an action that has ended
+# --- ended actions
 
 
 def _late_successes(
@@ -233,7 +233,7 @@ def _is_current(data: Reported, ended: Ended, state: ResourceState) -> bool:
             return is_its_object and same_uid
 
 
-# --- of the action in flight
+# --- the action in flight
 
 
 def _may_run_twice(data: Reported, action: Action, context: Context) -> bool:

@@ -1,8 +1,8 @@
-"""The rules that an event is interpreted by, applied when it is recorded.
+"""Rules whose results are recorded in the events.
 
-`evolve` only assigns. What depends on a rule that a later release may change (which part of a write
-the resource declares, whether drifts repeat, what a failure means) is decided here, once, and
-stored in the event, so that a changed rule leaves every old log as it was (ADR 0067).
+`evolve` only assigns. Results of rules that a later release may change are computed here once, and
+stored in the event: the declared part of a write, repeated drift, and the meaning of a failure. A
+changed rule therefore does not change the meaning of older logs (ADR 0067).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from reconciler.resource.state import InFlight, ResourceState
 
 
 def apply_rules(data: ResourceEvent, state: ResourceState, now: datetime) -> ResourceEvent:
-    """Return an event with the results of the rules, given the state before it."""
+    """Return an event with the results of the rules, computed from the state before it."""
     match data:
         case ActionDecided(action) if action.operation != "Delete":
             fields, labels = _declared_part(action, state)
@@ -64,7 +64,7 @@ def apply_rules(data: ResourceEvent, state: ResourceState, now: datetime) -> Res
 
 
 def _declared_part(action: Action, state: ResourceState) -> tuple[Fields, dict[str, str]]:
-    """Return what the resource declares of the content of a write, without what it ignores."""
+    """Return the part of a written content that the resource declares, without ignored paths."""
     spec, desired = state.desired.spec, state.desired
     is_wanted = desired.is_declared and spec is not None and spec.policy.mode in _WRITING_MODES
     fields = desired.fields
@@ -81,7 +81,10 @@ _WRITING_MODES = ("Present", "CreateOnly")
 
 
 def _is_base(fields: Fields, state: ResourceState) -> bool:
-    """Return whether fields are those of the last write: only another client can change them."""
+    """Return whether fields are those of the last write.
+
+    Then only another client can change them.
+    """
     spec, applied = state.desired.spec, None if state.owned is None else state.owned.applied
     if spec is None or applied is None:
         return False
@@ -89,9 +92,9 @@ def _is_base(fields: Fields, state: ResourceState) -> bool:
 
 
 def _effect(data: ActionFailed, *, is_lookup: bool) -> Effect:
-    """Return what an attempt may have changed that failed."""
+    """Return what a failed attempt may have changed."""
     error = data.error
-    # A refusal says nothing of the call that another worker may have made, or may still make.
+    # A refusal does not show whether another worker's call of the same attempt took effect.
     if data.redelivered:
         return Effect.UNKNOWN
     if is_lookup or not error.attempted:
@@ -100,7 +103,7 @@ def _effect(data: ActionFailed, *, is_lookup: bool) -> Effect:
         case "Unknown":
             return Effect.UNKNOWN
         case "Throttled":
-            return Effect.PARTIAL  # the API may have served the first of several calls
+            return Effect.PARTIAL  # the API may have executed the first of several calls
         case "NotDone" | "Conflict" | "NotFound" | "Refused":
             return Effect.REFUSED
         case _:
@@ -134,9 +137,9 @@ def _consequence(data: ActionFailed, state: ResourceState) -> Consequence:
 
 
 def _is_looked_up_first(flight: InFlight | None, *, redelivered: bool) -> bool:
-    """Return whether a refusal does not end an action: an earlier attempt may have been done.
+    """Return whether a lookup must follow a refusal: an earlier attempt may have had an effect.
 
-    The API may refuse the lookup too, or the lookup may not show it: then nothing else can.
+    If the lookup was refused too, or was inconclusive, nothing else can settle the action.
     """
     if flight is None or flight.is_lookup:
         return False
@@ -144,7 +147,7 @@ def _is_looked_up_first(flight: InFlight | None, *, redelivered: bool) -> bool:
 
 
 def _is_retired(failed: ActionFailed, uid: str | None) -> bool:
-    """Return whether a failure shows that the replaced object, of this uid, no longer exists."""
+    """Return whether a failure shows that the replaced object with this uid no longer exists."""
     shown = None if failed.object is None else failed.object.uid
     is_other = failed.error.error_class == "Conflict" and None not in (shown, uid) and shown != uid
     return failed.error.error_class == "NotFound" or is_other

@@ -1,4 +1,4 @@
-"""The situation of a resource at one step: what the rules of `next_step` decide by."""
+"""The inputs of the rules of `next_step`, for one step of a resource."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from reconciler.resource.turn import Context
 class Situation(msgspec.Struct, gc=False):
     """A resource without an action in flight, whose kind and configuration are known.
 
-    Evidence and verdict are computed when a rule first reads them, and kept for the other rules.
+    Evidence and verdict are computed on first access, and then cached.
     """
 
     state: ResourceState
@@ -28,7 +28,7 @@ class Situation(msgspec.Struct, gc=False):
 
     @property
     def evidence(self) -> Evidence:
-        """What the witnesses say of the object that is seen; there must be one."""
+        """Evidence about the existing object. There must be one."""
         if self._evidence is None:
             existing = self.compared.existing
             assert existing is not None
@@ -37,7 +37,7 @@ class Situation(msgspec.Struct, gc=False):
 
     @property
     def verdict(self) -> Verdict:
-        """Who owns the object that is seen."""
+        """Verdict about the existing object."""
         if self._verdict is None:
             self._verdict = verdict(self.evidence, self.config.ownership)
         return self._verdict

@@ -195,7 +195,7 @@ class Turn(NamedTuple):
         return found
 
 
-# --- the answers to who declares, approves or releases
+# --- replies to declarations, approvals and releases
 
 
 def is_handled(command: Command, state: ResourceState) -> bool:

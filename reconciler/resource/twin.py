@@ -1,8 +1,8 @@
-"""Objects that prove another holder of this log, and the hold of their API (ADR 0065).
+"""Objects that prove a second copy of this log, and the hold of their API (ADR 0065).
 
-Two copies of a data directory have one log id, so they write the same owner labels. A label can be
-copied by anybody, and so can the idempotency key beside it; but the key of an action that this log
-has not decided yet exists only where another holder of the log has decided it.
+Two copies of a data directory have the same log id, so they write the same owner labels. Any client
+can copy a label, and the idempotency key beside it. But the key of an action that this log has not
+decided yet exists only if another copy of the log decided it.
 """
 
 from __future__ import annotations
@@ -20,21 +20,24 @@ from reconciler.resource.owner_label import OWNER_LABEL, resource_of
 from reconciler.resource.turn import Context, Step, TwinHold, key_epoch, on_hold
 
 MAX_AHEAD: Final = 256
-"""A key is compared with those of so many versions that this log has not reached."""
+"""Number of versions beyond the known one whose keys are compared with that of an object."""
 
 _RECENT: Final = 64
-"""An object that differs was nearly always written by one of so many newest events."""
+"""Number of newest events that are checked first. One of them wrote nearly every changed object."""
 
 
 class KeySpaces(NamedTuple):
-    """What the keys of a log's actions are derived from: its id and its epochs, newest first."""
+    """The inputs of the idempotency keys of a log: its id and its epochs, newest first."""
 
     log_id: str
     epochs: tuple[str, ...]
 
     @classmethod
     def of(cls, log_id: str, epoch: str, hold: TwinHold | None) -> KeySpaces:
-        """Return those of an API. An epoch names those before it: ``newest.older.oldest``."""
+        """Return the key space of an API.
+
+        An epoch contains earlier ones: ``newest.older.oldest``.
+        """
         of_api = key_epoch(epoch, hold)
         epochs = [of_api] if of_api != epoch else []
         while epoch:
@@ -43,19 +46,19 @@ class KeySpaces(NamedTuple):
         return cls(log_id, (*epochs, ""))
 
     def keys(self, resource: ResourceKey, version: int) -> Iterator[str]:
-        """Return the keys that an action decided by this event may have."""
+        """Return the possible keys of an action that was decided with this version."""
         action_id = event_id(resource, version)
         return (idempotency_key(self.log_id, action_id, epoch) for epoch in self.epochs)
 
 
 def labelled_resource(found: ExternalObject, log_id: str) -> ResourceKey | None:
-    """Return the resource of this log that an object's owner label names."""
+    """Return the resource of this log that the owner label of an object names."""
     name = resource_of(found.labels.get(OWNER_LABEL, ""), log_id)
     return ResourceKey.parse(name) if name else None
 
 
 def newer_action(found: ExternalObject, spaces: KeySpaces, known_version: int) -> str | None:
-    """Return the id of the action that wrote an object, if it is newer than its resource."""
+    """Return the id of the action that wrote an object, if the log lacks that action."""
     resource = labelled_resource(found, spaces.log_id)
     if resource is None or found.written_by is None:
         return None
@@ -69,7 +72,7 @@ def newer_action(found: ExternalObject, spaces: KeySpaces, known_version: int) -
 
 
 def hold_for_twin(step: ActionDecided | ActionRetried, context: Context) -> Step:
-    """Return the step, or how the resource stands while nothing may be written to its API."""
+    """Return the step, or a hold while writes to its API are held."""
     name = step.action.provider_config
     hold = context.twins.get(name)
     if hold is None or not hold.is_held:
