@@ -186,8 +186,8 @@ def children_of(observed: ExternalObject | None) -> Mapping[str, Child]:
     """Return the status of each existing part, by name."""
     if observed is None:
         return {}
-    shown: Mapping[str, Any] = observed.outputs.get(CHILDREN, {})
-    return {name: msgspec.convert(each, Child) for name, each in shown.items()}
+    children: Mapping[str, Any] = observed.outputs.get(CHILDREN, {})
+    return {name: msgspec.convert(each, Child) for name, each in children.items()}
 
 
 def manifest_of(name: str, body: Fields) -> Manifest:

@@ -13,9 +13,9 @@ the limit of the bus, the decider could not publish it, and would retry forever.
 
 def some(names: Sequence[str], separator: str = ", ") -> str:
     """Return the first names, and the number of the others."""
-    shown = separator.join(names[:SHOWN])
+    first = separator.join(names[:SHOWN])
     more = len(names) - SHOWN
-    return f"{shown} and {more} more" if more > 0 else shown
+    return f"{first} and {more} more" if more > 0 else first
 
 
 def shortened(message: str) -> str:

@@ -89,8 +89,8 @@ def _hint(word: str, known: set[str]) -> str:
     if not known:
         return ""
     names = sorted(known)
-    shown = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
-    return f"; use one of {shown}{closest(word, known)}"
+    first = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
+    return f"; use one of {first}{closest(word, known)}"
 
 
 def _at(kind: inspect.Type, path: str) -> Iterator[inspect.Type]:

@@ -202,8 +202,8 @@ def _normalize_field(field: DefinedField, value: Any, where: str) -> Any:
 
 def is_allowed(field: DefinedField, value: Any) -> bool:
     """Return whether a normalized value, or each item of a list, is allowed for its field."""
-    found = cast("list[Any]", value) if isinstance(value, list) else [value]
-    return not field.values or all(each in field.values for each in found)
+    items = cast("list[Any]", value) if isinstance(value, list) else [value]
+    return not field.values or all(each in field.values for each in items)
 
 
 def normalize_value(value: Any, steps: tuple[Normalization, ...]) -> Any:

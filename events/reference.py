@@ -113,7 +113,7 @@ def references_in(fields: Fields, namespace: str) -> tuple[Reference, ...]:
 
 def secrets_in(fields: Fields) -> tuple[str, ...]:
     """Return the secrets of a spec, each as its ``place``. Raises ``InvalidManifestError``."""
-    found: dict[str, None] = {}
+    places: dict[str, None] = {}
     for path, place in _places(fields, _SECRET, "spec"):
         try:
             secret = msgspec.convert(place, SecretRef)
@@ -123,10 +123,10 @@ def secrets_in(fields: Fields) -> tuple[str, ...]:
             raise InvalidManifestError(
                 f"{path}.digest: must not be declared; omit it, Reconciler computes it"
             )
-        found[secret.place] = None
-    if len(found) > MAX_SECRETS:
+        places[secret.place] = None
+    if len(places) > MAX_SECRETS:
         raise InvalidManifestError(f"spec: names more than {MAX_SECRETS} secrets; use fewer")
-    return tuple(found)
+    return tuple(places)
 
 
 def resolved_secrets_in(fields: Fields) -> tuple[SecretRef, ...]:

@@ -108,12 +108,14 @@ def problem_of_part(parent: ResourceKey, key: ResourceKey) -> str:
     return ""
 
 
-def contents_in(seen: ExternalObject | None, declared: Fields) -> set[str]:
+def contents_in(existing: ExternalObject | None, declared: Fields) -> set[str]:
     """Return the digests of the contents that an object has, or may have next."""
-    shown = {} if seen is None else seen.fields
-    head: Mapping[str, str] = {} if seen is None else seen.outputs.get(HEAD, {})
-    found = (each.get(CONTENT) for each in (shown, head, declared))
-    return {each for each in found if isinstance(each, str)}  # a File's content may be a reference
+    observed_fields = {} if existing is None else existing.fields
+    head: Mapping[str, str] = {} if existing is None else existing.outputs.get(HEAD, {})
+    contents = (each.get(CONTENT) for each in (observed_fields, head, declared))
+    return {
+        each for each in contents if isinstance(each, str)
+    }  # a File's content may be a reference
 
 
 def merge_chunks(chunks: Iterable[ComposedContentSpec]) -> Fields:

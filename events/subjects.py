@@ -154,15 +154,15 @@ def rate(limit: str) -> str:
     return f"rate.{limit}"
 
 
-def deadletter(stage: str, namespace: str, size: int | str, told_once: str = "") -> str:
+def deadletter(stage: str, namespace: str, size: int | str, dedup_key: str = "") -> str:
     """Return the subject of a dead letter.
 
     ``size``: one of a few upper limits of its size in bytes, because the server counts messages by
-    subject, not bytes. ``told_once``: a token that identifies the cause, if the same message would
+    subject, not bytes. ``dedup_key``: a token that identifies the cause, if the same message would
     otherwise become a dead letter repeatedly.
     """
     subject = f"deadletter.{stage}.{namespace}.{size}"
-    return f"{subject}.{told_once}" if told_once else subject
+    return f"{subject}.{dedup_key}" if dedup_key else subject
 
 
 def deadletter_filter(namespace: str) -> str:

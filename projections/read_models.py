@@ -168,8 +168,8 @@ class ReadModels:
     @property
     def ownership(self) -> dict[str, OwnershipRow]:
         """What each resource owns or may own, without resources that own nothing."""
-        found = ((name, ownership_of(row)) for name, row in self.status.items())
-        return {name: owned for name, owned in found if owned is not None}
+        rows = ((name, ownership_of(row)) for name, row in self.status.items())
+        return {name: owned for name, owned in rows if owned is not None}
 
     @property
     def swept(self) -> Mapping[str, None]:
@@ -390,6 +390,7 @@ def _new_row(name: str) -> StatusRow:
 
 
 def _build_gap_damage(row: StatusRow, position: int, event: LogEvent) -> LogDamage:
+    """Return the damage of a history that continues with the wrong version."""
     return LogDamage(
         "Missing" if event.resourceversion > row.version else "OutOfOrder",
         position,
@@ -401,6 +402,7 @@ def _build_gap_damage(row: StatusRow, position: int, event: LogEvent) -> LogDama
 
 
 def _build_loss_damage(name: str, row: StatusRow, newest: int) -> LogDamage:
+    """Return the damage of a history without its last events."""
     found = f"position {newest} as the newest" if newest else "no event"
     expected = f"event {row.version}"
     return LogDamage("Lost", row.position, row.version, expected, found, name)

@@ -405,7 +405,7 @@ def _unmet_since(
     row: StatusRow, data: OutcomeRecorded, now: datetime
 ) -> dict[str, datetime] | None:
     """Return since when each condition has not been as it should be, with its current reason."""
-    found: dict[str, datetime] | None = None
+    unmet: dict[str, datetime] | None = None
     for each in data.conditions:
         if (each.status == "True") is not (each.type in _GOOD_IF_FALSE):
             continue
@@ -417,12 +417,13 @@ def _unmet_since(
             # counters.
             if data.outcome != "Waiting" or before.message == each.message:
                 since = (row.unmet_since or {}).get(each.type, now)
-        found = found or {}
-        found[each.type] = since
-    return found
+        unmet = unmet or {}
+        unmet[each.type] = since
+    return unmet
 
 
 def _fold_declaration(row: StatusRow, data: SpecDeclared) -> None:
+    """Show a new generation of the declaration."""
     name = data.external_name
     is_known = row.provider_config == data.provider_config and name in (
         row.external_name,
@@ -475,6 +476,7 @@ def _apply_endings(row: StatusRow, endings: Endings) -> None:
 
 
 def _start_attempt(row: StatusRow, action: Action, attempt: int) -> None:
+    """Show an attempt of an action as in flight."""
     row.action_id = action.action_id
     if action.purpose == "Renew":
         row.renewal_at = None
@@ -506,6 +508,7 @@ def _set_owned(row: StatusRow, event: LogEvent, reason: str) -> None:
 
 
 def _fold_success(row: StatusRow, event: LogEvent, data: ActionSucceeded) -> None:
+    """Show the result of a successful action."""
     if data.operation == "Create" and (data.redelivered or data.late):
         _remember_uncertain(row, data.external_name if data.late else row.pending_name)
     if data.outdated:
@@ -550,6 +553,7 @@ def _fold_success(row: StatusRow, event: LogEvent, data: ActionSucceeded) -> Non
 
 
 def _fold_failure(row: StatusRow, data: ActionFailed) -> None:
+    """Show what a failed attempt revealed about the object."""
     if data.effect.may_exist:
         _remember_uncertain(row, row.pending_name)
     if data.consequence == "Retry":
@@ -561,6 +565,7 @@ def _fold_failure(row: StatusRow, data: ActionFailed) -> None:
 
 
 def _fold_observation(row: StatusRow, data: ExternalObserved) -> None:
+    """Show a new observation of the object."""
     existing, name = data.object, data.external_name
     is_replaced = existing is not None and existing.uid != row.observed_uid
     # Only a read proves an absence: a later listing may contain the object again (invariant 6).
@@ -588,6 +593,7 @@ def _set_observed(row: StatusRow, existing: ExternalObject | None) -> None:
 
 
 def _clear_ownership(row: StatusRow) -> None:
+    """Show the object as not owned, and the declared place again."""
     row.owned = False
     if not row.retiring:  # otherwise the replaced object is still or again owned
         row.owned_by, row.owned_since, row.owned_reason = "", None, ""
@@ -610,6 +616,7 @@ def _restore_replaced(row: StatusRow) -> None:
 
 
 def _remember_uncertain(row: StatusRow, *names: str) -> None:
+    """Remember names under which a late call may create an object."""
     new = dict.fromkeys(each for each in names if each and each not in row.uncertain_names)
     row.uncertain_names = (*row.uncertain_names, *new)[-MAX_UNCERTAIN_NAMES:]
 

@@ -274,7 +274,7 @@ class Rejection(NamedTuple):
 class DeadLetter(NamedTuple):
     """A message that could not be used, and why.
 
-    ``told_once``: what the letter is about, for what would come again and again (a listing's
+    ``dedup_key``: what the letter is about, for what would come again and again (a listing's
     object, an action): the newest letter about it is not repeated while its content is the same.
     ``content`` is a digest of that. ``usable``: nothing is wrong with the message itself, so it is
     never given up.
@@ -283,7 +283,7 @@ class DeadLetter(NamedTuple):
     stage: Stage | Literal["quota"]
     reason: str
     delivery: IntakeDelivery
-    told_once: str = ""
+    dedup_key: str = ""
     content: str = ""
     usable: bool = False
 

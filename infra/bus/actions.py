@@ -109,7 +109,7 @@ class JetStreamActionReader:
                 delivered=unreadable.delivered,
                 receipt=None,
             ),
-            told_once=f"{unreadable.subject}@{unreadable.seq}",
+            dedup_key=f"{unreadable.subject}@{unreadable.seq}",
         )
         try:
             if await store_letters(self._nc, [letter]):

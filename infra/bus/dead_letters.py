@@ -145,7 +145,7 @@ async def store_handled(nc: Client, handled: DeadLetterHandled) -> None:
 
 async def _without_told(nc: Client, outgoing: Sequence[_Outgoing]) -> list[_Outgoing]:
     """Return the letters that do not repeat the newest letter about the same problem."""
-    about = {_about(each.letter, each.namespace) for each in outgoing if each.letter.told_once}
+    about = {_about(each.letter, each.namespace) for each in outgoing if each.letter.dedup_key}
     if not about:
         return list(outgoing)
     found = await last_for_subjects(nc, DEADLETTERS, list(about))
@@ -217,7 +217,7 @@ def _outgoing(nc: Client, letter: DeadLetter) -> _Outgoing:
     namespace = namespace_of(delivery.subject)
     size = 1 << (len(payload) + _SUBJECT_AND_HEADERS_BYTES - 1).bit_length()
     content = _digest(letter.content) if letter.content else str(delivery.position)
-    token = _digest(letter.told_once) if letter.told_once else ""
+    token = _digest(letter.dedup_key) if letter.dedup_key else ""
     subject = deadletter(letter.stage, namespace, size, token)
     headers = {MESSAGE_ID: f"{letter.stage}-{namespace}-{content}"}
     return _Outgoing(letter, namespace, size, OutgoingMessage(subject, payload, headers))
@@ -225,7 +225,7 @@ def _outgoing(nc: Client, letter: DeadLetter) -> _Outgoing:
 
 def _about(letter: DeadLetter, namespace: str) -> str:
     """Return the subject of all letters about the same problem, of any size."""
-    return deadletter(letter.stage, namespace, "*", _digest(letter.told_once))
+    return deadletter(letter.stage, namespace, "*", _digest(letter.dedup_key))
 
 
 def _of_any_size(subject: str) -> str:

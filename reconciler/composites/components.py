@@ -161,6 +161,7 @@ def ready(fields: Fields, existing: ExternalObject) -> Readiness:
 def _component_status(
     names: Iterable[str], children: Mapping[str, Child], waiting: str
 ) -> ComponentStatus:
+    """Return the counts of a component's parts, and its first blocker."""
     known = {name: children.get(name) for name in names}
     blocked = [
         (child is None or child.outcome not in STUCK, _blocker(name, child))
@@ -183,11 +184,11 @@ class _Current:
 
     def __init__(self, observed: ExternalObject | None) -> None:
         fields: Fields = {} if observed is None else observed.fields
-        shown: Mapping[str, str] = fields.get(CHILDREN, {})
+        digests: Mapping[str, str] = fields.get(CHILDREN, {})
         statuses = children_of(observed)
         self.children = {  # refused parts were never created
             name: digest
-            for name, digest in shown.items()
+            for name, digest in digests.items()
             if name not in statuses or statuses[name].outcome != REFUSED
         }
         recorded = Recorded.of(fields)
@@ -196,7 +197,7 @@ class _Current:
         # A digest other than ours belongs to another client's declaration.
         self._declared = {
             str(each.key): each
-            for children in (ours, shown)
+            for children in (ours, digests)
             for each in manifests_of({**fields, CHILDREN: children})
         }
 
@@ -286,6 +287,7 @@ class _Content:
             self._hooked[name] = self._current.hooked[name]
 
     def _desired_manifest(self, part: Part, name: str, component: Component) -> Manifest:
+        """Return the manifest of a part after its hooks, which run once for each change."""
         if part.before_create is None and part.before_update is None:
             return part.manifest
         source, digests = _digest(part.manifest, name), self._current.hooked.get(name)

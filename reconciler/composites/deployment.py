@@ -245,8 +245,8 @@ def _replica(name: str, child: Child | None = None) -> Replica | None:
 
 
 def _is_of(name: str, template: object) -> bool:
-    found = _replica(name)
-    return found is not None and found.template == template
+    replica = _replica(name)
+    return replica is not None and replica.template == template
 
 
 def _templates_of(key: ResourceKey, observed: ExternalObject | None) -> dict[str, Manifest]:

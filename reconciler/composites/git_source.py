@@ -174,10 +174,10 @@ def uses(spec: Fields) -> Sequence[HostUse]:
 
     A host name is checked again at each connection, when it is resolved.
     """
-    found = list(repository_uses(str(spec["url"])))
+    host_uses = list(repository_uses(str(spec["url"])))
     if spec.get("render"):
-        found.append(HostUse("spec.render", "renderers", str(spec["render"])))
-    return found
+        host_uses.append(HostUse("spec.render", "renderers", str(spec["render"])))
+    return host_uses
 
 
 def repository_uses(url: str) -> Sequence[HostUse]:
@@ -221,18 +221,18 @@ def removes(fields: Fields, existing: ExternalObject) -> Removal:
 
 def refers(fields: Fields, namespace: str) -> Sequence[Reference]:
     """Return the resources that must be ready first. Raises ``InvalidManifestError``."""
-    found: list[Reference] = []
+    references: list[Reference] = []
     for each in fields.get(_DEPENDS_ON, ()):
         try:
             key = ResourceKey.parse(f"{namespace}/{each}")
         except InvalidNameError as error:
             raise InvalidManifestError(f"spec.dependsOn: {error}") from None
-        found.append(Reference(str(key), (), "Ignore"))
-    if len(found) > MAX_REFERENCES:
+        references.append(Reference(str(key), (), "Ignore"))
+    if len(references) > MAX_REFERENCES:
         raise InvalidManifestError(
             f"spec.dependsOn: names more than {MAX_REFERENCES} resources; use fewer"
         )
-    return tuple(found)
+    return tuple(references)
 
 
 def describe_revision(revision: Mapping[str, Any]) -> str:

@@ -99,6 +99,7 @@ def conclude_api_health(health: ApiHealth) -> Conclusion | None:
 def _record_throttling(
     data: ApiReported, state: ResourceState, context: Context
 ) -> ApiThrottled | None:
+    """Return the event of a throttled API, unless a later time is already recorded."""
     wait = min(max(data.retry_after_seconds, 0.0), MAX_THROTTLED_SECONDS)
     until = _whole_second(min(data.at, context.now) + timedelta(seconds=wait))
     known = state.api.throttled_until
@@ -112,6 +113,7 @@ def _record_throttling(
 def _record_failure(
     data: ApiReported, state: ResourceState, context: Context
 ) -> BreakerOpened | None:
+    """Return the opening of the breaker, with a longer time after each failed probe."""
     health = state.api
     if _lasts(health.open_until, health.open_seconds, context):
         return None
@@ -127,6 +129,7 @@ def _record_failure(
 def _record_probe(
     data: ApiReported, state: ResourceState, context: Context
 ) -> BreakerProbed | None:
+    """Return the permission to probe, if the breaker's time is over and no other probe runs."""
     health = state.api
     if health.open_until is None or _lasts(health.open_until, health.open_seconds, context):
         return None
@@ -195,7 +198,7 @@ def _conclude_unobserved(failed: Mapping[str, ListingFailure]) -> Conclusion:
 
 
 def _describe(twin: Twin) -> str:
-    shown = ", ".join(
+    first = ", ".join(
         f"{each.kind} {each.name!r} (uid {each.uid}) by {each.action}, but this log has the "
         f"resource only up to version {each.known_version}"
         for each in twin.objects[:_SHOWN_OBJECTS]
@@ -203,7 +206,7 @@ def _describe(twin: Twin) -> str:
     more = f" and {twin.total - _SHOWN_OBJECTS} more" if twin.total > _SHOWN_OBJECTS else ""
     return (
         f"{plural(twin.total, 'object was', 'objects were')} written by actions that this log does "
-        f"not contain: {shown}"
+        f"not contain: {first}"
         f"{more}; another installation is running on a copy of this log, or this log was copied or "
         "restored from an older state. Reconciler writes nothing to this API. Stop the other "
         "installation, then approve"

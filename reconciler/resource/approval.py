@@ -80,6 +80,7 @@ def decide_about(data: Approved, command: Command, state: ResourceState) -> Comm
 
 
 def _needs_approval(action: Action, state: ResourceState, context: Context) -> bool:
+    """Return whether the policy or the ProviderConfig requires an approval of the action."""
     config, level = context.configs.get(action.provider_config), _declared_level(state)
     if config is not None:
         level = stricter(config.approve, level)

@@ -242,6 +242,7 @@ def is_safe_to_repeat(action: Action, capabilities: Capabilities) -> bool:
 
 
 def _abandon(flight: InFlight, reason: str) -> ActionAbandoned:
+    """Return the end of the action. It stays in doubt if a call may still arrive."""
     in_doubt = flight.effect.may_arrive or flight.failed is None
     action = flight.action
     return ActionAbandoned(action.action_id, action.operation, reason, in_doubt=in_doubt)
@@ -297,6 +298,7 @@ def _wait(
     at_least: float | None = None,
     flight: InFlight | None = None,
 ) -> RetryScheduled:
+    """Return a wait with back-off, at least `at_least` seconds long."""
     wait = delay(retry, failures, context.jitter, at_least)
     action_id = None if flight is None else flight.action.action_id
     return RetryScheduled(context.now + wait, round(wait.total_seconds(), 3), reason, action_id)
@@ -349,6 +351,7 @@ def judge_conflict(
 
 
 def _judge_creation(action: Action, existing: ExternalObject | None, context: Context) -> Finding:
+    """Return whether the object is the result of the creation: by its key or its owner label."""
     capabilities = context.capabilities
     if existing is None:
         is_findable = capabilities.deterministic_names or capabilities.labels
@@ -367,6 +370,7 @@ def _judge_creation(action: Action, existing: ExternalObject | None, context: Co
 
 
 def _judge_update(action: Action, existing: ExternalObject | None, context: Context) -> Finding:
+    """Return whether the object has the effect of the update: by its key, content or version."""
     if existing is None:
         return "Gone"
     if action.uid is not None and existing.uid not in (None, action.uid):

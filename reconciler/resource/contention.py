@@ -74,8 +74,8 @@ def _contended_paths(situation: Situation) -> list[PathDrift]:
     """Return the contended paths if they are all of the differences; empty otherwise."""
     state, compared = situation.state, situation.compared
     known = {each.path: each for each in state.recent_drifts if each.times >= CONTENTION_DRIFTS}
-    found = [MISSING] if compared.existing is None else [each.path for each in compared.differences]
-    return [known[path] for path in found] if all(path in known for path in found) else []
+    paths = [MISSING] if compared.existing is None else [each.path for each in compared.differences]
+    return [known[path] for path in paths] if all(path in known for path in paths) else []
 
 
 def _describe(drift: PathDrift) -> str:

@@ -80,10 +80,10 @@ def decide(state: ResourceState, commands: Sequence[Command], context: Context) 
         command_result = _reject_outdated_plan(command_result, command, history.state, context)
         history.record(command_result.events, command)
         if command_result.shows_object:
-            found = observation.detect_loss_and_drift(
+            events = observation.detect_loss_and_drift(
                 command, history.state, context, history.compared
             )
-            history.record(found, command)
+            history.record(events, command)
         replies.append(command_result.reply)
         if command_result.may_be_repeat:
             repeats.append(command)

@@ -90,6 +90,7 @@ def _next_generation(
     *,
     may_be_repeated: bool,
 ) -> CommandResult:
+    """Return the events of a new generation, which supersedes an unsettled one."""
     last = state.desired.generation
     events: list[ResourceEvent] = [event]
     if 0 < last != state.desired.completed_generation:
@@ -134,7 +135,10 @@ def _repeats_older_message(command: Command, state: ResourceState) -> bool:
 def _build_spec_declared(
     data: Declared, context: Context, kind: Kind, generation: int
 ) -> SpecDeclared:
+    """Return the event of a declaration. Raises `InvalidManifestError` or `InvalidNameError`."""
     manifest = data.manifest
+    # The server checked permissions for the subject only, so the manifest must name the same
+    # resource.
     if manifest.key != context.key:
         raise InvalidManifestError(
             f"the manifest is for {manifest.key}, but its subject is for {context.key}; "
@@ -183,6 +187,7 @@ def _build_spec_declared(
 
 
 def _check_external_name(declaration: Declaration, kind: Kind, context: Context) -> None:
+    """Raise `InvalidManifestError` for a name that the kind or the owner prefix forbids."""
     problem = kind.name_problem(declaration.external_name)
     if problem is not None:
         raise InvalidManifestError(f"name {declaration.external_name!r}: {problem}")

@@ -158,6 +158,7 @@ def fold(events: Iterable[LogEvent], state: ResourceState = NEW) -> ResourceStat
 def _fold_data(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
     state: ResourceState, event: LogEvent
 ) -> ResourceState:
+    """Return the state after the event, without the endings that both folds share."""
     match event.data:
         # --- declarations
         case SpecDeclared() as data:
@@ -414,6 +415,7 @@ def spec_of(data: SpecDeclared) -> Spec:
 
 
 def _fold_declaration(state: ResourceState, data: SpecDeclared, event: LogEvent) -> ResourceState:
+    """Start a generation. Its waits, inputs and approvals begin anew."""
     spec, desired, observed = spec_of(data), state.desired, state.observed
     place, before = (data.provider_config, data.external_name), desired.spec
     is_moved = before is None or (before.provider_config, before.external_name) != place
@@ -480,6 +482,7 @@ def _remember_message(state: ResourceState, event: LogEvent) -> ResourceState:
 def _fold_observation(
     state: ResourceState, data: ExternalObserved, event: LogEvent
 ) -> ResourceState:
+    """Replace the last observation, and keep what only later reads can disprove."""
     known, existing, spec = state.observed, data.object, state.desired.spec
     is_same = known.object is not None and existing is not None and known.object.uid == existing.uid
     if state.released is not None and not is_same and spec is not None:
@@ -624,6 +627,7 @@ def _build_base(action: Action, base: Base | None, desired: Desired) -> Applied 
 def _start_attempt(
     state: ResourceState, action: Action, attempt: int, *, is_lookup: bool
 ) -> ResourceState:
+    """Start the next attempt, or a lookup, of the action in flight."""
     flight = replace(
         state.actions.in_flight or InFlight(action),
         attempt=attempt,
@@ -675,6 +679,7 @@ def _end_waits(state: ResourceState, data: ReconcileAccepted, event: LogEvent) -
 
 
 def _fold_approval(state: ResourceState, data: HoldApproved, event: LogEvent) -> ResourceState:
+    """Record the approval of a plan, of an unknown result, or of another hold."""
     if data.hold == Hold.APPROVAL:
         approved = ApprovalState(data.plan, "Proceed", event.actor, data.reason)
         return _remember_message(replace(_with_approval(state, approved), cause=event.id), event)
@@ -724,6 +729,7 @@ def _fold_doubt(state: ResourceState, data: ActionDoubted) -> ResourceState:
 
 
 def _fold_success(state: ResourceState, data: ActionSucceeded, event: LogEvent) -> ResourceState:
+    """End the action in flight with a success."""
     state = _with_approval(state, _remaining_approval(state.holds.approval, data))
     if data.late:
         return _fold_late_success(state, data, event)
@@ -879,10 +885,10 @@ def _with_result(
         return state
     action = ended.action
     # Without an object in the response, assume that the API wrote the content of the request.
-    shown = data.object or ExternalObject(
+    existing = data.object or ExternalObject(
         action.external_name, action.fields, action.uid, None, action.labels
     )
-    uid = shown.uid
+    uid = existing.uid
     if action.operation == "Update" and state.owned is not None and state.owned.uid is not None:
         uid = state.owned.uid  # the write may have met another object, which is not owned
     base = ended.base or Applied(action.fields, action.labels)
@@ -890,9 +896,9 @@ def _with_result(
     # the result of the first of several calls. A repeated response may be older than another
     # client's change. None of these confirms the whole content.
     is_whole = data.found_by not in ("Label", "Key") and not data.replayed
-    applied = replace(base, result=shown if is_whole else None)
+    applied = replace(base, result=existing if is_whole else None)
     disproved = state.observed.is_listing_disproved and data.operation != "Create"
-    keeps_label = OWNER_LABEL in shown.labels.keys() - action.labels.keys()
+    keeps_label = OWNER_LABEL in existing.labels.keys() - action.labels.keys()
     if data.operation == "Update" and not state.desired.is_declared and keeps_label:
         state = replace(state, waits=replace(state.waits, failure=LABEL_KEPT))
     is_replaced = data.operation == "Create" and data.purpose == "Replace"
@@ -906,7 +912,7 @@ def _with_result(
         else state.retiring,
         observed=replace(
             state.observed,
-            object=shown,
+            object=existing,
             provider_config=action.provider_config,
             is_released=False,
             is_listing_disproved=disproved,
@@ -972,6 +978,7 @@ def _with_applied(state: ResourceState, applied: Applied | None) -> ResourceStat
 
 
 def _fold_failure(state: ResourceState, data: ActionFailed, event: LogEvent) -> ResourceState:
+    """Record a failed attempt. Its recorded consequence decides whether the action ends."""
     waits, flight = replace(state.waits, failure=data.error), state.actions.in_flight
     if flight is not None:
         flight = _with_failure(flight, data, event)
@@ -1004,8 +1011,8 @@ def _fold_failure(state: ResourceState, data: ActionFailed, event: LogEvent) -> 
     if data.consequence == "Conflict":
         return state
     place = state.observed.provider_config if flight is None else flight.action.provider_config
-    seen = replace(state.observed, object=data.object, provider_config=place)
-    return replace(state, observed=seen)
+    observed = replace(state.observed, object=data.object, provider_config=place)
+    return replace(state, observed=observed)
 
 
 def _with_end(
@@ -1050,6 +1057,7 @@ def _with_failure(flight: InFlight, data: ActionFailed, event: LogEvent) -> InFl
 
 
 def _fold_abandonment(state: ResourceState, data: ActionAbandoned) -> ResourceState:
+    """End the action in flight without a known effect."""
     flight = state.actions.in_flight
     if flight is not None and flight.action.purpose == "Renew":
         state = replace(state, renewal=None)

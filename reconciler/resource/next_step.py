@@ -240,6 +240,7 @@ def _hold_for_ended_permission(
 
 
 def _hold_for_unknown_kind(context: Context) -> Conclusion:
+    """Hold a resource whose kind is not registered."""
     return on_hold(
         Hold.UNKNOWN_KIND,
         f"kind {context.key.kind!r} is not registered; install its package, or declare its "
@@ -368,6 +369,7 @@ def _check_prerequisites(spec: Spec, situation: Situation) -> Step | None:
 
 
 def _keep_present(spec: Spec, situation: Situation) -> Step:
+    """Return the step of a declared resource whose object must exist."""
     state, context, kind = situation.state, situation.context, situation.kind
     existing, mode = situation.compared.existing, spec.policy.mode
     # Before the creation: nothing proves the absence of the owned object yet.
@@ -411,6 +413,7 @@ def _keep_present(spec: Spec, situation: Situation) -> Step:
 
 
 def _create(spec: Spec, situation: Situation) -> Step:
+    """Return the creation of a missing object, unless the mode or a wait forbids it."""
     state, context, mode = situation.state, situation.context, spec.policy.mode
     if mode == "ObserveOnly":
         return (
@@ -562,6 +565,7 @@ def _keep_absent(spec: Spec, situation: Situation) -> Step:
 
 
 def _describe_differences(differences: tuple[FieldDifference, ...]) -> str:
+    """Return the first differences as text, with the declared values."""
     return some(
         [
             f"{each.path}: {format_value(each.observed)} (declared {format_value(each.desired)})"
@@ -574,6 +578,7 @@ def _describe_differences(differences: tuple[FieldDifference, ...]) -> str:
 
 
 def _finish_withdrawal(situation: Situation) -> Step:
+    """Return the step of an undeclared resource: keep, release or delete its object."""
     state = situation.state
     owned, holds = state.owned, state.holds
     if owned is None:
@@ -608,9 +613,11 @@ def _finish_withdrawal(situation: Situation) -> Step:
 def is_kept_in_api(state: ResourceState) -> bool:
     """Return whether a withdrawn resource releases its object instead of deleting it."""
     policy = _policy(state)
-    stays = policy.deletion == "Orphan" or policy.mode == "ObserveOnly"
-    asked = state.holds.orphan_forced or references_with_policy(state.holds.references, "Release")
-    return bool(state.desired.generation and stays) or bool(asked)
+    by_policy = policy.deletion == "Orphan" or policy.mode == "ObserveOnly"
+    is_requested = state.holds.orphan_forced or references_with_policy(
+        state.holds.references, "Release"
+    )
+    return bool(state.desired.generation and by_policy) or bool(is_requested)
 
 
 def _policy(state: ResourceState) -> Policy:
@@ -642,6 +649,7 @@ def _remove_owner_label(situation: Situation) -> ActionDecided | None:
 
 
 def _hold_for_finalizers(state: ResourceState) -> Conclusion | None:
+    """Hold a deletion or release while services have finalizers on the resource."""
     if not state.holds.finalizers:
         return None
     holders = some([f"{each.name} (set by {each.holder})" for each in state.holds.finalizers])
@@ -649,6 +657,7 @@ def _hold_for_finalizers(state: ResourceState) -> Conclusion | None:
 
 
 def _conclude_unowned(situation: Situation) -> Step:
+    """Return the step of an undeclared resource whose object the log does not own."""
     state, context, existing = situation.state, situation.context, situation.compared.existing
     if existing is None:
         return Conclusion("Deleted", "Gone")
@@ -688,6 +697,7 @@ def _conclude_unowned(situation: Situation) -> Step:
 def _conclude_released(
     existing: ExternalObject, state: ResourceState, context: Context
 ) -> Conclusion:
+    """Return the conclusion of an object that was released and still exists."""
     message = "the object stays in the API, and Reconciler no longer manages it"
     if existing.labels.get(OWNER_LABEL) == context.owner:
         message += "; it still has its owner label"
@@ -826,8 +836,8 @@ def _delete(situation: Situation) -> Step:
     belongs_to = state.observed.belongs_to
     if belongs_to:
         owner_name = _name_other_owner(belongs_to, situation)
-        taken = f"the object also belongs to {owner_name}; Reconciler leaves it unchanged"
-        return Conclusion("Disputed", "OwnedByAnother", taken)
+        message = f"the object also belongs to {owner_name}; Reconciler leaves it unchanged"
+        return Conclusion("Disputed", "OwnedByAnother", message)
     if situation.compared.existing is not None and situation.verdict.owner == "disputed":
         return _report_dispute(situation.compared.existing, situation)
     # Again, because mode Absent comes here without a withdrawal.

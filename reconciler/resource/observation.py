@@ -62,7 +62,7 @@ def observe(
         is_known = data.losses == state.observed.doubted
         return NOTHING_NEW if is_known else CommandResult((doubted,))
     unmanaged = data.exclusive
-    seen = ExternalObserved(
+    event = ExternalObserved(
         data.provider_config,
         data.external_name,
         data.object,
@@ -73,12 +73,13 @@ def observe(
         belongs_to,
         data.known_version,
     )
-    return CommandResult((seen,), shows_object=True)
+    return CommandResult((event,), shows_object=True)
 
 
 def _concerns_resource(
     data: Observed, command: Command, state: ResourceState, context: Context
 ) -> bool:
+    """Return whether the observation is of the object that this resource owns or declares."""
     place, spec = (data.provider_config, data.external_name), state.desired.spec
     is_by_id = not context.capabilities.deterministic_names
     if (
@@ -86,6 +87,7 @@ def _concerns_resource(
         and _is_of_another_id(data, state)
         and not _shows_wrong_uid(data, command, state, context)
     ):
+        # The read is of another id. It still concerns us if it shows the result of our creation.
         return False
     if state.owned is not None:
         return place == (state.owned.provider_config, state.owned.external_name)
@@ -147,6 +149,7 @@ def _is_created_late(data: Observed, state: ResourceState, context: Context) -> 
 
 
 def _claim_second_object(data: Observed) -> OwnershipClaimed:
+    """Return the claim of a second object, which is then deleted like a replaced one."""
     uid = None if data.object is None else data.object.uid
     return OwnershipClaimed(
         data.external_name, uid, "Found", data.provider_config, object=data.object
@@ -240,6 +243,7 @@ def awaits_first_listing(state: ResourceState) -> bool:
 
 
 def _is_news(data: Observed, state: ResourceState) -> bool:
+    """Return whether the observation changes something that the state or a guard depends on."""
     known, existing = state.observed, data.object
     if awaits_first_listing(state) and data.as_of >= state.desired.position:
         return True

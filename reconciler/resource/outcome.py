@@ -46,15 +46,15 @@ def conditions(state: ResourceState, conclusion: Conclusion) -> tuple[Condition,
     )
     ready = conclusion.ready or Readiness(name == "Converged", reason, message)
     why = shortened(ready.message)
-    shown = [
+    result = [
         Condition("Converged", _truth(name in _CONVERGED), reason, message, generation),
         Condition("Ready", _truth(ready.is_ready), ready.reason, why, generation),
     ]
     if name in _TROUBLED:
-        shown.append(Condition("Degraded", "True", reason, message, generation))
+        result.append(Condition("Degraded", "True", reason, message, generation))
     if name == "Paused":
-        shown.append(Condition("Paused", "True", reason, "", generation))
-    return tuple(shown)
+        result.append(Condition("Paused", "True", reason, "", generation))
+    return tuple(result)
 
 
 def _truth(value: bool) -> Literal["True", "False"]:

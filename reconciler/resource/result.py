@@ -103,6 +103,7 @@ def _shows_object(ended: ResourceEvent) -> bool:
 def _build_success(
     data: Reported, action: Action, *, found_by: FoundBy | None = None, redelivered: bool = False
 ) -> ActionSucceeded:
+    """Return the success of an attempt."""
     if data.absent and found_by is None:
         found_by = "Absence"  # another client may have deleted the object
     return ActionSucceeded(
@@ -293,6 +294,7 @@ def _after_lookup(
 def _is_replaced_object(
     action: Action, existing: ExternalObject | None, state: ResourceState
 ) -> bool:
+    """Return whether a lookup for a replacement found an object that the log already knows."""
     known = {each.uid for each in (state.owned, state.retiring) if each is not None}
     is_beside = action.operation == "Create" and action.purpose == "Replace"
     return is_beside and existing is not None and existing.uid is not None and existing.uid in known
@@ -351,6 +353,7 @@ def _may_earlier_call_arrive(data: Reported, action: Action, context: Context) -
 
 
 def _build_found_success(data: Reported, action: Action, found_by: FoundBy) -> ActionSucceeded:
+    """Return the success of an action whose effect a read has shown."""
     return ActionSucceeded(
         data.action_id,
         action.operation,

@@ -148,6 +148,10 @@ def _is_looked_up_first(flight: InFlight | None, *, redelivered: bool) -> bool:
 
 def _is_retired(failed: ActionFailed, uid: str | None) -> bool:
     """Return whether a failure shows that the replaced object with this uid no longer exists."""
-    shown = None if failed.object is None else failed.object.uid
-    is_other = failed.error.error_class == "Conflict" and None not in (shown, uid) and shown != uid
+    existing_uid = None if failed.object is None else failed.object.uid
+    is_other = (
+        failed.error.error_class == "Conflict"
+        and None not in (existing_uid, uid)
+        and existing_uid != uid
+    )
     return failed.error.error_class == "NotFound" or is_other

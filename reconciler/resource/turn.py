@@ -181,18 +181,18 @@ class Turn(NamedTuple):
     @property
     def timers(self) -> list[tuple[datetime, WaitPurpose]]:
         """The deadlines that this turn scheduled, each with its purpose."""
-        found: list[tuple[datetime, WaitPurpose]] = []
+        deadlines: list[tuple[datetime, WaitPurpose]] = []
         for event in self.events:
             match event.data:
                 case RetryScheduled(at):
-                    found.append((at, "Retry"))
+                    deadlines.append((at, "Retry"))
                 case RenewalScheduled(at=at):
-                    found.append((at, "Renewal"))
+                    deadlines.append((at, "Renewal"))
                 case ProgressNoted(at=datetime() as at):
-                    found.append((at, "Progress"))
+                    deadlines.append((at, "Progress"))
                 case _:
                     pass
-        return found
+        return deadlines
 
 
 # --- replies to declarations, approvals and releases

@@ -51,22 +51,24 @@ class KeySpaces(NamedTuple):
         return (idempotency_key(self.log_id, action_id, epoch) for epoch in self.epochs)
 
 
-def labelled_resource(found: ExternalObject, log_id: str) -> ResourceKey | None:
+def labelled_resource(existing: ExternalObject, log_id: str) -> ResourceKey | None:
     """Return the resource of this log that the owner label of an object names."""
-    name = resource_of(found.labels.get(OWNER_LABEL, ""), log_id)
+    name = resource_of(existing.labels.get(OWNER_LABEL, ""), log_id)
     return ResourceKey.parse(name) if name else None
 
 
-def newer_action(found: ExternalObject, spaces: KeySpaces, known_version: int) -> str | None:
+def newer_action(existing: ExternalObject, spaces: KeySpaces, known_version: int) -> str | None:
     """Return the id of the action that wrote an object, if the log lacks that action."""
-    resource = labelled_resource(found, spaces.log_id)
-    if resource is None or found.written_by is None:
+    resource = labelled_resource(existing, spaces.log_id)
+    if resource is None or existing.written_by is None:
         return None
     oldest = max(known_version - _RECENT, 0)
-    if any(found.written_by in spaces.keys(resource, v) for v in range(known_version, oldest, -1)):
+    if any(
+        existing.written_by in spaces.keys(resource, v) for v in range(known_version, oldest, -1)
+    ):
         return None
     for version in range(known_version + 1, known_version + MAX_AHEAD + 1):
-        if found.written_by in spaces.keys(resource, version):
+        if existing.written_by in spaces.keys(resource, version):
             return event_id(resource, version)
     return None
 

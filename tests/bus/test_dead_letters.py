@@ -45,13 +45,13 @@ async def small(bus: Client) -> AsyncIterator[Client]:
 
 
 def letter(
-    namespace: str = "acme", *, size: int = 10, told_once: str = "", usable: bool = False
+    namespace: str = "acme", *, size: int = 10, dedup_key: str = "", usable: bool = False
 ) -> DeadLetter:
     """Each is of another message: what is stored twice within the window is dropped."""
     subject = f"in.0.desired.{namespace}.Shape.x"
-    content = f"of {size}" if told_once else ""
+    content = f"of {size}" if dedup_key else ""
     delivery = IntakeDelivery(next(positions), subject, b"x" * size, "", None, 1, None)
-    return DeadLetter("intake", "no", delivery, told_once, content, usable)
+    return DeadLetter("intake", "no", delivery, dedup_key, content, usable)
 
 
 async def used_bytes(nc: Client, namespace: str) -> int:
@@ -118,11 +118,11 @@ async def test_what_is_told_once_is_told_again_when_its_newest_letter_says_somet
         return [each.size for each in (await read_letters(small)).letters.values()]
 
     for size in (10, 10, 20_000, 20_000):
-        await store_letters(small, [letter(size=size, told_once="x")])
+        await store_letters(small, [letter(size=size, dedup_key="x")])
     assert await sizes() == [10, 20_000]
     async with asyncio.timeout(PATIENCE_SECONDS):
         while len(await sizes()) < 3:  # the server drops a repeat for a moment
-            await store_letters(small, [letter(size=10, told_once="x")])
+            await store_letters(small, [letter(size=10, dedup_key="x")])
     assert await sizes() == [10, 20_000, 10]
 
 

@@ -105,8 +105,8 @@ class Decisions:
         waiting: list[DeadLetter] = []
         for each in letters:
             name = each.stage, each.delivery.position
-            about = each.stage, namespace_of(each.delivery.subject), each.told_once
-            if each.told_once and self._told.get(about) == each.content:
+            about = each.stage, namespace_of(each.delivery.subject), each.dedup_key
+            if each.dedup_key and self._told.get(about) == each.content:
                 continue  # the newest letter about it says the same
             try:
                 if name not in self.dead_letters:

@@ -14,9 +14,9 @@ from tests.memory_bus.contract.buses import Bus
 SOON = timedelta(seconds=1)
 
 
-def letter(position: int, *, told_once: str = "", content: str = "") -> DeadLetter:
+def letter(position: int, *, dedup_key: str = "", content: str = "") -> DeadLetter:
     delivery = IntakeDelivery(position, "in.0.desired.acme.Shape.x", b"x", "", None, 1, None)
-    return DeadLetter("intake", "of no use", delivery, told_once, content)
+    return DeadLetter("intake", "of no use", delivery, dedup_key, content)
 
 
 async def fired(bus: Bus, wanted: int) -> list[tuple[str, str]]:
@@ -103,7 +103,7 @@ async def test_each_dead_letter_is_stored_once(bus: Bus) -> None:
 
 async def test_what_is_told_once_is_not_repeated_while_its_content_is_the_same(bus: Bus) -> None:
     for position, content in enumerate(("a", "a", "b"), start=1):
-        same = letter(position, told_once="x", content=content)
+        same = letter(position, dedup_key="x", content=content)
         assert not await bus.sink.store_dead_letters([same])
     assert await bus.dead_letters() == [("intake", 1), ("intake", 3)]
 
