@@ -113,9 +113,8 @@ def contents_in(existing: ExternalObject | None, declared: Fields) -> set[str]:
     observed_fields = {} if existing is None else existing.fields
     head: Mapping[str, str] = {} if existing is None else existing.outputs.get(HEAD, {})
     contents = (each.get(CONTENT) for each in (observed_fields, head, declared))
-    return {
-        each for each in contents if isinstance(each, str)
-    }  # a File's content may be a reference
+    # The content of a File may be a reference instead of a digest.
+    return {each for each in contents if isinstance(each, str)}
 
 
 def merge_chunks(chunks: Iterable[ComposedContentSpec]) -> Fields:
