@@ -46,8 +46,8 @@ from reconciler.resource.difference import (
 from reconciler.resource.evolve import is_created_by
 from reconciler.resource.inputs import compose, reliance, resolve
 from reconciler.resource.observation import (
+    AWAITING_LISTING,
     AWAITING_READ,
-    LOOKING,
     awaits_first_listing,
     compute_grace,
     find_labelled_resource,
@@ -83,7 +83,9 @@ from reconciler.resource.turn import (
 )
 
 _AWAITS_FIRST_LISTING = Conclusion(
-    "Waiting", LOOKING, "waits for the first complete listing that begins after the declaration"
+    "Waiting",
+    AWAITING_LISTING,
+    "waits for the first complete listing that begins after the declaration",
 )
 
 
@@ -666,7 +668,7 @@ def _conclude_unowned(situation: Situation) -> Step:
     if state.observed.belongs_to:  # the other resource decides about the object
         owner_name = _name_other_owner(state.observed.belongs_to, situation)
         return _conclude_never_owned(state) or Conclusion(
-            "Unowned", "Taken", f"the object belongs to {owner_name}"
+            "Unowned", "BelongsToAnother", f"the object belongs to {owner_name}"
         )
     judgment = situation.verdict
     if judgment.claim in ("Returned", "Found"):

@@ -39,7 +39,7 @@ two listing intervals, if those are longer."""
 AWAITING_READ = "AwaitingRead"
 """Reason of an outcome: the resource waits for a read of an object before it writes to it."""
 
-LOOKING = "Looking"
+AWAITING_LISTING = "AwaitingListing"
 """Reason of an outcome: a resource whose policy creates nothing waits for its first listing."""
 
 

@@ -25,7 +25,7 @@ def missing_outcome(ledger: Ledger) -> Iterator[Breach]:
         is_told = resource.outcome is not None and not resource.has_news
         if is_known and not is_told and not _is_retried(ledger, resource):
             yield key, "it has no outcome"
-        is_looking = resource.outcome is not None and resource.outcome.reason == "Looking"
+        is_looking = resource.outcome is not None and resource.outcome.reason == "AwaitingListing"
         if is_looking and ledger.history.is_final:
             yield key, "it still waits for its first look"
 

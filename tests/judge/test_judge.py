@@ -856,7 +856,7 @@ def an_absence_from_before_the_declaration(story: Story) -> None:
 @breaks("missing_outcome")
 def a_first_look_that_never_came(story: Story) -> None:
     story.history.is_final = True
-    story.record(FOO, OutcomeRecorded("Waiting", 1, "Looking"))
+    story.record(FOO, OutcomeRecorded("Waiting", 1, "AwaitingListing"))
 
 
 @breaks("leak")

@@ -32,7 +32,7 @@ def looking(capabilities: Capabilities = CAPABILITIES, **scope: Any) -> Stage:
     stage.configurations.by_name["default"] = replace(EXCLUSIVE, scope=Scope(**scope))
     policy = Policy(mode="Absent")
     apply(stage, 1, SpecDeclared(1, "test/v1", "default", "wanted", {}, policy=policy))
-    apply(stage, 2, OutcomeRecorded("Waiting", 1, "Looking"))
+    apply(stage, 2, OutcomeRecorded("Waiting", 1, "AwaitingListing"))
     return stage
 
 

@@ -170,7 +170,7 @@ async def test_a_deleted_object_with_our_label_is_gone_however_late_it_is_listed
 
 async def test_a_first_look_shows_an_object_that_an_undeclared_resource_was_seen_with() -> None:
     undeclared = row("stray", note("n1"), declared=False, observed_uid="n1", reason="NotDeclared")
-    looking = row("mine", reason="Looking")
+    looking = row("mine", reason="AwaitingListing")
     assert (await told([note("n1")], undeclared, looking))["mine"].object == note("n1")
     owned = row("other", note("n1"), owned=True, uid="n1")
     assert (await told([note("n1")], owned, looking))["mine"].object is None
@@ -347,7 +347,7 @@ async def test_each_of_two_resources_sees_the_other_before_one_of_them_takes_the
         "stray": "default/Note/mine",
         "mine": "default/Note/stray",
     }
-    left = stray(reason="Taken", outcome="Unowned", belongs_to="default/Note/mine")
+    left = stray(reason="BelongsToAnother", outcome="Unowned", belongs_to="default/Note/mine")
     wanted = row("mine", note("n1"), observed_uid="n1", belongs_to="default/Note/stray")
     found = await told([note("n1")], left, wanted, config=EXCLUSIVE)
     assert {name: each.belongs_to for name, each in found.items()} == {"mine": ""}
@@ -367,7 +367,9 @@ async def test_of_two_resources_that_wait_to_delete_an_object_one_gives_way() ->
     assert {name: each.belongs_to for name, each in found.items()} == {
         "second": "default/Note/first"
     }
-    left = stray("second", reason="Taken", outcome="Unowned", belongs_to="default/Note/first")
+    left = stray(
+        "second", reason="BelongsToAnother", outcome="Unowned", belongs_to="default/Note/first"
+    )
     found = await told([note("n1")], left, first, config=EXCLUSIVE)
     assert {name: each.belongs_to for name, each in found.items()} == {"first": ""}
 

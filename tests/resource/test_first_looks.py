@@ -12,7 +12,7 @@ from tests.resource.building import EXCLUSIVE, SHARED, Story, converged, every, 
 
 MODES = ["Absent", "ObserveOnly"]
 KNOWN = {"Absent": ("Converged", "Absent"), "ObserveOnly": ("Drifted", "ObserveOnly")}
-LOOKING = ("Waiting", "Looking")
+AWAITING_LISTING = ("Waiting", "AwaitingListing")
 
 
 def told(story: Story) -> tuple[str, str]:
@@ -29,7 +29,7 @@ def declared(mode: str, **rest: Any) -> Story:
 def test_before_the_first_look_nothing_is_said_of_the_object(mode: str):
     story = declared(mode)
     assert story.idle
-    assert told(story) == LOOKING
+    assert told(story) == AWAITING_LISTING
     assert names(story.see(None)) == ["ExternalObserved", "OutcomeRecorded"]
     assert told(story) == KNOWN[mode]
 
@@ -48,7 +48,7 @@ def test_a_look_that_began_before_the_declaration_proves_nothing(mode: str):
     story.turn(ReconcileRequested())
     story.declare(policy={"mode": mode})
     assert story.see(None, as_of=story.position - 1) == []
-    assert told(story) == LOOKING
+    assert told(story) == AWAITING_LISTING
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -56,7 +56,7 @@ def test_each_declaration_has_a_first_look_of_its_own(mode: str):
     story = declared(mode)
     story.see(None)
     story.declare(policy={"mode": mode}, labels={"team": "a"})
-    assert told(story) == LOOKING
+    assert told(story) == AWAITING_LISTING
     assert len(every(ExternalObserved, story.see(None))) == 1
     assert told(story) == KNOWN[mode]
 
@@ -67,9 +67,9 @@ def test_what_another_api_does_not_show_proves_nothing_of_this_one(mode: str):
     story.see(None)
     story.configs["other"] = SHARED
     story.declare(policy={"mode": mode}, config="other")
-    assert told(story) == LOOKING
+    assert told(story) == AWAITING_LISTING
     story.see(None)
-    assert told(story) == LOOKING
+    assert told(story) == AWAITING_LISTING
     story.see(None, config="other")
     assert told(story) == KNOWN[mode]
 
@@ -85,7 +85,7 @@ def test_a_deletion_that_another_client_was_ahead_of_is_followed_by_a_look():
     story = converged()
     story.declare(policy={"mode": "Absent"})
     story.fail("NotFound")
-    assert told(story) == LOOKING, "another object may have its name"
+    assert told(story) == AWAITING_LISTING, "another object may have its name"
     story.see(None)
     assert told(story) == KNOWN["Absent"]
 
@@ -95,7 +95,7 @@ def test_what_we_deleted_before_the_declaration_may_have_been_made_again():
     story.withdraw()
     story.succeed()
     story.declare(policy={"mode": "ObserveOnly"})
-    assert told(story) == LOOKING
+    assert told(story) == AWAITING_LISTING
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -117,7 +117,7 @@ def test_a_listing_is_believed_again_once_the_object_that_it_left_out_is_not_own
         story.fail("NotFound")
     assert story.outcome == "Deleted"
     story.declare(policy={"mode": mode})
-    assert told(story) == LOOKING
+    assert told(story) == AWAITING_LISTING
     story.see(None)
     assert told(story) == KNOWN[mode]
 
@@ -137,7 +137,7 @@ def test_while_it_is_paused_it_is_not_looked_for(mode: str):
     story.declare(policy={"mode": mode, "paused": True})
     assert told(story) == ("Paused", "PausedByPolicy")
     story.declare(policy={"mode": mode})
-    assert told(story) == LOOKING
+    assert told(story) == AWAITING_LISTING
 
 
 def test_what_is_withdrawn_is_not_looked_for():

@@ -322,7 +322,7 @@ def test_what_was_declared_elsewhere_before_the_approval_stays():
     story.turn(Approved("DeletionGuard"))
     events = story.see(thing(uid="h1"), unmanaged=(50, 60), belongs_to="team/Shape/foo")
     assert not every(OwnershipClaimed, events)
-    assert (story.outcome, story.reason) == ("Unowned", "Taken")
+    assert (story.outcome, story.reason) == ("Unowned", "BelongsToAnother")
 
 
 def test_an_approval_holds_for_the_object_that_was_held():

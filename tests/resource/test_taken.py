@@ -50,7 +50,7 @@ def test_what_another_resource_declares_is_no_stray():
     story = Story(configs={CONFIG: EXCLUSIVE})
     events = story.see(thing(uid="h1"), unmanaged=(0, 60), belongs_to=ANOTHER)
     assert not every(OwnershipClaimed, events)
-    assert (story.outcome, story.reason) == ("Unowned", "Taken")
+    assert (story.outcome, story.reason) == ("Unowned", "BelongsToAnother")
     events = story.see(
         repainted(thing(uid="h1"), color="Blue"), unmanaged=(1, 60), belongs_to=ANOTHER
     )
@@ -87,7 +87,7 @@ def test_a_stray_that_another_resource_adopted_meanwhile_is_left_to_it():
     story.see(thing(uid="h1"), unmanaged=(1, 60), belongs_to="", known_version=0)
     events = story.see(thing(uid="h1"), unmanaged=(0, 60), belongs_to=ANOTHER)
     assert not every(OwnershipClaimed, events)
-    assert (story.outcome, story.reason) == ("Unowned", "Taken")
+    assert (story.outcome, story.reason) == ("Unowned", "BelongsToAnother")
 
 
 def test_a_wait_from_before_a_withdrawal_proves_nothing_of_what_is_undeclared_since():
@@ -109,7 +109,7 @@ def test_what_was_held_as_a_stray_is_released_to_who_declares_it():
     story.see(there, unmanaged=(50, 60))
     assert story.outcome == "Held"
     story.see(there, unmanaged=(49, 60), belongs_to=ANOTHER)
-    assert (story.outcome, story.reason) == ("Unowned", "Taken")
+    assert (story.outcome, story.reason) == ("Unowned", "BelongsToAnother")
 
 
 def test_a_label_of_another_resource_is_no_dispute_where_that_one_has_the_object():
@@ -117,7 +117,7 @@ def test_a_label_of_another_resource_is_no_dispute_where_that_one_has_the_object
     labels = owned_labels()
     labels = {name: value.replace("Foo", "y") for name, value in labels.items()}
     story.see(thing(uid="h1", labels=labels), unmanaged=(0, 60), belongs_to=ANOTHER)
-    assert (story.outcome, story.reason) == ("Unowned", "Taken")
+    assert (story.outcome, story.reason) == ("Unowned", "BelongsToAnother")
 
 
 @pytest.mark.parametrize("another", ["", ANOTHER])
@@ -256,7 +256,7 @@ def test_an_undeclared_object_is_shown_as_that_of_the_resource_that_has_it(
         events = story.see(thing(uid="h1"), belongs_to=named)
     assert not every(OwnershipClaimed, events)
     assert story.outcome == "Unowned"
-    assert story.reason == ("OwnedByAnother" if evidence == "its label" else "Taken")
+    assert story.reason == ("OwnedByAnother" if evidence == "its label" else "BelongsToAnother")
     assert shown in story.outcome_message
     assert (named in story.outcome_message) == (named == shown)
 

@@ -23,7 +23,7 @@ from events.provider_config import DeletionGuard, ProviderConfigSpec, is_within
 from events.wording import plural
 from projections.status import StatusRow
 from reconciler.process_secrets import OF_THIS_PROCESS
-from reconciler.resource.observation import AWAITING_READ, LOOKING
+from reconciler.resource.observation import AWAITING_LISTING, AWAITING_READ
 from reconciler.resource.owner_label import OWNER_LABEL, is_of_log, owner, resource_of
 from reconciler.roles.objects.object_secrets import hide_and_digest
 from reconciler.roles.runtime.pauses import with_pauses
@@ -238,7 +238,7 @@ async def _missing(
                 continue
             is_outside = not place.startswith(began.prefix or "")
             for row in mine:
-                is_first = row.reason == LOOKING
+                is_first = row.reason == AWAITING_LISTING
                 is_asked = is_first or (row.observed_digest and not is_outside)
                 if listing.place_of(row) != place or not is_asked or row.action_id:
                     continue
@@ -366,7 +366,7 @@ def _find_by_name(
     for row in rows:
         # An object that only undeclared resources have exists, so a first observation must report
         # it.
-        found = unclaimed if row.reason == LOOKING else of_name
+        found = unclaimed if row.reason == AWAITING_LISTING else of_name
         unknown = sorted(found.get(row.external_name, ()))
         if row.operation == "Create":  # each may be its result, which the action will report
             for place in unknown:

@@ -21,7 +21,7 @@ from projections.status import StatusRow
 from reconciler.errors import ConfigurationError, ProviderError
 from reconciler.failpoints import Failpoint, reach
 from reconciler.ports import IntakeMessageOut, IntakeWriter
-from reconciler.resource.observation import AWAITING_READ, LOOKING
+from reconciler.resource.observation import AWAITING_LISTING, AWAITING_READ
 from reconciler.roles.gate.api_gates import ApiGates
 from reconciler.roles.objects.object_secrets import hide_and_digest
 from reconciler.roles.objects.oversize import is_too_large
@@ -38,7 +38,7 @@ _logger = structlog.get_logger(__name__)
 
 def is_news(shown: str, row: StatusRow) -> bool:
     """Return whether a read is news for a resource. ``shown``: the object's digest."""
-    is_awaited = row.doubted or row.reason in (AWAITING_READ, LOOKING)
+    is_awaited = row.doubted or row.reason in (AWAITING_READ, AWAITING_LISTING)
     return is_awaited or shown != row.observed_digest
 
 

@@ -63,7 +63,7 @@ from reconciler.resource.expectation import (
     turn_digest,
     with_unknown_values,
 )
-from reconciler.resource.observation import AWAITING_READ, LOOKING
+from reconciler.resource.observation import AWAITING_LISTING, AWAITING_READ
 from reconciler.resource.state import ResourceState
 from reconciler.resource.turn import Command, Context, Turn
 from reconciler.roles.decider.reference_graph import Graph, graph_from, targets_of
@@ -422,7 +422,7 @@ class Foresight:
         """Yield known objects for resources that wait for the next listing, once for each."""
         for key, mine in self.found.items():
             seen, last, spec = mine.state.observed, mine.state.outcome, mine.state.desired.spec
-            if spec is not None and last is not None and last.reason == LOOKING:
+            if spec is not None and last is not None and last.reason == AWAITING_LISTING:
                 if key not in self._shown_again:
                     self._shown_again.add(key)
                     as_of, evidence = next(self._positions), "CompleteListing"
