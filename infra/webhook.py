@@ -126,8 +126,8 @@ class ImpatientProtocol(H11Protocol):
         self._head = bytearray()
         self._is_head_complete = False
         if len(self.connections) > MAX_CONNECTIONS:
-            ours = (each for each in self.connections if isinstance(each, ImpatientProtocol))
-            min(ours, key=_opened_at).transport.abort()
+            connections = (each for each in self.connections if isinstance(each, ImpatientProtocol))
+            min(connections, key=_opened_at).transport.abort()
         self.loop.call_later(HEAD_SECONDS, self._close_if_silent)
 
     def data_received(self, data: bytes) -> None:
@@ -161,7 +161,7 @@ def _opened_at(connection: ImpatientProtocol) -> float:
     return connection.opened_at
 
 
-def same_repository(url: str) -> str:
+def repository_key(url: str) -> str:
     """Return the host and path that the URLs of one repository have in common."""
     if "://" not in url:
         url = "ssh://" + url.replace(":", "/", 1)  # git@host:path
@@ -176,8 +176,8 @@ def _is_genuine(request: Request, body: bytes, secret: str) -> bool:
     signature = request.headers.get(_SIGNATURE)
     if signature is None:
         return _has_token(request, secret)
-    made = hmac.new(secret.encode(), body, hashlib.sha256).hexdigest()
-    return hmac.compare_digest(f"sha256={made}".encode(), signature.encode())
+    expected = hmac.new(secret.encode(), body, hashlib.sha256).hexdigest()
+    return hmac.compare_digest(f"sha256={expected}".encode(), signature.encode())
 
 
 def _has_token(request: Request, secret: str) -> bool:
@@ -187,13 +187,15 @@ def _has_token(request: Request, secret: str) -> bool:
 
 def _urls(body: bytes) -> Iterator[str]:
     try:
-        told: Any = msgspec.json.decode(body)
+        content: Any = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return
     for place in _PLACES:
-        found: Any = cast("dict[str, Any]", told).get(place) if isinstance(told, dict) else None
-        if isinstance(found, dict):
-            values = (cast("dict[str, Any]", found).get(name) for name in _URLS)
+        entry: Any = (
+            cast("dict[str, Any]", content).get(place) if isinstance(content, dict) else None
+        )
+        if isinstance(entry, dict):
+            values = (cast("dict[str, Any]", entry).get(name) for name in _URLS)
             yield from (each for each in values if isinstance(each, str))
 
 

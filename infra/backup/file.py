@@ -1,16 +1,16 @@
-r"""The file of a backup: blocks of messages, each with a digest over all that is before it.
+r"""The file of a backup: blocks of messages, each with a digest over all preceding content.
 
 ::
 
-    reconciler-backup 1\n        what it is, and the version of this format
-    H  header                     whose log it is, and the stream's configuration
-    D  declarations ...           what waited in the intake to be decided, as far as it was declared
+    reconciler-backup 1\n        the type of the file, and the version of its format
+    H  header                     the identity of the log, and the stream's configuration
+    D  declarations ...           the declarations that waited in the intake for a decision
     E  events ...                 every event, with its subject, time, headers and position
-    F  footer                     the counts, and the position that the backup is as of
+    F  footer                     the counts, and the log position of the backup
 
-A block is its kind (one byte), its length, its digest, and its content: MessagePack, compressed
-with zlib. The digest is chained, so that the footer's is one over the whole file: a file that is
-cut, changed, put together of two, or goes on behind its footer is refused.
+A block has its kind (one byte), its length, its digest, and its content: MessagePack, compressed
+with zlib. Each digest includes the previous one, so the digest of the footer covers the whole file:
+a file that is truncated, changed, joined from two files, or longer than its footer is refused.
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ class BackupWriter:
         self._file = file
         self._digest = b""
         self._kind: Kind = b"E"
-        self._gathered: list[Saved] = []
-        self._gathered_bytes = 0
+        self._pending: list[Saved] = []
+        self._pending_bytes = 0
         self._counts: dict[bytes, int] = {b"D": 0, b"E": 0}
         file.write(MAGIC)
 
@@ -110,10 +110,10 @@ class BackupWriter:
             self._kind = kind
         for one in messages:
             headers = dict(one.headers) if one.headers else None
-            self._gathered.append(Saved(one.seq, one.subject, one.time_ns, headers, one.payload))
-            self._gathered_bytes += len(one.payload)
-            is_full = len(self._gathered) >= MAX_MESSAGES_A_BLOCK
-            if is_full or self._gathered_bytes >= MAX_BYTES_A_BLOCK:
+            self._pending.append(Saved(one.seq, one.subject, one.time_ns, headers, one.payload))
+            self._pending_bytes += len(one.payload)
+            is_full = len(self._pending) >= MAX_MESSAGES_A_BLOCK
+            if is_full or self._pending_bytes >= MAX_BYTES_A_BLOCK:
                 self._flush()
 
     def finish(self, position: int) -> Footer:
@@ -124,10 +124,10 @@ class BackupWriter:
         return footer
 
     def _flush(self) -> None:
-        if self._gathered:
-            self._write(self._kind, _encoder.encode(self._gathered))
-            self._counts[self._kind] += len(self._gathered)
-            self._gathered, self._gathered_bytes = [], 0
+        if self._pending:
+            self._write(self._kind, _encoder.encode(self._pending))
+            self._counts[self._kind] += len(self._pending)
+            self._pending, self._pending_bytes = [], 0
 
     def _write(self, kind: Kind, content: bytes) -> None:
         packed = zlib.compress(content, _COMPRESSION_LEVEL)
@@ -195,7 +195,7 @@ class Backup:
         """Yield every event, in blocks; raises ``BackupFileError``."""
         return self._of_kind(b"E")
 
-    def _of_kind(self, wanted: Kind) -> Generator[Sequence[Saved]]:
+    def _of_kind(self, wanted_kind: Kind) -> Generator[Sequence[Saved]]:
         counts: dict[bytes, int] = {b"D": 0, b"E": 0}
         with self.path.open("rb") as file:
             self._check_magic(file)
@@ -208,14 +208,14 @@ class Backup:
                 if kind in counts:
                     messages = self._messages(content)
                     counts[kind] += len(messages)
-                    if kind == wanted:
+                    if kind == wanted_kind:
                         yield messages
             footer = self._decoded(content, Footer)
             if file.read(1) or (footer.events, footer.declarations) != (counts[b"E"], counts[b"D"]):
                 raise self._refused("it does not end at the place that its footer records")
             self.footer = footer
 
-    def _block(self, file: BinaryIO, before: bytes) -> tuple[bytes, bytes, bytes]:
+    def _block(self, file: BinaryIO, previous_digest: bytes) -> tuple[bytes, bytes, bytes]:
         head = file.read(_BLOCK_HEAD.size)
         if len(head) < _BLOCK_HEAD.size:
             raise self._refused("it is truncated")
@@ -225,7 +225,7 @@ class Backup:
         packed = file.read(length)
         if len(packed) < length:
             raise self._refused("it is truncated")
-        if _chained(before, kind, packed) != digest:
+        if _chained(previous_digest, kind, packed) != digest:
             raise self._refused(
                 f"it was modified within the {length} bytes before byte {file.tell()}"
             )
@@ -247,12 +247,12 @@ class Backup:
             raise self._refused(str(error)) from None
 
     def _check_magic(self, file: BinaryIO) -> None:
-        found = file.read(len(MAGIC))
-        if found == MAGIC:
+        magic = file.read(len(MAGIC))
+        if magic == MAGIC:
             return
         name = MAGIC.split(b" ")[0]
-        if found.startswith(name):
-            version = found[len(name) :].split(b"\n")[0].decode(errors="replace").strip()
+        if magic.startswith(name):
+            version = magic[len(name) :].split(b"\n")[0].decode(errors="replace").strip()
             raise self._refused(f"it has format {version}, but this release reads format 1")
         raise self._refused("it is not a backup of Reconciler")
 
@@ -260,7 +260,7 @@ class Backup:
         return BackupFileError(f"{self.path} is not usable as a backup: {why}")
 
 
-def _chained(before: bytes, kind: bytes, packed: bytes) -> bytes:
-    digest = blake2b(before + kind, digest_size=_DIGEST_BYTES)
+def _chained(previous_digest: bytes, kind: bytes, packed: bytes) -> bytes:
+    digest = blake2b(previous_digest + kind, digest_size=_DIGEST_BYTES)
     digest.update(packed)
     return digest.digest()

@@ -69,8 +69,8 @@ class Knowledge:
 
 def content_of(saved: Saved) -> bytes:
     """Return the content that two copies of an event must have in common."""
-    found = recorded(saved)
-    return msgspec.msgpack.encode((found.subject, found.payload, found.digest))
+    event = recorded(saved)
+    return msgspec.msgpack.encode((event.subject, event.payload, event.digest))
 
 
 def inspect(backup: Backup, progress: Progress) -> Knowledge:

@@ -37,7 +37,7 @@ from infra.bus.streams import (
     LogIdentity,
     begin_restoration,
     check_format,
-    check_streams_are_ours,
+    check_stream_owners,
     decider_consumers,
     end_restoration,
     ensure_topology,
@@ -64,7 +64,7 @@ Progress = Callable[[int], object]
 
 _AT_ONCE: Final = 500
 _MAX_BYTES_AT_ONCE: Final = 4 * 1024 * 1024
-_SERVERS_OWN: Final = "Nats-"
+_SERVER_HEADERS: Final = "Nats-"
 _UNFINISHED: Final = ".replacing-"
 _FINISHED: Final = ".replaced-"
 
@@ -73,7 +73,7 @@ class RestoreRefusedError(ReconcilerError):
     """A backup must not be restored here. The message has the reason and the remedy."""
 
 
-class SeenLog(msgspec.Struct, frozen=True):
+class LogState(msgspec.Struct, frozen=True):
     """The identity of a log's state, which changes if the log is recreated or grows."""
 
     created: str
@@ -90,7 +90,7 @@ class Plan(msgspec.Struct, frozen=True):
     way: Literal["new", "continue", "replace", "nothing"]
     present: int = 0
     found: LogIdentity | None = None
-    seen: SeenLog | None = None
+    seen: LogState | None = None
 
 
 class RestoredLog(msgspec.Struct, frozen=True, rename="camel"):
@@ -122,54 +122,54 @@ async def plan_restoration(
         RestoreRefusedError: the state does not permit the restore.
     """
     _check_format(backup)
-    await check_streams_are_ours(nc)
-    found = await existing_log(nc)
-    await _check_nobody_works(nc)
-    if found is None:
+    await check_stream_owners(nc)
+    existing = await existing_log(nc)
+    await _check_no_clients(nc)
+    if existing is None:
         _check_no_other_restore(backup.path)
         return Plan("new")
     state = await stream_state(nc, LOG)
-    seen = SeenLog(state.created, state.last_seq)
-    if is_being_restored(state.config.get("metadata", {})) and replace != found.log_id:
-        _check_same_file(backup, found)
-        _check_saved_files(backup, found, saved_files(state.config.get("metadata", {})))
+    state_id = LogState(state.created, state.last_seq)
+    if is_being_restored(state.config.get("metadata", {})) and replace != existing.log_id:
+        _check_same_file(backup, existing)
+        _check_saved_files(backup, existing, saved_files(state.config.get("metadata", {})))
     if state.last_seq == 0:
-        return Plan("new", found=found, seen=seen)
-    if found.log_id == backup.header.identity.log_id and state.messages == state.last_seq:
-        present = await _common(nc, backup, state.last_seq)
+        return Plan("new", found=existing, seen=state_id)
+    if existing.log_id == backup.header.identity.log_id and state.messages == state.last_seq:
+        present = await _count_common(nc, backup, state.last_seq)
         if present == state.last_seq:
             is_finished = not is_being_restored(state.config.get("metadata", {}))
             if present == knowledge.events and is_finished:
-                must = await _must_continue(nc) or await _lacks_saved(nc, backup, knowledge)
-                return Plan("continue" if must else "nothing", present, found, seen)
-            return Plan("continue", present, found, seen)
+                must = await _needs_new_intake(nc) or await _lacks_saved(nc, backup, knowledge)
+                return Plan("continue" if must else "nothing", present, existing, state_id)
+            return Plan("continue", present, existing, state_id)
     is_repeated = is_being_restored(state.config.get("metadata", {})) and _unfinished(backup.path)
-    if replace == found.log_id or is_repeated:
-        return Plan("replace", 0, found, seen)
+    if replace == existing.log_id or is_repeated:
+        return Plan("replace", 0, existing, state_id)
     if replace is not None:
         raise RestoreRefusedError(
-            f"this server has log {found.log_id}, not {replace}; nothing was changed"
+            f"this server has log {existing.log_id}, not {replace}; nothing was changed"
         )
     raise RestoreRefusedError(
-        f"this server already has a log ({found.log_id}, {state.messages} events), and this "
+        f"this server already has a log ({existing.log_id}, {state.messages} events), and this "
         f"backup (of log {backup.header.identity.log_id}) does not continue it; restore to "
-        f"another server, or use --replace {found.log_id} to save that log to a file next to "
+        f"another server, or use --replace {existing.log_id} to save that log to a file next to "
         "the backup and replace it"
     )
 
 
-def _check_same_file(backup: Backup, found: LogIdentity) -> None:
+def _check_same_file(backup: Backup, existing: LogIdentity) -> None:
     """Raise an error for another backup than that of the interrupted restore."""
-    if found.restored_as_of not in ("", _made_at(backup)):
+    if existing.restored_as_of not in ("", _made_at(backup)):
         raise RestoreRefusedError(
-            f"the restore of the backup made at {found.restored_as_of} was interrupted, and this "
-            f"one was made at {_made_at(backup)}; run `reconciler restore` with the earlier file "
-            "again: the files next to it may contain declarations that exist nowhere else. Without "
-            f"that file, use --replace {found.log_id}"
+            f"the restore of the backup made at {existing.restored_as_of} was interrupted, and "
+            f"this one was made at {_made_at(backup)}; run `reconciler restore` with the earlier "
+            "file again: the files next to it may contain declarations that exist nowhere else. "
+            f"Without that file, use --replace {existing.log_id}"
         )
 
 
-def _check_saved_files(backup: Backup, found: LogIdentity, saved: Sequence[str]) -> None:
+def _check_saved_files(backup: Backup, existing: LogIdentity, saved: Sequence[str]) -> None:
     """Raise an error for a copy of, or link to, the backup without the saved files next to it."""
     here = {each.name for each in _unfinished(backup.path)}
     if missing := [name for name in saved if name not in here]:
@@ -177,15 +177,17 @@ def _check_saved_files(backup: Backup, found: LogIdentity, saved: Sequence[str])
             f"the interrupted restore has saved {some(missing)}, which may contain declarations "
             f"that exist nowhere else, and which is not next to {backup.path}; run `reconciler "
             "restore` with the same path as before. Without these files, use --replace "
-            f"{found.log_id}"
+            f"{existing.log_id}"
         )
 
 
 def _check_no_other_restore(path: Path) -> None:
     """Raise an error if another restore was interrupted between deleting and marking the log."""
     others = [each for each in path.absolute().parent.iterdir() if _UNFINISHED in each.name]
-    mine = _unfinished(path)
-    if names := sorted(each.name for each in others if each not in mine and _is_whole(each)):
+    own_files = _unfinished(path)
+    if names := sorted(
+        each.name for each in others if each not in own_files and _is_complete(each)
+    ):
         raise RestoreRefusedError(
             f"{names[0]}: the restore of {names[0].partition(_UNFINISHED)[0]} was interrupted; run "
             "`reconciler restore` with the same file again. If that was for another server, move "
@@ -219,28 +221,28 @@ async def restore_log(
     await prepare_restoration(nc, replicas=replicas, namespaces=services)
     epoch = _new_epoch(backup, plan.found)
     identity = LogIdentity(backup.header.identity.log_id, epoch, _made_at(backup))
-    floor = await _put_aside(nc, backup.path, plan)
+    floor = await _save_existing(nc, backup.path, plan)
     reach(Failpoint.RESTORE_STEP)
-    asides = [Backup(path) for path in _unfinished(backup.path)]
-    for each in asides:
-        positions = (one.position for one in _each(each.declarations()))
+    saved_backups = [Backup(path) for path in _unfinished(backup.path)]
+    for each in saved_backups:
+        positions = (one.position for one in _messages_of(each.declarations()))
         floor = max(floor, max(positions, default=0))
     if plan.found is not None and plan.way in ("new", "replace"):
         await delete_stream(nc, LOG)
         reach(Failpoint.RESTORE_STEP)
     # After every position of the old intake and in the log, which may have been used.
     first = max(time.time_ns() // 1_000, knowledge.newest_cause + 1, floor + 1)
-    saved = [each.path.name for each in asides]
+    saved = [each.path.name for each in saved_backups]
     await begin_restoration(nc, identity, first_position=first, replicas=replicas, saved=saved)
     writer = _Writer(nc, plan.present, progress)
-    for message in islice(_each(backup.events()), plan.present, None):
+    for message in islice(_messages_of(backup.events()), plan.present, None):
         await writer.add(message)
-    continued, lost = await _continue(writer, asides, knowledge, identity)
+    continued, lost = await _continue(writer, saved_backups, knowledge, identity)
     await writer.flush()
     await _read_back(nc, knowledge)
-    services = _services(backup, *asides)
+    services = _services(backup, *saved_backups)
     await ensure_topology(nc, replicas=replicas, restored=identity, namespaces=services)
-    declared = await _declare_again(nc, [backup, *asides], knowledge)
+    declared = await _restore_declarations(nc, [backup, *saved_backups], knowledge)
     reach(Failpoint.RESTORE_STEP)
     await end_restoration(nc, identity)
     reach(Failpoint.RESTORE_STEP)
@@ -262,12 +264,12 @@ def _services(*sources: Backup) -> list[str]:
     return sorted({name for each in sources for name in each.header.services})
 
 
-def _new_epoch(backup: Backup, found: LogIdentity | None) -> str:
+def _new_epoch(backup: Backup, existing: LogIdentity | None) -> str:
     """Return a new epoch that contains earlier ones, whose keys objects still have (ADR 0065)."""
-    before = backup.header.identity
-    if found is not None and found.log_id == before.log_id and found.epoch:
-        before = found
-    return ".".join(filter(None, (new_name(), before.epoch)))
+    base = backup.header.identity
+    if existing is not None and existing.log_id == base.log_id and existing.epoch:
+        base = existing
+    return ".".join(filter(None, (new_name(), base.epoch)))
 
 
 def finish(path: Path) -> list[str]:
@@ -282,11 +284,11 @@ def finish(path: Path) -> list[str]:
 def _unfinished(path: Path) -> list[Path]:
     """Return the files that an incomplete restore of a backup has saved, the oldest first."""
     prefix = f"{path.name}{_UNFINISHED}"
-    found = [each for each in path.absolute().parent.iterdir() if each.name.startswith(prefix)]
-    return sorted(filter(_is_whole, found))
+    files = [each for each in path.absolute().parent.iterdir() if each.name.startswith(prefix)]
+    return sorted(filter(_is_complete, files))
 
 
-def _is_whole(path: Path) -> bool:
+def _is_complete(path: Path) -> bool:
     return not path.name.endswith(PARTIAL)
 
 
@@ -300,7 +302,7 @@ def _check_format(backup: Backup) -> None:
 # --- what the server has
 
 
-async def _must_continue(nc: Client) -> bool:
+async def _needs_new_intake(nc: Client) -> bool:
     """Return whether a complete log needs a new intake."""
     return await intake_position(nc) > 0 and await find_intake_problem(nc) != ""
 
@@ -310,18 +312,20 @@ async def _lacks_saved(nc: Client, backup: Backup, knowledge: Knowledge) -> bool
 
     Another restore, from a copy of the backup, may have ended in the meantime.
     """
-    asides = [Backup(path) for path in _unfinished(backup.path)]
-    saved = _each_of_log(asides, backup.header.identity.log_id)
+    saved_backups = [Backup(path) for path in _unfinished(backup.path)]
+    saved = _each_of_log(saved_backups, backup.header.identity.log_id)
     if any(_fits(one, knowledge) == "next" for one in saved):
         return True
-    names = {_name(one) for each in asides for some in _undecided(each, knowledge) for one in some}
+    names = {
+        _name(one) for each in saved_backups for some in _undecided(each, knowledge) for one in some
+    }
     if not names or not await intake_position(nc):
         return bool(names)
     stored = await read_subject(nc, INTAKE, EVERY_STORED_INTAKE)
     return bool(names - {_name(_declaration(_saved(one))) for one in stored})
 
 
-async def _check_nobody_works(nc: Client) -> None:
+async def _check_no_clients(nc: Client) -> None:
     consumers = await worker_consumers(nc)
     for name in decider_consumers():
         with contextlib.suppress(NotFoundOnBusError):
@@ -335,34 +339,34 @@ async def _check_nobody_works(nc: Client) -> None:
             )
 
 
-async def _common(nc: Client, backup: Backup, last: int) -> int:
+async def _count_common(nc: Client, backup: Backup, last: int) -> int:
     """Count the common first events of log and backup, up to a position of the log."""
-    events = _each(backup.events())
+    events = _messages_of(backup.events())
     async with follow(nc, LOG) as follower:
         while follower.position < last:
             for message in await anext(follower):
-                other = next(events, None)
-                if other is None or content_of(_saved(message)) != content_of(other):
+                saved = next(events, None)
+                if saved is None or content_of(_saved(message)) != content_of(saved):
                     return message.seq - 1
     return last
 
 
-async def _put_aside(nc: Client, path: Path, plan: Plan) -> int:
+async def _save_existing(nc: Client, path: Path, plan: Plan) -> int:
     """Save the log and the intake that will be deleted. Return the intake's last position."""
     floor = await intake_position(nc)
-    found = plan.found
-    if found is None:
+    identity = plan.found
+    if identity is None:
         if not floor:
             await _check_unchanged(nc, plan)
             return 0
-        found = await lost_log(nc)
+        identity = await lost_log(nc)
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%f")
-    aside = path.with_name(f"{path.name}{_UNFINISHED}{stamp}")
-    await save_log(nc, aside, found, lambda _done: None, all_declarations=True)
+    saved_path = path.with_name(f"{path.name}{_UNFINISHED}{stamp}")
+    await save_log(nc, saved_path, identity, lambda _done: None, all_declarations=True)
     try:
         await _check_unchanged(nc, plan)
     except RestoreRefusedError:
-        aside.unlink()  # nothing of it was deleted from the server
+        saved_path.unlink()  # nothing of it was deleted from the server
         raise
     return floor
 
@@ -372,10 +376,10 @@ async def _check_unchanged(nc: Client, plan: Plan) -> None:
     try:
         state = await stream_state(nc, LOG)
     except NotFoundOnBusError:
-        found = None
+        current = None
     else:
-        found = SeenLog(state.created, state.last_seq)
-    if found != plan.seen:
+        current = LogState(state.created, state.last_seq)
+    if current != plan.seen:
         raise RestoreRefusedError(
             f"another client has changed stream {LOG} in the meantime, for example another "
             "`reconciler restore`; this one changed nothing. Wait until the other one has ended, "
@@ -393,17 +397,17 @@ class _Writer:
         self._nc = nc
         self._position = position
         self._progress = progress
-        self._gathered: list[OutgoingMessage] = []
+        self._pending: list[OutgoingMessage] = []
         self._bytes = 0
 
     async def add(self, saved: Saved) -> None:
         kept = {
             name: value
             for name, value in (saved.headers or {}).items()
-            if not name.startswith(_SERVERS_OWN)
+            if not name.startswith(_SERVER_HEADERS)
         }
-        is_first = not self._gathered
-        self._gathered.append(
+        is_first = not self._pending
+        self._pending.append(
             OutgoingMessage(
                 saved.subject,
                 saved.payload,
@@ -413,26 +417,26 @@ class _Writer:
             )
         )
         self._bytes += len(saved.payload)
-        if len(self._gathered) >= _AT_ONCE or self._bytes >= _MAX_BYTES_AT_ONCE:
+        if len(self._pending) >= _AT_ONCE or self._bytes >= _MAX_BYTES_AT_ONCE:
             await self.flush()
 
     async def flush(self) -> None:
-        if self._gathered:
-            self._position = (await append(self._nc, self._gathered))[-1]
-            self._gathered, self._bytes = [], 0
+        if self._pending:
+            self._position = (await append(self._nc, self._pending))[-1]
+            self._pending, self._bytes = [], 0
             reach(Failpoint.RESTORE_STEP)
             self._progress(self._position)
 
 
 async def _continue(
-    writer: _Writer, asides: Sequence[Backup], knowledge: Knowledge, identity: LogIdentity
+    writer: _Writer, saved_backups: Sequence[Backup], knowledge: Knowledge, identity: LogIdentity
 ) -> tuple[int, int]:
     """Keep the events of replaced logs after the backup, as far as each resource's chain continues.
 
     Digests decide: an event is kept if it continues exactly the history that the backup has.
     """
     continued = lost = 0
-    for saved in _each_of_log(asides, identity.log_id):
+    for saved in _each_of_log(saved_backups, identity.log_id):
         fits = _fits(saved, knowledge)
         if fits == "known":
             continue
@@ -449,20 +453,20 @@ async def _continue(
 def _each_of_log(sources: Sequence[Backup], log_id: str) -> Generator[Saved]:
     for source in sources:
         if source.header.identity.log_id == log_id:
-            yield from _each(source.events())
+            yield from _messages_of(source.events())
 
 
 def _fits(saved: Saved, knowledge: Knowledge) -> Literal["known", "next", "lost"]:
-    found = recorded(saved)
+    fields = recorded(saved)
     try:
-        event = decode_log(found.payload)
+        event = decode_log(fields.payload)
     except InvalidMessageError:
         return "lost"
     chain = knowledge.chains.chains.get(event.subject)
     version, digest = (0, "") if chain is None else (chain.version or 0, chain.digest)
     if event.resourceversion <= version:
         return "known"
-    if event.resourceversion != version + 1 or found.digest != next_digest(digest, found.payload):
+    if event.resourceversion != version + 1 or fields.digest != next_digest(digest, fields.payload):
         return "lost"
     return "next"
 
@@ -482,7 +486,7 @@ async def _read_back(nc: Client, knowledge: Knowledge) -> None:
         )
 
 
-async def _declare_again(nc: Client, sources: Sequence[Backup], knowledge: Knowledge) -> int:
+async def _restore_declarations(nc: Client, sources: Sequence[Backup], knowledge: Knowledge) -> int:
     """Store the declarations that the log lacks in the new intake, in their order."""
     known: set[tuple[str, str]] = set()
     log_id = sources[0].header.identity.log_id
@@ -523,7 +527,7 @@ def _declaration(saved: Saved) -> OutgoingMessage:
     headers = {
         name: value
         for name, value in (saved.headers or {}).items()
-        if not name.startswith(_SERVERS_OWN) and name != REPLY_HEADER
+        if not name.startswith(_SERVER_HEADERS) and name != REPLY_HEADER
     }
     message_id = (saved.headers or {}).get(MESSAGE_ID) or f"intake-{saved.position}"
     subject = f"rec.{'.'.join(saved.subject.split('.')[2:])}"
@@ -535,6 +539,6 @@ def _saved(message: StoredMessage) -> Saved:
     return Saved(message.seq, message.subject, message.time_ns, headers, message.payload)
 
 
-def _each(blocks: Iterable[Sequence[Saved]]) -> Generator[Saved]:
+def _messages_of(blocks: Iterable[Sequence[Saved]]) -> Generator[Saved]:
     for messages in blocks:
         yield from messages

@@ -14,7 +14,7 @@ from events.envelope import InvalidMessageError, decode_log
 from events.log import LogEvent, log_class
 from events.subjects import parse_log
 from infra.bus.dead_letters import store_letters
-from infra.bus.removals import telling_what_to_do
+from infra.bus.removals import with_remedy
 from infra.bus.retries import patiently
 from infra.bus.streams import LOG, make_worker_consumer
 from infra.jetstream.deliveries import Delivered, ack, in_progress, nak
@@ -45,7 +45,7 @@ class JetStreamActionReader:
         """Add the actions of a configuration, or change the number of them to hold."""
         await self._note_connection()
         try:
-            with telling_what_to_do():
+            with with_remedy():
                 name = await patiently(
                     self._nc,
                     lambda: make_worker_consumer(self._nc, provider_config),
@@ -59,7 +59,7 @@ class JetStreamActionReader:
         """Wait for actions."""
         while True:
             actions: list[ActionDelivery] = []
-            with telling_what_to_do():
+            with with_remedy():
                 delivered = await self._reader.next_batch()
             await self._note_connection()
             for each in delivered:
@@ -85,7 +85,7 @@ class JetStreamActionReader:
         """
         connections: int = self._nc.stats["reconnects"]
         if connections != self._connections:
-            with telling_what_to_do():
+            with with_remedy():
                 state = await patiently(
                     self._nc, lambda: stream_state(self._nc, LOG), seconds=math.inf
                 )

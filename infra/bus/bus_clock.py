@@ -44,12 +44,12 @@ async def read_clock(nc: Client) -> BusClock:
     Raises:
         BusError: the request failed.
     """
-    asked = time.time()
+    sent_at = time.time()
     answer = await api_request(nc, f"STREAM.INFO.{LOG}", None)
-    return clock_of(str(answer["ts"]), asked, time.time())
+    return clock_of(str(answer["ts"]), sent_at, time.time())
 
 
-def clock_of(bus_time: str, asked: float, answered: float) -> BusClock:
+def clock_of(bus_time: str, sent_at: float, received_at: float) -> BusClock:
     """Compare a bus time with the local times before and after the request, in seconds."""
-    ahead = datetime.fromisoformat(bus_time).timestamp() - (asked + answered) / 2
-    return BusClock(timedelta(seconds=ahead), timedelta(seconds=(answered - asked) / 2))
+    ahead = datetime.fromisoformat(bus_time).timestamp() - (sent_at + received_at) / 2
+    return BusClock(timedelta(seconds=ahead), timedelta(seconds=(received_at - sent_at) / 2))

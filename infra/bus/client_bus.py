@@ -44,7 +44,7 @@ from reconciler.errors import WaitTimeoutError
 from reconciler.ports import IntakeMessageOut, StoredEvent
 
 _RETRY_SECONDS: Final = 0.2
-_LOOK_SECONDS: Final = 0.5  # interval of checks whether the connection was lost
+_CHECK_SECONDS: Final = 0.5  # interval of checks whether the connection was lost
 _logger = structlog.get_logger(__name__)
 
 OnRetry = Callable[[int], object]
@@ -80,7 +80,7 @@ class JetStreamClientBus:
         self._on_retry = on_retry
         self._answers = AnswerBox(nc)
         self._rows = JetStreamRows(nc)
-        self._is_bound = False
+        self._uses_service_consumers = False
         self._user = ""
 
     async def open(self) -> None:
@@ -200,10 +200,10 @@ class JetStreamClientBus:
         The publisher is this client's user, regardless of the original one.
         """
         what, key = parse_intake(subject)
-        mine = intake_subject(what, key, self._user)
+        own_subject = intake_subject(what, key, self._user)
         with self._answers.round(1) as question:
             headers = {MESSAGE_ID: message_id, REPLY_HEADER: question.reply_to(0)}
-            stored = await publish(self._nc, mine, payload, headers=headers)
+            stored = await publish(self._nc, own_subject, payload, headers=headers)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(answer_seconds):
                     await question.complete.wait()
@@ -247,13 +247,13 @@ class JetStreamClientBus:
         """
         async with AsyncExitStack() as stack:
             feed = None
-            if not self._is_bound:
+            if not self._uses_service_consumers:
                 try:
                     feed = await stack.enter_async_context(followed(self._nc, tokens, after))
                 except BusDeniedError:
                     if not can_be_bound(tokens):
                         raise
-                    self._is_bound = True
+                    self._uses_service_consumers = True
             if feed is None:
                 feed = await stack.enter_async_context(followed_bound(self._nc, tokens, after))
             yield feed
@@ -267,11 +267,11 @@ class JetStreamClientBus:
     async def last_outcomes(self, keys: Sequence[ResourceKey]) -> Sequence[StoredEvent]:
         """Read the newest outcome of each resource."""
         subjects = [outcome_filter(key.tokens) for key in keys]
-        read = last_of_each if self._is_bound else last_for_subjects
-        found = await patiently(self._nc, lambda: read(self._nc, LOG, subjects))
+        read = last_of_each if self._uses_service_consumers else last_for_subjects
+        messages = await patiently(self._nc, lambda: read(self._nc, LOG, subjects))
         newest: dict[ResourceKey, StoredEvent] = {}
         # One message for every type of outcome that a resource has had.
-        for each in readable(found, LOG):
+        for each in readable(messages, LOG):
             if each.position >= newest.get(each.event.key, each).position:
                 newest[each.event.key] = each
         return list(newest.values())
@@ -309,9 +309,9 @@ def _unconfirmed(count: int, seconds: float) -> WaitTimeoutError:
 
 
 async def _is_set(event: asyncio.Event) -> bool:
-    """Wait for an event for `_LOOK_SECONDS`, and return whether it is set."""
+    """Wait for an event for `_CHECK_SECONDS`, and return whether it is set."""
     try:
-        async with asyncio.timeout(_LOOK_SECONDS):
+        async with asyncio.timeout(_CHECK_SECONDS):
             await event.wait()
     except TimeoutError:
         return False

@@ -46,5 +46,5 @@ def _copies(stream: str, info: dict[str, Any]) -> Copies:
         if each.get("offline") or not each.get("current")
     ]
     leader = cluster.get("leader", "") if cluster else "the only server"
-    wanted = int(info["config"].get("num_replicas", 1))
-    return Copies(stream, wanted, 1 + len(replicas), leader, tuple(sorted(behind)))
+    replica_count = int(info["config"].get("num_replicas", 1))
+    return Copies(stream, replica_count, 1 + len(replicas), leader, tuple(sorted(behind)))

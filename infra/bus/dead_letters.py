@@ -81,8 +81,8 @@ async def store_letters(nc: Client, letters: Sequence[DeadLetter]) -> Sequence[D
     waiting: list[DeadLetter] = []
     discarded: list[DeadLetter] = []
     outgoing = [_outgoing(nc, each) for each in letters]
-    for some in _portions(await _without_told(nc, outgoing)):
-        fitting, beyond = await _share_out(nc, some)
+    for some in _chunks(await _unreported(nc, outgoing)):
+        fitting, beyond = await _divide_by_share(nc, some)
         waiting += [each for each in beyond if each.usable]
         discarded += [each for each in beyond if not each.usable]
         results = await store_all(nc, [each.message for each in fitting])
@@ -143,22 +143,26 @@ async def store_handled(nc: Client, handled: DeadLetterHandled) -> None:
     await publish(nc, HANDLED, _encoder.encode(handled))
 
 
-async def _without_told(nc: Client, outgoing: Sequence[_Outgoing]) -> list[_Outgoing]:
+async def _unreported(nc: Client, outgoing: Sequence[_Outgoing]) -> list[_Outgoing]:
     """Return the letters that do not repeat the newest letter about the same problem."""
-    about = {_about(each.letter, each.namespace) for each in outgoing if each.letter.dedup_key}
+    about = {
+        _any_size_subject(each.letter, each.namespace) for each in outgoing if each.letter.dedup_key
+    }
     if not about:
         return list(outgoing)
-    found = await last_for_subjects(nc, DEADLETTERS, list(about))
-    newest = {_of_any_size(told.subject): told for told in sorted(found, key=lambda told: told.seq)}
-    told = {(subject, _identity(each.headers)) for subject, each in newest.items()}
+    letters = await last_for_subjects(nc, DEADLETTERS, list(about))
+    newest = {
+        _of_any_size(known.subject): known for known in sorted(letters, key=lambda known: known.seq)
+    }
+    known = {(subject, _identity(each.headers)) for subject, each in newest.items()}
     return [
         each
         for each in outgoing
-        if (_of_any_size(each.message.subject), _identity(each.message.headers)) not in told
+        if (_of_any_size(each.message.subject), _identity(each.message.headers)) not in known
     ]
 
 
-def _portions(outgoing: Sequence[_Outgoing]) -> Iterator[Sequence[_Outgoing]]:
+def _chunks(outgoing: Sequence[_Outgoing]) -> Iterator[Sequence[_Outgoing]]:
     start, size = 0, 0
     for end, each in enumerate(outgoing):
         if end > start and size + each.size > _BYTES_AT_ONCE:
@@ -169,7 +173,7 @@ def _portions(outgoing: Sequence[_Outgoing]) -> Iterator[Sequence[_Outgoing]]:
         yield outgoing[start:]
 
 
-async def _share_out(
+async def _divide_by_share(
     nc: Client, outgoing: Sequence[_Outgoing]
 ) -> tuple[Sequence[_Outgoing], Sequence[DeadLetter]]:
     """Return the letters within their namespaces' shares, and those beyond them."""
@@ -223,7 +227,7 @@ def _outgoing(nc: Client, letter: DeadLetter) -> _Outgoing:
     return _Outgoing(letter, namespace, size, OutgoingMessage(subject, payload, headers))
 
 
-def _about(letter: DeadLetter, namespace: str) -> str:
+def _any_size_subject(letter: DeadLetter, namespace: str) -> str:
     """Return the subject of all letters about the same problem, of any size."""
     return deadletter(letter.stage, namespace, "*", _digest(letter.dedup_key))
 

@@ -24,7 +24,7 @@ from events.integrity import (
 from events.log import LogEvent, log_place
 from events.names import ResourceKey
 from events.subjects import cached_state, log_filter, log_filter_of
-from infra.bus.removals import telling_what_to_do
+from infra.bus.removals import with_remedy
 from infra.bus.retries import patiently
 from infra.bus.streams import LOG, STATES, LogIdentity, find_log
 from infra.jetstream.connection import is_clustered
@@ -59,7 +59,7 @@ from reconciler.ports import (
 )
 
 _POSITION_HEADER: Final = "Reconciler-Position"
-_FACTS: Final = ".fact"
+_FACT_SUFFIX: Final = ".fact"
 _EVENTS_ONE_BY_ONE: Final = 2
 EVERYTHING: Final = "*.*.*"
 """The pattern ``namespace.kind.name`` of all resources."""
@@ -125,10 +125,12 @@ class JetStreamLog:
             known = self._sequences.known_head(sequence, expected_position)
             heads[sequence] = known or await self._sequences.head_at(expected_position)
             entries += [_entry(sequence, event) for event in events]
-        with _refused():
+        with _port_errors():
             if len(appends) == 1 and len(entries) <= _EVENTS_ONE_BY_ONE:
                 return [await self._append_one_by_one(entries, heads)]
-            half_sent = self._half_sent if is_armed(Failpoint.DECIDER_BATCH_HALF_SENT) else None
+            half_sent = (
+                self._reach_half_sent if is_armed(Failpoint.DECIDER_BATCH_HALF_SENT) else None
+            )
             positions = await self._sequences.append(entries, heads, before_commit=half_sent)
         last = accumulate(len(each.events) for each in appends)
         return [positions[count - 1] for count in last]
@@ -143,7 +145,7 @@ class JetStreamLog:
             [position] = await self._sequences.append([entry], heads)
         return position
 
-    async def _half_sent(self) -> None:
+    async def _reach_half_sent(self) -> None:
         await self._nc.flush()  # the server must have received them, as in a crash at this step
         reach(Failpoint.DECIDER_BATCH_HALF_SENT)
 
@@ -170,8 +172,8 @@ class JetStreamLog:
     async def newest_positions(self, keys: Sequence[ResourceKey]) -> Mapping[ResourceKey, int]:
         """Return the newest position of each resource, 0 for none.
 
-        A single server responds for all resources at once. In a cluster, the server might lag, so
-        each resource is read from the leader.
+        A single server responds for all resources with one reply. In a cluster, the server might
+        lag, so each resource is read from the leader.
         """
         newest = await self._newest(keys)
         return {key: newest[key].seq if key in newest else 0 for key in keys}
@@ -229,12 +231,12 @@ class JetStreamLog:
             if from_leader:
                 leaders_last = leaders.get(log_filter(key))
                 newest = 0 if leaders_last is None else leaders_last.seq
-            found = _by_version(messages) if newest == head else {}
+            by_version = _by_version(messages) if newest == head else {}
             # Versions count from 1 without gaps, so the highest one is the number of events.
-            is_all = newest == head and max(found, default=0) == len(messages)
+            is_all = newest == head and max(by_version, default=0) == len(messages)
             short = self._whole(key, messages) if is_all else None
             if short is None:
-                longer[key] = _Heads(newest, found)
+                longer[key] = _Heads(newest, by_version)
             else:
                 loaded[key] = short
         return loaded, longer
@@ -321,8 +323,8 @@ class JetStreamLog:
         self._sequences.heads.put(log_filter(key), head)
 
     async def _states(self, keys: Iterable[ResourceKey]) -> dict[ResourceKey, StoredMessage]:
-        found = await last_for_subjects(self._nc, STATES, [cached_state(key) for key in keys])
-        by_subject = {message.subject: message for message in found}
+        states = await last_for_subjects(self._nc, STATES, [cached_state(key) for key in keys])
+        by_subject = {message.subject: message for message in states}
         return {
             key: by_subject[subject] for key in keys if (subject := cached_state(key)) in by_subject
         }
@@ -336,7 +338,7 @@ class JetStreamLog:
         async with follow(self._nc, LOG, filters=filters) as follower:
             async for some in follower.replay():  # ends at the leader's last event
                 messages += some
-        return _sound_of_some(messages)
+        return _valid_events_of(messages)
 
     def follow(
         self,
@@ -348,8 +350,8 @@ class JetStreamLog:
     ) -> AbstractAsyncContextManager[CheckedFeed]:
         """Follow the log after a position, for resources that match ``namespace.kind.name``."""
         is_whole = tokens == EVERYTHING
-        tell = damaged or _tell
-        chains = LogChains(tell, after=after, most=max_resources, is_whole=is_whole)
+        listener = damaged or _log_damage
+        chains = LogChains(listener, after=after, most=max_resources, is_whole=is_whole)
         # Without a filter, messages under invalid subjects are also read, and reported as damage.
         return self._follow(after, chains, ">" if is_whole else f"log.{tokens}.>")
 
@@ -399,9 +401,9 @@ class CheckedFeed:
 
     async def next_events(self) -> Sequence[StoredEvent]:
         """Wait for the next events. An empty list means that the end was reached."""
-        with telling_what_to_do():
+        with with_remedy():
             messages = await anext(self._follower)
-        events = _sound(messages, self.chains)
+        events = _valid_events(messages, self.chains)
         self.check_end()
         return events
 
@@ -411,16 +413,16 @@ class CheckedFeed:
             self.chains.end(self._follower.position)
 
 
-def _tell(damage: LogDamage) -> None:
+def _log_damage(damage: LogDamage) -> None:
     _logger.error("the log is damaged", where=str(damage), problem=damage.problem)
 
 
-def _sound(messages: Iterable[StoredMessage], chains: LogChains) -> list[StoredEvent]:
-    found = ((message.seq, chains.take(_recorded(message))) for message in messages)
-    return [StoredEvent(position, event) for position, event in found if event is not None]
+def _valid_events(messages: Iterable[StoredMessage], chains: LogChains) -> list[StoredEvent]:
+    checked = ((message.seq, chains.take(_recorded(message))) for message in messages)
+    return [StoredEvent(position, event) for position, event in checked if event is not None]
 
 
-def _sound_of_some(messages: Sequence[StoredMessage]) -> list[StoredEvent]:
+def _valid_events_of(messages: Sequence[StoredMessage]) -> list[StoredEvent]:
     """Return the events of some histories up to any damage, ignoring gaps between positions."""
     chains: dict[str, HistoryChain] = {}
     damaged: set[str] = set()
@@ -434,7 +436,7 @@ def _sound_of_some(messages: Sequence[StoredMessage]) -> list[StoredEvent]:
             events.append(StoredEvent(message.seq, chain.take(_recorded(message), resource)))
         except LogDamagedError as error:
             damaged.add(resource)
-            _tell(error.damage)
+            _log_damage(error.damage)
     return events
 
 
@@ -460,7 +462,7 @@ def _entry(sequence: str, event: LogEvent) -> Entry:
 
 
 @contextlib.contextmanager
-def _refused() -> Generator[None]:
+def _port_errors() -> Generator[None]:
     """Convert errors into those of the port's ``append``."""
     try:
         yield
@@ -497,14 +499,14 @@ def _may_have_state(heads: _Heads) -> bool:
 
 
 def _facts_first(subject: str) -> bool:
-    return not subject.endswith(_FACTS)
+    return not subject.endswith(_FACT_SUFFIX)
 
 
 def _by_version(messages: Iterable[StoredMessage]) -> dict[int, StoredMessage]:
     """Return the messages by event version, without those that are not events."""
-    found = {version_in(message.payload): message for message in messages}
-    found.pop(0, None)
-    return found
+    by_version = {version_in(message.payload): message for message in messages}
+    by_version.pop(0, None)
+    return by_version
 
 
 def _recorded(message: StoredMessage) -> Recorded:

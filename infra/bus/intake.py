@@ -21,7 +21,7 @@ from events.subjects import (
     user_of,
 )
 from events.subjects import intake as intake_subject
-from infra.bus.removals import check_same_log, telling_what_to_do
+from infra.bus.removals import check_same_log, with_remedy
 from infra.bus.streams import (
     DECIDER_GROUP,
     INTAKE,
@@ -63,7 +63,7 @@ This is enough to see the messages of other namespaces behind a flood (ADR 0062)
 _MAX_COUNTED_ALONE: Final = 8  # for more resources, one response with all subjects is cheaper
 
 
-class _Declared:
+class _DeclarationCounts:
     """The intake's declarations per resource: their number and their subjects."""
 
     def __init__(self, answers: Sequence[SubjectCounts]) -> None:
@@ -134,9 +134,9 @@ class JetStreamIntakeReader:
             room=_ROOM_MESSAGES,
             max_bytes=_ROOM_BYTES,
         )
-        self._counted: _Declared | None = None
+        self._flood_counts: _DeclarationCounts | None = None
         # A server without authentication accepts any user name in a subject.
-        self._vouches = isinstance(nc, FastClient) and nc.server_knows_its_users
+        self._has_verified_users = isinstance(nc, FastClient) and nc.requires_authentication
 
     @property
     def slots(self) -> int:
@@ -145,7 +145,7 @@ class JetStreamIntakeReader:
 
     async def next_batch(self, *, wait: bool = True) -> Sequence[IntakeDelivery]:
         """Return messages of any partition; by default, wait for at least one."""
-        with telling_what_to_do():
+        with with_remedy():
             delivered = await self._group.next_batch(wait=wait)
         if self._unchecked is not None:
             await check_same_log(self._nc, self._unchecked)
@@ -177,18 +177,18 @@ class JetStreamIntakeReader:
 
         One request determines which resources have any.
         """
-        filters = [_of_the_same(each.subject) for each in deliveries]
+        filters = [_resource_filter(each.subject) for each in deliveries]
         newest: dict[str, list[StoredMessage]] = {}
         for one in await last_for_subjects(self._nc, INTAKE, filters):
             if intake_kind_of(one.subject) == "desired":
                 newest.setdefault(stored_tokens(one.subject), []).append(one)
-        found: list[Sequence[IntakeDelivery]] = []
+        newer: list[Sequence[IntakeDelivery]] = []
         for start in range(0, len(deliveries), _READS_AT_ONCE):
             some = deliveries[start : start + _READS_AT_ONCE]
-            found += await asyncio.gather(
+            newer += await asyncio.gather(
                 *(self._newer(each, newest.get(stored_tokens(each.subject), ())) for each in some)
             )
-        return found
+        return newer
 
     async def declarations_of(
         self, known: Mapping[ResourceKey, Collection[int]]
@@ -199,12 +199,12 @@ class JetStreamIntakeReader:
         """
         subjects = await self._with_unknown_declarations(known)
         keys = list(subjects)
-        found: dict[ResourceKey, Sequence[IntakeDelivery]] = {}
+        declarations: dict[ResourceKey, Sequence[IntakeDelivery]] = {}
         for start in range(0, len(keys), _READS_AT_ONCE):
             some = keys[start : start + _READS_AT_ONCE]
             read = await asyncio.gather(*(self._read(subjects[key]) for key in some))
-            found.update(zip(some, read, strict=True))
-        return found
+            declarations.update(zip(some, read, strict=True))
+        return declarations
 
     async def _read(
         self, subjects: Sequence[str], *, after: int = 0, limit: int | None = None
@@ -218,7 +218,7 @@ class JetStreamIntakeReader:
             )
         ]
         declared = [one for one in read if intake_kind_of(one.subject) == "desired"]
-        return [self._looked_at(one) for one in sorted(declared, key=lambda one: one.seq)]
+        return [self._to_read_delivery(one) for one in sorted(declared, key=lambda one: one.seq)]
 
     async def _with_unknown_declarations(
         self, known: Mapping[ResourceKey, Collection[int]]
@@ -228,9 +228,9 @@ class JetStreamIntakeReader:
             newest = max(max(positions, default=0) for positions in known.values())
             declared = await self._all_declarations(up_to=newest)
         else:
-            self._counted = None  # the flood is over
+            self._flood_counts = None  # the flood is over
             filters = [stored_intake(key) for key in known]
-            declared = _Declared(
+            declared = _DeclarationCounts(
                 await asyncio.gather(
                     *(subject_counts(self._nc, INTAKE, subjects) for subjects in filters)
                 )
@@ -245,24 +245,26 @@ class JetStreamIntakeReader:
             != sum(each >= declared.first_seq for each in set(positions))
         }
 
-    async def _all_declarations(self, *, up_to: int) -> _Declared:
+    async def _all_declarations(self, *, up_to: int) -> _DeclarationCounts:
         """Count the declarations of every resource, at least those up to a position.
 
         A flood is counted once, because the cost of a count grows with it, like the number of
         turns.
         """
-        if self._counted is None or self._counted.last_seq < up_to:
-            self._counted = _Declared([await subject_counts(self._nc, INTAKE, EVERY_STORED_INTAKE)])
-        return self._counted
+        if self._flood_counts is None or self._flood_counts.last_seq < up_to:
+            self._flood_counts = _DeclarationCounts(
+                [await subject_counts(self._nc, INTAKE, EVERY_STORED_INTAKE)]
+            )
+        return self._flood_counts
 
     async def _newer(
         self, delivery: IntakeDelivery, newest: Sequence[StoredMessage]
     ) -> list[IntakeDelivery]:
         subjects = [one.subject for one in newest if one.seq > delivery.position]
-        found = await self._read(subjects, after=delivery.position, limit=_MAX_NEWER)
-        return found[:_MAX_NEWER]
+        newer = await self._read(subjects, after=delivery.position, limit=_MAX_NEWER)
+        return newer[:_MAX_NEWER]
 
-    def _looked_at(self, message: StoredMessage) -> IntakeDelivery:
+    def _to_read_delivery(self, message: StoredMessage) -> IntakeDelivery:
         return IntakeDelivery(
             position=message.seq,
             subject=message.subject,
@@ -272,18 +274,18 @@ class JetStreamIntakeReader:
             delivered=0,
             receipt=None,
             stored_at=_time_of(message),
-            user=user_of(message.subject) if self._vouches else "",
+            user=user_of(message.subject) if self._has_verified_users else "",
         )
 
     def _delivery(self, delivered: Delivered) -> IntakeDelivery:
         headers = delivered.headers or {}
-        user = user_of(delivered.subject) if self._vouches else ""
+        user = user_of(delivered.subject) if self._has_verified_users else ""
         return IntakeDelivery(
             position=delivered.seq,
             subject=delivered.subject,
             payload=delivered.payload,
             message_id=headers.get(_MESSAGE_ID_HEADER) or f"intake-{delivered.seq}",
-            reply_to=_checked_reply(headers.get(REPLY_HEADER), user),
+            reply_to=_permitted_reply(headers.get(REPLY_HEADER), user),
             delivered=delivered.delivered,
             receipt=delivered,
             stored_at=_time_of(delivered),
@@ -295,7 +297,7 @@ class JetStreamIntakeReader:
         await self._group.close()
 
 
-def _of_the_same(subject: str) -> str:
+def _resource_filter(subject: str) -> str:
     """Return the filter of all messages in the intake for a message's resource."""
     stored, partition, _, tokens = subject.split(".", 3)
     return f"{stored}.{partition}.*.{tokens}"
@@ -305,7 +307,7 @@ def _time_of(message: StoredMessage | Delivered) -> datetime:
     return datetime.fromtimestamp(message.time_ns / 1e9, UTC)
 
 
-def _checked_reply(subject: str | None, user: str) -> str | None:
+def _permitted_reply(subject: str | None, user: str) -> str | None:
     """Return the inbox for a reply, or None if the publisher may not use it.
 
     Any other subject would let a client publish with the decider's permissions. A verified user may

@@ -26,32 +26,32 @@ MILLISECOND: Final = timedelta(milliseconds=1)
 _EVERY_MESSAGE: Final = ">"
 
 
-async def ends_of_log(nc: Client) -> tuple[int, int]:
+async def log_range(nc: Client) -> tuple[int, int]:
     """Return the log's first and last position. The last one is 0 if the log is empty."""
     state = await patiently(nc, lambda: stream_state(nc, LOG))
     return state.first_seq, state.last_seq
 
 
-async def event_from(nc: Client, position: int) -> StoredEvent | None:
+async def first_event_from(nc: Client, position: int) -> StoredEvent | None:
     """Return the first readable event at or after a position, or None."""
     while True:
         read = partial(read_subject, nc, LOG, _EVERY_MESSAGE, start_seq=position, limit=1)
-        found = await patiently(nc, read)
-        if not found:
+        messages = await patiently(nc, read)
+        if not messages:
             return None
-        if events := readable(found, LOG):
+        if events := readable(messages, LOG):
             return events[0]
-        position = found[0].seq + 1
+        position = messages[0].seq + 1
 
 
-async def last_before(nc: Client, time: datetime) -> int:
+async def last_position_before(nc: Client, time: datetime) -> int:
     """Return the last position before a time, 0 for none, in about twenty reads per million."""
     # A binary search: the result is between `known` and `unknown`.
-    first, last = await ends_of_log(nc)
+    first, last = await log_range(nc)
     known, unknown = first - 1, last
     while known < unknown:
         middle = (known + unknown + 1) // 2
-        event = await event_from(nc, middle)
+        event = await first_event_from(nc, middle)
         if event is not None and event.position <= unknown and event.event.time < time:
             known = event.position
         else:
@@ -59,7 +59,7 @@ async def last_before(nc: Client, time: datetime) -> int:
     return known if known >= first else 0
 
 
-def to_the_millisecond(time: datetime) -> datetime:
+def truncate_to_millisecond(time: datetime) -> datetime:
     """Truncate a time to milliseconds."""
     return time.replace(microsecond=time.microsecond // 1_000 * 1_000)
 

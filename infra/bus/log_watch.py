@@ -12,8 +12,8 @@ from nats.aio.client import Client
 
 from events.envelope import InvalidMessageError, decode_log
 from events.log import LogEvent
-from infra.bus.removals import LOG_GONE
-from infra.bus.streams import LOG, lost_beginning
+from infra.bus.removals import LOG_REPLACED_REMEDY
+from infra.bus.streams import LOG, find_lost_beginning
 from infra.jetstream.connection import is_clustered
 from infra.jetstream.errors import (
     BusUnavailableError,
@@ -22,9 +22,9 @@ from infra.jetstream.errors import (
     StreamReplacedError,
 )
 from infra.jetstream.reads import StreamState, message_from_leader, stream_state
-from infra.jetstream.wire import loss_noticed
+from infra.jetstream.wire import on_loss
 
-DOUBT_SECONDS: Final = 15.0
+PERSISTENCE_SECONDS: Final = 15.0
 """Time for which a cluster must report a different log before the process stops.
 
 An isolated leader needs about ten seconds to resign, and may lack newer events until then.
@@ -47,20 +47,22 @@ class JetStreamLogWatch:
     position read. From a lost connection until this check succeeds, nothing is certain.
     """
 
-    def __init__(self, nc: Client, state: StreamState, newest: str, asked_after: int) -> None:
+    def __init__(
+        self, nc: Client, state: StreamState, newest: str, checked_connection: int
+    ) -> None:
         self._nc = nc
         self._created = state.created
         self._position = state.last_seq
         self._event_id = newest
-        self._asked_after = asked_after
+        self._checked_connection = checked_connection
         self._lost = asyncio.Event()
         self._certain = asyncio.Event()
-        self._doubted_since: float | None = None
+        self._problem_since: float | None = None
 
     @property
     def is_certain(self) -> bool:
         """Whether the connection was not lost since the last successful check."""
-        return self._nc.is_connected and self._nc.stats["reconnects"] == self._asked_after
+        return self._nc.is_connected and self._nc.stats["reconnects"] == self._checked_connection
 
     async def until_certain(self, seconds: float) -> bool:
         """Wait until the log is certain, for at most `seconds`. Return whether it is."""
@@ -83,15 +85,15 @@ class JetStreamLogWatch:
         Raises:
             StreamReplacedError: the log is a different one.
         """
-        with loss_noticed(self._nc, self._lost.set):
+        with on_loss(self._nc, self._lost.set):
             while True:
                 await self._lost.wait()
                 self._lost.clear()
                 while not self.is_certain:
-                    if not await self._ask():
+                    if not await self._check():
                         await asyncio.sleep(_RETRY_SECONDS)
 
-    async def _ask(self) -> bool:
+    async def _check(self) -> bool:
         """Check once. Return whether the log is the same.
 
         Raises:
@@ -106,19 +108,19 @@ class JetStreamLogWatch:
             _logger.debug("could not verify yet that the log is the same", reason=str(error))
             return False
         if problem:
-            self._believe(problem)
+            self._raise_if_persistent(problem)
             return False
-        self._doubted_since = None
-        self._asked_after = reconnects
+        self._problem_since = None
+        self._checked_connection = reconnects
         self._certain.set()
         return True
 
-    def _believe(self, problem: str) -> None:
-        """Raise the problem; in a cluster, only if it persists for `DOUBT_SECONDS`."""
+    def _raise_if_persistent(self, problem: str) -> None:
+        """Raise the problem; in a cluster, only if it persists for `PERSISTENCE_SECONDS`."""
         if is_clustered(self._nc):
             now = time.monotonic()
-            self._doubted_since = self._doubted_since or now
-            if now - self._doubted_since < DOUBT_SECONDS:
+            self._problem_since = self._problem_since or now
+            if now - self._problem_since < PERSISTENCE_SECONDS:
                 return
         raise StreamReplacedError(problem)
 
@@ -128,20 +130,20 @@ class JetStreamLogWatch:
         try:
             state = await stream_state(self._nc, LOG)
         except NotFoundOnBusError:
-            return f"stream {LOG} was deleted while this process read it; {LOG_GONE}"
+            return f"stream {LOG} was deleted while this process read it; {LOG_REPLACED_REMEDY}"
         if state.created != self._created:
             return (
                 f"stream {LOG} was deleted and recreated while this process read it (created "
                 f"{state.created}, previously {self._created}), so positions of the old stream are "
-                f"invalid; {LOG_GONE}"
+                f"invalid; {LOG_REPLACED_REMEDY}"
             )
         if state.last_seq < position:
             return (
                 f"stream {LOG} ends at {state.last_seq}, but this process has read it up to "
                 f"{position}; {_LOG_OLDER}"
             )
-        found = await _event_id_at(self._nc, position)
-        if found and event_id and found != event_id:
+        current_id = await _event_id_at(self._nc, position)
+        if current_id and event_id and current_id != event_id:
             return (
                 f"stream {LOG} has a different event at {position} from the one that this process "
                 f"has read there; {_LOG_OLDER}"
@@ -158,7 +160,7 @@ async def watch_log(nc: Client) -> JetStreamLogWatch:
     """
     reconnects = nc.stats["reconnects"]
     state = await stream_state(nc, LOG)
-    if problem := lost_beginning(state):
+    if problem := find_lost_beginning(state):
         raise IncompatibleStreamError(f"{problem}; restore the log from a backup")
     newest = await _event_id_at(nc, state.last_seq)
     return JetStreamLogWatch(nc, state, newest, reconnects)

@@ -44,7 +44,7 @@ from reconciler.ports import StoredEvent
 
 _STREAMS: Final = (LOG, REJECTIONS)
 _REQUESTED_AT_ONCE: Final = 64
-_AGAIN_NS: Final = 300 * 1_000_000_000
+_REPEATED_NS: Final = 300 * 1_000_000_000
 """Time before a resumed position from which a client gets rejections again, in ns.
 
 While the client lagged, it may have received an outcome before a rejection that was stored earlier.
@@ -60,26 +60,26 @@ class _Both(Generic[_Read]):
 
     def __init__(self, *readers: Callable[[], Awaitable[_Read]]) -> None:
         self._readers = dict(zip(_STREAMS, readers, strict=True))
-        self._asked: dict[str, asyncio.Future[_Read]] = {}
+        self._pending: dict[str, asyncio.Future[_Read]] = {}
 
     async def next(self) -> tuple[str, _Read]:
         """Wait for either result, and return it with its stream. The log takes precedence."""
         for stream, read in self._readers.items():
-            if stream not in self._asked:
-                self._asked[stream] = asyncio.ensure_future(read())
-        await asyncio.wait(self._asked.values(), return_when=asyncio.FIRST_COMPLETED)
-        stream = next(stream for stream in _STREAMS if self._asked[stream].done())
-        return stream, self._asked.pop(stream).result()
+            if stream not in self._pending:
+                self._pending[stream] = asyncio.ensure_future(read())
+        await asyncio.wait(self._pending.values(), return_when=asyncio.FIRST_COMPLETED)
+        stream = next(stream for stream in _STREAMS if self._pending[stream].done())
+        return stream, self._pending.pop(stream).result()
 
-    def has_answer(self, stream: str) -> bool:
+    def has_result(self, stream: str) -> bool:
         """Return whether a reader has a result that was not returned yet."""
-        return stream in self._asked and self._asked[stream].done()
+        return stream in self._pending and self._pending[stream].done()
 
     async def close(self) -> list[_Read]:
         """Cancel the readers, and return the results that were not returned yet."""
-        for each in self._asked.values():
+        for each in self._pending.values():
             each.cancel()
-        answers = await asyncio.gather(*self._asked.values(), return_exceptions=True)
+        answers = await asyncio.gather(*self._pending.values(), return_exceptions=True)
         return [each for each in answers if not isinstance(each, BaseException)]
 
 
@@ -112,32 +112,32 @@ class FollowedOutcomes:
             return []
         if stream == REJECTIONS:
             return self._rejected(messages)
-        found: list[StoredEvent] = []
+        outcomes: list[StoredEvent] = []
         for message in messages:
-            found += self._rejected(self._kept_until(message.time_ns))
+            outcomes += self._rejected(self._kept_until(message.time_ns))
             self._position = message.seq
-            found += self._wanted(readable([message], LOG))
-        return found
+            outcomes += self._matching(readable([message], LOG))
+        return outcomes
 
-    def _wanted(self, events: Iterable[StoredEvent]) -> list[StoredEvent]:
-        return [each for each in events if _is_of(each.event.key, self._tokens)]
+    def _matching(self, events: Iterable[StoredEvent]) -> list[StoredEvent]:
+        return [each for each in events if _matches(each.event.key, self._tokens)]
 
     @property
     def _is_caught_up(self) -> bool:
         """Whether all outcomes that existed at the start were returned."""
-        return self._outcomes.caught_up.is_set() and not self._both.has_answer(LOG)
+        return self._outcomes.caught_up.is_set() and not self._both.has_result(LOG)
 
     def _kept_until(self, time_ns: int | None) -> list[StoredMessage]:
         """Remove and return the kept rejections up to a time, or all of them."""
-        taken: list[StoredMessage] = []
+        rejections: list[StoredMessage] = []
         while self._kept and (time_ns is None or self._kept[0].time_ns <= time_ns):
-            taken.append(self._kept.popleft())
-        return taken
+            rejections.append(self._kept.popleft())
+        return rejections
 
     def _rejected(self, messages: Sequence[StoredMessage]) -> list[StoredEvent]:
         if not messages:
             return []
-        rejected = self._wanted(readable(messages, REJECTIONS))
+        rejected = self._matching(readable(messages, REJECTIONS))
         return [StoredEvent(self._position, event) for _, event in rejected]
 
     async def done(self, outcome: StoredEvent) -> None:
@@ -164,22 +164,22 @@ class DurableOutcomes:
     async def next_outcomes(self) -> Sequence[StoredEvent]:
         """Wait for outcomes. Each is delivered again until `done` is called."""
         stream, batch = await self._both.next()
-        found: list[StoredEvent] = []
+        outcomes: list[StoredEvent] = []
         for each in batch:
             try:
                 event = decode_log(each.payload)
             except InvalidMessageError as error:
-                _tell_unreadable(stream, each.seq, error)
+                _log_unreadable(stream, each.seq, error)
                 await terminate(self._nc, each, "not an outcome")
                 continue
             if stream == LOG:
                 self._position = each.seq
-            if not _is_of(event.key, [self._tokens]):
+            if not _matches(event.key, [self._tokens]):
                 await ack(self._nc, [each])
                 continue
-            found.append(StoredEvent(self._position, event))
+            outcomes.append(StoredEvent(self._position, event))
             self._open[event.id] = each
-        return found
+        return outcomes
 
     async def done(self, outcome: StoredEvent) -> None:
         """Acknowledge an outcome."""
@@ -189,11 +189,11 @@ class DurableOutcomes:
 
     async def close(self) -> None:
         """Stop pulling, and return unprocessed outcomes for an immediate redelivery."""
-        untaken = [each for batch in await self._both.close() for each in batch]
+        unprocessed = [each for batch in await self._both.close() for each in batch]
         for each in self._readers:
             await each.close()
         if self._nc.is_connected:
-            for each in [*self._open.values(), *untaken]:
+            for each in [*self._open.values(), *unprocessed]:
                 await nak(self._nc, each)
 
 
@@ -227,12 +227,12 @@ async def followed(
         filters=[rejection_filter(each) for each in tokens],
         start_seq=await _end_of(nc, REJECTIONS) + 1 if after is None else 1,
     )
-    since_ns = await _stored_at(nc, after) - _AGAIN_NS if after else 0
-    async with _entered(nc, outcomes, rejections, tokens, since_ns=since_ns) as feed:
+    since_ns = await _stored_at(nc, after) - _REPEATED_NS if after else 0
+    async with _opened(nc, outcomes, rejections, tokens, since_ns=since_ns) as feed:
         yield feed
 
 
-def _is_of(key: ResourceKey, patterns: Sequence[str]) -> bool:
+def _matches(key: ResourceKey, patterns: Sequence[str]) -> bool:
     """Return whether a resource matches one of the patterns ``namespace.kind.name``."""
     tokens = key.tokens.split(".")
     return any(
@@ -261,30 +261,30 @@ async def followed_bound(
         BusRefusedError: all consumers are in use.
     """
     namespace = tokens[0].split(".")[0]
-    mine = f"{namespace}.*.*"
+    namespace_tokens = f"{namespace}.*.*"
     names = follower_names(namespace)
     outcomes = follow_as(
         nc,
         LOG,
         names=names,
-        subject_filter=outcome_filter(mine),
+        subject_filter=outcome_filter(namespace_tokens),
         start_seq=None if after is None else after + 1,
     )
     rejections = follow_as(
         nc,
         REJECTIONS,
         names=names,
-        subject_filter=rejection_filter(mine),
+        subject_filter=rejection_filter(namespace_tokens),
         # A service may not read when the event at a position was stored, so it gets all rejections.
         start_seq=None if after is None else 1,
     )
     async with AsyncExitStack() as stack:
         try:
             feed = await stack.enter_async_context(
-                _entered(nc, outcomes, rejections, tokens, since_ns=0)
+                _opened(nc, outcomes, rejections, tokens, since_ns=0)
             )
         except NotFoundOnBusError as error:
-            raise _without_consumers(error, namespace) from error
+            raise _build_missing_consumers(error, namespace) from error
         except BusRefusedError as error:
             raise BusRefusedError(
                 f"all {len(names)} consumers of namespace {namespace} are in use ({error}); "
@@ -294,7 +294,7 @@ async def followed_bound(
 
 
 @asynccontextmanager
-async def _entered(
+async def _opened(
     nc: Client, outcomes: Follower, rejections: Follower, tokens: Sequence[str], *, since_ns: int
 ) -> AsyncGenerator[FollowedOutcomes]:
     async with AsyncExitStack() as stack:
@@ -332,7 +332,7 @@ async def durable(
         await feed.close()
 
 
-def _without_consumers(error: NotFoundOnBusError, namespace: str) -> NotFoundOnBusError:
+def _build_missing_consumers(error: NotFoundOnBusError, namespace: str) -> NotFoundOnBusError:
     return NotFoundOnBusError(
         f"namespace {namespace}: no consumers for services ({error}); run "
         f"`reconciler init --namespace {namespace}`"
@@ -353,17 +353,17 @@ async def _ensure_durable(
         for where, each in service_consumers(name)
         if (where, each["durable_name"]) == (stream, name)
     ]
-    found = await _existing(nc, stream, name)
-    if found is None:
+    info = await _existing(nc, stream, name)
+    if info is None:
         start = {"deliver_policy": "new"}
         if first_seq is not None:
             start = {"deliver_policy": "by_start_sequence", "opt_start_seq": first_seq}
         try:
             await ensure_consumer(nc, stream, {**config, **start})
         except BusDeniedError as error:
-            raise _hinted(error, namespace, name) from None
+            raise _add_hint(error, namespace, name) from None
         return
-    existing_filter = found["config"].get("filter_subject")
+    existing_filter = info["config"].get("filter_subject")
     if existing_filter != subject_filter and (
         name != namespace or existing_filter not in of_namespace
     ):
@@ -372,12 +372,12 @@ async def _ensure_durable(
             f"{subject_filter}; use another name, or remove it with `nats consumer rm {stream} "
             f"{name}`"
         )
-    is_unused = not found["delivered"].get("consumer_seq") and not found["num_waiting"]
-    if first_seq is not None and is_unused and found["config"].get("deliver_policy") == "all":
+    is_unused = not info["delivered"].get("consumer_seq") and not info["num_waiting"]
+    if first_seq is not None and is_unused and info["config"].get("deliver_policy") == "all":
         await api_request(nc, f"CONSUMER.RESET.{stream}.{name}", {"seq": first_seq})
 
 
-def _hinted(error: BusDeniedError, namespace: str, name: str) -> BusDeniedError:
+def _add_hint(error: BusDeniedError, namespace: str, name: str) -> BusDeniedError:
     hint = (
         f"run `reconciler init --namespace {namespace}`"
         if name == namespace
@@ -393,8 +393,8 @@ async def _end_of(nc: Client, stream: str) -> int:
 
 async def _stored_at(nc: Client, position: int) -> int:
     """Return the time at which the first event at or after a position was stored, or 0."""
-    found = await patiently(nc, lambda: read_subject(nc, LOG, ">", start_seq=position, limit=1))
-    return found[0].time_ns if found else 0
+    messages = await patiently(nc, lambda: read_subject(nc, LOG, ">", start_seq=position, limit=1))
+    return messages[0].time_ns if messages else 0
 
 
 async def _existing(nc: Client, stream: str, name: str) -> dict[str, Any] | None:
@@ -412,9 +412,9 @@ def readable(messages: Iterable[StoredMessage], stream: str) -> list[StoredEvent
         try:
             events.append(StoredEvent(message.seq, decode_log(message.payload)))
         except InvalidMessageError as error:
-            _tell_unreadable(stream, message.seq, error)
+            _log_unreadable(stream, message.seq, error)
     return events
 
 
-def _tell_unreadable(stream: str, position: int, error: InvalidMessageError) -> None:
+def _log_unreadable(stream: str, position: int, error: InvalidMessageError) -> None:
     _logger.error("reading an event failed", stream=stream, position=position, error=str(error))

@@ -145,13 +145,13 @@ def _accounts(users: Iterable[User]) -> list[str]:
 
 def _exchanges(users: Sequence[User]) -> list[tuple[str, Exchange]]:
     """Return the distinct exchanges per account. Users of a namespace differ only in inboxes."""
-    found = [
+    exchanges = [
         (user.account, each)
         for user in users
         if user.principal == "service"
         for each in service_exchanges(user.namespace, user.inboxes, finalizers=user.finalizers)
     ]
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(exchanges))
 
 
 def _users(users: Iterable[User]) -> list[str]:

@@ -111,7 +111,7 @@ def principal_permissions(principal: Principal, inboxes: Sequence[str]) -> Permi
         )
     granted = [*_GRANTS[principal]()]
     if principal == "operator":
-        granted += [WHO_AM_I, *_vouched_for(inboxes[0], _EVERY, subjects.BY_CLIENTS)]
+        granted += [WHO_AM_I, *_declarations_as(inboxes[0], _EVERY, subjects.BY_CLIENTS)]
     return Permissions(tuple(granted), _own_inboxes(inboxes))
 
 
@@ -148,35 +148,39 @@ def service_exchanges(
             f"namespace {SYSTEM_NAMESPACE!r}: not allowed for a service, because resources "
             "there select the credentials of all tenants; use an operator"
         )
-    mine = ResourceKey(namespace, "*", "*")
-    asked = [
-        *_vouched_for(inboxes[0], mine, ("desired", "finalizer") if finalizers else ("desired",)),
+    namespace_key = ResourceKey(namespace, "*", "*")
+    requests = [
+        *_declarations_as(
+            inboxes[0], namespace_key, ("desired", "finalizer") if finalizers else ("desired",)
+        ),
         f"{_API}.INFO",
         f"{_API}.STREAM.NAMES",
     ]
-    pulled: list[str] = []
+    pull_requests: list[str] = []
     # A user that may create a consumer can make the server deliver to any subject of our account,
     # and so take the messages of all other consumers. `init` creates those of services (ADR 0064).
     for stream, readable in (
-        (LOG, subjects.outcome_filter(mine.tokens)),  # no other events of the log
-        (REJECTIONS, subjects.rejection_filter(mine.tokens)),
+        (LOG, subjects.outcome_filter(namespace_key.tokens)),  # no other events of the log
+        (REJECTIONS, subjects.rejection_filter(namespace_key.tokens)),
     ):
-        asked.append(f"{_API}.DIRECT.GET.{stream}.{readable}")
+        requests.append(f"{_API}.DIRECT.GET.{stream}.{readable}")
         for name in (namespace, *follower_names(namespace)):
-            asked.append(f"{_API}.CONSUMER.INFO.{stream}.{name}")
-            asked.append(f"{_API}.CONSUMER.RESET.{stream}.{name}")
-            pulled.append(f"{_API}.CONSUMER.MSG.NEXT.{stream}.{name}")
-        asked.append(f"$JS.ACK.{stream}.{namespace}.>")
+            requests.append(f"{_API}.CONSUMER.INFO.{stream}.{name}")
+            requests.append(f"{_API}.CONSUMER.RESET.{stream}.{name}")
+            pull_requests.append(f"{_API}.CONSUMER.MSG.NEXT.{stream}.{name}")
+        requests.append(f"$JS.ACK.{stream}.{namespace}.>")
     return (
-        *(Exchange(subject, "service") for subject in asked),
-        *(Exchange(subject, "service", many_answers=True) for subject in pulled),
+        *(Exchange(subject, "service") for subject in requests),
+        *(Exchange(subject, "service", many_answers=True) for subject in pull_requests),
         *(Exchange(subject, "stream") for subject in _own_inboxes(inboxes)),
     )
 
 
-def _vouched_for(user: str, mine: ResourceKey, granted: Sequence[subjects.Intake]) -> Iterator[str]:
+def _declarations_as(
+    user: str, key: ResourceKey, granted: Sequence[subjects.Intake]
+) -> Iterator[str]:
     """Yield the subjects of declarations in the user's name."""
-    yield from (subjects.intake(what, mine, user) for what in granted)
+    yield from (subjects.intake(what, key, user) for what in granted)
 
 
 def _own_inboxes(names: Sequence[str]) -> tuple[str, ...]:
@@ -186,7 +190,7 @@ def _own_inboxes(names: Sequence[str]) -> tuple[str, ...]:
 # --- what a principal is made of
 
 
-def _follows(*streams: str) -> Iterator[str]:
+def _follow(*streams: str) -> Iterator[str]:
     """Read streams from any position, and their states."""
     for stream in streams:
         yield f"{_API}.STREAM.INFO.{stream}"
@@ -194,14 +198,14 @@ def _follows(*streams: str) -> Iterator[str]:
         yield f"$JS.FC.{stream}.>"
 
 
-def _gets(*streams: str) -> Iterator[str]:
+def _get(*streams: str) -> Iterator[str]:
     """Read single messages, from a replica or from the leader."""
     for stream in streams:
         yield f"{_API}.DIRECT.GET.{stream}"
         yield f"{_API}.STREAM.MSG.GET.{stream}"
 
 
-def _takes(stream: str, consumer: str) -> Iterator[str]:
+def _pull(stream: str, consumer: str) -> Iterator[str]:
     """Pull from shared consumers and acknowledge; ``*`` stands for all of a stream."""
     yield f"{_API}.CONSUMER.INFO.{stream}.{consumer}"
     yield f"{_API}.CONSUMER.MSG.NEXT.{stream}.{consumer}"
@@ -222,15 +226,15 @@ def _dead_letters(*stages: Stage) -> Iterator[str]:
     yield subjects.DISCARDED
 
 
-def _of_everybody() -> Iterator[str]:
+def _common() -> Iterator[str]:
     yield f"{_API}.INFO"
     yield f"{_API}.STREAM.NAMES"
-    yield from _follows(LOG, ROWS)
-    yield from _gets(LOG, ROWS)
+    yield from _follow(LOG, ROWS)
+    yield from _get(LOG, ROWS)
     yield f"{_API}.STREAM.MSG.GET.{STATES}"  # to detect that the log has lost its end
 
 
-def _calls_apis() -> Iterator[str]:
+def _call_apis() -> Iterator[str]:
     """Use a rate limit together with other processes, and report throttling and API failures."""
     yield f"{_API}.STREAM.INFO.{RATES}"
     yield f"{_API}.STREAM.MSG.GET.{RATES}"
@@ -238,15 +242,15 @@ def _calls_apis() -> Iterator[str]:
     yield subjects.intake("result", _CONFIGURATION)
 
 
-def _of_running_roles() -> Iterator[str]:
-    yield from _of_everybody()
+def _running_roles() -> Iterator[str]:
+    yield from _common()
     yield f"{_API}.STREAM.INFO.{INTAKE}"
 
 
 def _decider() -> Iterator[str]:
-    yield from _of_running_roles()
-    yield from _takes(INTAKE, "*")  # all its consumers are deciders'
-    yield from _gets(INTAKE)  # messages that overtook a declaration, and the first of several
+    yield from _running_roles()
+    yield from _pull(INTAKE, "*")  # all its consumers are deciders'
+    yield from _get(INTAKE)  # messages that overtook a declaration, and the first of several
     yield f"{_API}.CONSUMER.UNPIN.{INTAKE}.*"
     yield f"{_API}.STREAM.PURGE.{INTAKE}"  # messages that all deciders have processed
     yield f"{_API}.STREAM.MSG.DELETE.{INTAKE}"  # messages that may contain a secret
@@ -260,20 +264,20 @@ def _decider() -> Iterator[str]:
 
 
 def _worker() -> Iterator[str]:
-    yield from _of_running_roles()
+    yield from _running_roles()
     # Consumers of workers, which no pattern distinguishes from those of services.
-    yield from _takes(LOG, "*")
+    yield from _pull(LOG, "*")
     actions = subjects.log(_EVERY, "action")
     yield f"{_API}.CONSUMER.CREATE.{LOG}.*.{actions}.*"  # for a configuration, when it is declared
-    yield from _calls_apis()
+    yield from _call_apis()
     yield subjects.intake("result", _EVERY)
     yield from _dead_letters("action")
 
 
 def _observer() -> Iterator[str]:
-    yield from _of_running_roles()
-    yield from _follows(LISTINGS)
-    yield from _calls_apis()
+    yield from _running_roles()
+    yield from _follow(LISTINGS)
+    yield from _call_apis()
     yield subjects.intake("observed", _EVERY)
     yield subjects.intake("reference", _EVERY)
     yield subjects.intake("timer", _EVERY)
@@ -282,23 +286,23 @@ def _observer() -> Iterator[str]:
 
 
 def _projector() -> Iterator[str]:
-    yield from _of_running_roles()
+    yield from _running_roles()
     yield f"{_API}.STREAM.PURGE.{ROWS}"
     yield f"{ROWS_PREFIX}>"
 
 
 def _auditor() -> Iterator[str]:
-    yield from _of_everybody()
-    yield from _follows(REJECTIONS)
-    yield from _gets(REJECTIONS)
+    yield from _common()
+    yield from _follow(REJECTIONS)
+    yield from _get(REJECTIONS)
 
 
 def _operator() -> Iterator[str]:
     yield f"{_API}.INFO"
     yield f"{_API}.STREAM.NAMES"
     yield f"{_API}.STREAM.LIST"
-    yield from _follows("*")
-    yield from _gets("*")
+    yield from _follow("*")
+    yield from _get("*")
     yield f"{_API}.CONSUMER.INFO.*.*"
     yield f"{_API}.CONSUMER.NAMES.*"
     yield f"{_API}.CONSUMER.LIST.*"
@@ -322,8 +326,8 @@ def _installer() -> Iterator[str]:
 def _backup() -> Iterator[str]:
     yield f"{_API}.INFO"
     yield f"{_API}.STREAM.NAMES"
-    yield from _follows(LOG)
-    yield from _gets(LOG, INTAKE, ROWS)
+    yield from _follow(LOG)
+    yield from _get(LOG, INTAKE, ROWS)
     yield f"{_API}.STREAM.MSG.GET.{STATES}"  # to detect that the log has lost its end
     yield f"{_API}.STREAM.INFO.{INTAKE}"
     yield f"{_API}.STREAM.INFO.{ROWS}"  # it has a copy of the log's identity
@@ -334,8 +338,8 @@ def _backup() -> Iterator[str]:
 def _restore() -> Iterator[str]:
     """Create streams and write the log. Deletion is excluded, so that no log can be replaced."""
     yield from _installer()
-    yield from _follows(LOG)
-    yield from _gets(LOG)
+    yield from _follow(LOG)
+    yield from _get(LOG)
     yield f"{_API}.STREAM.MSG.GET.{ROWS}"  # both show whether the log has lost its end
     yield f"{_API}.STREAM.MSG.GET.{STATES}"
     yield subjects.log_filter(_EVERY)

@@ -51,13 +51,13 @@ class JetStreamRates:
 
     async def load(self, name: str) -> tuple[float, int]:
         """Read a limit from the leader."""
-        found = await last_from_leader(self._nc, RATES, rate(name))
-        if found is None:
+        message = await last_from_leader(self._nc, RATES, rate(name))
+        if message is None:
             return 0.0, 0
         try:
-            return _decoder.decode(found.payload).arrival_seconds, found.seq
+            return _decoder.decode(message.payload).arrival_seconds, message.seq
         except msgspec.DecodeError:  # written by another client: replace it
-            return 0.0, found.seq
+            return 0.0, message.seq
 
     async def save(self, name: str, time: float, revision: int) -> int:
         """Store a limit if its revision is unchanged."""
@@ -75,9 +75,9 @@ class JetStreamRates:
 
     async def _calibrate(self) -> None:
         # The server's time is that of the middle of the request.
-        asked = time.monotonic()
+        sent_at = time.monotonic()
         answer = await api_request(self._nc, f"STREAM.INFO.{RATES}", None)
-        answered = time.monotonic()
-        told = datetime.fromisoformat(answer["ts"]).timestamp()
-        self._ahead = told - (asked + answered) / 2
-        self._calibrated_at = answered
+        received_at = time.monotonic()
+        server_time = datetime.fromisoformat(answer["ts"]).timestamp()
+        self._ahead = server_time - (sent_at + received_at) / 2
+        self._calibrated_at = received_at

@@ -14,7 +14,7 @@ from infra.bus.streams import INTAKE, LOG, LogIdentity, find_log
 from infra.jetstream.errors import NotFoundOnBusError, StreamReplacedError
 from infra.jetstream.reads import StoredMessage, read_subject, stream_state
 
-LOG_GONE: Final = (
+LOG_REPLACED_REMEDY: Final = (
     "this process stops, because it has read a different log; keep all streams, and restore the "
     "log from a backup with `reconciler restore`"
 )
@@ -24,17 +24,17 @@ INTAKE_REMEDY: Final = (
     "those of the log, and publishes its declarations again"
 )
 
-_LOOKED_AT: Final = 100
+_RECENT_EVENTS: Final = 100
 """Number of recent log events to read, so that one unreadable event cannot block startup."""
 
 
 @contextmanager
-def telling_what_to_do() -> Generator[None]:
+def with_remedy() -> Generator[None]:
     """Add the remedy to an error about a deleted stream or consumer."""
     try:
         yield
     except StreamReplacedError as error:
-        raise StreamReplacedError(f"{error}; {LOG_GONE}") from error
+        raise StreamReplacedError(f"{error}; {LOG_REPLACED_REMEDY}") from error
     except NotFoundOnBusError as error:
         raise NotFoundOnBusError(
             f"{error}; run `reconciler init`, which creates missing streams, then start the "
@@ -70,7 +70,7 @@ async def find_intake_problem(nc: Client) -> str:
     newest = (await stream_state(nc, LOG)).last_seq
     if not newest:
         return ""
-    first = max(1, newest + 1 - _LOOKED_AT)
+    first = max(1, newest + 1 - _RECENT_EVENTS)
     messages = await read_subject(nc, LOG, "log.>", start_seq=first)
     known = max(map(_cause_position, messages), default=0)
     last = (await stream_state(nc, INTAKE)).last_seq

@@ -42,8 +42,8 @@ class JetStreamRows:
 
     async def checkpoint(self) -> tuple[bytes, int]:
         """Read the checkpoint and its revision, or empty and 0 if there is none."""
-        found = await last_from_leader(self._nc, ROWS, ROWS_PREFIX + _CHECKPOINT)
-        return (b"", 0) if found is None else (found.payload, found.seq)
+        message = await last_from_leader(self._nc, ROWS, ROWS_PREFIX + _CHECKPOINT)
+        return (b"", 0) if message is None else (message.payload, message.seq)
 
     async def matching(self, pattern: str) -> Mapping[str, bytes]:
         """Read the rows whose names match a pattern with the wildcards of subjects."""
@@ -55,27 +55,27 @@ class JetStreamRows:
         A row that is written again moves to the end of the stream, where a single pass would miss
         it.
         """
-        found: dict[str, StoredMessage] = {}
+        newest: dict[str, StoredMessage] = {}
         position, end = 0, 1
         while position < end:
             filters = [ROWS_PREFIX + pattern]
             async with follow(self._nc, ROWS, filters=filters, start_seq=position + 1) as follower:
                 async for messages in follower.replay():
                     for message in messages:
-                        found[message.subject[len(ROWS_PREFIX) :]] = message
+                        newest[message.subject[len(ROWS_PREFIX) :]] = message
                 position = follower.position
             # The stream's state includes half of a batch, but a message read from the leader does
             # not.
             last = await last_from_leader(self._nc, ROWS, ROWS_PREFIX + ">")
             end = 0 if last is None else last.seq
-        return found
+        return newest
 
     async def get(self, names: Sequence[str]) -> Mapping[str, bytes]:
         """Read some rows. Missing ones are omitted."""
-        found = await last_for_subjects(self._nc, ROWS, [ROWS_PREFIX + name for name in names])
+        messages = await last_for_subjects(self._nc, ROWS, [ROWS_PREFIX + name for name in names])
         return {
             message.subject[len(ROWS_PREFIX) :]: message.payload
-            for message in found
+            for message in messages
             if message.payload
         }
 
@@ -112,6 +112,6 @@ class JetStreamRows:
         await api_request(self._nc, f"STREAM.PURGE.{ROWS}", {"seq": before})
 
 
-def _contents(found: Mapping[str, StoredMessage]) -> dict[str, bytes]:
+def _contents(messages: Mapping[str, StoredMessage]) -> dict[str, bytes]:
     """Return the contents of rows, without deleted ones."""
-    return {name: message.payload for name, message in found.items() if message.payload}
+    return {name: message.payload for name, message in messages.items() if message.payload}

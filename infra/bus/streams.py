@@ -160,7 +160,7 @@ _UNLIMITED: Final = -1
 """Unlimited deliveries of a message, and unlimited bytes of a stream that drops its oldest
 messages. Beyond a limit, the server would drop messages silently."""
 
-_NEW_SERVER: Final = (
+_NEW_SERVER_REMEDY: Final = (
     "All other streams and consumers are as required. Until this one is, no role starts: back up "
     "the log with `reconciler backup`, and restore it to another server or account with "
     "`reconciler restore`"
@@ -168,9 +168,11 @@ _NEW_SERVER: Final = (
 """The remedy for a difference that the server cannot change in place. No stream must be deleted for
 it."""
 
-_ELSEWHERE: Final = " This run removed nothing. Restore the backup to another server or account"
+_OTHER_SERVER_REMEDY: Final = (
+    " This run removed nothing. Restore the backup to another server or account"
+)
 
-_RESERVED: Final = "restoring.intake"
+_PLACEHOLDER_SUBJECT: Final = "restoring.intake"
 """Subject of an intake that accepts no messages yet."""
 
 Config = dict[str, Any]
@@ -207,13 +209,13 @@ def follower_names(namespace: str) -> list[str]:
 
 def service_consumers(namespace: str) -> list[tuple[str, Config]]:
     """Return the consumers of outcomes and rejections of one namespace's services (ADR 0064)."""
-    mine = ResourceKey(namespace, "*", "*").tokens
-    found: list[tuple[str, Config]] = []
+    tokens = ResourceKey(namespace, "*", "*").tokens
+    consumers: list[tuple[str, Config]] = []
     for stream, readable in (
-        (LOG, subjects.outcome_filter(mine)),
-        (REJECTIONS, subjects.rejection_filter(mine)),
+        (LOG, subjects.outcome_filter(tokens)),
+        (REJECTIONS, subjects.rejection_filter(tokens)),
     ):
-        found.append((stream, durable_outcomes(namespace, readable)))
+        consumers.append((stream, durable_outcomes(namespace, readable)))
         for name in follower_names(namespace):
             config = {
                 **_CONSUMER_DEFAULTS,
@@ -222,14 +224,14 @@ def service_consumers(namespace: str) -> list[tuple[str, Config]]:
                 "ack_policy": "none",
                 "max_waiting": SERVICE_PULLS,
             }
-            found.append((stream, config))
-    return found
+            consumers.append((stream, config))
+    return consumers
 
 
 async def service_namespaces(nc: Client) -> list[str]:
     """Return the namespaces whose services have consumers."""
-    mine = (name for name in await consumer_names(nc, LOG) if name.startswith("="))
-    return sorted({name[1:].partition("=")[0] for name in mine})
+    service_names = (name for name in await consumer_names(nc, LOG) if name.startswith("="))
+    return sorted({name[1:].partition("=")[0] for name in service_names})
 
 
 def durable_outcomes(name: str, readable: str) -> Config:
@@ -260,8 +262,8 @@ async def worker_consumers(nc: Client) -> list[dict[str, Any]]:
         names = await consumer_names(nc, LOG)
     except NotFoundOnBusError:
         return []
-    mine = sorted(name for name in names if name.startswith(_WORKERS))
-    return [await api_request(nc, f"CONSUMER.INFO.{LOG}.{name}", None) for name in mine]
+    worker_names = sorted(name for name in names if name.startswith(_WORKERS))
+    return [await api_request(nc, f"CONSUMER.INFO.{LOG}.{name}", None) for name in worker_names]
 
 
 async def make_worker_consumer(nc: Client, provider_config: str) -> str:
@@ -270,7 +272,7 @@ async def make_worker_consumer(nc: Client, provider_config: str) -> str:
     An existing one stays unchanged: ``ensure_topology`` upgrades it.
     """
     name = worker_consumer(provider_config)
-    if not await _found(nc, f"CONSUMER.INFO.{LOG}.{name}"):
+    if not await _existing_config(nc, f"CONSUMER.INFO.{LOG}.{name}"):
         await ensure_consumer(nc, LOG, _worker_consumer(name))
     return name
 
@@ -291,7 +293,7 @@ async def ensure_topology(
     Raises:
         IncompatibleStreamError: a difference cannot be changed in place.
     """
-    await check_streams_are_ours(nc)
+    await check_stream_owners(nc)
     if replicas is None:
         replicas = await _most_replicas(nc)
     if restored is None:
@@ -305,7 +307,7 @@ async def ensure_topology(
     await _check_subjects(nc)
     changes: dict[str, str] = {}
     refused: list[str] = []
-    for config in await _streams(nc, metadata, first_position):
+    for config in await _stream_configs(nc, metadata, first_position):
         is_new_log = config["name"] == LOG and is_new
         try:
             wanted = {**config, "num_replicas": replicas}
@@ -317,7 +319,7 @@ async def ensure_topology(
             continue
         changes[config["name"]] = change
         reach(Failpoint.INIT_STEP)
-    for stream, consumer in await _consumers(nc):
+    for stream, consumer in await _consumer_configs(nc):
         name = f"{stream}/{consumer['durable_name']}"
         changes[name] = await ensure_consumer(nc, stream, consumer)
         reach(Failpoint.INIT_STEP)
@@ -329,14 +331,14 @@ async def ensure_topology(
             )
             reach(Failpoint.INIT_STEP)
     if refused:
-        raise IncompatibleStreamError(" ".join((*refused, _NEW_SERVER)))
+        raise IncompatibleStreamError(" ".join((*refused, _NEW_SERVER_REMEDY)))
     return Topology(identity.log_id, changes)
 
 
 async def _most_replicas(nc: Client) -> int:
     """Return the largest number of replicas, because another client may have reduced any."""
-    found = [await _found(nc, f"STREAM.INFO.{name}") for name in SUBJECTS]
-    return max(int(each.get("num_replicas", 1)) for each in found)
+    configs = [await _existing_config(nc, f"STREAM.INFO.{name}") for name in SUBJECTS]
+    return max(int(each.get("num_replicas", 1)) for each in configs)
 
 
 async def _ensure_service_consumer(
@@ -363,11 +365,11 @@ async def prepare_restoration(
         IncompatibleStreamError: a stream cannot be changed in place, or a foreign stream has
             subjects of Reconciler. A restore could not finish then.
     """
-    await check_streams_are_ours(nc)
+    await check_stream_owners(nc)
     await _check_subjects(nc)
     await _check_account(nc, replicas, {*namespaces, *await _existing_services(nc)})
-    for config in (_observations(), _dead_letters(), _rates()):
-        await ensure_stream(nc, {**config, "num_replicas": replicas}, remedy=_ELSEWHERE)
+    for config in (_listings(), _dead_letters(), _rates()):
+        await ensure_stream(nc, {**config, "num_replicas": replicas}, remedy=_OTHER_SERVER_REMEDY)
 
 
 async def _check_account(nc: Client, replicas: int, namespaces: Collection[str]) -> None:
@@ -388,10 +390,12 @@ async def _check_account(nc: Client, replicas: int, namespaces: Collection[str])
             f"max_streams is {most}, but {plural(used, 'stream exists', 'streams exist')} and "
             f"{len(missing)} more are needed; set max_streams to at least {used + len(missing)}"
         )
-    wanted = Counter(stream for each in namespaces for stream, _ in service_consumers(each))
-    wanted[LOG] += 1  # each reader of the log has one
-    wanted[INTAKE] = len(decider_consumers())
-    stream, needed = max(wanted.items(), key=lambda each: each[1])
+    consumer_counts = Counter(
+        stream for each in namespaces for stream, _ in service_consumers(each)
+    )
+    consumer_counts[LOG] += 1  # each reader of the log has one
+    consumer_counts[INTAKE] = len(decider_consumers())
+    stream, needed = max(consumer_counts.items(), key=lambda each: each[1])
     most = int(limits.get("max_consumers", -1))
     if 0 < most < needed:
         raise _account_too_small(
@@ -423,18 +427,20 @@ async def begin_restoration(
     removes the mark.
     """
     for stream in (INTAKE, TIMERS, REJECTIONS, STATES, ROWS):
-        found = await _found(nc, f"STREAM.INFO.{stream}")
-        if found and not _is_foreign(stream, found):
+        existing = await _existing_config(nc, f"STREAM.INFO.{stream}")
+        if existing and not _is_foreign(stream, existing):
             await delete_stream(nc, stream)
             reach(Failpoint.RESTORE_STEP)
     intake = await _intake(nc, first_position)
     for field in ("sources", "subject_transform", "duplicate_window"):
         del intake[field]
-    await ensure_stream(nc, {**intake, "subjects": [_RESERVED], "num_replicas": replicas})
+    await ensure_stream(
+        nc, {**intake, "subjects": [_PLACEHOLDER_SUBJECT], "num_replicas": replicas}
+    )
     reach(Failpoint.RESTORE_STEP)
     mark = {RESTORING_METADATA: "yes", SAVED_METADATA: "/".join(saved)}
     metadata = {**_metadata(identity), **mark}
-    await ensure_stream(nc, {**_resources(), "metadata": metadata, "num_replicas": replicas})
+    await ensure_stream(nc, {**_log(), "metadata": metadata, "num_replicas": replicas})
     reach(Failpoint.RESTORE_STEP)
     for consumer in await worker_consumers(nc):
         await delete_consumer(nc, LOG, consumer["name"])
@@ -444,7 +450,7 @@ async def end_restoration(nc: Client, identity: LogIdentity) -> None:
     """Remove the mark from the log, whose events are complete."""
     end = (await stream_state(nc, LOG)).last_seq
     metadata = {**_metadata(identity), SAVED_METADATA: "", RESTORED_END_METADATA: str(end)}
-    await ensure_stream(nc, {**_resources(), "metadata": metadata})
+    await ensure_stream(nc, {**_log(), "metadata": metadata})
 
 
 async def topology_differences(nc: Client) -> Mapping[str, Mapping[str, tuple[Any, Any]]]:
@@ -455,15 +461,15 @@ async def topology_differences(nc: Client) -> Mapping[str, Mapping[str, tuple[An
     """
     wrong: dict[str, Mapping[str, tuple[Any, Any]]] = {}
     identity, first_position = await _existing_log(nc)
-    for config in await _streams(nc, _metadata(identity), first_position):
-        found = await _found(nc, f"STREAM.INFO.{config['name']}")
-        wanted = with_raised_limit(config, found)
-        wrong[config["name"]] = differences(wanted, found)
+    for config in await _stream_configs(nc, _metadata(identity), first_position):
+        existing = await _existing_config(nc, f"STREAM.INFO.{config['name']}")
+        wanted = with_raised_limit(config, existing)
+        wrong[config["name"]] = differences(wanted, existing)
     services = [service_consumers(each) for each in await _existing_services(nc)]
-    for stream, config in [*await _consumers(nc), *chain.from_iterable(services)]:
+    for stream, config in [*await _consumer_configs(nc), *chain.from_iterable(services)]:
         name = f"{stream}/{config['durable_name']}"
-        found = await _found(nc, f"CONSUMER.INFO.{stream}.{config['durable_name']}")
-        wrong[name] = differences(config, found)
+        existing = await _existing_config(nc, f"CONSUMER.INFO.{stream}.{config['durable_name']}")
+        wrong[name] = differences(config, existing)
     return wrong
 
 
@@ -474,7 +480,7 @@ async def _existing_services(nc: Client) -> list[str]:
         return []
 
 
-async def _found(nc: Client, question: str) -> Config:
+async def _existing_config(nc: Client, question: str) -> Config:
     try:
         return (await api_request(nc, question, None))["config"]
     except NotFoundOnBusError:
@@ -488,12 +494,12 @@ async def find_log(nc: Client) -> LogIdentity:
         NotFoundOnBusError: `init` has not run yet.
     """
     try:
-        metadata = _usable(await _log_metadata(nc, await _log_state(nc)))
+        metadata = _check_usable(await _log_metadata(nc, await _log_state(nc)))
     except NotFoundOnBusError:
         await _check_no_lost_log(nc)
         raise
-    found = metadata.get(LOG_ID_METADATA)
-    if not found:
+    log_id = metadata.get(LOG_ID_METADATA)
+    if not log_id:
         await _check_no_lost_log(nc)
         raise NotFoundOnBusError(
             f"stream {LOG} has no metadata {LOG_ID_METADATA}, so `reconciler init` did not "
@@ -502,7 +508,7 @@ async def find_log(nc: Client) -> LogIdentity:
     return _identity(metadata)
 
 
-def lost_beginning(state: StreamState) -> str:
+def find_lost_beginning(state: StreamState) -> str:
     """Return the problem of a log that lacks its first event, or "".
 
     The first event of a stream has position 1, and the server removes none, unless a client changed
@@ -529,7 +535,7 @@ async def _log_metadata(nc: Client, log: StreamState) -> Mapping[str, str]:
         rows = await stream_state(nc, ROWS)
         copied = _copied(rows.config.get("metadata", {}))
         log_id = copied.get(LOG_ID_METADATA)
-        is_older = _moment(log.created) <= _moment(rows.created)
+        is_older = _parse_time(log.created) <= _parse_time(rows.created)
         if is_older and log_id and metadata.get(LOG_ID_METADATA, log_id) == log_id:
             return {**copied, **metadata}
     return metadata
@@ -570,28 +576,28 @@ async def _check_no_lost_log(nc: Client) -> None:
                 )
 
 
-async def check_streams_are_ours(nc: Client) -> None:
+async def check_stream_owners(nc: Client) -> None:
     """Raise ``IncompatibleStreamError`` for a foreign stream with the name of one of Reconciler's.
 
     An upgrade would change its configuration, which deletes messages, and a restore would delete
     it.
     """
     for name in SUBJECTS:
-        if _is_foreign(name, await _found(nc, f"STREAM.INFO.{name}")):
+        if _is_foreign(name, await _existing_config(nc, f"STREAM.INFO.{name}")):
             raise IncompatibleStreamError(
                 f"stream {name} belongs to another client, and Reconciler requires a stream of "
                 "this name; use another NATS account. Nothing was changed"
             )
 
 
-def _is_foreign(name: str, found: Config) -> bool:
+def _is_foreign(name: str, config: Config) -> bool:
     """Return whether an existing stream has neither the mark nor a subject of Reconciler.
 
     A library that declares a stream again removes the mark, but keeps the subjects.
     """
-    if not found or is_own(found.get("metadata") or {}):
+    if not config or is_own(config.get("metadata") or {}):
         return False
-    return not set(SUBJECTS.get(name, ())) & set(found.get("subjects") or ())
+    return not set(SUBJECTS.get(name, ())) & set(config.get("subjects") or ())
 
 
 async def _check_subjects(nc: Client) -> None:
@@ -619,7 +625,7 @@ async def has_log(nc: Client) -> bool:
     return LOG in await _names_with(nc, "log.>")
 
 
-def _moment(created: str) -> datetime:
+def _parse_time(created: str) -> datetime:
     return datetime.fromisoformat(created)
 
 
@@ -648,7 +654,7 @@ async def _existing_log(nc: Client) -> tuple[LogIdentity, int]:
     except NotFoundOnBusError:
         await _check_no_lost_log(nc)
         return LogIdentity(new_name()), 0
-    metadata = _usable(await _log_metadata(nc, state))
+    metadata = _check_usable(await _log_metadata(nc, state))
     if LOG_ID_METADATA not in metadata:
         await _check_no_lost_log(nc)
     identity = _identity({LOG_ID_METADATA: new_name(), **metadata})
@@ -669,7 +675,7 @@ def _identity(metadata: Mapping[str, str]) -> LogIdentity:
     return LogIdentity(*(str(metadata.get(field, "")) for field in fields))
 
 
-def _usable(metadata: Mapping[str, str]) -> Mapping[str, str]:
+def _check_usable(metadata: Mapping[str, str]) -> Mapping[str, str]:
     """Return metadata of a usable log.
 
     Raises:
@@ -688,20 +694,20 @@ def check_format(metadata: Mapping[str, str]) -> None:
     """Raise ``LogFormatError`` for a log that is too new or too old for this release."""
     # Without an id: not a stream of `init`.
     first = "1" if LOG_ID_METADATA in metadata else str(LOG_FORMAT)
-    found = metadata.get(FORMAT_METADATA, first)
-    if not found.isdecimal() or int(found) > LOG_FORMAT:
+    version = metadata.get(FORMAT_METADATA, first)
+    if not version.isdecimal() or int(version) > LOG_FORMAT:
         raise LogFormatError(
-            f"stream {LOG} was written by a newer release (format {found}, this release reads "
+            f"stream {LOG} was written by a newer release (format {version}, this release reads "
             f"{LOG_FORMAT}); upgrade"
         )
-    if int(found) < LOG_FORMAT:
-        raise _too_old(LOG, int(found))
+    if int(version) < LOG_FORMAT:
+        raise _too_old(LOG, int(version))
 
 
-def _too_old(stream: str, found: int) -> LogFormatError:
+def _too_old(stream: str, version: int) -> LogFormatError:
     return LogFormatError(
-        f"stream {stream} has the older format {found}, and this release reads format "
-        f"{LOG_FORMAT}; use the revision that wrote it, which is in the range {_REVISIONS[found]}"
+        f"stream {stream} has the older format {version}, and this release reads format "
+        f"{LOG_FORMAT}; use the revision that wrote it, which is in the range {_REVISIONS[version]}"
     )
 
 
@@ -732,24 +738,28 @@ async def existing_log(nc: Client) -> LogIdentity | None:
 
 async def lost_log(nc: Client) -> LogIdentity:
     """Return the identity of the log to which the other streams belong, with id "" if unknown."""
-    return _identity(_copied((await _found(nc, f"STREAM.INFO.{ROWS}")).get("metadata", {})))
+    return _identity(
+        _copied((await _existing_config(nc, f"STREAM.INFO.{ROWS}")).get("metadata", {}))
+    )
 
 
-async def _streams(nc: Client, metadata: Mapping[str, str], first_position: int) -> list[Config]:
+async def _stream_configs(
+    nc: Client, metadata: Mapping[str, str], first_position: int
+) -> list[Config]:
     return [
         _rejections(),  # before the log, whose format implies that it exists
-        {**_resources(), "metadata": metadata},
+        {**_log(), "metadata": metadata},
         _timers(),
         await _intake(nc, first_position),
         _states(),
-        _observations(),
+        _listings(),
         _dead_letters(),
         _rates(),
         {**_rows(), "metadata": {**_OWN, **_copied(metadata)}},
     ]
 
 
-def _resources() -> Config:
+def _log() -> Config:
     return _file_stream(
         LOG,
         discard="new",
@@ -815,7 +825,7 @@ def _states() -> Config:
     )
 
 
-def _observations() -> Config:
+def _listings() -> Config:
     return _file_stream(
         LISTINGS,
         max_age=_HOUR,
@@ -915,7 +925,7 @@ def _file_stream(name: str, **more: object) -> Config:
     }
 
 
-async def _consumers(nc: Client) -> list[tuple[str, Config]]:
+async def _consumer_configs(nc: Client) -> list[tuple[str, Config]]:
     """Return the consumers of every log, and those that workers have created."""
     filters = [f"in.{partition}.>" for partition in range(PARTITIONS)] + ["rec.>"]
     deciders = [

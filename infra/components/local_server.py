@@ -15,7 +15,7 @@ from infra.components import ComponentError
 from infra.components.child import Child
 
 _POLL_SECONDS: Final = 0.02
-_ANSWER_SECONDS: Final = 2.0
+_RESPONSE_SECONDS: Final = 2.0
 _LOG_CHARACTERS: Final = 20_000
 _MAX_SOCKET_BYTES: Final = 107
 """The kernel's limit for the path of a socket."""
@@ -86,7 +86,7 @@ class LocalServer(ABC):
                     self._answers, self.program, deadline=deadline, seconds=self.start_seconds
                 )
             except BaseException as error:
-                reason = self._last_words(began)
+                reason = self._read_exit_reason(began)
                 await self.kill()
                 if not isinstance(error, ComponentError):
                     raise
@@ -133,7 +133,7 @@ class LocalServer(ABC):
 
     # --- for subclasses
 
-    def _until_ended(self, find: Callable[[], int | None], seconds: float) -> None:
+    def _wait_for_end(self, find: Callable[[], int | None], seconds: float) -> None:
         """Wait for the end of an earlier server on the directory. ``find`` returns its pid.
 
         Raises:
@@ -164,23 +164,23 @@ class LocalServer(ABC):
         except OSError as error:
             raise ComponentError(f"{self._folder} is not usable: {error.strerror}") from error
 
-    def _last_words(self, began: int) -> str:
+    def _read_exit_reason(self, began: int) -> str:
         written = self.log.read_bytes()[began:].decode(errors="replace")[-_LOG_CHARACTERS:]
         lines = [line.strip() for line in written.splitlines() if line.strip()]
         return self._reason(lines) if lines else "no output"
 
 
-def ask(place: Path | int, target: str) -> bytes | None:
+def get_local(place: Path | int, target: str) -> bytes | None:
     """Return the response of a server at a socket or a port of 127.0.0.1, or None.
 
     It uses the standard library, because requests are sent only during the start.
     """
     port = place if isinstance(place, int) else None
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_ANSWER_SECONDS)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_RESPONSE_SECONDS)
     try:
         if isinstance(place, Path):
             connection.sock = socket.socket(socket.AF_UNIX)
-            connection.sock.settimeout(_ANSWER_SECONDS)
+            connection.sock.settimeout(_RESPONSE_SECONDS)
             connection.sock.connect(str(place))
         connection.request("GET", target)
         answer = connection.getresponse()

@@ -31,11 +31,11 @@ ACCOUNT: Final = "postgres"
 _DEBIAN: Final = Path("/usr/lib/postgresql")
 _INSTALL: Final = "install Debian's postgresql, or put initdb and postgres on the PATH"
 _STATUS_LINE: Final = 7  # of postmaster.pid
-_STILL_ENDING: Final = "shared memory block"
+_SESSIONS_ENDING: Final = "shared memory block"
 """Part of the error message while the sessions of a killed server are still ending."""
 
 # Only the account itself and root can enter the socket's directory, so no password is needed.
-_WHO_MAY_CONNECT: Final = f"""\
+_HBA_RULES: Final = f"""\
 local all {SUPERUSER} trust
 local all all scram-sha-256
 host all {SUPERUSER} all reject
@@ -104,7 +104,7 @@ class Postgres(LocalServer):
 
     def _prepare(self) -> None:
         self._make_folders()
-        self._until_ended(self._process_on_data, STOP_SECONDS)
+        self._wait_for_end(self._process_on_data, STOP_SECONDS)
         self._port = self._free_port()
 
     def _make_folders(self) -> None:
@@ -120,7 +120,7 @@ class Postgres(LocalServer):
             self._make_cluster()
         (self._folder / "new").rmdir()
         rules = self._folder / "pg_hba.conf"
-        rules.write_text(_WHO_MAY_CONNECT)
+        rules.write_text(_HBA_RULES)
         rules.chmod(0o644)
 
     def _make_cluster(self) -> None:
@@ -134,8 +134,10 @@ class Postgres(LocalServer):
         command = ending_with_parent([str(_program("initdb")), *options], account=_account())
         done = subprocess.run(command, capture_output=True, check=False, cwd="/")  # noqa: S603
         if done.returncode:
-            said = done.stderr.decode(errors="replace").strip().splitlines()
-            raise ComponentError(f"initdb failed: {said[-1] if said else 'no output'}")
+            error_lines = done.stderr.decode(errors="replace").strip().splitlines()
+            raise ComponentError(
+                f"initdb failed: {error_lines[-1] if error_lines else 'no output'}"
+            )
         target.rename(self._data)
 
     def _process_on_data(self) -> int | None:
@@ -173,7 +175,7 @@ class Postgres(LocalServer):
         return fatal[-1] if fatal else "no output"
 
     def _is_temporary(self, reason: str) -> bool:
-        return _STILL_ENDING in reason
+        return _SESSIONS_ENDING in reason
 
 
 def problem() -> str | None:
@@ -190,8 +192,8 @@ def problem() -> str | None:
 
 def _program(name: str) -> Path | None:
     """Return a program on the PATH, or that of Debian's newest version."""
-    if (found := shutil.which(name)) is not None:
-        return Path(found)
+    if (program := shutil.which(name)) is not None:
+        return Path(program)
     versions = [path for path in _DEBIAN.glob(f"*/bin/{name}") if os.access(path, os.X_OK)]
     return max(versions, key=lambda path: _number(path.parents[1].name), default=None)
 
@@ -210,21 +212,21 @@ def _account() -> tuple[int, int]:
     import pwd  # noqa: PLC0415 - not there on Windows
 
     try:
-        found = pwd.getpwnam(ACCOUNT)
+        entry = pwd.getpwnam(ACCOUNT)
     except KeyError:
         return 0, 0
-    return found.pw_uid, found.pw_gid
+    return entry.pw_uid, entry.pw_gid
 
 
 def _check_reachable(folder: Path, user: int, group: int) -> None:
     for each in (folder, *folder.parents):
-        found = each.stat()
+        status = each.stat()
         enters = stat.S_IXOTH
-        if found.st_uid == user:
+        if status.st_uid == user:
             enters = stat.S_IXUSR
-        elif found.st_gid == group:
+        elif status.st_gid == group:
             enters = stat.S_IXGRP
-        if not found.st_mode & enters:
+        if not status.st_mode & enters:
             raise ComponentError(
                 f"user {ACCOUNT}, which runs the server, cannot enter {each}; use another "
                 f"directory, or run chmod o+x {each}"

@@ -37,13 +37,13 @@ def find_server_binary() -> Path:
 
 def _candidates() -> Iterator[Path]:
     for folder in (str(Path(sys.executable).parent), sysconfig.get_path("scripts")):
-        found = shutil.which(EXECUTABLE, path=folder)
-        if found:
-            yield Path(found)
+        path = shutil.which(EXECUTABLE, path=folder)
+        if path:
+            yield Path(path)
     yield from _files_of_the_wheel()
-    found = shutil.which(EXECUTABLE)
-    if found:
-        yield Path(found)
+    path = shutil.which(EXECUTABLE)
+    if path:
+        yield Path(path)
 
 
 def _files_of_the_wheel() -> Iterator[Path]:

@@ -22,12 +22,12 @@ _TURNED_OFF: Final = "JetStream not enabled"
 _logger = structlog.get_logger(__name__)
 
 
-def means_full_disk(problem: str) -> bool:
+def is_full_disk_error(problem: str) -> bool:
     """Return whether a server's health report means that a write found no space."""
     return any(words in problem for words in _NO_SPACE)
 
 
-def has_turned_off(problem: str) -> bool:
+def is_jetstream_disabled(problem: str) -> bool:
     """Return whether a server has disabled JetStream, because it could not write."""
     return _TURNED_OFF in problem
 
@@ -37,20 +37,20 @@ class FullDiskWatch:
 
     def __init__(self, server: EmbeddedServer) -> None:
         self._server = server
-        self._told = ""
+        self._last_problem = ""
 
     async def needs_restart(self) -> bool:
         """Log a change of the server's health, and return whether a restart would repair it now."""
         problem = await self._server.problem()
-        if problem != self._told:
-            self._tell(problem)
-        self._told = problem
-        is_stuck = means_full_disk(problem) or has_turned_off(problem)
+        if problem != self._last_problem:
+            self._log_health(problem)
+        self._last_problem = problem
+        is_stuck = is_full_disk_error(problem) or is_jetstream_disabled(problem)
         return is_stuck and self._free_bytes() >= ROOM_BYTES
 
-    def _tell(self, problem: str) -> None:
-        is_full = has_turned_off(problem) and self._free_bytes() < ROOM_BYTES
-        if is_full or means_full_disk(problem):
+    def _log_health(self, problem: str) -> None:
+        is_full = is_jetstream_disabled(problem) and self._free_bytes() < ROOM_BYTES
+        if is_full or is_full_disk_error(problem):
             _logger.error(
                 "the disk is full; the server stores nothing until there is space",
                 folder=str(self._server.data_dir),

@@ -91,7 +91,7 @@ class EmbeddedServer:
     @property
     def pid(self) -> int:
         """The server's process id."""
-        return self._running().pid
+        return self._started_process().pid
 
     @property
     def port(self) -> int:
@@ -205,7 +205,7 @@ class EmbeddedServer:
         self._process.kill()
         await asyncio.to_thread(self._process.wait)
 
-    def _running(self) -> subprocess.Popen[bytes]:
+    def _started_process(self) -> subprocess.Popen[bytes]:
         if self._process is None:
             raise EmbeddedServerError("this server was not started; call start() first")
         return self._process
@@ -314,11 +314,11 @@ async def _wait_until_ready(process: subprocess.Popen[bytes], folder: Path) -> t
     ports_file = folder / f"nats-server_{process.pid}.ports"
     while time.monotonic() < deadline:
         if process.poll() is not None:
-            raise EmbeddedServerError(_why_it_ended(folder))
-        announced = _announced(ports_file)
+            raise EmbeddedServerError(_read_exit_reason(folder))
+        announced = _read_ports(ports_file)
         if announced is not None:
             port = int(announced.nats[0].rsplit(":", 1)[1])
-            if await _greets(port):
+            if await _responds(port):
                 return port, next(iter(announced.monitoring), "")
         await asyncio.sleep(_POLL_SECONDS)
     raise EmbeddedServerError(
@@ -327,7 +327,7 @@ async def _wait_until_ready(process: subprocess.Popen[bytes], folder: Path) -> t
     )
 
 
-def _announced(ports_file: Path) -> _Ports | None:
+def _read_ports(ports_file: Path) -> _Ports | None:
     """Return the addresses that the server has written, or None if it has not yet."""
     try:
         return msgspec.json.decode(ports_file.read_bytes(), type=_Ports)
@@ -335,7 +335,7 @@ def _announced(ports_file: Path) -> _Ports | None:
         return None
 
 
-async def _greets(port: int) -> bool:
+async def _responds(port: int) -> bool:
     try:
         async with asyncio.timeout(_CONNECT_SECONDS):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -346,7 +346,7 @@ async def _greets(port: int) -> bool:
     return greeting.startswith(b"INFO ")
 
 
-def _why_it_ended(folder: Path) -> str:
+def _read_exit_reason(folder: Path) -> str:
     """Return one line: the server's last error message."""
     written = ""
     for name in ("nats.log", "nats.stderr"):

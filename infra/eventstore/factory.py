@@ -154,10 +154,10 @@ class JetStreamFactory(InfrastructureFactory[JetStreamTrackingRecorder]):
         topic = self.env.get(key)
         if not topic:
             return default
-        found: Any = resolve_topic(topic)
-        if not (isinstance(found, type) and issubclass(found, default)):
+        recorder_class: Any = resolve_topic(topic)
+        if not (isinstance(recorder_class, type) and issubclass(recorder_class, default)):
             raise InfrastructureFactoryError(f"{key}={topic}: must be a {default.__name__}")
-        return found
+        return recorder_class
 
     def _event_layout(self) -> EventLayout:
         topic = self.env.get(EVENT_LAYOUT_TOPIC)

@@ -82,11 +82,11 @@ def _run(loop: asyncio.AbstractEventLoop, cleanups: list[Cleanup]) -> None:
     try:
         loop.run_forever()
     finally:
-        loop.run_until_complete(_wind_up(cleanups))
+        loop.run_until_complete(_shut_down(cleanups))
         loop.close()
 
 
-async def _wind_up(cleanups: list[Cleanup]) -> None:
+async def _shut_down(cleanups: list[Cleanup]) -> None:
     for cleanup in cleanups:
         # The server may be unreachable. Nothing needs to be saved.
         with contextlib.suppress(Exception):

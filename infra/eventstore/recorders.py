@@ -86,10 +86,10 @@ class JetStreamAggregateRecorder(JetStreamRecorder, AggregateRecorder):
         limit: int | None = None,
     ) -> Sequence[StoredEvent]:
         """Read an aggregate's events by version; raises the same errors as `select_history`."""
-        found = self.select_history(originator_id, gt=gt, lte=lte, desc=desc, limit=limit)
+        events = self.select_history(originator_id, gt=gt, lte=lte, desc=desc, limit=limit)
         return [
             StoredEvent(one.originator_id, one.originator_version, one.topic, one.state)
-            for one in found
+            for one in events
         ]
 
     def select_history(
@@ -125,13 +125,13 @@ class JetStreamAggregateRecorder(JetStreamRecorder, AggregateRecorder):
             last, version = self.layout.decode(message), self.layout.version_of(message)
             # A late snapshot is not the newest version: read all of them.
             if last.originator_version == version and (lte is None or version <= lte):
-                return _pick([last], gt=gt, lte=lte, desc=desc, limit=limit)
+                return _select_range([last], gt=gt, lte=lte, desc=desc, limit=limit)
         after = self.writer.sequences.heads.get(sequence) or EMPTY
         if after.version is None or gt is None or gt < after.version:
             after = EMPTY  # events before the cached head are also requested
         messages = await self.writer.sequences.read(sequence, after=after.position)
         events = self.layout.history(messages, after, lte)
-        return _pick(events, gt=gt, lte=lte, desc=desc, limit=limit)
+        return _select_range(events, gt=gt, lte=lte, desc=desc, limit=limit)
 
     async def _newest(self, sequence: str) -> StoredMessage | None:
         newest = await self.writer.sequences.newest([sequence], from_leader=False)
@@ -175,18 +175,18 @@ class JetStreamApplicationRecorder(JetStreamAggregateRecorder, ApplicationRecord
         self, start: int, limit: int, stop: int | None, topics: Sequence[str]
     ) -> list[Notification]:
         layout = self.layout
-        found: list[Notification] = []
+        notifications: list[Notification] = []
         page_size = max(limit, _MIN_PAGE) if topics else limit
-        while len(found) < limit:
+        while len(notifications) < limit:
             page = await read_subject(
                 self.bus.nc, layout.stream, layout.events_filter, start_seq=start, limit=page_size
             )
             some = (layout.decode(one) for one in page if stop is None or one.seq <= stop)
-            found += [event for event in some if not topics or event.topic in topics]
+            notifications += [event for event in some if not topics or event.topic in topics]
             if len(page) < page_size or (stop is not None and page[-1].seq >= stop):
                 break
             start = page[-1].seq + 1
-        return found[:limit]
+        return notifications[:limit]
 
     def max_notification_id(self) -> int | None:
         """Return the position of the last event, as the stream's leader has it, or None."""
@@ -242,7 +242,7 @@ class JetStreamProcessRecorder(
         return entries
 
 
-def _pick(
+def _select_range(
     events: Iterable[Notification],
     *,
     gt: int | None,

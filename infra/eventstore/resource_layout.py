@@ -118,16 +118,16 @@ class ResourceLayout:
             return []
         chain = HistoryChain(after.version or 0, after.digest, after.position)
         resource = "/".join(messages[0].subject.split(".")[1:4])
-        found: list[Notification] = []
+        notifications: list[Notification] = []
         for message in messages:
-            if lte is not None and len(found) + (after.version or 0) >= lte:
+            if lte is not None and len(notifications) + (after.version or 0) >= lte:
                 break  # later events are not requested, and may be damaged
             recorded = Recorded(message.seq, message.subject, message.payload, digest_of(message))
             try:
                 event = chain.take(recorded, resource)
             except LogDamagedError as error:
                 raise HistoryDamagedError(error.damage) from None
-            found.append(
+            notifications.append(
                 Notification(
                     originator_id=event.subject,
                     originator_version=event.resourceversion,
@@ -136,7 +136,7 @@ class ResourceLayout:
                     id=message.seq,
                 )
             )
-        return found
+        return notifications
 
 
 def _key(originator_id: UUID | str) -> ResourceKey:

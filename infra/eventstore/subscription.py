@@ -42,7 +42,7 @@ class JetStreamSubscription(Subscription[ApplicationRecorder]):
         self._ready: list[Notification] = []
         self._next_index = 0
         self._follower: asyncio.Task[None] | None = None
-        self._begun = self._bus.submit(self._begin())
+        self._start = self._bus.submit(self._begin())
 
     def __next__(self) -> Notification:
         """Return the next notification, after waiting for it.
@@ -81,11 +81,13 @@ class JetStreamSubscription(Subscription[ApplicationRecorder]):
             self._bus.nc, layout.stream, filters=[layout.events_filter], start_seq=start
         ) as batches:
             async for batch in batches:
-                found = [layout.decode(message) for message in batch]
+                notifications = [layout.decode(message) for message in batch]
                 if self._topics:
-                    found = [event for event in found if event.topic in self._topics]
-                if found:
-                    await self._batches.put(found)
+                    notifications = [
+                        event for event in notifications if event.topic in self._topics
+                    ]
+                if notifications:
+                    await self._batches.put(notifications)
 
     async def _take(self) -> list[Notification] | None:
         """Wait for the next batch. Return None if the follower has ended without an error."""

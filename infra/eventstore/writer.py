@@ -49,7 +49,7 @@ class EventWriter:
         if not entries:
             return []
         try:
-            heads = await self._guess(entries)
+            heads = await self._assume_heads(entries)
             return await self.sequences.append(await self.prepare(entries, heads), heads)
         # The guess was stale, or the version exists. The leader's heads decide.
         except (AppendConflictError, IntegrityError):
@@ -83,7 +83,7 @@ class EventWriter:
                 f"version is {(last or 0) + 1}"
             )
 
-    async def _guess(self, entries: Sequence[Entry]) -> dict[str, Head]:
+    async def _assume_heads(self, entries: Sequence[Entry]) -> dict[str, Head]:
         """Return cached heads. A sequence whose first entry has version 1 is assumed to be new."""
         heads: dict[str, Head] = {}
         unknown: list[str] = []
@@ -113,7 +113,7 @@ class SnapshotWriter(EventWriter):
 
     async def prepare(self, entries: Sequence[Entry], heads: Mapping[str, Head]) -> Sequence[Entry]:
         """Return the entries, late ones marked; raises `IntegrityError` for existing versions."""
-        taken = {
+        existing_versions = {
             sequence: await self._versions(sequence, head)
             if any(_is_late(entry, head) for entry in entries if entry.sequence == sequence)
             else set[int]()
@@ -122,13 +122,15 @@ class SnapshotWriter(EventWriter):
         newest = {sequence: head.version for sequence, head in heads.items()}
         ready: list[Entry] = []
         for entry in entries:
-            if entry.version in taken[entry.sequence]:
+            if entry.version in existing_versions[entry.sequence]:
                 raise IntegrityError(
                     f"version conflict: version {entry.version} of {entry.sequence} already exists"
                 )
-            taken[entry.sequence].add(entry.version)
-            before = newest[entry.sequence]
-            newest[entry.sequence] = max(entry.version, entry.version if before is None else before)
+            existing_versions[entry.sequence].add(entry.version)
+            last_version = newest[entry.sequence]
+            newest[entry.sequence] = max(
+                entry.version, entry.version if last_version is None else last_version
+            )
             ready.append(_marked(entry, newest[entry.sequence]))
         return ready
 

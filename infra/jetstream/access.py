@@ -42,12 +42,12 @@ class Access:
         names = [each.name for each in fields(self) if getattr(self, each.name) is None]
         if self.credentials is not None or self.nkey is not None:
             names = [name for name in names if name not in ("credentials", "nkey")]
-        found = {
+        values = {
             name: text if name == "inbox_prefix" else Path(text)
             for name in names
             if (text := environment.get(VARIABLE_PREFIX + name.upper()))
         }
-        completed = replace(self, **found)  # pyright: ignore[reportArgumentType]
+        completed = replace(self, **values)  # pyright: ignore[reportArgumentType]
         completed.check()
         return completed
 

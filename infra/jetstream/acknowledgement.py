@@ -21,7 +21,7 @@ reaches its successor sooner. Callers that must not give up retry themselves.
 
 _CONFLICT: Final = frozenset({10071, 10164})
 # 10071: wrong last sequence, with the actual one. 10164: the same without it.
-_FOUND_SEQUENCE: Final = re.compile(r"sequence: (\d+)")
+_ACTUAL_SEQUENCE: Final = re.compile(r"sequence: (\d+)")
 
 
 class PublishAck(msgspec.Struct, frozen=True):
@@ -45,29 +45,31 @@ class Acknowledgement(msgspec.Struct):
 _ack = msgspec.json.Decoder(Acknowledgement)
 
 
-def checked(answer: Msg | Incoming, messages: Sequence[OutgoingMessage]) -> Acknowledgement:
+def read_acknowledgement(
+    response: Msg | Incoming, messages: Sequence[OutgoingMessage]
+) -> Acknowledgement:
     """Return the acknowledgement in a response to a publish of `messages`.
 
     Raises:
         BusError: the response contains an error, or no stream accepts the subject.
     """
     # The status of the server for a request without a subscriber: no stream has the subject.
-    if status_of(answer) == "503":
+    if status_of(response) == "503":
         raise BusUnavailableError(
             f"publish: no stream accepts {subjects_of(messages)}, or the server is still starting"
         )
-    ack = _ack.decode(answer.data)
+    ack = _ack.decode(response.data)
     if ack.error is None:
         return ack
     if ack.error.err_code in _CONFLICT:
-        raise _conflict(ack.error, messages)
+        raise _build_conflict(ack.error, messages)
     error = to_bus_error(ack.error, f"publish to {subjects_of(messages)}")
     if isinstance(error, StreamFullError):
-        raise _full(ack)
+        raise _build_full_error(ack)
     raise error
 
 
-def _full(ack: Acknowledgement) -> StreamFullError:
+def _build_full_error(ack: Acknowledgement) -> StreamFullError:
     assert ack.error is not None
     return StreamFullError(
         f"stream {ack.stream or '(not named)'} is full: {ack.error.description} (code "
@@ -76,16 +78,16 @@ def _full(ack: Acknowledgement) -> StreamFullError:
     )
 
 
-def _conflict(error: ApiError, messages: Sequence[OutgoingMessage]) -> AppendConflictError:
+def _build_conflict(error: ApiError, messages: Sequence[OutgoingMessage]) -> AppendConflictError:
     expected = {
         message.expected_filter: message.expected_last
         for message in messages
         if message.expected_filter is not None
     }
     # The structured error has no field for the sequence, only its description has.
-    found = _FOUND_SEQUENCE.search(error.description)
+    match = _ACTUAL_SEQUENCE.search(error.description)
     return AppendConflictError(
         f"append to {subjects_of(messages)}: {error.description}",
         filters=expected,
-        actual_last=int(found.group(1)) if found else None,
+        actual_last=int(match.group(1)) if match else None,
     )

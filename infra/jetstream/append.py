@@ -8,7 +8,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.nuid import NUID
 
-from infra.jetstream.acknowledgement import TIMEOUT_SECONDS, checked
+from infra.jetstream.acknowledgement import TIMEOUT_SECONDS, read_acknowledgement
 from infra.jetstream.errors import BusRefusedError
 from infra.jetstream.outgoing import OutgoingMessage, check_expectation, headers_of, subjects_of
 from infra.jetstream.wire import check_size, encode, ended_by_denial, request, write
@@ -68,10 +68,10 @@ async def append_acknowledged(
     if len(messages) > 1:
         return await _append_batch(nc, messages, patience_seconds, before_commit)
     only = messages[0]
-    answer = await request(
+    response = await request(
         nc, only.subject, only.payload, headers=headers_of(only), timeout=patience_seconds
     )
-    ack = checked(answer, messages)
+    ack = read_acknowledgement(response, messages)
     return ack.stream, [ack.seq]
 
 
@@ -84,8 +84,8 @@ async def _append_batch(
     """Send the batch, and send it again if the server reports it as incomplete."""
     for attempt in range(1, _INCOMPLETE_ATTEMPTS + 1):
         try:
-            answer = await _send_batch(nc, messages, patience_seconds, before_commit)
-            ack = checked(answer, messages)
+            response = await _send_batch(nc, messages, patience_seconds, before_commit)
+            ack = read_acknowledgement(response, messages)
         except BusRefusedError as error:
             if error.err_code != _INCOMPLETE or attempt == _INCOMPLETE_ATTEMPTS:
                 raise

@@ -35,11 +35,11 @@ from infra.jetstream.wire import (
     ApiError,
     FastClient,
     is_refusal,
-    note_doubt,
     request,
     send,
     status_of,
     subscribe,
+    suspect_server,
     to_bus_error,
     unsubscribe,
 )
@@ -66,32 +66,38 @@ _CANCEL_SECONDS: Final = 0.5
 # In a row. A server that reloads its configuration rejects a client that is logging in.
 _MAX_REFUSALS: Final = 3
 # Errors of a first connection that a retry does not resolve.
-_NOT_BY_WAITING: Final = (AccessFailedError, ssl.SSLCertVerificationError)
+_PERMANENT_ERRORS: Final = (AccessFailedError, ssl.SSLCertVerificationError)
 _UNDECODABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _USER: Final = re.compile(r"(^|,|//)[^/,\s]*@")
 _PING_SECONDS: Final = 5  # after two without a response, nats-py treats the connection as lost
 # Timeout of an attempt and interval of pings, if another server may respond.
 _SECONDS_WITH_SEVERAL: Final = 2
 # Reads that need a leader: a server without one responds from its own, possibly stale, state.
-_QUESTIONS: Final = ("STREAM.INFO.", "STREAM.MSG.GET.", "CONSUMER.INFO.")
+_LEADER_READS: Final = ("STREAM.INFO.", "STREAM.MSG.GET.", "CONSUMER.INFO.")
 _NO_LEADER: Final = 10008
 # Requests without an effect, which may be sent more than once.
-_READS: Final = (*_QUESTIONS, "INFO", "STREAM.NAMES", "CONSUMER.NAMES.", "CONSUMER.LIST.")
+_READ_REQUESTS: Final = (
+    *_LEADER_READS,
+    "INFO",
+    "STREAM.NAMES",
+    "CONSUMER.NAMES.",
+    "CONSUMER.LIST.",
+)
 _REPEAT_SECONDS: Final = 2.0
 """Interval of repetitions. A leader that has just failed never responds, but its successor does."""
 
-_SECOND_OPINION_SECONDS: Final = 1.0
-_HEARING_SECONDS: Final = 5.0
-_LEAVE_POLL_SECONDS: Final = 0.02
-_LOOK_PAUSE_SECONDS: Final = 5.0  # Between two checks of a silent connection. Doubles each time.
-_MAX_LOOK_PAUSE_SECONDS: Final = 300.0
+_SECOND_RESPONSE_SECONDS: Final = 1.0
+_CHECK_SECONDS: Final = 5.0
+_CONNECT_POLL_SECONDS: Final = 0.02
+_CHECK_PAUSE_SECONDS: Final = 5.0  # Between two checks of a silent connection. Doubles each time.
+_MAX_CHECK_PAUSE_SECONDS: Final = 300.0
 _ELECTION_PAUSE_SECONDS: Final = 1.0
 _ACCOUNT_INFO: Final = "$JS.API.INFO"
-_CROSSINGS: Final = 3
+_CHECK_ATTEMPTS: Final = 3
 _NO_RESPONSE: Final = "no response"
-_CUT_OFF: Final = "its server cannot reach the others"
+_ISOLATED: Final = "its server cannot reach the others"
 _TOO_MANY_CONNECTIONS: Final = "maximum connections exceeded"
-_CUT: Final = (BrokenPipeError, ConnectionResetError, nats.errors.UnexpectedEOF)
+_CLOSED_ERRORS: Final = (BrokenPipeError, ConnectionResetError, nats.errors.UnexpectedEOF)
 _log = logging.getLogger(__name__)
 
 
@@ -99,12 +105,12 @@ class _Cluster(msgspec.Struct):
     leader: str = ""
 
 
-class _Answer(msgspec.Struct):
+class _Response(msgspec.Struct):
     error: ApiError | None = None
     cluster: _Cluster | None = None
 
 
-_answer = msgspec.json.Decoder(_Answer)
+_response = msgspec.json.Decoder(_Response)
 
 
 class _Events:
@@ -113,7 +119,7 @@ class _Events:
     def __init__(self, name: str, identity: Identity) -> None:
         self._name = name
         self._identity = identity
-        self._shown = ""
+        self._last_logged = ""
         self.last = ""
         # By server: the number of the attempt, and the reason.
         self._failures: dict[str, tuple[int, str]] = {}
@@ -125,23 +131,24 @@ class _Events:
     async def error(self, error: Exception) -> None:
         if self.refused.is_set():
             return  # a consequence of the end of that connection
-        self.last = self._words(error)
+        self.last = self._describe_error(error)
         self._note_failure(error)
-        is_refused = _is_about_our_key(str(error))
+        is_refused = _is_user_rejected(str(error))
         self._refusals += is_refused
         if not self.connected and (
-            self._refusals >= _MAX_REFUSALS or isinstance(error, _NOT_BY_WAITING)
+            self._refusals >= _MAX_REFUSALS or isinstance(error, _PERMANENT_ERRORS)
         ):
             self.refused.set()
-        level = logging.DEBUG if self.last == self._shown else logging.WARNING
-        self._shown = self.last  # an unreachable server causes the same error four times per second
+        level = logging.DEBUG if self.last == self._last_logged else logging.WARNING
+        # An unreachable server causes the same error four times per second.
+        self._last_logged = self.last
         _log.log(level, "bus connection %s: %s", self._name, self.last)
         if self.connected and is_refused:
             await asyncio.sleep(_REFUSED_WAIT_SECONDS)
 
-    def _words(self, error: Exception) -> str:
+    def _describe_error(self, error: Exception) -> str:
         text = without_secrets(str(error) or type(error).__name__)
-        if _is_about_our_key(text):
+        if _is_user_rejected(text):
             return (
                 f"the server rejects user {self._identity} ({text}); use other credentials. If "
                 "you replace the file, the next attempt reads it again"
@@ -166,22 +173,22 @@ class _Events:
             why = "no response" if isinstance(error, TimeoutError) else why
             # The operating system discards the server's error message if more bytes were sent to a
             # closed connection. Keep the reason of an earlier attempt then.
-            is_cut = isinstance(error, _CUT) and _TOO_MANY_CONNECTIONS in known
+            is_cut = isinstance(error, _CLOSED_ERRORS) and _TOO_MANY_CONNECTIONS in known
             self._failures[server] = (attempt, known if is_cut else why)
 
     def describe(self, url: str, patience_seconds: float) -> str:
         """Return an error text: the servers that cannot be reached, the reasons, and a remedy."""
         urls = server_urls(url)
-        found = {server: why for server, (_, why) in self._failures.items()}
-        whys = " ".join(found.values())
+        reasons = {server: why for server, (_, why) in self._failures.items()}
+        whys = " ".join(reasons.values())
         remedy = f"check that the server{'s are' if len(urls) > 1 else ' is'} running"
         if _TOO_MANY_CONNECTIONS in whys:
             remedy = "close other clients, or raise max_connections of the server"
         if len(urls) > 1:
-            each = ", ".join(
-                f"{server} ({found.get(server, 'no response')})" for server in map(_address, urls)
+            server_list = ", ".join(
+                f"{server} ({reasons.get(server, 'no response')})" for server in map(_address, urls)
             )
-            return f"cannot reach any server of the cluster: {each}; {remedy}"
+            return f"cannot reach any server of the cluster: {server_list}; {remedy}"
         no_response = f"no response in {patience_seconds:g} s"
         why = self.last if _TOO_MANY_CONNECTIONS not in whys else whys
         return f"cannot reach {without_secrets(url)}: {why or no_response}; {remedy}"
@@ -195,13 +202,13 @@ class _Events:
         _log.info("bus connection %s: lost; reconnecting", self._name)
 
     async def reconnected(self) -> None:
-        self._shown = ""
+        self._last_logged = ""
         _log.info("bus connection %s: reconnected", self._name)
         if self.client is not None:
-            self.client.note_back()
+            self.client.notify_reconnected()
 
 
-class _Doubt:
+class _ServerCheck:
     """Reconnects a connection whose server is unusable, if a second connection works.
 
     The server may have lost the subscriptions of this connection, or be cut off from the other
@@ -216,25 +223,25 @@ class _Doubt:
         self._client = client
         self._name = name
         self._another = another
-        self._look: asyncio.Future[None] | None = None
-        self._pause = _LOOK_PAUSE_SECONDS
+        self._task: asyncio.Future[None] | None = None
+        self._pause = _CHECK_PAUSE_SECONDS
         self._not_before = 0.0
 
     def note(self) -> None:
         """Start a comparison with a second connection, unless one is running or has just ended."""
-        if (self._look is None or self._look.done()) and time.monotonic() >= self._not_before:
-            self._look = asyncio.ensure_future(self._look_into_it())
+        if (self._task is None or self._task.done()) and time.monotonic() >= self._not_before:
+            self._task = asyncio.ensure_future(self._check())
 
-    async def _look_into_it(self) -> None:
+    async def _check(self) -> None:
         problem = await _problem_of(self._client)
-        may_be_cut_off = not problem and is_clustered(self._client)
+        may_be_isolated = not problem and is_clustered(self._client)
         # A lost connection is being repaired already.
-        if (problem or may_be_cut_off) and self._client.is_connected:
+        if (problem or may_be_isolated) and self._client.is_connected:
             problem = await self._compare(problem)
         if not problem:
-            self._pause = _LOOK_PAUSE_SECONDS
+            self._pause = _CHECK_PAUSE_SECONDS
         elif problem == _NO_RESPONSE:
-            self._pause = min(2 * self._pause, _MAX_LOOK_PAUSE_SECONDS)
+            self._pause = min(2 * self._pause, _MAX_CHECK_PAUSE_SECONDS)
         else:  # an election takes seconds, and an isolated server responds at no cost
             self._pause = _ELECTION_PAUSE_SECONDS
         self._not_before = time.monotonic() + self._pause
@@ -252,11 +259,11 @@ class _Doubt:
                     error,
                 )
             return problem
-        where = _where(another)
+        where = _place_of(another)
         try:
-            if not problem and await _hears(another, self._client):
+            if not problem and await _is_response_received(another, self._client):
                 return ""
-            problem = problem or _CUT_OFF
+            problem = problem or _ISOLATED
             other_problem = await _problem_of(another)
         finally:
             await close(another)
@@ -278,26 +285,26 @@ class _Doubt:
         return problem
 
 
-async def _hears(another: Client, client: Client) -> bool:
+async def _is_response_received(another: Client, client: Client) -> bool:
     """Return whether a response to a request of `client` arrives at the connection `another`.
 
     Then the server of the first connection, the leader of the metadata and the server of the other
     connection can reach each other.
     """
-    heard: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    received: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def hear(_message: Incoming) -> None:
-        if not heard.done():
-            heard.set_result(None)
+        if not received.done():
+            received.set_result(None)
 
     inbox = another.new_inbox()
     subscription = await subscribe(another, inbox, hear)
     try:
-        await request(client, _ACCOUNT_INFO, b"", timeout=_HEARING_SECONDS)
-        for _ in range(_CROSSINGS):  # the subscription reaches the other servers with a delay
+        await request(client, _ACCOUNT_INFO, b"", timeout=_CHECK_SECONDS)
+        for _ in range(_CHECK_ATTEMPTS):  # the subscription reaches the other servers with a delay
             await send(client, _ACCOUNT_INFO, b"", reply=inbox)
-            await asyncio.wait((heard,), timeout=_SECOND_OPINION_SECONDS)
-            if heard.done():
+            await asyncio.wait((received,), timeout=_SECOND_RESPONSE_SECONDS)
+            if received.done():
                 return True
     except BusDeniedError:
         return True  # a user without this permission cannot check
@@ -308,7 +315,7 @@ async def _hears(another: Client, client: Client) -> bool:
     return False
 
 
-def _is_about_our_key(text: str) -> bool:
+def _is_user_rejected(text: str) -> bool:
     """Return whether the server rejected the user, and not a login that took too long."""
     return is_refusal(text) and "timeout" not in text.lower()
 
@@ -320,12 +327,12 @@ async def _problem_of(client: Client) -> str:
     because the server processes them elsewhere.
     """
     try:
-        answer = await request(client, _ACCOUNT_INFO, b"", timeout=_HEARING_SECONDS)
+        response = await request(client, _ACCOUNT_INFO, b"", timeout=_CHECK_SECONDS)
     except BusUnavailableError:
         return _NO_RESPONSE
     except BusError:
         return ""
-    return "its server has no leader" if _is_doubtful(answer) else ""
+    return "its server has no leader" if _lacks_leader(response) else ""
 
 
 async def connect(
@@ -368,7 +375,7 @@ async def connect(
         return connect(
             other_servers(urls, client),
             name=f"{name}, to compare",
-            patience_seconds=_HEARING_SECONDS,
+            patience_seconds=_CHECK_SECONDS,
             access=access,
             login=login,
         )
@@ -406,7 +413,7 @@ async def connect(
             events.connected = True
             if len(urls) > 1:
                 client.options["connect_timeout"] = _SECONDS_WITH_SEVERAL
-            client.when_doubtful = _Doubt(client, name, another).note
+            client.on_suspicion = _ServerCheck(client, name, another).note
             return client
     except (OSError, ValueError, nats.errors.Error) as error:
         events.last = events.last or str(error)
@@ -431,17 +438,17 @@ def server_urls(url: str) -> list[str]:
     Raises:
         BusUnavailableError: the list is empty, or a URL has an unsupported scheme.
     """
-    found = [each.strip() for each in url.split(",") if each.strip()]
-    if not found:
+    urls = [each.strip() for each in url.split(",") if each.strip()]
+    if not urls:
         raise BusUnavailableError(f"{url!r} names no server; use a URL such as nats://host:4222")
-    found = [each if "://" in each else f"nats://{each}" for each in found]
-    for each in found:
+    urls = [each if "://" in each else f"nats://{each}" for each in urls]
+    for each in urls:
         if each.partition("://")[0].lower() not in _SCHEMES:
             raise BusUnavailableError(
                 f"{without_secrets(each)} is not the URL of a NATS server; use "
                 "nats://host:4222 or tls://host:4222"
             )
-    return found
+    return urls
 
 
 def _address(url: str) -> str:
@@ -464,17 +471,17 @@ def other_servers(urls: Sequence[str], client: Client) -> str:
 
 
 def _is_at(url: str, server: ParseResult) -> bool:
-    given = urlsplit(url)
-    return (given.hostname, given.port) == (server.hostname, server.port)
+    parts = urlsplit(url)
+    return (parts.hostname, parts.port) == (server.hostname, server.port)
 
 
 async def leave_server(client: Client) -> None:
     """Reconnect, preferably to another server, and return once connected or after 5 s."""
     await client.force_reconnect()
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(_HEARING_SECONDS):
+        async with asyncio.timeout(_CHECK_SECONDS):
             while not client.is_connected:  # noqa: ASYNC110 - nats-py has no event for it
-                await asyncio.sleep(_LEAVE_POLL_SECONDS)
+                await asyncio.sleep(_CONNECT_POLL_SECONDS)
 
 
 async def close(client: Client) -> None:
@@ -495,15 +502,15 @@ async def require_jetstream(nc: Client) -> ServerVersion:
     """
     version = nc.connected_server_version
     if (version.major, version.minor) < OLDEST_SERVER:
-        found = f"{version.major}.{version.minor}.{version.patch}"
+        version_text = f"{version.major}.{version.minor}.{version.patch}"
         raise IncompatibleServerError(
-            f"nats-server {found} at {_where(nc)} is too old; upgrade it to "
+            f"nats-server {version_text} at {_place_of(nc)} is too old; upgrade it to "
             f"{'.'.join(map(str, OLDEST_SERVER))} or newer"
         )
     if nc.max_payload < LEAST_PAYLOAD_BYTES:
         raise IncompatibleServerError(
-            f"nats-server at {_where(nc)} accepts messages of at most {nc.max_payload} bytes; set "
-            "max_payload in its configuration to 1MB or more"
+            f"nats-server at {_place_of(nc)} accepts messages of at most {nc.max_payload} bytes; "
+            "set max_payload in its configuration to 1MB or more"
         )
     try:
         await api_request(nc, "INFO", None)
@@ -513,11 +520,11 @@ async def require_jetstream(nc: Client) -> ServerVersion:
         starts = isinstance(nc, FastClient) and nc.server_has_jetstream
         if isinstance(error.__cause__, nats.errors.NoRespondersError) and not starts:
             raise IncompatibleServerError(
-                f"JetStream is disabled on the server at {_where(nc)}; {JETSTREAM_OFF_REMEDY}"
+                f"JetStream is disabled on the server at {_place_of(nc)}; {JETSTREAM_OFF_REMEDY}"
             ) from error
         if is_clustered(nc) and not isinstance(error.__cause__, nats.errors.NoRespondersError):
             raise BusUnavailableError(
-                f"JetStream does not respond at {_where(nc)} ({error}). After a server of a "
+                f"JetStream does not respond at {_place_of(nc)} ({error}). After a server of a "
                 "cluster fails, an election takes about 10 seconds; then retry. If it still does "
                 "not respond, check that more than half of the servers are running and can reach "
                 "each other"
@@ -531,20 +538,22 @@ def is_clustered(nc: Client) -> bool:
     return not isinstance(nc, FastClient) or nc.server_is_clustered
 
 
-def _is_doubtful(message: Msg | Incoming) -> bool:
+def _lacks_leader(message: Msg | Incoming) -> bool:
     """Return whether a response reports that there is no leader, at least not for its server."""
     if len(message.data) > MAX_ANSWER_BYTES:
         return False
     try:
-        answer = _answer.decode(message.data)
+        response = _response.decode(message.data)
     except _UNDECODABLE:
         return False
-    if answer.error is not None:
-        return answer.error.err_code == _NO_LEADER
-    return answer.cluster is not None and not answer.cluster.leader
+    if response.error is not None:
+        return response.error.err_code == _NO_LEADER
+    return response.cluster is not None and not response.cluster.leader
 
 
-async def _second_opinion(nc: Client, first: Msg, subject: str, payload: bytes) -> Msg | Incoming:
+async def _await_conclusive_response(
+    nc: Client, first: Msg, subject: str, payload: bytes
+) -> Msg | Incoming:
     """Send a request again, and return the first conclusive response, or `first` after a second.
 
     A server with a stale copy responds immediately and may do so for minutes. The leader's response
@@ -553,14 +562,14 @@ async def _second_opinion(nc: Client, first: Msg, subject: str, payload: bytes) 
     better: asyncio.Future[Incoming] = asyncio.get_running_loop().create_future()
 
     def take(message: Incoming) -> None:
-        if not better.done() and not status_of(message) and not _is_doubtful(message):
+        if not better.done() and not status_of(message) and not _lacks_leader(message):
             better.set_result(message)
 
     inbox = nc.new_inbox()
     subscription = await subscribe(nc, inbox, take)
     try:
         await send(nc, subject, payload, reply=inbox)
-        async with asyncio.timeout(_SECOND_OPINION_SECONDS):
+        async with asyncio.timeout(_SECOND_RESPONSE_SECONDS):
             return await better
     except TimeoutError:
         return first
@@ -603,12 +612,12 @@ async def api_request(
     """
     payload = msgspec.json.encode(body) if body is not None else b""
     subject = f"$JS.API.{subject_suffix}"
-    if subject_suffix.startswith(_READS) and is_clustered(nc):
+    if subject_suffix.startswith(_READ_REQUESTS) and is_clustered(nc):
         message = await _repeated_request(nc, subject, payload, timeout)
     else:
         message = await request(nc, subject, payload, timeout=timeout)
-    if _is_doubtful(message) and subject_suffix.startswith(_QUESTIONS):
-        message = await _second_opinion(nc, message, subject, payload)
+    if _lacks_leader(message) and subject_suffix.startswith(_LEADER_READS):
+        message = await _await_conclusive_response(nc, message, subject, payload)
     size = len(message.data)
     if size > MAX_ANSWER_BYTES:
         raise ResponseTooLargeError(
@@ -616,13 +625,13 @@ async def api_request(
             f"{MAX_ANSWER_BYTES // 1024**2} MiB"
         )
     try:
-        error = _answer.decode(message.data).error
+        error = _response.decode(message.data).error
         if error is None:
             return msgspec.json.decode(message.data, type=dict[str, Any])
     except _UNDECODABLE as unreadable:
         raise BusError(f"{subject_suffix}: invalid response: {unreadable}") from None
     if error.err_code == _NO_LEADER:
-        note_doubt(nc)
+        suspect_server(nc)
     raise to_bus_error(error, subject_suffix)
 
 
@@ -631,6 +640,6 @@ def without_secrets(url: str) -> str:
     return _USER.sub(r"\1", url)
 
 
-def _where(nc: Client) -> str:
+def _place_of(nc: Client) -> str:
     url = nc.connected_url
     return f"{url.hostname}:{url.port}" if url else "an unknown address"

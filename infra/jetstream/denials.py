@@ -46,11 +46,11 @@ class Denial:
 
 def parse_denial(text: str) -> Denial | None:
     """Parse an error message of the server. Return None if it is not a denial."""
-    found = _VIOLATION.search(text)
-    if found is None:
+    match = _VIOLATION.search(text)
+    if match is None:
         return None
-    verb = "publish to" if found.group(1).lower() == "publish" else "subscribe to"
-    return Denial(verb, found.group(2), text.strip("' "))
+    verb = "publish to" if match.group(1).lower() == "publish" else "subscribe to"
+    return Denial(verb, match.group(2), text.strip("' "))
 
 
 DenialListener = Callable[[Denial], bool]
@@ -69,20 +69,20 @@ class Denials:
         self._inbox = f"{inbox_prefix}.".lower()
         self._listeners: set[DenialListener] = set()
 
-    def tell(self, denial: Denial) -> bool:
+    def notify(self, denial: Denial) -> bool:
         """Notify all listeners. Return whether one of them waited for this denial."""
         if denial.verb == "subscribe to" and denial.subject.lower().startswith(self._inbox):
             self.of_inbox = denial
         # No short circuit: every listener must receive it.
-        taken = [listener(denial) for listener in list(self._listeners)]
-        return any(taken)
+        results = [listener(denial) for listener in list(self._listeners)]
+        return any(results)
 
     def forget(self) -> None:
         """Discard the denial of the inbox, which an earlier connection received."""
         self.of_inbox = None
 
     @contextmanager
-    def noticed(self, listener: DenialListener) -> Generator[None]:
+    def registered(self, listener: DenialListener) -> Generator[None]:
         """Register a listener for the duration of the context."""
         self._listeners.add(listener)
         try:

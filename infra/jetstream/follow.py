@@ -29,7 +29,7 @@ from infra.jetstream.errors import (
 from infra.jetstream.parser import Incoming
 from infra.jetstream.reads import StoredMessage, last_from_leader, last_of_each, stream_state
 from infra.jetstream.wire import (
-    changes_noticed,
+    on_connection_change,
     send,
     split_reply,
     status_of,
@@ -38,13 +38,13 @@ from infra.jetstream.wire import (
 )
 
 HEARTBEAT_SECONDS: Final = 2.0
-_MISSED_AFTER_SECONDS: Final = 2.5 * HEARTBEAT_SECONDS
+_SILENT_AFTER_SECONDS: Final = 2.5 * HEARTBEAT_SECONDS
 # Without a leader there is no response. The next attempt may find one.
 _CREATE_SECONDS: Final = 3.0
-_LOOK_SECONDS: Final = 1.0  # interval of checks of a silent connection
+_CHECK_SECONDS: Final = 1.0  # interval of checks of a silent connection
 _RETRY_SECONDS: Final = 0.25
 _INACTIVE_SECONDS: Final = 10  # the server then deletes the consumer of a follower that has ended
-_PULLED: Final = 500  # number of messages that a pulling follower requests
+_PULL_MESSAGES: Final = 500  # number of messages that a pulling follower requests
 _PULL_SECONDS: Final = 20.0
 _HEARTBEAT: Final = "100"
 _SECOND: Final = 1_000_000_000
@@ -264,9 +264,9 @@ class _Feed:
         self._consumer_seq = 0
         self._gap = False
         self._silent = False
-        self._heard = time.monotonic()
+        self._last_message_at = time.monotonic()
         self._reconnects = nc.stats["reconnects"]
-        self._noticed = contextlib.ExitStack()
+        self._listeners = contextlib.ExitStack()
 
     @property
     def is_exhausted(self) -> bool:
@@ -292,20 +292,20 @@ class _Feed:
     async def _listen(self) -> str:
         inbox = self._nc.new_inbox()
         self._subscription = await subscribe(self._nc, inbox, self._receive)
-        self._noticed.enter_context(changes_noticed(self._nc, self._arrived.set))
+        self._listeners.enter_context(on_connection_change(self._nc, self._arrived.set))
         return inbox
 
-    def _begin(self, answer: Mapping[str, Any]) -> None:
-        self.began_after = int(answer["delivered"]["stream_seq"])
+    def _begin(self, response: Mapping[str, Any]) -> None:
+        self.began_after = int(response["delivered"]["stream_seq"])
         # Otherwise the messages report it, possibly before this response.
-        if not answer.get("num_pending", 0):
+        if not response.get("num_pending", 0):
             self.nothing_pending = True
 
     async def close(self) -> None:
         """End the subscription. The server deletes the consumer after `_INACTIVE_SECONDS`."""
         if self._subscription is None:
             return
-        self._noticed.close()
+        self._listeners.close()
         await unsubscribe(self._subscription)
         self._subscription = None
 
@@ -315,12 +315,12 @@ class _Feed:
         # the caller has asked for more, bounds the messages that wait here.
         if self._flow_reply:
             reply, self._flow_reply = self._flow_reply, ""
-            await _ignoring_absence(send(self._nc, reply, b""))
+            await _ignoring_unavailable(send(self._nc, reply, b""))
         # Must not be followed by a wait, so that `nothing_pending` is consistent with the batch.
         batch, self._waiting = self._waiting, []
         self._arrived.clear()
         if batch:
-            self._heard = time.monotonic()
+            self._last_message_at = time.monotonic()
         return batch
 
     async def wait(self) -> None:
@@ -330,10 +330,10 @@ class _Feed:
             BusUnavailableError: the connection was closed.
         """
         try:
-            async with asyncio.timeout(_LOOK_SECONDS):
+            async with asyncio.timeout(_CHECK_SECONDS):
                 await self._arrived.wait()
         except TimeoutError:
-            self._silent = time.monotonic() - self._heard > _MISSED_AFTER_SECONDS
+            self._silent = time.monotonic() - self._last_message_at > _SILENT_AFTER_SECONDS
         if self._nc.is_closed:
             raise BusUnavailableError("the connection to the bus was closed")
 
@@ -358,9 +358,9 @@ class _Feed:
 
     def _control(self, message: Incoming) -> None:
         """Process a heartbeat or a flow control request."""
-        self._heard = time.monotonic()
+        self._last_message_at = time.monotonic()
         headers = message.headers or {}
-        # A stalled consumer waits for the answer to a flow control request that was lost. The
+        # A stalled consumer waits for the response to a flow control request that was lost. The
         # header repeats its reply subject.
         stalled = headers.get("Nats-Consumer-Stalled")
         if message.reply or stalled:
@@ -395,17 +395,17 @@ class _PulledFeed(_Feed):
             newest = await last_of_each(self._nc, stream, filters)
             after = max((one.seq for one in newest), default=0)
         name = await self._free_name(stream)
-        answer = await api_request(
+        response = await api_request(
             self._nc, f"CONSUMER.RESET.{stream}.{name}", {"seq": after + 1}, _CREATE_SECONDS
         )
         self._inbox = await self._listen()
         self._next = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{name}"
-        self._begin(answer)
+        self._begin(response)
         await self._request()
 
     async def take(self) -> list[StoredMessage]:
         """Return the messages that have arrived, and request more."""
-        if self._requested <= _PULLED // 2 and not self.broken and self._nc.is_connected:
+        if self._requested <= _PULL_MESSAGES // 2 and not self.broken and self._nc.is_connected:
             await self._request()
         return await super().take()
 
@@ -423,11 +423,11 @@ class _PulledFeed(_Feed):
 
     async def _request(self) -> None:
         body = {
-            "batch": _PULLED - self._requested,
+            "batch": _PULL_MESSAGES - self._requested,
             "expires": int(_PULL_SECONDS * _SECOND),
             "idle_heartbeat": int(HEARTBEAT_SECONDS * _SECOND),
         }
-        self._requested = _PULLED
+        self._requested = _PULL_MESSAGES
         await send(self._nc, self._next, msgspec.json.encode(body), reply=self._inbox)
 
     def _receive(self, message: Incoming) -> None:
@@ -437,7 +437,7 @@ class _PulledFeed(_Feed):
 
     def _control(self, message: Incoming) -> None:
         """Process a heartbeat or the end of a request."""
-        self._heard = time.monotonic()
+        self._last_message_at = time.monotonic()
         if status_of(message) != _HEARTBEAT:
             # The end of a request reports how many of its messages were not sent.
             pending = (message.headers or {}).get("Nats-Pending-Messages", "0")
@@ -468,7 +468,7 @@ def _consumer_config(inbox: str, filters: Sequence[str], after: int | None) -> d
     return config
 
 
-async def _ignoring_absence(sending: Any) -> None:
+async def _ignoring_unavailable(sending: Any) -> None:
     """Await a send, and ignore an unreachable server: the server does without this message."""
     try:
         await sending

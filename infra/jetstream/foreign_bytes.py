@@ -30,6 +30,6 @@ def read_any_subject() -> None:
         setattr(parser, name, re.compile(expression))
 
 
-def readable(raw: bytes) -> str:
+def decode_text(raw: bytes) -> str:
     """Decode a subject. Invalid UTF-8 becomes a character that no valid name contains."""
     return raw.decode("utf-8", "replace")

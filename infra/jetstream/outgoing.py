@@ -56,13 +56,13 @@ def subject_matches(subject_filter: str, subject: str) -> bool:
     """Return whether a subject filter with `*` and `>` covers a subject."""
     if subject_filter.endswith(".>") and subject.startswith(subject_filter[:-1]):
         return len(subject) >= len(subject_filter)  # the frequent case, without splitting
-    wanted, tokens = subject_filter.split("."), subject.split(".")
-    for index, token in enumerate(wanted):
+    filter_tokens, tokens = subject_filter.split("."), subject.split(".")
+    for index, token in enumerate(filter_tokens):
         if token == ">":  # noqa: S105 - a token of a subject
             return index < len(tokens)
         if index >= len(tokens) or token not in ("*", tokens[index]):
             return False
-    return len(wanted) == len(tokens)
+    return len(filter_tokens) == len(tokens)
 
 
 def subjects_of(messages: Sequence[OutgoingMessage]) -> str:

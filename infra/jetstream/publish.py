@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from nats.aio.client import Client
 
-from infra.jetstream.acknowledgement import TIMEOUT_SECONDS, PublishAck, checked
+from infra.jetstream.acknowledgement import TIMEOUT_SECONDS, PublishAck, read_acknowledgement
 from infra.jetstream.append import MAX_BATCH, append_acknowledged
 from infra.jetstream.denials import Denial
 from infra.jetstream.errors import (
@@ -18,12 +18,12 @@ from infra.jetstream.outgoing import MESSAGE_ID, OutgoingMessage, check_expectat
 from infra.jetstream.parser import Incoming
 from infra.jetstream.wire import (
     FastClient,
-    denial_noticed,
     encode,
-    loss_noticed,
-    note_doubt,
+    on_denial,
+    on_loss,
     request,
     subscribe,
+    suspect_server,
     unsubscribe,
     write,
 )
@@ -53,8 +53,8 @@ async def publish(
     """
     if msg_id is not None:
         headers = {**(headers or {}), MESSAGE_ID: msg_id}
-    answer = await request(nc, subject, payload, headers=headers, timeout=timeout)
-    ack = checked(answer, ())
+    response = await request(nc, subject, payload, headers=headers, timeout=timeout)
+    ack = read_acknowledgement(response, ())
     return PublishAck(ack.stream, ack.seq, ack.duplicate)
 
 
@@ -140,21 +140,21 @@ class _Pipeline:
         self._in_flight = 0
         self._sent = 0
         self._lost = False
-        self._room = asyncio.Event()
-        self._wanted = 0  # `_room` is set when at most this many messages are in flight
+        self._progress = asyncio.Event()
+        self._max_in_flight = 0  # `_progress` is set when at most this many messages are in flight
 
     async def run(self) -> list[PublishAck | BusError]:
         inbox = self._nc.new_inbox()
-        subscription = await subscribe(self._nc, f"{inbox}.*", self._answered)
+        subscription = await subscribe(self._nc, f"{inbox}.*", self._receive)
         try:
             with (
-                loss_noticed(self._nc, self._connection_lost),
-                denial_noticed(self._nc, self._denied),
+                on_loss(self._nc, self._connection_lost),
+                on_denial(self._nc, self._denied),
             ):
                 await self._send_all(inbox)
         except (TimeoutError, BusUnavailableError):
             # Messages without a response are reported as unknown, in their places.
-            note_doubt(self._nc)
+            suspect_server(self._nc)
         finally:
             await unsubscribe(subscription)
         return [self._result(index) for index in range(len(self._messages))]
@@ -162,13 +162,13 @@ class _Pipeline:
     async def _send_all(self, inbox: str) -> None:
         step = max(1, self._window // 4)
         for start in range(0, len(self._messages), step):
-            await self._until(self._window - step)
+            await self._wait_until(self._window - step)
             numbers = range(start, min(start + step, len(self._messages)))
             commands = [self._command(inbox, index) for index in numbers]
             self._in_flight += sum(1 for one in commands if one)
             self._sent = numbers.stop
             await write(self._nc, commands, "publish")
-        await self._until(0)
+        await self._wait_until(0)
 
     def _command(self, inbox: str, index: int) -> bytes:
         one = self._messages[index]
@@ -183,13 +183,13 @@ class _Pipeline:
         # Not sent: the error is already in its place.
         return b""
 
-    def _answered(self, message: Incoming) -> None:
+    def _receive(self, message: Incoming) -> None:
         index = int(message.subject.rsplit(".", 1)[1])
         if self._answers[index] is None:
             self._answers[index] = message
             self._in_flight -= 1
-            if self._in_flight <= self._wanted:
-                self._room.set()
+            if self._in_flight <= self._max_in_flight:
+                self._progress.set()
 
     def _denied(self, denial: Denial) -> bool:
         """Use a denial as the response to every message for its subject.
@@ -200,52 +200,52 @@ class _Pipeline:
         if not isinstance(self._nc, FastClient):
             return False
         is_deaf = self._nc.denials.of_inbox is denial
-        mine = [
+        denied = [
             index
             for index in range(self._sent)
             if self._answers[index] is None
             and (is_deaf or denial.is_of(self._messages[index].subject))
         ]
-        for index in mine:
+        for index in denied:
             self._answers[index] = self._nc.denied(denial)
-        self._in_flight -= len(mine)
-        if self._in_flight <= self._wanted:
-            self._room.set()
-        return bool(mine)
+        self._in_flight -= len(denied)
+        if self._in_flight <= self._max_in_flight:
+            self._progress.set()
+        return bool(denied)
 
     def _connection_lost(self) -> None:
         self._lost = True
-        self._room.set()
+        self._progress.set()
 
-    async def _until(self, wanted: int) -> None:
+    async def _wait_until(self, wanted: int) -> None:
         """Wait until at most `wanted` messages are in flight.
 
         Raises:
             TimeoutError: no more responses will arrive.
         """
-        self._wanted = wanted
-        while (before := self._in_flight) > wanted:
+        self._max_in_flight = wanted
+        while (previous := self._in_flight) > wanted:
             if self._lost:
                 raise TimeoutError
-            self._room.clear()
+            self._progress.clear()
             try:
                 async with asyncio.timeout(self._patience):
-                    await self._room.wait()
+                    await self._progress.wait()
             except TimeoutError:
-                if self._in_flight == before:
+                if self._in_flight == previous:
                     raise
 
     def _result(self, index: int) -> PublishAck | BusError:
-        answer = self._answers[index]
-        if isinstance(answer, BusError):
-            return answer
+        response = self._answers[index]
+        if isinstance(response, BusError):
+            return response
         message = self._messages[index]
-        if answer is None:
+        if response is None:
             return BusUnavailableError(
                 f"publish to {message.subject}: no response, so the result is unknown"
             )
         try:
-            ack = checked(answer, (message,))
+            ack = read_acknowledgement(response, (message,))
         except BusError as error:
             return error
         return PublishAck(ack.stream, ack.seq, ack.duplicate)

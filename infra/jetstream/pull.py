@@ -26,23 +26,23 @@ from infra.jetstream.parser import DESCRIPTION, Incoming
 from infra.jetstream.wire import (
     FastClient,
     bus_errors,
-    changes_noticed,
-    denial_noticed,
-    note_doubt,
+    on_connection_change,
+    on_denial,
     send,
     split_reply,
     status_of,
     subscribe,
+    suspect_server,
     unsubscribe,
 )
 
 EXPIRES_SECONDS: Final = 20.0
 _SECOND: Final = 1_000_000_000
 _HEARTBEATS_PER_REQUEST: Final = 4
-_LOOK_SECONDS: Final = 1.0
-_LOOK_PATIENCE_SECONDS: Final = 2.0
+_CHECK_SECONDS: Final = 1.0
+_CHECK_TIMEOUT_SECONDS: Final = 2.0
 # A consumer cannot be deleted and recreated by a restarted reader in less time.
-_UNHEARD_SECONDS: Final = 1.0
+_SILENT_SECONDS: Final = 1.0
 _RETRY_SECONDS: Final = 0.1  # interval of requests to a consumer that cannot respond
 # A consumer with a priority group delivers to one reader, the pinned one. Its requests must contain
 # this id.
@@ -90,9 +90,9 @@ class PullGroup:
         self._arrived = asyncio.Event()
         self._reconnects = 0
         self._failure: BusError | None = None
-        self._noticed = contextlib.ExitStack()
-        self._asking = asyncio.Lock()
-        self._keeping_pins: asyncio.Task[None] | None = None
+        self._listeners = contextlib.ExitStack()
+        self._request_lock = asyncio.Lock()
+        self._pin_task: asyncio.Task[None] | None = None
         self._sources = {
             name: _Source(index, name, room or max_batch) for index, name in enumerate(consumers)
         }
@@ -114,7 +114,7 @@ class PullGroup:
             self._arrived.clear()
             batch = self._take()
             try:
-                await self._ask()
+                await self._send_requests()
             except BaseException:  # also on cancellation: no fetched message may be lost
                 self._put_back(batch)
                 raise
@@ -144,8 +144,8 @@ class PullGroup:
             BusUnavailableError: a consumer has no leader.
         """
         pins = {(one.consumer, (one.headers or {}).get(_PIN_ID)) for one in handed_out}
-        found = await asyncio.gather(*(self._pins_of(consumer) for consumer, _ in pins))
-        return all(pin in now for (_, pin), now in zip(pins, found, strict=True))
+        current_pins = await asyncio.gather(*(self._pins_of(consumer) for consumer, _ in pins))
+        return all(pin in now for (_, pin), now in zip(pins, current_pins, strict=True))
 
     async def _pins_of(self, consumer: str) -> list[str | None]:
         info = await api_request(self._nc, f"CONSUMER.INFO.{self._stream}.{consumer}", None)
@@ -157,9 +157,9 @@ class PullGroup:
         if self._subscription is None:
             return
         subscription, self._subscription = self._subscription, None
-        self._noticed.close()
-        if self._keeping_pins is not None:
-            self._keeping_pins.cancel()
+        self._listeners.close()
+        if self._pin_task is not None:
+            self._pin_task.cancel()
         try:
             if self._nc.is_connected:
                 with contextlib.suppress(BusError), bus_errors("close"):
@@ -177,17 +177,17 @@ class PullGroup:
         expires = self._expires_seconds
         for source in self._by_index:
             info = await self._info(source.name)
-            source.created, source.heard = str(info["created"]), time.monotonic()
+            source.created, source.last_message_at = str(info["created"]), time.monotonic()
             pinned_for = info["config"].get("priority_timeout", 0) / _SECOND
             if pinned_for:  # only a request keeps the pin, so send two in that time
                 expires = min(expires, pinned_for / 2)
         self._expires_seconds = expires
         self._reconnects = self._nc.stats["reconnects"]
         self._subscription = await subscribe(self._nc, f"{self._inbox}.*", self._receive)
-        self._noticed.enter_context(denial_noticed(self._nc, self._denied))
-        self._noticed.enter_context(changes_noticed(self._nc, self._arrived.set))
+        self._listeners.enter_context(on_denial(self._nc, self._handle_denial))
+        self._listeners.enter_context(on_connection_change(self._nc, self._arrived.set))
         if self._group is not None:
-            self._keeping_pins = asyncio.create_task(self._keep_pins())
+            self._pin_task = asyncio.create_task(self._keep_pins())
 
     async def _info(self, name: str) -> dict[str, Any]:
         """Read a consumer's configuration, and wait for as long as it has no leader."""
@@ -216,43 +216,45 @@ class PullGroup:
 
     async def _wait(self) -> None:
         try:
-            async with asyncio.timeout(_LOOK_SECONDS):
+            async with asyncio.timeout(_CHECK_SECONDS):
                 await self._arrived.wait()
         except TimeoutError:
             pass
         if self._nc.is_closed:
             raise BusUnavailableError("the connection to the bus was closed")
 
-    async def _ask(self) -> None:
+    async def _send_requests(self) -> None:
         """Keep a request open at every consumer."""
-        async with self._asking:
-            await self._ask_all()
+        async with self._request_lock:
+            await self._send_due_requests()
 
     async def _keep_pins(self) -> None:
         """Keep sending requests while a long batch is processed, or the pins would expire."""
         while True:
             await asyncio.sleep(self._expires_seconds / 2)
             try:
-                await self._ask()
+                await self._send_requests()
             except BusError as error:
                 _log.debug("pulling from consumers of %s failed: %s", self._stream, error)
 
-    async def _ask_all(self) -> None:
+    async def _send_due_requests(self) -> None:
         if self._nc.stats["reconnects"] != self._reconnects:
             self._reconnects = self._nc.stats["reconnects"]
             for source in self._by_index:  # the server discarded the requests of the old connection
-                source.forget_requests()
-                source.has_doubt = True
+                source.write_off_requests()
+                source.is_suspect = True
         now = time.monotonic()
         for source in self._by_index:
-            source.forget_silent(now, self._expires_seconds * 3 / _HEARTBEATS_PER_REQUEST)
-            is_idle = self._group is not None and source.keeps_pin(now, self._expires_seconds)
-            if not (source.wants(now) or is_idle) or not self._nc.is_connected:
+            source.write_off_silent(now, self._expires_seconds * 3 / _HEARTBEATS_PER_REQUEST)
+            needs_pin = self._group is not None and source.needs_pin_request(
+                now, self._expires_seconds
+            )
+            if not (source.wants(now) or needs_pin) or not self._nc.is_connected:
                 continue
-            if not source.is_doubtful(now) or await self._is_known(source):
+            if not source.may_be_replaced(now) or await self._is_same_consumer(source):
                 await self._request(source, now)
 
-    async def _is_known(self, source: "_Source") -> bool:
+    async def _is_same_consumer(self, source: "_Source") -> bool:
         """Return whether the consumer can be reached, and is the one that was read so far.
 
         The server ends an open request if its consumer is deleted. Without one, the consumer may
@@ -266,7 +268,7 @@ class PullGroup:
                 self._nc,
                 f"CONSUMER.INFO.{self._stream}.{source.name}",
                 None,
-                _LOOK_PATIENCE_SECONDS,
+                _CHECK_TIMEOUT_SECONDS,
             )
         except BusUnavailableError:
             source.not_before = time.monotonic() + _RETRY_SECONDS
@@ -276,13 +278,13 @@ class PullGroup:
             raise NotFoundOnBusError(
                 f"consumer {source.name} of stream {self._stream} was deleted and recreated"
             )
-        source.created, source.has_doubt = created, False
+        source.created, source.is_suspect = created, False
         return True
 
     async def _request(self, source: "_Source", now: float) -> None:
-        number, wanted = source.open_request(now)
+        number, size = source.open_request(now)
         body: dict[str, Any] = {
-            "batch": wanted,
+            "batch": size,
             "expires": int(self._expires_seconds * _SECOND),
             "idle_heartbeat": int(self._expires_seconds * _SECOND / _HEARTBEATS_PER_REQUEST),
         }
@@ -299,10 +301,10 @@ class PullGroup:
             reply=f"{self._inbox}.{source.index}-{number}",
         )
 
-    def _denied(self, denial: Denial) -> bool:
+    def _handle_denial(self, denial: Denial) -> bool:
         """Stop with an error if the denial concerns a consumer: nothing would ever arrive."""
-        asked = map(self._next_subject, self._by_index)
-        if not any(map(denial.is_of, asked)) or not isinstance(self._nc, FastClient):
+        subjects = map(self._next_subject, self._by_index)
+        if not any(map(denial.is_of, subjects)) or not isinstance(self._nc, FastClient):
             return False
         self._failure = self._nc.denied(denial)
         self._arrived.set()
@@ -313,17 +315,17 @@ class PullGroup:
 
     def _receive(self, message: Incoming) -> None:
         if message.reply.startswith("$JS.ACK."):
-            self._received(message)
+            self._receive_message(message)
         else:
-            self._status(message)
+            self._receive_status(message)
         self._arrived.set()
 
-    def _received(self, message: Incoming) -> None:
+    def _receive_message(self, message: Incoming) -> None:
         reply = message.reply
         name, delivered, seq, _, stamp, *_ = split_reply(reply)
         source = self._sources[name]
         source.delivered()
-        source.heard = time.monotonic()
+        source.last_message_at = time.monotonic()
         headers = message.headers
         if headers and self._group is not None and _PIN_ID in headers:
             source.pin_id = headers[_PIN_ID]
@@ -340,11 +342,11 @@ class PullGroup:
             )
         )
 
-    def _status(self, message: Incoming) -> None:
+    def _receive_status(self, message: Incoming) -> None:
         """Process a status: a heartbeat, or the end of a request."""
         index, number = message.subject.rsplit(".", 1)[1].split("-")
         source = self._by_index[int(index)]
-        source.heard = time.monotonic()
+        source.last_message_at = time.monotonic()
         status = status_of(message)
         if status == _HEARTBEAT:
             return
@@ -357,8 +359,8 @@ class PullGroup:
             source.pin_id = ""
         source.close_request(int(number))
         if status == _NO_RESPONDERS:
-            source.has_doubt = True
-            note_doubt(self._nc)
+            source.is_suspect = True
+            suspect_server(self._nc)
         # 404 and 408 end an expired request. After any other status, the consumer needs a pause.
         if status not in ("404", "408", _PIN_LOST):
             source.not_before = time.monotonic() + _RETRY_SECONDS
@@ -407,8 +409,8 @@ class _Source:
         self.pin_id = ""
         self.not_before = 0.0
         self.created = ""
-        self.has_doubt = False  # a request had no responder, or the connection was lost
-        self.heard = 0.0
+        self.is_suspect = False  # a request had no responder, or the connection was lost
+        self.last_message_at = 0.0
         self._most = most
         self._open: dict[int, int] = {}  # number of the request to its outstanding messages
         self._number = 0
@@ -424,23 +426,23 @@ class _Source:
             self.credit >= max(1, self._most // 2) or (not self._open and self.credit > 0)
         )
 
-    def keeps_pin(self, now: float, pause_seconds: float) -> bool:
+    def needs_pin_request(self, now: float, pause_seconds: float) -> bool:
         """Return whether to send a request without room, because only a request keeps the pin."""
-        return not self._open and now >= max(self.not_before, self.heard + pause_seconds)
+        return not self._open and now >= max(self.not_before, self.last_message_at + pause_seconds)
 
-    def is_doubtful(self, now: float) -> bool:
+    def may_be_replaced(self, now: float) -> bool:
         """Return whether the consumer may have been deleted or recreated unnoticed."""
-        return self.has_doubt or (not self._open and now > self.heard + _UNHEARD_SECONDS)
+        return self.is_suspect or (not self._open and now > self.last_message_at + _SILENT_SECONDS)
 
     def open_request(self, now: float) -> tuple[int, int]:
         """Return the number of a new request for the whole credit, and its size."""
         self._number += 1
         # Without credit the request is for one message, and the credit becomes negative.
-        wanted = max(1, self.credit)
-        self._open[self._number] = wanted
-        self.credit -= wanted
-        self.heard = now
-        return self._number, wanted
+        size = max(1, self.credit)
+        self._open[self._number] = size
+        self.credit -= size
+        self.last_message_at = now
+        return self._number, size
 
     def delivered(self) -> None:
         """Count a message against the oldest request."""
@@ -456,12 +458,12 @@ class _Source:
         """Return the outstanding messages of a request to the credit."""
         self.credit += self._open.pop(number, 0)
 
-    def forget_requests(self) -> None:
+    def write_off_requests(self) -> None:
         """Write off all requests, which the server no longer has."""
         self.credit += sum(self._open.values())
         self._open.clear()
 
-    def forget_silent(self, now: float, patience_seconds: float) -> None:
+    def write_off_silent(self, now: float, patience_seconds: float) -> None:
         """Write off requests without heartbeats: the requests or their ends were lost."""
-        if self._open and now > self.heard + patience_seconds:
-            self.forget_requests()
+        if self._open and now > self.last_message_at + patience_seconds:
+            self.write_off_requests()

@@ -22,7 +22,7 @@ from infra.jetstream.parser import DESCRIPTION, Incoming
 from infra.jetstream.wire import (
     encode,
     ended_by_denial,
-    loss_noticed,
+    on_loss,
     request,
     status_of,
     subscribe,
@@ -34,10 +34,10 @@ from infra.jetstream.wire import (
 FILTERS_PER_REQUEST: Final = 256
 MESSAGES_PER_REQUEST: Final = 1_000
 _READS_AT_ONCE: Final = 32
-_QUESTIONS_AT_ONCE: Final = 256
+_REQUESTS_AT_ONCE: Final = 256
 _MESSAGES_AT_ONCE: Final = 4_000
 _TOO_MANY: Final = 413
-_NOT_READ: Final = 404
+_NOT_FOUND: Final = 404
 # For a subject without messages, the description is "No Results".
 _UNREADABLE: Final = "Message Not Found"
 _MAX_SUBJECTS: Final = 1_024
@@ -126,10 +126,10 @@ async def last_for_subjects(
             reads.
         BusRefusedError: 413, one filter matches more than 1,024 subjects.
     """
-    found: list[StoredMessage] = []
+    messages: list[StoredMessage] = []
     for start in range(0, len(filters), FILTERS_PER_REQUEST):
-        found += await _last_of(nc, stream, filters[start : start + FILTERS_PER_REQUEST], up_to)
-    return found
+        messages += await _last_of(nc, stream, filters[start : start + FILTERS_PER_REQUEST], up_to)
+    return messages
 
 
 async def _last_of(
@@ -141,9 +141,9 @@ async def _last_of(
     try:
         [(messages, _)] = await _direct_gets(nc, stream, [body])
     except BusRefusedError as error:
-        if error.code == _NOT_READ and len(filters) == 1:
+        if error.code == _NOT_FOUND and len(filters) == 1:
             return await _last_readable(nc, stream, filters[0], up_to)
-        if error.code not in (_TOO_MANY, _NOT_READ) or len(filters) == 1:
+        if error.code not in (_TOO_MANY, _NOT_FOUND) or len(filters) == 1:
             raise
         # Retry with fewer filters, to stay below the limit or to isolate an unreadable message.
         half = len(filters) // 2
@@ -156,8 +156,10 @@ async def _last_readable(
     nc: Client, stream: str, subject_filter: str, up_to: int | None
 ) -> list[StoredMessage]:
     """Return the last readable message of every subject under a filter."""
-    found = await read_subject(nc, stream, subject_filter)
-    return list({one.subject: one for one in found if up_to is None or one.seq <= up_to}.values())
+    messages = await read_subject(nc, stream, subject_filter)
+    return list(
+        {one.subject: one for one in messages if up_to is None or one.seq <= up_to}.values()
+    )
 
 
 async def last_of_each(nc: Client, stream: str, subjects: Sequence[str]) -> list[StoredMessage]:
@@ -177,25 +179,25 @@ async def last_of_each(nc: Client, stream: str, subjects: Sequence[str]) -> list
         async with at_once:
             return await _last_of_one(nc, stream, subject)
 
-    found = await asyncio.gather(*(read(subject) for subject in subjects))
-    return [message for message in found if message is not None]
+    results = await asyncio.gather(*(read(subject) for subject in subjects))
+    return [message for message in results if message is not None]
 
 
 async def _last_of_one(nc: Client, stream: str, subject: str) -> StoredMessage | None:
     question = f"$JS.API.DIRECT.GET.{stream}.{subject}"
-    answer = await _first_response(nc, question)
-    status = status_of(answer)
+    response = await _first_response(nc, question)
+    status = status_of(response)
     if status == "404":
         return None
-    headers = answer.headers or {}
+    headers = response.headers or {}
     if status:
-        raise _refused(question, status, headers.get(DESCRIPTION, ""))
-    return _from_direct(answer.data, headers)
+        raise _to_error(question, status, headers.get(DESCRIPTION, ""))
+    return _from_direct(response.data, headers)
 
 
 async def _first_response(nc: Client, question: str) -> Msg:
     failure: BusUnavailableError | None = None
-    for patience_seconds, _ in _attempts_at(nc):
+    for patience_seconds, _ in _attempts_for(nc):
         try:
             return await request(nc, question, b"", timeout=patience_seconds)
         except BusUnavailableError as error:
@@ -225,18 +227,18 @@ async def read_subject(
         BusUnavailableError: no response, or the stream does not exist or does not allow direct
             reads.
     """
-    found: list[StoredMessage] = []
-    while limit is None or len(found) < limit:
-        wanted = MESSAGES_PER_REQUEST
+    stored: list[StoredMessage] = []
+    while limit is None or len(stored) < limit:
+        size = MESSAGES_PER_REQUEST
         if limit is not None:
-            wanted = min(wanted, limit - len(found))
-        body = {"batch": wanted, "seq": start_seq, "next_by_subj": subject_filter}
+            size = min(size, limit - len(stored))
+        body = {"batch": size, "seq": start_seq, "next_by_subj": subject_filter}
         [(messages, more)] = await _direct_gets(nc, stream, [body])
-        found += messages
+        stored += messages
         if not more or not messages:
             break
         start_seq = messages[-1].seq + 1
-    return found
+    return stored
 
 
 class SubjectStart(NamedTuple):
@@ -257,20 +259,20 @@ async def read_starts(
         BusUnavailableError: no response, or the stream does not exist or does not allow direct
             reads.
     """
-    found: list[list[StoredMessage]] = []
+    results: list[list[StoredMessage]] = []
     bodies: list[dict[str, Any]] = []
-    asked = 0
+    requested = 0
     for number, (subject, limit) in enumerate(starts, 1):
         batch = min(limit, MESSAGES_PER_REQUEST)
         bodies.append({"batch": batch, "seq": 1, "next_by_subj": subject})
-        asked += batch
+        requested += batch
         # The server disconnects a client with too many unread bytes, so the messages in flight are
         # bounded.
-        is_enough = len(bodies) == _QUESTIONS_AT_ONCE or asked >= _MESSAGES_AT_ONCE
+        is_enough = len(bodies) == _REQUESTS_AT_ONCE or requested >= _MESSAGES_AT_ONCE
         if is_enough or number == len(starts):
-            found += [messages for messages, _ in await _direct_gets(nc, stream, bodies)]
-            bodies, asked = [], 0
-    return found
+            results += [messages for messages, _ in await _direct_gets(nc, stream, bodies)]
+            bodies, requested = [], 0
+    return results
 
 
 async def last_from_leader(nc: Client, stream: str, subject_filter: str) -> StoredMessage | None:
@@ -297,12 +299,12 @@ async def message_from_leader(nc: Client, stream: str, seq: int) -> StoredMessag
 
 async def _from_leader(nc: Client, stream: str, question: dict[str, Any]) -> StoredMessage | None:
     try:
-        answer = await api_request(nc, f"STREAM.MSG.GET.{stream}", question)
+        response = await api_request(nc, f"STREAM.MSG.GET.{stream}", question)
     except NotFoundOnBusError as error:
         if "no message found" in str(error):
             return None
         raise
-    message: dict[str, Any] = answer["message"]
+    message: dict[str, Any] = response["message"]
     return StoredMessage(
         message["seq"],
         message["subject"],
@@ -345,21 +347,21 @@ async def subject_counts(nc: Client, stream: str, subject_filter: str) -> Subjec
         BusUnavailableError: no response.
     """
     counts: dict[str, int] = {}
-    seen, total, first_seq, last_seq = 0, 1, 0, 0
+    offset, total, first_seq, last_seq = 0, 1, 0, 0
     # Not `len(counts)`, because a page may repeat a subject when new messages arrive.
-    while seen < total:
-        question = {"subjects_filter": subject_filter, "offset": seen}
+    while offset < total:
+        question = {"subjects_filter": subject_filter, "offset": offset}
         info = await api_request(nc, f"STREAM.INFO.{stream}", question)
         first_seq = first_seq or info["state"]["first_seq"]
         last_seq = last_seq or info["state"]["last_seq"]
         page: dict[str, int] = info["state"].get("subjects") or {}
         counts |= page
-        seen += len(page)
+        offset += len(page)
         total = info.get("total", 0) if page else 0
     return SubjectCounts(first_seq, last_seq, counts)
 
 
-class _Answer:
+class _Response:
     """The messages of one response, and the empty message that ends it."""
 
     def __init__(self) -> None:
@@ -380,7 +382,7 @@ class _Answer:
         return int(self._last.get(_PENDING, "0"))
 
 
-class _Questions:
+class _Requests:
     """Concurrent requests, each sent in one or several attempts.
 
     The last token of a reply subject is the number of the attempt. The first attempt with a
@@ -388,53 +390,53 @@ class _Questions:
     """
 
     def __init__(self, count: int) -> None:
-        self.answers: dict[int, _Answer] = {}
+        self.responses: dict[int, _Response] = {}
         self.is_lost = False
         self._count = count
-        self._attempts: list[_Answer] = []
-        self._moved = asyncio.Event()
+        self._attempts: list[_Response] = []
+        self._progress = asyncio.Event()
 
     @property
-    def unanswered(self) -> list[int]:
-        return [number for number in range(self._count) if number not in self.answers]
+    def open_requests(self) -> list[int]:
+        return [number for number in range(self._count) if number not in self.responses]
 
     def ask(self, copies: int) -> Iterator[tuple[int, int]]:
         """Start `copies` attempts. Yield each open request with the number of the attempt."""
         for _ in range(copies):
             first = len(self._attempts)
-            self._attempts += [_Answer() for _ in range(self._count)]
-            yield from ((number, first + number) for number in self.unanswered)
+            self._attempts += [_Response() for _ in range(self._count)]
+            yield from ((number, first + number) for number in self.open_requests)
 
     def take(self, message: Incoming) -> None:
         attempt = int(message.subject.rsplit(".", 1)[1])
-        answer = self._attempts[attempt]
-        answer.take(message)
-        if answer.end is message:
-            self.answers.setdefault(attempt % self._count, answer)
-        self._moved.set()
+        response = self._attempts[attempt]
+        response.take(message)
+        if response.end is message:
+            self.responses.setdefault(attempt % self._count, response)
+        self._progress.set()
 
     def connection_lost(self) -> None:
         self.is_lost = True
-        self._moved.set()
+        self._progress.set()
 
-    async def are_answered(self, patience_seconds: float) -> bool:
+    async def wait_for_all(self, patience_seconds: float) -> bool:
         """Wait for all responses. Return False after `patience_seconds` without a message.
 
         Return False immediately if the connection was lost.
         """
-        while len(self.answers) < self._count:
+        while len(self.responses) < self._count:
             try:
                 async with asyncio.timeout(patience_seconds):
-                    await self._moved.wait()
+                    await self._progress.wait()
             except TimeoutError:
                 return False
-            self._moved.clear()
+            self._progress.clear()
             if self.is_lost:
                 return False
         return True
 
 
-def _attempts_at(nc: Client) -> list[tuple[float, int]]:
+def _attempts_for(nc: Client) -> list[tuple[float, int]]:
     """Return the time limit in seconds, and the number of copies, of each attempt at a read.
 
     In a cluster, a random server with a copy of the stream responds. A server that has failed is
@@ -450,46 +452,47 @@ async def _direct_gets(
 ) -> list[tuple[list[StoredMessage], bool]]:
     """Send several direct reads. Return the messages of each, and whether more exist."""
     inbox = nc.new_inbox()
-    questions = _Questions(len(bodies))
+    requests = _Requests(len(bodies))
     subject = f"$JS.API.DIRECT.GET.{stream}"
     encoded = [msgspec.json.encode(body) for body in bodies]
-    subscription = await subscribe(nc, f"{inbox}.*", questions.take)
+    subscription = await subscribe(nc, f"{inbox}.*", requests.take)
     try:
         async with ended_by_denial(nc, (subject,)):
-            with loss_noticed(nc, questions.connection_lost):
-                for patience_seconds, copies in _attempts_at(nc):
+            with on_loss(nc, requests.connection_lost):
+                for patience_seconds, copies in _attempts_for(nc):
                     commands = [
                         encode(nc, subject, encoded[number], {}, reply=f"{inbox}.{attempt}")
-                        for number, attempt in questions.ask(copies)
+                        for number, attempt in requests.ask(copies)
                     ]
                     await write(nc, commands, subject)
-                    if await questions.are_answered(patience_seconds) or questions.is_lost:
+                    if await requests.wait_for_all(patience_seconds) or requests.is_lost:
                         break
     finally:
         await unsubscribe(subscription)
-    if questions.unanswered:
+    if requests.open_requests:
         raise BusUnavailableError(f"{subject}: no response before the timeout")
     return [
-        _checked(subject, body, questions.answers[number]) for number, body in enumerate(bodies)
+        _checked_response(subject, body, requests.responses[number])
+        for number, body in enumerate(bodies)
     ]
 
 
-def _checked(
-    subject: str, body: dict[str, Any], answer: _Answer
+def _checked_response(
+    subject: str, body: dict[str, Any], response: _Response
 ) -> tuple[list[StoredMessage], bool]:
-    assert answer.end is not None
-    headers = answer.end.headers or {}
-    status, description = status_of(answer.end), headers.get(DESCRIPTION, "")
+    assert response.end is not None
+    headers = response.end.headers or {}
+    status, description = status_of(response.end), headers.get(DESCRIPTION, "")
     # The server ends its response at a message that it cannot read (a damaged file, or deleted
     # meanwhile). Then the last messages of the remaining subjects are missing.
     is_cut_short = "multi_last" in body and status == "404" and description == _UNREADABLE
     if is_cut_short or status not in ("204", "404"):  # end of the batch, or no such message
-        raise _refused(subject, status, description)
+        raise _to_error(subject, status, description)
     pending = headers.get(_PENDING)
-    return answer.messages, (answer.pending if pending is None else int(pending)) > 0
+    return response.messages, (response.pending if pending is None else int(pending)) > 0
 
 
-def _refused(subject: str, status: str, description: str) -> BusError:
+def _to_error(subject: str, status: str, description: str) -> BusError:
     if status == "503":
         return BusUnavailableError(
             f"{subject}: no responder (the stream is missing, has no allow_direct, or is still "
@@ -500,14 +503,14 @@ def _refused(subject: str, status: str, description: str) -> BusError:
 
 def _from_direct(payload: bytes, headers: Mapping[str, str]) -> StoredMessage:
     return StoredMessage(
-        int(headers[_SEQUENCE]), headers[_SUBJECT], payload, _Own(headers), headers[_TIME]
+        int(headers[_SEQUENCE]), headers[_SUBJECT], payload, _OwnHeaders(headers), headers[_TIME]
     )
 
 
 _Other = TypeVar("_Other")
 
 
-class _Own(Mapping[str, str]):
+class _OwnHeaders(Mapping[str, str]):
     """The headers of a message without those that a direct read adds, evaluated on access."""
 
     __slots__ = ("_all",)

@@ -73,8 +73,8 @@ async def cancel(nc: Client, stream: str, subject: str) -> bool:
         NotFoundOnBusError: the stream does not exist.
         BusUnavailableError: no response; repeat it.
     """
-    answer = await api_request(nc, f"STREAM.PURGE.{stream}", {"filter": subject})
-    return int(answer["purged"]) > 0
+    response = await api_request(nc, f"STREAM.PURGE.{stream}", {"filter": subject})
+    return int(response["purged"]) > 0
 
 
 def _outgoing(one: Schedule) -> OutgoingMessage:

@@ -167,13 +167,13 @@ class Sequences:
     ) -> dict[str, StoredMessage]:
         """Return the last message of each sequence that has any.
 
-        A server that answers a direct read may lag. The leader does not, but costs one request
+        A server that serves a direct read may lag. The leader does not, but costs one request
         each.
         """
         if from_leader:
             names = list(sequences)
-            found = await asyncio.gather(*(self._leaders_last(name) for name in names))
-            return {name: one for name, one in zip(names, found, strict=True) if one is not None}
+            messages = await asyncio.gather(*(self._leaders_last(name) for name in names))
+            return {name: one for name, one in zip(names, messages, strict=True) if one is not None}
         newest: dict[str, StoredMessage] = {}
         for message in await last_for_subjects(self._nc, self._stream, list(sequences)):
             sequence = self._sequence_of(message.subject)

@@ -46,8 +46,8 @@ async def ensure_stream(
         BusUnavailableError: no response.
     """
     name = str(config["name"])
-    found = await _found(nc, f"STREAM.INFO.{name}")
-    if found is None:
+    existing = await _existing_config(nc, f"STREAM.INFO.{name}")
+    if existing is None:
         try:
             await api_request(nc, f"STREAM.CREATE.{name}", dict(config))
         except StreamFullError as error:
@@ -60,19 +60,19 @@ async def ensure_stream(
         except BusRefusedError as error:
             if error.err_code not in _NAME_IN_USE:
                 raise
-            found = await _found(nc, f"STREAM.INFO.{name}") or {}
+            existing = await _existing_config(nc, f"STREAM.INFO.{name}") or {}
         else:
             return "created"
     if must_be_new:
         raise StreamExistsError(f"stream {name} exists")
-    config = with_raised_limit(config, found)
-    wrong = differences(config, found)
-    if not wrong:
+    config = with_raised_limit(config, existing)
+    differing = differences(config, existing)
+    if not differing:
         return "unchanged"
     try:
-        await api_request(nc, f"STREAM.UPDATE.{name}", {**found, **config})
+        await api_request(nc, f"STREAM.UPDATE.{name}", {**existing, **config})
     except BusRefusedError as error:
-        raise _incompatible(f"stream {name}", wrong, error, remedy) from error
+        raise _incompatible(f"stream {name}", differing, error, remedy) from error
     return "updated"
 
 
@@ -87,26 +87,28 @@ async def ensure_consumer(
     """
     name = str(config.get("durable_name") or config["name"])
     wanted = {**config, "name": name}
-    found = await _found(nc, f"CONSUMER.INFO.{stream}.{name}")
-    if found is None:
+    existing = await _existing_config(nc, f"CONSUMER.INFO.{stream}.{name}")
+    if existing is None:
         try:
             await _put_consumer(nc, stream, name, wanted, "create")
         except BusRefusedError as error:
             if error.err_code not in _NAME_IN_USE:
                 raise
-            found = await _found(nc, f"CONSUMER.INFO.{stream}.{name}") or {}
+            existing = await _existing_config(nc, f"CONSUMER.INFO.{stream}.{name}") or {}
         else:
             return "created"
-    wrong = differences(wanted, found)
-    if not wrong:
+    differing = differences(wanted, existing)
+    if not differing:
         return "unchanged"
-    if _PAUSED in wrong:  # an update does not end a pause
+    if _PAUSED in differing:  # an update does not end a pause
         await api_request(nc, f"CONSUMER.PAUSE.{stream}.{name}", {})
     try:
-        await _put_consumer(nc, stream, name, {**found, **wanted}, "update")
+        await _put_consumer(nc, stream, name, {**existing, **wanted}, "update")
     except BusRefusedError as error:
         what = f"consumer {name} of stream {stream}"
-        raise _incompatible(what, wrong, error, " Delete it, and run the command again") from error
+        raise _incompatible(
+            what, differing, error, " Delete it, and run the command again"
+        ) from error
     return "updated"
 
 
@@ -149,10 +151,14 @@ def with_raised_limit(wanted: Config, found: Config) -> Config:
 
     A stream without a limit does not count as higher.
     """
-    limit, given = wanted.get("max_bytes"), found.get("max_bytes")
-    if not isinstance(limit, int) or not isinstance(given, int) or not 0 <= limit <= given:
+    limit, existing_limit = wanted.get("max_bytes"), found.get("max_bytes")
+    if (
+        not isinstance(limit, int)
+        or not isinstance(existing_limit, int)
+        or not 0 <= limit <= existing_limit
+    ):
         return wanted
-    return {**wanted, "max_bytes": given}
+    return {**wanted, "max_bytes": existing_limit}
 
 
 def differences(wanted: Config, found: Config, path: str = "") -> dict[str, tuple[Any, Any]]:
@@ -190,7 +196,7 @@ def _is_unset(value: object) -> bool:
     return any(value is one or value == one for one in _UNSET)
 
 
-async def _found(nc: Client, question: str) -> dict[str, Any] | None:
+async def _existing_config(nc: Client, question: str) -> dict[str, Any] | None:
     try:
         return (await api_request(nc, question, None))["config"]
     except NotFoundOnBusError as error:

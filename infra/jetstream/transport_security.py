@@ -32,15 +32,15 @@ class TransportSecurity:
         try:
             context = ssl.create_default_context(cafile=ca)
         except (OSError, ssl.SSLError) as error:
-            raise BusAccessError(f"TLS authority {ca}: {_why(error)}") from None
+            raise BusAccessError(f"TLS authority {ca}: {_reason(error)}") from None
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         if certificate is not None:
             try:
                 context.load_cert_chain(certificate, self._access.tls_key)
             except (OSError, ssl.SSLError) as error:
-                raise BusAccessError(f"TLS certificate {certificate}: {_why(error)}") from None
+                raise BusAccessError(f"TLS certificate {certificate}: {_reason(error)}") from None
         return context
 
 
-def _why(error: OSError) -> str:
+def _reason(error: OSError) -> str:
     return error.strerror if error.strerror and error.errno else "it contains no valid PEM text"

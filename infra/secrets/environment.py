@@ -73,11 +73,11 @@ class EnvironmentSecrets:
 
     def read_all(self) -> list[str]:
         """Return the values of all listed variables, except unreadable ones."""
-        found: list[str] = []
+        values: list[str] = []
         for key in self._listed:
             with contextlib.suppress(ConfigurationError):
-                found.append(_read(key.name) or "")
-        return found
+                values.append(_read(key.name) or "")
+        return values
 
     async def write(self, key: SecretKey, value: str) -> None:
         """Raise ``ConfigurationError``: an environment only lives as long as its process."""

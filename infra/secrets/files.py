@@ -66,11 +66,11 @@ class FileSecrets:
 
     def read_all(self) -> list[str]:
         """Return all secrets, including recently replaced ones, and except unreadable ones."""
-        found = self._replaced.read_all()
+        values = self._replaced.read_all()
         for key in self.stored():
             with contextlib.suppress(ConfigurationError, ValueError):
-                found.append(self._read(key) or "")
-        return found
+                values.append(self._read(key) or "")
+        return values
 
     async def write(self, key: SecretKey, value: str) -> None:
         """Write a file atomically: a reader gets the old value or the new one."""
@@ -110,15 +110,15 @@ class FileSecrets:
         path = self._directory / _KEY_FILE
         with contextlib.suppress(FileNotFoundError):
             return path.read_bytes()
-        made = self._directory / f"{_KEY_FILE}.{secrets.token_hex(4)}"
-        create_private(made, secrets.token_bytes(_KEY_BYTES))
+        temporary = self._directory / f"{_KEY_FILE}.{secrets.token_hex(4)}"
+        create_private(temporary, secrets.token_bytes(_KEY_BYTES))
         try:
             # Only one of two processes that start at the same time can create it.
-            os.link(made, path)
+            os.link(temporary, path)
         except FileExistsError:
             pass
         finally:
-            made.unlink()
+            temporary.unlink()
         return path.read_bytes()
 
     def _keep_replaced(self, key: SecretKey, new: str | None = None) -> None:

@@ -36,12 +36,12 @@ class ReplacedSecrets:
     def read_all(self) -> list[str]:
         """Return the readable values, and delete expired ones."""
         oldest = time.time() - REPLACED_SECONDS
-        found: list[str] = []
+        values: list[str] = []
         with contextlib.suppress(FileNotFoundError):
             for file in self._directory.iterdir():
                 with contextlib.suppress(ConfigurationError, FileNotFoundError):
                     if file.stat().st_mtime < oldest:
                         file.unlink()
                     else:
-                        found.append(read_private(file) or "")
-        return found
+                        values.append(read_private(file) or "")
+        return values

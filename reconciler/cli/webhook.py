@@ -82,16 +82,16 @@ def webhook(
 async def _serve(
     connection: Connection, secret: str, host: str, port: int, namespace: str | None
 ) -> None:
-    from infra.webhook import same_repository, webhook  # noqa: PLC0415 - who serves pays
+    from infra.webhook import repository_key, webhook  # noqa: PLC0415 - who serves pays
 
     async with client_of(connection) as client:
 
         async def on_push(urls: Sequence[str]) -> Sequence[str]:
-            pushed = {same_repository(url) for url in urls}
+            pushed = {repository_key(url) for url in urls}
             keys = [
                 row.key
                 for row in await client.statuses(namespace, KIND)
-                if row.declared and same_repository(str(row.outputs.get("url", ""))) in pushed
+                if row.declared and repository_key(str(row.outputs.get("url", ""))) in pushed
             ]
             if keys:
                 await client.reconcile_many(keys, reason=f"a push to {min(pushed)}")

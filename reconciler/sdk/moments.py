@@ -10,10 +10,10 @@ from nats.aio.client import Client
 from infra.bus.bus_clock import read_clock
 from infra.bus.log_moments import (
     MILLISECOND,
-    ends_of_log,
-    event_from,
-    last_before,
-    to_the_millisecond,
+    first_event_from,
+    last_position_before,
+    log_range,
+    truncate_to_millisecond,
 )
 from reconciler.errors import NoSuchMomentError
 from reconciler.ports import StoredEvent
@@ -52,13 +52,13 @@ def as_utc(time: datetime) -> datetime:
 
 async def moment(nc: Client, when: When | None) -> Moment:
     """Find a moment; None is now. Raises ``NoSuchMomentError``, which says what the log has."""
-    first, newest = await ends_of_log(nc)
+    first, newest = await log_range(nc)
     if not newest:
         raise NoSuchMomentError("the log is empty")
     if when is None or isinstance(when, int):
         return await _at_position(nc, newest if when is None else when, newest)
     asked = as_utc(when)
-    position = await last_before(nc, to_the_millisecond(asked) + MILLISECOND)
+    position = await last_position_before(nc, truncate_to_millisecond(asked) + MILLISECOND)
     if not position:
         raise await _before_the_log(nc, asked, first)
     event = (await _event(nc, position)).event
@@ -96,7 +96,7 @@ async def _at_position(nc: Client, position: int, newest: int) -> Moment:
 
 
 async def _event(nc: Client, position: int) -> StoredEvent:
-    event = await event_from(nc, position)
+    event = await first_event_from(nc, position)
     if event is None or event.position != position:
         raise NoSuchMomentError(
             f"position {position}: the log is damaged there and has no readable event; use "
@@ -128,8 +128,8 @@ async def span(nc: Client, since: When | None, until: When | None) -> Span:
     if isinstance(until, int):
         up_to = (await moment(nc, until)).position
     else:
-        up_to = await last_before(nc, to_the_millisecond(as_utc(until)) + MILLISECOND)
-        first, newest = await ends_of_log(nc)
+        up_to = await last_position_before(nc, truncate_to_millisecond(as_utc(until)) + MILLISECOND)
+        first, newest = await log_range(nc)
         if newest and not up_to:
             raise await _before_the_log(nc, as_utc(until), first)
     is_turned = (
@@ -148,4 +148,4 @@ async def _before(nc: Client, since: When) -> int:
     since = as_utc(since)
     if await _is_to_come(nc, since):
         raise NoSuchMomentError(f"{shown(since)} is in the future; use an earlier time")
-    return await last_before(nc, to_the_millisecond(since))
+    return await last_position_before(nc, truncate_to_millisecond(since))

@@ -12,7 +12,7 @@ from nats.aio.client import Client
 
 from events.log import OutcomeName, OutcomeRecorded
 from events.names import check_token
-from infra.bus.log_moments import ends_of_log, log_between
+from infra.bus.log_moments import log_between, log_range
 from reconciler.ports import StoredEvent
 from reconciler.sdk.moments import Span
 
@@ -75,7 +75,7 @@ async def newest_events(
     Memory is that of what is returned. ``progress`` is called with the number of positions that
     were looked through.
     """
-    _, last = await ends_of_log(nc)
+    _, last = await log_range(nc)
     end = last if span.up_to is None else min(last, span.up_to)
     found: deque[StoredEvent] = deque()
     looked_at, size = 0, max(_FIRST_LOOK, limit)

@@ -37,7 +37,7 @@ from reconciler.errors import (
 from reconciler.ports import IntakeMessageOut
 from reconciler.provider.call_permit import CallPermit
 from reconciler.roles.gate.api_gate import MAX_INSIDE, MAX_WAIT_SECONDS, TurnedAwayError
-from reconciler.roles.gate.api_gates import STANDSTILL_SECONDS, ApiGates, gate_name
+from reconciler.roles.gate.api_gates import PAUSE_SECONDS, ApiGates, gate_name
 from reconciler.roles.runtime.configurations import Configurations
 
 DOWN = NotDoneError("no connection")
@@ -191,7 +191,7 @@ async def test_time_outs_of_a_process_that_stood_still_are_not_the_api_s(process
     gate = process.gates.of("first")
     calls = [gate.calls("first") for _ in range(API.breaker.failures)]
     await asyncio.sleep(0)  # let the gates look at the clock
-    time.sleep(STANDSTILL_SECONDS + 0.5)  # noqa: ASYNC251 - as a process that is stopped
+    time.sleep(PAUSE_SECONDS + 0.5)  # noqa: ASYNC251 - as a process that is stopped
     for _ in range(2):
         await asyncio.sleep(0.01)
     for call in calls:

@@ -10,7 +10,7 @@ from nats.aio.client import Client
 from events.hold import Hold
 from events.log import SpecDeclared
 from infra.bus.event_log import JetStreamLog
-from infra.bus.log_moments import event_from, last_before, log_between
+from infra.bus.log_moments import first_event_from, last_position_before, log_between
 from infra.jetstream.publish import publish
 from reconciler.ports import ResourceAppend
 from reconciler.sdk.log_replay import LogReplay, replayed_to
@@ -40,12 +40,12 @@ async def test_the_position_of_any_time_is_that_of_the_last_event_before_it(
     bus: Client, log: JetStreamLog
 ) -> None:
     chance = random.Random(7)
-    assert await last_before(bus, BEGAN) == 0  # of an empty log
+    assert await last_position_before(bus, BEGAN) == 0  # of an empty log
     seconds = sorted(chance.choices(range(40), k=60))  # several at once, and gaps
     positions = await append_at(log, [BEGAN + timedelta(seconds=one) for one in seconds])
     for asked in range(-1, 42):
         before = [at for at, one in zip(positions, seconds, strict=True) if one < asked]
-        found = await last_before(bus, BEGAN + timedelta(seconds=asked))
+        found = await last_position_before(bus, BEGAN + timedelta(seconds=asked))
         assert found == (before[-1] if before else 0), asked
 
 
@@ -57,7 +57,7 @@ async def test_where_clocks_differ_it_is_a_place_where_the_time_is_passed(
     positions = await append_at(log, [later + timedelta(seconds=one) for one in seconds])
     times = dict(zip(positions, seconds, strict=True))
     for asked in range(1, 34):
-        found = await last_before(bus, later + timedelta(seconds=asked))
+        found = await last_position_before(bus, later + timedelta(seconds=asked))
         assert times[found] < asked
         assert times.get(found + 1, asked) >= asked
 
@@ -67,13 +67,13 @@ async def test_what_cannot_be_read_is_stepped_over(bus: Client, log: JetStreamLo
     early = await append_at(log, [later, later + timedelta(seconds=1)])
     odd = [(await publish(bus, "log.default.Shape.odd.fact", b"no event")).seq for _ in range(9)]
     late = await append_at(log, [later + timedelta(seconds=8)])
-    found = await event_from(bus, odd[0])
+    found = await first_event_from(bus, odd[0])
     assert found is not None
     assert found.position == late[0]
     for asked in range(2, 9):
-        assert await last_before(bus, later + timedelta(seconds=asked)) == early[1]
+        assert await last_position_before(bus, later + timedelta(seconds=asked)) == early[1]
     await publish(bus, "log.default.Shape.odd.fact", b"no event")
-    assert await last_before(bus, later + timedelta(days=1)) == late[0]
+    assert await last_position_before(bus, later + timedelta(days=1)) == late[0]
 
 
 async def test_a_part_of_the_log_is_read_and_no_more(bus: Client, log: JetStreamLog) -> None:

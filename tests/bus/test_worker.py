@@ -246,7 +246,7 @@ class FullBus(Bus):
 async def test_a_queue_without_room_stops_no_other_and_is_tried_again(
     log: JetStreamLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("reconciler.roles.worker.worker._TAKE_AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr("reconciler.roles.worker.worker._RETAKE_SECONDS", 0.01)
     key, api = new_key(), Api()
     [position] = await log.append([ResourceAppend(key, [decided(key)], 0)])
     bus = FullBus(ActionDelivery(position, decided(key), 1, None))

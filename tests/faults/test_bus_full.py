@@ -92,7 +92,7 @@ async def test_fault_14_a_full_log_holds_everything_back_until_there_is_room(wor
 async def test_fault_14_full_dead_letters_hold_back_the_dead_and_nothing_else(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("reconciler.roles.decider.decider._HELD_SECONDS", 0.5)
+    monkeypatch.setattr("reconciler.roles.decider.decider._FIRST_DELAY_SECONDS", 0.5)
     await leave_room(world, DEADLETTERS, 1)
     await publish(world.nc, intake("desired", ResourceKey("default", "Shape", "bad")), b"not JSON")
     await world.declare("good")

@@ -208,7 +208,7 @@ async def test_fault_18_a_cluster_is_believed_only_when_it_says_so_for_long(
         watching.cancel()
 
         wrong_answers = 10**6
-        monkeypatch.setattr(log_watch, "DOUBT_SECONDS", 0.5)
+        monkeypatch.setattr(log_watch, "PERSISTENCE_SECONDS", 0.5)
         watching = asyncio.create_task(ends(watch))
         await server.kill()
         await server.start(server.data_dir, port=server.port)

@@ -18,7 +18,7 @@ import pytest
 from starlette.applications import Starlette
 
 from infra import webhook as webhook_module
-from infra.webhook import MAX_BODY_BYTES, MAX_UNVERIFIED_BYTES, same_repository, webhook
+from infra.webhook import MAX_BODY_BYTES, MAX_UNVERIFIED_BYTES, repository_key, webhook
 from reconciler.cli.webhook import server_of
 from tests.cli.runner import Cli, shape, until, up
 from tests.git.repositories import Repository
@@ -104,7 +104,7 @@ def names(cli: Cli) -> list[str]:
     ],
 )
 def test_urls_of_one_repository_are_known_as_one(url: str) -> None:
-    assert same_repository(url) == "git.example.org/acme/shop"
+    assert repository_key(url) == "git.example.org/acme/shop"
 
 
 # --- clients without the secret

@@ -91,7 +91,7 @@ async def _expect_held(world: World, operator: Operator, names: Sequence[str]) -
 async def test_a_changed_byte_holds_one_resource_and_the_newest_backup_repairs_it(
     bare_world: World, operator: Operator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decider, "_HELD_SECONDS", 0.05)
+    monkeypatch.setattr(decider, "_FIRST_DELAY_SECONDS", 0.05)
     world, url = bare_world, bare_world.server.url
     await _live(world)
     await operator.succeeds(url, "backup", "sound")

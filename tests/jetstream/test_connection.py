@@ -317,7 +317,7 @@ async def test_a_server_that_stands_still_is_not_troubled_with_reconnections(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.WARNING)
-    monkeypatch.setattr(connection, "_HEARING_SECONDS", 0.5)  # three pings without answer are 15 s
+    monkeypatch.setattr(connection, "_CHECK_SECONDS", 0.5)  # three pings without answer are 15 s
     server = EmbeddedServer()
     url = await server.start(tmp_path)
     client = await connect(url, name="patient")

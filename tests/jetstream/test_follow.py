@@ -79,7 +79,7 @@ async def test_it_replaces_a_consumer_that_vanished(
     nc: Client, stream: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(follow_module, "HEARTBEAT_SECONDS", 0.2)
-    monkeypatch.setattr(follow_module, "_MISSED_AFTER_SECONDS", 0.6)
+    monkeypatch.setattr(follow_module, "_SILENT_AFTER_SECONDS", 0.6)
     await append(nc, [message(f"{stream}.a")] * 2)
     async with follow(nc, stream) as follower:
         await collect(follower, 2)

@@ -266,7 +266,7 @@ async def test_a_consumer_that_was_made_anew_while_nothing_was_asked_is_an_error
     nc: Client, stream: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It hands out from the beginning what was done long ago."""
-    monkeypatch.setattr("infra.jetstream.pull._UNHEARD_SECONDS", 0.0)
+    monkeypatch.setattr("infra.jetstream.pull._SILENT_SECONDS", 0.0)
     await make_consumer(nc, stream, "c")
     await append(nc, [message(f"{stream}.{i}") for i in range(3)])
     group = PullGroup(nc, stream, ["c"], until_done=True, max_batch=1)
@@ -283,7 +283,7 @@ async def test_a_consumer_that_was_made_anew_while_the_connection_was_lost_is_an
     nc: Client, stream: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No open request tells of its end: the server forgot them with the old connection."""
-    monkeypatch.setattr("infra.jetstream.pull._UNHEARD_SECONDS", 3600.0)
+    monkeypatch.setattr("infra.jetstream.pull._SILENT_SECONDS", 3600.0)
     await make_consumer(nc, stream, "c")
     await append(nc, [message(f"{stream}.{i}") for i in range(3)])
     group = PullGroup(nc, stream, ["c"], until_done=True, max_batch=1)

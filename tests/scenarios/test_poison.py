@@ -24,7 +24,7 @@ FOO = shape("foo")
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """What cannot be decided is parked within a second; tracebacks are as the product's."""
-    monkeypatch.setattr(decider, "_HELD_SECONDS", 0.05)
+    monkeypatch.setattr(decider, "_FIRST_DELAY_SECONDS", 0.05)
     configure_logs("error")
 
 

@@ -23,7 +23,7 @@ from infra.jetstream.outgoing import OutgoingMessage
 from infra.jetstream.parser import Incoming
 from infra.jetstream.publish import publish, publish_in_batches, publish_many
 from infra.jetstream.reads import last_from_leader, read_subject, stream_state
-from infra.jetstream.wire import denial_noticed, request, subscribe
+from infra.jetstream.wire import on_denial, request, subscribe
 from tests.security.guarded import PATIENCE_SECONDS, Guarded, shape
 
 WRITTEN_BY_OTHERS = [
@@ -192,7 +192,7 @@ async def test_a_service_may_not_listen(guarded: Guarded, subject: str) -> None:
             denied.append(denial.subject)
             return True
 
-        with denial_noticed(nc, listen):
+        with on_denial(nc, listen):
             await subscribe(nc, subject, _never)
             await request(nc, "$JS.API.INFO", b"", timeout=PATIENCE_SECONDS)  # sent behind it
         assert denied == [subject]

@@ -54,7 +54,7 @@ from reconciler.resource.state import InFlight
 from reconciler.resource.turn import CommandResult
 from reconciler.roles.decider import repository
 from reconciler.roles.decider.decider import Decider
-from reconciler.roles.decider.refusals import tell_refused
+from reconciler.roles.decider.refusals import publish_rejections
 from reconciler.roles.decider.repository import (
     Commit,
     KeptResource,
@@ -134,7 +134,7 @@ def _acknowledged_before_the_letters(patch: Patch) -> None:
     async def refuse(self: Any, letters: Sequence[DeadLetter]) -> None:
         await self._reader.ack([letter.delivery for letter in letters])
         with contextlib.suppress(BusError):
-            await tell_refused(self._sink, letters, self._now())
+            await publish_rejections(self._sink, letters, self._now())
 
     patch.setattr(Decider, "_refuse", refuse)
 
@@ -337,7 +337,7 @@ def _a_refused_second_call_taken_for_undone(patch: Patch) -> None:
     def claims_nothing(*_: Any) -> bool:
         return False
 
-    patch.setattr(worker_module, "_claims_nothing", claims_nothing)
+    patch.setattr(worker_module, "_reports_nothing_done", claims_nothing)
 
 
 def _no_lease(patch: Patch) -> None:
@@ -404,7 +404,7 @@ def _everything_seen_is_told(patch: Patch) -> None:
     ) -> list[tuple[StatusRow, str]]:
         return [(row, "") for row in rows]
 
-    patch.setattr(listing_module, "_interested", interested)
+    patch.setattr(listing_module, "_affected", interested)
 
 
 # --- wanting
@@ -440,7 +440,7 @@ def _nobody_looks_where_a_declaration_came_first(patch: Patch) -> None:
     async def look_back(_self: Any, decided: Sequence[Any]) -> list[Any]:
         return list(decided)
 
-    patch.setattr(Decider, "_look_back", look_back)
+    patch.setattr(Decider, "_decide_repeats", look_back)
 
 
 def _late_declarations_forgotten(patch: Patch) -> None:

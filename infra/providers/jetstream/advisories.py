@@ -15,7 +15,7 @@ from nats.aio.subscription import Subscription
 from infra.jetstream.denials import Denial
 from infra.jetstream.errors import BusError
 from infra.jetstream.parser import Incoming
-from infra.jetstream.wire import changes_noticed, denial_noticed, subscribe, unsubscribe
+from infra.jetstream.wire import on_connection_change, on_denial, subscribe, unsubscribe
 from infra.providers.jetstream.api import JetStreamApi
 from reconciler.errors import NotDoneError
 
@@ -82,7 +82,7 @@ class Advisories:
         begun: list[Subscription] = []
         is_followed = False
         try:
-            with denial_noticed(client, deny):
+            with on_denial(client, deny):
                 for subject in self._subjects:
                     begun.append(await subscribe(client, subject, self._take))  # noqa: PERF401
                 await client.flush(max(1, round(self._api.timeout_seconds)))
@@ -96,7 +96,7 @@ class Advisories:
         if denials:
             raise NotDoneError(f"the user may not {denials[0].verb} {denials[0].subject!r}")
         self._noticing.close()
-        self._noticing.enter_context(changes_noticed(client, self._note))
+        self._noticing.enter_context(on_connection_change(client, self._note))
         self._followed = client
         self._note()
 

@@ -21,7 +21,7 @@ from infra.bus.streams import (
     INTAKE,
     LOG,
     decider_consumers,
-    lost_beginning,
+    find_lost_beginning,
     topology_differences,
     worker_consumer,
     worker_consumers,
@@ -103,7 +103,7 @@ async def check_streams(nc: Client) -> list[Finding]:
 async def _check_removed(nc: Client) -> list[Finding]:
     """Report messages that a changed configuration, or another client, has removed."""
     found: list[Finding] = []
-    if problem := lost_beginning(await stream_state(nc, LOG)):
+    if problem := find_lost_beginning(await stream_state(nc, LOG)):
         remedy = "Run `reconciler init` to remove the cause, then restore the log from a backup."
         found.append(Finding("log beginning", "fail", problem, remedy))
     if problem := await find_intake_problem(nc):

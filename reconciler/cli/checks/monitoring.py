@@ -11,7 +11,7 @@ from urllib.request import urlopen
 
 import msgspec
 
-from infra.embedded.full_disk import has_turned_off, means_full_disk
+from infra.embedded.full_disk import is_full_disk_error, is_jetstream_disabled
 from reconciler.cli.checks.finding import Finding, Verdict
 
 HEALTH = "server health"
@@ -62,13 +62,13 @@ async def check_health(url: str) -> list[Finding]:
         ]
     if not problem:
         return [Finding(HEALTH, "ok", "the server reports no problem")]
-    if means_full_disk(problem) or has_turned_off(problem):
+    if is_full_disk_error(problem) or is_jetstream_disabled(problem):
         remedy = (
             "Free disk space, and restart this server (`reconciler up` restarts its own server). "
             "All acknowledged messages are kept."
         )
         found = f"JetStream turned off, possibly by a full disk: {problem}"
-        if means_full_disk(problem):
+        if is_full_disk_error(problem):
             found = f"disk full: {problem}"
         return [Finding(HEALTH, "fail", found, remedy)]
     return [Finding(HEALTH, "fail", problem, "Read the server's log.")]

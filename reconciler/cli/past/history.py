@@ -19,7 +19,7 @@ from events.log import (
     SpecWithdrawn,
 )
 from events.names import ResourceKey
-from infra.bus.log_moments import ends_of_log
+from infra.bus.log_moments import log_range
 from reconciler.cli.completion import complete_events, complete_outcomes
 from reconciler.cli.connection import HERE, Connection, bus, run_async
 from reconciler.cli.console import console, print_table
@@ -222,7 +222,7 @@ async def _events(
 ) -> None:
     interest = await _checked(nc, interest)
     wanted = await span(nc, *when)
-    _, last = await ends_of_log(nc)
+    _, last = await log_range(nc)
     wanted = Span(wanted.after, last if wanted.up_to is None else wanted.up_to)
     with progress_bar("reading the log", max(0, last - wanted.after)) as progress:
         found = await newest_events(nc, interest, wanted, limit, progress)

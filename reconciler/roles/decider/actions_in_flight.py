@@ -40,7 +40,7 @@ class ActionsInFlight:
     def __init__(self, clock: Callable[[], float], most: int = MAX_ACTIONS) -> None:
         self._clock = clock
         self._most = most
-        self._begun: dict[str, tuple[Place, float]] = {}  # in the order of their starts
+        self._started: dict[str, tuple[Place, float]] = {}  # in the order of their starts
         self._count: dict[str, Counter[str]] = {}  # by ProviderConfig and namespace
 
     def apply(self, key: ResourceKey, event: ResourceEvent) -> None:
@@ -48,7 +48,7 @@ class ActionsInFlight:
         if isinstance(event, _BEGINS):
             self._end(event.action.action_id)
             place = Place(key.namespace, event.action.provider_config)
-            self._begun[event.action.action_id] = (place, self._clock())
+            self._started[event.action.action_id] = (place, self._clock())
             self._count.setdefault(place.provider_config, Counter())[place.namespace] += 1
         elif isinstance(event, _ENDS):
             self._end(event.action_id)
@@ -59,12 +59,12 @@ class ActionsInFlight:
         counted = self._count.get(place.provider_config)
         if counted is None:
             return self._most
-        mine = counted[place.namespace]
-        share = max(1, self._most // (len(counted) + (not mine)))
-        return max(0, self._most - counted.total(), share - mine)
+        own_count = counted[place.namespace]
+        share = max(1, self._most // (len(counted) + (not own_count)))
+        return max(0, self._most - counted.total(), share - own_count)
 
     def _end(self, action_id: str) -> None:
-        place, _ = self._begun.pop(action_id, (None, 0.0))
+        place, _ = self._started.pop(action_id, (None, 0.0))
         if place is None:
             return
         counted = self._count[place.provider_config]
@@ -75,9 +75,9 @@ class ActionsInFlight:
                 del self._count[place.provider_config]
 
     def _forget(self) -> None:
-        before = self._clock() - _FORGET_SECONDS
-        while self._begun:
-            action_id, (_, at) = next(iter(self._begun.items()))
-            if at > before:
+        oldest = self._clock() - _FORGET_SECONDS
+        while self._started:
+            action_id, (_, at) = next(iter(self._started.items()))
+            if at > oldest:
                 return
             self._end(action_id)

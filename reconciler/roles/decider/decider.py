@@ -48,14 +48,14 @@ from reconciler.roles.decider.fair_queue import MAX_MESSAGES_A_TURN, FairQueue, 
 from reconciler.roles.decider.postponed import MAX_POSTPONED, Postponed
 from reconciler.roles.decider.reference_graph import Graph, graph_from, targets_of
 from reconciler.roles.decider.refusals import (
-    answer_refused,
-    over_quota,
-    tell_refused,
-    undecidable,
+    build_decision_letter,
+    build_intake_letter,
+    build_quota_letter,
+    publish_rejections,
+    reply_to_rejected,
     understand,
-    unreadable,
 )
-from reconciler.roles.decider.repeated_declarations import placed
+from reconciler.roles.decider.repeated_declarations import with_first_positions
 from reconciler.roles.decider.repository import (
     MAX_EVENTS_AT_ONCE,
     Commit,
@@ -70,10 +70,10 @@ _MAX_COMMANDS_A_TURN = 200
 _FEW_RESOURCES = 4
 _MAX_BYTES_AT_ONCE = 4 * 1024 * 1024
 _RETRY_SECONDS = 1.0
-_TRIES = 20
+_ATTEMPTS = 20
 """Attempts at a batch before the bus redelivers it. A later batch must not overtake it."""
 
-_HELD_SECONDS = 2.0
+_FIRST_DELAY_SECONDS = 2.0
 """First delay of a message that cannot be decided. It doubles per delivery, up to `_MAX_DOUBLINGS`
 times, before the message becomes a dead letter."""
 
@@ -206,7 +206,7 @@ class Decider:
         try:
             while True:
                 self._resume()
-                await self._take_in()
+                await self._fetch()
                 await self._extend_leases()
                 self._batch = self._queue.take()
                 if self._batch:
@@ -223,7 +223,7 @@ class Decider:
                 await self._reader.retry_later([*self._batch, *self._queue], 0.0)
 
     async def _handle_until_done(self, batch: Sequence[IntakeDelivery]) -> None:
-        for _ in range(_TRIES):
+        for _ in range(_ATTEMPTS):
             try:
                 await self.handle(batch)
             except Exception as error:  # noqa: BLE001 - such as an unreachable bus
@@ -257,7 +257,7 @@ class Decider:
                 resumed = self._queue.resume(place, room)
                 self._fresh.update(each.position for each in resumed)
 
-    async def _take_in(self) -> None:
+    async def _fetch(self) -> None:
         """Fetch all available messages, and reject those that exceed their namespace's quota."""
         for _ in range(_BATCHES_AT_ONCE):
             batch = await self._reader.next_batch(wait=not self._queue)
@@ -277,11 +277,11 @@ class Decider:
 
         If they cannot be counted, they are redelivered.
         """
-        letters = [over_quota(each) for each in excess]
+        letters = [build_quota_letter(each) for each in excess]
         _logger.warning("refusing messages over the quota of their namespace", count=len(excess))
         try:
             await self._sink.discard(letters)
-            await answer_refused(self._sink, letters)
+            await reply_to_rejected(self._sink, letters)
         except Exception as error:  # noqa: BLE001 - such as an unreachable bus
             _logger.warning("refusing messages failed; retrying later", why=str(error))
             await self._reader.retry_later(excess, _RETRY_SECONDS)
@@ -296,7 +296,7 @@ class Decider:
         work, letters = self._sort(batch)
         if letters:
             await self._refuse(letters)
-        await self._add_what_overtook(work)
+        await self._add_overtaking(work)
         # Definitions and configurations first, because resources of the same batch may require
         # them.
         for rank in sorted({_rank(key) for key in work}):
@@ -327,12 +327,12 @@ class Decider:
             try:
                 key, command = understand(delivery)
             except ValueError as error:
-                letters.append(unreadable(delivery, str(error)))
+                letters.append(build_intake_letter(delivery, str(error)))
                 continue
             except Exception as error:  # one message must never block the others
                 _logger.exception("reading a message failed", position=delivery.position)
                 reason = f"reading the message failed: {type(error).__name__}"
-                letters.append(unreadable(delivery, reason))
+                letters.append(build_intake_letter(delivery, reason))
                 continue
             mine = work.get(key)
             if mine is None:
@@ -341,7 +341,7 @@ class Decider:
             mine.commands.append(command)
         return work, letters
 
-    async def _add_what_overtook(self, work: Mapping[ResourceKey, _Work]) -> None:
+    async def _add_overtaking(self, work: Mapping[ResourceKey, _Work]) -> None:
         """Decide declarations again that overtook a late declaration.
 
         Messages of a dead or paused decider arrive late, when newer declarations of the resource
@@ -352,13 +352,13 @@ class Decider:
         now = self._now()
         late: dict[ResourceKey, IntakeDelivery] = {}
         for key, mine in work.items():
-            found = [
+            late_declarations = [
                 each
                 for each in mine.declarations
                 if each.position not in self._fresh and not _is_fresh(each, now)
             ]
-            if found:
-                late[key] = min(found, key=lambda each: each.position)
+            if late_declarations:
+                late[key] = min(late_declarations, key=lambda each: each.position)
         for key, newer in (await self._newer_declarations(late)).items():
             work[key].commands += newer
 
@@ -369,8 +369,8 @@ class Decider:
         newer: dict[ResourceKey, list[Command]] = {}
         if not declarations:
             return newer
-        found = await self._reader.newer_declarations(list(declarations.values()))
-        for key, messages in zip(declarations, found, strict=True):
+        deliveries = await self._reader.newer_declarations(list(declarations.values()))
+        for key, messages in zip(declarations, deliveries, strict=True):
             for message in messages:
                 with contextlib.suppress(
                     ValueError
@@ -386,16 +386,16 @@ class Decider:
         while remaining:
             decided = guessed + await self._decide(remaining, without=guessed)
             guessed = []
-            await self._hold_back(remaining, decided)
+            await self._postpone_undecided(remaining, decided)
             done: list[_Decided] = []
             reach(Failpoint.DECIDER_DECIDED)
             for group in _groups(decided):
                 done += await self._commit(group, remaining)
-            await self._settle_what_overtook(done)
+            await self._settle_overtaking(done)
             await self._finish(done)
-            remaining = _left_over(remaining, done)
+            remaining = _remaining_work(remaining, done)
 
-    async def _settle_what_overtook(self, done: Sequence[_Decided]) -> None:
+    async def _settle_overtaking(self, done: Sequence[_Decided]) -> None:
         """After a commit, decide later messages that another decider may have decided meanwhile.
 
         This happens before the acknowledgement, so that these messages are late again after a
@@ -439,7 +439,7 @@ class Decider:
         first, remaining[key] = remaining[key].split()
         if not remaining[key].deliveries:
             del remaining[key]
-        await self._refuse([undecidable(each, reason) for each in first.deliveries])
+        await self._refuse([build_decision_letter(each, reason) for each in first.deliveries])
 
     def _guess_new(self, work: Mapping[ResourceKey, _Work]) -> list[_Decided]:
         """Decide a few uncached, declared resources as if they were new, without a read.
@@ -478,13 +478,13 @@ class Decider:
         }
         self._refers = await graph_from(targets, self._repository) if targets else {}
         kept = await self._repository.get(list(open_work))
-        if any(self._names_unknown_kinds(key, mine) for key, mine in open_work.items()):
+        if any(self._has_unknown_kinds_in(key, mine) for key, mine in open_work.items()):
             await self._definitions.load(self._log)
-        await self._definitions.catch_up(self._log, self._met_definitions(open_work, kept))
-        return await self._look_back(self._take_turns(open_work, kept))
+        await self._definitions.catch_up(self._log, self._newest_definitions(open_work, kept))
+        return await self._decide_repeats(self._take_turns(open_work, kept))
 
-    def _names_unknown_kinds(self, key: ResourceKey, mine: _Work) -> bool:
-        """Return whether a configuration names unknown kinds, which may be defined by now."""
+    def _has_unknown_kinds_in(self, key: ResourceKey, mine: _Work) -> bool:
+        """Return whether a configuration names unknown kinds, which may have been defined since."""
         if not is_config(key):
             return False
         specs = [each.data.manifest.spec for each in mine.commands if type(each.data) is Declared]
@@ -496,7 +496,7 @@ class Decider:
         named = cast("list[object]", kinds) if isinstance(kinds, list) else ()
         return not known or any(each not in known for each in named)
 
-    def _met_definitions(
+    def _newest_definitions(
         self, work: Mapping[ResourceKey, _Work], kept: Mapping[ResourceKey, KeptResource]
     ) -> dict[str, int]:
         """Return the newest known generation of the definition of each kind in this batch.
@@ -516,7 +516,7 @@ class Decider:
                 met[key.kind] = max(generation, met.get(key.kind, 1))
         return met
 
-    async def _look_back(self, decided: Sequence[_Decided]) -> list[_Decided]:
+    async def _decide_repeats(self, decided: Sequence[_Decided]) -> list[_Decided]:
         """Decide again if a generation may come from an old declaration that was sent again.
 
         Such a declaration counts at its first position. If the intake no longer contains that
@@ -529,18 +529,18 @@ class Decider:
             {key: each.known_declarations for key, each in doubtful.items()}
         )
         for key, each in doubtful.items():
-            each.work.commands[:] = placed(each.work.commands, declared.get(key, ()))
+            each.work.commands[:] = with_first_positions(each.work.commands, declared.get(key, ()))
         # Most are at their first position, so their decision stays.
         moved = {
             key: each
             for key, each in doubtful.items()
             if any(map(_came_before, each.work.commands))
         }
-        again = self._take_turns(
+        redecided = self._take_turns(
             {key: each.work for key, each in moved.items()},
             {key: each.base for key, each in moved.items()},
         )
-        return [each for each in decided if each.key not in moved] + again
+        return [each for each in decided if each.key not in moved] + redecided
 
     def _take_turns(
         self, work: Mapping[ResourceKey, _Work], kept: Mapping[ResourceKey, KeptResource]
@@ -570,11 +570,11 @@ class Decider:
         return None if self._actions.room(place) else place
 
     def _take_turn(
-        self, key: ResourceKey, mine: _Work, base: KeptResource, context: Context
+        self, key: ResourceKey, work_of_key: _Work, base: KeptResource, context: Context
     ) -> Turn | None:
         """Decide; after an error, decide only the commands before the one that fails."""
-        most = 1 if mine.is_one_by_one else _MAX_COMMANDS_A_TURN
-        commands = mine.commands[:most]
+        most = 1 if work_of_key.is_one_by_one else _MAX_COMMANDS_A_TURN
+        commands = work_of_key.commands[:most]
         while commands:
             try:
                 return decide(base.state, commands, context)
@@ -608,15 +608,15 @@ class Decider:
             missing_hint=self._kinds.missing_hint,
         )
 
-    async def _hold_back(
+    async def _postpone_undecided(
         self, remaining: dict[ResourceKey, _Work], decided: Sequence[_Decided]
     ) -> None:
         """Redeliver messages that cannot be decided now. All others continue.
 
         After `_MAX_DELIVERIES`, a message becomes a dead letter for operators.
         """
-        again: list[IntakeDelivery] = []
-        tired: list[DeadLetter] = []
+        retried: list[IntakeDelivery] = []
+        exhausted: list[DeadLetter] = []
         for key in remaining.keys() - {each.key for each in decided}:
             broken = self._repository.broken.get(key)
             held, behind = remaining.pop(key), _Work()
@@ -625,24 +625,24 @@ class Decider:
             if behind.deliveries:
                 remaining[key] = behind
             failed = self._undecided.pop(key, "processing the resource failed")
-            why = self._why_held(key) if broken else failed
+            why = self._hold_reason(key) if broken else failed
             for each in held.deliveries:
                 if each.delivered < _MAX_DELIVERIES:
-                    again.append(each)
+                    retried.append(each)
                 else:  # a damaged history does not make the message invalid
-                    tired.append(undecidable(each, why, usable=broken is not None))
+                    exhausted.append(build_decision_letter(each, why, usable=broken is not None))
         # Possibly usable: without a free slot of its namespace, it is redelivered without delay.
-        for each in await self._postpone(again):
+        for each in await self._postpone(retried):
             await self._reader.retry_later([each], 0.0)
-        if tired:
-            await self._refuse(tired)
+        if exhausted:
+            await self._refuse(exhausted)
 
     async def _refuse(self, letters: Sequence[DeadLetter]) -> None:
         """Publish the rejection of unusable messages, and acknowledge those that are complete."""
         waiting = await self._store_dead_letters(letters)
         done = [each for each in letters if each.delivery.position not in waiting]
         try:
-            await tell_refused(self._sink, done, self._now())
+            await publish_rejections(self._sink, done, self._now())
         except Exception as error:  # noqa: BLE001 - such as an unreachable bus
             self._note_rejections(error)
             # Without a slot, its rejection is lost. Its dead letter or its count exists.
@@ -693,14 +693,14 @@ class Decider:
         now, left = self._clock(), list[IntakeDelivery]()
         self._postponed.expire(now)
         for each in deliveries:
-            wait = _HELD_SECONDS * 2 ** min(each.delivered - 1, _MAX_DOUBLINGS)
+            wait = _FIRST_DELAY_SECONDS * 2 ** min(each.delivered - 1, _MAX_DOUBLINGS)
             if self._postponed.take(each, now, wait, always=each.position in always):
                 await self._reader.retry_later([each], wait)
             else:
                 left.append(each)
         return left
 
-    def _why_held(self, key: ResourceKey) -> str:
+    def _hold_reason(self, key: ResourceKey) -> str:
         damage = self._repository.broken.get(key)
         if damage is None:
             return "processing the resource failed; see the logs of the decider"
@@ -713,9 +713,9 @@ class Decider:
 
     async def _finish(self, done: Sequence[_Decided]) -> None:
         """Publish the results, then acknowledge. A crash in between can only publish them twice."""
-        news, now = _News(), self._now()
+        results, now = _Results(), self._now()
         for each in done:
-            news.add(each, now)
+            results.add(each, now)
             for event in each.turn.events:
                 self._actions.apply(each.key, event.data)
             if each.key.namespace == SYSTEM_NAMESPACE:
@@ -723,43 +723,43 @@ class Decider:
                     self._definitions.apply(event)
                     self._configurations.apply(event)
         reach(Failpoint.DECIDER_APPENDED)
-        if news.timers:  # first, because a lost timer costs most
-            await self._sink.set_timers(news.timers)
-        untold = await self._reject(news)
-        letters = [each for each in news.letters if each.delivery.position not in untold]
+        if results.timers:  # first, because a lost timer costs most
+            await self._sink.set_timers(results.timers)
+        unpublished = await self._reject(results)
+        letters = [each for each in results.letters if each.delivery.position not in unpublished]
         waiting = await self._store_dead_letters(letters) if letters else set[int]()
-        answers = [each for each in news.answers if each[1].position not in untold]
+        answers = [each for each in results.answers if each[1].position not in unpublished]
         if answers:
             await self._sink.answer(answers)
-        for place, parked in news.parked.items():
+        for place, parked in results.parked.items():
             self._queue.park(place, parked)
         reach(Failpoint.DECIDER_TOLD)
         await self._reader.ack(
-            [each for each in news.finished if each.position not in untold | waiting]
+            [each for each in results.finished if each.position not in unpublished | waiting]
         )
         reach(Failpoint.DECIDER_ACKED)
 
-    async def _reject(self, news: _News) -> set[int]:
+    async def _reject(self, results: _Results) -> set[int]:
         """Publish rejections. Return the positions of the messages whose rejection must wait.
 
         These are redelivered and decided again, so they get no reply yet. A message without a slot
         for waiting becomes a dead letter.
         """
-        if not news.rejections:
+        if not results.rejections:
             return set()
         try:
-            await self._sink.reject([rejection for rejection, _ in news.rejections])
+            await self._sink.reject([rejection for rejection, _ in results.rejections])
         except Exception as error:  # noqa: BLE001 - such as a deleted stream
             self._note_rejections(error)
         else:
             self._note_rejections(None)
             return set()
-        finished = {each.position for each in news.finished}
-        letters = {each.delivery.position: each for _, each in news.rejections}
+        finished = {each.position for each in results.finished}
+        letters = {each.delivery.position: each for _, each in results.rejections}
         late = [each.delivery for at, each in letters.items() if at in finished]
         left = [each.position for each in await self._postpone(late)]
-        known = {each.delivery.position for each in news.letters}
-        news.letters += [letters[at] for at in left if at not in known]
+        known = {each.delivery.position for each in results.letters}
+        results.letters += [letters[at] for at in left if at not in known]
         return {each.position for each in late}.difference(left)
 
     def _note_rejections(self, error: Exception | None) -> None:
@@ -772,7 +772,7 @@ class Decider:
 
 
 @dataclass(slots=True)
-class _News:
+class _Results:
     """The results to publish after a commit."""
 
     timers: list[TimerRequest] = field(default_factory=list[TimerRequest])
@@ -790,14 +790,14 @@ class _News:
     def add(self, each: _Decided, now: datetime) -> None:
         """Add the results of one resource's turn."""
         self.timers += [TimerRequest(each.key, *timer) for timer in each.turn.timers]
-        told = zip(each.work.deliveries, each.work.commands, each.turn.replies, strict=False)
-        for delivery, command, answer in told:
+        handled = zip(each.work.deliveries, each.work.commands, each.turn.replies, strict=False)
+        for delivery, command, answer in handled:
             self.finished.append(delivery)
             if answer is None:
                 continue
             if delivery.reply_to is not None:
-                asked = replace(answer, resource=str(each.key), id=delivery.message_id)
-                self.answers.append((delivery.reply_to, asked))
+                reply = replace(answer, resource=str(each.key), id=delivery.message_id)
+                self.answers.append((delivery.reply_to, reply))
             is_unusable = answer.reason in _UNUSABLE
             if not answer.accepted:
                 stage = "declaration" if isinstance(command.data, _DECLARES) else "request"
@@ -855,7 +855,7 @@ def _is_fresh(delivery: IntakeDelivery, now: datetime) -> bool:
     return abs((now - delivery.stored_at).total_seconds()) < _FRESH_SECONDS
 
 
-def _left_over(
+def _remaining_work(
     work: Mapping[ResourceKey, _Work], done: Sequence[_Decided]
 ) -> dict[ResourceKey, _Work]:
     """Return the remaining work: resources with a conflict, and commands beyond one turn."""

@@ -126,20 +126,23 @@ class FairQueue:
 
     def _exceeds(self, delivery: IntakeDelivery, namespace: str) -> bool:
         partition = self._partitions.get(partition_of(delivery))
-        mine = None if partition is None else partition.by_namespace.get(namespace)
-        if partition is None or mine is None:
+        waiting = None if partition is None else partition.by_namespace.get(namespace)
+        if partition is None or waiting is None:
             return False
         # A redelivered message was within the quota before.
         if delivery.delivered > 1 or intake_kind_of(delivery.subject) not in BY_CLIENTS:
             return False
         quota, everything = self._quota, partition.all
-        if mine.messages >= quota.messages or mine.bytes >= quota.bytes:
+        if waiting.messages >= quota.messages or waiting.bytes >= quota.bytes:
             return True
         if everything.messages < quota.all_messages and everything.bytes < quota.all_bytes:
             return False
         # Several namespaces fill the partition: those below their share may still add messages.
         share = len(partition.by_namespace)
-        return mine.messages * share >= quota.all_messages or mine.bytes * share >= quota.all_bytes
+        return (
+            waiting.messages * share >= quota.all_messages
+            or waiting.bytes * share >= quota.all_bytes
+        )
 
     def take_excess(self) -> Sequence[IntakeDelivery]:
         """Return the messages beyond the quota, which the caller rejects."""
@@ -154,18 +157,18 @@ class FairQueue:
         """
         if len(self._lanes) == 1:
             return self._take_all_of_one()
-        taken: list[IntakeDelivery] = []
+        messages_of_turn: list[IntakeDelivery] = []
         left = MAX_BYTES_A_TURN
-        while self._lanes and len(taken) < MAX_MESSAGES_A_TURN and left > 0:
-            messages = max(1, (MAX_MESSAGES_A_TURN - len(taken)) // len(self._lanes))
+        while self._lanes and len(messages_of_turn) < MAX_MESSAGES_A_TURN and left > 0:
+            messages = max(1, (MAX_MESSAGES_A_TURN - len(messages_of_turn)) // len(self._lanes))
             size = left // len(self._lanes)
             for namespace in list(self._lanes):
                 some = self._take_of(namespace, messages, size)
                 left -= sum(len(each.payload) for each in some)
-                taken += some
-                if len(taken) >= MAX_MESSAGES_A_TURN or left <= 0:
+                messages_of_turn += some
+                if len(messages_of_turn) >= MAX_MESSAGES_A_TURN or left <= 0:
                     break
-        return taken
+        return messages_of_turn
 
     def _take_all_of_one(self) -> Sequence[IntakeDelivery]:
         (namespace,) = self._lanes
@@ -173,15 +176,15 @@ class FairQueue:
 
     def _take_of(self, namespace: str, messages: int, size: int) -> list[IntakeDelivery]:
         """Take at least one message from the front of a lane, and move the lane to the end."""
-        lane, taken = self._lanes.pop(namespace), list[IntakeDelivery]()
-        while lane and len(taken) < messages and size > 0:
-            taken.append(lane.popleft())
-            size -= len(taken[-1].payload)
+        lane, some_taken = self._lanes.pop(namespace), list[IntakeDelivery]()
+        while lane and len(some_taken) < messages and size > 0:
+            some_taken.append(lane.popleft())
+            size -= len(some_taken[-1].payload)
         if lane:
             self._lanes[namespace] = lane
-        for each in taken:
+        for each in some_taken:
             self._leave(namespace, each)
-        return taken
+        return some_taken
 
     def _enter(self, namespace: str, delivery: IntakeDelivery) -> None:
         partition = self._partitions.setdefault(partition_of(delivery), _Partition())
@@ -190,10 +193,10 @@ class FairQueue:
 
     def _leave(self, namespace: str, delivery: IntakeDelivery) -> None:
         partition = self._partitions[partition_of(delivery)]
-        mine = partition.by_namespace[namespace]
-        mine.add(delivery, -1)
+        waiting = partition.by_namespace[namespace]
+        waiting.add(delivery, -1)
         partition.all.add(delivery, -1)
-        if not mine.messages:
+        if not waiting.messages:
             del partition.by_namespace[namespace]
             if not partition.by_namespace:
                 del self._partitions[partition_of(delivery)]

@@ -20,17 +20,17 @@ Graph = dict[str, tuple[str, ...]]
 
 def targets_of(commands: Iterable[Command], kind: Kind | None, key: ResourceKey) -> set[str]:
     """Return the targets of references in the declarations among some commands."""
-    found: set[str] = set()
+    targets: set[str] = set()
     for command in commands:
         data = command.data
         if kind is None or not isinstance(data, Declared) or not has_reference(data.manifest.spec):
             continue
         try:
             fields = split_manifest(data.manifest).fields
-            found |= {each.target for each in kind.references(fields, key.namespace)}
+            targets |= {each.target for each in kind.references(fields, key.namespace)}
         except (InvalidManifestError, InvalidNameError):
             continue  # the decider rejects it
-    return found
+    return targets
 
 
 async def graph_from(targets: Iterable[str], repository: ResourceRepository) -> Graph:

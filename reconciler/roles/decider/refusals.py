@@ -15,7 +15,7 @@ from reconciler.ports import DeadLetter, DecisionSink, IntakeDelivery, Rejection
 from reconciler.resource.turn import Command
 
 _REASONS = {"intake": "Invalid", "quota": "QuotaExceeded"}
-_COME_AGAIN: tuple[Intake, ...] = ("observed", "timer", "reference")
+_REPEATED: tuple[Intake, ...] = ("observed", "timer", "reference")
 
 
 def understand(delivery: IntakeDelivery) -> tuple[ResourceKey, Command]:
@@ -43,33 +43,35 @@ def understand(delivery: IntakeDelivery) -> tuple[ResourceKey, Command]:
     return key, command
 
 
-def unreadable(delivery: IntakeDelivery, reason: str) -> DeadLetter:
+def build_intake_letter(delivery: IntakeDelivery, reason: str) -> DeadLetter:
     """Build the dead letter of a message that could not be decoded; see ``undecidable``."""
-    about = _comes_again(delivery)
+    about = _repeated_identity(delivery)
     return DeadLetter("intake", reason, delivery, about, reason if about else "")
 
 
-def undecidable(delivery: IntakeDelivery, reason: str, *, usable: bool = False) -> DeadLetter:
+def build_decision_letter(
+    delivery: IntakeDelivery, reason: str, *, usable: bool = False
+) -> DeadLetter:
     """Build the dead letter of a message that could not be decided.
 
     Messages that roles repeat, such as a listing's observations, need one letter per resource, and
     no letter is required. ``usable``: the message could be decided later.
     """
-    about = _comes_again(delivery)
+    about = _repeated_identity(delivery)
     content = reason if about else ""
     return DeadLetter("decision", reason, delivery, about, content, usable and not about)
 
 
-def _comes_again(delivery: IntakeDelivery) -> str:
+def _repeated_identity(delivery: IntakeDelivery) -> str:
     """Return the identity of a message that roles repeat, or "" for one that is sent once."""
     try:
         what, key = parse_stored_intake(delivery.subject)
     except ValueError:
         return ""
-    return f"{what}/{key}" if what in _COME_AGAIN else ""
+    return f"{what}/{key}" if what in _REPEATED else ""
 
 
-def over_quota(delivery: IntakeDelivery) -> DeadLetter:
+def build_quota_letter(delivery: IntakeDelivery) -> DeadLetter:
     """Build the record of a message beyond its namespace's quota."""
     namespace = namespace_of(delivery.subject)
     reason = (
@@ -79,15 +81,17 @@ def over_quota(delivery: IntakeDelivery) -> DeadLetter:
     return DeadLetter("quota", reason, delivery)
 
 
-async def tell_refused(sink: DecisionSink, letters: Sequence[DeadLetter], now: datetime) -> None:
+async def publish_rejections(
+    sink: DecisionSink, letters: Sequence[DeadLetter], now: datetime
+) -> None:
     """Reply to the senders of rejected messages, and publish the rejections as outcomes."""
     rejections = [each for letter in letters for each in _rejection(letter, now)]
     if rejections:
         await sink.reject(rejections)
-    await answer_refused(sink, letters)
+    await reply_to_rejected(sink, letters)
 
 
-async def answer_refused(sink: DecisionSink, letters: Sequence[DeadLetter]) -> None:
+async def reply_to_rejected(sink: DecisionSink, letters: Sequence[DeadLetter]) -> None:
     """Reply to the senders that expect a reply."""
     asked = [letter for letter in letters if letter.delivery.reply_to is not None]
     if asked:

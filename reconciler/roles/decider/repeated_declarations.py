@@ -13,7 +13,9 @@ from reconciler.resource.turn import Command
 from reconciler.roles.decider.refusals import understand
 
 
-def placed(commands: Sequence[Command], declared: Sequence[IntakeDelivery]) -> list[Command]:
+def with_first_positions(
+    commands: Sequence[Command], declared: Sequence[IntakeDelivery]
+) -> list[Command]:
     """Return commands with the first position of each declaration's source and id.
 
     ``declared`` are the other declarations of the resource in the intake.

@@ -142,9 +142,9 @@ class ResourceRepository:
             try:
                 await self._append(remaining)
             except AppendLostError:
-                beaten = await self._beaten(remaining)
-                lost += beaten
-                remaining = [commit for commit in remaining if commit not in beaten]
+                conflicting = await self._find_conflicting(remaining)
+                lost += conflicting
+                remaining = [commit for commit in remaining if commit not in conflicting]
             except BaseException:
                 self.forget([commit.key for commit in remaining])
                 raise
@@ -167,7 +167,7 @@ class ResourceRepository:
         if states:
             await self._log.save_states(states)
 
-    async def _beaten(self, commits: Sequence[Commit]) -> list[Commit]:
+    async def _find_conflicting(self, commits: Sequence[Commit]) -> list[Commit]:
         """Return the turns whose resources another writer has changed. Cache the new states."""
         self.forget([commit.key for commit in commits])
         await self._load([commit.key for commit in commits], from_leader=True)
@@ -183,9 +183,9 @@ class ResourceRepository:
         """Exclude a resource whose history became shorter, because a log only grows."""
         kept, base = self._kept.get(commit.key), commit.base.state.version
         if kept is not None and kept.state.version < base:
-            found = f"a history that ends with event {kept.state.version}"
+            actual = f"a history that ends with event {kept.state.version}"
             expected = f"event {base}"
-            self.hold(LogDamage("Lost", kept.position, base, expected, found, str(commit.key)))
+            self.hold(LogDamage("Lost", kept.position, base, expected, actual, str(commit.key)))
 
     async def _load(self, keys: Sequence[ResourceKey], *, from_leader: bool = False) -> None:
         outdated = self._keep(await self._log.load(keys, from_leader=from_leader))

@@ -40,13 +40,13 @@ OWN_OPENING_SECONDS = 1.0
 PROBE_PATIENCE_SECONDS = 1.0
 """Time to wait for the result of a probe, without rejecting the call."""
 
-_ASK_AGAIN_SECONDS = 1.0
+_PROBE_REQUEST_SECONDS = 1.0
 _SPREAD_SECONDS = 0.5
 _NOTICEABLE_SECONDS = 0.01
 _CLIENT_ERROR = 400
 _SERVER_ERROR = 500
 # Client errors that prove no successful processing: unauthorized, timeout, too early.
-_NOBODY_IS_SERVED = frozenset({401, 408, 425})
+_UNSERVED = frozenset({401, 408, 425})
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ class ApiGate:
         self._own_throttle_until = 0.0
         self._own_opening_until = 0.0
         self._grant_taken = ("", 0)
-        self._asked_at = float("-inf")
+        self._requested_at = float("-inf")
         self._turned_away_until = 0.0
         self._changed = asyncio.Event()
 
@@ -126,13 +126,13 @@ class ApiGate:
         return 0.0 if self.limiter is None else self.limiter.interval
 
     @property
-    def knows_log(self) -> bool:
+    def is_log_certain(self) -> bool:
         """Whether the log is certainly the one in which the calls were decided."""
         return self._log is None or self._log.is_certain
 
     # --- entering
 
-    async def until_log_known(self) -> None:
+    async def wait_for_log(self) -> None:
         """Wait for this certainty; raises ``TurnedAwayError`` after `MAX_WAIT_SECONDS`."""
         if self._log is not None and not await self._log.until_certain(MAX_WAIT_SECONDS):
             raise TurnedAwayError(
@@ -147,7 +147,7 @@ class ApiGate:
         """Return an error if a call would have to wait too long, without waiting."""
         if self._is_troubled:
             wait = self.closed_seconds
-            is_crowded = self.inside > MAX_INSIDE and (wait > 0 or bool(self._broken()))
+            is_crowded = self.inside > MAX_INSIDE and (wait > 0 or bool(self._open_breakers()))
             if wait > MAX_WAIT_SECONDS or is_crowded or self._probe_takes_long():
                 return self._closed(config, wait)
         if self.limiter is not None:
@@ -166,9 +166,9 @@ class ApiGate:
             if closed > MAX_WAIT_SECONDS or waited > MAX_WAIT_SECONDS:
                 raise self._closed(config, closed)
             if closed > 0:
-                await self._until_changed(closed)
+                await self._wait_for_change(closed)
                 continue
-            broken = self._broken()
+            broken = self._open_breakers()
             if not broken:
                 self._is_troubled = False
             elif self._take_grant(broken):
@@ -176,8 +176,8 @@ class ApiGate:
             elif self._probe_takes_long():
                 raise self._closed(config, closed)
             else:
-                self._ask_for_probe(broken)
-                await self._until_changed(PROBE_PATIENCE_SECONDS / 4)
+                self._request_probe(broken)
+                await self._wait_for_change(PROBE_PATIENCE_SECONDS / 4)
         waited = self._clock() - began
         if waited > _NOTICEABLE_SECONDS:  # spread the calls that waited for the same moment
             await asyncio.sleep(self._jitter() * min(waited, _SPREAD_SECONDS))
@@ -187,9 +187,9 @@ class ApiGate:
         """Return the context for the requests of an action or a listing."""
         return Calls(self, config, is_probe=is_probe)
 
-    def keep_out(self, config: str) -> None:
+    def check_open(self, config: str) -> None:
         """Raise ``TurnedAwayError`` if a call would have to wait, or be the breaker's probe."""
-        if self._is_troubled and (self.closed_seconds > 0 or self._broken()):
+        if self._is_troubled and (self.closed_seconds > 0 or self._open_breakers()):
             raise self._closed(config, self.closed_seconds)
 
     def check_writes(self) -> None:
@@ -210,7 +210,7 @@ class ApiGate:
                 until = max(until, member.open_until)
         return until
 
-    def _broken(self) -> list[Member]:
+    def _open_breakers(self) -> list[Member]:
         return [member for member in self.members.values() if member.is_broken]
 
     def _take_grant(self, broken: list[Member]) -> bool:
@@ -231,16 +231,16 @@ class ApiGate:
             for member in self.members.values()
         )
 
-    def _ask_for_probe(self, broken: list[Member]) -> None:
+    def _request_probe(self, broken: list[Member]) -> None:
         now = self._clock()
         if any(now < member.probe_until for member in broken):
             return  # a process makes it already
-        if now >= self._asked_at + _ASK_AGAIN_SECONDS:
-            self._asked_at = now
+        if now >= self._requested_at + _PROBE_REQUEST_SECONDS:
+            self._requested_at = now
             first = min(broken, key=lambda member: member.name)
             self._report(GateReport(first.name, "Probing", first.version))
 
-    async def _until_changed(self, seconds: float) -> None:
+    async def _wait_for_change(self, seconds: float) -> None:
         changed = self._changed
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
@@ -250,7 +250,7 @@ class ApiGate:
 
     def _closed(self, config: str, wait: float) -> TurnedAwayError:
         wait = max(wait, PROBE_PATIENCE_SECONDS)
-        for member in self._broken():
+        for member in self._open_breakers():
             is_over = member.open_until <= self._clock()
             until = "its probe succeeds" if is_over else _moment(member.shown_until)
             why = f"breaker of API {member.name!r} open until {until}"
@@ -289,39 +289,39 @@ class ApiGate:
         """Process the result of a call that started in an epoch of this gate."""
         if error is None:
             if self._failures or self._is_troubled:
-                self._saw_answer(epoch)
+                self._process_response(epoch)
             return
         if isinstance(error, (ConfigurationError, NotCalledError)):
             return  # no call was made
-        self.saw_wish(error, config)
+        self.note_throttling(error, config)
         if _is_failure(error):
-            self._saw_failure(error, config, epoch)
+            self._process_failure(error, config, epoch)
         else:
-            self._saw_answer(epoch)
+            self._process_response(epoch)
 
-    def saw_wish(self, error: ProviderError, config: str) -> None:
+    def note_throttling(self, error: ProviderError, config: str) -> None:
         """Process only the throttling in an error."""
         wait = _throttle_of(error)
         if wait:
-            self._saw_throttle(error, config, wait)
+            self._process_throttle(error, config, wait)
 
     def stop(self) -> None:
         """Report that this process makes no probe, neither a running one nor one granted later."""
-        for member in self._broken():
+        for member in self._open_breakers():
             self._report(GateReport(member.name, "Stopping"))
 
-    def forget_calls_under_way(self) -> None:
+    def ignore_running_calls(self) -> None:
         """Ignore the results of running calls, because this process itself was paused."""
         self.epoch += 1
 
-    def _saw_answer(self, epoch: int) -> None:
+    def _process_response(self, epoch: int) -> None:
         if epoch != self.epoch:
             return
         self._failures = 0
-        for member in self._broken():
+        for member in self._open_breakers():
             self._report(GateReport(member.name, "Responding", member.version))
 
-    def _saw_throttle(self, error: ProviderError, config: str, wait: float) -> None:
+    def _process_throttle(self, error: ProviderError, config: str, wait: float) -> None:
         until = self._clock() + wait
         if until > self._closed_until():
             self._own_throttle_until = until
@@ -331,12 +331,12 @@ class ApiGate:
             )
             self._report(report)
 
-    def _saw_failure(self, error: ProviderError, config: str, epoch: int) -> None:
+    def _process_failure(self, error: ProviderError, config: str, epoch: int) -> None:
         member = self.members.get(config)
         if member is None or epoch != self.epoch:
             return
         self._failures += 1
-        broken = self._broken()
+        broken = self._open_breakers()
         is_enough = self._failures >= member.failures_to_open or bool(broken)
         if not is_enough or self._own_opening_until > self._clock():
             return
@@ -353,7 +353,7 @@ class ApiGate:
                 )
             )
 
-    # --- what the log says
+    # --- state from the log
 
     def apply(self, member: Member, event: LogEvent, now: datetime) -> None:
         """Fold an event of one of its configurations."""
@@ -362,11 +362,11 @@ class ApiGate:
         if isinstance(event.data, (BreakerOpened, BreakerClosed)):
             self._failures = 0
             self._own_opening_until = 0.0
-        self.look_again()
+        self.refresh()
 
-    def look_again(self) -> None:
+    def refresh(self) -> None:
         """Update the state after a change, and wake waiting calls."""
-        self._is_troubled = bool(self._broken()) or self.closed_seconds > 0
+        self._is_troubled = bool(self._open_breakers()) or self.closed_seconds > 0
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -374,32 +374,32 @@ class ApiGate:
 class Calls:
     """Context that permits the requests of one action or listing, and processes their results."""
 
-    __slots__ = ("_before", "_config", "_epoch", "_gate", "_is_probe")
+    __slots__ = ("_config", "_epoch", "_gate", "_is_probe", "_previous_permit")
 
     def __init__(self, gate: ApiGate, config: str, *, is_probe: bool) -> None:
         self._gate = gate
         self._config = config
         self._is_probe = is_probe
         self._epoch = gate.epoch
-        self._before: CallGate | None = None
+        self._previous_permit: CallGate | None = None
 
     def __enter__(self) -> Self:
         """Make this object the permit of the current task."""
-        self._before = CALL_GATE.get()
+        self._previous_permit = CALL_GATE.get()
         CALL_GATE.set(self)
         return self
 
     def __exit__(self, _class: object, error: BaseException | None, _traceback: object) -> None:
         """Process the result. An unexpected error proves nothing about the API."""
         if CALL_GATE.get() is self:  # an abandoned generator is finalized in another context
-            CALL_GATE.set(self._before)
+            CALL_GATE.set(self._previous_permit)
         if error is None or isinstance(error, (ProviderError, ConfigurationError)):
             self._gate.saw(error, self._config, self._epoch)
 
     @property
     def is_free(self) -> bool:
         """Whether the next request may be sent immediately."""
-        return self._gate.is_open and self._gate.knows_log
+        return self._gate.is_open and self._gate.is_log_certain
 
     @property
     def pace_seconds(self) -> float:
@@ -409,8 +409,8 @@ class Calls:
     async def wait(self, *, goes_first: bool = False) -> None:
         """Wait until the next request may be sent; raises ``TurnedAwayError``."""
         gate = self._gate
-        if not gate.knows_log:
-            await gate.until_log_known()
+        if not gate.is_log_certain:
+            await gate.wait_for_log()
         if not self._is_probe and await gate.enter(self._config):
             self._is_probe, self._epoch = True, gate.epoch
         if gate.limiter is not None:
@@ -432,7 +432,7 @@ def _is_failure(error: ProviderError) -> bool:
         return False
     status = error.status
     is_refusal = status is not None and _CLIENT_ERROR <= status < _SERVER_ERROR
-    return not is_refusal or status in _NOBODY_IS_SERVED
+    return not is_refusal or status in _UNSERVED
 
 
 def _moment(at: datetime | None) -> str:

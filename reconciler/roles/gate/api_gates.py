@@ -55,10 +55,10 @@ _FOLDED = frozenset(
         HoldApproved,
     }
 )
-STANDSTILL_SECONDS = 3.0
+PAUSE_SECONDS = 3.0
 """Gap between two checks of the clock that proves that this process was paused."""
 
-_LOOK_SECONDS = 0.5
+_CHECK_SECONDS = 0.5
 _RETRY_SECONDS = 0.5
 _LAST_REPORTS_SECONDS = 2.0
 _logger = structlog.get_logger(__name__)
@@ -130,13 +130,13 @@ class ApiGates:
         if event.resourceversion > member.seen:
             self.of(name).apply(member, event, self._now())
             if self._is_loaded:
-                _tell(name, event)
+                _log_change(name, event)
 
     async def run(self) -> None:
         """Publish reports, and detect pauses of this process, until canceled."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._report_for_ever())
-            tasks.create_task(self._notice_standstills())
+            tasks.create_task(self._publish_reports())
+            tasks.create_task(self._detect_pauses())
 
     async def close(self) -> None:
         """Publish the remaining reports, including that this process makes no more probes."""
@@ -146,19 +146,19 @@ class ApiGates:
             async with asyncio.timeout(_LAST_REPORTS_SECONDS):
                 await self._intake.publish([self._message(each) for each in self._reports.values()])
 
-    async def _notice_standstills(self) -> None:
+    async def _detect_pauses(self) -> None:
         """Ignore the results of calls that timed out while this process was paused.
 
         Otherwise one paused process would open the breaker for all others.
         """
         while True:
-            before = self._clock()
-            await asyncio.sleep(_LOOK_SECONDS)
-            if self._clock() - before > STANDSTILL_SECONDS:
+            checked_at = self._clock()
+            await asyncio.sleep(_CHECK_SECONDS)
+            if self._clock() - checked_at > PAUSE_SECONDS:
                 for gate in self._gates.values():
-                    gate.forget_calls_under_way()
+                    gate.ignore_running_calls()
 
-    async def _report_for_ever(self) -> None:
+    async def _publish_reports(self) -> None:
         while True:
             await self._report_came.wait()
             self._report_came.clear()
@@ -216,7 +216,7 @@ class ApiGates:
             self._by_config[name] = gate
         for name, gate in self._gates.items():
             self._limit(name, gate, [declared[member] for member in gate.members])
-            gate.look_again()
+            gate.refresh()
 
     def _limit(self, name: str, gate: ApiGate, configs: list[ProviderConfigSpec]) -> None:
         """Set a gate's rate limit to the strictest one of its configurations."""
@@ -240,7 +240,7 @@ class ApiGates:
         gate.limiter.per_second, gate.limiter.burst = min(rates), burst
 
 
-def _tell(name: str, event: LogEvent) -> None:
+def _log_change(name: str, event: LogEvent) -> None:
     """Log the change for operators."""
     match event.data:
         case ApiThrottled(until=until, message=why) | BreakerOpened(until=until, message=why):

@@ -43,7 +43,7 @@ class Member:
 
     def fold(self, event: LogEvent, now: datetime, clock: float) -> bool:
         """Fold an event. Return whether its breaker changed."""
-        before, self.seen = self.version, event.resourceversion
+        previous_version, self.seen = self.version, event.resourceversion
         match event.data:
             case SpecDeclared() | SpecWithdrawn():
                 self.version = event.resourceversion if self.version else 0
@@ -66,7 +66,7 @@ class Member:
                 self.has_twin = False
             case _:
                 pass
-        return self.version != before
+        return self.version != previous_version
 
 
 def _remaining(until: datetime, now: datetime, most: float) -> float:

@@ -19,8 +19,8 @@ import structlog
 from reconciler.ports import RateConflictError, RateStore
 
 AHEAD_SECONDS = 0.25
-"""Time that a process reserves at once. A longer one saves round trips, and loses more slots at a
-crash."""
+"""Time that a process reserves with one write. A longer one saves round trips, and loses more slots
+at a crash."""
 
 MAX_SLOTS_AT_ONCE = 256
 MAX_AHEAD_SECONDS = 1.0
@@ -113,7 +113,7 @@ class RateLimiter:
                     if wait > 0:
                         await asyncio.sleep(wait)
                     if self._clock() - slot <= LATE_SECONDS:
-                        self._let_one_through()
+                        self._release_one()
             except RateConflictError:
                 self._revision = None
                 await asyncio.sleep(self._jitter() * _CONFLICT_SECONDS)
@@ -130,7 +130,7 @@ class RateLimiter:
         share = max(1, int(AHEAD_SECONDS * self.per_second))
         return min(len(self._waiters), share, MAX_SLOTS_AT_ONCE)
 
-    def _let_one_through(self) -> None:
+    def _release_one(self) -> None:
         while self._waiters:
             waiter = self._waiters.popleft()
             if not waiter.done():
@@ -142,19 +142,19 @@ class RateLimiter:
         if self._revision is None:
             self._arrival, self._revision = await self._store.load(self.name)
         now = await self._store.now()
-        by_our_clock = self._clock() - now
+        offset = self._clock() - now
         interval, burst = self.interval, self.burst
         arrival, times = slots(self._checked(now), now, count, interval, burst)
         ahead = times[0] - now - max(MAX_AHEAD_SECONDS, 2 * interval)
         if ahead > 0:
-            self._next_slot = times[0] + by_our_clock
+            self._next_slot = times[0] + offset
             self._revision = None
             await asyncio.sleep(ahead)
             return []
         self._revision = await self._store.save(self.name, arrival, self._revision)
         self._arrival = arrival
-        self._next_slot = arrival - (burst - 1) * interval + by_our_clock
-        return [each + by_our_clock for each in times]
+        self._next_slot = arrival - (burst - 1) * interval + offset
+        return [each + offset for each in times]
 
     def _checked(self, now: float) -> float:
         """Return the arrival time, reduced to what a correct clock can have stored."""

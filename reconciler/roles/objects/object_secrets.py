@@ -63,18 +63,18 @@ def hide_and_digest(
 
     If the log already has the object, only the fields outside the digest are searched.
     """
-    shown, known = digest(seen), list[object]()
+    observed_digest, known = digest(seen), list[object]()
     mark = seen.labels.get(OWNER_LABEL, "")
     for row in rows:
-        if row.observed_digest == shown:
-            return _without_secret_marks(seen, secrecy), shown
+        if row.observed_digest == observed_digest:
+            return _without_secret_marks(seen, secrecy), observed_digest
         known += [row.external_name, row.uid, row.observed_uid, row.labels]
         tokens = row.key.tokens
         if mark.endswith(tokens) and not secrecy.is_in(mark.removesuffix(tokens)):
             known.append(mark)
     hidden = hide_secrets(seen, secrecy, *known)
     if hidden is None or hidden is seen:
-        return None if hidden is None else (seen, shown)
+        return None if hidden is None else (seen, observed_digest)
     return hidden, digest(hidden)
 
 

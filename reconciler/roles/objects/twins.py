@@ -82,18 +82,18 @@ class TwinDetector:
         suspects: list[Suspect] = []
         async for some in with_pauses(shown):
             suspects += [each for each in some if _is_suspect(each.object, spaces, known_version)]
-        found: list[NewerObject] = []
+        newer: list[NewerObject] = []
         unclear: set[ResourceKey] = set()
         for at in range(0, len(suspects), _LOADED_AT_ONCE):
             some = suspects[at : at + _LOADED_AT_ONCE]
-            found += await self._newer(kind, some, spaces, unclear)
-        if not found:
+            newer += await self._newer(kind, some, spaces, unclear)
+        if not newer:
             return Comparison(must_wait=False, unclear=frozenset(unclear))
         _logger.warning(
             "an API has objects that are newer than this log",
             config=config,
-            total=len(found),
-            example=found[0].action,
+            total=len(newer),
+            example=newer[0].action,
         )
         version = 0 if hold is None else hold.version
         reported = ApiReported(
@@ -101,8 +101,8 @@ class TwinDetector:
             self._name,
             self._now(),
             version,
-            newer=tuple(found[:MAX_NEWER_OBJECTS]),
-            total=len(found),
+            newer=tuple(newer[:MAX_NEWER_OBJECTS]),
+            total=len(newer),
         )
         message = IntakeMessageOut("result", config_key(config), reported, self._new_id())
         await self._intake.publish([message])
@@ -119,7 +119,7 @@ class TwinDetector:
         named = [(each, labelled_resource(each.object, spaces.log_id)) for each in suspects]
         keys = {key for each, named_by in named for key in (each.told, named_by) if key is not None}
         histories = await self._log.load(sorted(keys), from_leader=True, use_cache=False)
-        found: list[NewerObject] = []
+        newer: list[NewerObject] = []
         for each, resource in named:
             if resource is None:
                 continue
@@ -131,12 +131,12 @@ class TwinDetector:
             events = histories[resource].events
             known = events[-1].resourceversion if events else 0
             action = newer_action(each.object, spaces, known)
-            seen_by = (*events, *histories[each.told].events)
-            if action is None or any(_shows(event, each.object) for event in seen_by):
+            histories_events = (*events, *histories[each.told].events)
+            if action is None or any(_shows(event, each.object) for event in histories_events):
                 continue
             shown = each.object
-            found.append(NewerObject(kind, shown.name, shown.uid, action, known))
-        return found
+            newer.append(NewerObject(kind, shown.name, shown.uid, action, known))
+        return newer
 
 
 def _is_suspect(

@@ -66,13 +66,13 @@ class ChangeFeed:
         """Follow until canceled, with a minimum interval between requests."""
         while True:
             began = self._clock()
-            wait = await self._try_to_ask()
+            wait = await self._try_request()
             await asyncio.sleep(max(wait, began + PACE_SECONDS - self._clock()))
 
-    async def _try_to_ask(self) -> float:
+    async def _try_request(self) -> float:
         """Send one request, and return the seconds to wait after it."""
         try:
-            is_news = await self._ask()
+            is_news = await self._request()
         except TurnedAwayError as error:
             return error.retry_after_seconds or 0.0
         except asyncio.CancelledError:
@@ -92,7 +92,7 @@ class ChangeFeed:
         # Wait after a change, because further changes cannot cause an earlier listing.
         return self._least_seconds() if is_news else 0.0
 
-    async def _ask(self) -> bool:
+    async def _request(self) -> bool:
         """Send one request, and pass a change on. Return whether there was one."""
         provider = self._providers.get(self._config_name, self._kind)
         if not isinstance(provider, WatchingProvider):

@@ -88,12 +88,12 @@ class ForeignListings:
         subject, part = delivery.subject, delivery.part
         if isinstance(part, ListingBegan):
             self._refused.pop(subject, None)
-            await self._forget_abandoned()
+            await self._drop_abandoned()
             self._begin(subject, part, delivery)
         elif subject in self._refused:
             return  # already reported
         elif isinstance(part, ListingItem):
-            opened = self._opened(subject)
+            opened = self._open_listing(subject)
             opened.listing.add([part.object])
             await self._make_room(opened, decoded_bytes(delivery.payload))
         elif isinstance(part, ListingCompleted):
@@ -123,7 +123,7 @@ class ForeignListings:
         self._close(subject)
         self._open[subject] = _Open(self._clock(), listing, delivery)
 
-    def _opened(self, subject: str) -> _Open:
+    def _open_listing(self, subject: str) -> _Open:
         opened = self._open.get(subject)
         if opened is None:
             raise ListingRefusedError(
@@ -160,14 +160,14 @@ class ForeignListings:
             self._size -= opened.size
 
     async def _complete(self, subject: str, part: ListingCompleted) -> None:
-        listing = self._opened(subject).listing
+        listing = self._open_listing(subject).listing
         self._close(subject)
         objects = listing.complete(part.count)
         began = listing.began
         provider = self._providers.get(began.provider_config, began.kind)
         await self._observer.publish_changes(listing, objects, provider)
 
-    async def _forget_abandoned(self) -> None:
+    async def _drop_abandoned(self) -> None:
         """Reject abandoned listings, and the oldest one if there are too many."""
         oldest = self._clock() - ABANDONED_SECONDS
         for opened in list(self._open.values()):

@@ -35,12 +35,12 @@ class HintCalls:
         assert self._token is not None
         CALL_GATE.reset(self._token)
         if isinstance(error, ProviderError):
-            self._gate.saw_wish(error, self._config)
+            self._gate.note_throttling(error, self._config)
 
     @property
     def is_free(self) -> bool:
         """Whether the next request may be sent immediately."""
-        return self._gate.is_open and self._gate.knows_log
+        return self._gate.is_open and self._gate.is_log_certain
 
     @property
     def pace_seconds(self) -> float:
@@ -50,8 +50,8 @@ class HintCalls:
     async def wait(self, *, goes_first: bool = False) -> None:
         """Wait only for the rate limit; raises ``TurnedAwayError`` while the gate is closed."""
         gate = self._gate
-        if not gate.knows_log:
-            await gate.until_log_known()
-        gate.keep_out(self._config)
+        if not gate.is_log_certain:
+            await gate.wait_for_log()
+        gate.check_open(self._config)
         if gate.limiter is not None:
             await gate.limiter.take(goes_first=goes_first)

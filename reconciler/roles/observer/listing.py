@@ -183,7 +183,7 @@ async def observations(
             if creator is not None and not (released_by or is_gone):
                 recorded = hide_and_digest(each, secrecy, [creator])
                 creators.add(creator.key)
-                if recorded is not None and _shows_more(*recorded, creator):
+                if recorded is not None and _is_news(*recorded, creator):
                     seen = _observed(listing, each.name, recorded[0], unmanaged)
                     found.append((creator.key, seen))
                 continue
@@ -201,7 +201,7 @@ async def observations(
             ours = log_id if is_ours and is_ours(each) else ""
             left_to = released_by or elsewhere
             guard = config.deletion_guard
-            interested = _interested(
+            interested = _affected(
                 listing, recorded, mine, unmanaged, guard, ours=ours, left_to=left_to
             )
             for row, taken in interested:
@@ -230,7 +230,7 @@ async def _missing(
     ``creators``: resources with an object under another name. If such a resource owns nothing, none
     of its objects is absent.
     """
-    began, found = listing.began, list[tuple[ResourceKey, Observed]]()
+    began, absences = listing.began, list[tuple[ResourceKey, Observed]]()
     doubtful: list[StatusRow] = []
     async for some in with_pauses(known.items()):
         for place, mine in some:
@@ -253,8 +253,8 @@ async def _missing(
                     taken = _find_other_owner(row, mine)
                     name = row.external_name
                     gone = _observed(listing, name, None, unmanaged, losses, belongs_to=taken)
-                    found.append((row.key, replace(gone, absent_uid=row.uid or row.observed_uid)))
-    return found, doubtful
+                    absences.append((row.key, replace(gone, absent_uid=row.uid or row.observed_uid)))
+    return absences, doubtful
 
 
 def _would_be_made_twice(row: StatusRow, listing: ListingAssembler) -> bool:
@@ -296,13 +296,13 @@ async def _released(
     listing: ListingAssembler, rows: Mapping[str, StatusRow]
 ) -> dict[tuple[str, str | None], str]:
     """Return the objects that were released, with the resources that released them."""
-    began, found = listing.began, dict[tuple[str, str | None], str]()
+    began, released = listing.began, dict[tuple[str, str | None], str]()
     async for some in with_pauses(list(rows.values())):
         for row in some:
             is_here = (row.provider_config, row.kind) == (began.provider_config, began.kind)
             if row.released and is_here:
-                found.update(dict.fromkeys(row.released, str(row.key)))
-    return found
+                released.update(dict.fromkeys(row.released, str(row.key)))
+    return released
 
 
 def _creator(
@@ -361,13 +361,13 @@ def _find_by_name(
         resources = known.get(place, ())
         if all(map(_is_about_to_claim, resources)):
             of_name.setdefault(each.name, []).append(place)
-        if not any(map(_has, resources)):
+        if not any(map(_has_claim, resources)):
             unclaimed.setdefault(each.name, []).append(place)
     for row in rows:
         # An object that only undeclared resources have exists, so a first observation must report
         # it.
-        found = unclaimed if row.reason == AWAITING_LISTING else of_name
-        unknown = sorted(found.get(row.external_name, ()))
+        places = unclaimed if row.reason == AWAITING_LISTING else of_name
+        unknown = sorted(places.get(row.external_name, ()))
         if row.operation == "Create":  # each may be its result, which the action will report
             for place in unknown:
                 # An object that an undeclared resource waits to claim existed before. This row is
@@ -412,7 +412,7 @@ def _new_key(
     return ResourceKey(namespace, began.kind, name_for_external(name, began.provider_config))
 
 
-def _interested(
+def _affected(
     listing: ListingAssembler,
     recorded: tuple[ExternalObject, str],
     rows: Sequence[StatusRow],
@@ -436,17 +436,17 @@ def _interested(
         if is_other and listing.place_of(row) != listing.place(seen.name, seen.uid):
             continue  # it was replaced, and will be deleted
         is_alone = len(rows) == 1 and not left_to  # the frequent case
-        taken = "" if is_alone else _find_other_owner(row, rows) or _left_to(row, rows, left_to)
-        if taken and taken == row.belongs_to and not _has(row):
+        taken = "" if is_alone else _find_other_owner(row, rows) or _yielded_to(row, rows, left_to)
+        if taken and taken == row.belongs_to and not _has_claim(row):
             continue  # the other resource decides about the object
         if not taken and _is_about_to_claim(row) and len([*filter(_is_about_to_claim, rows)]) > 1:
             continue  # the others yield first: this listing notifies them
-        is_news = _shows_more(seen, shown, row) or row.belongs_to != taken or row.doubted
-        if is_news or _may_pass_now(row, seen, unmanaged, guard, ours):
+        is_news = _is_news(seen, shown, row) or row.belongs_to != taken or row.doubted
+        if is_news or _may_change_hold(row, seen, unmanaged, guard, ours):
             yield row, taken
 
 
-def _shows_more(seen: ExternalObject, shown: str, row: StatusRow) -> bool:
+def _is_news(seen: ExternalObject, shown: str, row: StatusRow) -> bool:
     """Return whether an object differs from the log; if foreign, whether its identity does."""
     if row.reason == AWAITING_READ:
         return True
@@ -463,30 +463,30 @@ def _find_other_owner(row: StatusRow, rows: Sequence[StatusRow]) -> str:
     other.
     """
     others = [each for each in rows if each is not row]
-    if not _has(row):
-        return min((str(each.key) for each in others if _has(each)), default="")
+    if not _has_claim(row):
+        return min((str(each.key) for each in others if _has_claim(each)), default="")
     if row.owned:
         return min((str(each.key) for each in others if each.owned), default="")
     having = (each for each in others if each.owned or _is_about_to_claim(each))
     return min((str(each.key) for each in having), default="")
 
 
-def _has(row: StatusRow) -> bool:
+def _has_claim(row: StatusRow) -> bool:
     return row.declared or row.owned or row.action_id != ""
 
 
 def _is_about_to_claim(row: StatusRow) -> bool:
     """Return whether a resource waits for this listing to claim an undeclared object."""
-    return row.reason == AWAITING_READ and not _has(row)
+    return row.reason == AWAITING_READ and not _has_claim(row)
 
 
-def _left_to(row: StatusRow, rows: Sequence[StatusRow], released_by: str) -> str:
+def _yielded_to(row: StatusRow, rows: Sequence[StatusRow], released_by: str) -> str:
     """Return the resource to which an undeclared one leaves an object that none has, or "".
 
     Only a declaration adopts an object that another resource has released. Of several resources
     that wait to claim an undeclared object, the first by name claims it.
     """
-    if _has(row):
+    if _has_claim(row):
         return ""
     if released_by:
         return "" if released_by == str(row.key) else released_by
@@ -494,7 +494,7 @@ def _left_to(row: StatusRow, rows: Sequence[StatusRow], released_by: str) -> str
     return "" if waiting[:1] in ([], [str(row.key)]) else waiting[0]
 
 
-def _may_pass_now(
+def _may_change_hold(
     row: StatusRow,
     seen: ExternalObject,
     unmanaged: UnmanagedCount | None,
@@ -521,7 +521,7 @@ async def _count_unmanaged(
     async for some in with_pauses(objects.items()):
         ours = [name for name, each in some if is_ours(each)]
         total += len(ours)
-        unmanaged += sum(1 for name in ours if not any(map(_has, known.get(name, ()))))
+        unmanaged += sum(1 for name in ours if not any(map(_has_claim, known.get(name, ()))))
     return UnmanagedCount(unmanaged, total)
 
 

@@ -75,13 +75,13 @@ class ObjectReads:
         self._clock = runtime.clock
         self._new_id = runtime.new_id
         self._came = asyncio.Event()
-        self._asked: dict[str, None] = {}
+        self._requested: dict[str, None] = {}
         self._reading: dict[str, asyncio.Task[None]] = {}
 
     def notice(self, _position: int, event: LogEvent) -> None:
         """Schedule a read of an object that is not ready, or requested; a subscriber of the log."""
         if isinstance(event.data, ReconcileAccepted) and event.data.reads:
-            self._asked[event.subject] = None
+            self._requested[event.subject] = None
             self._came.set()
         if event.subject in self._models.unready:
             self._came.set()
@@ -93,22 +93,22 @@ class ObjectReads:
             while True:
                 await self._came.wait()
                 self._came.clear()
-                for config_name, rows in self._take_asked().items():
+                for config_name, rows in self._take_requested().items():
                     tasks.create_task(self.read(rows, self._configurations.by_name[config_name]))
                 for config_name in {row.provider_config for row in self._unready()}:
                     if config_name not in self._reading:
                         task = tasks.create_task(self._read_until_ready(config_name))
                         self._reading[config_name] = task
 
-    def _take_asked(self) -> dict[str, list[StatusRow]]:
+    def _take_requested(self) -> dict[str, list[StatusRow]]:
         """Return the resources with a requested read, by configuration."""
-        asked, self._asked = self._asked, {}
-        rows = [row for name in asked if (row := self._models.status.get(name)) is not None]
-        found: dict[str, list[StatusRow]] = {}
+        requested, self._requested = self._requested, {}
+        rows = [row for name in requested if (row := self._models.status.get(name)) is not None]
+        by_config: dict[str, list[StatusRow]] = {}
         for row in rows:
             if row.doubted and row.provider_config in self._configurations.by_name:
-                found.setdefault(row.provider_config, []).append(row)
-        return found
+                by_config.setdefault(row.provider_config, []).append(row)
+        return by_config
 
     def _unready(self) -> list[StatusRow]:
         return [self._models.status[name] for name in self._models.unready]

@@ -285,13 +285,13 @@ class Observer:
 
     async def _read_each(self, config_name: str, kind: str, config: ProviderConfigSpec) -> int:
         """Read each object of an API without listings."""
-        await self._know_the_log()
+        await self._wait_for_log()
         rows: list[StatusRow] = []
         async for some in with_pauses(list(self._models.status.values())):
             rows += [row for row in some if is_observed(row, (config_name, kind))]
-        found = await self._reads.read_all(rows, config)
+        count = await self._reads.read_all(rows, config)
         self.listings += 1
-        return found
+        return count
 
     async def publish_changes(
         self,
@@ -306,7 +306,7 @@ class Observer:
                 changed.
         """
         began = listing.began
-        await self._know_the_log()
+        await self._wait_for_log()
         config = self._configurations.by_name.get(began.provider_config)
         if config is None:
             raise ListingRefusedError("its ProviderConfig was withdrawn during the listing")
@@ -422,7 +422,7 @@ class Observer:
             return None
         return round(self._clock() - listing.began_by + _HALF_MILLISECOND, 3)
 
-    async def _know_the_log(self) -> None:
+    async def _wait_for_log(self) -> None:
         """Wait until the rows include every declaration and action behind the listed objects.
 
         Listed objects were decided before. With stale rows, an object that another resource has

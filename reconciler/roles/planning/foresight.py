@@ -76,7 +76,7 @@ from reconciler.roles.sweeper.references import definition_messages, reference_m
 from reconciler.roles.sweeper.sweeper import has_its_configuration_now
 
 AFTER_EVERYTHING: Final = 2**53
-"""Positions from this one on are predicted, because no stream has so many messages."""
+"""Positions from this one on are predicted: no stream has that number of messages."""
 
 MAX_ROUNDS: Final = 1_000
 _ACTOR: Final = "foresight"
@@ -129,10 +129,10 @@ class ForeseenResource:
     # Compare with the outcome in the log.
     def outcome_changes(self) -> bool:
         """Whether its outcome would change."""
-        before, after = self.base.state.outcome, self.state.outcome
-        if before is None or after is None:
-            return before is not after
-        return (before.outcome, before.reason) != (after.outcome, after.reason)
+        current, predicted = self.base.state.outcome, self.state.outcome
+        if current is None or predicted is None:
+            return current is not predicted
+        return (current.outcome, current.reason) != (predicted.outcome, predicted.reason)
 
 
 class Foresight:
@@ -156,12 +156,12 @@ class Foresight:
         self._positions = count(AFTER_EVERYTHING)
         self._redefined: set[str] = set()
         self._reconfigured: set[str] = set()
-        self._shown_again: set[ResourceKey] = set()
+        self._observed_again: set[ResourceKey] = set()
         self._refers: Graph = {}
         self._places: dict[str, str] = {}
         self._contents: dict[str, Fields] = {}  # of sets, by digest
         self._listed: set[tuple[str, str]] = set()  # configurations and kinds, for this plan
-        self._stuck: set[str] = set()  # actions whose parts belong to another resource
+        self._blocked: set[str] = set()  # actions whose parts belong to another resource
 
     async def load(self) -> None:
         """Read the inputs of every decision."""
@@ -195,7 +195,7 @@ class Foresight:
     async def observe(self, config: str, kind: str, objects: Mapping[str, ExternalObject]) -> None:
         """Process a complete listing, and predict all consequences."""
         self._listed.add((config, kind))
-        await self._decide(await self._seen(config, kind, objects))
+        await self._decide(await self._observations_of(config, kind, objects))
         await self._to_the_end()
 
     def observed_at(self, mine: ForeseenResource) -> datetime | None:
@@ -212,7 +212,7 @@ class Foresight:
     async def _to_the_end(self) -> None:
         for _ in range(MAX_ROUNDS):
             work = await self._results()
-            for key, data in await self._told():
+            for key, data in await self._follow_up_messages():
                 work.setdefault(key, []).append(data)
             if not work:
                 return
@@ -222,7 +222,7 @@ class Foresight:
     async def _decide(
         self, work: Mapping[ResourceKey, Sequence[IntakeData]], *, declaring: bool = False
     ) -> None:
-        await self._meet(work)
+        await self._load_resources(work)
         for key, said in work.items():
             if key not in self.found:
                 continue
@@ -236,7 +236,7 @@ class Foresight:
                 mine.refused = next(refused, mine.refused)
             self._take(mine, turn)
 
-    async def _meet(self, work: Mapping[ResourceKey, Sequence[IntakeData]]) -> None:
+    async def _load_resources(self, work: Mapping[ResourceKey, Sequence[IntakeData]]) -> None:
         """Load resources on first use, and the targets of new declarations."""
         new = [key for key in work if key not in self.found]
         kept = await self._repository.get(new)
@@ -304,9 +304,11 @@ class Foresight:
 
     def _foreseen(self, mine: ForeseenResource, action: Action) -> ForeseenAction:
         approved, mine.is_approved = mine.is_approved, False
-        found = Comparison.of(mine.state, self._context(mine.key)).changes(action)
+        changes = Comparison.of(mine.state, self._context(mine.key)).changes(action)
         parts, is_step = self._parts(mine, action)
-        return ForeseenAction(action, found, needs_approval=approved, parts=parts, goes_on=is_step)
+        return ForeseenAction(
+            action, changes, needs_approval=approved, parts=parts, goes_on=is_step
+        )
 
     def _parts(self, mine: ForeseenResource, action: Action) -> tuple[list[PartChange], bool]:
         kind, spec = self.kinds.find(mine.key.kind), mine.state.desired.spec
@@ -330,22 +332,22 @@ class Foresight:
         results: dict[ResourceKey, list[IntakeData]] = {}
         for key, mine in list(self.found.items()):
             flight, outcome = mine.state.actions.in_flight, mine.state.outcome
-            asked = mine.state.holds.approval
+            approval = mine.state.holds.approval
             waits = flight is None and outcome is not None and outcome.reason == Hold.APPROVAL
-            if waits and asked is not None:
+            if waits and approval is not None:
                 mine.is_approved = True
-                results[key] = [Approved(Hold.APPROVAL, plan=asked.plan)]
+                results[key] = [Approved(Hold.APPROVAL, plan=approval.plan)]
                 continue
-            if flight is None or flight.is_held or flight.action.action_id in self._stuck:
+            if flight is None or flight.is_held or flight.action.action_id in self._blocked:
                 continue
             if not any(each.action.action_id == flight.action.action_id for each in mine.actions):
                 parts, is_step = self._parts(mine, flight.action)
                 under_way = ForeseenAction(flight.action, [], True, parts=parts, goes_on=is_step)
                 mine.actions.append(under_way)
-            told = await self._told_to_parts(mine, mine.actions[-1].parts)
+            told = await self._part_messages(mine, mine.actions[-1].parts)
             report = self._report(key, mine)
             if isinstance(told, str):
-                self._stuck.add(flight.action.action_id)
+                self._blocked.add(flight.action.action_id)
                 error = ActionError("NotDone", told)
                 report = msgspec.structs.replace(report, error=error, object=None)
             else:
@@ -354,11 +356,11 @@ class Foresight:
             results.setdefault(key, []).append(report)
         return results
 
-    async def _told_to_parts(
+    async def _part_messages(
         self, mine: ForeseenResource, parts: Sequence[PartChange]
     ) -> dict[ResourceKey, IntakeData] | str:
         """Declare and withdraw parts like the provider, or return why a part is not its own."""
-        await self._meet({each.key: () for each in parts})
+        await self._load_resources({each.key: () for each in parts})
         told: dict[ResourceKey, IntakeData] = {}
         for each in parts:
             part = self.found.get(each.key)
@@ -366,16 +368,14 @@ class Foresight:
                 continue
             desired = part.state.desired
             labels = {} if desired.spec is None else desired.spec.labels
-            taken = (
-                describe_part_conflict(str(each.key), labels, mine.key.tokens)
-                if desired.is_declared
-                else ""
+            other_owner = (
+                describe_part_conflict(str(each.key), labels, mine.key.tokens) if desired.is_declared else ""
             )
-            if taken and each.step == "Declare":
-                return taken
+            if other_owner and each.step == "Declare":
+                return other_owner
             if each.wanted is not None:
                 told[each.key] = Declared(each.wanted)
-            elif not taken:  # a part that belongs to another resource stays
+            elif not other_owner:  # a part that belongs to another resource stays
                 told[each.key] = Withdrawn()
         for key, said in told.items():
             self.found[key].part_of = mine.key
@@ -385,7 +385,7 @@ class Foresight:
     def _report(self, key: ResourceKey, mine: ForeseenResource) -> Reported:
         flight = mine.state.actions.in_flight
         assert flight is not None
-        wanted = [
+        outputs = [
             name
             for referrer in self._index.referrers(str(key))
             for reference in self._models.status[referrer].refers
@@ -393,9 +393,9 @@ class Foresight:
             for name in reference.fields
             if name.startswith("outputs.")
         ]
-        return expected_report(flight.action, flight.attempt, mine.state, wanted, self._now)
+        return expected_report(flight.action, flight.attempt, mine.state, outputs, self._now)
 
-    async def _told(self) -> list[tuple[ResourceKey, IntakeData]]:
+    async def _follow_up_messages(self) -> list[tuple[ResourceKey, IntakeData]]:
         """Return the messages that the sweeper and the observer would publish now."""
         rows, damaged = self._models.status, self._models.damage
         concerned = self._index.take_moved()
@@ -412,28 +412,28 @@ class Foresight:
             for secret, known in row.secrets.items()
             if not known and row.declared and row.key in self.found
         ]
-        told += self._show_again()
+        told += self._repeated_observations()
         changed, self._reconfigured = sorted(self._reconfigured), set()
         for name in changed:
-            told += await self._reconsidered(name)
+            told += await self._configuration_messages(name)
         return told
 
-    def _show_again(self) -> Iterator[tuple[ResourceKey, IntakeData]]:
+    def _repeated_observations(self) -> Iterator[tuple[ResourceKey, IntakeData]]:
         """Yield known objects for resources that wait for the next listing, once for each."""
         for key, mine in self.found.items():
             seen, last, spec = mine.state.observed, mine.state.outcome, mine.state.desired.spec
             if spec is not None and last is not None and last.reason == AWAITING_LISTING:
-                if key not in self._shown_again:
-                    self._shown_again.add(key)
+                if key not in self._observed_again:
+                    self._observed_again.add(key)
                     as_of, evidence = next(self._positions), "CompleteListing"
                     place = (spec.provider_config, spec.external_name)
                     yield key, Observed(*place, None, evidence, as_of, self._now)
                 continue
             if mine.state.desired.is_declared or last is None or last.reason != AWAITING_READ:
                 continue
-            if seen.object is None or key in self._shown_again:
+            if seen.object is None or key in self._observed_again:
                 continue
-            self._shown_again.add(key)
+            self._observed_again.add(key)
             shown = Observed(
                 seen.provider_config,
                 seen.object.name,
@@ -447,7 +447,7 @@ class Foresight:
             )
             yield key, shown
 
-    async def _reconsidered(self, name: str) -> list[tuple[ResourceKey, IntakeData]]:
+    async def _configuration_messages(self, name: str) -> list[tuple[ResourceKey, IntakeData]]:
         """Wake resources that wait for a changed configuration, and list its known objects."""
         configs = self.configurations.by_name
         rows = [row for row in self._models.status.values() if row.provider_config == name]
@@ -462,11 +462,11 @@ class Foresight:
         if self._places.get(name, config.endpoint) != config.endpoint:
             self.elsewhere[name] = sum(row.owned for row in rows)
             return told  # only a listing shows the objects of another API
-        await self._meet({row.key: () for row in rows})
+        await self._load_resources({row.key: () for row in rows})
         for kind in self.kinds.of_provider(config.provider):
             objects = self._known_objects(name, kind.name, config)
             if objects:
-                seen = await self._seen(name, kind.name, objects)
+                seen = await self._observations_of(name, kind.name, objects)
                 told += [(key, each) for key, said in seen.items() for each in said]
         return told
 
@@ -482,7 +482,7 @@ class Foresight:
                 known[f"{seen.name}\n{seen.uid}"] = seen
         return known
 
-    async def _seen(
+    async def _observations_of(
         self, name: str, kind: str, objects: Mapping[str, ExternalObject]
     ) -> dict[ResourceKey, list[IntakeData]]:
         config, known = self.configurations.by_name[name], self.kinds.find(kind)
@@ -494,9 +494,9 @@ class Foresight:
         listing.add(objects.values())
         complete = listing.complete(len(objects))
         rows, damage = self._models.status, self._models.damage.values()
-        found = await observations(listing, complete, rows, config, self._log.log_id, damage)
+        findings = await observations(listing, complete, rows, config, self._log.log_id, damage)
         work: dict[ResourceKey, list[IntakeData]] = {}
-        for key, seen in found.observed:
+        for key, seen in findings.observed:
             work.setdefault(key, []).append(seen)
         return work
 

@@ -105,7 +105,7 @@ async def find_lost(log: LogWithGaps, rows: NamedRows, models: ReadModels) -> li
     """
     short = await find_short_end(log, rows)
     if short is None and not await log.missing_events():
-        found = await stored_losses(rows)
+        damage = await stored_losses(rows)
     else:
         known = models if models.position else await load_models(rows)
         if short is not None and not _is_accepted(short, known):
@@ -113,8 +113,8 @@ async def find_lost(log: LogWithGaps, rows: NamedRows, models: ReadModels) -> li
             if await _count_attributed(log, known) < short.position - last:
                 raise LogTooShortError(short)
         await mark_lost(log, known)
-        found = known.damage.values()
-    return [each for each in found if each.problem == "Lost" and each.resource]
+        damage = known.damage.values()
+    return [each for each in damage if each.problem == "Lost" and each.resource]
 
 
 def _is_accepted(short: LogDamage, models: ReadModels) -> bool:
@@ -134,11 +134,11 @@ async def _count_attributed(log: LogEnds, models: ReadModels) -> int:
 
 async def stored_losses(rows: NamedRows) -> list[LogDamage]:
     """Return the lost events that the stored rows contain."""
-    found: list[LogDamage] = []
+    losses: list[LogDamage] = []
     for payload in (await rows.matching(f"{DAMAGE}.>")).values():
         with suppress(DecodeError):  # written by another client, so the rows are rebuilt
-            found.append(decode_damage(payload))
-    return [one for one in found if one.problem == "Lost"]
+            losses.append(decode_damage(payload))
+    return [one for one in losses if one.problem == "Lost"]
 
 
 async def mark_lost(log: LogEnds, models: ReadModels) -> None:

@@ -39,12 +39,12 @@ STANDBY_SECONDS = 0.5
 """Interval of checks for another projector's writes. After two without any, this one writes."""
 
 _ROWS_OVER = 4
-"""Rows beyond a batch's size: its last event may change two more, besides the fleet's row."""
+"""Rows beyond a batch's size: its last event may change two more, and the fleet's row."""
 
 MAX_WAITING = 16
 """Limit of batches in memory. Beyond it, reading the log pauses while batches are being written."""
 
-_LOOKS_AT_NOTHING = 2
+_IDLE_CHECKS = 2
 _RETRY_SECONDS = 1.0
 _logger = structlog.get_logger(__name__)
 
@@ -74,8 +74,8 @@ class Projector:
     def __init__(self, models: ReadModels, store: RowStore) -> None:
         self._models = models
         self._store = store
-        self._portion_rows = store.rows_at_once
-        self._waiting = deque(_portions_of_losses(models, store.rows_at_once))
+        self._batch_rows = store.rows_at_once
+        self._waiting = deque(_loss_batches(models, store.rows_at_once))
         self._changed = asyncio.Event()
         self._filled = asyncio.Event()
         self._progress = asyncio.Event()
@@ -83,7 +83,7 @@ class Projector:
         self._is_stuck = False  # the last round wrote none of the waiting batches
         self._stored: _Stored | None = None  # none: must be read
         self._stands_by = False
-        self._looks_at_nothing = 0
+        self._idle_checks = 0
         if self._waiting:
             self._changed.set()
 
@@ -121,18 +121,18 @@ class Projector:
 
     async def flush(self) -> None:
         """Write all changes so far, unless another projector does."""
-        self._end_portion()
+        self._end_batch()
         await self._write_waiting()
 
     # --- folding
 
     def _note_change(self) -> None:
-        if self._models.changed_rows >= self._portion_rows:
-            self._end_portion()
+        if self._models.changed_rows >= self._batch_rows:
+            self._end_batch()
             self._filled.set()
         self._changed.set()
 
-    def _end_portion(self) -> None:
+    def _end_batch(self) -> None:
         changes = self._models.take_changes()
         if changes is None:
             return
@@ -145,10 +145,10 @@ class Projector:
 
     async def _write_waiting(self) -> None:
         try:
-            if self._stands_by and await self._another_writes():
+            if self._stands_by and await self._is_another_writing():
                 return
             while self._waiting:
-                stored = self._stored or await self._look()
+                stored = self._stored or await self._read_checkpoint()
                 if self._drop_if_stored(stored.checkpoint):
                     continue
                 if stored.checkpoint is None or stored.checkpoint < self._waiting[0].after:
@@ -157,14 +157,14 @@ class Projector:
         except RowsConflictError:
             await self._stand_by()
 
-    async def _save(self, portion: RowChanges) -> None:
+    async def _save(self, batch: RowChanges) -> None:
         """Write a batch, in several parts if it has grown while the store failed."""
-        rows = list(portion.rows.items())
-        at_once = self._portion_rows + _ROWS_OVER
-        partly = replace(portion.after, is_whole=False)
+        rows = list(batch.rows.items())
+        at_once = self._batch_rows + _ROWS_OVER
+        partly = replace(batch.after, is_whole=False)
         for start in range(0, max(1, len(rows)), at_once):
             is_last = start + at_once >= len(rows)
-            checkpoint = portion.checkpoint if is_last else partly
+            checkpoint = batch.checkpoint if is_last else partly
             await self._save_batch(rows[start : start + at_once], checkpoint)
         self._forget_first()
 
@@ -192,13 +192,13 @@ class Projector:
 
     # --- beside another projector
 
-    async def _look(self) -> _Stored:
+    async def _read_checkpoint(self) -> _Stored:
         """Read the checkpoint in one read. That of a later release also counts as newer."""
         payload, revision = await self._store.checkpoint()
-        found = read_checkpoint(payload)
-        if found is not None and (found.schema, found.is_whole) < (SCHEMA, True):
-            found = None
-        self._stored = _Stored(found, revision)
+        checkpoint = read_checkpoint(payload)
+        if checkpoint is not None and (checkpoint.schema, checkpoint.is_whole) < (SCHEMA, True):
+            checkpoint = None
+        self._stored = _Stored(checkpoint, revision)
         return self._stored
 
     def _drop_if_stored(self, stored: Checkpoint | None) -> bool:
@@ -223,18 +223,18 @@ class Projector:
         if not self._stands_by:
             _logger.info("another projector is active; standing by")
         self._stands_by, self._stored = True, None
-        await self._another_writes()
+        await self._is_another_writing()
 
-    async def _another_writes(self) -> bool:
+    async def _is_another_writing(self) -> bool:
         """Read the other projector's progress. Return False if it has stopped with work left."""
-        before, stored = self._stored, await self._look()
+        previous, stored = self._stored, await self._read_checkpoint()
         while self._waiting and self._drop_if_stored(stored.checkpoint):
             pass
-        if before is None or before.revision != stored.revision or not self._waiting:
-            self._looks_at_nothing = 0
+        if previous is None or previous.revision != stored.revision or not self._waiting:
+            self._idle_checks = 0
         else:
-            self._looks_at_nothing += 1
-        self._stands_by = self._looks_at_nothing < _LOOKS_AT_NOTHING
+            self._idle_checks += 1
+        self._stands_by = self._idle_checks < _IDLE_CHECKS
         if not self._stands_by:
             _logger.info("no other projector is active; taking over")
         elif self._waiting:
@@ -252,7 +252,7 @@ class Projector:
                 async with asyncio.timeout(GATHER_SECONDS):
                     await self._filled.wait()
         if not self._waiting:  # otherwise the incomplete batch continues to collect
-            self._end_portion()
+            self._end_batch()
 
     async def _write_or_wait(self) -> None:
         self._has_moved, failed = False, False
@@ -279,7 +279,7 @@ class Projector:
             )
 
 
-def _portions_of_losses(models: ReadModels, portion_rows: int) -> Iterator[RowChanges]:
+def _loss_batches(models: ReadModels, batch_rows: int) -> Iterator[RowChanges]:
     """Yield the losses found before the first fold, in batches.
 
     Any subset of them may be stored with the old checkpoint, because the next start finds the rest.
@@ -288,8 +288,8 @@ def _portions_of_losses(models: ReadModels, portion_rows: int) -> Iterator[RowCh
     if changes is None:
         return
     rows = list(changes.rows.items())
-    for start in range(0, len(rows), portion_rows):
-        is_last = start + portion_rows >= len(rows)
+    for start in range(0, len(rows), batch_rows):
+        is_last = start + batch_rows >= len(rows)
         checkpoint = changes.checkpoint if is_last else changes.after
-        part = dict(rows[start : start + portion_rows])
+        part = dict(rows[start : start + batch_rows])
         yield RowChanges(changes.after, checkpoint, part, damage=True)

@@ -43,7 +43,7 @@ class Definitions(SystemResources):
         ]
         if behind:
             keys = [ResourceKey(SYSTEM_NAMESPACE, self.kind, name) for name in behind]
-            await self.look_closer(log, keys)
+            await self.load_histories(log, keys)
 
     def _may_be_defined(self, name: str) -> bool:
         known = self._kinds.find(name)

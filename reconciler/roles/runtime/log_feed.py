@@ -35,11 +35,11 @@ class LogFeed:
         self._after = after
         self._subscribers: list[Subscriber] = []
         self._damage_listeners: list[DamageListener] = []
-        self._found: list[LogDamage] = []
+        self._pending_damage: list[LogDamage] = []
         self._paces: list[Pace] = []
         self.caught_up = asyncio.Event()
         self.position = after
-        self._moved = asyncio.Event()
+        self._progress = asyncio.Event()
 
     def subscribe(self, subscriber: Subscriber) -> None:
         """Pass every event to `subscriber`. Call it before ``run``."""
@@ -58,12 +58,12 @@ class LogFeed:
 
     def _damaged(self, damage: LogDamage) -> None:
         _logger.error("the log is damaged", where=str(damage), problem=damage.problem)
-        self._found.append(damage)
+        self._pending_damage.append(damage)
 
     def _report_damage(self, before: float = math.inf) -> None:
         """Report the damage found before a position."""
-        while self._found and self._found[0].position < before:
-            damage = self._found.pop(0)
+        while self._pending_damage and self._pending_damage[0].position < before:
+            damage = self._pending_damage.pop(0)
             for listener in self._damage_listeners:
                 listener(damage)
 
@@ -84,14 +84,14 @@ class LogFeed:
                         subscriber(position, event)
                 self._report_damage()
                 self.position = max(self.position, feed.position)
-                self._moved.set()
+                self._progress.set()
                 for pace in self._paces:
                     await pace()
 
     async def catch_up(self, seconds: float) -> None:
         """Wait until all subscribers have received the log's current end; raises `TimeoutError`."""
         async with asyncio.timeout(seconds):
-            wanted = await self._log.last_position()
-            while self.position < wanted:
-                self._moved.clear()
-                await self._moved.wait()
+            target = await self._log.last_position()
+            while self.position < target:
+                self._progress.clear()
+                await self._progress.wait()

@@ -115,10 +115,10 @@ def _stamps(config: ProviderConfigSpec) -> tuple[_Stamp | None, ...]:
 
 def _stamp(file: str) -> _Stamp | None:
     try:
-        found = Path(file).stat()
+        status = Path(file).stat()
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_ino, found.st_size
+    return status.st_mtime_ns, status.st_ino, status.st_size
 
 
 def resolve_secret(reference: CredentialsRef | None) -> str | None:

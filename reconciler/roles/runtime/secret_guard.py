@@ -30,7 +30,7 @@ MAX_ERROR_CHARACTERS: Final = 16_384
 An API may repeat megabytes in its response, and searching one MiB blocks this process for a second.
 """
 
-_KEPT_BACK = (
+_SUPPRESSED = (
     "the API's error message is suppressed: it may contain an earlier value of a secret, which "
     "this process never read and cannot mask"
 )
@@ -68,8 +68,8 @@ class SecretiveProvider:
             ):
                 # The API may return its response to an earlier call, with a value that this process
                 # never had.
-                error.message = _KEPT_BACK
-                error.args = (_KEPT_BACK,)
+                error.message = _SUPPRESSED
+                error.args = (_SUPPRESSED,)
                 error.__cause__ = error.__context__ = None
             raise
         finally:

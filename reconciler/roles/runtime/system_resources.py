@@ -59,9 +59,9 @@ class SystemResources:
         newest = await log.newest_positions(list(known))
         cut = [key for key, position in known.items() if newest[key] != position]
         if cut:
-            await self.look_closer(log, cut)
+            await self.load_histories(log, cut)
 
-    async def look_closer(self, log: EventLog, keys: Sequence[ResourceKey]) -> None:
+    async def load_histories(self, log: EventLog, keys: Sequence[ResourceKey]) -> None:
         """Read histories with further events: newer ones, or some after damage."""
         for resource in (await log.load(keys, use_cache=False)).values():
             if resource.damage is not None:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from projections.status import StatusRow
 
-_MAX_LED_HERE = 1_000
+_MAX_REFERRERS = 1_000
 
 
 class Concerned(NamedTuple):
@@ -56,15 +56,15 @@ class ReferenceIndex:
 
     def note(self, name: str, row: StatusRow | None) -> bool:
         """Update a resource's row. Return whether a reference may depend on it."""
-        before = self._targets_of.get(name, frozenset())
-        after = frozenset(() if row is None else (each.target for each in row.refers))
-        if after != before:
-            self._moved |= before  # they are no longer targets of this resource
-            self._link(name, after)
-            self._moved |= self._led_here(name)
+        old_targets = self._targets_of.get(name, frozenset())
+        new_targets = frozenset(() if row is None else (each.target for each in row.refers))
+        if new_targets != old_targets:
+            self._moved |= old_targets  # they are no longer targets of this resource
+            self._link(name, new_targets)
+            self._moved |= self._reachable_referrers(name)
         if row is not None:
             self._note_secrets(name, row)
-        is_linked = after or before or name in self._referrers_of
+        is_linked = new_targets or old_targets or name in self._referrers_of
         if is_linked or (row is not None and (row.references or row.secrets)):
             self._moved.add(name)
             return True
@@ -84,15 +84,15 @@ class ReferenceIndex:
             targets |= self._targets_of.get(name, frozenset())
         return Concerned(frozenset(referrers), frozenset(targets))
 
-    def _led_here(self, name: str) -> set[str]:
+    def _reachable_referrers(self, name: str) -> set[str]:
         """Return all resources whose references lead to one, because its cycles may change."""
-        found: set[str] = set()
+        referrers: set[str] = set()
         ahead = [name]
-        while ahead and len(found) < _MAX_LED_HERE:
-            more = self._referrers_of.get(ahead.pop(), set()) - found
-            found |= more
+        while ahead and len(referrers) < _MAX_REFERRERS:
+            more = self._referrers_of.get(ahead.pop(), set()) - referrers
+            referrers |= more
             ahead += more
-        return found
+        return referrers
 
     def _note_secrets(self, name: str, row: StatusRow) -> None:
         for secret in row.secrets if row.declared else ():

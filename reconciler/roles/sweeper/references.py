@@ -172,9 +172,9 @@ def _to_references(
             if room < 0 and state.values:
                 state = replace(state, values={})
             if state != known:
-                told = hashlib.blake2b(_encoder.encode(state), digest_size=8).hexdigest()
+                state_digest = hashlib.blake2b(_encoder.encode(state), digest_size=8).hexdigest()
                 data = TargetReported(reference.target, state, row.version)
-                yield _message(row.key, data, f"{reference.target}/{told}/{row.version}")
+                yield _message(row.key, data, f"{reference.target}/{state_digest}/{row.version}")
 
 
 def _state_of(

@@ -61,12 +61,14 @@ SECONDS_BETWEEN_ALL = 60.0
 SECRETS_AT_ONCE = 16
 """Secrets that are read without yielding to the event loop: about a millisecond."""
 
-_RESTS = 9  # pause as a multiple of a sweep's duration, so that sweeps take at most 10% of the time
+_PAUSE_FACTOR = (
+    9  # pause as a multiple of a sweep's duration, so that sweeps take at most 10% of the time
+)
 
 MAX_SECONDS_BETWEEN = 300.0
 """Longest interval of repeated wake-ups of a resource that did not react."""
 
-_MOVES = (  # events on which references may depend, of both sides
+_REFERENCE_EVENTS = (  # events on which references may depend, of both sides
     ReferenceAdded,
     ReferenceRemoved,
     SpecDeclared,
@@ -132,8 +134,8 @@ class Sweeper:
         self._index = ReferenceIndex()
         self._known_digests: dict[NamedSecret, str] = {}
         self._unreadable: set[NamedSecret] = set()
-        self._look_at_all_from = self._clock()
-        self._woken: dict[ResourceKey, _Woken] = {}
+        self._full_sweep_at = self._clock()
+        self._last_woken: dict[ResourceKey, _Woken] = {}
         self._redefined = {kind.name for kind in kinds.values() if kind.definition is not None}
 
     async def run(self) -> None:
@@ -147,7 +149,7 @@ class Sweeper:
             except Exception as error:  # noqa: BLE001 - the next sweep finds the same
                 _logger.warning("a sweep failed; retrying", error=str(error))
             # If targets change all the time, a sweep must not follow each event.
-            await asyncio.sleep(min(_RESTS * (loop.time() - began), SWEEP_SECONDS))
+            await asyncio.sleep(min(_PAUSE_FACTOR * (loop.time() - began), SWEEP_SECONDS))
             try:
                 async with asyncio.timeout(SWEEP_SECONDS):
                     await self._soon.wait()
@@ -162,35 +164,35 @@ class Sweeper:
         every_row = self._models.status
         rows = [every_row[name] for name in self._models.swept if name not in damaged]
         held = [row for row in rows if row.hold is not None and row.hold.woken_by != "Message"]
-        waking = [
+        wake_messages = [
             self._wake(row.key, "ConfigChanged")
             for row in held
             if has_its_configuration_now(row, self._configurations.by_name, self._kinds)
         ]
-        waking += [self._wake(key, "Sweep") for key in self._to_wake(rows, held, overdue)]
+        wake_messages += [self._wake(key, "Sweep") for key in self._to_wake(rows, held, overdue)]
         concerned = self._concerned()
-        telling = reference_messages(concerned, self._index, self._models)
-        telling += await self._secret_messages(concerned)
-        telling += self._definition_messages(every_row, damaged)
-        if waking or telling:
+        reports = reference_messages(concerned, self._index, self._models)
+        reports += await self._secret_messages(concerned)
+        reports += self._definition_messages(every_row, damaged)
+        if wake_messages or reports:
             reach(Failpoint.SWEEPER_FOUND)
             try:
-                await self._intake.publish([*waking, *telling])
+                await self._intake.publish([*wake_messages, *reports])
             except BaseException:
-                self._look_at_all_from = self._clock()
+                self._full_sweep_at = self._clock()
                 raise
             reach(Failpoint.SWEEPER_WOKE)
-        return len(waking)
+        return len(wake_messages)
 
     def _concerned(self) -> Concerned:
         """Return the resources to check: changed ones, and periodically all."""
-        if self._clock() >= self._look_at_all_from:
+        if self._clock() >= self._full_sweep_at:
             held, every_row = self._models.damage, self._models.status
             linked = (name for name in self._models.linked if name not in held)
             self._index.build((name, every_row[name]) for name in linked)
             self._known_digests.clear()
             self._unreadable.clear()
-            self._look_at_all_from = self._clock() + SECONDS_BETWEEN_ALL
+            self._full_sweep_at = self._clock() + SECONDS_BETWEEN_ALL
         return self._index.take_moved()
 
     async def _secret_messages(self, concerned: Concerned) -> list[IntakeMessageOut]:
@@ -223,13 +225,13 @@ class Sweeper:
             and not (row.paused or row.outcome in _ENDED_BY_A_MESSAGE)
         }
         guarded = {row.key for row in held if row.hold in _GUARDS}
-        holds = ((row.key, self._what_may_end_its_hold(row)) for row in held)
+        holds = ((row.key, self._hold_basis(row)) for row in held)
         waits |= {key: what for key, what in holds if what is not None}
-        clock, before = self._clock(), self._woken
-        self._woken = {}
-        waking: list[ResourceKey] = []
+        clock, woken_before = self._clock(), self._last_woken
+        self._last_woken = {}
+        wake_messages: list[ResourceKey] = []
         for key, wait in waits.items():
-            woken = before.get(key)
+            woken = woken_before.get(key)
             if woken is None or woken.wait != wait or woken.again_at <= clock:
                 pause = SWEEP_SECONDS
                 if woken is not None and woken.wait == wait:
@@ -238,11 +240,11 @@ class Sweeper:
                     longer = min(2 * woken.pause_seconds, MAX_SECONDS_BETWEEN)
                     pause = math.inf if key in guarded else longer
                 woken = _Woken(wait, clock + pause, pause)
-                waking.append(key)
-            self._woken[key] = woken
-        return waking
+                wake_messages.append(key)
+            self._last_woken[key] = woken
+        return wake_messages
 
-    def _what_may_end_its_hold(self, row: StatusRow) -> int | None:
+    def _hold_basis(self, row: StatusRow) -> int | None:
         """Return a number that changes when a hold may end; None while nothing can end it."""
         match row.hold:
             case Hold.NOT_PERMITTED | Hold.DEFINITION_GUARD | Hold.PRUNE_GUARD:
@@ -266,7 +268,7 @@ class Sweeper:
 
     def notice(self, _position: int, event: LogEvent) -> None:
         """Sweep soon after an event on which references may depend; a subscriber of the log."""
-        if type(event.data) not in _MOVES:
+        if type(event.data) not in _REFERENCE_EVENTS:
             return
         if isinstance(event.data, SpecDeclared) and event.data.definition is not None:
             kind = self._kinds.find(event.key.kind)
@@ -289,13 +291,13 @@ class Sweeper:
         messages: list[IntakeMessageOut] = []
         for name in sorted(self._redefined):
             kind = self._kinds.find(name)
-            found = (
+            kind_messages = (
                 []
                 if kind is None or kind.definition is None
                 else definition_messages(kind.definition, name, every_row, damaged)
             )
-            messages += found
-            if not found:
+            messages += kind_messages
+            if not kind_messages:
                 self._redefined.discard(name)
         return messages
 
@@ -307,22 +309,22 @@ class Sweeper:
             if number % SECRETS_AT_ONCE == 0:
                 await asyncio.sleep(0)
             try:
-                found = await secrets.find(SecretRef.at(secret.place), secret.reader)
+                value = await secrets.find(SecretRef.at(secret.place), secret.reader)
             except (ConfigurationError, ProviderError) as error:
                 self._note_unreadable(secret, error=str(error))
             except Exception as error:  # noqa: BLE001 - one secret must not end the sweep of all
                 # The error's text may contain the secret.
                 self._note_unreadable(secret, why=type(error).__name__)
             else:
-                digests[secret] = "" if found is None else found.digest
+                digests[secret] = "" if value is None else value.digest
         return digests
 
     def _note_unreadable(self, secret: NamedSecret, **why: str) -> None:
         """Log a failure once per full sweep, because many referenced secrets may fail."""
         if secret not in self._unreadable:
             self._unreadable.add(secret)
-            told = {"secret": secret.place, "namespace": secret.reader}
-            _logger.warning("reading a secret failed", **told, **why)
+            context = {"secret": secret.place, "namespace": secret.reader}
+            _logger.warning("reading a secret failed", **context, **why)
 
     def _wake(
         self, key: ResourceKey, purpose: Literal["ConfigChanged", "Sweep"]

@@ -44,12 +44,12 @@ async def look_up(
         return LookupResult(await provider.read(action.external_name, action.uid))
     if action.operation != "Create" or config is None:
         return LookupResult(await provider.read(action.external_name, action.uid))
-    page_size, ours = config.limits.page_size, action.labels.get(OWNER_LABEL)
+    page_size, own_label = config.limits.page_size, action.labels.get(OWNER_LABEL)
     if capabilities.listing:
         return await _search(provider, action, config.scope, page_size, known_uids)
     # A plain read might return a foreign object of that name with its own label.
-    if ours is not None:
-        scope = Scope(prefix=action.external_name, labels={OWNER_LABEL: ours})
+    if own_label is not None:
+        scope = Scope(prefix=action.external_name, labels={OWNER_LABEL: own_label})
         result = await _search(provider, action, scope, page_size, known_uids)
         if result.object is not None:
             return result
@@ -63,7 +63,7 @@ async def _search(
 
     The idempotency key proves it. The label does if only one object has it.
     """
-    ours, labeled = action.labels.get(OWNER_LABEL), list[ExternalObject]()
+    own_label, labeled = action.labels.get(OWNER_LABEL), list[ExternalObject]()
     another: ExternalObject | None = None
     try:
         async for page in provider.pages(scope, page_size=page_size):
@@ -72,7 +72,7 @@ async def _search(
                     continue
                 if each.written_by == action.idempotency_key:
                     return LookupResult(each)
-                if ours is not None and each.labels.get(OWNER_LABEL) == ours:
+                if own_label is not None and each.labels.get(OWNER_LABEL) == own_label:
                     labeled.append(each)
                 another = another or each
     except UnreadableObjectsError as error:

@@ -72,7 +72,7 @@ LEASE_SECONDS = 10.0
 MAX_ERROR_CHARACTERS = 4_000
 """Limit of a failure's text, so that the result of the action can be stored."""
 
-_TAKEN_PER_CALL = 2
+_ACTIONS_PER_CALL = 2
 """Actions fetched per concurrent call of an API. The next one waits here for the end of a call, and
 all others where another worker can fetch them."""
 
@@ -87,9 +87,9 @@ if their API has no other calls in progress.
 _MAX_RESULTS_WAITING = 2 * _RESULTS_AT_ONCE
 """Limit of results that wait to be stored. Beyond it, no more actions are fetched."""
 
-_SIGN_OF_LIFE_SECONDS = LEASE_SECONDS / 3
+_EXTEND_SECONDS = LEASE_SECONDS / 3
 _RETRY_SECONDS = 0.5
-_TAKE_AGAIN_SECONDS = 5.0
+_RETAKE_SECONDS = 5.0
 _LAST_RESULTS_SECONDS = 2.0
 _LAST_CALLS_SECONDS = 2.0
 """Time limit at shutdown for calls in progress, because an interrupted one has an unknown
@@ -133,8 +133,8 @@ class Worker:
         self._now = runtime.now
         self._clock = runtime.clock
         self._gates = gates
-        self._to_take_from = configurations.names
-        self._taking_changed = asyncio.Event()
+        self._configs_to_fetch = configurations.names
+        self._fetch_changed = asyncio.Event()
         configurations.listen(self._configuration_changed)
         self._slots: dict[str, CallSlots] = {}
         self._old_until = 0
@@ -142,7 +142,7 @@ class Worker:
         self._lapsed: set[int] = set()
         self._known_since: dict[int, float] = {}
         self._none_lapses_before = math.inf
-        self._signs_at = (self._clock(), self._clock())
+        self._extended_at = (self._clock(), self._clock())
         self._results: list[_Result] = []
         self._result_came = asyncio.Event()
         self._calling: set[asyncio.Task[None]] = set()
@@ -163,8 +163,8 @@ class Worker:
     async def _take_work(self, work: asyncio.TaskGroup, working: set[asyncio.Task[None]]) -> None:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._report_results())
-            tasks.create_task(self._show_signs_of_life())
-            tasks.create_task(self._take_from_every_api())
+            tasks.create_task(self._extend_leases())
+            tasks.create_task(self._fetch_from_all_apis())
             while True:
                 for delivery in await self._reader.next_batch():
                     self._begin_lease(delivery)
@@ -183,23 +183,25 @@ class Worker:
     # --- taking
 
     def _configuration_changed(self, name: str) -> None:
-        self._to_take_from.add(name)
-        self._taking_changed.set()
+        self._configs_to_fetch.add(name)
+        self._fetch_changed.set()
 
-    async def _take_from_every_api(self) -> None:
+    async def _fetch_from_all_apis(self) -> None:
         """Fetch the actions of each API, including withdrawn ones, whose actions must also end."""
         while True:
-            self._taking_changed.clear()
-            names, self._to_take_from = sorted(self._to_take_from), set[str]()
+            self._fetch_changed.clear()
+            names, self._configs_to_fetch = sorted(self._configs_to_fetch), set[str]()
             for name in names:
                 try:
-                    await self._reader.take_from(name, _TAKEN_PER_CALL * self._calls_at_once(name))
+                    await self._reader.take_from(
+                        name, _ACTIONS_PER_CALL * self._calls_at_once(name)
+                    )
                 except NotTakenError as error:  # the other APIs continue
                     _logger.error("taking actions failed; retrying", config=name, error=str(error))
-                    self._to_take_from.add(name)
+                    self._configs_to_fetch.add(name)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_TAKE_AGAIN_SECONDS if self._to_take_from else None):
-                    await self._taking_changed.wait()
+                async with asyncio.timeout(_RETAKE_SECONDS if self._configs_to_fetch else None):
+                    await self._fetch_changed.wait()
 
     def _calls_at_once(self, config_name: str) -> int:
         config = self._configurations.by_name.get(config_name)
@@ -218,24 +220,24 @@ class Worker:
         gate.inside += 1
         started = self._now()
         try:
-            effect, error = None, _turned_away(gate, action)
+            effect, error = None, _rejection_of(gate, action)
             if error is None:
                 async with self._slots_of(action.provider_config).taken():
-                    old = self._may_be_old(delivery)
+                    old = self._may_have_result(delivery)
                     ending = await self._ending(delivery, action, attempt) if old else None
                     if ending is not None:
-                        await self._let_go_of_settled(delivery, action, attempt, ending)
+                        await self._end_settled(delivery, action, attempt, ending)
                         return
                     started = self._now()
                     reach(Failpoint.WORKER_BEFORE_CALL, action.operation)
-                    error, effect = await self._call_through(gate, delivery, action)
+                    error, effect = await self._call(gate, delivery, action)
                     if not isinstance(error, NotCalledError):
                         reach(Failpoint.WORKER_CALLED, action.operation)
         finally:
             gate.inside -= 1
-        found = effect.object if effect else _obstacle(error)
-        shown = self._hide_secrets(found, action)
-        is_omitted = effect is not None and found is not None and shown is None
+        met_object = effect.object if effect else _obstacle(error)
+        shown = self._hide_secrets(met_object, action)
+        is_omitted = effect is not None and met_object is not None and shown is None
         if is_lookup and is_omitted and not _labeled_uids(effect):
             # A lookup without an object would report that nothing exists.
             error, effect = NotDoneError(_UNREPORTABLE), None
@@ -249,7 +251,7 @@ class Worker:
             worker=self._name,
             error=None if error is None else _as_action_error(error, self._now()),
             object=shown,
-            replayed=_is_kept_answer(error if effect is None else effect),
+            replayed=_is_replayed(error if effect is None else effect),
             is_lookup=is_lookup,
             redelivered=self._may_be_another_workers(delivery),
             absent=effect is not None and effect.absent,
@@ -261,7 +263,7 @@ class Worker:
         elif len(self._results) == 1:
             asyncio.get_running_loop().call_later(_GATHER_SECONDS, self._result_came.set)
 
-    async def _call_through(
+    async def _call(
         self, gate: ApiGate, delivery: ActionDelivery, action: Action
     ) -> tuple[ProviderError | ConfigurationError | None, Effect | None]:
         config, lookup = action.provider_config, delivery.event.data
@@ -289,8 +291,8 @@ class Worker:
                     provider, action, spec, capabilities, known_uids=known_uids
                 )
         except (ProviderError, ConfigurationError) as error:
-            is_begun = record.has_written and _claims_nothing(error, action)
-            return _partly_done(error) if is_begun else error, None
+            is_begun = record.has_written and _reports_nothing_done(error, action)
+            return _as_partly_done(error) if is_begun else error, None
         except asyncio.CancelledError:
             if is_being_cancelled():
                 raise
@@ -357,7 +359,7 @@ class Worker:
         if seen is not None:
             known = (action.fields, action.labels, action.external_name, action.uid)
             seen = hide_secrets(seen, self._providers.secrecy, *known, action.idempotency_key)
-        return _fitting(seen)
+        return _without_oversized(seen)
 
     def _must_not_be_repeated(self, delivery: ActionDelivery, action: Action) -> bool:
         """Return whether a call would do harm if a lost worker has already made it."""
@@ -366,7 +368,7 @@ class Worker:
         is_first = delivery.is_count_certain and not self._may_be_another_workers(delivery)
         return not (safe or is_first)
 
-    def _may_be_old(self, delivery: ActionDelivery) -> bool:
+    def _may_have_result(self, delivery: ActionDelivery) -> bool:
         """Return whether the action may already have a result, of another worker or an earlier run.
 
         It was delivered before, or may have been since, while this process was paused or
@@ -377,7 +379,7 @@ class Worker:
 
     def _may_be_another_workers(self, delivery: ActionDelivery) -> bool:
         """Return whether another worker had this attempt before, or may have it now."""
-        self._notice_lapsed_leases()
+        self._record_lapsed_leases()
         return delivery.delivered > 1 or delivery.position in self._lapsed
 
     async def _ending(
@@ -431,7 +433,7 @@ class Worker:
                 kept = {id(each) for each in unstored}
                 stored = [each[0] for each in results if id(each) not in kept]
                 if stored:
-                    await self._let_go(stored)
+                    await self._acknowledge(stored)
             except asyncio.CancelledError:
                 self._results = results + self._results
                 raise
@@ -467,13 +469,13 @@ class Worker:
                 await self._intake.publish([message for _delivery, message in self._results])
                 await self._reader.ack([delivery for delivery, _message in self._results])
 
-    async def _let_go(self, deliveries: Sequence[ActionDelivery]) -> None:
+    async def _acknowledge(self, deliveries: Sequence[ActionDelivery]) -> None:
         await self._reader.ack(deliveries)
         reach(Failpoint.WORKER_ACKED)
         for delivery in deliveries:
             self._forget_lease(delivery)
 
-    async def _let_go_of_settled(
+    async def _end_settled(
         self, delivery: ActionDelivery, action: Action, attempt: int, ending: ResourceEvent
     ) -> None:
         """End a settled action. Another worker's call may have ended without a report."""
@@ -485,8 +487,8 @@ class Worker:
         if is_call and not is_known and self._may_be_another_workers(delivery):
             now = self._now()
             lost = ActionError("Unknown", "another worker started this call and reported no result")
-            said = Reported(action.action_id, attempt, now, now, self._name, lost)
-            self._report(delivery, said)
+            reported = Reported(action.action_id, attempt, now, now, self._name, lost)
+            self._report(delivery, reported)
             self._result_came.set()
             return
         self._forget_lease(delivery)
@@ -501,7 +503,7 @@ class Worker:
         If this process was paused, the delivery may have waited since before the last extension,
         but not since before the one before that, because then it would have been processed earlier.
         """
-        since = self._signs_at[0]
+        since = self._extended_at[0]
         self._leased[delivery.position] = delivery
         self._known_since[delivery.position] = since
         self._none_lapses_before = min(self._none_lapses_before, since + LEASE_SECONDS)
@@ -511,12 +513,12 @@ class Worker:
         self._known_since.pop(delivery.position, None)
         self._lapsed.discard(delivery.position)
 
-    async def _show_signs_of_life(self) -> None:
+    async def _extend_leases(self) -> None:
         while True:
-            await asyncio.sleep(_SIGN_OF_LIFE_SECONDS)
-            self._notice_lapsed_leases()
+            await asyncio.sleep(_EXTEND_SECONDS)
+            self._record_lapsed_leases()
             leased, now = list(self._leased.values()), self._clock()
-            self._signs_at = (self._signs_at[1], now)
+            self._extended_at = (self._extended_at[1], now)
             try:
                 if leased:
                     await self._reader.still_working(leased)
@@ -526,7 +528,7 @@ class Worker:
                 known = self._known_since
                 known.update((each.position, now) for each in leased if each.position in known)
 
-    def _notice_lapsed_leases(self) -> None:
+    def _record_lapsed_leases(self) -> None:
         """Record the leases that may have expired. A later extension does not undo that."""
         now = self._clock()
         if now <= self._none_lapses_before:
@@ -539,7 +541,7 @@ class Worker:
         self._none_lapses_before = since + LEASE_SECONDS
 
 
-def _turned_away(gate: ApiGate, action: Action) -> ProviderError | None:
+def _rejection_of(gate: ApiGate, action: Action) -> ProviderError | None:
     """Return an error if the action would wait too long, because it must not delay other APIs."""
     return None if gate.is_open else gate.turn_away(action.provider_config)
 
@@ -571,7 +573,7 @@ def _settles(event: ResourceEvent, action: Action, attempt: int) -> bool:
             return False
 
 
-def _fitting(seen: ExternalObject | None) -> ExternalObject | None:
+def _without_oversized(seen: ExternalObject | None) -> ExternalObject | None:
     """Return None for an object that cannot be reported, so that the result can be stored."""
     try:
         if not is_too_large(seen):
@@ -592,21 +594,21 @@ def _result_id(reported: Reported) -> str:
 
 def _as_action_error(error: ProviderError | ConfigurationError, now: datetime) -> ActionError:
     if isinstance(error, ConfigurationError):
-        return ActionError("NotDone", _tellable(str(error)))
+        return ActionError("NotDone", _clean_text(str(error)))
     wait = error.retry_after_seconds
     until = ""
     if isinstance(error, ThrottledError) and wait and wait <= MAX_THROTTLED_SECONDS:
         until = f" (no call before {now + timedelta(seconds=math.ceil(wait)):%Y-%m-%dT%H:%M:%SZ})"
     return ActionError(
         error.error_class,
-        _tellable(error.message) + until,
+        _clean_text(error.message) + until,
         error.status,
         error.retry_after_seconds,
         attempted=not isinstance(error, NotCalledError),
     )
 
 
-def _claims_nothing(error: ProviderError | ConfigurationError, action: Action) -> bool:
+def _reports_nothing_done(error: ProviderError | ConfigurationError, action: Action) -> bool:
     """Return whether an error reports that nothing was done. A conflict shows an object.
 
     A deletion that waits has already done a part.
@@ -618,7 +620,7 @@ def _claims_nothing(error: ProviderError | ConfigurationError, action: Action) -
     return isinstance(error, ConfigurationError | NotDoneError | ThrottledError)
 
 
-def _partly_done(error: ProviderError | ConfigurationError) -> UnknownResultError:
+def _as_partly_done(error: ProviderError | ConfigurationError) -> UnknownResultError:
     """Return a failure as that of an action that has already written something."""
     text = f"a part of the action was done: {error}"
     if isinstance(error, ConfigurationError):
@@ -627,12 +629,12 @@ def _partly_done(error: ProviderError | ConfigurationError) -> UnknownResultErro
     return UnknownResultError(text, status=error.status, retry_after_seconds=wait)
 
 
-def _tellable(text: str) -> str:
+def _clean_text(text: str) -> str:
     """Cut a text, and replace invalid Unicode, such as half a surrogate pair."""
     return text[:MAX_ERROR_CHARACTERS].encode(errors="replace").decode()
 
 
-def _is_kept_answer(answer: Effect | ProviderError | ConfigurationError | None) -> bool:
+def _is_replayed(answer: Effect | ProviderError | ConfigurationError | None) -> bool:
     return isinstance(answer, Effect | ProviderError) and answer.replayed
 
 
