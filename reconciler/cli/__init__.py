@@ -1,6 +1,6 @@
-"""The command line: each command is loaded only when it is used.
+"""The command line. Each command is imported only when it is used.
 
-``main`` knows the commands' names and nothing else, so that ``reconciler --help`` answers at once.
-Commands that send one message are in ``requests``, those about the past in ``past``; every other
-command has a module of its name.
+``main`` imports only the commands' names, so that ``reconciler --help`` responds quickly.
+``requests`` contains the commands that send one message, ``past`` those about the history. Every
+other command has a module of its name.
 """

@@ -1,4 +1,4 @@
-"""How the API of a ``ProviderConfig`` stands, by the log: for `get`, `describe` and `doctor`."""
+"""The state of a ``ProviderConfig``'s API in the log, for `get`, `describe` and `doctor`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NO_INTERVAL = "less than 1 resync interval"
 
 
 def throttled(row: StatusRow, now: datetime) -> str:
-    """Say until when an API wants no call; nothing if that is over, or never was."""
+    """Return until when an API accepts no call, or ""."""
     until = row.throttled_until
     if until is None or is_over(until, row.throttled_seconds, now):
         return ""
@@ -26,7 +26,7 @@ def throttled(row: StatusRow, now: datetime) -> str:
 
 
 def left_alone(row: StatusRow | None, now: datetime) -> Finding | None:
-    """Tell of an API that no worker calls now; None if it may be asked."""
+    """Return a finding if workers currently do not call an API, else None."""
     if row is None:
         return None
     check = f"API {row.name}"
@@ -44,7 +44,7 @@ def left_alone(row: StatusRow | None, now: datetime) -> Finding | None:
 
 
 def unlisted(row: StatusRow | None, resync_seconds: float, now: datetime) -> Finding | None:
-    """Report the kinds of which no listing completes; None if there are none."""
+    """Return a finding with the kinds whose listings do not complete, or None."""
     if row is None or not row.failed_listings:
         return None
     kinds: list[str] = []
@@ -63,7 +63,7 @@ def unlisted(row: StatusRow | None, resync_seconds: float, now: datetime) -> Fin
 
 
 def listing_failure(row: StatusRow, rows: Mapping[str, StatusRow]) -> ListingFailure | None:
-    """Return why what is known of a resource's object may be outdated; None if it is listed."""
+    """Return the failure of the listings that observe a resource's object, or None."""
     if not row.provider_config:
         return None
     config = rows.get(str(config_key(row.provider_config)))
@@ -71,6 +71,6 @@ def listing_failure(row: StatusRow, rows: Mapping[str, StatusRow]) -> ListingFai
 
 
 def unobserved(failure: ListingFailure) -> str:
-    """Return that drift and deletions of an object are not detected, and since when."""
+    """Return a text that drift and deletions are not detected, and since when."""
     since = time_text(failure.since)
     return f"drift and deletions are not detected: no listing has completed since {since}"

@@ -1,4 +1,4 @@
-"""The application: every command by its name, imported only when it is used."""
+"""The application with all commands, each imported only when it is used."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ class _HelpFormatter(DefaultFormatter):
 
 
 def build_app(chosen: str = "", *, console: Console | None = None) -> App:
-    """Name every command; none of them is imported before it is used.
+    """Build the application with all commands, without importing them.
 
-    The ``chosen`` one gets its help from its docstring, the others the line that the list shows.
-    Help is shown on the ``console``.
+    The ``chosen`` command gets its help from its docstring, the others get their line in the list.
+    Help is printed on the ``console``.
     """
     app = App(
         name="reconciler",
@@ -75,7 +75,7 @@ def build_app(chosen: str = "", *, console: Console | None = None) -> App:
 
 
 def group_of_commands(name: str, text: str) -> App:
-    """Make a command that has commands of its own; its parent's settings hold for them."""
+    """Build a command with subcommands that inherit its settings."""
     return App(
         name=name,
         help=text,

@@ -1,4 +1,4 @@
-"""`reconciler apply`: declare what files say."""
+"""`reconciler apply`: declare the resources in files."""
 
 from __future__ import annotations
 
@@ -119,14 +119,14 @@ def apply(
             "--prune and --yes: require --set NAME, because only a set records its resources"
         )
     if dry_run == "server" and not set_name:
-        from reconciler.cli.plan import plan as show_plan  # noqa: PLC0415 - who plans pays
+        from reconciler.cli.plan import plan as show_plan  # noqa: PLC0415 - only for plans
 
         return show_plan(file=file, namespace=namespace, output=output, connection=connection)
     documents = read_all(file, namespace)
     if not documents.good and not documents.bad:
         raise CommandError(f"{', '.join(file)}: no documents found; name files with manifests")
     if set_name:
-        from reconciler.cli.apply_set import apply_set  # noqa: PLC0415 - who has sets pays
+        from reconciler.cli.apply_set import apply_set  # noqa: PLC0415 - only for sets
 
         _check_all(documents, _kinds_of(documents, connection), others_pass=True)
         return apply_set(
@@ -159,7 +159,7 @@ def _status(documents: Documents, results: list[Result], good: tuple[str, ...] |
 async def _declare(
     connection: Connection, good: list[Read], reason: str, wait: bool, timeout_seconds: float
 ) -> list[Result]:
-    """Declare definitions, then configurations, then all else: what comes next may need them."""
+    """Declare definitions, then configurations, then all others, which may require them."""
     if not good:
         return []
     results: list[Result] = []
@@ -184,9 +184,9 @@ async def _declare_group(
 async def _apply_plan(
     connection: Connection, path: Path, reason: str, wait: bool, timeout_seconds: float
 ) -> list[Result]:
-    """Declare what was planned, if all of it still holds; raises ``CommandError`` if not."""
+    """Declare the resources of a plan, if it is still valid; otherwise raise ``CommandError``."""
     from reconciler.cli.folded_log import log_of  # noqa: PLC0415
-    from reconciler.cli.plan import make_plan, moved, read_plan  # noqa: PLC0415 - who plans pays
+    from reconciler.cli.plan import make_plan, moved, read_plan  # noqa: PLC0415 - only for plans
 
     planned = read_plan(path)
     declared = [each for each in planned.resources if each.manifest is not None]
@@ -217,7 +217,7 @@ async def _apply_plan(
 async def _apply_group(
     client: Client, group: list[PlannedResource], reason: str, timeout_seconds: float
 ) -> list[Result]:
-    """Declare; a decider that has not read the plan's configurations yet is asked again."""
+    """Declare a group. Retry while the decider has not read the plan's configurations."""
     results: dict[str, Result] = {}
     waiting, deadline = group, time.monotonic() + min(timeout_seconds, _CATCH_UP_SECONDS)
     while waiting:
@@ -235,11 +235,11 @@ async def _apply_group(
 
 
 def _kinds_of(documents: Documents, connection: Connection) -> KindRegistry:
-    """Return the kinds that are known here, and those defined at run time if one seems misspelt."""
+    """Return the installed kinds, and kinds defined at run time if a name looks misspelled."""
     kinds = installed_kinds()
     if not any(_seems_misspelt(read.key.kind, kinds) for read in documents.good):
         return kinds
-    from reconciler.cli.explain import with_definitions  # noqa: PLC0415 - hardly ever
+    from reconciler.cli.explain import with_definitions  # noqa: PLC0415 - rarely needed
 
     return run_async(with_definitions(connection, kinds))
 
@@ -249,10 +249,10 @@ def _seems_misspelt(kind: str, kinds: KindRegistry) -> bool:
 
 
 def _check_all(documents: Documents, kinds: KindRegistry, *, others_pass: bool = False) -> None:
-    """Check every document as the decider does; what fails is moved to the bad ones.
+    """Check every document like the decider. Move invalid ones to ``documents.bad``.
 
-    ``others_pass``: kinds that are not installed here pass, unless they look like a slip of the
-    pen: the decider may know them.
+    ``others_pass``: accept kinds that are not installed here, which the decider may have, unless
+    they look misspelled.
     """
     usable: list[Read] = []
     for read in documents.good:

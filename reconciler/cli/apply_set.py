@@ -1,4 +1,4 @@
-"""`reconciler apply --set`: declare what files say as one set, and withdraw what it lost."""
+"""`reconciler apply --set`: declare files as one set, and withdraw what they no longer contain."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def apply_set(
     wait_seconds: float | None,
     output: Format,
 ) -> Exit:
-    """Declare all documents as one set, or nothing; raises ``CommandError``."""
+    """Declare all documents as one set, or none; raises ``CommandError``."""
     if documents.bad:
         problems = documents.problems()
         raise CommandError(f"nothing was declared: {some(problems, '; ')}")

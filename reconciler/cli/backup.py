@@ -1,4 +1,4 @@
-"""`reconciler backup`: the whole log in one file."""
+"""`reconciler backup`: save the whole log to one file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `up` says when it is ready."""
+"""The output of `up` when it is ready."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from reconciler.cli.stack import Stack
 
 
 def print_banner(stack: Stack, roles: Sequence[str], seconds: float) -> None:
-    """Describe what runs where, and what to do next."""
+    """Print where each part runs, and the next commands to try."""
     out = console()
     out.print(f"reconciler is ready ({seconds:.1f} s)", style="bold green")
     out.print()
     places = Table.grid(padding=(0, 2))
     places.add_column()
-    places.add_column(overflow="fold")  # an endpoint that ends in dots is none
+    places.add_column(overflow="fold")  # an endpoint must not be shortened
     kind = "embedded" if stack.server is not None else "external"
     places.add_row("  NATS server", f"{stack.shown_url} ({kind}, {PARTITIONS} partitions)")
     if stack.api_url is not None:

@@ -1,4 +1,4 @@
-"""The SDK's client for commands that ask the decider for something."""
+"""The SDK's client for commands that expect a reply of the decider."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from reconciler.sdk.client import Client
 
 
 def who() -> str:
-    """Name who uses the command line: the actor in the history."""
+    """Return the user of the command line, which is the actor in the history."""
     try:
         return f"cli:{getpass.getuser()}"
     except (KeyError, OSError):  # a user id without a name, as in containers
@@ -24,13 +24,13 @@ def who() -> str:
 
 
 class RetryNotice:
-    """Reports once on standard error that the server does not confirm what the command sends."""
+    """Reports once on standard error that the server does not confirm messages."""
 
     def __init__(self) -> None:
         self._is_printed = False
 
     def __call__(self, count: int) -> None:
-        """Take the number of messages that are sent again."""
+        """Report the number of messages that are sent again, the first time."""
         if not self._is_printed:
             self._is_printed = True
             notice = (
@@ -43,9 +43,10 @@ class RetryNotice:
 
 @asynccontextmanager
 async def client_of(connection: Connection, *, sends: bool = True) -> AsyncGenerator[Client]:
-    """Connect for one command, which sends something, or only reads.
+    """Connect for one command, which sends messages, or only reads.
 
-    Raises ``BusError`` and ``ConfigurationError``.
+    Raises:
+        BusError, ConfigurationError: the connection is not possible.
     """
     configure_logs(connection.log_level)
     async with connect(

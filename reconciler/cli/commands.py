@@ -1,4 +1,4 @@
-"""The commands' names and the first page of help: no imports, so that it answers at once."""
+"""The commands' names and the first page of help, without imports, so that it responds quickly."""
 
 from __future__ import annotations
 
@@ -62,10 +62,10 @@ _MODULES: Final[Mapping[str, tuple[str, ...]]] = {
 """Modules below ``reconciler.cli`` of the commands that are not in a module of their name."""
 
 COMPLETE: Final = "__complete"
-"""The first word by which a shell asks what may stand in the place of the last one."""
+"""Subcommand that shells call to complete the last word."""
 
 WITH_COMMANDS: Final = frozenset({"config", "deadletters", "secrets"})
-"""Commands that have commands of their own."""
+"""Commands with subcommands."""
 
 HELP: Final = """\
 Reconciler keeps external systems in the state you declare, and records every
@@ -95,12 +95,12 @@ _OPTIONS: Final = (
 
 
 def names() -> list[str]:
-    """Name all commands."""
+    """Return the names of all commands."""
     return [name for name, _group, _summary in COMMANDS]
 
 
 def import_path(command: str) -> str:
-    """Return where a command's function is, as ``module:name``."""
+    """Return the path of a command's function, as ``module:name``."""
     module = next((module for module, has in _MODULES.items() if command in has), command)
     return f"reconciler.cli.{module}:{command}".replace("-", "_")
 

@@ -1,4 +1,4 @@
-"""`reconciler completion`: what a shell needs to complete commands, options, kinds and names."""
+"""`reconciler completion`: scripts that complete commands, options, kinds and names."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ complete -c reconciler -f -a \\
 }
 
 _SIGN: Final = "\x1f"
-"""Ends a word for the library, and begins each of its lines that is not a candidate."""
+"""Ends a word for cyclopts, and starts each of its lines that is not a candidate."""
 
 
 def completion(shell: Shell, /) -> int:
@@ -67,9 +67,9 @@ def completion(shell: Shell, /) -> int:
 
 
 def complete(words: Sequence[str]) -> int:
-    """Print the candidates for the last word, one a line; never an error.
+    """Print the candidates for the last word, one per line, and never an error.
 
-    The library finds them, and calls the functions below for kinds and names.
+    cyclopts finds them, and calls the functions below for kinds and names.
     """
     *before, word = words or ("",)
     for each in sorted(set(_candidates(words) if before else names())):
@@ -79,8 +79,8 @@ def complete(words: Sequence[str]) -> int:
 
 
 def _candidates(words: Sequence[str]) -> Iterable[str]:
-    """Return what the library prints in its protocol of records, after a line that begins them."""
-    from reconciler.cli.app import build_app  # noqa: PLC0415 - the scripts go without
+    """Return the candidates that cyclopts prints after the line that starts its records."""
+    from reconciler.cli.app import build_app  # noqa: PLC0415 - not for the scripts
 
     if words[0] not in names():
         return []
@@ -95,7 +95,7 @@ def _candidates(words: Sequence[str]) -> Iterable[str]:
 
 
 def complete_kinds(_context: CompletionContext) -> Iterable[str]:
-    """Return the kinds that are installed here."""
+    """Return the installed kinds."""
     from reconciler.provider.kind import installed_kinds  # noqa: PLC0415
 
     return [*installed_kinds()]
@@ -121,7 +121,7 @@ def complete_namespaces(_context: CompletionContext) -> Iterable[str]:
 
 
 def complete_resources(context: CompletionContext) -> Iterable[str]:
-    """Return names, after a kind those of that kind; and whole keys, once there is a slash."""
+    """Return names, after a kind only those of that kind, and whole keys after a slash."""
     from reconciler.cli.naming import same_kind  # noqa: PLC0415
 
     known = _known()
@@ -139,7 +139,7 @@ def complete_resources(context: CompletionContext) -> Iterable[str]:
 
 
 def _known() -> list[tuple[str, str, str]]:
-    """Return namespace, kind and name of every resource, or nothing where no bus answers."""
+    """Return the namespace, kind and name of every resource, or nothing without a bus."""
     from reconciler.cli.connection import HERE, bus, run_async  # noqa: PLC0415
     from reconciler.cli.folded_log import current_models  # noqa: PLC0415
 
@@ -150,5 +150,5 @@ def _known() -> list[tuple[str, str, str]]:
 
     try:
         return run_async(read())
-    except Exception:  # noqa: BLE001 - whoever types must not be disturbed
+    except Exception:  # noqa: BLE001 - completion must not print errors
         return []

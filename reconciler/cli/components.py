@@ -1,4 +1,4 @@
-"""The systems that `up --with` can start on this machine, in one table."""
+"""The systems that `up --with` can start on this machine."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Offer:
     """A component that can be started, and the ProviderConfig of its name.
 
     ``implementation``: its class, imported only when it is started. ``ours``: pattern of the
-    endpoints that `up` gives it: a configuration of another endpoint is somebody's own. ``allow``:
-    what the examples and the pages of its kinds use of the host.
+    endpoints that `up` assigns; a configuration with another endpoint belongs to the user.
+    ``allow``: what the examples and pages of its kinds use of the host.
     """
 
     implementation: str
@@ -54,24 +54,27 @@ OFFERS: Final[Mapping[str, Offer]] = {
         allow=Allow(addresses=("127.0.0.1:*",), listen=("127.0.0.1:*",)),
     ),
 }
-"""By the name of the component, of its folder, its ProviderConfig and its provider."""
+"""By the name of the component, which is also that of its directory, ProviderConfig and
+provider."""
 
 
 BUS_APIS: Final[Mapping[str, Allow]] = {
     "composition": Allow(addresses=("file:///srv/git/*",)),
     "jetstream": NOTHING,
 }
-"""Names that start no component, because the API is the bus that `up` runs on: the API of composed
-kinds, and that of streams. With what the examples use of the host."""
+"""Names that start no component, because their API is the bus of `up`: composed kinds and streams.
+
+The values are what the examples use of the host.
+"""
 
 
 def bus_api(name: str, nats_url: str) -> LocalApi:
-    """Describe the bus that `up` has started as an API, for the ProviderConfig ``name``."""
+    """Return the bus that `up` has started as an API for the ProviderConfig ``name``."""
     return LocalApi(name, name, nats_url, r"nats://127\.0\.0\.1:\d+", 0.5, BUS_APIS[name])
 
 
 def parse_components(text: str) -> tuple[str, ...]:
-    """Read `docker,postgres`; raises ``UsageError``."""
+    """Parse `docker,postgres`; raises ``UsageError``."""
     names = [name.strip() for name in text.split(",") if name.strip()]
     for name in names:
         if name not in (*OFFERS, *BUS_APIS):
@@ -81,10 +84,10 @@ def parse_components(text: str) -> tuple[str, ...]:
 
 
 def made(name: str) -> Component:
-    """Make a component, not started yet.
+    """Create a component without starting it.
 
-    Raises ``MissingExtraError`` if the roles could not use it, because the extra of its kinds is
-    not installed.
+    Raises:
+        MissingExtraError: the extra of its kinds is not installed, so the roles cannot use it.
     """
     for kind in installed_kinds().of_provider(name):
         if isinstance(kind.connect, LazyProvider):
@@ -93,7 +96,7 @@ def made(name: str) -> Component:
 
 
 def local_api(name: str, component: Component) -> LocalApi:
-    """Describe a component that runs, for its ProviderConfig."""
+    """Return the API of a running component, for its ProviderConfig."""
     offer = OFFERS[name]
     return LocalApi(
         name, name, component.endpoint, offer.ours, offer.least_resync_seconds, offer.allow

@@ -1,4 +1,4 @@
-"""`reconciler config`: which settings hold, and what they come from."""
+"""`reconciler config`: show the effective settings and their sources."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which bus to talk to, and the options that every command has."""
+"""The connection to the bus, and the options of every command."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 DATA_FOLDER: Final = Path("reconciler-data")
 UP_FILE: Final = "up.json"
 UP_LOCK: Final = "up.lock"  # held while it runs
-SECRETS_FOLDER: Final = "secrets"  # in the data folder
+SECRETS_FOLDER: Final = "secrets"  # in the data directory
 PATIENCE_SECONDS: Final = 3.0
 
 _GROUP = Group("Connection and logs", sort_key=10)
@@ -47,11 +47,11 @@ _T = TypeVar("_T")
 
 
 class NoBusError(ConfigurationError):
-    """Neither a setting nor an `up` in this directory names a bus."""
+    """Neither a setting nor an `up` in this directory selects a bus."""
 
 
 class UpFile(msgspec.Struct, frozen=True, rename="camel"):
-    """What a running `reconciler up` writes into its data folder."""
+    """The file that a running `reconciler up` writes into its data directory."""
 
     nats_url: str
     api_url: str | None
@@ -62,7 +62,7 @@ class UpFile(msgspec.Struct, frozen=True, rename="camel"):
 @Parameter(name="*", group=_GROUP)
 @dataclass(frozen=True, kw_only=True)
 class Logs:
-    """Options about logs and errors."""
+    """Options of logs and errors."""
 
     log_level: LogLevel = "info"
     """Minimum level of the log lines on standard error."""
@@ -74,7 +74,7 @@ class Logs:
 @Parameter(name="*", group=_GROUP)
 @dataclass(frozen=True, kw_only=True)
 class BusOptions:
-    """Where the bus is, who we are there, and whom we trust."""
+    """Options of the connection: URL, credentials and trusted authorities."""
 
     nats_url: str | None = None
     """URL of the NATS server. Default: see `reconciler --help`."""
@@ -98,18 +98,18 @@ class BusOptions:
     """PEM file of the private key of the client certificate."""
 
     def settings(self) -> dict[str, Setting]:
-        """Collect what is set, here or elsewhere; raises ``ConfigurationError``."""
+        """Return the settings from all sources; raises ``ConfigurationError``."""
         given = {name: value for name in NAMES if (value := getattr(self, name)) is not None}
         running = read_up_file(DATA_FOLDER)
         return settings(given, running="" if running is None else running.nats_url)
 
     @property
     def url(self) -> str:
-        """Find the bus; raises ``ConfigurationError``."""
+        """The URL of the bus; raises ``ConfigurationError``."""
         return self._bus().value
 
     def name_bus(self) -> None:
-        """Name the bus of a command that sends something, unless it is this directory's own."""
+        """Print the bus of a command that sends messages, unless it is this directory's own."""
         bus = self._bus()
         if note_sending() and bus.source != UP:
             sys.stderr.write(f"bus: {without_secrets(bus.value)} ({bus.source})\n")
@@ -129,7 +129,7 @@ class BusOptions:
 
     @property
     def access(self) -> Access:
-        """Give who we are and whom we trust, as the bus wants it; raises ``ConfigurationError``."""
+        """The credentials and trusted authorities; raises ``ConfigurationError``."""
         found = self.settings()
 
         def path(name: str) -> Path | None:
@@ -149,7 +149,7 @@ class BusOptions:
 @Parameter(name="*", group=_GROUP)
 @dataclass(frozen=True, kw_only=True)
 class Connection(BusOptions):
-    """Options of every command that talks to the bus."""
+    """Options of every command that uses the bus."""
 
     log_level: LogLevel = "error"
     """Minimum level of the log lines on standard error."""
@@ -164,7 +164,7 @@ LOGS: Final = Logs()
 
 
 def read_up_file(folder: Path) -> UpFile | None:
-    """Read what `up` wrote; None if it does not run, or not in this folder."""
+    """Read the file of `up`; None if it is not running in this directory."""
     with suppress(OSError, msgspec.DecodeError):
         found = msgspec.json.decode((folder / UP_FILE).read_bytes(), type=UpFile)
         return found if _is_locked(folder / UP_LOCK) else None
@@ -172,10 +172,10 @@ def read_up_file(folder: Path) -> UpFile | None:
 
 
 def _is_locked(path: Path) -> bool:
-    """Return whether a process holds the lock: unlike its pid, nobody else has it after its end."""
+    """Return whether a process holds the lock. Unlike a pid, a lock cannot be reused."""
     if sys.platform == "win32":
         return False  # `up` does not run there
-    import fcntl  # noqa: PLC0415 - not there on Windows
+    import fcntl  # noqa: PLC0415 - not available on Windows
 
     with path.open("rb") as lock:
         try:
@@ -187,7 +187,7 @@ def _is_locked(path: Path) -> bool:
 
 @asynccontextmanager
 async def bus(connection: Connection, *, sends: bool = False) -> AsyncGenerator[Client]:
-    """Connect for one command, which may send something; raises ``BusError``."""
+    """Connect for one command, which may send messages; raises ``BusError``."""
     configure_logs(connection.log_level)
     nc = await connect(
         connection.url,
@@ -201,7 +201,7 @@ async def bus(connection: Connection, *, sends: bool = False) -> AsyncGenerator[
         except BusUnavailableError:
             if len(server_urls(connection.url)) == 1:
                 raise
-            await leave_server(nc)  # this server may be cut off from the others
+            await leave_server(nc)  # this server may be isolated from the others
             await require_jetstream(nc)
         await warn_of_own_clock(partial(_read_clock, nc))
         if sends:
@@ -212,18 +212,18 @@ async def bus(connection: Connection, *, sends: bool = False) -> AsyncGenerator[
 
 
 async def _read_clock(nc: Client) -> BusClock:
-    from infra.bus.bus_clock import read_clock  # noqa: PLC0415 - most commands go without
+    from infra.bus.bus_clock import read_clock  # noqa: PLC0415 - most commands do not need it
 
     return await read_clock(nc)
 
 
 def run_async(work: Coroutine[Any, Any, _T]) -> _T:
-    """Run a command's work on the fastest event loop there is."""
+    """Run a command's coroutine on the fastest available event loop."""
     raise_from_now_on()
-    gc.freeze()  # what is imported by now stays for ever
+    gc.freeze()  # objects imported so far are never freed
     gc.enable()
     try:
-        import uvloop  # noqa: PLC0415 - of the extra `server`, and not there on Windows
+        import uvloop  # noqa: PLC0415 - only with the extra `server`, and not on Windows
     except ImportError:
         return asyncio.run(work)
     return uvloop.run(work)

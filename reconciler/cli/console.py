@@ -1,6 +1,6 @@
-"""Output for people: colour and tables on a terminal, plain text elsewhere.
+"""Output for users: colors and tables on a terminal, plain text elsewhere.
 
-Importing it takes a tenth of a start, so who prints nothing for people does without.
+Importing it takes a tenth of the start time, so commands without such output do not.
 """
 
 from __future__ import annotations
@@ -49,24 +49,24 @@ _LEAST_HELP_COLUMNS = 20  # below it, cyclopts wraps without end
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
-        """Leave it to `main`, which ends quietly: rich would end with status 1."""
+        """Raise ``BrokenPipeError``, with which `main` exits quietly; rich would exit with 1."""
         raise BrokenPipeError
 
 
 class _LineConsole(_Console):
     def print(self, *objects: Any, **options: Any) -> None:
-        """Print one line: each string and text in it is harmless."""
+        """Print one line, with control characters of each string and text escaped."""
         shown = [_cell(each) if isinstance(each, (str, Text)) else each for each in objects]
         super().print(*shown, **options)
 
     def print_title(self, title: str) -> None:
-        """Print a title, below an empty line."""
+        """Print a title after an empty line."""
         self.print()
         self.print(title, style="bold")
 
 
 def console(*, error: bool = False) -> _LineConsole:
-    """Make a console for standard output or error: no colour where nobody sees it."""
+    """Return a console for standard output or error, without colors unless it is a terminal."""
     stream = sys.stderr if error else sys.stdout
     interactive = stream.isatty() and "NO_COLOR" not in os.environ
     return _LineConsole(
@@ -81,22 +81,22 @@ def console(*, error: bool = False) -> _LineConsole:
 
 
 def help_console() -> Console:
-    """Make the console that help is shown on."""
+    """Return the console for help."""
     made = _Console()
     made.width = max(made.width, _LEAST_HELP_COLUMNS)
     return made
 
 
 NOT_READY = "Converged, not ready"
-"""How a resource stands whose object is as declared, and cannot be used yet."""
+"""Label of a resource whose object is as declared, but not usable yet."""
 
 
 _AGES = (("d", 86_400.0), ("h", 3_600.0), ("m", 60.0), ("s", 1.0))
-_ENOUGH = 2  # of the smaller unit: 90 minutes are more than 1 h
+_ENOUGH = 2  # of the smaller unit: 90 minutes are 90m, not 1h
 
 
 def age(since: datetime, now: datetime) -> str:
-    """Describe how long ago something was, as kubectl does: 35s, 90m, 5d."""
+    """Return a duration in the style of kubectl: 35s, 90m, 5d."""
     seconds = max(0.0, (now - since).total_seconds())
     for unit, length in _AGES:
         if seconds >= _ENOUGH * length:
@@ -105,7 +105,7 @@ def age(since: datetime, now: datetime) -> str:
 
 
 def coloured(word: str) -> Text:
-    """Give a word the colour of what it means."""
+    """Return a word in the color of its meaning."""
     if word in _GOOD:
         return Text(word, "green")
     if word in _BAD:
@@ -114,16 +114,16 @@ def coloured(word: str) -> Text:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> None:
-    """Print rows under headings: coloured on a terminal, and elsewhere fit for grep and awk."""
+    """Print rows under headings, colored on a terminal, and suitable for grep and awk elsewhere."""
     table = Table(columns)
     table.print(rows, headings=True)
 
 
 class Table:
-    """Rows under headings, which may come one after the other; columns keep their widths.
+    """Rows under headings, which may be printed in several calls. Columns keep their widths.
 
-    No word is ever broken: on a terminal that is too narrow text is wrapped between words, and
-    where even that does not do, each row is printed as a paragraph.
+    No word is broken. On a narrow terminal, text is wrapped between words. If that is not
+    sufficient, each row is printed as a paragraph.
     """
 
     def __init__(self, columns: Sequence[str]) -> None:
@@ -131,7 +131,7 @@ class Table:
         self._widths = [0] * len(columns)
 
     def print(self, rows: Iterable[Sequence[str | Text]], *, headings: bool = False) -> None:
-        """Print rows; the widths of those before are kept if they suffice."""
+        """Print rows, with the previous widths if they suffice."""
         cells = [[_cell(each) for each in row] for row in rows]
         shown = [[_cell(Text(each, "bold")) for each in self._columns], *cells]
         columns = list(zip(*shown, strict=True))
@@ -182,7 +182,7 @@ def _line(row: Sequence[Text], widths: Sequence[int]) -> str:
 def _fitted(
     columns: Sequence[Sequence[Text]], widths: Sequence[int], room: int
 ) -> list[int] | None:
-    """Return widths that fit, the widest text wrapped first; None where words would be broken."""
+    """Return fitting widths, wrapping the widest text first; None if words would be broken."""
     least = [max(_longest_word(cell) for cell in column) for column in columns]
     fitted = list(widths)
     excess = sum(widths) + _BETWEEN * (len(widths) - 1) - room

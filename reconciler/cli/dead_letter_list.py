@@ -1,4 +1,4 @@
-"""Dead letters on the command line: which ones are meant, and how they are shown."""
+"""Dead letters on the command line: their selection and output."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Listed(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Outcome(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """What came of doing something about a letter."""
+    """The result of handling a letter."""
 
     number: int
     done: bool
@@ -64,7 +64,7 @@ class Outcome(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
 
 
 class Chosen(msgspec.Struct, frozen=True):
-    """Which letters somebody means: by number, or all that match, with how many that are."""
+    """The selected letters: by number, or all that match, with their expected number."""
 
     numbers: Sequence[int]
     stage: ShownStage | None
@@ -73,9 +73,9 @@ class Chosen(msgspec.Struct, frozen=True):
     count: int | None
 
     def check(self) -> None:
-        """Raise ``UsageError`` for a choice that could mean more than was thought.
+        """Raise ``UsageError`` for an ambiguous selection.
 
-        And ``InvalidNameError`` for a resource that cannot be one.
+        Raises ``InvalidNameError`` for an invalid resource.
         """
         by_filter = self.all_letters or self.stage is not None or self.resource is not None
         if not self.numbers and not by_filter:
@@ -83,10 +83,10 @@ class Chosen(msgspec.Struct, frozen=True):
         if self.numbers and by_filter:
             raise UsageError("give either numbers, or --stage, --resource and --all")
         if self.resource is not None:
-            ResourceKey.parse(self.resource)  # no server needs to be asked about a wrong one
+            ResourceKey.parse(self.resource)  # an invalid key needs no server
 
     def of(self, letters: Sequence[DeadLetter]) -> list[DeadLetter]:
-        """Choose among all letters; raises ``CommandError`` where that is not what was meant."""
+        """Return the selected letters; raises ``CommandError`` for an unexpected number."""
         if self.numbers:
             return [_numbered(letters, number) for number in dict.fromkeys(self.numbers)]
         key = None if self.resource is None else ResourceKey.parse(self.resource)
@@ -102,7 +102,7 @@ class Chosen(msgspec.Struct, frozen=True):
 
 
 async def read_one(client: Client, number: int) -> tuple[DeadLetter, int]:
-    """Read a letter, and the number of the one that its retry became, 0 for none."""
+    """Return a letter, and the number of the letter that its retry became, 0 for none."""
     letters = await client.dead_letters(only_open=False)
     letter = _numbered(letters, number)
     positions = {each.position for each in letter.handled if each.position}
@@ -124,7 +124,7 @@ def _numbered(letters: Iterable[DeadLetter], number: int) -> DeadLetter:
 
 
 def outcome_of(retried: Retried) -> Outcome:
-    """Return what came of a retry: what a decider refused is not done."""
+    """Return the result of a retry. A rejection by the decider counts as not done."""
     answer = retried.answer
     if answer is None:
         return Outcome(retried.number, True, "Stored", retried.position)
@@ -138,7 +138,7 @@ def outcome_of(retried: Retried) -> Outcome:
 
 
 def listed(letter: DeadLetter) -> Listed:
-    """Return what a list shows of a letter."""
+    """Return the fields of a letter in a list."""
     record = letter.record
     return Listed(
         letter.number,
@@ -155,7 +155,7 @@ def listed(letter: DeadLetter) -> Listed:
 
 
 def print_letters(letters: Sequence[Listed]) -> None:
-    """Print a table, and how often each reason is in it."""
+    """Print a table of letters, and the number of letters by reason."""
     if not letters:
         sys.stdout.write("no dead letters\n")
         return
@@ -179,7 +179,7 @@ def print_letters(letters: Sequence[Listed]) -> None:
 
 
 def discarded_text(counts: Sequence[Discarded]) -> str:
-    """Tell of the messages that got no letter: how many, when the last one came, and whose."""
+    """Return a text about discarded messages: their number, the last time, and their namespaces."""
     last = max(each.last_at for each in counts)
     total = sum(each.count for each in counts)
     most = sorted(counts, key=lambda each: each.count, reverse=True)
@@ -200,7 +200,7 @@ def print_discarded(
     key: ResourceKey | None,
     since: datetime | None,
 ) -> None:
-    """Print how many messages a list of letters does not show; nothing if there are none."""
+    """Print the number of messages without a letter, if there are any."""
     chosen = [
         each
         for each in counts
@@ -213,12 +213,12 @@ def print_discarded(
 
 
 def counted(letters: Iterable[Listed]) -> Counter[tuple[str, str]]:
-    """Count letters by stage and reason, whatever names and numbers stand in the reasons."""
+    """Count letters by stage and reason, ignoring names and numbers in the reasons."""
     return Counter((each.stage, _VARYING.sub("…", _one_line(each.reason))) for each in letters)
 
 
 def print_letter(letter: DeadLetter, later: int) -> None:
-    """Print everything about a letter."""
+    """Print all fields of a letter."""
     record = letter.record
     out = console()
     rows = [
@@ -248,7 +248,7 @@ def print_letter(letter: DeadLetter, later: int) -> None:
 
 
 def print_outcomes(outcomes: Sequence[Outcome], output: Format) -> None:
-    """Print what came of retrying or dismissing."""
+    """Print the results of retrying or dismissing letters."""
     if output != "table":
         print_structured(outcomes, output)
         return

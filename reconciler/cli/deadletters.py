@@ -1,4 +1,4 @@
-"""`reconciler deadletters`: look at what could not be used, and do something about it."""
+"""`reconciler deadletters`: list and handle messages that could not be processed."""
 
 from __future__ import annotations
 
@@ -249,7 +249,7 @@ async def _one(connection: Connection, number: int) -> tuple[DeadLetter, int]:
 
 
 def _payload(file: Path) -> bytes:
-    """Read a corrected payload, no more of it than can be sent."""
+    """Read a corrected payload, but not more than the maximum message size."""
     with file.open("rb") as opened:
         return opened.read(MAX_MESSAGE_BYTES + 1)
 
@@ -260,7 +260,7 @@ def _do(
     one: Callable[[Client, DeadLetter], Awaitable[Outcome]],
     output: Format,
 ) -> int:
-    """Do something about each chosen letter, oldest first, and tell what came of it."""
+    """Handle each selected letter, oldest first, and print the results."""
     chosen.check()
 
     async def each_in_turn() -> list[Outcome]:

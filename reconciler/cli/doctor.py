@@ -1,4 +1,4 @@
-"""`reconciler doctor`: check everything, and say what to do."""
+"""`reconciler doctor`: check everything, and show remedies."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def doctor(
 async def diagnose(
     connection: Connection, *, full: bool, monitoring_url: str | None = None
 ) -> list[Finding]:
-    """Make every check; raises ``BusUnavailableError`` if nothing is known but that."""
+    """Run all checks; raises ``BusUnavailableError`` if there is no other result."""
     has_several = len(server_urls(connection.url)) > 1
     try:
         async with bus(connection) as nc:
@@ -118,10 +118,11 @@ async def diagnose(
             except BusUnavailableError:
                 if not has_several:
                     raise
-                await leave_server(nc)  # this server may be cut off, or an election be over
+                await leave_server(nc)  # this server may be isolated, or an election may have ended
                 return await _examine_log_and_all(nc, full=full, monitoring_url=monitoring_url)
     except (BusUnavailableError, IncompatibleServerError) as error:
-        known = await _examine_around(monitoring_url)  # a server that is silent may say why there
+        # The monitoring URL may show why a server does not respond.
+        known = await _examine_around(monitoring_url)
         if not (known or has_several):
             raise
         remedy = (
@@ -135,13 +136,13 @@ async def diagnose(
 async def _examine_log_and_all(
     nc: Client, *, full: bool, monitoring_url: str | None
 ) -> list[Finding]:
-    """Make every check; raises ``BusUnavailableError`` if not even the log can be found."""
+    """Run all checks; raises ``BusUnavailableError`` if the log cannot be found either."""
     await log_of(nc)
     return await examine(nc, full=full, monitoring_url=monitoring_url)
 
 
 async def _examine_around(monitoring_url: str | None) -> list[Finding]:
-    """Check what can be seen of the server without its bus."""
+    """Check the server without its bus."""
     findings, own = [*check_own_disk()], read_up_file(DATA_FOLDER)
     if monitored := monitoring_url or (own.monitoring_url if own is not None else ""):
         findings += await check_health(monitored)
@@ -149,7 +150,7 @@ async def _examine_around(monitoring_url: str | None) -> list[Finding]:
 
 
 async def examine(nc: Client, *, full: bool, monitoring_url: str | None = None) -> list[Finding]:
-    """Make every check; one that cannot be made is a finding, too."""
+    """Run all checks. One that fails to run also becomes a finding."""
     findings = await _examine_around(monitoring_url)
     if all(one.check != HEALTH for one in findings):
         unknown = "unknown: a server reports a full disk only at its monitoring URL"
@@ -168,7 +169,7 @@ async def examine(nc: Client, *, full: bool, monitoring_url: str | None = None) 
         ("API", check_apis),
         ("log", partial(_check_log, full=full)),
     ):
-        looks = 1 if name == "log" else _LOOKS  # it is long, and looks again where it must
+        looks = 1 if name == "log" else _LOOKS  # it is long, and repeats its own checks
         try:
             findings += await look(partial(check, nc), looks, elects=is_clustered(nc))
         except BusDeniedError as denied:
@@ -184,7 +185,7 @@ async def examine(nc: Client, *, full: bool, monitoring_url: str | None = None) 
 def room_first(findings: list[Finding]) -> list[Finding]:
     """Replace the remedies of findings that a lack of room explains.
 
-    Results that a worker has and cannot store look lost.
+    Results that a worker cannot store look lost.
     """
     full = [each.check for each in findings if each.check in _ROOM and each.verdict == "fail"]
     if not full:
@@ -201,11 +202,11 @@ def room_first(findings: list[Finding]) -> list[Finding]:
 async def look(
     check: Callable[[], Awaitable[list[Finding]]], looks: int, *, elects: bool = False
 ) -> list[Finding]:
-    """Make a check, and make it again before something is found wrong.
+    """Run a check, and repeat it before a problem is reported.
 
-    Between two requests of a role there is a moment in which nobody asks for work, and on a busy
-    machine it is a long one. ``elects``: whether a cluster may be electing leaders, when requests
-    get no response for some seconds.
+    A role has no open request for a moment between two requests, which is long on a busy machine.
+    ``elects``: whether a cluster may be electing leaders, so that requests get no response for some
+    seconds.
     """
     is_silent = not elects
     for _ in range(looks - 1):

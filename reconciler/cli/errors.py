@@ -1,4 +1,4 @@
-"""Errors as people see them: one line that says what, where and what to do."""
+"""Errors for users: one line with the problem, its place and the remedy."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ _MISSING = re.compile(r"(stream|consumer) not found")
 
 
 class CommandError(Exception):
-    """A command cannot do what was asked; the message is for people."""
+    """A command failed. The message is for users."""
 
     status: Exit = Exit.FAILED
 
 
 class UsageError(CommandError):
-    """The command was called in a way that cannot work."""
+    """The arguments of a command are invalid."""
 
     status = Exit.USAGE
 
 
 class StackError(CommandError):
-    """A part of `reconciler up` cannot be started, or has ended by itself."""
+    """A part of `reconciler up` could not be started, or has ended."""
 
 
 EXPECTED = (
@@ -62,10 +62,10 @@ EXPECTED = (
 def report(
     error: BaseException, tokens: Sequence[str] = (), *, with_traceback: bool = False
 ) -> Exit:
-    """Write each error as one line on standard error, without secrets; return the exit status.
+    """Write each error as one line on standard error, without secrets. Return the exit status.
 
-    ``tokens`` are those of the command line: what they say of the bus is repeated in each command
-    that is shown to people, without secrets.
+    ``tokens``: the command line. Its options of the connection are added to the commands in
+    messages, without secrets.
     """
     status = Exit.OK
     told: set[str] = set()
@@ -73,7 +73,7 @@ def report(
         sys.stderr.write(OF_THIS_PROCESS.hide("".join(traceback.format_exception(error))))
     for one in _leaves(error):
         line = OF_THIS_PROCESS.hide(_with_flags(one_line(one), tokens))
-        if line not in told:  # several parts of a process may find the same
+        if line not in told:  # several parts of a process may report the same error
             sys.stderr.write(f"error: {line}\n")
         told.add(line)
         status = max(status, _status(one))
@@ -92,7 +92,7 @@ def _with_flags(line: str, tokens: Sequence[str]) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """Say an error in one line; one that nobody expected names its class, too."""
+    """Return an error as one line, with its class if it is unexpected."""
     text = harmless(shortened(" ".join(_said(error).split()))) or type(error).__name__
     if isinstance(error, EXPECTED):
         return text
@@ -103,12 +103,12 @@ def one_line(error: BaseException) -> str:
 
 
 def _said(error: BaseException) -> str:
-    """Return an error's own words; of a file first which one, and no number."""
+    """Return an error's text. That of a file error contains the path, and no number."""
     if isinstance(error, MissingExtraError):
         return error.local_text
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return f"{error.filename}: {error.strerror}"
-    if isinstance(error, OSError) and error.errno in FULL:  # of standard output, for example
+    if isinstance(error, OSError) and error.errno in FULL:  # for example, of standard output
         return f"cannot write: {error.strerror}; free disk space, or write to another disk"
     if isinstance(error, NotFoundOnBusError) and _MISSING.search(str(error)):
         return f"{error}; `reconciler init` creates missing streams and consumers"
@@ -126,6 +126,7 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
 def _status(error: BaseException) -> Exit:
     if isinstance(error, CommandError):
         return error.status
-    if isinstance(error, InvalidNameError):  # of the command line: those of messages are told apart
+    # Of the command line: those of messages have another class.
+    if isinstance(error, InvalidNameError):
         return Exit.USAGE
     return Exit.TIMEOUT if isinstance(error, WaitTimeoutError) else Exit.FAILED

@@ -4,7 +4,7 @@ from enum import IntEnum
 
 
 class Exit(IntEnum):
-    """What the process ends with."""
+    """Exit status of the process."""
 
     OK = 0
     FAILED = 1

@@ -1,4 +1,4 @@
-"""`reconciler explain`: what can be declared of a kind, and what its objects give."""
+"""`reconciler explain`: show the fields of a kind, and the outputs of its objects."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _DEFINITIONS: Final = "#/$defs/"
 _LABELS: Final = "labels"
 _COLUMNS: Final = 80
 _ANY_NAME: Final = "NAME"
-"""Stands in a path for the keys of a map."""
+"""Placeholder in a path for the keys of a map."""
 
 _INDENT: Final = " " * 4
 _NO_DEFAULT: Final[tuple[Any, ...]] = (msgspec.UNSET, None, "", (), [], {})
@@ -51,7 +51,7 @@ class _Common(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
 
 
 class FieldExplanation(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """One field: ``replaces`` says that a change of it needs another object."""
+    """One field. ``replaces``: a change requires a replacement of the object."""
 
     field: str
     type: str
@@ -62,7 +62,7 @@ class FieldExplanation(msgspec.Struct, frozen=True, rename="camel", omit_default
 
 
 class KindExplanation(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """What can be declared of a kind, and what its objects give to others."""
+    """The fields of a kind, and the outputs of its objects."""
 
     kind: str
     api_version: str
@@ -117,7 +117,7 @@ def explain(
 
 
 def _part(explanation: KindExplanation, path: str) -> KindExplanation:
-    """Keep one field and all within it; raises ``CommandError`` for one that is not there."""
+    """Return one field with its subfields; raises ``CommandError`` if it does not exist."""
     path = path.removeprefix("spec.")
     if not path:
         return explanation
@@ -145,7 +145,7 @@ async def with_definitions(connection: Connection, kinds: KindRegistry) -> KindR
 
 
 def explanation_of(kind: Kind) -> KindExplanation:
-    """Explain a kind by its structs."""
+    """Return the explanation of a kind, from its structs."""
     schema = msgspec.json.schema(kind.schema)
     outputs = [] if kind.outputs is None else [*_fields(msgspec.json.schema(kind.outputs), kind)]
     return KindExplanation(
@@ -204,7 +204,7 @@ def _resolved(schema: Any, part: Any) -> Any:
 
 
 def _nested(schema: Any, part: Any) -> Any:
-    """Return the struct within a field, also of a list or an optional one; None for none."""
+    """Return the struct of a field, also of a list or an optional one, or None."""
     resolved = _resolved(schema, part)
     if "properties" in resolved:
         return None if resolved.get("title") == "SecretRef" else resolved
@@ -286,7 +286,7 @@ def _rules(field: FieldExplanation) -> Iterator[str]:
 
 
 def _print_field(field: FieldExplanation, rules: Sequence[str]) -> None:
-    """Print a field with its type and rules, and below them its meaning, in 80 columns."""
+    """Print a field with its type and rules, and below it the description, in 80 columns."""
     heading = f"{field.field}  {', '.join(rules)}"
     first, *more = textwrap.wrap(heading, _COLUMNS, subsequent_indent=_INDENT)
     title = Text(first)

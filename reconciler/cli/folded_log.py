@@ -1,4 +1,4 @@
-"""The log folded into read models, as far as a command wants."""
+"""The log folded into the read models that a command requires."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from reconciler.sdk.log_replay import LogReplay, closing, losses, replayed_to, s
 from reconciler.sdk.moments import Moment, When, moment
 
 MAX_EVENTS = 300_000
-"""A longer log is read from where the stored rows end, unless all of it is asked for."""
+"""Above this length, the log is read from the end of the stored rows, except with `--full`."""
 
 
 async def log_of(nc: Client) -> JetStreamLog:
-    """Open the log; raises ``NotFoundOnBusError`` where there is none."""
+    """Open the log; raises ``NotFoundOnBusError`` if there is none."""
     return await open_log(nc)
 
 
 @asynccontextmanager
 async def replay_from_start(nc: Client) -> AsyncGenerator[LogReplay]:
-    """Replay all of the log; nothing is read yet.
+    """Return a replay of the whole log, before the first read.
 
-    Damage includes what the log has lost, as the stored rows remember it.
+    Its damage includes events that the log has lost, according to the stored rows.
     """
     log = await log_of(nc)
     replay = LogReplay(log)
@@ -39,9 +39,9 @@ async def replay_from_start(nc: Client) -> AsyncGenerator[LogReplay]:
 
 @asynccontextmanager
 async def replay_for_checks(nc: Client, *, full: bool) -> AsyncGenerator[LogReplay]:
-    """Replay all of the log, or from the stored rows on where that is too much.
+    """Return a replay of the whole log, or of the part after the stored rows if it is long.
 
-    Damage includes what the log has lost, as the stored rows remember it.
+    Its damage includes events that the log has lost, according to the stored rows.
     """
     log = await log_of(nc)
     stored = await stored_models(nc, log)
@@ -55,7 +55,7 @@ async def replay_for_checks(nc: Client, *, full: bool) -> AsyncGenerator[LogRepl
 
 
 async def current_models(nc: Client) -> ReadModels:
-    """Return all read models as of now, whether or not a projector runs."""
+    """Return the current read models, whether or not a projector is running."""
     log = await log_of(nc)
     async with closing(LogReplay(log, await stored_models(nc, log))) as replay:
         await replay.go_on()
@@ -63,7 +63,7 @@ async def current_models(nc: Client) -> ReadModels:
 
 
 class Stood(NamedTuple):
-    """How things stood: at which moment, and all read models as of it."""
+    """The read models as of a moment."""
 
     moment: Moment
     models: ReadModels
@@ -71,9 +71,10 @@ class Stood(NamedTuple):
 
 
 async def models_as_of(nc: Client, when: When, tokens: str) -> Stood:
-    """Return the read models of the resources that a pattern matches, as of a moment.
+    """Return the read models of matching resources, as of a moment.
 
-    Raises ``NoSuchMomentError``.
+    Raises:
+        NoSuchMomentError: the log does not contain the moment.
     """
     await log_of(nc)
     at = await moment(nc, when)

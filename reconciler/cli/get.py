@@ -1,4 +1,4 @@
-"""`reconciler get`: resources and how they stand."""
+"""`reconciler get`: list resources with their status."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _TOLD_ABOVE: Final = ("namespace", "kind", "name", "labels")
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """Which resources are shown, and in which form."""
+    """The selected resources, and the output format."""
 
     selection: Selection
     outcome: str | None
@@ -51,11 +51,11 @@ class Wanted(msgspec.Struct, frozen=True):
 
     @property
     def is_for_programs(self) -> bool:
-        """Whether manifests are printed."""
+        """Whether to print manifests."""
         return self.output in ("json", "yaml")
 
     def shows(self, selected: Selected, row: StatusRow) -> bool:
-        """Return whether a resource is shown: what no person declared, only when asked for."""
+        """Return whether to show a resource. Those that no user declared need `--all` or a name."""
         if not selected.takes(row):
             return False
         is_asked_for = self.everything or bool(selected.named)
@@ -163,7 +163,7 @@ async def _get(connection: Connection, wanted: Wanted, at: When | None) -> Exit:
 def _chosen(
     wanted: Wanted, models: ReadModels, when: Moment | None = None
 ) -> tuple[Selected, list[StatusRow]]:
-    """Return how the words are understood, and the rows that are shown."""
+    """Return the resolved selection, and the rows to show."""
     known = models.status.values()
     selected = wanted.selection.among(known)
     selected.check_named(known, when)
@@ -179,8 +179,8 @@ def _table(selected: Selected, wanted: Wanted, models: ReadModels) -> ResourceTa
 async def _manifests(
     nc: Client, rows: Sequence[StatusRow], models: ReadModels, *, as_of_version: bool = False
 ) -> list[dict[str, Any]]:
-    """Return what is declared of each, as `apply` takes it, with how it stands."""
-    from reconciler.cli.past.declared import declarations  # noqa: PLC0415 - a table goes without
+    """Return the manifest of each row as `apply` accepts it, with the status added."""
+    from reconciler.cli.past.declared import declarations  # noqa: PLC0415 - not for a table
 
     versions = {row.key: row.version for row in rows}
     declared = await declarations(nc, versions, as_of_version=as_of_version)
@@ -199,7 +199,7 @@ def _with_status(row: StatusRow, declared: Manifest, models: ReadModels) -> dict
 
 
 def _tell_when(stood: Stood, output: Listing) -> None:
-    """Say when it was so: above a table, and beside what is for programs."""
+    """Print the moment: above a table, or on standard error for other formats."""
     heading = f"as of {stood.moment}\n"
     (sys.stdout if output in ("table", "wide") else sys.stderr).write(heading)
     if stood.damage:
@@ -210,7 +210,7 @@ def _tell_when(stood: Stood, output: Listing) -> None:
 
 
 def _tell_what_is_not_shown(wanted: Wanted, selected: Selected, models: ReadModels) -> None:
-    """Say on standard error that there is nothing, and what else there is."""
+    """Print on standard error that there are no resources, or how many are hidden."""
     taken = [row for row in models.status.values() if selected.takes(row)]
     hidden = sum(not wanted.shows(selected, row) for row in taken)
     if hidden == len(taken):
@@ -249,7 +249,7 @@ async def _show_news(
     wanted: Wanted,
     models: ReadModels,
 ) -> None:
-    """Show the rows that look different from when they were shown last."""
+    """Show the rows that have changed since they were last shown."""
     news: list[StatusRow] = []
     for row in rows:
         looks = row.version if wanted.is_for_programs else table.looks(row)

@@ -1,4 +1,4 @@
-"""`reconciler init`: the streams on a server of your own."""
+"""`reconciler init`: create the streams on an external server."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _check_namespaces(namespaces: Sequence[str]) -> None:
 
 
 def check_replicas(replicas: int | None) -> None:
-    """Raise ``UsageError`` for a number of copies that no stream can have."""
+    """Raise ``UsageError`` for an invalid number of replicas."""
     if replicas is not None and not 1 <= replicas <= _MAX_REPLICAS:
         raise UsageError(f"--replicas {replicas}: must be 1 to {_MAX_REPLICAS}")
 

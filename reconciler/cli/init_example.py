@@ -1,4 +1,4 @@
-"""`reconciler init-example`: manifests for the first steps."""
+"""`reconciler init-example`: write manifests for the first steps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SHAPE_FILE: Final = "shape.yaml"
 FILE_FILE: Final = "file.yaml"
 
 COMMAND_VARIABLE: Final = "RECONCILER_COMMAND"
-"""How people call this program, where that is not its own name: the clone's ``run`` sets it."""
+"""Command with which users call this program, if not its own name. The clone's ``run`` sets it."""
 
 _ROOT_FOLDER: Final = "files"
 

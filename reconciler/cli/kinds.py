@@ -1,4 +1,4 @@
-"""`reconciler kinds`: which kinds can be declared."""
+"""`reconciler kinds`: list the kinds that can be declared."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _WIDE: Final = ("KIND", "API VERSION", "EXTRA", "PURPOSE", "PROVIDER", "CAPABILI
 class KnownKind(msgspec.Struct, frozen=True, rename="camel"):
     """A kind that can be declared.
 
-    ``defined``: at run time, by a KindDefinition. ``extra``: what its provider requires of this
-    distribution; empty for nothing.
+    ``defined``: at run time, by a KindDefinition. ``extra``: the extra of this distribution that
+    its provider requires, empty for none.
     """
 
     kind: str

@@ -1,4 +1,4 @@
-"""The external object of a resource, asked of its API from here."""
+"""The external object of a resource, read from its API on this machine."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from reconciler.wiring import secrets_folder
 
 
 class LiveObject(NamedTuple):
-    """An object that a resource has, and a client of its API."""
+    """The object of a resource, and a client of its API."""
 
     provider: Provider
     name: str
@@ -37,7 +37,7 @@ class LiveObject(NamedTuple):
 
 
 def secrets_here() -> Path | None:
-    """Return the folder of secrets that is named, or that of an `up` in this folder."""
+    """Return the configured directory of secrets, or that of an `up` in this directory."""
     named = secrets_folder()
     if named is not None or read_up_file(DATA_FOLDER) is None:
         return named
@@ -46,10 +46,13 @@ def secrets_here() -> Path | None:
 
 @asynccontextmanager
 async def live_object(nc: Client, key: ResourceKey) -> AsyncGenerator[LiveObject]:
-    """Open a client with the credentials that the ProviderConfig names, as found from here.
+    """Open a client with the credentials of the ProviderConfig, as found on this machine.
 
-    Raises ``CommandError``: the resource has no object; ``ConfigurationError``: no client can be
-    built; no error repeats a secret.
+    No error contains a secret.
+
+    Raises:
+        CommandError: the resource has no object.
+        ConfigurationError: no client can be created.
     """
     log, kinds, configurations = await log_of(nc), installed_kinds(), Configurations()
     await Definitions(kinds).load(log)

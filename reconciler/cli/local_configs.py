@@ -1,4 +1,4 @@
-"""The ProviderConfigs that `up` declares for what it has started: `default`, and components'."""
+"""The ProviderConfigs that `up` declares for what it has started: `default` and components."""
 
 from __future__ import annotations
 
@@ -24,12 +24,11 @@ _PATIENCE_SECONDS = 30.0
 
 
 class LocalApi(msgspec.Struct, frozen=True):
-    """An API that `up` has started: where it is, and which ProviderConfig shall say so.
+    """An API that `up` has started, and the ProviderConfig for it.
 
-    ``allow``: what of the host its resources may use in a new ProviderConfig.
-
-    ``ours``: pattern of the endpoints that `up` declares. A configuration of another endpoint or
-    provider is somebody's own, and stays.
+    ``allow``: the use of the host that a new ProviderConfig permits. ``ours``: pattern of the
+    endpoints that `up` declares. A configuration with another endpoint or provider belongs to the
+    user and stays unchanged.
     """
 
     config: str
@@ -41,12 +40,12 @@ class LocalApi(msgspec.Struct, frozen=True):
 
 
 def example_api(url: str) -> LocalApi:
-    """Describe the example API."""
+    """Return the example API."""
     return LocalApi(DEFAULT_PROVIDER_CONFIG, "shapes", url, r"http://127\.0\.0\.1:.*")
 
 
 class Change(msgspec.Struct, frozen=True):
-    """What must be declared before the roles run, if anything, and what there is to say."""
+    """A declaration that is needed before the roles start, if any, and a note for the user."""
 
     config: str = DEFAULT_PROVIDER_CONFIG
     spec: ProviderConfigSpec | None = None
@@ -55,12 +54,12 @@ class Change(msgspec.Struct, frozen=True):
 
     @property
     def is_correction(self) -> bool:
-        """Whether the roles would start with a configuration that is wrong."""
+        """Whether the roles would otherwise start with a wrong configuration."""
         return self.spec is not None and self.before is not None
 
 
 async def change_of_config(nc: Client, api: LocalApi, resync_seconds: float | None) -> Change:
-    """Find out what an API's ProviderConfig must become to point at it."""
+    """Return the change that makes an API's ProviderConfig point to it."""
     name = api.config
     current = await _current(await open_log(nc), config_key(name))
     spec = _spec(current)
@@ -87,7 +86,7 @@ def _new(api: LocalApi) -> ProviderConfigSpec:
 
 
 async def declare_config(parts: Running, change: Change, *, wait: bool) -> None:
-    """Declare the changed configuration, and wait until this process knows it."""
+    """Declare the changed configuration, and wait until this process has read it."""
     if change.spec is None:
         return
     key = config_key(change.config)
@@ -130,7 +129,7 @@ def _message(
 
 
 async def _known(parts: Running, key: ResourceKey, wanted: ProviderConfigSpec) -> None:
-    """Wait until this process's own roles know the configuration."""
+    """Wait until the roles of this process have read the configuration."""
     changed = asyncio.Event()
     parts.configurations.listen(lambda _name: changed.set())
     try:

@@ -1,4 +1,4 @@
-"""`reconciler logs`: what an external object has written, asked of its API from here."""
+"""`reconciler logs`: show the logs of an external object, read from its API on this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The entry point: runs one command, and turns every error into one line."""
+"""The entry point: run one command, and print every error as one line."""
 
 from __future__ import annotations
 
@@ -20,16 +20,18 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 OBJECTS_BETWEEN_COLLECTIONS: Final = 50_000
-"""The interpreter looks for reference cycles so rarely: it looks at every resource that is kept,
-and hardly anything here is ever in a cycle. With the default of 700 it took a sixth of a busy
-reconciler's processor time, and a fifth of a start's."""
+"""Allocations between two garbage collections.
+
+A collection scans every cached resource, and almost no object is part of a cycle. With the default
+of 700, collections took a sixth of a busy process's CPU time, and a fifth of the start time.
+"""
 
 STARTED = time.monotonic()
-"""When this process began, nearly: before the heavy imports."""
+"""Approximate start time of this process, before the slow imports."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; return the exit status."""
+    """Run one command, and return the exit status."""
     tokens = list(sys.argv[1:] if arguments is None else arguments)
     status: int = Exit.OK
     forget_sending()
@@ -42,8 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             status = _run(tokens)
         sys.stdout.flush()
     except BrokenPipeError:
-        write_no_more()  # the reader is gone, as `head` is: what was done counts
-    except OSError as error:  # of standard output: a full disk
+        write_no_more()  # The reader, such as `head`, has ended. The command's result counts.
+    except OSError as error:  # of standard output, such as a full disk
         write_no_more()
         print(f"error: cannot write the output: {error.strerror}", file=sys.stderr)
         return status or Exit.FAILED
@@ -51,14 +53,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(interrupted(), file=sys.stderr)
         return Exit.INTERRUPTED
     finally:
-        gc.enable()  # for who calls this in a process of his own
+        gc.enable()  # for callers in their own process
     return status
 
 
 def _run(tokens: Sequence[str]) -> int:
-    """Run a command, imported with all that it needs only here."""
+    """Import and run a command."""
     gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS)
-    gc.disable()  # until a command's work begins: what is imported stays for ever
+    gc.disable()  # until a command starts its work, because imported objects are never freed
     command = tokens[0]
     if not command.startswith("-") and command not in (*names(), COMPLETE):
         return _unknown(command)
@@ -73,10 +75,10 @@ def _run(tokens: Sequence[str]) -> int:
 
     import_without_spared()  # before the first command that imports them
     if command == COMPLETE:
-        from reconciler.cli.completion import complete  # noqa: PLC0415 - a shell asks for it
+        from reconciler.cli.completion import complete  # noqa: PLC0415 - only for shells
 
         return complete(tokens[1:])
-    from cyclopts import CycloptsError  # noqa: PLC0415 - the first page of help needs none of it
+    from cyclopts import CycloptsError  # noqa: PLC0415 - not for the first page of help
 
     from reconciler.cli.app import build_app  # noqa: PLC0415
 
@@ -86,8 +88,8 @@ def _run(tokens: Sequence[str]) -> int:
         return _status_of_error(_report_usage(error, command), tokens)
     except (BrokenPipeError, KeyboardInterrupt):
         raise
-    except Exception as error:  # noqa: BLE001 - each is one line, of a defect too
-        from reconciler.cli.errors import report  # noqa: PLC0415 - only when something failed
+    except Exception as error:  # noqa: BLE001 - also a defect is reported in one line
+        from reconciler.cli.errors import report  # noqa: PLC0415 - only for errors
 
         status = report(error, tokens, with_traceback="--debug" in tokens)
         return _status_of_error(status, tokens)
@@ -95,9 +97,9 @@ def _run(tokens: Sequence[str]) -> int:
 
 
 def _status_of_error(status: int, tokens: Sequence[str]) -> int:
-    """Return the exit status of an error: never that of differences, where a command reports any.
+    """Return the exit status of an error, which must differ from that of differences.
 
-    As of `terraform plan -detailed-exitcode`: 0 no changes, 1 an error, 2 changes.
+    As for `terraform plan -detailed-exitcode`: 0 no changes, 1 an error, 2 changes.
     """
     is_dry_run = any(token.startswith("--dry-run") for token in tokens)
     reports_differences = tokens[0] in ("plan", "diff") or is_dry_run
@@ -108,7 +110,7 @@ def _console_for_help(tokens: Sequence[str]) -> Console | None:
     is_group = len(tokens) == 1 and tokens[0] in WITH_COMMANDS  # it shows its help
     if not (is_group or {"--help", "-h", "--version"} & set(tokens)):
         return None
-    from reconciler.cli.console import help_console  # noqa: PLC0415 - for people only
+    from reconciler.cli.console import help_console  # noqa: PLC0415 - only for help
 
     return help_console()
 
@@ -121,7 +123,7 @@ def _unknown(command: str) -> int:
 
 
 def _report_usage(error: CycloptsError, command: str) -> int:
-    from reconciler.cli.usage_errors import told  # noqa: PLC0415 - only when something failed
+    from reconciler.cli.usage_errors import told  # noqa: PLC0415 - only for errors
 
     print(f"error: {told(error, command)}", file=sys.stderr)
     return Exit.USAGE

@@ -1,4 +1,4 @@
-"""Read manifests from files, folders and standard input."""
+"""Read manifests from files, directories and standard input."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from reconciler.cli.errors import CommandError
 STANDARD_INPUT: Final = "-"
 
 MAX_MANIFEST_BYTES: Final = 64 << 20
-"""Of one file: as many manifests as 60,000 take."""
+"""Limit of bytes per file, enough for 60,000 manifests."""
 
 
 @dataclass(slots=True)
 class Documents:
-    """Everything that some files say: what can be used, what others need first, and what cannot."""
+    """The documents of some files: valid ones, and problems."""
 
     good: list[Read] = field(default_factory=list[Read])
     bad: list[Problem] = field(default_factory=list[Problem])
 
     def put_configs_first(self) -> None:
-        """Sort so that what others need comes first; the order is otherwise kept."""
+        """Sort the documents by their dependencies, otherwise keeping the order."""
         self.good.sort(key=lambda read: system_rank(read.key.kind))
 
     def problems(self) -> list[str]:
-        """Return what cannot be used, in the order of the files."""
+        """Return the problems in the order of the files."""
         ordered = sorted(self.bad, key=lambda bad: (bad.source.file, bad.source.number))
         return [str(problem) for problem in ordered]
 
 
 def read_all(paths: Sequence[str], namespace: str) -> Documents:
-    """Read every document of files, folders and ``-``; raises ``CommandError``, ``OSError``."""
+    """Read every document of files, directories and ``-``; raises ``CommandError``, ``OSError``."""
     documents = Documents()
     first: dict[ResourceKey, Source] = {}
     for file, text in _texts(paths):
@@ -64,14 +64,14 @@ def _texts(paths: Sequence[str]) -> Iterator[tuple[str, str]]:
                 _decoded("standard input", within(content, MAX_MANIFEST_BYTES, "standard input")),
             )
             continue
-        if not path:  # of a shell variable without a value: not the current directory
+        if not path:  # from an empty shell variable, and not the current directory
             raise CommandError("--file '': name a file, a directory, or - for standard input")
         for file in _files(Path(path)):
             yield str(file), _decoded(str(file), read_at_most(file, MAX_MANIFEST_BYTES))
 
 
 def _decoded(file: str, content: bytes) -> str:
-    """Return a file's text: Python's own standard input lets through what is no text."""
+    """Return a file's text. Python's standard input would accept invalid text."""
     try:
         return io.StringIO(content.decode(), newline=None).read()
     except UnicodeDecodeError as error:

@@ -1,4 +1,4 @@
-"""Which resources a command line means."""
+"""Parse the names of resources on the command line."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from reconciler.provider.kind import installed_kinds
 
 
 class Meant(NamedTuple):
-    """The resource that somebody means, as far as they say it."""
+    """The parts of a resource's name that the user specified."""
 
     text: str
     namespace: str | None
@@ -21,9 +21,10 @@ class Meant(NamedTuple):
 
 
 def meant(resource: str, namespace: str | None, name: str | None = None) -> Meant:
-    """Read NAME, kind/name or namespace/kind/name; or a kind, followed by the ``name``.
+    """Parse NAME, kind/name or namespace/kind/name, or a kind followed by the ``name``.
 
-    Raises ``UsageError`` and ``InvalidNameError``, before any server is asked.
+    Raises:
+        UsageError, InvalidNameError: the text is invalid; no server is used.
     """
     text = resource if name is None else f"{resource}/{name}"
     parts = text.split("/")
@@ -41,31 +42,31 @@ def meant(resource: str, namespace: str | None, name: str | None = None) -> Mean
 def check_names(
     *, namespace: str | None = None, kind: str | None = None, name: str | None = None
 ) -> None:
-    """Check what is given of a resource's key; raises ``InvalidNameError``."""
+    """Check parts of a resource's key; raises ``InvalidNameError``."""
     for what, token in (("namespace", namespace), ("kind", kind), ("name", name)):
         if token is not None:
             check_token(token, what=what)
 
 
 def same_kind(text: str, kind: str) -> bool:
-    """Return whether somebody means this kind: ``shape``, ``Shape`` and ``shapes`` are the same."""
+    """Return whether a text means a kind: ``shape``, ``Shape`` and ``shapes`` are equivalent."""
     return text.lower() in (kind.lower(), f"{kind.lower()}s")
 
 
 def known_outcome(text: str, *also: str, option: str = "--outcome") -> str:
-    """Return the outcome that is meant, or one of ``also``; ``UsageError`` names them all."""
+    """Return the outcome for a text, or one of ``also``; ``UsageError`` lists them all."""
     # No resource is Rejected: that is the outcome of a declaration.
     known = [*(each for each in get_args(OutcomeName) if each != "Rejected"), *also]
     return _one_of(known, text, option, "outcome")
 
 
 def known_event(text: str) -> str:
-    """Return the event type's name that ``text`` means; ``UsageError`` names them all."""
+    """Return the event type for a text; ``UsageError`` lists them all."""
     return _one_of(event_names(), text, "--event", "event")
 
 
 def event_names() -> list[str]:
-    """Return the names of the log's event types, sorted."""
+    """Return the sorted names of the log's event types."""
     return sorted(each.__name__ for each in get_args(ResourceEvent))
 
 
@@ -77,5 +78,5 @@ def _one_of(known: Sequence[str], text: str, option: str, noun: str) -> str:
 
 
 def registered(text: str) -> str:
-    """Return the kind that is meant, or the text as it is: it may not be installed here."""
+    """Return the installed kind for a text, or the text, because the kind may be elsewhere."""
     return next((kind for kind in installed_kinds() if same_kind(text, kind)), text)

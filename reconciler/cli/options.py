@@ -1,4 +1,4 @@
-"""Options that several commands have, each defined once."""
+"""Options of several commands, each defined once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from reconciler.cli.output import Format, WideFormat
 _NAMES: Final = "NAME, KIND/NAME or NAMESPACE/KIND/NAME"
 
 ResourceWord = Annotated[str, Parameter(completer=complete_resources)]
-"""A part of the command line that names resources: a kind, a name, or both with slashes."""
+"""A word of the command line that names resources: a kind, a name, or both with slashes."""
 
 Kind = Annotated[
     ResourceWord, Parameter(help=f"Kind of the names that follow; or a resource: {_NAMES}.")
@@ -58,7 +58,7 @@ Labels = Annotated[
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class Filter:
-    """Where resources are selected, and by which labels."""
+    """The namespace and labels of the selected resources."""
 
     namespace: Namespace = None
     all_namespaces: AllNamespaces = False
@@ -106,9 +106,9 @@ Reason = Annotated[
 
 
 def _named(_type: Any, tokens: Any) -> Path:
-    """Read the name of a file or directory.
+    """Convert the name of a file or directory.
 
-    An empty one, of a shell variable without a value, would be the current directory.
+    An empty name, from an empty shell variable, would mean the current directory.
     """
     if not tokens[0].value:
         raise UsageError(f"{tokens[0].keyword or 'FILE'} '': name a file or a directory")
@@ -118,11 +118,11 @@ def _named(_type: Any, tokens: Any) -> Path:
 NamedPath = Annotated[Path, Parameter(converter=_named)]
 
 MAX_LIMIT = 1_000_000_000
-"""More items than a log has events."""
+"""More than the number of events in any log."""
 
 
 def check_limit(limit: int, *, at_least: int = 1) -> None:
-    """Raise ``UsageError`` for a number of items that cannot be shown."""
+    """Raise ``UsageError`` for an invalid number of items."""
     if limit < at_least:
         raise UsageError(f"--limit {limit}: must be at least 1")
     if limit > MAX_LIMIT:
@@ -134,12 +134,12 @@ def check_limit(limit: int, *, at_least: int = 1) -> None:
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _SHOWN = 80
 MAX_DURATION_HOURS = 87_600
-"""Ten years: a sum of a date and a longer duration may overflow."""
+"""Ten years. A date plus a longer duration may overflow."""
 _FORM = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)?")
 
 
 def parse_duration(text: str) -> float:
-    """Read a duration into seconds; raises ``UsageError``."""
+    """Convert a duration into seconds; raises ``UsageError``."""
     match = _FORM.fullmatch(text.strip())
     if match is None:
         raise UsageError(f"{text!r} is not a duration; use a value such as 500ms, 30s, 2m or 1h")

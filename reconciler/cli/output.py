@@ -1,4 +1,4 @@
-"""Output for programs: JSON and YAML; what is for people is in ``console``."""
+"""Output for programs: JSON and YAML. Output for users is in ``console``."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _UNUSUAL = re.compile(r"[^\t\n -~]")
 
 
 def harmless(text: str) -> str:
-    """Return a text in one line, with escapes for all characters that are not printable.
+    """Return a text in one line, with non-printable characters escaped.
 
-    Tenants and APIs choose names, reasons and messages. Without the escapes, a line break would
-    forge a line of the output, and other characters would steer the terminal or reorder the text.
+    Tenants and APIs choose names, reasons and messages. Without the escapes, a line break could
+    forge a line of output, and other characters could control the terminal or reorder the text.
     """
     if text.isprintable():
         return text
@@ -30,7 +30,7 @@ def harmless(text: str) -> str:
 
 
 def harmless_lines(text: str) -> str:
-    """Return a text of several lines, with escapes as of ``harmless`` in each of them."""
+    """Return a text of several lines, each escaped as by ``harmless``."""
     return _UNUSUAL.sub(lambda found: harmless(found[0]), text)
 
 
@@ -40,7 +40,7 @@ def single_line(text: str) -> str:
 
 
 def harmless_json(text: str) -> str:
-    """Return JSON of the same meaning, with escapes for all characters that are not printable."""
+    """Return equivalent JSON with non-printable characters escaped."""
     return _UNUSUAL.sub(lambda found: _json_escape(found[0]), text)
 
 
@@ -52,34 +52,35 @@ def _json_escape(character: str) -> str:
 
 
 def time_text(at: datetime | None) -> str:
-    """Return a time in ISO 8601, in UTC and whole seconds; nothing for none."""
+    """Return a time in ISO 8601, in UTC and whole seconds, or ""."""
     if at is None:
         return ""
     return at.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 def print_structured(thing: object, output: WideFormat) -> None:
-    """Print structs, dicts and lists as YAML if that is asked for, else as JSON."""
+    """Print structs, dicts and lists as YAML or JSON."""
     plain = msgspec.to_builtins(thing, str_keys=True)
     sys.stdout.write(as_yaml(plain) if output == "yaml" else as_json(plain) + "\n")
 
 
 def print_json_line(thing: object) -> None:
-    """Print one thing as one line of JSON, at once."""
+    """Print an object as one line of JSON, and flush it."""
     sys.stdout.write(harmless_json(msgspec.json.encode(thing).decode()) + "\n")
     sys.stdout.flush()
 
 
 def as_json(plain: Any) -> str:
-    """Give readable JSON."""
+    """Return formatted JSON."""
     return harmless_json(msgspec.json.format(msgspec.json.encode(plain), indent=2).decode())
 
 
 def as_yaml(plain: Any) -> str:
-    """Give YAML in the order that things have."""
+    """Return YAML with the keys in their original order."""
     import yaml  # noqa: PLC0415 - only for YAML
 
-    base = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # in C it takes a tenth of the time
+    # The version in C takes a tenth of the time.
+    base = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
     dumper_class = cast("type[yaml.SafeDumper]", type("Dumper", (base,), {}))
 
     def represent(dumper: Any, value: str) -> Any:

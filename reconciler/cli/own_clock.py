@@ -1,4 +1,4 @@
-"""This machine's clock, by which a command shows ages and takes time spans before now."""
+"""This machine's clock, which commands use for ages and for time spans before now."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ if TYPE_CHECKING:
 
 
 class _Process:
-    """What the command of this process does."""
+    """The state of the command of this process."""
 
     reads_own_clock = False
 
 
 def note_own_clock() -> None:
-    """Note that what this command shows depends on this machine's clock."""
+    """Record that this command's output depends on this machine's clock."""
     _Process.reads_own_clock = True
 
 
 def forget_own_clock() -> None:
-    """Begin a command, which has read no clock."""
+    """Reset the record for a new command."""
     _Process.reads_own_clock = False
 
 
@@ -31,7 +31,7 @@ async def warn_of_own_clock(read_clock: Callable[[], Awaitable[BusClock]]) -> No
     """Warn on standard error if this machine's clock matters and differs from the bus's."""
     if not _Process.reads_own_clock:
         return
-    # Most commands go without.
+    # Most commands do not need them.
     from infra.bus.bus_clock import WRONG  # noqa: PLC0415
     from infra.jetstream.errors import BusError  # noqa: PLC0415
 

@@ -1,4 +1,4 @@
-"""Logs of this program: on standard error, readable on a terminal and JSON for programs.
+"""Logs of this process on standard error: formatted on a terminal, JSON elsewhere.
 
 Log lines and tracebacks contain no secret that this process has read.
 """
@@ -21,7 +21,7 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 
 
 def configure_logs(level: LogLevel) -> None:
-    """Send the logs of this process, ours and those of libraries, to standard error."""
+    """Send the logs of this process and its libraries to standard error."""
     number = logging.getLevelNamesMapping()[level.upper()]
     structlog.configure(
         processors=[
@@ -29,7 +29,8 @@ def configure_logs(level: LogLevel) -> None:
             structlog.processors.add_log_level,
             structlog.processors.StackInfoRenderer(),
             structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,  # plain: no local variables, which have secrets
+            # Without local variables, which may contain secrets.
+            structlog.processors.format_exc_info,
             _hide_secrets,
             *_renderers(),
         ],
@@ -57,7 +58,7 @@ def _renderers() -> tuple[Any, ...]:
 
 
 def _escape(_logger: object, _method: str, line: EventDict) -> EventDict:
-    """Escape what would forge or change lines on a terminal; of a traceback all but the lines."""
+    """Escape text that could forge lines on a terminal. Tracebacks keep their lines."""
     for name, value in line.items():
         if isinstance(value, str):
             line[name] = (harmless_lines if name in _LINES else harmless)(value)
@@ -65,7 +66,7 @@ def _escape(_logger: object, _method: str, line: EventDict) -> EventDict:
 
 
 class _ToStructlog(logging.Handler):
-    """Hands the records of the standard library's logging on."""
+    """Forwards the records of the standard library's logging."""
 
     def emit(self, record: logging.LogRecord) -> None:
         structlog.get_logger().log(

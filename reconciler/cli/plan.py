@@ -1,4 +1,4 @@
-"""`reconciler plan`: what would come of declarations, before anything is declared."""
+"""`reconciler plan`: show the effects of declarations before they are declared."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def plan(
 
 
 def show_withdrawals(connection: Connection, keys: Sequence[ResourceKey], output: Format) -> Exit:
-    """Show what would come of withdrawals, and do nothing."""
+    """Show the effects of withdrawals, and change nothing."""
     return _show(run_async(_plan(connection, (), withdraw=keys)), output)
 
 
@@ -136,13 +136,13 @@ async def make_plan(
     withdraw: Sequence[ResourceKey] = (),
     refresh: bool = False,
 ) -> Plan:
-    """Foresee what would come of manifests and withdrawals, by the log as it is now."""
+    """Predict the effects of manifests and withdrawals from the current log."""
     await log_of(nc)
     return await planned(nc, manifests, withdraw=withdraw, listing=_list if refresh else None)
 
 
 async def _list(foresight: Foresight) -> None:
-    """List every scope as it would be configured; raises ``CommandError``."""
+    """List each scope under its planned configuration; raises ``CommandError``."""
     name = ""
     pool = ProviderPool(foresight.kinds, foresight.configurations, open_stores(secrets_here()))
     try:
@@ -174,7 +174,7 @@ def _write(path: Path, made: Plan) -> None:
 
 
 def read_plan(path: Path) -> Plan:
-    """Read a plan's file; raises ``CommandError``."""
+    """Read a plan from a file; raises ``CommandError``."""
     try:
         made = msgspec.json.decode(read_at_most(path, _MAX_PLAN_BYTES), type=Plan)
     except OSError as error:
@@ -215,7 +215,7 @@ def _print(made: Plan) -> None:
 
 
 def _is_quiet_part(each: PlannedResource) -> bool:
-    """Have parts come last, and of those first what is in trouble: not all of them are shown."""
+    """Return whether a resource is a part that needs no attention; such parts are shown last."""
     return bool(each.part_of) and each.says not in ("Refused", "Unreadable", "Held", "Waiting")
 
 
@@ -278,7 +278,7 @@ def _print_action(action: PlannedAction) -> None:
         words += " (requires approval)"
     console().print(Text(words, colour))
     for each in action.changes:
-        # What a composed object is made of is shown part by part.
+        # The plan shows the content of a composed object part by part.
         if not (action.parts and each.path.partition(".")[0] in (CHILDREN, MANIFESTS)):
             console().print(f"      {_change(action, each)}")
     for each in action.parts[:_MAX_PARTS]:
@@ -315,7 +315,7 @@ def _value(value: Any) -> str:
 
 
 def moved(before: Plan, after: Plan) -> Iterable[str]:
-    """Say of each declared resource of a plan whether it would become something else now."""
+    """Yield a line for each declared resource whose planned result has changed."""
     now = {each.resource: each for each in after.resources}
     for each in before.resources:
         if not each.is_declared or each.says in ("Refused", "Unreadable"):

@@ -1,4 +1,4 @@
-"""A progress bar where somebody sees it, and nothing elsewhere."""
+"""A progress bar on a terminal, and nothing elsewhere."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 FEW = 20
-"""So many things need no progress bar."""
+"""Up to this number of items, no progress bar is shown."""
 
 
 def _nobody_looks(_done: int) -> None:
@@ -16,7 +16,7 @@ def _nobody_looks(_done: int) -> None:
 
 @contextmanager
 def progress_bar(what: str, total: int) -> Generator[Callable[[int], None]]:
-    """Show a bar on standard error if it is a terminal; gives what to call with the number done."""
+    """Show a bar on standard error if it is a terminal; yields a callback for the number done."""
     if total <= FEW or not sys.stderr.isatty():
         yield _nobody_looks
         return

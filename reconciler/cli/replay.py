@@ -1,4 +1,4 @@
-"""`reconciler replay`: the log gives back all ownership state."""
+"""`reconciler replay`: rebuild all read models from the log, and check the log."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _NO_TIME = 1e-9
 
 
 class Replayed(msgspec.Struct, frozen=True, rename="camel"):
-    """What a replay gave."""
+    """The result of a replay."""
 
     events: int
     position: int
@@ -126,7 +126,7 @@ async def _replay(
 
 
 async def _repair(nc: Client, verified: Comparison | None, integrity: Integrity) -> bool:
-    """Mark differing rows as incomplete; their position stays, which shows the log's length."""
+    """Mark differing rows as incomplete; their position, which shows the log's length, stays."""
     if verified is None or not verified.differences or integrity.damage:
         return False
     store = JetStreamRows(nc)
@@ -159,7 +159,7 @@ def _print(replayed: Replayed) -> None:
 
 
 def print_integrity(found: Integrity) -> None:
-    """Print whether the log is what was written."""
+    """Print whether the log is intact."""
     out = console()
     if not found.damage:
         out.print(
@@ -180,7 +180,7 @@ def print_integrity(found: Integrity) -> None:
 
 
 def print_fleet(fleet: FleetSummary) -> None:
-    """Print how many resources stand how."""
+    """Print the number of resources per namespace, kind and outcome."""
     rows = [
         (each.namespace, each.kind, coloured(each.outcome), str(each.count))
         for each in fleet.counts

@@ -1,4 +1,4 @@
-"""Resources and how they stand, as a table."""
+"""A table of resources and their status."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from reconciler.cli.console import NOT_READY, Table, age, coloured
 from reconciler.cli.output import single_line, time_text
 
 PENDING: Final = "Pending"
-"""How a resource stands of which no outcome is known yet."""
+"""The status of a resource without a known outcome."""
 
 _COLUMNS: Final = ("KIND", "NAME", "OUTCOME", "GENERATION", "OWNED", "REASON", "AGE")
 _WIDE: Final = ("WAITS SINCE", "CHANGED", "CONFIG", "EXTERNAL", "DRIFTS", "ACTION")
 
 
 class ResourceTable:
-    """A table of resources that may be gone on with.
+    """A table of resources to which rows can be added.
 
-    ``known`` has the rows of their configurations, by name.
+    ``known`` has the rows of the ProviderConfigs, by name.
     """
 
     def __init__(
@@ -36,13 +36,13 @@ class ResourceTable:
         self._has_begun = False
 
     def show(self, rows: Sequence[StatusRow], now: datetime) -> None:
-        """Print rows, with the headings above the first."""
+        """Print rows; the headings come above the first one."""
         if rows:
             headings, self._has_begun = not self._has_begun, True
             self._table.print((self._cells(row, now) for row in rows), headings=headings)
 
     def looks(self, row: StatusRow) -> list[str]:
-        """Return what a row shows, whatever the time."""
+        """Return the cells of a row without their dependence on the current time."""
         return [str(each) for each in self._cells(row, row.since or datetime.now(UTC))]
 
     def _cells(self, row: StatusRow, now: datetime) -> list[str | Text]:
@@ -69,7 +69,7 @@ class ResourceTable:
 
 
 def owns_object(row: StatusRow) -> str:
-    """Return whether a resource owns its object; "-" for a kind that has no objects."""
+    """Return whether a resource owns its object; "-" for a kind without objects."""
     if row.owned:
         return "yes"
     return "no" if row.provider_config else "-"

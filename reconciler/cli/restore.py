@@ -1,4 +1,4 @@
-"""`reconciler restore`: a log again, from a backup."""
+"""`reconciler restore`: restore the log from a backup."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ async def _restore(
 
 
 async def plan_of(nc: Client, source: Backup, knowledge: Knowledge, replace: str | None) -> Plan:
-    """Plan a restoration; raises ``RestoreRefusedError``, also for a log that has lost its end."""
+    """Plan a restoration, also of a log without its end; raises ``RestoreRefusedError``."""
     plan = await plan_restoration(nc, source, knowledge, replace)
     if plan.found is None or plan.present != knowledge.events:
         return plan
@@ -107,12 +107,14 @@ async def plan_of(nc: Client, source: Backup, knowledge: Knowledge, replace: str
 
 
 async def _without_lost_end(nc: Client, plan: Plan, log_id: str, replace: str | None) -> Plan:
-    """Return a plan for a backup with no event that the server lacks, if the log lacks none.
+    """Return the plan for a backup without events that the server lacks.
 
-    If it has lost some, what shows that is removed only on request.
+    If the log has lost its end, raises ``RestoreRefusedError`` unless ``replace`` is its id.
     """
     short: LogDamage | None = None
-    with suppress(NotFoundOnBusError, BusDeniedError):  # an interrupted one has removed the rows
+    with suppress(
+        NotFoundOnBusError, BusDeniedError
+    ):  # an interrupted restoration has removed the rows
         short = await find_short_end(JetStreamLog(nc, LogIdentity(log_id)), JetStreamRows(nc))
     if short is None:
         return plan

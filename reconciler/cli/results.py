@@ -1,4 +1,4 @@
-"""What came of declarations and withdrawals, one line each, and the exit status of them all."""
+"""The results of declarations and withdrawals, one line each, and their exit status."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from reconciler.sdk.outcomes import SETTLED, Outcome
 
 
 class Result(msgspec.Struct, rename="camel", omit_defaults=True):
-    """What came of one resource."""
+    """The result of one request."""
 
     resource: str
     accepted: bool
@@ -36,7 +36,7 @@ class Result(msgspec.Struct, rename="camel", omit_defaults=True):
 
 
 def result_of(key: ResourceKey, told: Reply | DeclarationRefusedError) -> Result:
-    """Take in the decider's answer."""
+    """Return the result of the decider's response."""
     if isinstance(told, DeclarationRefusedError):
         return Result(str(key), False, told.reason, message=told.message)
     return Result(str(key), True, told.reason, told.generation, message=told.message)
@@ -45,7 +45,7 @@ def result_of(key: ResourceKey, told: Reply | DeclarationRefusedError) -> Result
 async def wait_for_results(
     client: Client, results: Sequence[Result], timeout_seconds: float
 ) -> None:
-    """Wait until what was accepted is settled, and write down how; show progress on a terminal."""
+    """Wait until accepted requests are settled, and update the results; shows progress."""
     accepted = {result.resource: result for result in results if result.accepted}
     wanted: Mapping[str, int] = {name: result.generation for name, result in accepted.items()}
     settled: dict[str, Outcome] = {}
@@ -84,7 +84,7 @@ def _note_the_timeout(accepted: Mapping[str, Result], seen: Mapping[str, Outcome
 
 
 def exit_status(results: Sequence[Result], good: Collection[str] | None) -> Exit:
-    """Give 0 if all is well, 3 if some are not settled in time, 1 if some failed.
+    """Return 0 if all succeeded, 3 if some did not settle in time, and 1 if some failed.
 
     ``good``: the outcomes that count as success; None: acceptance is enough.
     """
@@ -105,9 +105,9 @@ def print_results(
     problems: Sequence[str] = (),
     dry_run: bool = False,
 ) -> None:
-    """Print all results; for people of many good ones only the number, and how many came to what.
+    """Print all results; many good results only as counts, in a table.
 
-    ``problems``: what is wrong with documents that could not be used.
+    ``problems``: problems of documents that could not be used.
     """
     with even_if_nobody_reads():
         _print(results, output, good)

@@ -1,4 +1,4 @@
-"""The rows of resources as they change: the log folded on as it grows."""
+"""Follow the rows of resources: fold new events of the log into the read models."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from reconciler.cli.folded_log import log_of
 
 
 async def row_changes(nc: Client, models: ReadModels) -> AsyncGenerator[list[StatusRow]]:
-    """Yield the rows that changed, each time that the log has grown: for ever.
+    """Yield the changed rows each time the log has grown, without end.
 
-    A row that is yielded and not among the models any more is of a resource that is gone.
+    A yielded row that is missing in the models belongs to a deleted resource.
     """
     async with (await log_of(nc)).follow(models.position) as feed:
         while True:

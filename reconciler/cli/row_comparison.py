@@ -1,4 +1,4 @@
-"""Stored rows, compared with those that the log gives, byte for byte."""
+"""Compare stored rows with the rows that the log gives, byte for byte."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from reconciler.sdk.log_replay import LogReplay
 from reconciler.sdk.timeline import Progress
 
 _LOOKS = 5
-"""A projector may write while we read: a difference counts when it is seen again."""
+"""Number of comparisons. A projector may write meanwhile, so only a repeated difference counts."""
 
 
 class Difference(msgspec.Struct, frozen=True, rename="camel"):
-    """A row that is not what the log says."""
+    """A stored row that differs from the log."""
 
     row: str
     problem: Literal["missing", "unexpected", "different"]
@@ -28,7 +28,7 @@ class Difference(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Comparison(msgspec.Struct, frozen=True, rename="camel"):
-    """What came of comparing at the checkpoint of the stored rows."""
+    """The result of a comparison at the checkpoint of the stored rows."""
 
     checkpoint: int
     rows: int
@@ -37,7 +37,7 @@ class Comparison(msgspec.Struct, frozen=True, rename="camel"):
 
 
 async def compare(nc: Client, replay: LogReplay, progress: Progress) -> Comparison:
-    """LogReplay up to the checkpoint of the stored rows, and compare all of them."""
+    """Replay the log up to the checkpoint of the stored rows, and compare all of them."""
     found = await _look(nc, replay, progress)
     for _ in range(_LOOKS):
         before = found.differences
@@ -73,7 +73,7 @@ async def _look(nc: Client, replay: LogReplay, progress: Progress) -> Comparison
 
 
 def differences(rebuilt: Mapping[str, bytes], live: Mapping[str, bytes]) -> list[Difference]:
-    """Compare the rows of one position."""
+    """Compare the rows at one position."""
     return [
         _difference(name, rebuilt.get(name), live.get(name))
         for name in sorted(rebuilt.keys() | live.keys())

@@ -1,4 +1,4 @@
-"""`reconciler run`: one role in a process of its own."""
+"""`reconciler run`: run one role in its own process."""
 
 from __future__ import annotations
 

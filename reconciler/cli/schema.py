@@ -1,4 +1,4 @@
-"""`reconciler schema`: the published language for programs of any language."""
+"""`reconciler schema`: print the published messages as a schema."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Find in the log what somebody means, with no role running."""
+"""Find the resource or the kind that a user names, in the log and without a role."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from reconciler.provider.kind import installed_kinds
 
 
 async def find_resource(nc: Client, wanted: Meant) -> ResourceKey:
-    """Find the one resource that somebody means.
+    """Find the one resource that the words of a user name.
 
-    Every resource that the log ever spoke of is found. Raises ``CommandError`` when there is none,
-    or more than one.
+    It finds every resource that has ever had an event in the log. Raises ``CommandError`` if there
+    is none, or more than one.
     """
     found, text = await _matching(nc, wanted), wanted.text
     if len(found) == 1:
@@ -41,8 +41,8 @@ async def find_in_words(
 ) -> tuple[ResourceKey, Sequence[str]]:
     """Find the resource at the beginning of ``words``; return it and the words after it.
 
-    ``KIND NAME`` is one too, also of a kind that is defined at run time. Raises ``CommandError``,
-    ``UsageError`` and ``InvalidNameError``.
+    ``KIND NAME`` also names a resource, also of a kind that is defined at run time. Raises
+    ``CommandError``, ``UsageError`` and ``InvalidNameError``.
     """
     first, *rest = words
     if rest and "/" not in first:
@@ -54,7 +54,7 @@ async def find_in_words(
 
 async def _is_kind_and_name(nc: Client, kind: str, name: str, namespace: str | None) -> bool:
     if not is_token(kind) or not is_token(name):
-        return False  # a path of a field
+        return False  # it is the path of a field
     return any(same_kind(kind, key.kind) for key in await _in_log(nc, namespace, name))
 
 
@@ -69,23 +69,23 @@ async def _in_log(nc: Client, namespace: str | None, name: str) -> set[ResourceK
 async def _matching(nc: Client, wanted: Meant) -> list[ResourceKey]:
     _, namespace, kind, name = wanted
     keys = await _in_log(nc, namespace, name)
-    if not keys:  # the log may have lost all that it had of it
+    if not keys:  # the log may have lost all its events
         known = [row.key for row in (await current_models(nc)).status.values()]
         keys = {key for key in known if key.name == name and namespace in (None, key.namespace)}
     return sorted(key for key in keys if kind is None or same_kind(kind, key.kind))
 
 
 async def log_speaks_of(nc: Client, tokens: str) -> bool:
-    """Return whether the log has any event of resources that match ``namespace.kind.name``."""
+    """Return whether the log has events of resources that match ``namespace.kind.name``."""
     question = {"subjects_filter": f"log.{tokens}.>"}
     info = await api_request(nc, f"STREAM.INFO.{LOG}", question)
     return bool(info["state"].get("subjects"))
 
 
 async def known_kind(nc: Client, text: str) -> str:
-    """Return the kind that somebody means: one that is installed here, or that the log speaks of.
+    """Return the kind that a user names: an installed kind, or one that is declared in the log.
 
-    Raises ``UnknownKindError``, which names the known ones.
+    Raises ``UnknownKindError``, which names the known kinds.
     """
     kinds = installed_kinds()
     found = next((kind for kind in kinds if same_kind(text, kind)), None)
@@ -96,9 +96,9 @@ async def known_kind(nc: Client, text: str) -> str:
 
 
 async def check_namespace(nc: Client, namespace: str | None) -> None:
-    """Raise ``CommandError`` for a namespace that the log never spoke of: a slip of the pen.
+    """Raise ``CommandError`` for a namespace without events in the log: a typo.
 
-    The usual one may have nothing yet.
+    The default namespace may be empty.
     """
     if namespace in (None, DEFAULT_NAMESPACE) or await log_speaks_of(nc, f"{namespace}.*.*"):
         return

@@ -1,4 +1,4 @@
-"""`reconciler secrets`: store, list, grant and remove secrets; no value is ever printed."""
+"""`reconciler secrets`: store, list, grant and remove secrets, without printing a value."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ For example:
 
 
 class Shown(msgspec.Struct, frozen=True, rename="camel"):
-    """A secret without its value, and what a command did to it."""
+    """A secret without its value, and the change that a command made."""
 
     namespace: str
     name: str

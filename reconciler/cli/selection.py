@@ -1,10 +1,10 @@
-"""Which resources a command line selects: all commands take the same forms.
+"""The resources that a command line selects; all commands accept the same forms.
 
 =============================  ================================================================
 ``NAME ...``                   of any kind, in any namespace
-``KIND [NAME ...]``            of that kind, in the namespace that is looked in
-``KIND/NAME ...``              the same; each may have a kind of its own
-``NAMESPACE/KIND/NAME ...``    exactly that
+``KIND [NAME ...]``            of that kind, in the selected namespace
+``KIND/NAME ...``              the same; each word may have a different kind
+``NAMESPACE/KIND/NAME ...``    exactly that resource
 =============================  ================================================================
 """
 
@@ -31,9 +31,9 @@ _SHOWN: Final = 5
 
 
 class Selection(msgspec.Struct, frozen=True):
-    """What a command line selects, before any server is asked.
+    """The selection of a command line, before any request to a server.
 
-    ``first`` is a word that is a kind or a name: only the resources that there are can tell.
+    ``first`` is a word that may be a kind or a name; only the existing resources decide which.
     """
 
     first: str | None
@@ -43,7 +43,7 @@ class Selection(msgspec.Struct, frozen=True):
     labels: Selector
 
     def among(self, rows: Collection[StatusRow]) -> Selected:
-        """Understand the words by the resources that there are; raises ``CommandError``."""
+        """Resolve the words with the existing resources; raises ``CommandError``."""
         kind = None if self.first is None else _of_that_name(self.first, _kinds(rows))
         named = self._resolved(kind)
         if self.first is not None and kind is None:
@@ -55,19 +55,21 @@ class Selection(msgspec.Struct, frozen=True):
 
     @property
     def tokens(self) -> str:
-        """The narrowest pattern of `namespace.kind.name` that has all that may be selected."""
+        """The narrowest pattern of `namespace.kind.name` that matches all possible resources."""
         kind = None if self.first is None else _of_that_name(self.first, installed_kinds())
         one = self._resolved(kind)[0] if len(self.named) == 1 else None
         if self.first is not None and kind is None:
-            return f"{self.namespace or '*'}.*.*"  # it may be a name, or a kind of its own
+            return f"{self.namespace or '*'}.*.*"  # the word may be a name, or an unknown kind
         if one is not None:
-            known = one.kind if one.kind in installed_kinds() else None  # else how is it written?
+            known = (
+                one.kind if one.kind in installed_kinds() else None
+            )  # else its spelling is unknown
             return f"{one.namespace or '*'}.{known or '*'}.{one.name}"
         place = self.namespace if self.named else self._place(kind, DEFAULT_NAMESPACE)
         return f"{place or '*'}.{kind or '*'}.*"
 
     def exact(self) -> list[ResourceKey] | None:
-        """Return the keys where the words alone name them; None where resources must be read."""
+        """Return the keys if the words alone determine them; None if resources must be read."""
         kind = None if self.first is None else _of_that_name(self.first, installed_kinds())
         if not self.named or self.labels.terms or (self.first is not None and kind is None):
             return None
@@ -79,7 +81,7 @@ class Selection(msgspec.Struct, frozen=True):
         return list(dict.fromkeys(keys)) if len(keys) == len(self.named) else None
 
     def _resolved(self, kind: str | None) -> tuple[Meant, ...]:
-        """Fill in what a name leaves out: its kind, and its namespace where the kind is known."""
+        """Add what a name omits: its kind, and its namespace if the kind is known."""
         return tuple(
             Meant(
                 each.text,
@@ -91,14 +93,14 @@ class Selection(msgspec.Struct, frozen=True):
         )
 
     def _place(self, kind: str | None, otherwise: str | None = None) -> str | None:
-        """Return the namespace that is looked in, of a kind its own; None for all."""
+        """Return the namespace for a kind, ``otherwise`` without a kind; None for all."""
         if self.everywhere or self.namespace is not None:
             return self.namespace
         return otherwise if kind is None else namespace_of_kind(registered(kind), DEFAULT_NAMESPACE)
 
 
 class Selected(msgspec.Struct, frozen=True):
-    """How the words of a command line are understood."""
+    """The resolved words of a command line."""
 
     kind: str | None
     named: tuple[Meant, ...]
@@ -114,7 +116,7 @@ class Selected(msgspec.Struct, frozen=True):
         return self.namespace in (None, row.namespace) and self.kind in (None, row.kind)
 
     def check_named(self, rows: Collection[StatusRow], when: Moment | None = None) -> None:
-        """Raise ``CommandError`` if something that is named is not among these."""
+        """Raise ``CommandError`` if a named resource is missing in these rows."""
         for each in self.named:
             if any(_is_meant(each, row) for row in rows):
                 continue
@@ -128,7 +130,7 @@ class Selected(msgspec.Struct, frozen=True):
             )
 
     def check_unique(self, rows: Collection[StatusRow]) -> None:
-        """Raise ``CommandError`` if a name means several of these."""
+        """Raise ``CommandError`` if a name matches several of these rows."""
         for each in self.named:
             found = [str(row.key) for row in rows if _is_meant(each, row)]
             if len(found) > 1:
@@ -140,7 +142,7 @@ class Selected(msgspec.Struct, frozen=True):
 
 
 def selection(words: Sequence[str], where: Filter = UNFILTERED) -> Selection:
-    """Read the words of a command line; raises ``UsageError`` and ``InvalidNameError``."""
+    """Parse the words of a command line; raises ``UsageError`` and ``InvalidNameError``."""
     namespace, everywhere = where.namespace, where.all_namespaces
     check_names(namespace=namespace)
     if everywhere and namespace is not None:
@@ -159,11 +161,11 @@ def chosen_keys(
     *,
     whole_kinds: bool = False,
 ) -> list[ResourceKey]:
-    """Return the keys of resources that something shall be done with, each once.
+    """Return the keys of the resources that a command acts on, each once.
 
-    Exact names need not be known; for all else the resources that are declared are asked for.
-    ``what`` is the command, for errors. A kind alone is enough only with ``whole_kinds``. Raises
-    ``UsageError``, ``InvalidNameError``, ``CommandError`` and ``BusError``.
+    Exact names may be unknown. For other words, the declared resources are read from the bus.
+    ``what`` is the command, for errors. A kind alone is sufficient only with ``whole_kinds``.
+    Raises ``UsageError``, ``InvalidNameError``, ``CommandError`` and ``BusError``.
     """
     chosen = selection(words, where)
     if not words and not where.labels:

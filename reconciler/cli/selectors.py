@@ -1,4 +1,4 @@
-"""Label selectors, as kubectl's: ``team=payments,tier!=web,env in (dev, test),!legacy``."""
+"""Label selectors in kubectl format: ``team=payments,tier!=web,env in (dev, test),!legacy``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TERM: Final = re.compile(
 
 
 class Term(NamedTuple):
-    """One condition: ``values`` is None where any value will do."""
+    """One condition; ``values`` is None if any value matches."""
 
     key: str
     values: frozenset[str] | None
@@ -26,7 +26,7 @@ class Term(NamedTuple):
 
 
 class Selector(NamedTuple):
-    """Conditions that all have to hold; without any it selects everything."""
+    """Conditions that must all hold; without conditions it selects everything."""
 
     terms: tuple[Term, ...]
 
@@ -41,12 +41,12 @@ def _holds(term: Term, labels: Mapping[str, str]) -> bool:
 
 
 def parse_selector(text: str) -> Selector:
-    """Read a selector, empty for everything; raises ``UsageError``."""
+    """Parse a selector, empty for everything; raises ``UsageError``."""
     return Selector(tuple(_term(part.strip(), text) for part in _parts(text) if text))
 
 
 def _parts(text: str) -> list[str]:
-    """Split at the commas that are not within parentheses."""
+    """Split a selector at the commas outside parentheses."""
     return re.split(r",(?![^()]*\))", text)
 
 

@@ -1,7 +1,7 @@
-"""Settings of the connection: from flags, else the environment, an `up` here, or a file.
+"""Settings of the connection: from flags, the environment, an `up` in this directory, or a file.
 
-The file is `$RECONCILER_CONFIG`, else `reconciler.toml` in this folder, else
-`~/.config/reconciler/config.toml`. Its keys are named as the flags.
+The file is `$RECONCILER_CONFIG`, or `reconciler.toml` in this directory, or
+`~/.config/reconciler/config.toml`. Its keys have the names of the flags.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ UP: Final = "`reconciler up` in this directory"
 
 
 class Setting(msgspec.Struct, frozen=True):
-    """One setting, and where it comes from."""
+    """One setting and its source."""
 
     name: str
     value: str
@@ -48,10 +48,10 @@ def flag(name: str) -> str:
 
 
 def settings(given: Mapping[str, Any], *, running: str = "") -> dict[str, Setting]:
-    """Collect what is set; who we are (credentials or nkey) comes whole from one place.
+    """Collect the settings; the identity (credentials or nkey) comes from one source only.
 
-    ``running``: the URL of an `up` in this folder. The file is not of that bus, so that it counts
-    only without it. Raises ``ConfigurationError`` for a file that cannot be used.
+    ``running``: the URL of an `up` in this directory. The file does not describe that bus, so it is
+    used only without it. Raises ``ConfigurationError`` for an unusable file.
     """
     found: dict[str, Setting] = {}
     _add(found, {name: (str(value), f"flag {flag(name)}") for name, value in given.items()})

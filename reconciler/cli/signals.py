@@ -1,4 +1,4 @@
-"""Run until told to stop: Ctrl-C or SIGTERM stop in order, a second one at once."""
+"""Run until Ctrl-C or SIGTERM: the first stops in order, the second immediately."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 async def until_stopped(work: Coroutine[None, None, None]) -> Exit:
-    """Run ``work`` until it ends or a signal comes; what it cleans up is waited for."""
+    """Run ``work`` until it ends or a signal comes; waits for its cleanup."""
     task = asyncio.ensure_future(work)
     stopping = False
 

@@ -1,4 +1,4 @@
-"""What our libraries would import and no command uses: half of what starting a command costs."""
+"""Skip imports of libraries that no command uses: half of the start time of a command."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _SPARED: Final = {
 
 
 def import_without_spared() -> None:
-    """Import these modules as if what they may do without were not installed.
+    """Import these modules as if their optional packages were not installed.
 
-    Who uses the spared package imports it later, as ever.
+    Code that uses such a package can still import it later.
     """
     for module, spared in _SPARED.items():
         if spared in sys.modules:

@@ -1,4 +1,4 @@
-"""The servers that `up` starts on this machine, NATS and others, in one data folder."""
+"""The servers that `up` starts on this machine, NATS and others, in one data directory."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ DEFAULT_PORT: Final = 4222
 DEFAULT_API_PORT: Final = 8080
 
 EXAMPLE_API: Final = "shapes_api"
-"""Package of the example API: optional, and a distribution of its own."""
+"""Package of the example API; optional, in a separate distribution."""
 
 WITHOUT_EXAMPLE_API: Final = (
     "the example API and its kinds are not installed; to install them, run `pip install "
@@ -40,8 +40,8 @@ WITHOUT_EXAMPLE_API: Final = (
 )
 
 _PORTS_FILE: Final = "ports.json"
-_LOCK_SECONDS: Final = 0.5  # a command that asks whether `up` runs holds the lock for a moment
-_ORPHAN_SECONDS: Final = 15.0  # a killed `up` takes its server with it, but not at once
+_LOCK_SECONDS: Final = 0.5  # a command that checks whether `up` runs holds the lock briefly
+_ORPHAN_SECONDS: Final = 15.0  # the server of a killed `up` ends with a delay
 _POLL_SECONDS: Final = 0.02
 _logger = structlog.get_logger(__name__)
 _WATCH_SECONDS: Final = 0.5
@@ -49,7 +49,7 @@ _DISK_LOOK_SECONDS: Final = 2.0
 
 
 class ExampleApi(Protocol):
-    """The server of the example API, which is another distribution."""
+    """The server of the example API, which is a separate distribution."""
 
     @property
     def port(self) -> int:
@@ -58,21 +58,21 @@ class ExampleApi(Protocol):
 
     @property
     def is_running(self) -> bool:
-        """Whether its process lives."""
+        """Whether its process is running."""
         ...
 
     async def start(self, data_dir: Path, *, port: int, latency_ms: float) -> str:
-        """Start it and return its URL once it listens."""
+        """Start the server, and return its URL when it listens."""
         ...
 
     async def stop(self) -> None:
-        """End it in order."""
+        """Stop the server in order."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class StackOptions:
-    """What to start, and where."""
+    """The servers to start, and their directory and ports."""
 
     data: Path
     port: int | None
@@ -84,7 +84,7 @@ class StackOptions:
 
 
 class _Ports(msgspec.Struct):
-    """The ports that were in use instead of the default ones, so that the next start keeps them."""
+    """The ports used instead of the default ones; the next start uses the same ones."""
 
     nats: int | None = None
     api: int | None = None
@@ -92,7 +92,7 @@ class _Ports(msgspec.Struct):
 
 @dataclass(slots=True)
 class Stack:
-    """What was started: where it listens, and what is worth saying about it."""
+    """The started servers: their URLs, and notes for the user."""
 
     data: Path
     nats_url: str
@@ -108,22 +108,22 @@ class Stack:
 
     @property
     def local_apis(self) -> list[LocalApi]:
-        """The APIs that run here, each with the ProviderConfig that shall point at it."""
+        """The APIs that run here, each with the ProviderConfig that must point at it."""
         found = [] if self.api_url is None else [example_api(self.api_url)]
         found += [components.bus_api(name, self.nats_url) for name in self.bus_apis]
         return found + [components.local_api(*each) for each in self.components.items()]
 
     @property
     def shown_url(self) -> str:
-        """Where the bus is, without the secrets that an URL may hold."""
+        """The URL of the bus, without secrets."""
         return without_secrets(self.nats_url)
 
     async def watch(self) -> None:
-        """Return never; raises ``StackError`` when a server has ended by itself.
+        """Wait without end; raises ``StackError`` if a server has ended unexpectedly.
 
-        A server of ours that has met a full disk is started again when there is space; the roles'
-        connections find it. That is looked at once this serves: a server that takes up its streams
-        again says that they could not be recovered.
+        If the disk of the embedded server was full, the method restarts the server when there is
+        space, and the connections of the roles reconnect. It checks this only after the roles have
+        started: a server that recovers its streams also reports that they could not be recovered.
         """
         disk = None if self.server is None else _full_disk_watch(self.server)
         next_look = 0.0
@@ -185,7 +185,7 @@ async def started(options: StackOptions) -> AsyncGenerator[Stack]:
 
 
 def _full_disk_watch(server: EmbeddedServer) -> FullDiskWatch:
-    from infra.embedded.full_disk import FullDiskWatch  # noqa: PLC0415 - as above
+    from infra.embedded.full_disk import FullDiskWatch  # noqa: PLC0415 - it is slow
 
     return FullDiskWatch(server)
 
@@ -205,7 +205,7 @@ def _room_in(data: Path) -> Generator[None]:
 
 
 def write_up_file(stack: Stack) -> None:
-    """Tell other commands that run in the same folder where the bus is."""
+    """Write the URL of the bus to a file, for other commands in the same directory."""
     monitoring_url = stack.server.monitoring_url if stack.server is not None else ""
     content = UpFile(stack.shown_url, stack.api_url, os.getpid(), monitoring_url)
     new = stack.data / f"{UP_FILE}.new"
@@ -215,7 +215,7 @@ def write_up_file(stack: Stack) -> None:
 
 
 def _locked(data: Path) -> BinaryIO:
-    """Take the data folder for this process; the lock ends with the file that is given."""
+    """Lock the data directory for this process; closing the returned file ends the lock."""
     try:
         data.mkdir(parents=True, exist_ok=True)
         lock = (data / UP_LOCK).open("ab")
@@ -287,7 +287,7 @@ async def _start_api(api: ExampleApi, options: StackOptions, notes: list[str]) -
 
 
 def _why(port: int, default: int) -> str:
-    """Return why another port than the default one is used; 0 was any free one."""
+    """Return why the port differs from the default; 0 was any free one."""
     if port == 0:
         return f"port {default} is in use"
     return f"port {default} was in use at an earlier start"
@@ -306,7 +306,7 @@ def _write_ports(data: Path, ports: _Ports) -> None:
 
 
 async def _wait_for_orphan(lock_file: Path) -> None:
-    """Wait until the server of an `up` that was killed has let go of its folder."""
+    """Wait until the server of a killed `up` has released its data directory."""
     deadline = time.monotonic() + _ORPHAN_SECONDS
     with suppress(FileNotFoundError), lock_file.open("rb") as lock:
         while time.monotonic() < deadline:

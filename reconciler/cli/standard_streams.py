@@ -1,4 +1,4 @@
-"""Standard input, output and error, where somebody closed them or went away."""
+"""Standard input, output and error when they are closed or without a reader."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class _Forgiving(io.FileIO):
 def never_fail_at_standard_error() -> None:
     """Drop messages and log lines that cannot be written, instead of raising ``OSError``.
 
-    The disk may be full, or the reader of the pipe may have ended. Otherwise a role would stop
-    during its work, and a command before it has sent anything.
+    The disk may be full, or the reader of the pipe may have ended. Otherwise, a role would stop
+    during its work, and a command would stop before it has sent anything.
     """
     before = sys.stderr
-    if before is None:  # closed: the null device takes its place
+    if before is None:  # it is closed: the null device replaces it
         return
     raw = _Forgiving(before.fileno(), "w", closefd=False)
     sys.stderr = io.TextIOWrapper(
@@ -40,26 +40,26 @@ def never_fail_at_standard_error() -> None:
 
 
 def open_what_is_closed() -> None:
-    """Open the null device in the place of each standard stream that was closed (``>&-``).
+    """Open the null device in place of each closed standard stream (``>&-``).
 
-    Else the next socket to be opened gets its number, and event loops and whoever prints fail.
+    Otherwise, the next opened socket gets the stream's number, and event loops and output fail.
     """
     for number, (name, mode) in enumerate(_STREAMS):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is this one
             setattr(sys, name, os.fdopen(number, mode, closefd=False))
 
 
 def write_no_more() -> None:
-    """Throw away what is still to be written, so that ending does not fail once more."""
+    """Drop the remaining output, so that the exit of the process does not fail again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @contextmanager
 def even_if_nobody_reads() -> Generator[None]:
-    """Go on when the reader of our output is gone: what was done decides about the exit status."""
+    """Continue if the reader of the output has ended; the work determines the exit status."""
     try:
         yield
         sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""`reconciler up`: everything on this machine, in one process."""
+"""`reconciler up`: run all servers and roles on this machine, in one process."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ _DYING_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What `up` was asked for."""
+    """The options of one `up`."""
 
     stack: StackOptions
     roles: tuple[Role, ...]
@@ -69,12 +69,12 @@ class Plan:
 
     @property
     def secrets(self) -> Path:
-        """The folder of the secret store ``files``."""
+        """The directory of the secret store ``files``."""
         return secrets_folder() or self.stack.data / SECRETS_FOLDER
 
 
 class Ready(msgspec.Struct, frozen=True, rename="camel"):
-    """The line that programs wait for."""
+    """The line from which programs know that `up` is ready."""
 
     nats_url: str
     api_url: str | None
@@ -173,7 +173,7 @@ def up(
 
 
 def parse_roles(text: str) -> tuple[Role, ...]:
-    """Read `decider,worker`; `none` stands for no role."""
+    """Parse `decider,worker`; `none` means no role."""
     names = [name.strip() for name in text.split(",") if name.strip() not in ("", "none")]
     for name in names:
         if name not in ROLES:
@@ -186,12 +186,12 @@ async def _start_and_serve(plan: Plan) -> None:
         try:
             await _watched(_serve(plan, stack), stack)
         except Exception as error:
-            if isinstance(error, BusUnavailableError):  # its connection ends before the server has
+            if isinstance(error, BusUnavailableError):  # the connection ends before the server
                 with contextlib.suppress(TimeoutError, StackError):
                     async with asyncio.timeout(_DYING_SECONDS):
                         await stack.watch()
             if stack.failure is not None:
-                raise stack.failure from None  # all else that failed, failed because of it
+                raise stack.failure from None  # the other errors are its consequences
             raise
         finally:
             (plan.stack.data / UP_FILE).unlink(missing_ok=True)
@@ -214,7 +214,7 @@ async def _serve(plan: Plan, stack: Stack) -> None:
         write_up_file(stack)
         _tell(plan, stack)
         stack.is_serving = True
-        await asyncio.Event().wait()  # until it is canceled
+        await asyncio.Event().wait()  # until cancelation
 
 
 async def _start_roles(
@@ -228,7 +228,7 @@ async def _start_roles(
 
 
 async def _watched(serving: Coroutine[Any, Any, None], stack: Stack) -> None:
-    """Serve until a server of ours has ended by itself, be it while the roles still start."""
+    """Serve until an embedded server ends unexpectedly, also while the roles still start."""
     tasks = [asyncio.ensure_future(each) for each in (serving, stack.watch())]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -241,7 +241,7 @@ async def _watched(serving: Coroutine[Any, Any, None], stack: Stack) -> None:
 
 
 async def _prepare(plan: Plan, stack: Stack, nc: Client) -> list[Change]:
-    """Correct the configurations before any role would use them; return what is left to declare."""
+    """Correct the configurations before the roles use them; return the remaining changes."""
     changes: list[Change] = []
     for api in stack.local_apis:
         resync = plan.resync if api.least_resync_seconds is None else None

@@ -1,4 +1,4 @@
-"""What was wrong with a command line, in one line, with the page of help that tells more."""
+"""Describe a usage error in one line, with the help page to read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from reconciler.cli.commands import names
 
 
 def told(error: CycloptsError, command: str) -> str:
-    """Tell what is wrong, and where help is."""
+    """Return the description of a usage error, with a reference to the help."""
     text = " ".join(str(error).split()).removesuffix(".")
     if isinstance(error, UnusedCliTokensError):
         unused = " ".join(map(repr, error.unused_tokens or ()))
@@ -26,7 +26,7 @@ def told(error: CycloptsError, command: str) -> str:
 
 
 def _choices(error: MissingArgumentError) -> str:
-    """Return the words that may stand where nothing does."""
+    """Return the allowed words for a missing argument."""
     hint: Any = None if error.argument is None else error.argument.hint
     if get_origin(hint) is not Literal:
         return ""

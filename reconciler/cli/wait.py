@@ -1,4 +1,4 @@
-"""`reconciler wait`: until resources stand as they should."""
+"""`reconciler wait`: wait until resources reach a state."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _CONDITION: Final = "condition="
 
 
 class Awaited(msgspec.Struct, frozen=True):
-    """How a resource shall stand; ``ends``: another settled outcome ends the wait, as a failure."""
+    """The awaited state; with ``ends``, another settled outcome ends the wait as a failure."""
 
     word: str
     holds: Callable[[StatusRow], bool]
@@ -76,7 +76,7 @@ def wait(
 
 
 def parse_awaited(text: str) -> Awaited:
-    """Read what is waited for; raises ``UsageError``."""
+    """Parse the awaited state; raises ``UsageError``."""
     if text.lower().startswith(_CONDITION):
         kind, _, status = text[len(_CONDITION) :].partition("=")
         return _condition(kind, status or "True")
@@ -154,7 +154,7 @@ async def _until(
 
 
 def _row(row: StatusRow | None, name: str) -> StatusRow:
-    """Stand in for a resource that is gone."""
+    """Return the row, or a placeholder for a deleted resource."""
     if row is not None:
         return row
     key = ResourceKey.parse(name)
@@ -167,7 +167,7 @@ def _judge(
     awaited: Awaited,
     show: Callable[[int], object],
 ) -> bool:
-    """Note how each stands; return whether nothing is waited for any more."""
+    """Update the results from rows; return whether none is still pending."""
     for row in rows:
         result = results.get(str(row.key))
         if result is None:

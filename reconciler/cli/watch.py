@@ -1,4 +1,4 @@
-"""`reconciler watch`: outcomes as they come, and the drift between them."""
+"""`reconciler watch`: show outcomes and drift as they occur."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ Lines = Literal["table", "json"]
 
 
 class Watched(msgspec.Struct, frozen=True):
-    """Whose outcomes and drift are shown: what matches ``tokens``, and is selected.
+    """The resources to show: those that match ``tokens`` and the selection.
 
-    ``labels`` are those of each resource, as far as they matter.
+    ``labels`` has the labels of each resource, if the selection needs them.
     """
 
     tokens: str
@@ -45,7 +45,7 @@ class Watched(msgspec.Struct, frozen=True):
     labels: dict[str, dict[str, str]]
 
     def shows(self, event: LogEvent) -> bool:
-        """Return whether an event is shown; events must come in the order of the log."""
+        """Return whether to show an event; events must come in the order of the log."""
         key = event.key
         if not self.selected.labels.terms:
             return self.selected.takes(StatusRow(key.namespace, key.kind, key.name))
@@ -101,10 +101,10 @@ def watch(
 
 
 async def _watched(nc: Client, chosen: Selection) -> Watched:
-    """Return what to watch; say so if nothing that matches it is known yet.
+    """Return the resources to watch; prints a note if nothing that matches is known yet.
 
-    A name may be watched before it is declared. Raises ``CommandError``: a kind or a namespace that
-    nobody knows is a slip of the pen.
+    A user may watch a name before it is declared. Raises ``CommandError`` for an unknown kind or
+    namespace, because that is a typo.
     """
     rows = (await current_models(nc)).status
     selected = chosen.among(rows.values())
@@ -121,7 +121,7 @@ async def _watched(nc: Client, chosen: Selection) -> Watched:
 
 
 async def _watch(nc: Client, watched: Watched, output: Lines, *, since_start: bool) -> None:
-    """Follow the log, and what was rejected, of which the log has nothing."""
+    """Follow the log, and the rejections, which are not in the log."""
     tokens = watched.tokens
     wanted = [outcome_filter(tokens), f"log.{tokens}.fact"]
     starts = {LOG: 1, REJECTIONS: 1}
@@ -134,7 +134,7 @@ async def _watch(nc: Client, watched: Watched, output: Lines, *, since_start: bo
         ) as rejections,
     ):
         if since_start:
-            watched.labels.clear()  # as they were by then
+            watched.labels.clear()  # the replay sets them again
             await _show_kept(log, rejections, watched, output)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(_show_new(log, watched, output))
@@ -142,7 +142,7 @@ async def _watch(nc: Client, watched: Watched, output: Lines, *, since_start: bo
 
 
 async def _show_kept(log: Follower, rejections: Follower, watched: Watched, output: Lines) -> None:
-    """Show what is there already, in the order of time."""
+    """Show the existing events, in the order of time."""
     rejected = deque([event async for batch in rejections.replay() for event in _events(batch)])
     async for batch in log.replay():
         for event in _events(batch):
@@ -168,7 +168,7 @@ def _events(messages: Iterable[StoredMessage]) -> Iterator[LogEvent]:
 
 
 def _show(event: LogEvent, watched: Watched, output: Lines) -> None:
-    """Show outcomes and drift of what is watched; all else only tells labels."""
+    """Show outcomes and drift of watched resources; other events only update the labels."""
     if not watched.shows(event):
         return
     if isinstance(event.data, DriftDetected):
@@ -196,7 +196,7 @@ def _show_drift(event: LogEvent, data: DriftDetected, output: Lines) -> None:
 
 
 def as_json_object(event: LogEvent, data: OutcomeRecorded) -> dict[str, object]:
-    """Give an outcome as programs want it: flat."""
+    """Return an outcome as a flat object, for programs."""
     return {
         "time": event.time,
         "resource": event.subject,
@@ -209,7 +209,7 @@ def as_json_object(event: LogEvent, data: OutcomeRecorded) -> dict[str, object]:
 
 
 def print_outcome(event: LogEvent, data: OutcomeRecorded) -> None:
-    """Print one line about an outcome."""
+    """Print one line for an outcome."""
     message = single_line(data.message)
     _print_line(event, data.outcome, data.generation, f"{data.reason}  {message}")
 

@@ -1,4 +1,4 @@
-"""`reconciler webhook`: let a Git host say that somebody has pushed."""
+"""`reconciler webhook`: receive pushes from a Git host."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def webhook(
 async def _serve(
     connection: Connection, secret: str, host: str, port: int, namespace: str | None
 ) -> None:
-    from infra.webhook import repository_key, webhook  # noqa: PLC0415 - who serves pays
+    from infra.webhook import repository_key, webhook  # noqa: PLC0415 - only for the server
 
     async with client_of(connection) as client:
 
@@ -113,13 +113,13 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def server_of(app: Starlette) -> Server:
-    """Make the server of an application, with limits for clients that are not verified.
+    """Return the server of an application, with limits for unverified clients.
 
-    It keeps at most 64 KiB of a client's headers, and closes a connection without a request.
+    It reads at most 64 KiB of a client's headers, and closes a connection without a request.
     """
-    import uvicorn  # noqa: PLC0415 - who serves pays
+    import uvicorn  # noqa: PLC0415 - only for the server
 
-    from infra.webhook import MAX_HEADER_BYTES, ImpatientProtocol  # noqa: PLC0415 - who serves pays
+    from infra.webhook import MAX_HEADER_BYTES, ImpatientProtocol  # noqa: PLC0415 - only for the server
 
     return uvicorn.Server(
         uvicorn.Config(

@@ -1,4 +1,4 @@
-"""Moments as people write them: a log position, a time, or a time span before now."""
+"""Points in time as users write them: a log position, a time, or a time span before now."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SPAN: Final = re.compile(rf"(?:{_PART.pattern})+")
 
 
 def parse_when(text: str, now: datetime) -> When:
-    """Read a moment; raises ``UsageError``, which shows all forms."""
+    """Parse a point in time; raises ``UsageError``, which shows all forms."""
     text = text.strip()
     if _POSITION.fullmatch(text):
         return int(text)
@@ -46,4 +46,4 @@ def _convert(_type: Any, tokens: Any) -> When:
 
 
 At = Annotated[When | None, Parameter(converter=_convert, metavar="TIME")]
-"""A moment that may be left out."""
+"""A point in time that a user may omit."""

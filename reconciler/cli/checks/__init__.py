@@ -1,1 +1,1 @@
-"""What `doctor` checks: each module one part of the system, each check a finding."""
+"""The checks of `doctor`: one module per part of the system, one finding per check."""

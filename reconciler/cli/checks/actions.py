@@ -1,4 +1,4 @@
-"""Proof that every decided action has an outcome, a live lease, a scheduled retry or a person."""
+"""Verify that every decided action has an outcome, a live lease, a scheduled retry or a hold."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _MAX_HISTORIES = 200
 
 
 class _Look(NamedTuple):
-    """What one look found: resources by how their action stands."""
+    """The result of one check: resources by the state of their action."""
 
     taken_care_of: int
     lost: frozenset[str]
@@ -48,18 +48,17 @@ class _Look(NamedTuple):
 
 
 class _Decided(NamedTuple):
-    """Where the log has the newest action of a row."""
+    """The log position of a row's newest action."""
 
     position: int
     row: StatusRow
 
 
 async def check_actions(nc: Client, replay: LogReplay) -> Finding:
-    """Follow every action that the log shows in flight to whoever has it now.
+    """Check that every action in flight is at a worker, or waits for a decision or a retry.
 
-    The log is read first, then who hands actions out, then what waits to be decided, then the log
-    again: what moves on in between is seen twice, never not at all. Only what looks lost each time
-    counts.
+    The log is read first, then the consumers of actions, then the intake, then the log again. So a
+    change in between is seen twice, never missed. Only an action that looks lost each time counts.
     """
     found: _Look | None = None
     for number in range(_LOOKS):
@@ -72,7 +71,7 @@ async def check_actions(nc: Client, replay: LogReplay) -> Finding:
             break
     assert found is not None
     finding = _finding(found)
-    if replay.damage and finding.remedy:  # what looks lost may only be missing in the log
+    if replay.damage and finding.remedy:  # a seemingly lost action may only be missing in the log
         return msgspec.structs.replace(finding, remedy="Repair the log first: see the check `log`.")
     return finding
 
@@ -120,8 +119,8 @@ async def _look(nc: Client, replay: LogReplay) -> _Look:
     called = [row for row in rows if row.action_id and row.retry_at is None]
     suspects = await _not_handed_out(nc, called)
     lost = await _really_lost(nc, replay, suspects) if suspects else frozenset[str]()
-    # What a person holds is not tried again, whenever that would be due; when it is let go, it is.
-    # The log was read on: a retry that has begun since then waits for nothing.
+    # A held action is not retried when it is due. When it is released, it is. The log was read
+    # again in between: a retry that has started since needs no timer.
     timed = [row for row in waiting if row.retry_at and row.outcome != "Held" and not row.paused]
     overdue, untimed = await _not_timed(nc, timed)
     cared_for = len(called) + len(waiting) - len(lost) - len(overdue) - len(untimed)
@@ -129,7 +128,7 @@ async def _look(nc: Client, replay: LogReplay) -> _Look:
 
 
 async def _not_handed_out(nc: Client, called: list[StatusRow]) -> list[StatusRow]:
-    """Give the rows of whose actions no worker can have all, as each API's consumer counts them."""
+    """Return the rows whose actions cannot all be at a worker, by the counts of the consumers."""
     newest = await _newest(nc, [log(row.key, "action.*") for row in called])
     by_consumer: dict[str, list[_Decided]] = defaultdict(list)
     suspects: list[StatusRow] = []
@@ -145,7 +144,7 @@ async def _not_handed_out(nc: Client, called: list[StatusRow]) -> list[StatusRow
 
 
 async def _newest(nc: Client, filters: Sequence[str]) -> dict[ResourceKey, StoredMessage]:
-    """Return the newest message of the log of each resource that has one under the filters."""
+    """Return the newest message in the log of each resource under the filters."""
     newest: dict[ResourceKey, StoredMessage] = {}
     for message in await last_for_subjects(nc, LOG, filters):
         key = parse_log(message.subject)
@@ -163,18 +162,18 @@ async def _not_handed_out_by(
 ) -> list[StatusRow]:
     try:
         worker: dict[str, Any] = await api_request(nc, f"CONSUMER.INFO.{LOG}.{consumer}", None)
-    except NotFoundOnBusError:  # the next worker makes it, and has all of them
+    except NotFoundOnBusError:  # the next worker creates it, and receives all actions
         return []
     done_up_to = int(worker["ack_floor"]["stream_seq"])
     delivered_up_to = int(worker["delivered"]["stream_seq"])
     acknowledged = [each.row for each in decided if each.position <= done_up_to]
     between = [each.row for each in decided if done_up_to < each.position <= delivered_up_to]
-    # The server does not say which of those it has handed out, only how many.
+    # The server reports only the number of the delivered ones.
     return acknowledged + (between if len(between) > int(worker["num_ack_pending"]) else [])
 
 
 async def _really_lost(nc: Client, replay: LogReplay, suspects: list[StatusRow]) -> frozenset[str]:
-    """Leave out those whose result waits to be decided, was decided, or waits for a person."""
+    """Return the resources without a result that waits, was decided or waits for an operator."""
     without_result = await _without_result(nc, suspects)
     await replay.go_on()
     names: list[str] = []
@@ -203,12 +202,12 @@ async def _without_result(nc: Client, rows: Iterable[StatusRow]) -> list[StatusR
 
 
 async def _undecided_from(nc: Client) -> int | None:
-    """Return the position up to which all is decided; None if there is nothing behind it."""
+    """Return the position up to which everything is decided, or None if nothing waits."""
     floors: list[int] = []
     for name in decider_consumers():
         try:
             info: dict[str, Any] = await api_request(nc, f"CONSUMER.INFO.{INTAKE}.{name}", None)
-        except NotFoundOnBusError:  # told by the check of the streams
+        except NotFoundOnBusError:  # the check of the streams reports it
             return 0
         if info["num_pending"] or info["num_ack_pending"]:
             floors.append(int(info["ack_floor"]["stream_seq"]))
@@ -216,7 +215,7 @@ async def _undecided_from(nc: Client) -> int | None:
 
 
 async def _is_called(nc: Client, name: str) -> bool:
-    """Return whether a call is out, by a resource's history: not while a person is awaited."""
+    """Return whether a call is in progress, by the history: not while it is held."""
     try:
         past = await History(nc).get(ResourceKey.parse(name))
         flight = past.state.actions.in_flight
@@ -226,10 +225,10 @@ async def _is_called(nc: Client, name: str) -> bool:
 
 
 async def _not_timed(nc: Client, waiting: list[StatusRow]) -> tuple[frozenset[str], frozenset[str]]:
-    """Name the resources that should have been woken, and those that no timer will wake.
+    """Return the resources that should have been woken, and those without a timer.
 
-    The deciders' times are taken for those of the bus, by how wrong the clock of each was when it
-    wrote the newest event of the resource.
+    The times of deciders are corrected by the error of their clocks when they wrote the newest
+    event of the resource.
     """
     now = (await read_clock(nc)).now()
     newest = await _newest(nc, [log_filter(row.key) for row in waiting])
@@ -241,7 +240,7 @@ async def _not_timed(nc: Client, waiting: list[StatusRow]) -> tuple[frozenset[st
         at = row.retry_at - ahead
         if is_over(at, row.retry_seconds, now - OVERDUE):
             overdue.add(str(row.key))
-        elif at > now and abs(ahead) < WRONG:  # a wrong clock sets a timer of another time
+        elif at > now and abs(ahead) < WRONG:  # a wrong clock sets a timer for another time
             untimed[schedule(row.key, "retry")] = str(row.key)
     for message in await last_for_subjects(nc, TIMERS, list(untimed)) if untimed else ():
         untimed.pop(message.subject, None)
@@ -249,8 +248,8 @@ async def _not_timed(nc: Client, waiting: list[StatusRow]) -> tuple[frozenset[st
 
 
 def _ahead_of_bus(message: StoredMessage | None) -> timedelta:
-    """Return by how much the clock was ahead of the bus's that wrote an event."""
+    """Return the difference between the clock that wrote an event and the bus's clock."""
     try:
         return timedelta(0) if message is None else ahead_of_bus(message)
-    except (ValueError, RecursionError):  # damage, which has a check of its own
+    except (ValueError, RecursionError):  # damage, which has its own check
         return timedelta(0)

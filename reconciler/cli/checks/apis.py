@@ -1,4 +1,4 @@
-"""Checks that every declared external API answers, asked as an observer asks."""
+"""Check that every declared external API responds, with the calls of an observer."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _PATIENCE_SECONDS = 5.0
 
 
 async def check_apis(nc: Client) -> list[Finding]:
-    """Ask each API for the first item of its scope; nothing is written.
+    """Request the first item of each API's scope. Nothing is written.
 
-    One that the workers leave alone is not asked either, nor one whose listings do not complete:
-    its first page proves nothing.
+    APIs that workers do not call are skipped, and so are those whose listings do not complete,
+    because their first page proves nothing.
     """
     kinds, configurations, log = installed_kinds(), Configurations(), await log_of(nc)
     await Definitions(kinds).load(log)
@@ -60,7 +60,7 @@ async def check_api(
     kinds: KindRegistry,
     pool: ProviderPool,
 ) -> Finding:
-    """Ask one API with every kind that is watched there."""
+    """Check one API with every kind that is listed there."""
     check = f"API {name}"
     now = datetime.now(UTC)
     found = left_alone(row, now) or unlisted(row, config.resync_seconds, now)

@@ -1,4 +1,4 @@
-"""Checks of the server, the streams and how far each stage has come."""
+"""Check the server, the streams, and the progress of each stage."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _NANOSECONDS = 1_000_000_000
 
 
 async def check_server(nc: Client) -> list[Finding]:
-    """Check version, JetStream, room and clock."""
+    """Check version, JetStream, storage and clock."""
     version = await require_jetstream(nc)
     number = f"{version.major}.{version.minor}.{version.patch}"
     asked = time.time()
@@ -59,9 +59,9 @@ async def check_server(nc: Client) -> list[Finding]:
 
 
 def check_room(account: dict[str, Any]) -> Finding:
-    """Check how much of the account's storage is used; it may have a limit for each replica count.
+    """Check the account's use of storage. It may have a limit for each number of replicas.
 
-    The fullest limit counts.
+    The limit with the highest use counts.
     """
     tiers: dict[str, dict[str, Any]] = account.get("tiers") or {}
     text = f"{int(account.get('storage', 0)) / 1e6:.1f} MB stored"
@@ -86,7 +86,7 @@ def check_room(account: dict[str, Any]) -> Finding:
 
 
 async def check_streams(nc: Client) -> list[Finding]:
-    """Check every stream and consumer against what this release wants."""
+    """Compare every stream and consumer with the definitions of this release."""
     wrong = {name: fields for name, fields in (await topology_differences(nc)).items() if fields}
     if not wrong:
         found = "all streams and consumers are as this release requires"
@@ -96,7 +96,7 @@ async def check_streams(nc: Client) -> list[Finding]:
     finding = Finding("streams", "fail", found, "Run `reconciler init`, which restores them.")
     try:
         return [finding, *await _check_removed(nc)]
-    except NotFoundOnBusError:  # of a missing stream, which the finding names
+    except NotFoundOnBusError:  # of a missing stream, which the finding contains
         return [finding]
 
 
@@ -119,7 +119,7 @@ async def _check_removed(nc: Client) -> list[Finding]:
 
 
 def check_sync(nc: Client, data: Path = DATA_FOLDER) -> Finding:
-    """Check that the server waits for the disk, where its configuration can be seen."""
+    """Check that the server syncs each write, if its configuration can be read."""
     running = read_up_file(data)
     connected = nc.connected_url
     config = data / "nats" / "nats.conf"
@@ -140,7 +140,7 @@ def check_sync(nc: Client, data: Path = DATA_FOLDER) -> Finding:
 
 
 async def check_stages(nc: Client) -> list[Finding]:
-    """Check how far deciders, workers and projector have come."""
+    """Check the progress of deciders, workers and projector."""
     deciders = [await _consumer(nc, INTAKE, name) for name in decider_consumers()]
     workers = await worker_consumers(nc)
     return [
@@ -152,7 +152,7 @@ async def check_stages(nc: Client) -> list[Finding]:
 
 
 async def _check_without_worker(nc: Client, workers: Sequence[dict[str, Any]]) -> Finding | None:
-    """Return what waits of the configurations for which no worker has created a consumer.
+    """Report waiting actions of configurations for which no worker has created a consumer.
 
     A worker creates one for each declared configuration, if the account has room for it. A client
     may have deleted them.
@@ -179,7 +179,7 @@ async def _check_without_worker(nc: Client, workers: Sequence[dict[str, Any]]) -
 
 
 def check_sources(intake: dict[str, Any]) -> Finding:
-    """Check that the server copies on what fires: timers into the intake."""
+    """Check that the server copies fired timers into the intake."""
     wrong: list[str] = []
     for source in intake.get("sources") or ():
         if int(source.get("lag", 0)) > _LAG_EVENTS:
@@ -196,7 +196,7 @@ def check_sources(intake: dict[str, Any]) -> Finding:
 
 
 def check_stage(stage: str, role: str, consumers: Sequence[dict[str, Any]]) -> Finding:
-    """Return what waits for a role, and whether there is one that asks for it."""
+    """Report the messages that wait for a role, and whether a process of it pulls them."""
     pending = sum(int(one.get("num_pending", 0)) for one in consumers)
     leased = sum(int(one.get("num_ack_pending", 0)) for one in consumers)
     waiting = sum(int(one.get("num_waiting", 0)) for one in consumers)
@@ -255,5 +255,5 @@ async def _check_projection(nc: Client) -> Finding:
 async def _consumer(nc: Client, stream: str, name: str) -> dict[str, Any]:
     try:
         return await api_request(nc, f"CONSUMER.INFO.{stream}.{name}", None)
-    except NotFoundOnBusError:  # told by the check of the streams
+    except NotFoundOnBusError:  # the check of the streams reports it
         return {}

@@ -1,4 +1,4 @@
-"""Checks of clocks: those of this machine, and of the machines where the roles run."""
+"""Check the clocks of this machine, and of the machines where the roles run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from infra.jetstream.reads import StoredMessage, read_subject, stream_state
 from reconciler.cli.checks.finding import Finding, Verdict
 
 _WARN_SECONDS = 1.0
-_NEWEST = 50  # messages of each stream
+_NEWEST = 50  # number of messages of each stream
 _RECENT = timedelta(minutes=10)
 _DECIDER: Final = "a decider"
 _ROLES: Final = {
@@ -40,7 +40,7 @@ _decoder = msgspec.json.Decoder(_Written)
 
 
 def check_clock(server_time: str, asked: float, answered: float) -> Finding:
-    """Compare the server's clock with ours; how long it took to ask is no difference."""
+    """Compare the server's clock with the local one, allowing for the duration of the request."""
     if not server_time:
         return Finding(
             "clock",
@@ -60,7 +60,7 @@ def check_clock(server_time: str, asked: float, answered: float) -> Finding:
 
 
 async def check_role_clocks(nc: Client) -> list[Finding]:
-    """Compare the times in what the roles have written lately with those of the bus."""
+    """Compare the times in recent messages of the roles with the bus's times."""
     oldest = (await read_clock(nc)).now() - _RECENT
     clocks: dict[str, list[timedelta]] = defaultdict(list)
     for stream in (LOG, INTAKE):
@@ -71,7 +71,7 @@ async def check_role_clocks(nc: Client) -> list[Finding]:
         except BusDeniedError:
             if stream == LOG:
                 raise
-            continue  # an auditor reads the log alone, which has the times of the deciders
+            continue  # an auditor can only read the log, which has the deciders' times
         for role, ahead in _differences(stream, messages, oldest):
             clocks[role].append(ahead)
     wrong = {
@@ -98,26 +98,28 @@ async def check_role_clocks(nc: Client) -> list[Finding]:
 
 
 def ahead_of_bus(message: StoredMessage) -> timedelta:
-    """Return by how much the clock was ahead of the bus's that wrote a message.
+    """Return the difference between the clock that wrote a message and the bus's clock.
 
-    Raises ``ValueError`` for what is no CloudEvent with a time.
+    Raises:
+        ValueError: the message is not a CloudEvent with a time.
     """
     return _decoder.decode(message.payload).time.astimezone(UTC) - message.time
 
 
 def _error(role: str, ahead: list[timedelta]) -> timedelta:
-    """Return how far the clock of a role is ahead, by how far its messages were.
+    """Return the error of a role's clock, from the differences of its messages.
 
-    What is stored late looks as if its clock were behind, so the message that is furthest ahead
-    shows the clock of one process. Messages of several deciders cannot be told apart.
+    A message that is stored late looks like a slow clock. So the message that is furthest ahead
+    shows the clock of one process. Messages of several deciders cannot be distinguished.
     """
     return max(ahead, key=abs) if role == _DECIDER else max(ahead)
 
 
 def _restored_end(config: Mapping[str, Any]) -> int:
-    """Return the last position that a restoration wrote; 0 for none.
+    """Return the last position that a restore wrote, or 0.
 
-    Up to there, events have the times of their decisions, and the bus's of the restoration.
+    Up to it, events have the times of their decisions, and the bus's times are those of the
+    restore.
     """
     metadata: Mapping[str, Any] = config.get("metadata") or {}
     end = str(metadata.get(RESTORED_END_METADATA, ""))
@@ -127,7 +129,7 @@ def _restored_end(config: Mapping[str, Any]) -> int:
 def _differences(
     stream: str, messages: list[StoredMessage], oldest: datetime
 ) -> Iterator[tuple[str, timedelta]]:
-    """Return by how much the clock of each role was ahead of the bus's when it wrote."""
+    """Yield each role, and how far its clock was ahead of the bus's at a message."""
     for message in messages:
         if message.time < oldest:
             continue
@@ -140,7 +142,8 @@ def _differences(
             source = _decoder.decode(message.payload).source
         except (ValueError, RecursionError):
             continue  # damage, or a message that becomes a dead letter
-        if role is not None and source != SOURCE:  # a timer was written when it was set
+        # A timer message was written when the timer was set.
+        if role is not None and source != SOURCE:
             yield f"{role} {source}", ahead
 
 

@@ -1,4 +1,4 @@
-"""Checks of what a cluster adds: copies of each stream, and leaders."""
+"""Check the replicas of each stream, and leaders, which only a cluster has."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _PAUSE_SECONDS: Final = 0.5
 
 
 async def check_copies(nc: Client) -> list[Finding]:
-    """Check that every stream has a leader, and as many copies as it should.
+    """Check that every stream has a leader and all of its replicas.
 
-    Waits some seconds for streams that elect a leader: `doctor` makes the check three times.
+    It waits some seconds for an election: `doctor` repeats the check three times.
     """
     deadline = time.monotonic() + _ELECTION_SECONDS
     while True:
@@ -31,7 +31,7 @@ async def check_copies(nc: Client) -> list[Finding]:
 
 
 def judge_copies(found: Sequence[Copies]) -> Finding:
-    """Return which streams have no leader, or copies that are away or not up to date."""
+    """Report streams without a leader, or with replicas that are offline or not up to date."""
     wanted = max((each.wanted for each in found), default=1)
     few = [
         f"{each.stream} has {min(each.wanted, each.present)} of {wanted}"

@@ -1,4 +1,4 @@
-"""What a check of `doctor` found."""
+"""The result of a check of `doctor`."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import msgspec
 from infra.jetstream.errors import BusDeniedError
 
 Verdict = Literal["ok", "warn", "fail", "skip"]
-"""``skip``: the user may not look; that is no failure of what is looked at."""
+"""``skip``: the user has no permission, which is not a failure."""
 
 
 class Finding(msgspec.Struct, frozen=True, rename={"verdict": "status", "found": "details"}):
-    """One check, what was found, and what to do about it."""
+    """One check with its result and its remedy."""
 
     check: str
     verdict: Verdict
@@ -22,6 +22,6 @@ class Finding(msgspec.Struct, frozen=True, rename={"verdict": "status", "found":
 
 
 def not_looked_at(check: str, denied: BusDeniedError) -> Finding:
-    """Say that a check was not made, for want of permissions."""
+    """Return a finding for a check that requires missing permissions."""
     remedy = "Connect as a user with the permissions that `reconciler permissions operator` prints."
     return Finding(check, "skip", f"not checked: {denied}", remedy)

@@ -1,4 +1,4 @@
-"""Checks of what the log says: actions, ownership, dead letters, and the rows folded from it."""
+"""Check the content of the log: actions, ownership, dead letters, and the rows folded from it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _WELL_WITHOUT_OWNING = ("Converged", "Unowned", "Drifted", "Paused")
 
 
 def check_damage(replay: LogReplay) -> Finding:
-    """Tell where the log is not what was written."""
+    """Report damage of the log."""
     places = [f"{one.problem}: {one}" for one in replay.damage]
     if not places:
         part = f" since position {replay.since} (--full reads all)" if replay.since else ""
@@ -65,7 +65,7 @@ def check_damage(replay: LogReplay) -> Finding:
 
 
 async def check_restoration(nc: Client, rows: Iterable[StatusRow]) -> list[Finding]:
-    """Name the last restoration, and the resources that wait because of what the log lacks."""
+    """Report the last restore, and the resources that may be affected by lost events."""
     identity = await find_log(nc)
     if not identity.epoch:
         return []
@@ -85,7 +85,7 @@ async def check_restoration(nc: Client, rows: Iterable[StatusRow]) -> list[Findi
 
 
 def check_disputed(rows: Iterable[StatusRow]) -> Finding:
-    """Return whose owner is disputed: those are never deleted."""
+    """Report resources with disputed ownership, whose objects are never deleted."""
     disputed = [_how(row) for row in rows if row.outcome == "Disputed"]
     if not disputed:
         return Finding("disputed", "ok", "none")
@@ -98,7 +98,7 @@ def check_disputed(rows: Iterable[StatusRow]) -> Finding:
 
 
 def check_held(rows: Iterable[StatusRow]) -> Finding:
-    """Return what waits for a person, by what it waits for."""
+    """Report held resources by reason."""
     held = [row for row in rows if row.outcome == "Held"]
     if not held:
         return Finding("held", "ok", "none")
@@ -112,7 +112,7 @@ def check_held(rows: Iterable[StatusRow]) -> Finding:
 
 
 def check_ownership(rows: Iterable[StatusRow]) -> list[Finding]:
-    """Return what is owned and not wanted, and what is wanted and not owned."""
+    """Report owned, undeclared resources, and declared, unowned ones."""
     external = [
         row for row in rows if row.provider_config
     ]  # a ShapeRef has no API, and owns nothing
@@ -146,7 +146,7 @@ def _declared_only(rows: Sequence[StatusRow]) -> Finding:
 
 
 def check_watched(rows: Iterable[StatusRow]) -> Finding:
-    """Return what belongs to a ProviderConfig that is not declared (any more)."""
+    """Report resources whose ProviderConfig is not declared."""
     rows = list(rows)
     known = {row.name for row in rows if is_config(row.key) and row.declared}
     lost = [
@@ -191,7 +191,7 @@ async def check_dead_letters(nc: Client) -> Finding:
 
 
 async def check_discarded(nc: Client) -> Finding:
-    """Return who sent so much that cannot be used that not all of it became dead letters."""
+    """Report messages that were discarded without a dead letter, beyond a quota."""
     counts = await read_discarded(nc)
     if not counts:
         return Finding(
@@ -212,7 +212,7 @@ async def check_discarded(nc: Client) -> Finding:
 
 
 async def _stored_checkpoint(nc: Client) -> bytes:
-    """Return the checkpoint of the rows; a projector that has just started needs a moment."""
+    """Return the checkpoint of the rows. A projector that has just started needs a moment."""
     rows, until = JetStreamRows(nc), time.monotonic() + _FIRST_ROWS_SECONDS
     while True:
         payload, _ = await rows.checkpoint()
@@ -251,7 +251,7 @@ async def _all_rows(nc: Client) -> tuple[list[str], str]:
 
 
 async def _sampled_rows(nc: Client, replay: LogReplay) -> tuple[list[str], str]:
-    """Fold the histories of some resources; a projector may write meanwhile, so look twice."""
+    """Compare the rows of some resources, twice, because a projector may be writing."""
     names = list(replay.models.status)
     chosen = random.sample(names, min(SAMPLE, len(names)))
     wrong = await _wrong_of(nc, chosen)

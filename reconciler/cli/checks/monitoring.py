@@ -1,4 +1,4 @@
-"""Checks of what only the server's monitoring address tells: whether it waits for the disk."""
+"""Check what only the server's monitoring URL reports, such as its sync interval."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class _Health(msgspec.Struct):
 
 
 async def check_health(url: str) -> list[Finding]:
-    """Ask ``/healthz`` of a server; a stream that has met a full disk is told there alone."""
+    """Read ``/healthz``, the only place where a stream reports a full disk."""
     try:
         _status, content = await asyncio.to_thread(_read, f"{url.rstrip('/')}/healthz")
         problem = msgspec.json.decode(content, type=_Health).error
@@ -75,7 +75,7 @@ async def check_health(url: str) -> list[Finding]:
 
 
 async def check_monitoring(url: str) -> list[Finding]:
-    """Ask ``/varz`` of a server how it syncs, and how much of its disk JetStream uses."""
+    """Read ``/varz``: the sync interval, and JetStream's use of the disk."""
     try:
         status, content = await asyncio.to_thread(_read, f"{url.rstrip('/')}/varz")
         if status != HTTPStatus.OK:
@@ -89,7 +89,7 @@ async def check_monitoring(url: str) -> list[Finding]:
 
 
 def _read(url: str) -> tuple[int, bytes]:
-    """Return the status and the body of a response, by the standard library: it is read once."""
+    """Return the status and body of a response, with the standard library for a single request."""
     if not url.startswith(("http://", "https://")):
         raise ValueError("must start with http:// or https://")
     try:

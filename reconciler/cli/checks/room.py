@@ -1,4 +1,4 @@
-"""Checks whether there is room left: in the streams that must not drop anything, on the disk."""
+"""Check the remaining room in streams that reject messages when full, and on the disk."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _TOO_LITTLE_BYTES = 64 * 1024**2
 
 
 async def check_room_of_streams(nc: Client) -> list[Finding]:
-    """Check how much of its limit each stream uses that refuses what does not fit."""
+    """Check the use of the limits of streams that reject messages when full."""
     return [judge_room({name: await stream_state(nc, name) for name in _KEPT})]
 
 
 def judge_room(streams: Mapping[str, StreamState]) -> Finding:
-    """Return which streams are full or nearly full, by their bytes and by their messages."""
+    """Report streams that are full or nearly full, by bytes or messages."""
     full: list[str] = []
     nearly: list[str] = []
     for name, state in streams.items():
@@ -51,12 +51,12 @@ def judge_room(streams: Mapping[str, StreamState]) -> Finding:
 
 
 def check_own_disk() -> list[Finding]:
-    """Check the disk of the server that a running `up` has started in this folder."""
+    """Check the disk of the server that a running `up` has started in this directory."""
     return [] if read_up_file(DATA_FOLDER) is None else [check_disk(DATA_FOLDER)]
 
 
 def check_disk(folder: Path) -> Finding:
-    """Check how much space a server's disk has left."""
+    """Check the free space on a server's disk."""
     free = shutil.disk_usage(folder).free
     text = f"{free / 1e6:.0f} MB free in {folder}"
     if free >= _LITTLE_BYTES:

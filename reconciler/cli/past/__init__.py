@@ -1,1 +1,1 @@
-"""Commands about the past: what happened to resources, why, and what changed."""
+"""Commands about the history of resources: events, causes and changes."""

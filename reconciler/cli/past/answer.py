@@ -1,6 +1,6 @@
-"""The sentence that answers `why`: what became of a resource, or of a field, and for what reason.
+"""Build the sentence that answers `why`: the state of a resource or a field, and its reason.
 
-It is built from the history alone, as the causes below it (pure).
+It uses only the history, like the causes below it (pure).
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _MAKERS: Final[Mapping[str, str]] = {
 
 
 def answer(key: ResourceKey, history: Sequence[StoredEvent], found: Why) -> str:
-    """Return the sentence; ``found`` is what was explained of the history."""
+    """Return the sentence. ``found`` is the explanation of the history."""
     if found.field:
         return f"{key}: {_of_field(found, history)}."
     told = _of_resource(history, found)
@@ -68,7 +68,7 @@ def answer(key: ResourceKey, history: Sequence[StoredEvent], found: Why) -> str:
 
 
 def made_by(value: Value) -> str:
-    """Return who gave a field its value."""
+    """Return a text that names the source of a field's value."""
     told = _MAKERS.get(value.event, f"{value.event} changed it")
     return told.format(who=name_of(value.actor))
 
@@ -102,18 +102,18 @@ def _under_way(state: ResourceState) -> str:
 
 
 def _drifted_since(since: Sequence[LogEvent], state: ResourceState) -> str:
-    """Return what has happened to the object since the newest outcome, if it has drifted."""
+    """Return the change of the object since the newest outcome, if it has drifted."""
     drift = _last(since, DriftDetected)
     return f"{_what_happened(drift)}{_under_way(state)}" if drift is not None else ""
 
 
 def _who(event: LogEvent, parent: str) -> str:
-    """Return who declared or withdrew a resource; ``parent``: the one that it is a part of."""
+    """Return who declared or withdrew a resource. ``parent``: its composed resource."""
     return parent if parent and is_process(event.actor) else name_of(event.actor)
 
 
 def _converged(outcome: OutcomeRecorded, causes: Sequence[LogEvent], parent: str) -> str:
-    """Return why it is as declared, and what keeps it from being usable, if anything does."""
+    """Return why a resource is as declared, and why it is not ready, if so."""
     ready = next((each for each in outcome.conditions if each.type == "Ready"), None)
     return f"{_why_converged(outcome, causes, parent)}{_unready(ready)}"
 
@@ -160,7 +160,7 @@ def _unready(ready: Condition | None) -> str:
 
 
 def _deleted(outcome: OutcomeRecorded, causes: Sequence[LogEvent], parent: str) -> str:
-    """Return why it is deleted or released, if a withdrawal is the cause."""
+    """Return why a resource is deleted or released, if a withdrawal is the cause."""
     withdrawn = next((each for each in causes if isinstance(each.data, SpecWithdrawn)), None)
     if withdrawn is None or outcome.outcome not in ("Deleted", "Released"):
         return ""
@@ -203,7 +203,7 @@ def _of_field(found: Why, history: Sequence[StoredEvent]) -> str:
 
 
 def _resolved(history: Sequence[StoredEvent]) -> Fields:
-    """Return the fields that the newest spec was resolved to; empty if it was not."""
+    """Return the resolved fields of the newest spec, or none."""
     specs = (each.event.data for each in reversed(history))
     newest = next((each for each in specs if isinstance(each, (SpecDeclared, SpecResolved))), None)
     return newest.fields if isinstance(newest, SpecResolved) else {}

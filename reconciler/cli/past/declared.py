@@ -1,4 +1,4 @@
-"""What was declared of a resource, generation by generation, as manifests."""
+"""The declarations of a resource, by generation, as manifests."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LOADED_AT_ONCE = 2_000
 
 
 def manifest_of(key: ResourceKey, declared: SpecDeclared | Spec) -> Manifest:
-    """Write the manifest that declares the same."""
+    """Return an equivalent manifest of a declaration."""
     spec: dict[str, Any] = dict(declared.fields)
     if declared.provider_config not in ("", DEFAULT_PROVIDER_CONFIG):
         spec["providerConfigRef"] = {"name": declared.provider_config}
@@ -36,9 +36,9 @@ def manifest_of(key: ResourceKey, declared: SpecDeclared | Spec) -> Manifest:
 async def declarations(
     nc: Client, versions: Mapping[ResourceKey, int], *, as_of_version: bool
 ) -> dict[ResourceKey, Manifest]:
-    """Return what was declared last of each, its withdrawal or not; an empty manifest for nothing.
+    """Return the last declaration of each resource, even if withdrawn; empty for none.
 
-    ``as_of_version``: as its history was at that version, else as it is now. Raises ``BusError``.
+    ``as_of_version``: at the given versions instead of now. Raises ``BusError``.
     """
     log = await open_log(nc)
     found: dict[ResourceKey, Manifest] = {}
@@ -70,7 +70,7 @@ def _manifest(key: ResourceKey, declared: SpecDeclared | Spec | None) -> Manifes
 
 
 class Generations:
-    """The generations of one resource: declarations, and withdrawals."""
+    """The generations of one resource: declarations and withdrawals."""
 
     def __init__(self, key: ResourceKey, history: Sequence[StoredEvent]) -> None:
         self._key = key
@@ -83,11 +83,11 @@ class Generations:
 
     @property
     def newest(self) -> int:
-        """The resource's generation as of now; 0 if nothing was ever declared."""
+        """The resource's current generation, 0 if it was never declared."""
         return max(self._begins, default=0)
 
     def declared(self, generation: int) -> SpecDeclared:
-        """Return what a generation declared; ``CommandError`` says which there are."""
+        """Return the declaration of a generation; ``CommandError`` lists the existing ones."""
         data = self._begin(generation)[1]
         if isinstance(data, SpecWithdrawn):
             raise CommandError(
@@ -97,9 +97,10 @@ class Generations:
         return data
 
     def newest_ready(self) -> int:
-        """Return the newest generation that was ready and declares something else than is now.
+        """Return the newest ready generation whose declaration differs from the current one.
 
-        Raises ``CommandError`` if there is none.
+        Raises:
+            CommandError: there is none.
         """
         now = _content(self._begins[self.newest][1]) if self._begins else None
         for generation in sorted(self._was_ready(), reverse=True):
@@ -145,7 +146,7 @@ class Generations:
 
 
 def _content(data: SpecDeclared | SpecWithdrawn) -> SpecDeclared | None:
-    """Return what is declared, whenever and for whatever reason that was."""
+    """Return the content of a declaration, without its generation and reason."""
     if isinstance(data, SpecWithdrawn):
         return None
     return msgspec.structs.replace(data, generation=0, reason="")

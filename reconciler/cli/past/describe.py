@@ -1,4 +1,4 @@
-"""`reconciler describe`: everything about one resource."""
+"""`reconciler describe`: show everything about one resource."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _SHOWN_PARTS: Final = 20
 
 
 class Part(msgspec.Struct, frozen=True, rename="camel"):
-    """How a part of a composed resource stands, and since when it is not ready."""
+    """The state of a part of a composed resource, and since when it is not ready."""
 
     resource: str
     outcome: str
@@ -56,11 +56,11 @@ class Part(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Description(msgspec.Struct, rename="camel"):
-    """Everything that the log says of one resource.
+    """Everything that the log contains about one resource.
 
-    ``part_of`` names the composed resource that declares it; ``parts`` are its own, those first
-    that were not ready when it saw them last. ``listing_failure``: why the observation may be
-    outdated, if no listing of its kind completes.
+    ``part_of``: the composed resource that declares it. ``parts``: its own parts, starting with
+    those that were not ready at its last observation. ``listing_failure``: why the observation may
+    be outdated, if no listing of its kind completes.
     """
 
     resource: str
@@ -148,7 +148,7 @@ async def _describe(
 async def _listing_failure(
     nc: Client, row: StatusRow | None, at: Moment | None
 ) -> ListingFailure | None:
-    """Return why what is known of the object may be outdated, by its ProviderConfig."""
+    """Return the failure of the listings that observe the object, by its ProviderConfig."""
     if row is None or not row.provider_config:
         return None
     past = await History(nc).get(config_key(row.provider_config))
@@ -157,7 +157,7 @@ async def _listing_failure(
 
 
 async def _readings(nc: Client, key: ResourceKey) -> Fields:
-    from reconciler.cli.live_object import live_object  # noqa: PLC0415 - for who asks for it only
+    from reconciler.cli.live_object import live_object  # noqa: PLC0415 - only with --live
 
     async with live_object(nc, key) as found:
         if not isinstance(found.provider, MeasuredProvider):
@@ -176,7 +176,7 @@ async def _readings(nc: Client, key: ResourceKey) -> Fields:
 def description_of(
     key: ResourceKey, stored: Sequence[StoredEvent], events: int, damage: LogDamage | None = None
 ) -> Description:
-    """Fold a resource's whole history into what is to be told; of a damaged one, what is sound."""
+    """Fold a resource's history into a description. Of a damaged history, use the valid part."""
     models = rebuild(stored)
     if damage is not None:
         models.mark_damage(damage)
@@ -199,21 +199,21 @@ def description_of(
 
 
 def _parts(status: StatusRow | None) -> Iterator[Part]:
-    """Return a composed resource's parts as it saw them last; what was withdrawn comes last."""
+    """Yield a composed resource's parts at its last observation, withdrawn ones last."""
     if status is None or not isinstance(children := status.outputs.get(CHILDREN), dict):
         return
     for name, each in cast("dict[str, object]", children).items():
         try:
             key, child = ResourceKey.parse(name), msgspec.convert(each, Child)
         except (InvalidNameError, msgspec.ValidationError):
-            return  # outputs of that name that mean something else
+            return  # outputs of that name with another meaning
         yield Part(str(key), child.outcome, child.ready, child.reason, child.message)
     for name in status.outputs.get("leaving", ()):
         yield Part(str(name), "Leaving", ready=False)
 
 
 async def _with_parts(nc: Client, parts: Sequence[Part], at: Moment | None) -> tuple[Part, ...]:
-    """Return how parts stand by their own histories, as far as they are shown to people."""
+    """Return the current state of the parts that are shown, from their histories."""
     history = History(nc)
     found = sorted(parts, key=lambda each: each.ready)
     for number, each in enumerate(found[:_SHOWN_PARTS]):
@@ -233,7 +233,7 @@ def _part_now(part: Part, row: StatusRow | None) -> Part:
 
 
 def _settled(stored: Sequence[StoredEvent], row: StatusRow) -> int:
-    """Return the newest generation that is settled: one that is in trouble again is not."""
+    """Return the newest settled generation. One with a new problem does not count."""
     if row.outcome in SETTLED:
         return row.observed_generation
     settled = [
@@ -366,7 +366,7 @@ def _print_conditions(status: StatusRow) -> None:
 
 
 def _print_parts(parts: Sequence[Part]) -> None:
-    """Print how parts stand."""
+    """Print the state of the parts."""
     if not parts:
         return
     out = console()

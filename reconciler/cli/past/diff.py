@@ -1,4 +1,4 @@
-"""`reconciler diff`: what changed of one resource between two moments, field by field."""
+"""`reconciler diff`: show the changes of one resource between two moments, by field."""
 
 from __future__ import annotations
 
@@ -51,13 +51,14 @@ _OF_OWNERSHIP = frozenset({"owned_by", "owned_since", "owned_reason"})
 _SHOWN_ELSEWHERE = frozenset({"namespace", "kind", "name", "outputs", "retiring_outputs"})
 _DIGESTS = frozenset({"observed_digest", "pending_digest", "retiring_digest", "foreign_identity"})
 _OF_NO_STATUS = _MOVES_ALWAYS | _OF_OWNERSHIP | _SHOWN_ELSEWHERE | _DIGESTS
-_OF_NO_OBJECT = frozenset({"version", "written_by"})  # a touch is no difference, as for observers
+# A touch is not a difference, as for observers.
+_OF_NO_OBJECT = frozenset({"version", "written_by"})
 _NOTHING: tuple[Any, ...] = ("", None, {}, [])
 _IDENTITY = frozenset({"kind", "metadata.name", "metadata.namespace"})
 
 
 class Change(msgspec.Struct, frozen=True, rename="camel"):
-    """One field that is another at the later moment; one that is left out is not there."""
+    """One changed field. A missing value means that the field does not exist."""
 
     part: Part
     path: str
@@ -66,7 +67,7 @@ class Change(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Changes(msgspec.Struct, frozen=True, rename={"since": "from", "until": "to"}):
-    """What changed of a resource between two moments."""
+    """The changes of a resource between two moments."""
 
     resource: str
     since: Moment
@@ -75,7 +76,7 @@ class Changes(msgspec.Struct, frozen=True, rename={"since": "from", "until": "to
 
 
 class _End(NamedTuple):
-    """One end of the time that is looked at: a moment, or the end of a generation; else now."""
+    """Start or end of the compared time: a moment, or the end of a generation; otherwise now."""
 
     when: When | None
     generation: int | None
@@ -145,7 +146,7 @@ def diff(
 def _of_files(
     file: Files, resource: str | None, namespace: str | None, output: Format, connection: Connection
 ) -> int:
-    from reconciler.cli.plan import plan  # noqa: PLC0415 - who asks for the past needs none
+    from reconciler.cli.plan import plan  # noqa: PLC0415 - not for the history
 
     if resource is not None:
         raise UsageError("-f compares manifests in files; remove either the resource or -f")
@@ -176,21 +177,22 @@ async def _moment(nc: Client, key: ResourceKey, past: Past, end: _End) -> Moment
 def changes(
     key: ResourceKey, before: Sequence[StoredEvent], after: Sequence[StoredEvent]
 ) -> Iterator[Change]:
-    """Compare what two parts of a resource's history say of it, both from its first event on."""
+    """Yield the differences between two parts of a resource's history, from its first event."""
     old, new = _parts(key, before), _parts(key, after)
     for part, fields in old.items():
         others = new[part]
         for path in [*fields, *(path for path in others if path not in fields)]:
             was, is_now = fields.get(path, msgspec.UNSET), others.get(path, msgspec.UNSET)
-            if _encoded(was) != _encoded(is_now):  # of Python's values 1, 1.0 and True are equal
+            if _encoded(was) != _encoded(is_now):  # in Python, 1, 1.0 and True are equal
                 yield Change(part, path, was, is_now)
 
 
 def _parts(key: ResourceKey, history: Sequence[StoredEvent]) -> dict[Part, dict[str, Any]]:
-    """Return all that is to be compared, each value by its path."""
+    """Return all compared values by path."""
     models, row = ReadModels(), StatusRow(key.namespace, key.kind, key.name)
     for position, event in history:
-        row = models.apply(position, event)  # also one that says last that it is gone
+        # Also a row whose last state is a deleted object.
+        row = models.apply(position, event)
     declared, known = last_declared(history), known_object(history)
     manifest: dict[str, Any] = {}
     if declared is not None:
@@ -210,7 +212,7 @@ def _encoded(value: Any) -> bytes:
 
 
 def _plain(struct: ExternalObject | StatusRow | OwnershipRow, without: frozenset[str]) -> Any:
-    """Return a struct's fields under the names that JSON has, conditions by their type."""
+    """Return a struct's fields under their names in JSON, with conditions by type."""
     plain = {
         field.encode_name: msgspec.to_builtins(getattr(struct, field.name), str_keys=True)
         for field in msgspec.structs.fields(struct)

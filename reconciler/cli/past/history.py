@@ -1,4 +1,4 @@
-"""`history` and `events`: what happened to one resource, and to all of them."""
+"""`history` and `events`: show the events of one resource, and of all."""
 
 from __future__ import annotations
 
@@ -101,13 +101,13 @@ async def _history(
     *,
     raw: bool,
 ) -> Exit:
-    from reconciler.sdk.history import History  # noqa: PLC0415 - its library costs 0.1 s of CPU
+    from reconciler.sdk.history import History  # noqa: PLC0415 - its library takes 0.1 s of CPU
 
     async with bus(connection) as nc:
         key = await find_resource(nc, resource)
         wanted = await span(nc, *when)
         past = await History(nc).get(key)
-    told = tell_all(past.events)  # each beside what was declared before, also before the span
+    told = tell_all(past.events)  # with all earlier declarations, also those before the span
     shown = [pair for pair in zip(past.events, told, strict=True) if pair[0].position in wanted]
     if limit is not None:
         shown = shown[max(0, len(shown) - limit) :]
@@ -134,7 +134,7 @@ def _place(stored: StoredEvent) -> str:
 
 
 class FleetLine(Line, frozen=True, rename="camel"):
-    """One event of the fleet's timeline, told."""
+    """One event in the timeline of all resources."""
 
     resource: str
 
@@ -244,7 +244,7 @@ async def _events(
 
 
 async def _checked(nc: Client, interest: Interest) -> Interest:
-    """Find the kind that is meant; raises for one, or a namespace, of which nothing is known."""
+    """Return the interest with a known kind; raises an error for an unknown kind or namespace."""
     await log_of(nc)
     await check_namespace(nc, None if interest.namespace == "*" else interest.namespace)
     kind = interest.kind if interest.kind == "*" else await known_kind(nc, interest.kind)
@@ -259,7 +259,7 @@ async def _checked(nc: Client, interest: Interest) -> Interest:
 
 
 class _Teller:
-    """Tells events of many resources in the log's order, each beside what was declared before."""
+    """Describes events of many resources in the log's order, with the previous declarations."""
 
     def __init__(self, nc: Client) -> None:
         self._nc = nc
@@ -275,21 +275,21 @@ class _Teller:
         return FleetLine(**msgspec.structs.asdict(line), resource=resource)
 
     async def _declared_before(self, stored: StoredEvent) -> SpecDeclared | None:
-        from reconciler.sdk.history import History  # noqa: PLC0415 - its library costs 0.1 s of CPU
+        from reconciler.sdk.history import History  # noqa: PLC0415 - its library takes 0.1 s of CPU
 
         past = await History(self._nc).get(ResourceKey.parse(stored.event.subject))
         return last_declared(one for one in past.events if one.position < stored.position)
 
 
 def _rests_on_what_was(data: ResourceEvent) -> bool:
-    """Return whether an event is told beside the declaration before it."""
+    """Return whether the description of an event requires the previous declaration."""
     if isinstance(data, ActionDecided):
         return data.action.operation == "Update" and OWNER_LABEL not in data.action.labels
     return isinstance(data, SpecDeclared) and data.generation > 1
 
 
 def _print_lines(lines: list[FleetLine], output: WideFormat) -> None:
-    """Print lines as they come: what comes later has no widths yet."""
+    """Print lines as they arrive, without aligned columns."""
     for line in lines:
         if output in TABLES:
             console().print("  ".join(_cells(line, line.resource, wide=output == "wide")))
@@ -308,10 +308,10 @@ def print_lines(lines: Sequence[Line], *, wide: bool = False) -> None:
 
 
 def _cells(line: Line, *resource: str, wide: bool) -> tuple[str, ...]:
-    """Return the cells of an event, with its ``resource`` after the position if there is one."""
+    """Return the cells of an event, with its ``resource`` after the position, if given."""
     if not wide:
         return (f"{line.time.partition('.')[0]}Z", str(line.position), *resource, line.what)
-    cause = line.cause.rpartition("/")[2]  # of an action's id what is behind the resource's name
+    cause = line.cause.rpartition("/")[2]  # of an action's id, the part after the resource's name
     if len(cause) > _MAX_CAUSE_CHARACTERS:
         cause = f"{cause[: _MAX_CAUSE_CHARACTERS - 3]}..."
     names = (str(line.version), line.event, cause, line.actor)

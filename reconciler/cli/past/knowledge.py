@@ -1,4 +1,4 @@
-"""What was known of a resource at a moment: its events, and its object."""
+"""The history of a resource up to a moment: its events and its object."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from reconciler.sdk.moments import Moment, shown
 
 
 async def whole_past(nc: Client, key: ResourceKey) -> Past:
-    """Read the past of a resource, and what the log has lost of it by what the rows remember."""
+    """Read the history of a resource, with the events that the log has lost, by the stored rows."""
     past = await History(nc).get(key)
     newest = past.events[-1].position if past.events else 0
     damage = past.damage or await lost_events(nc, key, newest)
@@ -29,7 +29,7 @@ async def whole_past(nc: Client, key: ResourceKey) -> Past:
 
 
 def past_of(past: Past, at: Moment) -> Past:
-    """Return what was known at a moment; raises ``NoSuchMomentError`` if it was nothing yet."""
+    """Return the history up to a moment; raises ``NoSuchMomentError`` if there was none."""
     known = past.until(at.position)
     if past.events and not known.events:
         position, event = past.events[0]
@@ -41,7 +41,7 @@ def past_of(past: Past, at: Moment) -> Past:
 
 
 class KnownObject(msgspec.Struct, frozen=True, rename="camel"):
-    """What is known of the external object, from whom, and as of when; None: it is not there."""
+    """The last observation of the external object, with its source. None: it does not exist."""
 
     object: ExternalObject | None
     source: str
@@ -51,9 +51,9 @@ class KnownObject(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def known_object(stored: Sequence[StoredEvent]) -> KnownObject | None:
-    """Return what the log knows of the object: an observer's word, or what came of our own calls.
+    """Return the last state of the object in the log, from an observer or an action's result.
 
-    None if nothing was ever known of it, or it was in another place.
+    Return None if it was never observed, or was in another place.
     """
     state, known = NEW, None
     for position, event in stored:
@@ -68,7 +68,7 @@ def known_object(stored: Sequence[StoredEvent]) -> KnownObject | None:
 
 
 def _source(data: ResourceEvent) -> str:
-    """Describe how an event knows of the object; nothing if it does not."""
+    """Return how an event observed the object, or ""."""
     match data:
         case ExternalObserved(evidence="CompleteListing"):
             return "a complete listing"

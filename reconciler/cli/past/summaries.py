@@ -91,7 +91,7 @@ _MARKS: Mapping[str, str] = {
 
 
 class Line(msgspec.Struct, frozen=True, rename="camel"):
-    """One event of a history; ``what`` is the sentence that describes it."""
+    """One event of a history. ``what`` is the sentence that describes it."""
 
     position: int
     version: int
@@ -103,7 +103,7 @@ class Line(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def tell(stored: StoredEvent, before: SpecDeclared | None) -> Line:
-    """Describe one event; ``before`` is the declaration that held until then."""
+    """Describe one event. ``before`` is the previous declaration."""
     event = stored.event
     return Line(
         position=stored.position,
@@ -117,7 +117,7 @@ def tell(stored: StoredEvent, before: SpecDeclared | None) -> Line:
 
 
 def tell_all(history: Sequence[StoredEvent]) -> list[Line]:
-    """Describe a whole history of one resource, oldest first."""
+    """Describe the whole history of one resource, oldest first."""
     lines: list[Line] = []
     before: SpecDeclared | None = None
     for stored in history:
@@ -127,7 +127,7 @@ def tell_all(history: Sequence[StoredEvent]) -> list[Line]:
 
 
 def last_declared(history: Iterable[StoredEvent]) -> SpecDeclared | None:
-    """Return the declaration that holds after some events of a resource; None for none."""
+    """Return the declaration after some events of a resource, or None."""
     found: SpecDeclared | None = None
     for stored in history:
         found = declared_after(stored, found)
@@ -135,7 +135,7 @@ def last_declared(history: Iterable[StoredEvent]) -> SpecDeclared | None:
 
 
 def declared_after(stored: StoredEvent, before: SpecDeclared | None) -> SpecDeclared | None:
-    """Return the declaration that holds after an event; ``before`` held until then."""
+    """Return the declaration after an event; ``before`` is the previous one."""
     match stored.event.data:
         case SpecDeclared() as declared:
             return declared
@@ -146,7 +146,7 @@ def declared_after(stored: StoredEvent, before: SpecDeclared | None) -> SpecDecl
 
 
 def name_of(actor: str) -> str:
-    """Return how a sentence names the sender of a message: a user, a service, or Reconciler."""
+    """Return the name of a sender in a sentence: a user, a service, or Reconciler."""
     user, vouched, source = actor.partition(USER_SIGN)
     if vouched:
         return f"{user} ({single_line(source)})"
@@ -314,7 +314,7 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") ->
 
 
 def drifted(data: DriftDetected) -> str:
-    """Describe a drift, and the action of ours that may have caused it."""
+    """Describe a drift, with the action of Reconciler that may have caused it."""
     found = ", ".join(
         f"{each.path} is {_or_unset(each.observed)} (declared: {_or_unset(each.desired)})"
         for each in data.differences
@@ -400,7 +400,7 @@ def _or_unset(value: object) -> str:
 def _decided(action: Action, before: SpecDeclared | None) -> str:
     is_update = action.operation == "Update"
     if is_update and before is None and OWNER_LABEL not in action.labels:
-        # The last write of what is let go: of what nobody declares nothing else is ever updated.
+        # The last write before a release. An undeclared object gets no other update.
         return (
             f"Reconciler decided to remove the owner label from {action.external_name} and to "
             "change nothing else: the object stays in the API"
@@ -473,10 +473,10 @@ def _outcome(data: OutcomeRecorded) -> str:
 
 
 def because(message: str) -> str:
-    """Return a message after a colon; nothing for none."""
+    """Return a message after a colon, or ""."""
     return f": {single_line(message)}" if message else ""
 
 
 def stating(reason: str) -> str:
-    """Return the reason that a person gave, in parentheses; nothing for none."""
+    """Return a user's reason in parentheses, or ""."""
     return f" (reason: {single_line(reason)})" if reason else ""

@@ -1,4 +1,4 @@
-"""`reconciler why`: which event led to how a resource stands, and who asked for it."""
+"""`reconciler why`: explain the state of a resource by the events that caused it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _SHOWN_VALUES = 5
 
 
 class ParentLines(msgspec.Struct, frozen=True, rename="camel"):
-    """A resource that another is a part of, what it said to that one, and why, as it is told."""
+    """A composed resource above the explained one, its reason, and the lines of its causes."""
 
     resource: str
     reason: str
@@ -38,9 +38,9 @@ class ParentLines(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Explanation(msgspec.Struct, frozen=True, rename="camel"):
-    """What is printed for programs: the answer as a sentence, and the chain of its causes.
+    """The output for programs: a sentence as the answer, and the chain of causes.
 
-    ``parents``: what it is a part of, the nearest first, up to the top.
+    ``parents``: the composed resources above the explained one, from the nearest to the top.
     """
 
     answer: str
@@ -100,7 +100,7 @@ def why(
 async def _past(
     connection: Connection, resource: str, words: Sequence[str], namespace: str | None
 ) -> tuple[ResourceKey, str, Past, list[tuple[Parent, Sequence[StoredEvent]]]]:
-    meant(resource, namespace)  # checked before any server is asked
+    meant(resource, namespace)  # checked before any request to a server
     async with bus(connection) as nc:
         key, more = await find_in_words(nc, (resource, *words), namespace)
         if len(more) > 1:

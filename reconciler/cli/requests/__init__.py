@@ -1,1 +1,1 @@
-"""Commands that send one message for each of some resources, and print the decider's answers."""
+"""Commands that send one message per resource, and print the responses of the decider."""

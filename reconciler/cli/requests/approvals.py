@@ -1,4 +1,4 @@
-"""`approve` and `reject`: decide about resources that are held."""
+"""`approve` and `reject`: decide on held resources."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def _confirmation(hold: str, *, abandon: bool) -> str:
 
 
 def _checked(plan: str, keys: Sequence[ResourceKey]) -> str:
-    """Check a plan's digest, or the beginning of it; raises ``UsageError``."""
+    """Check the digest of a plan, or its first characters; raises ``UsageError``."""
     if plan and len(keys) != 1:
         raise UsageError("--plan: requires exactly one resource; name it")
     if plan and len(plan) < _MIN_PLAN_CHARACTERS:
@@ -206,7 +206,7 @@ async def _plans(
     namespace: str | None,
     config: str | None,
 ) -> list[tuple[ResourceKey, str]]:
-    """Return the plan of each resource, or of all that wait; a ``wanted`` digest may be short."""
+    """Return the plan of each resource, or of all that wait; ``wanted`` may be a short digest."""
     if not keys:
         waiting = await _held(connection, Hold.APPROVAL, namespace, config)
         return [(row.key, row.pending_plan) for row in waiting]

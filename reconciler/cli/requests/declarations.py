@@ -114,7 +114,7 @@ def delete(
 def _plan(
     connection: Connection, keys: Sequence[ResourceKey], problems: Sequence[str], output: Format
 ) -> Exit:
-    from reconciler.cli.plan import show_withdrawals  # noqa: PLC0415 - who plans pays
+    from reconciler.cli.plan import show_withdrawals  # noqa: PLC0415 - only for a dry run
 
     for problem in problems:
         sys.stderr.write(f"error: {problem}\n")
@@ -186,7 +186,8 @@ async def find_older(
 ) -> tuple[Manifest, int, int]:
     """Return the manifest of an older generation, its number, and the current generation.
 
-    Without a number it is the newest one that was ready and differs from the current declaration.
+    Without a number, it is the newest generation that was ready and differs from the current
+    declaration.
     """
     from reconciler.cli.past.declared import Generations, manifest_of  # noqa: PLC0415
     from reconciler.sdk.history import History  # noqa: PLC0415 - its library costs 0.1 s of CPU
@@ -275,8 +276,8 @@ def _set_paused(
 async def _declared(
     connection: Connection, keys: Sequence[ResourceKey]
 ) -> Mapping[ResourceKey, tuple[Manifest, int]]:
-    """Return the manifest and the generation of each resource that is declared."""
-    from reconciler.cli.past.declared import declarations  # noqa: PLC0415 - others go without
+    """Return the manifest and the generation of each declared resource."""
+    from reconciler.cli.past.declared import declarations  # noqa: PLC0415 - for these commands only
 
     async with bus(connection) as nc:
         rows = (await current_models(nc)).status

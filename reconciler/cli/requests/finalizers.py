@@ -1,4 +1,4 @@
-"""`finalizer` and `release`: keep withdrawn resources, and stop keeping them."""
+"""`finalizer` and `release`: add and remove finalizers."""
 
 from __future__ import annotations
 
@@ -98,19 +98,19 @@ def finalizer(
 def _parse(
     connection: Connection, words: Sequence[str], namespace: str | None
 ) -> tuple[ResourceKey, str]:
-    """Return the resource, and the name of the finalizer after it; raises ``UsageError``."""
+    """Return the resource and the name of its finalizer; raises ``UsageError``."""
     *resource, name = words or ("",)
     usage = UsageError(
         "finalizer: give NAME FINALIZER, KIND NAME FINALIZER, or NAMESPACE/KIND/NAME FINALIZER"
     )
     first = resource[0] if resource else ""
     least = 2 if registered(first) in installed_kinds() else 1
-    most = 1 if "/" in first else 2  # the first may be a kind that is defined at run time
+    most = 1 if "/" in first else 2  # the first word may be a kind that is defined at run time
     if not least <= len(resource) <= most:
         raise usage
     check_finalizer(name)
     keys = chosen_keys(connection, resource, "finalizer", Filter(namespace=namespace))
-    if len(keys) != 1:  # two names, and no kind before them
+    if len(keys) != 1:  # two names without a kind
         raise usage
     return keys[0], name
 

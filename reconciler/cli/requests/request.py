@@ -1,4 +1,4 @@
-"""The course of a request: ask the decider, wait, print the results, return the exit status."""
+"""The steps of a request: ask the decider, wait, print the results, return the exit status."""
 
 from __future__ import annotations
 
@@ -33,9 +33,10 @@ def request(
 ) -> Exit:
     """Ask the decider about each resource, print the results, and return the exit status.
 
-    ``done`` is the message of an accepted request; ``unchanged`` that of one without an effect, if
-    a resource that was never declared must not look like success. With ``wait``, only the outcomes
-    in ``good`` count as success. Raises ``BusError`` and ``ConfigurationError``.
+    ``done`` is the message for an accepted request. ``unchanged`` is the message for a request
+    without an effect, so that a resource that was never declared does not look like a success. With
+    ``wait``, only the outcomes in ``good`` are successes. Raises ``BusError`` and
+    ``ConfigurationError``.
     """
 
     async def work() -> list[Result]:
