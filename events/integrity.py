@@ -49,6 +49,7 @@ class LogDamage(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True)
 
     ``position`` is its position in the log, and ``version`` the version that was expected there.
     ``resource`` is ``namespace/kind/name``. It is empty for a message without a resource.
+    ``losses`` counts the earlier losses of the log's end, after which positions are used again.
     """
 
     problem: Problem
@@ -57,6 +58,7 @@ class LogDamage(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True)
     expected: str
     found: str
     resource: str = ""
+    losses: int = 0
 
     def __str__(self) -> str:
         where = f"{self.resource}, " if self.resource else ""

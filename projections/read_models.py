@@ -272,17 +272,25 @@ class ReadModels:
         events has no gap, so only the rows reveal the loss.
         """
         return [
-            _build_loss_damage(name, row, newest.get(row.key, 0))
+            _build_loss_damage(name, row, newest.get(row.key, 0), self.losses)
             for name, row in self.status.items()
             if row.position > newest.get(row.key, 0) and name not in self.damage
         ]
+
+    def lost_earlier(self, name: str) -> bool:
+        """Return whether a resource lost events before the log lost its end the last time.
+
+        It is held since then, and has no later events.
+        """
+        damage = self.damage.get(name)
+        return damage is not None and damage.problem == "Lost" and damage.losses < self.losses
 
     def record_lost_end(self, last_position: int) -> None:
         """Mark the damage if the log lost folded events, and continue from its end."""
         if self.position > last_position:
             expected = f"a log that ends at position {self.position} or later"
             found = f"one that ends at position {last_position}"
-            self.mark_damage(LogDamage("Lost", self.position, 0, expected, found))
+            self.mark_damage(LogDamage("Lost", self.position, 0, expected, found, "", self.losses))
             self.position = last_position
             self.losses += 1
 
@@ -401,11 +409,11 @@ def _build_gap_damage(row: StatusRow, position: int, event: LogEvent) -> LogDama
     )
 
 
-def _build_loss_damage(name: str, row: StatusRow, newest: int) -> LogDamage:
+def _build_loss_damage(name: str, row: StatusRow, newest: int, losses: int) -> LogDamage:
     """Return the damage of a history without its last events."""
     found = f"position {newest} as the newest" if newest else "no event"
     expected = f"event {row.version}"
-    return LogDamage("Lost", row.position, row.version, expected, found, name)
+    return LogDamage("Lost", row.position, row.version, expected, found, name, losses)
 
 
 def status_name(key: ResourceKey) -> str:

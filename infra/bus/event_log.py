@@ -371,11 +371,16 @@ class JetStreamLog:
         state = await stream_state(self._nc, LOG)
         return state.last_seq - state.messages
 
-    async def state_position(self) -> int:
-        """Return the position of the newest cached state, 0 if there is none or no permission."""
+    async def newest_state(self) -> tuple[str, int]:
+        """Return the resource and the position of the newest cached state.
+
+        They are "" and 0 for none, or without permission.
+        """
         with contextlib.suppress(NotFoundOnBusError, BusDeniedError):
-            return _position(await last_from_leader(self._nc, STATES, "state.>"))
-        return 0
+            newest = await last_from_leader(self._nc, STATES, "state.>")
+            if newest is not None:
+                return newest.subject.partition(".")[2].replace(".", "/"), _position(newest)
+        return "", 0
 
     async def last_position(self) -> int:
         """Return the position of the newest event."""

@@ -131,6 +131,72 @@ async def test_no_role_starts_if_a_deleted_resource_lost_its_newest_events(
     assert await world.human.effects("foo") == ["POST", "DELETE"]
 
 
+@pytest.mark.parametrize("changes", [0, 6], ids=["below-the-first-end", "above-the-first-end"])
+async def test_no_role_starts_if_a_second_loss_takes_a_deletion(
+    bare_world: World, changes: int
+) -> None:
+    """The first loss was accepted: neither its end nor its events explain another one."""
+    world = bare_world
+    await world.start_reconciler()
+    await world.configure(api_config(world.human.url))
+    for name in ("foo", "bar", "baz"):
+        await world.declare(name)
+        await world.until_outcome(name, "Converged")
+    await world.until_settled()
+    foo = len(await world.history("foo"))
+    for generation in range(2, 5):
+        await world.declare("foo", color=("Green", "Red")[generation % 2])
+        await world.until_outcome("foo", "Converged", generation=generation)
+    await _lose_from(world, f"{shape('foo')}@{foo + 1}")
+    await world.start_reconciler()  # and holds foo
+    for generation in range(2, 2 + changes):
+        await world.declare("baz", color=("Green", "Red")[generation % 2])
+        await world.until_outcome("baz", "Converged", generation=generation)
+    bar = len(await world.history("bar"))
+    await world.withdraw("bar")
+    await world.until_outcome("bar", "Deleted")
+    await _lose_from(world, f"{shape('bar')}@{bar + 1}")
+
+    for _ in range(2):
+        with pytest.raises(LogTooShortError, match="Keep all streams"):
+            await world.start_reconciler()
+        await world.until_it_ends()
+    assert await world.human.effects("bar") == ["POST", "DELETE"]
+
+
+async def test_roles_start_if_a_second_loss_takes_events_of_resources_with_a_row(
+    bare_world: World, operator: Operator
+) -> None:
+    world, url = bare_world, bare_world.server.url
+    await world.start_reconciler()
+    await world.configure(api_config(world.human.url))
+    for name in ("foo", "bar"):
+        await world.declare(name)
+        await world.until_outcome(name, "Converged")
+    await world.until_settled()
+    for name in ("foo", "bar"):
+        length = len(await world.history(name))
+        await world.declare(name, color="Green")
+        await world.until_outcome(name, "Converged", generation=2)
+        await _lose_from(world, f"{shape(name)}@{length + 1}")
+        await world.start_reconciler()
+
+    for _ in range(2):
+        await world.stop_reconciler()
+        await world.start_reconciler()
+    rows = (await operator.succeeds(url, "get", "Shape", "-o", "json")).json
+    assert [row["status"]["reason"] for row in rows] == ["LogDamaged", "LogDamaged"]
+
+
+async def _lose_from(world: World, event_id: str) -> None:
+    """Stop everything once the rows are stored, and have the log end before an event."""
+    await world.until_settled()
+    await world.stop_reconciler()
+    await world.server.stop()
+    _cut_before(world, event_id)
+    await world.start_nats()
+
+
 def _cut_before(world: World, event_id: str) -> None:
     """Have the log of a stopped server end before an event."""
     (block,) = blocks_of(world.server.data_dir, LOG)

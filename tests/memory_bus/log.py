@@ -126,14 +126,17 @@ class LogStream:
 
     def save_states(self, states: Mapping[ResourceKey, tuple[int, bytes]]) -> None:
         """Keep states."""
-        self._states.update(states)
+        for key, state in states.items():
+            self._states.pop(key, None)  # the newest one is the last
+            self._states[key] = state
         if self.recorded is not None:
             self.recorded.keep(states)
 
     @property
-    def state_position(self) -> int:
-        """The position of the newest state, 0 for none."""
-        return max((position for position, _payload in self._states.values()), default=0)
+    def newest_state(self) -> tuple[str, int]:
+        """The resource and the position of the newest state, "" and 0 for none."""
+        key, (position, _payload) = next(reversed(self._states.items()), ("", (0, b"")))
+        return str(key), position
 
     def erase_states(self) -> None:
         """Lose all states."""
@@ -226,8 +229,8 @@ class MemoryLog:
     def restored_as_of(self) -> str:
         return ""
 
-    async def state_position(self) -> int:
-        return self._stream.state_position
+    async def newest_state(self) -> tuple[str, int]:
+        return self._stream.newest_state
 
     async def last_position(self) -> int:
         return await self._network.ask("position", lambda: self._stream.last_position)

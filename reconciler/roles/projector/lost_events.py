@@ -44,8 +44,8 @@ class LogWithGaps(LogEnds, Protocol):
         """Return the number of positions without an event. A log never deletes any."""
         ...
 
-    async def state_position(self) -> int:
-        """Return the position of the newest cached state, 0 for none."""
+    async def newest_state(self) -> tuple[str, int]:
+        """Return the resource and the position of the newest cached state; "" and 0 for none."""
         ...
 
 
@@ -76,16 +76,20 @@ class LogTooShortError(ReconcilerError):
         )
 
 
-async def find_short_end(log: LogWithGaps, rows: NamedRows) -> LogDamage | None:
+async def find_short_end(
+    log: LogWithGaps, rows: NamedRows, accepted: ReadModels | None = None
+) -> LogDamage | None:
     """Return the damage of a log that ends before what stored rows or cached states contain.
 
-    Raises:
-        NotFoundOnBusError: no stream for rows exists.
+    ``accepted``: the losses that earlier starts have accepted are no damage. Raises
+    ``NotFoundOnBusError`` if nothing can store rows.
     """
     checkpoint, _ = await rows.checkpoint()
     known = read_checkpoint(checkpoint)
     of_rows = 0 if known is None else known.position
-    of_states = await log.state_position()
+    resource, of_states = await log.newest_state()
+    if accepted is not None and accepted.lost_earlier(resource):
+        of_states = 0  # the newest state is older than the accepted loss
     last = await log.last_position()  # read last, because the log only grows
     position = max(of_rows, of_states)
     if position <= last:
@@ -108,28 +112,37 @@ async def find_lost(log: LogWithGaps, rows: NamedRows, models: ReadModels) -> li
         damage = await stored_losses(rows)
     else:
         known = models if models.position else await load_models(rows)
-        if short is not None and not _is_accepted(short, known):
-            last = await log.last_position()
-            if await _count_attributed(log, known) < short.position - last:
-                raise LogTooShortError(short)
+        if short is not None:
+            await _check_attributed(log, rows, known)
         await mark_lost(log, known)
         damage = known.damage.values()
     return [each for each in damage if each.problem == "Lost" and each.resource]
 
 
-def _is_accepted(short: LogDamage, models: ReadModels) -> bool:
-    """Return whether an earlier start attributed the loss, and the roles have run since."""
-    places = (each.position for each in models.damage.values() if not each.resource)
-    return short.position <= max(places, default=0)
+async def _check_attributed(log: LogWithGaps, rows: NamedRows, models: ReadModels) -> None:
+    """Raise ``LogTooShortError`` unless rows explain all events that the log's end has lost.
+
+    Losses that earlier starts have accepted neither count as lost nor explain anything.
+    """
+    short = await find_short_end(log, rows, accepted=models)
+    if short is not None:
+        lost = short.position - await log.last_position()
+        # Rows that lost events amid the log do not explain its end.
+        if await _count_attributed(log, models) < lost + await log.missing_events():
+            raise LogTooShortError(short)
 
 
 async def _count_attributed(log: LogEnds, models: ReadModels) -> int:
     """Count the lost events that belong to resources with a row."""
-    rows = models.status.values()
+    rows = [row for name, row in models.status.items() if not models.lost_earlier(name)]
     newest = await log.newest_positions([row.key for row in rows])
     cut = [row for row in rows if row.position > newest.get(row.key, 0)]
     versions = await log.newest_versions([row.key for row in cut])
-    return sum(row.version - versions.get(row.key, 0) for row in cut)
+    return sum(
+        row.version - versions.get(row.key, 0)
+        for row in cut
+        if versions.get(row.key) or not newest.get(row.key)  # an unreadable event has no version
+    )
 
 
 async def stored_losses(rows: NamedRows) -> list[LogDamage]:

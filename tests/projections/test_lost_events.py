@@ -1,0 +1,134 @@
+"""Which losses of the log's end the rows explain, and which stop the start of a role."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import cast
+
+import pytest
+
+from events.names import ResourceKey
+from projections.read_models import SCHEMA, Checkpoint, ReadModels, encode_checkpoint
+from projections.status import StatusRow
+from reconciler.roles.projector.lost_events import (
+    LogTooShortError,
+    NamedRows,
+    find_lost,
+    mark_lost,
+)
+
+FOO = ResourceKey("default", "Shape", "foo")
+BAR = ResourceKey("default", "Shape", "bar")
+
+
+@dataclass
+class Log:
+    """What a log reports of its end: of each resource the newest position and version."""
+
+    last: int
+    newest: dict[ResourceKey, tuple[int, int]]
+    state: tuple[str, int] = ("", 0)
+    missing: int = 0
+
+    async def newest_positions(self, keys: Sequence[ResourceKey]) -> Mapping[ResourceKey, int]:
+        return {key: self.newest.get(key, (0, 0))[0] for key in keys}
+
+    async def newest_versions(self, keys: Sequence[ResourceKey]) -> Mapping[ResourceKey, int]:
+        return {key: self.newest.get(key, (0, 0))[1] for key in keys}
+
+    async def last_position(self) -> int:
+        return self.last
+
+    async def missing_events(self) -> int:
+        return self.missing
+
+    async def newest_state(self) -> tuple[str, int]:
+        return self.state
+
+
+@dataclass
+class Rows:
+    """The rows of read models."""
+
+    models: ReadModels = field(default_factory=ReadModels)
+
+    async def checkpoint(self) -> tuple[bytes, int]:
+        stored = Checkpoint(SCHEMA, self.models.losses, self.models.position)
+        return encode_checkpoint(stored), 1
+
+    async def matching(self, pattern: str) -> Mapping[str, bytes]:
+        return {name: row for name, row in self.models.rows() if name.startswith(pattern[:-1])}
+
+
+def models_at(position: int, *rows: tuple[ResourceKey, int, int]) -> ReadModels:
+    """Read models with rows: key, position and version of each one's newest event."""
+    models = ReadModels()
+    for key, newest, version in rows:
+        row = StatusRow(key.namespace, key.kind, key.name)
+        row.position, row.version = newest, version
+        models.status[str(key)] = row
+    models.take_up(Checkpoint(SCHEMA, position=position))
+    return models
+
+
+async def lost(log: Log, models: ReadModels) -> list[str]:
+    found = await find_lost(log, cast("NamedRows", Rows(models)), models)
+    return sorted(each.resource for each in found)
+
+
+async def after_a_loss() -> tuple[Log, ReadModels]:
+    """The log lost positions 7 to 9 of foo, which the roles accepted; it ends at 6."""
+    models = models_at(9, (FOO, 9, 6), (BAR, 6, 3))
+    log = Log(6, {FOO: (5, 3), BAR: (6, 3)}, state=(str(FOO), 9))
+    await mark_lost(log, models)
+    return log, models
+
+
+async def test_an_accepted_loss_stays_accepted_as_the_log_grows() -> None:
+    log, models = await after_a_loss()
+    for _ in range(4):
+        assert await lost(log, models) == [str(FOO)]
+        log.last += 1
+        models.position = log.last
+
+
+async def test_a_cached_state_of_another_resource_is_evidence_of_another_loss() -> None:
+    log, models = await after_a_loss()
+    log.state = (str(BAR), 8)
+    with pytest.raises(LogTooShortError, match="8 or later, according to the cached states"):
+        await lost(log, models)
+
+
+async def test_an_interrupted_start_accepts_the_same_loss_again() -> None:
+    """The first damage was stored, the checkpoint was not."""
+    log, models = await after_a_loss()
+    again = models_at(9, (FOO, 9, 6), (BAR, 6, 3))
+    again.damage[str(FOO)] = models.damage[str(FOO)]
+    assert await lost(log, again) == [str(FOO)]
+
+
+async def test_a_second_loss_is_counted_without_the_events_of_the_first() -> None:
+    log, models = await after_a_loss()
+    models.position = models.status[str(BAR)].position = 8
+    models.status[str(BAR)].version = 5
+    assert await lost(log, models) == [str(BAR), str(FOO)]
+
+    log, models = await after_a_loss()
+    models.position = 8  # positions 7 and 8 belong to no row
+    with pytest.raises(LogTooShortError):
+        await lost(log, models)
+
+
+async def test_events_lost_amid_the_log_do_not_explain_its_end() -> None:
+    models = models_at(9, (FOO, 7, 6), (BAR, 6, 3))
+    log = Log(6, {FOO: (1, 1), BAR: (6, 3)}, missing=4)
+    with pytest.raises(LogTooShortError):
+        await lost(log, models)
+
+
+async def test_an_unreadable_event_does_not_explain_other_losses() -> None:
+    models = models_at(9, (FOO, 7, 6), (BAR, 6, 3))
+    log = Log(6, {FOO: (5, 0), BAR: (6, 3)})
+    with pytest.raises(LogTooShortError):
+        await lost(log, models)
