@@ -31,15 +31,23 @@ class ConfigurationError(ReconcilerError):
     """Something that was configured cannot work: an option, a manifest, a ``ProviderConfig``."""
 
 
-class MissingExtraError(ConfigurationError):
-    """A library of an extra is not installed; ``command`` installs it.
+class HostError(ConfigurationError):
+    """The host of a process lacks a variable, file, program or library.
 
-    ``local_text``: the message for a person who uses the process that lacks the library.
+    Its message is for the users of the roles, ``local_text`` for those of the process itself.
     """
 
+    def __init__(self, problem: str, remedy: str = "") -> None:
+        self.local_text = f"{problem} here{remedy}"
+        super().__init__(f"{problem} where the roles run{remedy}")
+
+
+class MissingExtraError(HostError):
+    """A library of an extra is not installed; ``command`` installs it."""
+
     def __init__(self, problem: str, command: str) -> None:
+        super().__init__(f"{problem}; run {command}")
         self.local_text = f"{problem}; run {command}"
-        super().__init__(f"{self.local_text} where the roles run")
 
 
 class UnknownKindError(ConfigurationError):

@@ -22,7 +22,7 @@ from infra.jetstream.errors import BusError, NotFoundOnBusError
 from reconciler.cli.exits import Exit
 from reconciler.cli.output import harmless
 from reconciler.cli.settings import NAMES, flag
-from reconciler.errors import MissingExtraError, ReconcilerError, WaitTimeoutError
+from reconciler.errors import HostError, ReconcilerError, WaitTimeoutError
 from reconciler.process_secrets import OF_THIS_PROCESS
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -104,7 +104,7 @@ def one_line(error: BaseException) -> str:
 
 def _said(error: BaseException) -> str:
     """Return an error's text. That of a file error contains the path, and no number."""
-    if isinstance(error, MissingExtraError):
+    if isinstance(error, HostError):
         return error.local_text
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return f"{error.filename}: {error.strerror}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -30,9 +30,9 @@ from reconciler.cli.naming import check_names
 from reconciler.cli.options import Files, NamedPath, Output
 from reconciler.cli.output import Format, print_structured
 from reconciler.cli.standard_streams import even_if_nobody_reads
-from reconciler.errors import ConfigurationError, MissingExtraError, ProviderError
+from reconciler.errors import ConfigurationError, HostError, ProviderError
 from reconciler.resource.expectation import UNKNOWN
-from reconciler.roles.planning.foresight import Foresight
+from reconciler.roles.planning.foresight import Foresight, Place
 from reconciler.roles.runtime.provider_pool import ProviderPool
 from reconciler.sdk.plan import (
     PLAN_FORMAT,
@@ -85,8 +85,8 @@ def plan(
     out
         Write the plan to this file, for `reconciler apply --plan`.
     refresh
-        List the APIs first, from this machine. Without it, the plan uses the state in the log, and
-        shows its age for each object.
+        List the APIs of these resources first, from this machine. Without it, the plan uses the
+        state in the log, and shows its age for each object.
     """
     check_names(namespace=namespace)
     documents = read_all(file, namespace)
@@ -141,14 +141,14 @@ async def make_plan(
     return await planned(nc, manifests, withdraw=withdraw, listing=_list if refresh else None)
 
 
-async def _list(foresight: Foresight) -> None:
-    """List each scope under its planned configuration; raises ``CommandError``."""
+async def _list(foresight: Foresight, places: Collection[Place]) -> None:
+    """List each place under its planned configuration; raises ``CommandError``."""
     name = ""
     pool = ProviderPool(foresight.kinds, foresight.configurations, open_stores(secrets_here()))
     try:
         for name, config in sorted(foresight.configurations.by_name.items()):
             for kind in foresight.kinds.of_provider(config.provider):
-                if not kind.lists:
+                if not kind.lists or Place(name, kind.name) not in places:
                     continue
                 provider = pool.get(name, kind.name)
                 pages = provider.pages(config.scope, page_size=config.limits.page_size)
@@ -156,8 +156,11 @@ async def _list(foresight: Foresight) -> None:
                 objects = {f"{each.name}\n{each.uid}": each for each in found}
                 await foresight.observe(name, kind.name, objects)
     except (ProviderError, ConfigurationError) as error:
-        problem = error.local_text if isinstance(error, MissingExtraError) else error
-        raise CommandError(f"--refresh: {name}: {problem}") from None
+        problem = error.local_text if isinstance(error, HostError) else error
+        raise CommandError(
+            f"--refresh: cannot list the objects of ProviderConfig {name!r} from this machine: "
+            f"{problem}"
+        ) from None
     finally:
         await pool.close()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final, Literal
 
@@ -19,7 +19,7 @@ from events.wording import plural
 from infra.bus.event_log import open_log
 from reconciler.provider.kind import KindRegistry, installed_kinds
 from reconciler.resource.expectation import PartChange
-from reconciler.roles.planning.foresight import ForeseenAction, ForeseenResource, Foresight
+from reconciler.roles.planning.foresight import ForeseenAction, ForeseenResource, Foresight, Place
 from reconciler.sdk.log_replay import LogReplay, closing, stored_models
 
 PLAN_FORMAT: Final = 1
@@ -133,28 +133,37 @@ async def planned(
     *,
     withdraw: Sequence[ResourceKey] = (),
     kinds: KindRegistry | None = None,
-    listing: Callable[[Foresight], Awaitable[None]] | None = None,
+    listing: Callable[[Foresight, Collection[Place]], Awaitable[None]] | None = None,
 ) -> Plan:
     """Foresee what would come of manifests, by the log as it is now; nothing is declared.
 
     ``withdraw``: whose declarations are taken back after that.
     ``kinds`` are those that are installed here, by default. ``listing`` may show the foresight what
-    the APIs have, once it knows the configurations.
+    the APIs have, once it knows the configurations. It gets the places of the plan's resources.
     """
     log, now = await open_log(nc), datetime.now(UTC)
-    async with closing(LogReplay(log, await stored_models(nc, log))) as replay:
-        await replay.go_on()
-        models = replay.models
-    position = models.position
-    foresight = Foresight(log, models, installed_kinds() if kinds is None else kinds, now)
-    await foresight.load()
+    kinds = installed_kinds() if kinds is None else kinds
     system = [each for each in manifests if each.metadata.namespace == SYSTEM_NAMESPACE]
-    await foresight.declare(system)
-    if listing is not None:
-        await listing(foresight)
-    await foresight.declare([each for each in manifests if each not in system])
-    await foresight.withdraw(withdraw)
+    others = [each for each in manifests if each not in system]
     asked_for = {**dict.fromkeys(withdraw), **{each.key: each for each in manifests}}
+
+    async def foreseen(places: Collection[Place]) -> tuple[Foresight, int]:
+        async with closing(LogReplay(log, await stored_models(nc, log))) as replay:
+            await replay.go_on()
+            models = replay.models
+        position = models.position
+        foresight = Foresight(log, models, kinds.copy(), now)
+        await foresight.load()
+        await foresight.declare(system)
+        if listing is not None and places:
+            await listing(foresight, places)
+        await foresight.declare(others)
+        await foresight.withdraw(withdraw)
+        return foresight, position
+
+    foresight, position = await foreseen(())
+    if listing is not None and (places := foresight.places(asked_for)):
+        foresight, position = await foreseen(places)
     return _plan_of(foresight, asked_for, log=log.log_id, position=position, now=now)
 
 

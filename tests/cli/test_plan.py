@@ -218,6 +218,30 @@ def test_a_listing_from_here_finds_what_nobody_has_told(
     assert "  + Create plans-own" in ran.out
 
 
+def test_a_refreshed_plan_lists_only_the_apis_of_its_resources(
+    live: Cli, running_up: tuple[Cli, Up]
+) -> None:
+    running = running_up[1]
+    private = json.loads(config(running, "private"))
+    private["spec"]["credentialsRef"] = {"env": "TOKEN_OF_THE_ROLES"}
+    live.write("own.yaml", shape("refreshed"))
+    live.ok("apply", "-f", "-", "--wait", text=shape("refreshed") + "---\n" + json.dumps(private))
+    try:
+        ran = live.run("plan", "-f", "own.yaml", "--refresh", "-o", "json")
+        assert ran.status == 0, ran.err
+        assert ran.json["resources"][0]["seenAt"] == ran.json["madeAt"]
+        for text in (of_config("private-own", "private"), json.dumps(private)):
+            ran = live.run("plan", "-f", "-", "--refresh", text=text)
+            assert (ran.status, ran.err) == (
+                1,
+                "error: --refresh: cannot list the objects of ProviderConfig 'private' from this "
+                "machine: spec.credentialsRef.env: the environment variable TOKEN_OF_THE_ROLES is "
+                "not set here; set it\n",
+            )
+    finally:
+        live.ok("delete", "ProviderConfig", "private", "--wait")
+
+
 def test_41_a_plan_that_is_overtaken_declares_nothing(live: Cli) -> None:
     live.write("moved.yaml", shape("moved-a") + "---\n" + shape("moved-b"))
     assert live.run("plan", "-f", "moved.yaml", "--out", "moved.plan").status == 2

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from events.intake import FinalizerRequested
 from events.manifest import Manifest
 from events.names import ResourceKey
+from reconciler.roles.planning.foresight import Foresight, Place
 from reconciler.sdk.plan import Plan, PlannedResource, planned
 from tests.composites.conftest import WARM, colors, until_ready
-from tests.composites.palette import palette
+from tests.composites.palette import CONFIG, palette
 from tests.scenarios.harness import World, shape
 
 
@@ -65,6 +68,24 @@ async def test_27_a_part_that_changes_says_what_of_it(world: World):
         return (await world.human.sees("warm-red"))["type"] == "Circle"
 
     await world.until(is_round, "it is what was planned")
+
+
+async def test_a_refreshed_plan_lists_the_apis_of_parts(world: World):
+    listed: list[Place] = []
+
+    async def listing(_foresight: Foresight, places: Collection[Place]) -> None:
+        listed[:] = sorted(places)
+
+    expected = [Place("default", "Shape"), Place(CONFIG, "Palette")]
+    warm = palette("warm", "Red")
+    await planned(world.nc, [warm], kinds=world.kinds, listing=listing)
+    assert listed == expected, "parts that the plan declares"
+    await world.declare_all([warm])
+    await until_ready(world, WARM)
+    await planned(world.nc, [warm], kinds=world.kinds, listing=listing)
+    assert listed == expected, "unchanged parts"
+    await planned(world.nc, [], withdraw=[WARM], kinds=world.kinds, listing=listing)
+    assert listed == expected, "parts that the plan withdraws"
 
 
 async def test_27_a_withdrawal_names_the_parts_that_go_and_who_holds_one(world: World):

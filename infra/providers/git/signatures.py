@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from infra.providers.git.problems import GitError
-from reconciler.errors import ConfigurationError
+from reconciler.errors import HostError
 
 _SECONDS: Final = 20
 
@@ -20,10 +20,7 @@ def check_signature(repository: Path, commit: str, signers: str) -> None:
     """
     git = shutil.which("git")
     if git is None or shutil.which("ssh-keygen") is None:
-        raise ConfigurationError(
-            "spec.signers requires the programs git and ssh-keygen where the roles run; "
-            "install them"
-        )
+        raise HostError("spec.signers requires the programs git and ssh-keygen", "; install them")
     allowed = repository / "allowed-signers"
     allowed.write_text(signers.strip() + "\n")
     command = [git, "-c", "gpg.format=ssh", "-c", f"gpg.ssh.allowedSignersFile={allowed}"]

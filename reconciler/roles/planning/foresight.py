@@ -12,11 +12,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import count
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
-from events.composition import describe_part_conflict
+from events.composition import describe_part_conflict, parent_in
 from events.external import ExternalObject
 from events.hold import Hold
 from events.intake import (
@@ -41,8 +41,8 @@ from events.log import (
     OwnershipReleased,
 )
 from events.manifest import Fields, Manifest
-from events.names import SYSTEM_NAMESPACE, ResourceKey, system_rank
-from events.provider_config import ProviderConfigSpec
+from events.names import KIND_DEFINITION_KIND, SYSTEM_NAMESPACE, ResourceKey, system_rank
+from events.provider_config import ProviderConfigSpec, config_key
 from events.stored_content import (
     COMPOSED_CONTENT_KIND,
     CONTENT,
@@ -85,6 +85,13 @@ _UNKNOWN_DIGEST: Final = "unknown"
 
 class EndlessForesightError(RuntimeError):
     """The prediction does not end. A defect, reported instead of a loop."""
+
+
+class Place(NamedTuple):
+    """The objects of one kind that one ProviderConfig reaches."""
+
+    config: str
+    kind: str
 
 
 @dataclass(slots=True)
@@ -160,7 +167,7 @@ class Foresight:
         self._refers: Graph = {}
         self._places: dict[str, str] = {}
         self._contents: dict[str, Fields] = {}  # of sets, by digest
-        self._listed: set[tuple[str, str]] = set()  # configurations and kinds, for this plan
+        self._listed: set[Place] = set()  # for this plan
         self._blocked: set[str] = set()  # actions whose parts belong to another resource
 
     async def load(self) -> None:
@@ -192,15 +199,49 @@ class Foresight:
             self.found[key].is_withdrawn = True
         await self._to_the_end()
 
+    def places(self, keys: Iterable[ResourceKey]) -> set[Place]:
+        """Return the places of resources and their parts, and all places of system resources."""
+        used: dict[ResourceKey, set[str]] = {}
+        parts: dict[ResourceKey | None, list[ResourceKey]] = {}
+        for row in self._models.status.values():
+            used[row.key] = {row.provider_config}
+            parts.setdefault(parent_in(row.labels), []).append(row.key)
+        for key, mine in self.found.items():
+            spec = mine.state.desired.spec
+            configs = {mine.base.state.provider_config, mine.state.provider_config}
+            configs |= set() if spec is None else {spec.provider_config}
+            used[key] = used.get(key, set()) | configs
+            parts.setdefault(mine.part_of, []).append(key)
+        wanted, pending = set[ResourceKey](), list(keys)
+        while pending:
+            key = pending.pop()
+            if key not in wanted:
+                wanted.add(key)
+                pending += parts.get(key, ())
+        defined = {key.name for key in wanted if key.kind == KIND_DEFINITION_KIND}
+        found = {
+            Place(config, key.kind)
+            for key, configs in used.items()
+            if key in wanted or key.kind in defined
+            for config in configs
+            if config in self.configurations.by_name
+        }
+        return found | {
+            Place(name, kind.name)
+            for name, config in self.configurations.by_name.items()
+            if config_key(name) in wanted
+            for kind in self.kinds.of_provider(config.provider)
+        }
+
     async def observe(self, config: str, kind: str, objects: Mapping[str, ExternalObject]) -> None:
         """Process a complete listing, and predict all consequences."""
-        self._listed.add((config, kind))
+        self._listed.add(Place(config, kind))
         await self._decide(await self._observations_of(config, kind, objects))
         await self._to_the_end()
 
     def observed_at(self, mine: ForeseenResource) -> datetime | None:
         """Return the time of an object's last read, by a listing for this plan or in the log."""
-        state, place = mine.state, (mine.state.provider_config, mine.key.kind)
+        state, place = mine.state, Place(mine.state.provider_config, mine.key.kind)
         seen = mine.base.state.observed.object or state.observed.object
         if seen is None or place not in self._listed:
             return mine.observed_at

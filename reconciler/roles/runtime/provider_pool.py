@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 from events.provider_config import CredentialsRef, ProviderConfigSpec
-from reconciler.errors import ConfigurationError
+from reconciler.errors import ConfigurationError, HostError
 from reconciler.provider import Capabilities, Provider, ProviderFactory
 from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.kind import Kind, KindRegistry
@@ -132,17 +132,16 @@ def resolve_secret(reference: CredentialsRef | None) -> str | None:
     if reference.env is not None:
         value = os.environ.get(reference.env)
         if value is None:
-            raise ConfigurationError(
-                f"spec.credentialsRef.env: the environment variable {reference.env} is not set "
-                "where the roles run; set it"
+            raise HostError(
+                f"spec.credentialsRef.env: the environment variable {reference.env} is not set",
+                "; set it",
             )
         return value
     if reference.file is not None:
         try:
             return Path(reference.file).read_text().strip()
         except OSError as error:
-            raise ConfigurationError(
-                f"spec.credentialsRef.file: cannot read {reference.file} where the roles run: "
-                f"{error.strerror}"
+            raise HostError(
+                f"spec.credentialsRef.file: cannot read {reference.file}", f": {error.strerror}"
             ) from None
     raise ConfigurationError("spec.credentialsRef: set env or file")
