@@ -37,6 +37,7 @@ from events.wording import plural
 from infra.jetstream.connection import api_request
 from infra.jetstream.errors import (
     BusDeniedError,
+    BusUnavailableError,
     IncompatibleStreamError,
     LogFormatError,
     NotFoundOnBusError,
@@ -618,6 +619,13 @@ async def _check_subjects(nc: Client) -> None:
 async def _names_with(nc: Client, subject: str) -> list[str]:
     """Return the names of the streams whose subjects overlap with a subject."""
     return list((await api_request(nc, "STREAM.NAMES", {"subject": subject})).get("streams") or ())
+
+
+async def check_log_format(nc: Client) -> None:
+    """Raise ``LogFormatError`` for a log of another format, as far as this user may read it."""
+    # Services may not read it, and may be in an account of their own, which has no log.
+    with suppress(BusDeniedError, BusUnavailableError, NotFoundOnBusError):
+        check_format(await _log_metadata(nc, await _log_state(nc)))
 
 
 async def has_log(nc: Client) -> bool:

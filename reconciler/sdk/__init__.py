@@ -22,7 +22,7 @@ from events.log import OutcomeName
 from events.manifest import InvalidManifestError, Manifest, Metadata
 from events.names import InvalidNameError, ResourceKey
 from infra.bus.client_bus import JetStreamClientBus, OnRetry, log_retry
-from infra.bus.streams import has_log
+from infra.bus.streams import check_log_format, has_log
 from infra.jetstream import connection
 from infra.jetstream.access import ANYBODY, Access
 from infra.jetstream.errors import BusError
@@ -121,6 +121,7 @@ async def client_on(
 ) -> AsyncGenerator[Client]:
     """Make a client on a connection that stays its maker's; raises as ``connect``."""
     _check_source(source)
+    await check_log_format(nc)
     if not await has_log(nc):
         raise ConfigurationError(
             "this server has no event log; run `reconciler init` on a new server, or restore a "

@@ -11,7 +11,8 @@ from infra.bus.streams import LOG_FORMAT
 from infra.embedded import EmbeddedServer
 from infra.jetstream.connection import api_request, close, connect
 from infra.jetstream.publish import publish
-from tests.cli.runner import Inside, empty_bus
+from tests.cli.runner import Inside, empty_bus, shape
+from tests.cli.test_newer_log import WRITING
 
 OLD_STREAMS = {
     "SHAPES": ["log.>"],
@@ -55,7 +56,9 @@ def test_every_command_says_which_revisions_open_the_data(tmp_path: Path) -> Non
         before = asyncio.run(streams_of(url))
         assert set(before) == set(OLD_STREAMS)
         cli = Inside(tmp_path, url)
-        for command in ("get", "history foo", "doctor", "replay", "init", "run decider"):
+        cli.write("foo.yaml", shape("foo"))
+        reading = ("get", "history foo", "doctor", "replay", "init", "run decider")
+        for command in (*reading, *WRITING):
             ran = cli.run(*command.split())
             assert (ran.status, ran.out) == (1, ""), command
             named = f"bus: {url} (environment RECONCILER_NATS_URL)\n"
