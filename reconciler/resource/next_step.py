@@ -420,7 +420,7 @@ def _create(spec: Spec, situation: Situation) -> Step:
     if mode == "ObserveOnly":
         return (
             _AWAITS_FIRST_LISTING
-            if awaits_first_listing(state)
+            if awaits_first_listing(state, context)
             else Conclusion(
                 "Drifted",
                 mode,
@@ -434,6 +434,8 @@ def _create(spec: Spec, situation: Situation) -> Step:
     rejected = rejection(state)
     if rejected is not None:
         return rejected
+    if awaits_first_listing(state, context):
+        return _AWAITS_FIRST_LISTING
     labels = situation.compared.wanted.labels
     waiting = wait_after_conflicts(situation) or contention_wait(situation)
     return waiting or new_action(
@@ -561,7 +563,7 @@ def _keep_absent(spec: Spec, situation: Situation) -> Step:
         return _adopt(spec.policy, situation.compared.existing, situation)
     return (
         _AWAITS_FIRST_LISTING
-        if awaits_first_listing(situation.state)
+        if awaits_first_listing(situation.state, situation.context)
         else Conclusion("Converged", "Absent")
     )
 
@@ -690,8 +692,9 @@ def _conclude_unowned(situation: Situation) -> Step:
         is_by_id = not context.capabilities.deterministic_names
         if is_by_id and ResourceKey.parse(named).kind == context.key.kind:
             # Without unique names it may be the lost object of that resource, not a copy.
-            why += ", which does not own it"
-            return Conclusion("Disputed", reason, f"{why}; Reconciler leaves it unchanged")
+            why += ", which does not own it; Reconciler leaves it unchanged"
+            why += _describe_remedies(_explain_by_backup(context), "that resource")
+            return Conclusion("Disputed", reason, why)
     left_alone = Conclusion("Unowned", reason, f"{why}; Reconciler leaves it unchanged")
     return _hold_in_doubt(existing, situation) or _conclude_never_owned(state) or left_alone
 
@@ -807,11 +810,8 @@ def _report_dispute(existing: ExternalObject, situation: Situation) -> Conclusio
     message = judgment.message
     if judgment.reason == "OwnedByAnother":
         message = f"{_describe_label(existing, situation.context)}; Reconciler leaves it unchanged"
-    elif restored := _explain_by_restore(existing, situation.context):
-        message += (
-            f"; {restored}. To manage it, declare it with spec.policy.adoption: Adopt; to release "
-            f"it, remove its label {OWNER_LABEL}; or delete it in the API"
-        )
+    else:
+        message += _describe_remedies(_explain_by_restore(existing, situation.context), "it")
     return Conclusion("Disputed", judgment.reason, message)
 
 
@@ -825,10 +825,24 @@ def _describe_label(existing: ExternalObject, context: Context) -> str:
 
 def _explain_by_restore(existing: ExternalObject, context: Context) -> str:
     """Return an explanation of an unknown object with our label by a restore; empty if none."""
+    is_labeled = existing.labels.get(OWNER_LABEL) == context.owner
+    return _explain_by_backup(context) if is_labeled else ""
+
+
+def _explain_by_backup(context: Context) -> str:
+    """Return an explanation of an unknown object by a restore; empty if there was none."""
     restored = describe_restoration(context)
-    if not restored or existing.labels.get(OWNER_LABEL) != context.owner:
+    return f"{restored}, and the object may have been created after it" if restored else ""
+
+
+def _describe_remedies(restored: str, resource: str) -> str:
+    """Return what an operator can do about an object that a restore explains; empty if none does."""
+    if not restored:
         return ""
-    return f"{restored}, and the object may have been created after it"
+    return (
+        f"; {restored}. To manage it, declare {resource} with spec.policy.adoption: Adopt; to "
+        f"release it, remove its label {OWNER_LABEL}; or delete it in the API"
+    )
 
 
 def _delete(situation: Situation) -> Step:

@@ -55,7 +55,7 @@ def observe(
     ):
         return NOTHING_NEW
     belongs_to = _find_other_owner(data, state, context)
-    if belongs_to == state.observed.belongs_to and not _is_news(data, state):
+    if belongs_to == state.observed.belongs_to and not _is_news(data, state, context):
         return NOTHING_NEW
     doubted = _doubt_absence(data, state, context)
     if doubted is not None:
@@ -228,24 +228,27 @@ def find_labelled_resource(existing: ExternalObject | None, context: Context) ->
     return "" if label == context.owner else resource_of(label, context.log_id)
 
 
-def awaits_first_listing(state: ResourceState) -> bool:
+def awaits_first_listing(state: ResourceState, context: Context) -> bool:
     """Return whether no listing proves yet that the object does not exist (invariant 6).
 
-    This matters only for policies that create nothing, because a creation would detect the object.
-    One read that began after the declaration is recorded. Later ones are recorded only if they
-    differ.
+    This matters only for declarations that no creation would follow by meeting the object. One read
+    that began after the declaration is recorded. Later ones are recorded only if they differ.
     """
     desired, known = state.desired, state.observed
     if not desired.is_declared or desired.spec is None or state.owned is not None:
         return False
-    is_passive = desired.spec.policy.mode in ("Absent", "ObserveOnly")
-    return is_passive and known.object is None and known.absent_at < desired.position
+    policy, capabilities = desired.spec.policy, context.capabilities
+    is_passive = policy.mode in ("Absent", "ObserveOnly")
+    # Where the API assigns the ids, a creation makes a second object beside the one to adopt.
+    is_by_id = capabilities.listing and not capabilities.deterministic_names
+    is_blind = is_passive or (is_by_id and policy.adoption == "Adopt")
+    return is_blind and known.object is None and known.absent_at < desired.position
 
 
-def _is_news(data: Observed, state: ResourceState) -> bool:
+def _is_news(data: Observed, state: ResourceState, context: Context) -> bool:
     """Return whether the observation changes something that the state or a guard depends on."""
     known, existing = state.observed, data.object
-    if awaits_first_listing(state) and data.as_of >= state.desired.position:
+    if awaits_first_listing(state, context) and data.as_of >= state.desired.position:
         return True
     if not same_content(known.object, existing):
         return True

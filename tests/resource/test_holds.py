@@ -43,6 +43,7 @@ from tests.resource.building import (
     repainted,
     thing,
 )
+from tests.resource.test_wrong_uids import BY_ID
 
 INVOICE = FinalizerRequested("billing/invoice")
 
@@ -373,6 +374,31 @@ def test_what_a_restoration_may_explain_names_it_and_the_ways_out():
     assert (ghost.outcome, ghost.reason) == ("Conflict", "AlreadyExists")
     assert f"but the log never recorded ownership; {restored}" in ghost.outcome_message
     assert "set spec.policy.adoption: Adopt" in ghost.outcome_message
+
+
+def test_an_object_with_an_id_that_the_log_lacks_names_the_restoration_and_can_be_adopted():
+    restored = "the log was restored from a backup made at 2026-11-25T03:00:00Z"
+    found = thing(uid="u9", labels={OWNER_LABEL: FOO_OWNER})
+    story = Story(kind=BY_ID, key=ResourceKey("default", "Block", "foo-u9"))
+    story.restored_as_of = "2026-11-25T03:00:00Z"
+    story.see(found)
+    assert (story.outcome, story.reason) == ("Disputed", "OwnedByAnother")
+    assert (
+        f"; {restored}, and the object may have been created after it. To manage it, declare that "
+        "resource with spec.policy.adoption: Adopt; to release it, remove its label "
+        f"{OWNER_LABEL}; or delete it in the API" in story.outcome_message
+    )
+    named = Story(kind=BY_ID)
+    named.restored_as_of = "2026-11-25T03:00:00Z"
+    named.declare(policy={"adoption": "Adopt"})
+    assert (named.outcome, named.idle) == ("Waiting", True), "no second object"
+    named.see(found)
+    assert named.state.owned is not None
+    assert named.state.owned.uid == "u9"
+    absent = Story(kind=BY_ID)
+    absent.declare(policy={"adoption": "Adopt"})
+    absent.see(None)
+    assert absent.action.operation == "Create"
 
 
 def test_many_references_and_finalizers_make_a_short_message():

@@ -390,7 +390,7 @@ def _grace_ignored(patch: Patch) -> None:
 
 
 def _absence_assumed(patch: Patch) -> None:
-    def never(_state: Any) -> bool:
+    def never(_state: Any, _context: Any) -> bool:
         return False
 
     patch.setattr(next_step, "awaits_first_listing", never)

@@ -37,6 +37,7 @@ _DISCARDED_SHOWN = timedelta(days=7)
 _AFTER_RESTORATION = frozenset(
     {
         ("Disputed", "LabelNotInLog"),
+        ("Disputed", "OwnedByAnother"),  # by an id that the log lacks
         ("Disputed", "OwnershipNotInLog"),
         ("Conflict", "AlreadyExists"),
         ("Held", Hold.DELETION_GUARD),
