@@ -252,8 +252,8 @@ class ErrorRule(ManifestStruct, frozen=True):
         str,
         msgspec.Meta(
             max_length=200,
-            description="String that the response contains, case-insensitive. Default: any "
-            "response.",
+            description="String that the first 65,536 characters of the response contain, "
+            "case-insensitive. Default: any response.",
         ),
     ] = ""
 

@@ -31,6 +31,10 @@ MAX_DETAIL_CHARACTERS = 500
 MIN_SEARCHED_CHARACTERS = 16_384
 """Of a refusal's body, before its beginning is quoted; more where a secret is that long."""
 
+MAX_EXPLANATION_BYTES = 1024 * 1024
+"""A longer refusal is not decoded: its beginning is quoted. One of 30 MiB takes 0.1 s to decode."""
+
+_MAX_QUOTED_CHARACTERS = 256
 _MAX_UTF8_BYTES = 4  # of a character
 
 
@@ -83,6 +87,9 @@ class _Problem(msgspec.Struct, frozen=True, gc=False):
     type: str = ""
     title: str = ""
     detail: str = ""
+
+
+_problem_decoder = msgspec.json.Decoder(_Problem)
 
 
 def is_read(method: str) -> bool:
@@ -149,7 +156,7 @@ def decoded_about(external_name: str, response: Answer, decoder: msgspec.json.De
     """Decode a success's body, which must be about the object that was asked for."""
     thing = decoded(response, decoder)
     if thing.name != external_name:
-        raise unusable(response, f"it describes {thing.name!r}, not {external_name!r}")
+        raise unusable(response, f"it describes {quoted(thing.name)}, not {external_name!r}")
     return thing
 
 
@@ -163,16 +170,34 @@ def unusable(response: Answer, why: str) -> ProviderError:
 
 def problem_text(response: Answer) -> str:
     """Return the API's own words: an RFC 9457 problem's, or the start of the body."""
-    try:
-        problem = msgspec.json.decode(response.content, type=_Problem)
-    except UNDECODABLE:
-        problem = _Problem()
+    problem = explanation(response, _problem_decoder) or _Problem()
     text = problem.detail or problem.title
     if not text:
-        characters = MIN_SEARCHED_CHARACTERS + response.secrecy.reach_bytes + 1
-        text = response.content[: characters * _MAX_UTF8_BYTES].decode(errors="replace")
+        text = beginning(response.content, MIN_SEARCHED_CHARACTERS + response.secrecy.reach_bytes)
     text = start_of(text, response)
     return " ".join(text[:MAX_DETAIL_CHARACTERS].split()) or "no explanation"
+
+
+def explanation(response: Answer, decoder: msgspec.json.Decoder[_T]) -> _T | None:
+    """Decode the body of a refusal; None if it is of another form or too long."""
+    if len(response.content) > MAX_EXPLANATION_BYTES:
+        return None
+    try:
+        return decoder.decode(response.content)
+    except UNDECODABLE:
+        return None
+
+
+def quoted(text: str | None) -> str:
+    """Quote a text of an API in a message; it may have megabytes."""
+    if text is None or len(text) <= _MAX_QUOTED_CHARACTERS:
+        return repr(text)
+    return f"{text[:_MAX_QUOTED_CHARACTERS]!r}..."
+
+
+def beginning(content: bytes, characters: int) -> str:
+    """Decode at least the first characters of a body, whatever its length is."""
+    return content[: (characters + 1) * _MAX_UTF8_BYTES].decode(errors="replace")
 
 
 def start_of(words: str, response: Answer) -> str:

@@ -37,6 +37,9 @@ known not to have been sent."""
 
 _HEADERS = {"Accept": "application/json", "Accept-Encoding": "gzip", "User-Agent": "reconciler"}
 
+MAX_TARGET_CHARACTERS = 64 * 1024
+"""Of the path and the query of a request: to encode 30 MiB takes seconds."""
+
 _OF_A_SOCKET = URL("http://localhost")
 
 _WITHOUT_BODY = frozenset({"GET", "DELETE"})
@@ -113,6 +116,12 @@ class HttpApi:
         """
         if writes is None:
             writes = not is_read(method)
+        size = len(path) + sum(len(name) + len(value) for name, value in query)
+        if size > MAX_TARGET_CHARACTERS:
+            raise RefusedError(
+                f"{method} {self.endpoint}: not sent, because its path and query have {size} "
+                f"characters, but at most {MAX_TARGET_CHARACTERS} are allowed"
+            )
         await self._permit.before_request(read_at=read_at)
         url = self.endpoint + path
         if self._is_closed:

@@ -22,6 +22,9 @@ _SMALL_BYTES: Final = 16 * 1024
 
 _MAX_REASON_CHARACTERS: Final = 500
 
+MAX_TOKEN_CHARACTERS: Final = 8192
+"""Of the token of a page, which is sent back: servers that are in use take requests as long."""
+
 _Item = TypeVar("_Item")
 
 
@@ -85,6 +88,11 @@ async def all_pages(
         yield [thing for thing in page.objects if scope.has(thing.name, thing.labels)]
         if not page.next:
             return
+        if len(page.next) > MAX_TOKEN_CHARACTERS:
+            raise NotDoneError(
+                f"the token of the next page has {len(page.next)} characters, but at most "
+                f"{MAX_TOKEN_CHARACTERS} are allowed"
+            )
         if page.next == token:
             raise NotDoneError(
                 "the API returned the same page token twice, so the listing would never end"

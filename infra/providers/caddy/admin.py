@@ -14,9 +14,9 @@ import msgspec
 from events.manifest import Fields
 from events.provider_config import ProviderConfigSpec
 from infra.providers.answers import (
-    UNDECODABLE,
     Answer,
     decoded,
+    explanation,
     inconclusive,
     is_read,
     problem_text,
@@ -168,10 +168,8 @@ def _part_etag(answer: Answer) -> str:
 
 def said(answer: Answer) -> str:
     """Return the beginning of Caddy's own words; empty where what answers is no Caddy."""
-    try:
-        return start_of(_said_decoder.decode(answer.content).error, answer)
-    except UNDECODABLE:
-        return ""
+    found = explanation(answer, _said_decoder)
+    return "" if found is None else start_of(found.error, answer)
 
 
 def is_taken(answer: Answer) -> bool:

@@ -16,9 +16,9 @@ import msgspec
 from events.log import Action
 from events.provider_config import ProviderConfigSpec
 from infra.providers.answers import (
-    UNDECODABLE,
     Answer,
     decoded,
+    explanation,
     inconclusive,
     refusal,
     start_of,
@@ -244,10 +244,8 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 def said(answer: Answer) -> str:
     """Return the beginning of the Engine's own words; empty where what answers is none."""
-    try:
-        return start_of(_said_decoder.decode(answer.content).message, answer)
-    except UNDECODABLE:
-        return ""
+    found = explanation(answer, _said_decoder)
+    return "" if found is None else start_of(found.message, answer)
 
 
 def engine_refusal(answer: Answer) -> ProviderError:

@@ -22,6 +22,7 @@ from events.rest_definition import (
     Reading,
     RestSpec,
 )
+from infra.providers.answers import beginning
 from infra.providers.endpoint import leads_elsewhere
 from infra.providers.rest.document import Document
 from infra.providers.rest.expressions import Expression, ExpressionError
@@ -38,6 +39,8 @@ from reconciler.provider import Capabilities
 _METADATA: Final = re.compile(r"(?<![\w.])metadata\b")
 BODY_VARIABLES: Final = ("name", "uid", "version", "key", "object", "metadata")
 MAX_NAME_CHARACTERS: Final = 253
+MAX_RULE_CHARACTERS: Final = 64 * 1024
+"""Of a response, in which the text of a rule is found: to search 32 MiB takes seconds."""
 
 OUTPUT_TYPES: Final[Mapping[OutputType, Any]] = {
     "String": str,
@@ -289,11 +292,11 @@ class Protocol:
 
     def rule_for(self, status: int, content: bytes) -> ErrorRule | None:
         """Return what the definition says of an answer, if it does."""
-        text = content.decode(errors="replace").lower()
-        for each in self.rest.errors:
-            if status in each.status and each.text.lower() in text:
-                return each
-        return None
+        rules = [each for each in self.rest.errors if status in each.status]
+        if not rules:
+            return None
+        text = beginning(content, MAX_RULE_CHARACTERS)[:MAX_RULE_CHARACTERS].lower()
+        return next((each for each in rules if each.text.lower() in text), None)
 
 
 def _default_success(where: str, call: Call | Listing | Reading) -> tuple[int, ...]:

@@ -28,6 +28,7 @@ from infra.providers.answers import (
     in_doubt,
     is_read,
     problem_text,
+    quoted,
     refusal,
     retry_after_seconds,
     unusable,
@@ -57,6 +58,9 @@ from reconciler.provider.named_objects import check_uid
 from reconciler.provider.secrets import Secrets
 
 _ETAG: Final = "ETag"
+
+MAX_MARK_CHARACTERS: Final = 64 * 1024
+"""Of what changes with the objects of an API: it is kept, and compared each time."""
 
 _decoder = msgspec.json.Decoder(Any)
 _encoder = msgspec.json.Encoder(order="deterministic")
@@ -223,7 +227,7 @@ class RestProvider:
         if found is None:
             return None
         if protocol.ids_are_made and found.uid != uid:
-            raise unusable(answer, f"it describes {found.uid!r}, not {uid!r}")
+            raise unusable(answer, f"it describes {quoted(found.uid)}, not {uid!r}")
         return _Found(found, answer.headers.get(_ETAG), read_at)
 
     def _one_shown(self, answer: Answer, content: Any, name: str) -> ExternalObject | None:
@@ -246,7 +250,7 @@ class RestProvider:
         if mine:
             return mine[0]
         if found and protocol.read.placeholders:
-            raise unusable(answer, f"it describes {found[0].name!r}, not {name!r}")
+            raise unusable(answer, f"it describes {quoted(found[0].name)}, not {name!r}")
         return None
 
     async def _found_by_name(self, name: str) -> _Found | None:
@@ -267,7 +271,7 @@ class RestProvider:
         except UnusableObjectError as error:
             raise unusable(answer, str(error)) from None
         if thing.name != name:
-            raise unusable(answer, f"it describes {thing.name!r}, not {name!r}")
+            raise unusable(answer, f"it describes {quoted(thing.name)}, not {name!r}")
         return thing
 
     def _pages(self, page_size: int, unreadable: Unreadable | None = None) -> Pages:
@@ -440,7 +444,7 @@ class RestProvider:
             shown = _at(shown_at, answer, content)
             thing = self._about(answer, None if shown is MISSING else shown, action.external_name)
             if uid is not None and thing.uid != uid:
-                raise unusable(answer, f"it describes {thing.uid!r}, not {uid!r}")
+                raise unusable(answer, f"it describes {quoted(thing.uid)}, not {uid!r}")
             return Effect(thing, replayed=is_replay)
         self._check_body(answer)
         try:
@@ -545,7 +549,14 @@ class WatchingRestProvider(RestProvider):
             mark = _at(mark_at, answer, decoded(answer, _decoder))
         if mark is None or mark is MISSING:
             raise unusable(answer, "it has no change cursor")
-        return mark if isinstance(mark, str) else _encoder.encode(mark).decode()
+        text = mark if isinstance(mark, str) else _encoder.encode(mark).decode()
+        if len(text) > MAX_MARK_CHARACTERS:
+            raise unusable(
+                answer,
+                f"its change cursor has {len(text)} characters, but at most "
+                f"{MAX_MARK_CHARACTERS} are allowed",
+            )
+        return text
 
 
 def _at(finder: Finder, answer: Answer, content: Any) -> Any:

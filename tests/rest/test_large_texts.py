@@ -1,0 +1,132 @@
+"""Texts of an API that are megabytes long cost no more than the part of them that is used."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from events.kind_definition import KindDefinitionSpec
+from events.provider_config import ProviderConfigSpec, Scope
+from infra.providers.answers import Answer, problem_text
+from infra.providers.caddy.admin import caddy_refusal
+from infra.providers.docker.engine import engine_refusal
+from infra.providers.http import HttpApi
+from infra.providers.listing import MAX_TOKEN_CHARACTERS
+from infra.providers.rest.protocol import MAX_RULE_CHARACTERS, Protocol
+from infra.providers.rest.provider import MAX_MARK_CHARACTERS, RestProvider, WatchingRestProvider
+from reconciler.errors import NotDoneError, RefusedError
+from reconciler.provider.contract import listing
+from reconciler.provider.secrets import Secrets
+from tests.hostile_server import HEAD, MIB, hostile_server
+from tests.rest.test_made_ids import SPEC
+
+BODIES = {
+    "characters that grow in lower case": "İ".encode() * (4 * MIB),
+    "no UTF-8": b"\xff" * (8 * MIB),
+    "a problem full of escapes": b'{"detail": "' + b"\\u0130" * (2 * MIB) + b'"}',
+}
+
+
+def protocol(**changes: Any) -> Protocol:
+    rest = {**SPEC["rest"], **changes}
+    return Protocol(msgspec.convert({**SPEC, "rest": rest}, KindDefinitionSpec))
+
+
+def cpu_seconds(work: Callable[[], object]) -> float:
+    """Return the least CPU time of some runs."""
+    seconds: list[float] = []
+    for _ in range(3):
+        begin = time.process_time()
+        work()
+        seconds.append(time.process_time() - begin)
+    return min(seconds)
+
+
+@pytest.mark.parametrize("what", BODIES)
+@pytest.mark.parametrize("status", [400, 422])
+def test_a_large_refusal_costs_little_of_what_its_search_would(what: str, status: int) -> None:
+    content = BODIES[what]
+    rules = [{"status": [422], "means": "Refused", "text": "absent"}]
+    found = protocol(errors=rules)
+    answer = Answer("POST", "https://api.example", status, {}, content)
+    whole = cpu_seconds(lambda: content.decode(errors="replace").lower())
+    for each in (
+        lambda: found.rule_for(status, content),
+        lambda: problem_text(answer),
+        lambda: engine_refusal(answer),
+        lambda: caddy_refusal(answer),
+    ):
+        assert cpu_seconds(each) < whole / 8
+
+
+def test_a_rule_searches_the_beginning_of_a_response() -> None:
+    found = protocol(errors=[{"status": [400], "means": "Refused", "text": "Taken"}])
+    words = b"is taken"
+    beginning = b"x" * (MAX_RULE_CHARACTERS - len(words))
+    assert found.rule_for(400, beginning + words) is not None
+    assert found.rule_for(400, beginning + b"x" + words) is None
+    assert found.rule_for(409, words) is None
+
+
+class Pages:
+    """An API whose pages each have a token of some length."""
+
+    def __init__(self, body: Callable[[int], object]) -> None:
+        self.requests: list[int] = []
+        self._body = body
+
+    def __call__(self, connection: socket.socket, head: bytes) -> None:
+        self.requests.append(len(head))
+        body = msgspec.json.encode(self._body(len(self.requests)))
+        connection.sendall(HEAD + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body))
+        connection.sendall(body)
+
+
+def at(port: int) -> ProviderConfigSpec:
+    return ProviderConfigSpec("memos", f"http://127.0.0.1:{port}")
+
+
+@pytest.mark.parametrize("excess", [0, 1])
+async def test_the_token_of_a_page_has_a_limit(excess: int) -> None:
+    def body(number: int) -> object:
+        token = f"{number:04}".ljust(MAX_TOKEN_CHARACTERS + excess, "/")
+        return {"items": [], "next": token if number < 3 else None}
+
+    pages = Pages(body)
+    paging = {"by": "Token", "at": "next", "parameter": "after"}
+    by_token = protocol(list={"path": "/notes", "items": "items", "paging": paging})
+    with hostile_server(pages) as port:
+        provider = RestProvider(by_token, at(port), Secrets(None))
+        if excess:
+            with pytest.raises(NotDoneError, match=f"at most {MAX_TOKEN_CHARACTERS}"):
+                await listing(provider, Scope())
+        else:
+            assert await listing(provider, Scope()) == []
+        await provider.close()
+    assert len(pages.requests) == (1 if excess else 3)
+
+
+async def test_a_request_with_a_path_of_megabytes_is_not_encoded() -> None:
+    pages = Pages(lambda _: {})
+    with hostile_server(pages) as port:
+        api = HttpApi(at(port), secret=None)
+        for path, query in (("/" + "x" * MIB, []), ("/x", [("a", "/" * MIB)])):
+            with pytest.raises(RefusedError, match="at most 65536 are allowed"):
+                await api.call("GET", path, query=query)
+        await api.close()
+    assert pages.requests == []
+
+
+@pytest.mark.parametrize("mark", ["x" * (MAX_MARK_CHARACTERS + 1), ["x" * MAX_MARK_CHARACTERS]])
+async def test_a_change_cursor_has_a_limit(mark: object) -> None:
+    changing = protocol(changes={"path": "/mark", "at": "mark"})
+    with hostile_server(Pages(lambda _: {"mark": mark})) as port:
+        provider = WatchingRestProvider(changing, at(port), Secrets(None))
+        with pytest.raises(NotDoneError, match="change cursor has"):
+            await provider.changes(None)
+        await provider.close()
