@@ -159,14 +159,19 @@ class UnknownResultError(ProviderError):
 class UnreadableObjectsError(ProviderError):
     """A listing is complete, except for objects that exist and cannot be shown.
 
-    ``objects``: their names and uids. The listing does not prove that one of them is absent.
+    ``objects``: their names and uids, None for what is unknown. The listing does not prove that
+    one of them is absent; with one of an unknown name, it proves that of no object.
     """
 
     error_class: ErrorClass = "NotDone"
 
-    def __init__(self, message: str, objects: Collection[tuple[str, str | None]]) -> None:
+    def __init__(self, message: str, objects: Collection[tuple[str | None, str | None]]) -> None:
         super().__init__(message, status=HTTPStatus.CONFLICT)  # says nothing of the API's health
         self.objects = objects
+
+    def may_have(self, name: str) -> bool:
+        """Return whether one of the objects has, or may have, a name."""
+        return any(each in (None, name) for each, _ in self.objects)
 
 
 class ListingExpiredError(ProviderError):

@@ -146,10 +146,8 @@ def decoded(response: Answer, decoder: msgspec.json.Decoder[_T]) -> _T:
     """Decode a success's body; one that cannot be decoded tells nothing about what was done."""
     try:
         return decoder.decode(response.content)
-    except RecursionError as error:
-        raise unusable(response, "its JSON is nested too deeply") from error
     except UNDECODABLE as error:
-        raise unusable(response, str(error)) from error
+        raise undecodable(response, error) from error
 
 
 def decoded_about(external_name: str, response: Answer, decoder: msgspec.json.Decoder[_N]) -> _N:
@@ -158,6 +156,12 @@ def decoded_about(external_name: str, response: Answer, decoder: msgspec.json.De
     if thing.name != external_name:
         raise unusable(response, f"it describes {quoted(thing.name)}, not {external_name!r}")
     return thing
+
+
+def undecodable(response: Answer, error: Exception) -> ProviderError:
+    """Describe a success whose body the decoder refuses."""
+    is_deep = isinstance(error, RecursionError)
+    return unusable(response, "its JSON is nested too deeply" if is_deep else str(error))
 
 
 def unusable(response: Answer, why: str) -> ProviderError:

@@ -100,7 +100,8 @@ class Provider(Protocol):
         """List a scope page by page. Ending without an exception means: the listing is complete.
 
         After the last page, ``UnreadableObjectsError`` names the objects that cannot be shown: one
-        of them must not keep the others from being listed.
+        of them must not keep the others from being listed. With one whose name is unknown, the
+        listing does not prove that any object is missing.
 
         Where the kind declares no ``listing``, only the scope of one name and one owner label is
         searched, and only where names are not unique: so the object of a lost creation is found.

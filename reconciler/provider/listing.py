@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from events.excerpt import some
 from events.external import ExternalObject
 from events.provider_config import Scope
+from infra.providers.answers import quoted
 from reconciler.errors import NotDoneError, UnreadableObjectsError
 
 _TURN_SECONDS: Final = 0.01
@@ -35,35 +37,50 @@ class Unreadable:
     """
 
     def __init__(self) -> None:
-        self._reasons: dict[tuple[str, str | None], str] = {}
+        self._reasons: dict[tuple[str | None, str | None], str] = {}
 
     def converted(
-        self, convert: Callable[[], _Item], place: Callable[[], tuple[str, str | None]]
+        self,
+        convert: Callable[[], _Item],
+        place: Callable[[], tuple[str | None, str | None] | None],
     ) -> _Item | None:
         """Return a converted object, or None and remember it if that fails for any reason.
 
-        ``place``: its name and uid. Where they cannot be told, the listing fails.
+        ``place``: its name and uid, None for what is unknown; None if it does not belong to the
+        listing. Where it raises, the name is unknown.
         """
         try:
             return convert()
         except Exception as error:  # noqa: BLE001 - whatever the object is, others are shown
-            self.add(*place(), f"{type(error).__name__}: {error}")
+            found: tuple[str | None, str | None] | None = None, None
+            with suppress(Exception):
+                found = place()
+            if found is not None:
+                self.add(*found, f"{type(error).__name__}: {error}")
             return None
 
-    def add(self, name: str, uid: str | None, reason: str) -> None:
-        """Remember an object that cannot be shown."""
+    def add(self, name: str | None, uid: str | None, reason: str) -> None:
+        """Remember an object that cannot be shown; None for an unknown name or uid."""
         self._reasons[name, uid] = reason[:_MAX_REASON_CHARACTERS]
 
     @property
     def names(self) -> list[str]:
-        """Names of the objects."""
-        return [name for name, _ in self._reasons]
+        """Names of the objects, as far as they are known."""
+        return [name for name, _ in self._reasons if name is not None]
+
+    def may_have(self, name: str) -> bool:
+        """Return whether one of the objects has, or may have, a name."""
+        return any(each in (None, name) for each, _ in self._reasons)
 
     def check(self) -> None:
         """Raise ``UnreadableObjectsError`` if there is any, after the last page."""
         if self._reasons:
-            named = [f"{name!r}: {why}" for (name, _), why in self._reasons.items()]
+            named = [f"{_named(name)}: {why}" for (name, _), why in self._reasons.items()]
             raise UnreadableObjectsError(f"cannot read {some(named, '; ')}", self._reasons.keys())
+
+
+def _named(name: str | None) -> str:
+    return "an object without a name" if name is None else quoted(name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,12 +52,14 @@ async def findings(
     config: ProviderConfigSpec = CONFIG,
     damage: Collection[LogDamage] = (),
     unique_names: bool = False,
+    unreadable: Collection[tuple[str | None, str | None]] = (),
     **more: Any,
 ) -> Findings:
     began = ListingBegan("default", "Note", 5)
     listing = ListingAssembler(began, None, unique_names=unique_names)
     listing.add(shown)
     objects = listing.complete(len(shown))
+    listing.leave_out(unreadable)
     by_name = {str(each.key): each for each in rows}
     return await observations(listing, objects, by_name, config, "log", damage, **more)
 
@@ -408,3 +410,33 @@ def test_what_came_twice_counts_once_and_two_of_one_name_count_twice() -> None:
     assert len(listing.complete(2)) == 2
     with pytest.raises(ListingRefusedError):
         listing.complete(3)
+
+
+@pytest.mark.parametrize("unique_names", [True, False])
+@pytest.mark.parametrize(
+    ("unreadable", "is_absent"),
+    [
+        ([("todo", "n1")], False),
+        ([("todo", None)], False),
+        ([("other", "n2")], True),
+        ([("other", None)], True),
+        ([(None, None)], False),
+    ],
+)
+async def test_what_a_listing_cannot_show_may_be_ours(
+    unreadable: list[tuple[str | None, str | None]], is_absent: bool, unique_names: bool
+) -> None:
+    ours = row("mine", note("n1"), owned=True, uid="n1")
+    found = await findings([], ours, unreadable=unreadable, unique_names=unique_names)
+    needs_read = (None, None) in unreadable or (is_absent and not unique_names)
+    assert [key.name for key, _ in found.observed] == ["mine"] * (is_absent and unique_names)
+    assert [each.key.name for each in found.doubtful] == ["mine"] * needs_read
+    assert found.losses.missing == int(is_absent or (None, None) in unreadable)
+
+
+async def test_of_objects_that_cannot_be_told_apart_none_is_shown() -> None:
+    ours = row("mine", None, owned=True, uid="n1")
+    shown = [note("n1")]
+    found = await findings(shown, ours, unreadable=[("todo", None)], unique_names=True)
+    assert not found.observed
+    assert not found.doubtful

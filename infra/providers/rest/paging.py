@@ -26,8 +26,8 @@ _LINK = re.compile(r"<([^<>]*)>((?:[^,\"]|\"[^\"]*\")*)")
 _NEXT = re.compile(r";\s*rel\s*=\s*(?:next\b|\"(?:[^\"]*\s)?next[\s\"])", re.IGNORECASE)
 
 _Query = list[tuple[str, str]]
-ObjectsOf = Callable[[Answer, Sequence[Any]], Awaitable[Sequence[ExternalObject]]]
-"""Finds the objects of the kind among the items of an answer."""
+ObjectsOf = Callable[[Sequence[Any]], Awaitable[Sequence[ExternalObject]]]
+"""Finds the objects of the kind among the items of a page."""
 
 
 class Listed(NamedTuple):
@@ -84,7 +84,7 @@ class Pages:
                 return await self._by_number(paging, token)
 
     async def _page(self, listed: Listed, following: str | None) -> Page:
-        return Page(await self._objects_of(listed.answer, listed.items), following)
+        return Page(await self._objects_of(listed.items), following)
 
     async def _by_token(self, paging: Paging, token: str) -> Page:
         assert self._token_at is not None

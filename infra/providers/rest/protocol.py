@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, cast
 from urllib.parse import quote
 
@@ -26,6 +26,7 @@ from infra.providers.answers import beginning
 from infra.providers.endpoint import leads_elsewhere
 from infra.providers.rest.document import Document
 from infra.providers.rest.expressions import Expression, ExpressionError
+from infra.providers.rest.items import UndecodableItem
 from infra.providers.rest.marks import Found, Marking
 from infra.providers.rest.places import (
     MISSING,
@@ -192,6 +193,14 @@ class Protocol:
         ready = {READY: Output("", "Boolean", "Whether it can be used.")} if self._ready else {}
         return {**self.rest.outputs, **ready}
 
+    def has_token_within(self, steps: Sequence[str]) -> bool:
+        """Return whether the token of the next page may be found below a path."""
+        paging = None if self.rest.list is None else self.rest.list.paging
+        if paging is None or paging.by != "Token":
+            return False
+        found = Finder(paging.at, "", "answer").steps
+        return found is None or found[: len(steps)] == tuple(steps)
+
     def name_problem(self, name: str) -> str | None:
         """Describe what is wrong with a name for this API, or None."""
         if not 0 < len(name) <= MAX_NAME_CHARACTERS:
@@ -217,15 +226,18 @@ class Protocol:
 
     def is_one(self, shown: Any) -> bool:
         """Return whether a listed object is of this kind; raises ``UnusableObjectError``."""
-        name = self._text_at(self.name_at, shown)
         if self._where is not None:
             try:
                 if self._where.value({"object": shown}) is not True:
                     return False
             except ExpressionError as error:
                 raise UnusableObjectError(str(error)) from None
+        name = self._text_at(self.name_at, shown)
         if name is None:
             raise UnusableObjectError(f"an object has no name at {self.name_at.text}")
+        return self._is_named(name)
+
+    def _is_named(self, name: str) -> bool:
         named = self.rest.name
         return name.startswith(named.prefix) and name.endswith(named.suffix)
 
@@ -247,9 +259,34 @@ class Protocol:
             outputs=self._given(shown),
         )
 
-    def place(self, shown: Any) -> tuple[str, str | None]:
-        """Return the name and the uid of an object; raises ``UnusableObjectError``."""
-        return self._place(shown, self.marking.found(shown) if self.marking else None)
+    def place_of(self, item: Any) -> tuple[str | None, str | None] | None:
+        """Return the name and the uid of an item that cannot be shown, None for what is unknown.
+
+        None if it is of another kind, as far as its name shows that.
+        """
+        shown, is_whole = item, True
+        if isinstance(item, UndecodableItem):
+            shown, is_whole = item.readable, False
+        name = self._known_text(self.name_at, shown, is_whole=is_whole)
+        if name is None:
+            return None, None
+        if not self._is_named(name):
+            return None
+        named, uid = self.rest.name, None
+        if self.uid_at is not None:
+            uid = self._known_text(self.uid_at, shown, is_whole=is_whole)
+        elif self.marking is not None and (is_whole or self.marking.steps is not None):
+            uid = self.marking.found(shown).uid
+        return name.removeprefix(named.prefix).removesuffix(named.suffix), uid
+
+    def _known_text(self, finder: Finder, shown: Any, *, is_whole: bool) -> str | None:
+        """Return a text; without some members, an expression could find another one."""
+        if not is_whole and finder.steps is None:
+            return None
+        try:
+            return self._text_at(finder, shown)
+        except UnusableObjectError:
+            return None
 
     def _place(self, shown: Any, marks: Found | None) -> tuple[str, str | None]:
         name, named = self._text_at(self.name_at, shown), self.rest.name

@@ -23,6 +23,7 @@ from events.log import Action
 from events.manifest import Fields
 from events.provider_config import ProviderConfigSpec, Scope
 from infra.providers.answers import (
+    UNDECODABLE,
     Answer,
     decoded,
     in_doubt,
@@ -31,12 +32,14 @@ from infra.providers.answers import (
     quoted,
     refusal,
     retry_after_seconds,
+    undecodable,
     unusable,
 )
 from infra.providers.endpoint import leads_elsewhere
 from infra.providers.http import HttpApi
 from infra.providers.rest.document import without_nothing
 from infra.providers.rest.expressions import ExpressionError
+from infra.providers.rest.items import SplitError, UndecodableItem, check_structure, split
 from infra.providers.rest.marks import made_uid
 from infra.providers.rest.paging import Listed, Pages
 from infra.providers.rest.places import MISSING, WHOLE, Finder, put_at
@@ -169,7 +172,7 @@ class RestProvider:
             read_at=there.read_at,
         )
         if answer.status_code in protocol.delete.success:
-            self._check_body(answer)
+            await self._check_body(answer)
             return Effect(None, replayed=self._is_replay(answer))
         means = self._meaning(answer, call.conflict or (412,), call.absent)
         if means == "Conflict":
@@ -195,9 +198,27 @@ class RestProvider:
         """List all objects of this kind; the scope is looked at here."""
         unreadable = Unreadable()
         pages = self._pages(page_size, unreadable)
+        listed: dict[tuple[str, str | None], str | None] = {}
         async for objects in all_pages(scope, pages.fetch):
-            yield objects
+            yield [each for each in objects if self._is_first(each, listed, unreadable)]
         unreadable.check()
+
+    def _is_first(
+        self,
+        found: ExternalObject,
+        listed: dict[tuple[str, str | None], str | None],
+        unreadable: Unreadable,
+    ) -> bool:
+        """Return whether an object is the first one of the listing with its name, or its id."""
+        place = found.name, found.uid if self._protocol.ids_are_made else None
+        if place not in listed:
+            listed[place] = found.uid
+            return True
+        if listed[place] == found.uid:  # it moved to a later page, and another may have moved back
+            unreadable.add(None, None, f"{quoted(found.name)} is listed twice")
+        else:
+            unreadable.add(found.name, None, "several objects have this name")
+        return False
 
     async def close(self) -> None:
         """Close connections."""
@@ -218,11 +239,10 @@ class RestProvider:
                 raise self._classified(answer, means)
             await self._confirm_absence(name, uid, answer)
             return None
-        content = decoded(answer, _decoder)
         found = (
-            self._one_shown(answer, content, name)
+            self._one_shown(answer, decoded(answer, _decoder), name)
             if protocol.read_items_at is None
-            else await self._one_of(answer, content, name)
+            else await self._one_of(answer, protocol.read_items_at, name)
         )
         if found is None:
             return None
@@ -238,18 +258,19 @@ class RestProvider:
             raise unusable(answer, f"it has no object at {self._protocol.read_at.text}")
         return self._about(answer, shown, name)
 
-    async def _one_of(self, answer: Answer, content: Any, name: str) -> ExternalObject | None:
+    async def _one_of(self, answer: Answer, items_at: Finder, name: str) -> ExternalObject | None:
         """Find an object among several; one of another name is no answer to a question for one."""
-        protocol = self._protocol
-        assert protocol.read_items_at is not None
-        items = _as_list(answer, _at(protocol.read_items_at, answer, content))
-        found = await self._those_of_kind(answer, items)
+        unreadable = Unreadable()
+        _, items = await self._items_of(answer, items_at)
+        found = await self._those_of_kind(items, unreadable)
+        if unreadable.may_have(name):
+            unreadable.check()
         mine = [each for each in found if each.name == name]
         if len(mine) > 1:
             raise unusable(answer, f"{len(mine)} objects have the name {name!r}")
         if mine:
             return mine[0]
-        if found and protocol.read.placeholders:
+        if found and self._protocol.read.placeholders:
             raise unusable(answer, f"it describes {quoted(found[0].name)}, not {name!r}")
         return None
 
@@ -261,7 +282,7 @@ class RestProvider:
                     if each.name == name:
                         return _Found(each, None, time.monotonic())
         except UnreadableObjectsError as error:
-            if any(unreadable == name for unreadable, _ in error.objects):
+            if error.may_have(name):
                 raise
         return None
 
@@ -270,30 +291,30 @@ class RestProvider:
             thing = self._protocol.seen(shown)
         except UnusableObjectError as error:
             raise unusable(answer, str(error)) from None
+        except Exception as error:
+            raise unusable(answer, f"{type(error).__name__}: {error}") from error
         if thing.name != name:
             raise unusable(answer, f"it describes {quoted(thing.name)}, not {name!r}")
         return thing
 
-    def _pages(self, page_size: int, unreadable: Unreadable | None = None) -> Pages:
+    def _pages(self, page_size: int, unreadable: Unreadable) -> Pages:
         those_of_kind = partial(self._those_of_kind, unreadable=unreadable)
         return Pages(self._protocol, self._listed, those_of_kind, page_size)
 
     async def _those_of_kind(
-        self, answer: Answer, items: Sequence[Any], unreadable: Unreadable | None = None
+        self, items: Sequence[Any], unreadable: Unreadable
     ) -> list[ExternalObject]:
         protocol = self._protocol
 
-        def seen(item: Any) -> ExternalObject | None:
-            if not protocol.is_one(item):
-                return None
-            if unreadable is None:
-                return protocol.seen(item)
-            return unreadable.converted(lambda: protocol.seen(item), lambda: protocol.place(item))
+        def shown(item: Any) -> ExternalObject | None:
+            if isinstance(item, UndecodableItem):
+                raise UnusableObjectError(item.reason)
+            return protocol.seen(item) if protocol.is_one(item) else None
 
-        try:
-            return await in_turns(items, seen)
-        except UnusableObjectError as error:
-            raise unusable(answer, str(error)) from None
+        return await in_turns(
+            items,
+            lambda item: unreadable.converted(lambda: shown(item), lambda: protocol.place_of(item)),
+        )
 
     async def _confirm_absence(self, name: str, uid: str | None, answer: Answer) -> None:
         """Have the collection answer, too, before a 404 counts: any gateway can say that."""
@@ -303,9 +324,9 @@ class RestProvider:
             collection = await self._api.call("GET", confirm, headers=protocol.rest.headers)
             if collection.status_code != HTTPStatus.OK:
                 raise refusal(collection)
-            decoded(collection, _decoder)
+            await self._check_json(collection)
             return
-        page = await self._pages(1).fetch("")
+        page = await self._pages(1, Unreadable()).fetch("")
         for each in page.objects:
             if each.name == name and uid in (None, each.uid):
                 raise NotDoneError(
@@ -319,9 +340,22 @@ class RestProvider:
         answer = await self._ask(request, {}, self._variables({}), path=path, more=query)
         if answer.status_code not in request.success:
             raise self._classified(answer, self._meaning(answer))
-        content = decoded(answer, _decoder)
-        items = _at(self._protocol.items_at, answer, content)
-        return Listed(answer, content, _as_list(answer, items))
+        content, items = await self._items_of(answer, self._protocol.items_at)
+        return Listed(answer, content, items)
+
+    async def _items_of(self, answer: Answer, items_at: Finder) -> tuple[Any, list[Any]]:
+        """Decode a document and a list in it: one odd item must not hide the others."""
+        try:
+            content = _decoder.decode(answer.content)
+        except UNDECODABLE as error:
+            steps = items_at.steps
+            if steps is None or self._protocol.has_token_within(steps):
+                raise undecodable(answer, error) from error
+            try:
+                return await split(answer.content, steps)
+            except SplitError:
+                raise undecodable(answer, error) from error
+        return content, _as_list(answer, _at(items_at, answer, content))
 
     async def _ask(
         self,
@@ -446,7 +480,7 @@ class RestProvider:
             if uid is not None and thing.uid != uid:
                 raise unusable(answer, f"it describes {quoted(thing.uid)}, not {uid!r}")
             return Effect(thing, replayed=is_replay)
-        self._check_body(answer)
+        await self._check_body(answer)
         try:
             found = await self._found(action.external_name, uid)
         except ProviderError as error:  # it is done, so `NotDoneError` would be wrong
@@ -471,10 +505,20 @@ class RestProvider:
             return Effect(thing, replayed=True)
         raise ConflictError(why, status=status, obstacle=thing)
 
-    def _check_body(self, answer: Answer) -> None:
+    async def _check_body(self, answer: Answer) -> None:
         """Take an answer for a success only if it is empty, or JSON: a login page is neither."""
         if answer.content.strip():
-            decoded(answer, _decoder)
+            await self._check_json(answer)
+
+    async def _check_json(self, answer: Answer) -> None:
+        """Raise for what is no JSON; an odd value in it, which any client may store, is JSON."""
+        try:
+            _decoder.decode(answer.content)
+        except UNDECODABLE as error:
+            try:
+                await check_structure(answer.content)
+            except SplitError:
+                raise undecodable(answer, error) from error
 
     # --- what answers mean
 

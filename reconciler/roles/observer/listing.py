@@ -47,7 +47,7 @@ class ListingAssembler:
 
     ``began_at``: start time. ``began_by``: start on the monotonic clock of this process, if it
     started here. Without ``unique_names``, the API assigns ids, and two objects may have the same
-    name. ``unreadable``: places of objects that exist but could not be read.
+    name. ``has_unknown_names``: objects without a known name exist, so it proves no absence.
     """
 
     def __init__(
@@ -62,7 +62,8 @@ class ListingAssembler:
         self.began = began
         self.began_at = began_at
         self.began_by = began_by
-        self.unreadable: set[str] = set()
+        self.has_unknown_names = False
+        self._unreadable: set[str] = set()
         self._objects: dict[str, ExternalObject] = {}
 
     def add(self, objects: Iterable[ExternalObject]) -> None:
@@ -94,6 +95,24 @@ class ListingAssembler:
     def place_of(self, row: StatusRow) -> str:
         """Return the place of a resource's object, as far as known."""
         return self.place(row.external_name, row.uid or row.observed_uid)
+
+    def leave_out(self, unreadable: Iterable[tuple[str | None, str | None]]) -> None:
+        """Take out objects that exist and cannot be shown: their names and uids.
+
+        None stands for what is unknown: an object without a known name may be any one.
+        """
+        for name, uid in unreadable:
+            if name is None:
+                self.has_unknown_names = True
+                continue
+            place = self.place(name, uid)
+            self._unreadable.add(name if uid is None else place)
+            self._objects.pop(place, None)
+
+    def is_unreadable(self, place: str) -> bool:
+        """Return whether what is at a place exists and cannot be shown, as far as is known."""
+        name = place if self.unique_names else place.partition("\n")[0]
+        return place in self._unreadable or name in self._unreadable
 
     def complete(self, count: int) -> Mapping[str, ExternalObject]:
         """Return all objects by place; raises ``ListingRefusedError`` if the count differs.
@@ -234,7 +253,7 @@ async def _missing(
     doubtful: list[StatusRow] = []
     async for some in with_pauses(known.items()):
         for place, mine in some:
-            if place in objects or place in listing.unreadable:
+            if place in objects or listing.is_unreadable(place):
                 continue
             is_outside = not place.startswith(began.prefix or "")
             for row in mine:
@@ -246,7 +265,8 @@ async def _missing(
                     continue
                 # A released object would become unmanaged once its row is deleted.
                 is_released = not row.owned and (row.external_name, row.observed_uid) in released
-                is_unproven = is_outside or is_released or bool(began.labels)
+                is_unproven = is_outside or is_released or listing.has_unknown_names
+                is_unproven = is_unproven or bool(began.labels)
                 if is_unproven or _would_be_made_twice(row, listing):
                     doubtful.append(row)
                 else:
@@ -330,7 +350,8 @@ def _creator(
         return None  # no name shows that the resource may have created it
     if not listing.unique_names and row.owned:
         place = listing.place_of(row)
-        return None if place in objects or place in listing.unreadable else row
+        may_exist = listing.has_unknown_names or listing.is_unreadable(place)
+        return None if place in objects or may_exist else row
     return row if seen.name in row.uncertain_names else None
 
 
@@ -553,7 +574,7 @@ async def _loss_count(
         ]
         total += len(owned)
         missing += sum(
-            1 for name in owned if name not in objects and name not in listing.unreadable
+            1 for name in owned if name not in objects and not listing.is_unreadable(name)
         )
     return LossCount(missing, total)
 

@@ -265,7 +265,7 @@ class Observer:
             self._clock(),
             unique_names=capabilities is None or capabilities.deterministic_names,
         )
-        count = 0
+        count, unreadable = 0, list[tuple[str | None, str | None]]()
         gate = self._gates.of(config_name)
         is_probe = False if gate.is_open else await gate.enter(config_name)
         with gate.calls(config_name, is_probe=is_probe):
@@ -274,14 +274,16 @@ class Observer:
                     listing.add(page)
                     count += len(page)
             except UnreadableObjectsError as error:
-                listing.unreadable |= {listing.place(*each) for each in error.objects}
+                unreadable += error.objects
                 _logger.warning(
                     "objects unreadable", config=config_name, kind=kind, error=error.message
                 )
         self.listings += 1
         if self._configurations.by_name.get(config_name) != config:
             raise ListingRefusedError("its ProviderConfig was changed during the listing")
-        return await self.publish_changes(listing, listing.complete(count), provider)
+        objects = listing.complete(count)
+        listing.leave_out(unreadable)
+        return await self.publish_changes(listing, objects, provider)
 
     async def _read_each(self, config_name: str, kind: str, config: ProviderConfigSpec) -> int:
         """Read each object of an API without listings."""

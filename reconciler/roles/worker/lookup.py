@@ -76,7 +76,7 @@ async def _search(
                     labeled.append(each)
                 another = another or each
     except UnreadableObjectsError as error:
-        if any(name == action.external_name for name, _ in error.objects):
+        if error.may_have(action.external_name):
             raise
     if len(labeled) > 1:
         uids = [each.uid or "" for each in labeled[:MAX_LABELED_UIDS]]

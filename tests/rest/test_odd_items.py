@@ -1,0 +1,244 @@
+"""One odd object of a listing hides no others, and is not taken for missing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from events.kind_definition import KindDefinitionSpec
+from events.provider_config import ProviderConfigSpec, Scope
+from infra.providers.rest.items import SplitError, UndecodableItem, check_structure, split
+from infra.providers.rest.protocol import Protocol
+from infra.providers.rest.provider import RestProvider
+from reconciler.errors import NotDoneError, ProviderError, UnreadableObjectsError
+from reconciler.provider.secrets import Secrets
+from tests.hostile_server import HEAD, hostile_server
+
+SPEC: dict[str, Any] = {
+    "apiVersion": "things/v1",
+    "provider": "things",
+    "fields": {"size": {"type": "Number"}},
+    "rest": {
+        "uid": "id",
+        "metadata": {"at": "labels"},
+        "read": {"path": "/things/{name}"},
+        "create": {"path": "/things", "conflict": [409], "shows": "."},
+        "delete": {"path": "/things/{name}"},
+        "list": {
+            "path": "/things",
+            "items": "items",
+            "paging": {"by": "Token", "at": "next", "parameter": "after"},
+        },
+    },
+}
+GOOD = b'{"name": "good", "id": "g", "size": 1}'
+
+UNDECODABLE = {
+    "a lone surrogate": b'{"name": "odd", "id": "o", "size": 1, "note": "\\ud800"}',
+    "a number that is too large": b'{"name": "odd", "id": "o", "size": 1e400}',
+    "an integer of 4,400 digits": b'{"id": "o", "size": %s, "name": "odd"}' % (b"1" * 4400),
+    "no UTF-8": b'{"name": "odd", "id": "o", "deep": {"note": "\xff"}}',
+    "two thousand levels": b'{"name": "odd", "id": "o", "x": %s}' % (b"[" * 2000 + b"]" * 2000),
+    "a label": b'{"name": "odd", "id": "o", "labels": {"a": "\\udfff"}}',
+}
+NAMELESS = {
+    "a surrogate in its name": b'{"name": "\\ud800", "id": "o"}',
+    "no name": b'{"name": null, "id": "o"}',
+    "a name that is none": b'{"name": true, "id": "o"}',
+    "null": b"null",
+    "a string": b'"odd"',
+    "a number": b"1e400",
+}
+WITHOUT_ID = {
+    "no id": b'{"name": "odd", "size": 1}',
+    "an id that cannot be decoded": b'{"name": "odd", "id": 1e400, "size": 1}',
+}
+
+
+def page_of(*items: bytes, following: str | None = None) -> bytes:
+    return b'{"items": [%s], "next": %s}' % (b", ".join(items), json.dumps(following).encode())
+
+
+@asynccontextmanager
+async def listed(*pages: bytes, **rest: Any) -> AsyncGenerator[RestProvider]:
+    """Connect to an API that returns some pages, one for each request for the collection."""
+    waiting = list(pages)
+
+    def serve(connection: socket.socket, head: bytes) -> None:
+        is_one = head.split()[1].startswith(b"/things/")
+        body = b"{}" if is_one else waiting.pop(0)
+        first = HEAD.replace(b"200 OK", b"404 Not Found") if is_one else HEAD
+        connection.sendall(first + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body))
+        connection.sendall(body)
+
+    spec = {**SPEC, "rest": {**SPEC["rest"], **rest}}
+    protocol = Protocol(msgspec.convert(spec, KindDefinitionSpec))
+    with hostile_server(serve) as port:
+        config = ProviderConfigSpec("things", f"http://127.0.0.1:{port}")
+        provider = RestProvider(protocol, config, Secrets(None))
+        yield provider
+        await provider.close()
+
+
+async def shown_by(provider: RestProvider) -> tuple[list[str], list[tuple[str | None, str | None]]]:
+    """Return the names of a listing, and the objects that it could not show."""
+    names: list[str] = []
+    try:
+        async for page in provider.pages(Scope(), page_size=10):
+            names += [each.name for each in page]
+    except UnreadableObjectsError as unreadable:
+        return names, list(unreadable.objects)
+    pytest.fail("it showed all objects")
+
+
+@pytest.mark.parametrize("what", UNDECODABLE)
+async def test_an_object_that_cannot_be_decoded_is_named_and_hides_no_others(what: str) -> None:
+    pages = page_of(UNDECODABLE[what], following="2"), page_of(GOOD)
+    async with listed(*pages) as provider:
+        assert await shown_by(provider) == (["good"], [("odd", "o")])
+
+
+@pytest.mark.parametrize("what", NAMELESS)
+async def test_an_object_without_a_name_hides_no_others(what: str) -> None:
+    async with listed(page_of(GOOD, NAMELESS[what])) as provider:
+        names, unreadable = await shown_by(provider)
+    assert names == ["good"]
+    assert [name for name, _ in unreadable] == [None]
+
+
+@pytest.mark.parametrize("what", WITHOUT_ID)
+async def test_an_object_without_an_id_hides_no_others(what: str) -> None:
+    async with listed(page_of(WITHOUT_ID[what], GOOD)) as provider:
+        assert await shown_by(provider) == (["good"], [("odd", None)])
+
+
+async def test_an_odd_object_of_another_kind_is_none_of_the_listing() -> None:
+    odd = b'{"name": "x-odd", "id": "o", "note": "\\ud800"}'
+    name = {"at": "name", "prefix": "y-"}
+    good = GOOD.replace(b"good", b"y-good")
+    async with listed(page_of(odd, good), name=name) as provider:
+        found = [each.name async for page in provider.pages(Scope(), page_size=9) for each in page]
+    assert found == ["good"]
+
+
+async def test_where_an_expression_finds_the_name_it_is_unknown() -> None:
+    """Without the members that cannot be decoded, it could find another name."""
+    create = {
+        "path": "/things",
+        "shows": ".",
+        "conflict": [409],
+        "body": {"name": "= name", "labels": "= metadata"},
+    }
+    name = {"at": "= has(object.note) ? object.note : object.name"}
+    odd = UNDECODABLE["a lone surrogate"]
+    async with listed(page_of(odd, GOOD), name=name, create=create) as provider:
+        assert await shown_by(provider) == (["good"], [(None, None)])
+
+
+async def test_of_two_objects_with_one_name_neither_hides_others() -> None:
+    other = GOOD.replace(b'"g"', b'"h"')
+    async with listed(page_of(GOOD, other, GOOD.replace(b"good", b"well"))) as provider:
+        names, unreadable = await shown_by(provider)
+    assert names == ["good", "well"]
+    assert unreadable == [("good", None)]
+
+
+async def test_a_listing_that_shows_an_object_twice_proves_no_absence() -> None:
+    """It moved to a later page, so that another one may have moved to an earlier one."""
+    async with listed(page_of(GOOD, following="2"), page_of(GOOD)) as provider:
+        assert await shown_by(provider) == (["good"], [(None, None)])
+
+
+@pytest.mark.parametrize("body", [page_of(GOOD)[:-14], page_of(GOOD, b'{"name": ]'), b"<html>"])
+async def test_a_body_that_is_no_json_is_no_listing(body: bytes) -> None:
+    async with listed(body) as provider:
+        with pytest.raises(NotDoneError, match="invalid body"):
+            _ = [page async for page in provider.pages(Scope(), page_size=10)]
+
+
+async def test_an_odd_page_whose_token_may_be_within_an_item_is_no_listing() -> None:
+    """Without the item, the listing would end early and look complete."""
+    paging = {"by": "Token", "at": "= answer.items[0].id", "parameter": "after"}
+    listing = {"path": "/things", "items": "items", "paging": paging}
+    async with listed(page_of(UNDECODABLE["a label"]), list=listing) as provider:
+        with pytest.raises(NotDoneError, match="invalid body"):
+            _ = [page async for page in provider.pages(Scope(), page_size=10)]
+
+
+async def test_an_odd_object_does_not_keep_others_from_being_absent() -> None:
+    """A 404 counts if the collection responds, whatever another client stored in it."""
+    for odd in (*UNDECODABLE.values(), *NAMELESS.values()):
+        async with listed(page_of(odd)) as provider:
+            assert await provider.read("good") is None
+        confirm = {**SPEC["rest"]["read"], "confirm": "/things"}
+        async with listed(page_of(odd), read=confirm) as provider:
+            assert await provider.read("good") is None
+
+
+async def test_an_odd_object_among_several_of_a_read_hides_no_others() -> None:
+    read = {"path": "/collection", "items": "items"}
+    async with listed(page_of(GOOD, UNDECODABLE["a label"]), read=read) as provider:
+        found = await provider.read("good")
+    assert found is not None
+    assert found.uid == "g"
+    for odd in (UNDECODABLE["a label"], NAMELESS["no name"]):
+        async with listed(page_of(odd), read=read) as provider:
+            with pytest.raises(ProviderError, match="cannot read"):
+                await provider.read("odd")
+
+
+def test_an_object_that_cannot_be_listed_may_be_what_a_creation_made() -> None:
+    error = UnreadableObjectsError("x", [("a", "1"), ("b", None)])
+    assert [error.may_have(name) for name in ("a", "b", "c")] == [True, True, False]
+    assert UnreadableObjectsError("x", [(None, None)]).may_have("c")
+
+
+async def test_a_large_page_with_an_odd_object_leaves_the_event_loop_to_others() -> None:
+    items = [b'{"name": "n%d", "id": "%d", "x": [[1], [2]]}' % (n, n) for n in range(30_000)]
+    content = page_of(*items, UNDECODABLE["a lone surrogate"])
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    counting = asyncio.create_task(count())
+    found = await split(content, ("items",))
+    counting.cancel()
+    assert isinstance(found.items[-1], UndecodableItem)
+    assert len(found.items) == len(items) + 1
+    assert turns > 5
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)
+
+
+@given(items=st.lists(JSON), other=JSON, is_ascii=st.booleans(), data=st.data())
+async def test_what_is_split_is_what_is_decoded(
+    items: list[Any], other: Any, is_ascii: bool, data: st.DataObject
+) -> None:
+    document = {"a": other, "items": items, "b": [other]}
+    content = json.dumps(document, ensure_ascii=is_ascii).encode(errors="surrogatepass")
+    found = await split(content, ("items",))
+    assert found.items == items
+    assert found.document == {**document, "items": []}
+    cut = data.draw(st.integers(0, len(content) - 1))
+    with pytest.raises(SplitError):
+        await split(content[:cut], ("items",))
+    with pytest.raises(SplitError):
+        await check_structure(content[:cut])
+    await check_structure(content)
