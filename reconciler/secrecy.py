@@ -12,10 +12,9 @@ import html
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from functools import lru_cache
-from os.path import commonprefix
 from typing import Any, Final, NamedTuple, TypeVar, cast
 
 from reconciler.byte_dumps import MAX_CHARACTERS_OF_BYTE, dumps_in
@@ -43,20 +42,17 @@ _ALIGNMENTS: Final = 3  # of Base64: bytes before the secret, modulo three
 _MARKS: Final = (b"%", b"\\", b"&", b"=", b"\n")  # each escape has one of them
 _ESCAPE: Final = re.compile(
     rb"""
-    [%&=\\\r\n]  # the first character alone, which a search finds fastest
-    (?: (?<=%)  (?: [0-9A-F]{2}
-                  | U D[89AB][0-9A-F]{2} %U D[C-F][0-9A-F]{2} | U (?!D[89A-F]) [0-9A-F]{4} )
-      | (?<=&)  (?: (?: \#[0-9]{1,7} | \#X0{0,7}[0-9A-F]{1,6} | [A-Z]\w{1,31} );
-                  | (?: amp | lt | gt | quot ) (?!=\r?\n) )
-      | (?<==)  (?: [0-9A-F]{2} | \r?\n )
-      | (?<=\\) (?: (?-i:u)D[89AB][0-9A-F]{2}\\(?-i:u)D[C-F][0-9A-F]{2}
-                  | (?-i:u)(?!D[89A-F])[0-9A-F]{4}
-                  | (?-i:U)00[0-9A-F]{6} | (?-i:[ux])\{[0-9A-F]{1,6}\} | (?-i:x)[0-9A-F]{2}
-                  | [0-3][0-7]{2} | (?!=\r?\n)[\ -/:-@\[-`{-~] | (?-i:[bfnrt]) )
-      | (?<=\n)  [ \t]*
-      | (?<=\r)  \n[ \t]*
-    )""",
-    re.VERBOSE | re.IGNORECASE,
+    (  # each branch begins with a character, by which the search skips other text
+      %  (?: H{2} | [Uu][Dd][89ABab]H{2}%[Uu][Dd][C-Fc-f]H{2} | [Uu](?![Dd][89A-Fa-f])H{4} )
+    | &  (?: (?: \#[0-9]{1,7} | \#[Xx]0{0,7}H{1,6} | [A-Za-z]\w{1,31} );
+           | (?i: amp | lt | gt | quot ) (?!=\r?\n) )
+    | =  (?: H{2} | \r?\n )
+    | \\ (?: [\ -/:-<>-@\[-`{-~] | =(?!\r?\n) | [bfnrt] | [0-3][0-7]{2} | xH{2} | U00H{6}
+           | u[Dd][89ABab]H{2}\\u[Dd][C-Fc-f]H{2} | u(?![Dd][89A-Fa-f])H{4} | [ux]\{H{1,6}\} )
+    | \n [ \t]*
+    | \r \n[ \t]*
+    )""".replace(b"H", b"[0-9A-Fa-f]"),
+    re.VERBOSE,
 )
 """The escapes of URLs, HTML, mail, JSON, Python, Git and shells; a line break with its indent.
 
@@ -75,7 +71,18 @@ _LOGIN: Final = re.compile(
 
 _PEM_MARK: Final = "-----"  # of BEGIN and END: every certificate has these lines
 
+_ESCAPES_AT_ONCE: Final = 2048  # 0.5 ms, or 10 ms if each is another one
+_MATCHES_AT_ONCE: Final = 4096
+_ESCAPE_COST: Final = 16  # in bytes of plain text
+_MATCH_COST: Final = 64
+_PLACE_COST: Final = 24
+
 _T = TypeVar("_T")
+Search = Generator[int, None, _T]
+"""A search in pieces of some milliseconds. It yields the cost of each in bytes of plain text.
+
+A byte takes 20 ns. What takes longer, such as an escape, counts as more bytes.
+"""
 
 
 class _Place(NamedTuple):
@@ -89,8 +96,7 @@ class Secrecy:
     """Hides every secret that was added, also after another one has replaced it.
 
     A search takes the same time for one secret as for a thousand. ``clock`` is in seconds;
-    without one, no secret is ever dropped. ``searched_bytes`` counts what was searched so far, and
-    each decoding: callers give way to other work by it.
+    without one, no secret is ever dropped.
     """
 
     def __init__(
@@ -103,7 +109,6 @@ class Secrecy:
         self._forms: dict[bytes, tuple[bytes, ...]] = {}  # by the bytes that are needed of them
         self._starts = (0,)  # where windows begin; a form of six bytes needs them twice as dense
         self._longest = 0
-        self.searched_bytes = 0
         self.add(secret or "")
 
     def __repr__(self) -> str:
@@ -128,18 +133,31 @@ class Secrecy:
 
     def is_in(self, text: str) -> bool:
         """Return whether a text contains a secret."""
-        return bool(self._find(_encoded(text)))
+        return complete(self.search(text))
+
+    def search(self, text: str) -> Search[bool]:
+        """Do the same as ``is_in``, in pieces."""
+        return bool(self._forms) and bool((yield from self._find(_encoded(text))))
 
     def is_in_json(self, content: bytes) -> bool:
         """Return whether a string within JSON, or a number, contains a secret."""
-        return bool(self._forms) and bool(self._find(content, levels=_LEVELS + 1))
+        return complete(self.search_json(content))
+
+    def search_json(self, content: bytes) -> Search[bool]:
+        """Do the same as ``is_in_json``, in pieces."""
+        if not self._forms:
+            return False
+        return bool((yield from self._find(content, levels=_LEVELS + 1)))
 
     def hide(self, text: str) -> str:
         """Return a text without secrets."""
+        return complete(self._hide(text))
+
+    def _hide(self, text: str) -> Search[str]:
         if not self._forms:
             return text
         content = _encoded(text)
-        found = self._find(content)
+        found = yield from self._find(content)
         return _decoded(_replaced(content, found)) if found else text
 
     def hide_start(self, text: str, most: int) -> str:
@@ -148,7 +166,7 @@ class Secrecy:
         The beginning of a secret that a cut has shortened would not be found.
         """
         content = _encoded(text[: most + self.reach_bytes])
-        spans = self._find(content) if self._forms else []
+        spans = complete(self._find(content)) if self._forms else []
         end = len(_encoded(text[:most]))
         end = max([end, *(stop for start, stop in spans if start < end)])
         # What is behind does not move to the front because what is hidden is shorter.
@@ -157,32 +175,46 @@ class Secrecy:
 
     def hide_in(self, value: _T, known: AbstractSet[str] = frozenset()) -> _T:
         """Return JSON-like data without secrets, in its keys too; ``known`` strings stay."""
-        return cast("_T", self._hidden(value, known)) if self._forms else value
+        return complete(self.search_and_hide(value, known))
 
-    def _hidden(self, value: Any, known: AbstractSet[str]) -> Any:
+    def search_and_hide(self, value: _T, known: AbstractSet[str] = frozenset()) -> Search[_T]:
+        """Do the same as ``hide_in``, in pieces."""
+        if not self._forms:
+            return value
+        return cast("_T", (yield from self._hidden(value, known)))
+
+    def _hidden(self, value: Any, known: AbstractSet[str]) -> Search[Any]:
         match value:
             case str():
-                return value if value in known else self.hide(value)
+                return value if value in known else (yield from self._hide(value))
             case dict():
-                items = cast("dict[Any, Any]", value).items()
-                return {self._hidden(k, known): self._hidden(each, known) for k, each in items}
+                hidden_items: dict[Any, Any] = {}
+                for key, each in cast("dict[Any, Any]", value).items():
+                    hidden_key = yield from self._hidden(key, known)
+                    hidden_items[hidden_key] = yield from self._hidden(each, known)
+                return hidden_items
             case list() | tuple():
                 items = cast("list[Any]", value)
-                if self._is_in_bytes(items):
+                if (yield from self._is_in_bytes(items)):
                     return [HIDDEN]
-                return [self._hidden(each, known) for each in items]
+                hidden_list: list[Any] = []
+                for each in items:
+                    hidden_list.append((yield from self._hidden(each, known)))  # noqa: PERF401
+                return hidden_list
             case None | bool():
                 return value
             case _:  # a PIN is often shown as a number
                 text = repr(value)
-                hidden = self.hide(text)
+                hidden = yield from self._hide(text)
                 return value if hidden == text else hidden
 
-    def _is_in_bytes(self, items: Sequence[Any]) -> bool:
+    def _is_in_bytes(self, items: Sequence[Any]) -> Search[bool]:
         """Return whether a list of numbers is bytes with a secret, as JSON shows a buffer."""
         if len(items) < MIN_CHARACTERS or not all(type(each) is int for each in items):
             return False
-        return min(items) >= 0 and max(items) <= 0xFF and bool(self._find(bytes(items)))  # noqa: PLR2004
+        if min(items) < 0 or max(items) > 0xFF:  # noqa: PLR2004
+            return False
+        return bool((yield from self._find(bytes(items))))
 
     # --- what is searched
 
@@ -212,58 +244,68 @@ class Secrecy:
 
     # --- the search
 
-    def _has_window(self, content: bytes) -> bool:
-        known = self._windows.keys()
-        return any(not known.isdisjoint(_windows(content, start)) for start in self._starts)
-
-    def _find(self, content: bytes, *, levels: int = _LEVELS) -> list[tuple[int, int]]:
+    def _find(self, content: bytes, *, levels: int = _LEVELS) -> Search[list[tuple[int, int]]]:
         """Return where secrets are: in the content itself, or in what it is an encoding of."""
-        found = self._find_shown(content)
+        found = yield from self._find_shown(content)
         views = [content]
-        self.searched_bytes += len(content)
         while len(views) <= levels and any(mark in views[-1] for mark in _MARKS):
-            self.searched_bytes += len(views[-1])
-            view = _ESCAPE.sub(_unescaped, views[-1])
+            view = yield from _unescaped(views[-1])
             if view == views[-1]:
                 break
-            spans = self._find_shown(view)
+            spans = yield from self._find_shown(view)
             for outer in reversed(views) if spans else ():
+                yield _PLACE_COST * len(outer)
                 origins = _origins(outer)
                 spans = [(origins[start], origins[end]) for start, end in spans]
             found += spans
             views.append(view)
         return found
 
-    def _find_shown(self, content: bytes) -> list[tuple[int, int]]:
+    def _find_shown(self, content: bytes) -> Search[list[tuple[int, int]]]:
         """Return where forms are: as they are, or as the numbers of their bytes."""
-        found = self._find_forms(content)
-        for dump in dumps_in(content):
-            self.searched_bytes += len(dump.content)
-            spans = self._find_forms(dump.content)
-            places = dump.places() if spans else []
-            found += [(places[start][0], places[end - 1][1]) for start, end in spans]
+        found = yield from self._find_forms(content)
+        for dump in (yield from dumps_in(content)):
+            spans = yield from self._find_forms(dump.content)
+            if spans:
+                yield _PLACE_COST * len(dump.content)
+                places = dump.places()
+                found += [(places[start][0], places[end - 1][1]) for start, end in spans]
         return found
 
-    def _find_forms(self, content: bytes) -> list[tuple[int, int]]:
-        if not self._has_window(content):
-            return []
-        return [
-            span
-            for start in self._starts
-            for number, window in enumerate(_windows(content, start))
-            for place in self._windows.get(window, ())
-            for span in self._matches(content, start + number * _WINDOW - place.offset, place)
-        ]
+    def _find_forms(self, content: bytes) -> Search[list[tuple[int, int]]]:
+        yield len(content)
+        found: list[tuple[int, int]] = []
+        tried = 0
+        for start in self._starts:
+            windows = _windows(content, start)
+            if self._windows.keys().isdisjoint(windows):
+                continue
+            for number, window in enumerate(windows):
+                for place in self._windows.get(window, ()):
+                    found += self._matches(content, start + number * _WINDOW - place.offset, place)
+                    tried += 1
+                    if tried % _MATCHES_AT_ONCE == 0:
+                        yield _MATCH_COST * _MATCHES_AT_ONCE
+        return found
 
     def _matches(self, content: bytes, start: int, place: _Place) -> Iterator[tuple[int, int]]:
         """Find the forms that begin at a position: whole, or their beginning."""
         needed = content[start : start + place.needed] if start >= 0 else b""
         for form in self._forms.get(needed, ()):
             part = content[start : start + len(form)]
-            end = start + len(commonprefix([part, form]))  # noqa: RUF071 - bytes, no paths
+            end = start + _common_length(part, form)
             is_cut = content[end - 1 : end] in _MARKS or not content[end : end + 1].isalnum()
             if part == form or is_cut:  # else it only begins as the secret does
                 yield start, end
+
+
+def complete(search: Search[_T]) -> _T:
+    """Return the result of a search, and let no other work run meanwhile."""
+    while True:
+        try:
+            next(search)
+        except StopIteration as done:
+            return done.value
 
 
 def strings_in(*values: object) -> frozenset[str]:
@@ -299,7 +341,7 @@ def _forms(secret: str) -> Iterable[bytes]:
         written |= {text.replace(b" ", b"+") for text in written}  # of forms
         decoded = each
         for _ in range(_LEVELS):  # what looks like an escape in it is decoded where it is quoted
-            decoded = _ESCAPE.sub(_unescaped, decoded)
+            decoded = complete(_unescaped(decoded))
             written.add(decoded)
         texts |= written
     whole = _encoded(secret)
@@ -332,8 +374,26 @@ def _windows(content: bytes, start: int) -> memoryview:
     return memoryview(content)[start : start + whole].cast("I")
 
 
-def _unescaped(found: re.Match[bytes]) -> bytes:
-    return _unescape(found[0])
+def _unescaped(content: bytes) -> Search[bytes]:
+    """Decode one level of escapes."""
+    yield len(content)
+    pieces: list[bytes] = []
+    # ``sub`` would call a function for each escape, which takes longer than to split.
+    while len(parts := _ESCAPE.split(content, maxsplit=_ESCAPES_AT_ONCE)) > 1:
+        content = parts.pop()
+        parts[1::2] = map(_unescape, parts[1::2])
+        pieces += parts
+        yield _ESCAPE_COST * (len(parts) // 2)
+    return b"".join([*pieces, content])
+
+
+def _common_length(part: bytes, form: bytes) -> int:
+    """Return how many bytes two texts have in common from their beginning."""
+    least, most = 0, len(part) if form.startswith(part) else len(part) - 1
+    while least < most:
+        middle = (least + most + 1) // 2
+        least, most = (middle, most) if form.startswith(part[:middle]) else (least, middle - 1)
+    return least
 
 
 @lru_cache(maxsize=4096)
@@ -344,6 +404,8 @@ def _unescape(text: bytes) -> bytes:
         return b""
     if text[:1] in (b"%", b"=") and kind not in (b"u", b"U"):
         return bytes.fromhex(text[1:].decode())
+    if text.startswith(b"%") and len(text) == len("%u0000"):
+        return chr(int(text[2:], 16)).encode()
     if text.startswith(b"%"):
         return _encoded(json.loads(b'"' + re.sub(rb"%[uU]", rb"\\u", text) + b'"'))
     if text.startswith(b"&"):
@@ -355,6 +417,8 @@ def _unescape(text: bytes) -> bytes:
         return _encoded(chr(code)) if code < _CODE_POINTS else b""
     if kind == b"x":
         return bytes.fromhex(text[2:].decode())
+    if kind == b"u" and len(text) == len(r"\u0000"):
+        return chr(int(text[2:], 16)).encode()
     if kind == b"u":
         return _encoded(json.loads(b'"' + text + b'"'))
     if len(text) == len(r"\000"):
@@ -368,7 +432,7 @@ def _origins(content: bytes) -> list[int]:
     done = 0
     for found in _ESCAPE.finditer(content):
         origins += range(done, found.start())
-        origins += [found.start()] * len(_unescaped(found))
+        origins += [found.start()] * len(_unescape(found[0]))
         done = found.end()
     origins += range(done, len(content) + 1)
     return origins

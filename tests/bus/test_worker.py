@@ -60,7 +60,9 @@ from reconciler.roles.objects.twins import TwinDetector
 from reconciler.roles.runtime.configurations import Configurations
 from reconciler.roles.runtime.provider_pool import ProviderPool
 from reconciler.roles.runtime.runtime import Runtime
+from reconciler.roles.runtime.search_turns import SearchTurns
 from reconciler.roles.worker.worker import LEASE_SECONDS, Worker
+from reconciler.secrecy import Search
 from tests.bus.histories import event, new_key
 
 
@@ -548,6 +550,26 @@ async def test_a_stop_waits_for_the_call_that_is_under_way(log: JetStreamLog) ->
     async with at_work(log, api, bus):
         await asyncio.wait_for(api.waits.wait(), 20)
     api.let_go.set()
+    await asyncio.wait_for(bus.acknowledged.wait(), 20)
+    assert bus.stored == [(1, 1)]
+
+
+async def test_a_stop_waits_for_the_search_for_secrets_in_a_response(
+    log: JetStreamLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the result of a call that is done would be unknown."""
+    searching = asyncio.Event()
+
+    class Turns(SearchTurns):
+        async def complete(self, search: Search[Any]) -> Any:
+            searching.set()
+            await asyncio.sleep(0.1)
+            return await super().complete(search)
+
+    monkeypatch.setattr("reconciler.roles.runtime.provider_pool.SearchTurns", Turns)
+    api, bus = Api(ExternalObject("foo", {})), Batches(*await deliveries_of(log, 1))
+    async with at_work(log, api, bus):
+        await asyncio.wait_for(searching.wait(), 20)
     await asyncio.wait_for(bus.acknowledged.wait(), 20)
     assert bus.stored == [(1, 1)]
 

@@ -18,7 +18,8 @@ from reconciler.resource.owner_label import OWNER_LABEL, owner
 from reconciler.roles.objects.object_secrets import hide_and_digest, hide_secrets
 from reconciler.roles.objects.oversize import MAX_SEARCHED_BYTES, build_size_letter, is_too_large
 from reconciler.roles.observer.listing import ListingAssembler, observations
-from reconciler.secrecy import HIDDEN, Secrecy
+from reconciler.roles.runtime.search_turns import SearchTurns
+from reconciler.secrecy import HIDDEN, Secrecy, complete
 from tests.security.encodings import every_way
 
 TOKEN = "planted&token<7f3a91c2>"
@@ -50,8 +51,9 @@ async def observed(
     listing = ListingAssembler(ListingBegan("default", "Shape", 5), None)
     listing.add([shown])
     by_name = {str(each.key): each for each in rows}
+    searches = SearchTurns(secrecy or Secrecy(TOKEN))
     found = await observations(
-        listing, listing.complete(1), by_name, CONFIG, "log", secrecy=secrecy or Secrecy(TOKEN)
+        listing, listing.complete(1), by_name, CONFIG, "log", searches=searches
     )
     assert found.losses.missing == 0
     return [each for _, each in found.observed]
@@ -67,7 +69,7 @@ def test_a_secret_is_hidden_in_all_parts_of_an_object(way: str) -> None:
         labels={"seen": f"Bearer {way}", f"{way}": "x"},
         outputs={"url": f"http://h/?{way}"},
     )
-    hidden = hide_secrets(seen, Secrecy(TOKEN))
+    hidden = complete(hide_secrets(seen, Secrecy(TOKEN)))
     assert hidden is not None
     assert (hidden.name, hidden.uid) == ("foo", "u1")
     for part in (hidden.fields, hidden.labels, hidden.outputs, hidden.version):
@@ -78,18 +80,18 @@ def test_a_secret_is_hidden_in_all_parts_of_an_object(way: str) -> None:
 
 def test_an_object_without_a_secret_stays_the_same_object() -> None:
     seen = shape(text='a "quoted" 100 % & more')
-    assert hide_secrets(shape(), Secrecy(TOKEN)) == shape()
-    assert hide_secrets(seen, Secrecy(TOKEN)) == seen
+    assert complete(hide_secrets(shape(), Secrecy(TOKEN))) == shape()
+    assert complete(hide_secrets(seen, Secrecy(TOKEN))) == seen
     strange = shape(number=10**400, what=object())
-    assert hide_secrets(strange, Secrecy(TOKEN)) == strange
+    assert complete(hide_secrets(strange, Secrecy(TOKEN))) == strange
 
 
 @pytest.mark.parametrize("seen", [shape(f"shape-{TOKEN}"), shape(uid=TOKEN)], ids=["name", "id"])
 async def test_an_object_whose_identity_contains_a_secret_is_not_recorded(
     seen: ExternalObject,
 ) -> None:
-    assert hide_secrets(seen, Secrecy(TOKEN)) is None
-    assert hide_and_digest(seen, Secrecy(TOKEN), [row()]) is None
+    assert complete(hide_secrets(seen, Secrecy(TOKEN))) is None
+    assert complete(hide_and_digest(seen, Secrecy(TOKEN), [row()])) is None
     assert await observed(seen) == []
 
 
@@ -111,15 +113,25 @@ async def test_an_object_of_ours_with_such_an_id_is_neither_changed_nor_gone() -
 
 
 async def test_an_object_too_large_to_search_is_shown_nowhere() -> None:
-    """A search takes a second per MiB, so one response would stop a process that serves all."""
+    """A search takes up to two seconds per MiB, so one response would slow all other work."""
     secrecy = Secrecy(TOKEN)
     huge = shape(text="%2561" * (MAX_SEARCHED_BYTES // 5) + TOKEN)
     [seen] = await observed(huge, row(shape()), secrecy=secrecy)
-    assert secrecy.searched_bytes < 1_000
+    assert sum(hide_and_digest(huge, secrecy, [row(shape())])) < 1_000
     assert is_too_large(seen.object), "the observer publishes none of it"
     letter = build_size_letter(ResourceKey("default", "Shape", "foo"), seen)
     assert TOKEN not in letter.reason + letter.delivery.payload.decode()
     assert "'foo' of 'default': its 5" in letter.reason
+
+
+@pytest.mark.parametrize(
+    "seen", [shape("n" * 600_000), shape(uid="u" * 600_000)], ids=["name", "id"]
+)
+async def test_an_object_whose_identity_is_too_long_to_search_is_not_recorded(
+    seen: ExternalObject,
+) -> None:
+    assert complete(hide_secrets(seen, Secrecy(TOKEN))) is None
+    assert sum(hide_secrets(seen, Secrecy(TOKEN))) < 1_000
 
 
 async def test_a_search_of_many_objects_gives_way_to_other_work() -> None:
@@ -134,7 +146,8 @@ async def test_a_search_of_many_objects_gives_way_to_other_work() -> None:
     listing = ListingAssembler(ListingBegan("default", "Shape", 5), None)
     listing.add([shape(f"n{number}", text="%61" * 30_000) for number in range(20)])
     counting = asyncio.create_task(count())
-    await observations(listing, listing.complete(20), {}, CONFIG, "log", secrecy=Secrecy(TOKEN))
+    searches = SearchTurns(Secrecy(TOKEN))
+    await observations(listing, listing.complete(20), {}, CONFIG, "log", searches=searches)
     counting.cancel()
     assert turns >= 8
 
@@ -148,7 +161,7 @@ def test_an_object_with_a_long_name_or_id_is_too_large() -> None:
 def test_what_the_action_itself_contains_stays() -> None:
     secrecy = Secrecy("postgres")
     seen = ExternalObject("postgres", {"owner": "postgres", "url": "postgres://x"}, "postgres")
-    written = hide_secrets(seen, secrecy, {"owner": "postgres"}, "postgres")
+    written = complete(hide_secrets(seen, secrecy, {"owner": "postgres"}, "postgres"))
     assert written == replace(seen, fields={"owner": "postgres", "url": f"{HIDDEN}://x"})
 
 
@@ -190,5 +203,5 @@ def test_a_secret_in_a_list_of_bytes_is_hidden() -> None:
 def test_a_secret_is_hidden_in_what_the_digest_of_a_known_object_leaves_out(part: str) -> None:
     known = replace(shape(), version="1", written_by="key")
     seen = replace(known, **{part: TOKEN})
-    recorded = hide_and_digest(seen, Secrecy(TOKEN), [row(known)])
+    recorded = complete(hide_and_digest(seen, Secrecy(TOKEN), [row(known)]))
     assert recorded == (replace(seen, **{part: HIDDEN}), digest(known))

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from reconciler import secrecy as secrecy_module
 from reconciler.byte_dumps import dumps_in
-from reconciler.secrecy import GRACE_SECONDS, HIDDEN, MIN_CHARACTERS, Secrecy, strings_in
+from reconciler.secrecy import GRACE_SECONDS, HIDDEN, MIN_CHARACTERS, Secrecy, complete, strings_in
 from tests.security.encodings import (
     BASE64,
     DUMPS,
@@ -24,6 +24,7 @@ from tests.security.encodings import (
     ESCAPES,
     Encoding,
     base64_of,
+    dump_of_xxd,
     every_way,
 )
 
@@ -103,17 +104,22 @@ def test_any_secret_is_hidden_in_a_dump_of_bytes_at_any_place(
 @given(st.text("09afx \n:-|,uzU+", max_size=60))
 def test_each_decoded_byte_of_a_dump_has_a_place(text: str) -> None:
     content = text.encode()
-    for dump in dumps_in(content):
+    for dump in complete(dumps_in(content)):
         places = dump.places()
         assert len(places) == len(dump.content)
         assert all(0 <= start < end <= len(content) for start, end in places)
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["ab:", "ab " * 3, "10.0.0.1, ", "00000000  ", "ab:cd:ef ", "\n", "0x00,", "aa" * 8 + "-"],
-)
-def test_the_time_of_a_search_for_dumps_is_proportional_to_the_text(text: str) -> None:
+_SLOW_TEXTS = [
+    *("ab:", "ab " * 3, "10.0.0.1, ", "00000000  ", "ab:cd:ef ", "\n", "0x00,", "aa" * 8 + "-"),
+    *("0000: 61 62 63 64 65 66\n", "0000: 61 62 63 64 65 66\\\\n", "61 62 63 64 65 66 zz"),
+    *("00000000: 6162 6364 6566 6768 696a  abcdefghij\n", "1 2 3 4 5 6 7 x", "%61", "%2525252561"),
+    *("\\", "\\u1234", "&amp;", "&abc;", "a\n", "=\n", "QUJDREVG\n", "012345", "6789abcdefghij"),
+]
+
+
+@pytest.mark.parametrize("text", _SLOW_TEXTS)
+def test_the_time_of_a_search_is_proportional_to_the_text(text: str) -> None:
     secrecy = Secrecy("0123456789abcdefghij")
 
     def seconds(length: int) -> float:
@@ -124,6 +130,33 @@ def test_the_time_of_a_search_for_dumps_is_proportional_to_the_text(text: str) -
     seconds(1_000)
     short = max(0.001, min(seconds(30_000) for _ in range(3)))
     assert min(seconds(240_000) for _ in range(3)) < 24 * short
+
+
+@pytest.mark.parametrize("text", _SLOW_TEXTS)
+def test_a_search_lets_other_work_run_every_few_milliseconds(text: str) -> None:
+    secrecy = Secrecy("0123456789abcdefghij")
+
+    def longest_piece(content: bytes) -> tuple[float, float]:
+        began = now = time.process_time()
+        longest = 0.0
+        for cost in secrecy.search_json(content):
+            assert cost <= 8 * len(content)
+            now, before = time.process_time(), now
+            longest = max(longest, now - before)
+        return longest, now - began
+
+    plain = min(longest_piece(b"hello world, " * 19_000)[1] for _ in range(5))
+    hostile = json.dumps((text * 250_000)[:250_000]).encode()
+    assert (
+        min(longest_piece(hostile)[0] for _ in range(3)) < 40 * plain
+    )  # a whole one takes 100 to 500
+
+
+def test_an_offset_of_any_size_is_searched() -> None:
+    """The next offset shows how many bytes a line has."""
+    secrecy = Secrecy("planted-token")
+    lines = dump_of_xxd(b"planted-token").replace("00000000", f"{0:016}").rstrip()
+    assert HIDDEN in secrecy.hide(f"{lines}\n{'f' * 16}: 6162 6364  abcd")
 
 
 @given(secret=_SECRETS, encode=_ESCAPES, left_out=st.integers(0, 30))

@@ -14,7 +14,7 @@ from events.names import name_for_external
 from projections.status import StatusRow
 from reconciler.resource.owner_label import OWNER_LABEL
 from reconciler.roles.objects.oversize import MAX_SEARCHED_BYTES
-from reconciler.secrecy import Secrecy, strings_in
+from reconciler.secrecy import Search, Secrecy, strings_in
 
 MAX_SHOWN_ID_CHARACTERS: Final = 256
 """Limit of each of several ids in a message, because the API chooses them."""
@@ -23,7 +23,9 @@ _encoder = msgspec.json.Encoder()
 _logger = structlog.get_logger(__name__)
 
 
-def hide_secrets(seen: ExternalObject, secrecy: Secrecy, *known: object) -> ExternalObject | None:
+def hide_secrets(
+    seen: ExternalObject, secrecy: Secrecy, *known: object
+) -> Search[ExternalObject | None]:
     """Return an object without secrets; None if its name or id contains one.
 
     The name of the resource that a listing would derive from the object's name also counts. An
@@ -34,31 +36,35 @@ def hide_secrets(seen: ExternalObject, secrecy: Secrecy, *known: object) -> Exte
     content = _encoded(seen)
     is_searched = len(content) <= MAX_SEARCHED_BYTES
     resource_name = name_for_external(seen.name)
-    is_named_well = resource_name == seen.name or not secrecy.is_in(resource_name)
-    if content and is_searched and is_named_well and not secrecy.is_in_json(content):
-        return seen
+    is_hidden_name = resource_name != seen.name and (yield from secrecy.search(resource_name))
+    if content and is_searched and not is_hidden_name:
+        is_in_content = yield from secrecy.search_json(content)
+        if not is_in_content:
+            return seen
     kept = strings_in(*known)
-    is_new = seen.name not in kept  # otherwise no resource gets this name
-    if (is_new and not is_named_well) or any(
-        secrecy.is_in(each) for each in (seen.name, seen.uid) if each and each not in kept
-    ):
+    is_omitted = is_hidden_name and seen.name not in kept  # otherwise no resource gets this name
+    for each in (seen.name, seen.uid):
+        if each and not is_omitted and each not in kept:
+            is_too_long = len(each) > MAX_SEARCHED_BYTES
+            is_omitted = is_too_long or (yield from secrecy.search(each))
+    if is_omitted:
         _logger.warning("an object is not recorded: its name or its id contains a secret")
         return None
     if not is_searched:
         return seen
     return replace(
         seen,
-        fields=secrecy.hide_in(seen.fields, kept),
-        version=secrecy.hide_in(seen.version, kept),
-        labels=secrecy.hide_in(seen.labels, kept),
-        written_by=secrecy.hide_in(seen.written_by, kept),
-        outputs=secrecy.hide_in(seen.outputs, kept),
+        fields=(yield from secrecy.search_and_hide(seen.fields, kept)),
+        version=(yield from secrecy.search_and_hide(seen.version, kept)),
+        labels=(yield from secrecy.search_and_hide(seen.labels, kept)),
+        written_by=(yield from secrecy.search_and_hide(seen.written_by, kept)),
+        outputs=(yield from secrecy.search_and_hide(seen.outputs, kept)),
     )
 
 
 def hide_and_digest(
     seen: ExternalObject, secrecy: Secrecy, rows: Iterable[StatusRow]
-) -> tuple[ExternalObject, str] | None:
+) -> Search[tuple[ExternalObject, str] | None]:
     """Return an object of some resources without secrets, and its digest.
 
     If the log already has the object, only the fields outside the digest are searched.
@@ -67,12 +73,12 @@ def hide_and_digest(
     mark = seen.labels.get(OWNER_LABEL, "")
     for row in rows:
         if row.observed_digest == observed_digest:
-            return _without_secret_marks(seen, secrecy), observed_digest
+            return (yield from _without_secret_marks(seen, secrecy)), observed_digest
         known += [row.external_name, row.uid, row.observed_uid, row.labels]
         tokens = row.key.tokens
-        if mark.endswith(tokens) and not secrecy.is_in(mark.removesuffix(tokens)):
+        if mark.endswith(tokens) and not (yield from secrecy.search(mark.removesuffix(tokens))):
             known.append(mark)
-    hidden = hide_secrets(seen, secrecy, *known)
+    hidden = yield from hide_secrets(seen, secrecy, *known)
     if hidden is None or hidden is seen:
         return None if hidden is None else (seen, observed_digest)
     return hidden, digest(hidden)
@@ -83,11 +89,12 @@ def shown_ids(uids: Iterable[str], secrecy: Secrecy) -> tuple[str, ...]:
     return tuple(secrecy.hide_start(each, MAX_SHOWN_ID_CHARACTERS) for each in uids)
 
 
-def _without_secret_marks(seen: ExternalObject, secrecy: Secrecy) -> ExternalObject:
+def _without_secret_marks(seen: ExternalObject, secrecy: Secrecy) -> Search[ExternalObject]:
     """Return an object without secrets in the fields that are not part of its digest."""
-    if not secrecy.is_in(f"{seen.version} {seen.written_by}"):
+    if not (yield from secrecy.search(f"{seen.version} {seen.written_by}")):
         return seen
-    version, written_by = secrecy.hide_in(seen.version), secrecy.hide_in(seen.written_by)
+    version = yield from secrecy.search_and_hide(seen.version)
+    written_by = yield from secrecy.search_and_hide(seen.written_by)
     return replace(seen, version=version, written_by=written_by)
 
 

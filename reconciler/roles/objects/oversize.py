@@ -27,7 +27,7 @@ MAX_ID_CHARACTERS = 2048
 """Limit of an object's name or id. The row of a resource may contain a dozen of them."""
 
 MAX_SEARCHED_BYTES = 2 * MAX_OBJECT_BYTES
-"""Larger objects are neither searched for secrets, which takes one second per MiB, nor recorded."""
+"""Larger objects are neither searched for secrets, which takes up to 2 s per MiB, nor recorded."""
 
 _encoder = msgspec.json.Encoder()
 _logger = structlog.get_logger(__name__)

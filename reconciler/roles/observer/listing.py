@@ -7,7 +7,6 @@ objects (invariant 6).
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -27,15 +26,11 @@ from reconciler.resource.observation import AWAITING_LISTING, AWAITING_READ
 from reconciler.resource.owner_label import OWNER_LABEL, is_of_log, owner, resource_of
 from reconciler.roles.objects.object_secrets import hide_and_digest
 from reconciler.roles.runtime.pauses import with_pauses
-from reconciler.secrecy import Secrecy
+from reconciler.roles.runtime.search_turns import SearchTurns
 
 MAX_LISTED_OBJECTS = 250_000
 """Limit of objects per listing. It is complete or void, so it is kept in memory, about 1 KiB
 each."""
-
-
-SEARCHED_AT_ONCE = 256 * 1024
-"""Bytes of objects that are searched for secrets without yielding to the event loop."""
 
 
 class ListingRefusedError(ValueError):
@@ -160,7 +155,7 @@ async def observations(
     log_id: str,
     damage: Collection[LogDamage] = (),
     *,
-    secrecy: Secrecy = OF_THIS_PROCESS,
+    searches: SearchTurns | None = None,
     known_position: int = 0,
     deleted_ids: Container[str | None] = (),
     late_ids: Container[str | None] = (),
@@ -169,7 +164,7 @@ async def observations(
 
     It takes some seconds of CPU for a hundred thousand objects, in slices. The rows may change in
     the meantime. An observation contains its age, from which the resource decides what it proves.
-    Observations contain no secret of ``secrecy``.
+    Observations contain no secret that ``searches`` look for, by default those of this process.
 
     ``known_position``: position of the log up to which the rows were read before this call.
     ``deleted_ids``: of objects that a resource has deleted recently, which no other resource may
@@ -184,12 +179,10 @@ async def observations(
     losses = await _loss_count(listing, objects, known)
     found: list[tuple[ResourceKey, Observed]] = []
     creators: set[ResourceKey] = set()
-    searched = secrecy.searched_bytes
+    searches = searches or SearchTurns(OF_THIS_PROCESS)
+    secrecy = searches.secrecy
     async for some in with_pauses(objects.items()):
         for place, each in some:
-            if secrecy.searched_bytes - searched > SEARCHED_AT_ONCE:
-                searched = secrecy.searched_bytes
-                await asyncio.sleep(0)
             mine = known.get(place, ())
             # The listing may have started before the deletion, or the API shows the deletion late.
             # An object with our label is the deleted one, however late. Without it, the id may be
@@ -200,7 +193,7 @@ async def observations(
             released_by = released.get((each.name, each.uid), "")
             creator = _creator(listing, each, mine, objects, rows, log_id)
             if creator is not None and not (released_by or is_gone):
-                recorded = hide_and_digest(each, secrecy, [creator])
+                recorded = await searches.complete(hide_and_digest(each, secrecy, [creator]))
                 creators.add(creator.key)
                 if recorded is not None and _is_news(*recorded, creator):
                     seen = _observed(listing, each.name, recorded[0], unmanaged)
@@ -209,7 +202,9 @@ async def observations(
             # Neither recent objects of a damaged resource nor released objects count as unmanaged.
             is_known = bool(mine) or not (is_unclear or released_by)
             is_shown = is_known and not is_gone
-            recorded = hide_and_digest(each, secrecy, mine) if is_shown else None
+            recorded = None
+            if is_shown:
+                recorded = await searches.complete(hide_and_digest(each, secrecy, mine))
             if recorded is None:
                 continue
             if not mine:

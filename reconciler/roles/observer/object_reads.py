@@ -217,7 +217,8 @@ class ObjectReads:
             return None
         shown = ""
         if seen is not None:
-            recorded = hide_and_digest(seen, self._providers.secrecy, [row])
+            searches = self._providers.searches
+            recorded = await searches.complete(hide_and_digest(seen, searches.secrecy, [row]))
             if recorded is None:
                 return None
             seen, shown = recorded

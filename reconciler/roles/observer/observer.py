@@ -46,7 +46,7 @@ from reconciler.roles.runtime.configurations import Configurations
 from reconciler.roles.runtime.pauses import with_pauses
 from reconciler.roles.runtime.provider_pool import ProviderPool
 from reconciler.roles.runtime.runtime import REAL, Runtime
-from reconciler.secrecy import Secrecy
+from reconciler.roles.runtime.search_turns import SearchTurns
 
 JITTER = 0.1
 """Relative jitter of each interval, so that observers do not list at the same time."""
@@ -109,7 +109,11 @@ class Observer:
         )
         self._reads.ask_for_listing = self._list_now
         self._reports = ListingReports(
-            name=name, intake=intake, models=models, secrecy=providers.secrecy, runtime=runtime
+            name=name,
+            intake=intake,
+            models=models,
+            secrecy=providers.searches.secrecy,
+            runtime=runtime,
         )
         self._jitter = runtime.jitter
         self._new_id = runtime.new_id
@@ -314,7 +318,6 @@ class Observer:
             raise ListingRefusedError("its ProviderConfig was withdrawn during the listing")
         check_scope(began, config)
         rows, damage = self._models.status, self._models.damage.values()
-        secrecy = self._providers.secrecy
         findings = await observations(
             listing,
             objects,
@@ -322,7 +325,7 @@ class Observer:
             config,
             self._log_id,
             damage,
-            secrecy=secrecy,
+            searches=self._providers.searches,
             known_position=self._models.position,
             deleted_ids=self._deletions.ids(
                 began.provider_config,
@@ -385,13 +388,13 @@ class Observer:
         config: ProviderConfigSpec,
     ) -> list[tuple[ResourceKey, Observed]]:
         """Read objects that the listing neither contains nor proves to be absent."""
-        name, secrecy = listing.began.provider_config, self._providers.secrecy
+        name, searches = listing.began.provider_config, self._providers.searches
         slots = asyncio.Semaphore(min(config.limits.concurrency, READS_AT_ONCE))
 
         async def one(row: StatusRow) -> list[tuple[ResourceKey, Observed]]:
             async with slots:
                 with self._gates.of(name).calls(name):
-                    return await _read_one(provider, row, listing, findings.losses, secrecy)
+                    return await _read_one(provider, row, listing, findings.losses, searches)
 
         found: list[tuple[ResourceKey, Observed]] = []
         async for rows in with_pauses(findings.doubtful):  # an empty listing lacks all
@@ -443,7 +446,7 @@ async def _read_one(
     row: StatusRow,
     listing: ListingAssembler,
     losses: LossCount,
-    secrecy: Secrecy,
+    searches: SearchTurns,
 ) -> list[tuple[ResourceKey, Observed]]:
     uid = row.read_uid(unique_names=listing.unique_names)
     external_name = row.external_name  # the projection may update the row during the read
@@ -452,7 +455,9 @@ async def _read_one(
     except ProviderError as error:
         _logger.warning("reading an object failed", resource=str(row.key), error=str(error))
         return []
-    recorded = None if seen is None else hide_and_digest(seen, secrecy, [row])
+    recorded = None
+    if seen is not None:
+        recorded = await searches.complete(hide_and_digest(seen, searches.secrecy, [row]))
     if seen is not None and (recorded is None or not is_news(recorded[1], row)):
         return []
     observed = Observed(

@@ -14,8 +14,8 @@ from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.kind import Kind, KindRegistry
 from reconciler.provider.secrets import SecretStores
 from reconciler.roles.runtime.configurations import Configurations
+from reconciler.roles.runtime.search_turns import SearchTurns
 from reconciler.roles.runtime.secret_guard import SecretiveProvider, secretive, without_secret
-from reconciler.secrecy import Secrecy
 
 _MAX_CALL_SECONDS = 120.0
 
@@ -38,6 +38,7 @@ class ProviderPool:
     ) -> None:
         self._kinds = kinds
         self._stores = stores or SecretStores()
+        self.searches = SearchTurns(self._stores.secrecy)
         self._configurations = configurations
         self._open: dict[tuple[str, str, ProviderFactory | None], _Opened] = {}
         self._closing: set[asyncio.Task[None]] = set()
@@ -63,11 +64,6 @@ class ProviderPool:
             self._close_later(opened[1])
         self._open[place] = (basis, provider)
         return provider
-
-    @property
-    def secrecy(self) -> Secrecy:
-        """The secrets that clients of APIs have read."""
-        return self._stores.secrecy
 
     def capabilities(self, kind_name: str) -> Capabilities | None:
         """Return the capabilities of a kind's API, or None if they are unknown here."""

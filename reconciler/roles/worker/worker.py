@@ -236,7 +236,7 @@ class Worker:
         finally:
             gate.inside -= 1
         met_object = effect.object if effect else _obstacle(error)
-        shown = self._hide_secrets(met_object, action)
+        shown = await self._hide_secrets(met_object, action)
         is_omitted = effect is not None and met_object is not None and shown is None
         if is_lookup and is_omitted and not _labeled_uids(effect):
             # A lookup without an object would report that nothing exists.
@@ -255,7 +255,7 @@ class Worker:
             is_lookup=is_lookup,
             redelivered=self._may_be_another_workers(delivery),
             absent=effect is not None and effect.absent,
-            labeled_uids=shown_ids(_labeled_uids(effect), self._providers.secrecy),
+            labeled_uids=shown_ids(_labeled_uids(effect), self._providers.searches.secrecy),
         )
         self._report(delivery, reported)
         if not gate.inside or len(self._results) >= _RESULTS_AT_ONCE:
@@ -310,17 +310,16 @@ class Worker:
     async def _execute(self, provider: Provider, action: Action) -> Effect:
         task = asyncio.current_task()
         assert task is not None
+        # Until it has reported the result: the search for secrets in the response may take turns.
         self._calling.add(task)
-        try:
-            match action.operation:
-                case "Create":
-                    return await provider.create(action)
-                case "Update":
-                    return await provider.update(action)
-                case "Delete":
-                    return await provider.delete(action)
-        finally:
-            self._calling.discard(task)
+        task.add_done_callback(self._calling.discard)
+        match action.operation:
+            case "Create":
+                return await provider.create(action)
+            case "Update":
+                return await provider.update(action)
+            case "Delete":
+                return await provider.delete(action)
 
     async def _without_newer(
         self,
@@ -351,14 +350,18 @@ class Worker:
             return error, shown
         return error or NotDoneError("the object may be newer than this log"), None
 
-    def _hide_secrets(self, seen: ExternalObject | None, action: Action) -> ExternalObject | None:
+    async def _hide_secrets(
+        self, seen: ExternalObject | None, action: Action
+    ) -> ExternalObject | None:
         """Return an object without secrets; None for one that cannot be reported.
 
         The contents of the action are already in the log.
         """
         if seen is not None:
             known = (action.fields, action.labels, action.external_name, action.uid)
-            seen = hide_secrets(seen, self._providers.secrecy, *known, action.idempotency_key)
+            searches = self._providers.searches
+            hidden = hide_secrets(seen, searches.secrecy, *known, action.idempotency_key)
+            seen = await searches.complete(hidden)
         return _without_oversized(seen)
 
     def _must_not_be_repeated(self, delivery: ActionDelivery, action: Action) -> bool:

@@ -1,0 +1,92 @@
+"""Searches for secrets take turns: none of them, and no other work, waits for a long one."""
+
+from __future__ import annotations
+
+import asyncio
+
+from reconciler.roles.runtime.search_turns import SEARCHED_AT_ONCE, SearchTurns
+from reconciler.secrecy import Search, Secrecy
+
+
+async def test_a_short_search_waits_for_one_turn_of_each_long_one() -> None:
+    turns = SearchTurns(Secrecy())
+    pieces = 0
+
+    def long_search() -> Search[None]:
+        nonlocal pieces
+        for _ in range(1_000):
+            pieces += 1
+            yield SEARCHED_AT_ONCE // 4
+
+    def short_search() -> Search[str]:
+        yield 1_000
+        return "found"
+
+    long = [asyncio.create_task(turns.complete(long_search())) for _ in range(5)]
+    await asyncio.sleep(0)
+    before = pieces
+    assert await turns.complete(short_search()) == "found"
+    assert pieces - before <= 6 * 5
+    for each in long:
+        each.cancel()
+    await asyncio.wait(long)
+
+
+async def test_other_work_runs_between_the_turns_of_a_long_search() -> None:
+    """One step for each turn is not enough: a declaration takes dozens of steps."""
+    turns = SearchTurns(Secrecy())
+    steps = 0
+
+    async def declare() -> None:
+        nonlocal steps
+        for _ in range(100):
+            steps += 1
+            await asyncio.sleep(0)
+
+    async def search() -> None:
+        await turns.complete(iter_pieces())
+
+    pieces = 0
+
+    def iter_pieces() -> Search[None]:
+        nonlocal pieces
+        for _ in range(200):
+            pieces += 1
+            yield SEARCHED_AT_ONCE + 1
+
+    searching = asyncio.create_task(search())
+    await asyncio.sleep(0)
+    await declare()
+    assert pieces <= 20
+    searching.cancel()
+    await asyncio.wait([searching])
+
+
+async def test_small_objects_are_searched_without_a_pause() -> None:
+    turns = SearchTurns(Secrecy("planted-token"))
+    other = asyncio.create_task(asyncio.sleep(0))
+    for _ in range(100):
+        assert not await turns.complete(turns.secrecy.search("some text"))
+    assert not other.done()
+    await other
+
+
+async def test_a_failed_or_canceled_search_keeps_no_other_one_waiting() -> None:
+    turns = SearchTurns(Secrecy())
+
+    def failing() -> Search[None]:
+        yield SEARCHED_AT_ONCE * 2
+        raise ValueError("no text")
+
+    def short() -> Search[str]:
+        yield 1
+        return "found"
+
+    async with asyncio.timeout(10):
+        first = asyncio.create_task(turns.complete(failing()))
+        second = asyncio.create_task(turns.complete(failing()))
+        await asyncio.sleep(0)
+        second.cancel()
+        results = await asyncio.gather(first, second, return_exceptions=True)
+        assert [type(each) for each in results] == [ValueError, asyncio.CancelledError]
+        assert await turns.complete(short()) == "found"
