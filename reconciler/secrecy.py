@@ -15,7 +15,9 @@ import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from functools import lru_cache
+from itertools import islice
 from typing import Any, Final, NamedTuple, TypeVar, cast
+from urllib.parse import unquote
 
 from reconciler.byte_dumps import MAX_CHARACTERS_OF_BYTE, dumps_in
 
@@ -64,10 +66,17 @@ _QUOTES: Final = ((b"'", b"''"), (b'"', b'""'), (b"'", b"'\"'\"'"))  # SQL, CSV,
 _CONTROLS: Final = {b"n": b"\n", b"r": b"\r", b"t": b"\t", b"b": b"\b", b"f": b"\f"}
 _CODE_POINTS: Final = 0x110000
 
-_LOGIN: Final = re.compile(
-    r"[^:/\s]+:(?!//)(?P<password>[^\r\n]+) | \w+://[^/\s:@]*:(?P<in_url>[^/\s@]+)@.*", re.VERBOSE
-)
-"""``USER:PASSWORD`` and a URL: the password is a secret without the rest, too."""
+_LOGIN: Final = re.compile(r"[^:/\s]+:(?!//)([^\r\n]+)")
+"""``USER:PASSWORD``."""
+
+_IN_URL: Final = re.compile(r"://[^/\s:@]*:([^/\s@]+)@")
+"""The password in a URL."""
+
+_MAX_PARTS: Final = 64
+"""Passwords and lines of one secret that are searched in each encoding: a file may have thousands.
+
+Of more lines than this, each is searched only as it is and escaped.
+"""
 
 _PEM_MARK: Final = "-----"  # of BEGIN and END: every certificate has these lines
 
@@ -330,11 +339,10 @@ def _strings_in(value: object) -> Iterator[str]:
 
 def _forms(secret: str) -> Iterable[bytes]:
     """Return how a secret may be written, once escapes are decoded."""
-    login = _LOGIN.fullmatch(secret)
-    plain = {_encoded(each) for each in (secret, *(login.groupdict("") if login else {}).values())}
-    lines = (each.strip() for each in secret.splitlines())
-    plain |= {_encoded(each) for each in lines if _is_secret_line(each)}
-    plain.add(b"".join(_latin(each) for each in secret))
+    whole = {secret, *_passwords(secret)}
+    lines = [each for each in map(str.strip, secret.splitlines()) if _is_secret_line(each)]
+    plain = {_encoded(each) for each in (*whole, *lines)}
+    plain |= {b"".join(_latin(character) for character in each) for each in whole}
     texts: set[bytes] = set()
     for each in plain:  # a file has thousands of lines: each is looked at by itself
         written = {each, *(each.replace(old, new) for old, new in _QUOTES)}
@@ -344,17 +352,30 @@ def _forms(secret: str) -> Iterable[bytes]:
             decoded = complete(_unescaped(decoded))
             written.add(decoded)
         texts |= written
-    whole = _encoded(secret)
-    texts |= {whole.hex().encode(), whole.hex().upper().encode()}
-    if len(secret) >= MIN_CUT_CHARACTERS:  # a short one in capitals may be any word
-        changed = (secret.lower(), secret.upper(), secret.swapcase(), secret[::-1])
-        texts |= {_encoded(each) for each in changed}
-        texts.add(base64.b32encode(whole)[: 8 * len(whole) // 5])
-    for each in {whole, _encoded(json.dumps(secret)[1:-1])}:
-        for before in range(_ALIGNMENTS):
-            standard = _base64_within(each, before)
-            texts |= {standard, standard.translate(bytes.maketrans(b"+/", b"-_"))}
+    for each in whole:
+        if len(each) >= MIN_CUT_CHARACTERS:  # a short one in capitals may be any word
+            content = _encoded(each)
+            texts |= {_encoded(changed) for changed in (each.lower(), each.upper())}
+            texts |= {_encoded(changed) for changed in (each.swapcase(), each[::-1])}
+            texts.add(base64.b32encode(content)[: 8 * len(content) // 5])
+    for each in whole.union(lines if len(lines) <= _MAX_PARTS else ()):
+        content = _encoded(each)
+        texts |= {content.hex().encode(), content.hex().upper().encode()}
+        for shown in {content, _encoded(json.dumps(each)[1:-1])}:
+            for before in range(_ALIGNMENTS):
+                standard = _base64_within(shown, before)
+                texts |= {standard, standard.translate(bytes.maketrans(b"+/", b"-_"))}
     return (text for text in texts if len(text) >= MIN_CHARACTERS)
+
+
+def _passwords(secret: str) -> Iterator[str]:
+    """Return the parts of a secret that are secrets by themselves."""
+    login = _LOGIN.fullmatch(secret)
+    found = [] if login is None else [login[1]]
+    for each in (*found, *islice(_IN_URL.findall(secret), _MAX_PARTS)):
+        for password in (each, each.strip(), unquote(each)):
+            if len(password) >= MIN_CHARACTERS:
+                yield password
 
 
 def _is_secret_line(line: str) -> bool:

@@ -9,6 +9,7 @@ import re
 import time
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from hypothesis import given, settings
@@ -216,6 +217,31 @@ def test_the_password_of_a_login_is_hidden_without_its_user() -> None:
     secrecy = Secrecy("postgresql://ann:p4ss%2Fw0rd@db:5432/orders")
     assert secrecy.hide("p4ss/w0rd is wrong, p4ss%2Fw0rd") == f"{HIDDEN} is wrong, {HIDDEN}"
     assert secrecy.hide("postgresql://db:5432") == "postgresql://db:5432"
+
+
+_PASSWORD = "gT5xQ8vL/m2Rz7Kp%4Wn9"
+
+
+@pytest.mark.parametrize(
+    "secret",
+    [
+        f"git:{_PASSWORD}",
+        f"git: {_PASSWORD}",
+        f"postgresql://app:{quote(_PASSWORD, safe='')}@db:5432/orders",
+        f"# the databases\nURL=postgresql://app:{quote(_PASSWORD, safe='')}@db/a\nTIMEOUT=1\n",
+    ],
+)
+def test_a_password_is_a_secret_of_its_own_in_every_encoding(secret: str) -> None:
+    secrecy = Secrecy(secret)
+    ways = every_way(_PASSWORD)
+    shown = [name for name, way in ways.items() if HIDDEN not in secrecy.hide(f"«{way}»")]
+    assert shown == []
+
+
+def test_a_line_of_a_secret_is_hidden_in_base64_and_hexadecimal() -> None:
+    secrecy = Secrecy(f"the account is\nann\n{_PASSWORD}\n")
+    for encode in (*BASE64.values(), ESCAPES["hexadecimal"], ESCAPES["HEXADECIMAL"]):
+        assert HIDDEN in secrecy.hide(f"«{encode(_PASSWORD)}»")
 
 
 @pytest.mark.parametrize(
