@@ -110,6 +110,15 @@ class NamedObjects(ABC, Generic[_N]):
     async def close(self) -> None:
         """Close connections."""
 
+    async def complete_object(self, action: Action, found: Found[_N]) -> _N:
+        """Complete an object that an earlier attempt of the same creation has created.
+
+        Override it if a creation needs several requests. The first one leaves the key, and a
+        repeat ends here after its `ConflictError`.
+        """
+        del action
+        return found.native
+
     def size_bytes(self, native: _N) -> int:
         """Return the size of an object. The base converts large ones in a thread."""
         del native
@@ -128,7 +137,9 @@ class NamedObjects(ABC, Generic[_N]):
             existing = await self._find(action.external_name)
             if existing is None:
                 raise
-            return self._own_or_conflict(action, existing.object, conflict)
+            self._own_or_conflict(action, existing.object, conflict)
+            completed = await self.complete_object(action, existing)
+            return Effect(await self._convert(completed), replayed=True)
         if created.written_by != action.idempotency_key:
             raise self._existing(created)
         return Effect(created)
