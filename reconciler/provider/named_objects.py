@@ -111,10 +111,10 @@ class NamedObjects(ABC, Generic[_N]):
         """Close connections."""
 
     async def complete_object(self, action: Action, found: Found[_N]) -> _N:
-        """Complete an object that an earlier attempt of the same creation has created.
+        """Complete what an earlier attempt of the same creation or update has begun.
 
-        Override it if a creation needs several requests. The first one leaves the key, and a
-        repeat ends here after its `ConflictError`.
+        Override it if one of them needs several requests, of which an early one writes the key. A
+        repeat that finds its key ends here.
         """
         del action
         return found.native
@@ -137,9 +137,7 @@ class NamedObjects(ABC, Generic[_N]):
             existing = await self._find(action.external_name)
             if existing is None:
                 raise
-            self._own_or_conflict(action, existing.object, conflict)
-            completed = await self.complete_object(action, existing)
-            return Effect(await self._convert(completed), replayed=True)
+            return await self._own_or_conflict(action, existing, conflict)
         if created.written_by != action.idempotency_key:
             raise self._existing(created)
         return Effect(created)
@@ -152,7 +150,7 @@ class NamedObjects(ABC, Generic[_N]):
             raise self._missing(action)
         check_uid(found.object, action)
         if found.object.written_by == action.idempotency_key:
-            return Effect(found.object, replayed=True)
+            return await self._completed(action, found)
         if action.version not in (None, found.object.version):
             raise self._changed(found.object)
         try:
@@ -163,7 +161,7 @@ class NamedObjects(ABC, Generic[_N]):
             existing = await self._find(action.external_name)
             if existing is None:
                 raise self._missing(action, error.status) from error
-            return self._own_or_conflict(action, existing.object, error)
+            return await self._own_or_conflict(action, existing, error)
 
     async def delete(self, action: Action) -> Effect:
         """Delete the object that still has the action's uid, whatever its version."""
@@ -243,15 +241,18 @@ class NamedObjects(ABC, Generic[_N]):
             await turns.pause()
         return objects
 
-    def _own_or_conflict(
-        self, action: Action, existing: ExternalObject, error: ConflictError | NotFoundError
+    async def _own_or_conflict(
+        self, action: Action, existing: Found[_N], error: ConflictError | NotFoundError
     ) -> Effect:
-        """Return what a refused write met: our own earlier attempt, or an obstacle."""
-        if existing.written_by == action.idempotency_key:
-            return Effect(existing, replayed=True)
+        """Complete our own earlier attempt; raise ``ConflictError`` with any other obstacle."""
+        if existing.object.written_by == action.idempotency_key:
+            return await self._completed(action, existing)
         raise ConflictError(
-            error.message, status=error.status, obstacle=existing, replayed=error.replayed
+            error.message, status=error.status, obstacle=existing.object, replayed=error.replayed
         ) from error
+
+    async def _completed(self, action: Action, found: Found[_N]) -> Effect:
+        return Effect(await self._convert(await self.complete_object(action, found)), replayed=True)
 
     def _existing(self, existing: ExternalObject) -> ConflictError:
         return ConflictError(f"{self._named(existing.name)} already exists", obstacle=existing)
