@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Final, Generic, TypeVar
 
 from events.excerpt import some
 from events.external import ExternalObject
@@ -84,25 +84,36 @@ def _named(name: str | None) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class Page(Generic[_Item]):
     """One page, and the API's token of the next one; None or empty after the last."""
 
-    objects: Sequence[ExternalObject]
+    objects: Sequence[_Item]
     next: str | None
 
 
 async def all_pages(
-    scope: Scope, fetch: Callable[[str], Awaitable[Page]]
+    scope: Scope, fetch: Callable[[str], Awaitable[Page[ExternalObject]]]
 ) -> AsyncIterator[Sequence[ExternalObject]]:
-    """Fetch page after page, the first with an empty token, and keep what belongs to the scope.
+    """Fetch all pages, and keep the objects that belong to the scope.
 
     Objects are checked even where the API filters by itself: in an exclusive scope what is listed
     and not declared is deleted, so a filter that an API ignores must not reach that far.
     """
+    async for objects in follow_pages(fetch):
+        yield [thing for thing in objects if scope.has(thing.name, thing.labels)]
+
+
+async def follow_pages(
+    fetch: Callable[[str], Awaitable[Page[_Item]]],
+) -> AsyncIterator[Sequence[_Item]]:
+    """Fetch page after page, the first with an empty token.
+
+    Raises ``NotDoneError`` if the API returns the token of the same page again.
+    """
     token = ""
     while True:
         page = await fetch(token)
-        yield [thing for thing in page.objects if scope.has(thing.name, thing.labels)]
+        yield page.objects
         if not page.next:
             return
         if len(page.next) > MAX_TOKEN_CHARACTERS:

@@ -156,12 +156,7 @@ class NamedObjects(ABC, Generic[_N]):
         try:
             return Effect(await self._convert(await self.update_object(action, found)))
         except (ConflictError, NotFoundError) as error:
-            if error.obstacle is not None:
-                raise
-            existing = await self._find(action.external_name)
-            if existing is None:
-                raise self._missing(action, error.status) from error
-            return await self._own_or_conflict(action, existing, error)
+            return await self._after_refused_update(action, error)
 
     async def delete(self, action: Action) -> Effect:
         """Delete the object that still has the action's uid, whatever its version."""
@@ -240,6 +235,17 @@ class NamedObjects(ABC, Generic[_N]):
                 objects.append(shown)
             await turns.pause()
         return objects
+
+    async def _after_refused_update(
+        self, action: Action, error: ConflictError | NotFoundError
+    ) -> Effect:
+        """Read what a refused update met: our own earlier attempt, an obstacle, or nothing."""
+        if error.obstacle is not None:
+            raise error
+        existing = await self._find(action.external_name)
+        if existing is None:
+            raise self._missing(action, error.status) from error
+        return await self._own_or_conflict(action, existing, error)
 
     async def _own_or_conflict(
         self, action: Action, existing: Found[_N], error: ConflictError | NotFoundError

@@ -17,16 +17,20 @@ def named(*names: str) -> list[ExternalObject]:
 
 
 async def test_pages_follow_each_other_until_there_is_no_token() -> None:
-    pages = {"": Page(named("a"), "t1"), "t1": Page([], "t2"), "t2": Page(named("b"), "")}
+    pages: dict[str, Page[ExternalObject]] = {
+        "": Page(named("a"), "t1"),
+        "t1": Page([], "t2"),
+        "t2": Page(named("b"), ""),
+    }
 
-    async def fetch(token: str) -> Page:
+    async def fetch(token: str) -> Page[ExternalObject]:
         return pages[token]
 
     assert [page async for page in all_pages(Scope(), fetch)] == [named("a"), [], named("b")]
 
 
 async def test_what_an_api_shows_beyond_the_scope_is_left_out() -> None:
-    async def fetch(_token: str) -> Page:
+    async def fetch(_token: str) -> Page[ExternalObject]:
         return Page(named("ours-1", "theirs", "ours-2"), None)
 
     scope = Scope(prefix="ours", labels={"n": "ours-2"})
@@ -34,7 +38,7 @@ async def test_what_an_api_shows_beyond_the_scope_is_left_out() -> None:
 
 
 async def test_a_listing_that_would_never_end_is_given_up() -> None:
-    async def fetch(_token: str) -> Page:
+    async def fetch(_token: str) -> Page[ExternalObject]:
         return Page(named("a"), "again")
 
     with pytest.raises(NotDoneError):

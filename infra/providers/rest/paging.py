@@ -68,7 +68,7 @@ class Pages:
                 size = max(2, min(page_size, self._paging.max_size))  # an overlap is one of them
                 self._size = [(self._paging.size, str(size))]
 
-    async def fetch(self, token: str) -> Page:
+    async def fetch(self, token: str) -> Page[ExternalObject]:
         """Fetch the page of a token, the first with an empty one."""
         paging = self._paging
         if paging is None:
@@ -83,10 +83,10 @@ class Pages:
             case "Page":
                 return await self._by_number(paging, token)
 
-    async def _page(self, listed: Listed, following: str | None) -> Page:
+    async def _page(self, listed: Listed, following: str | None) -> Page[ExternalObject]:
         return Page(await self._objects_of(listed.items), following)
 
-    async def _by_token(self, paging: Paging, token: str) -> Page:
+    async def _by_token(self, paging: Paging, token: str) -> Page[ExternalObject]:
         assert self._token_at is not None
         listed = await self._more(paging, token or None)
         try:
@@ -99,12 +99,12 @@ class Pages:
             raise unusable(listed.answer, f"the value at {paging.at} is not a token")
         return await self._page(listed, str(following))
 
-    async def _by_link(self, token: str) -> Page:
+    async def _by_link(self, token: str) -> Page[ExternalObject]:
         path = f"{self._path}?{token}" if token else None
         listed = await self._fetch(path, self._size)
         return await self._page(listed, _next_query(listed.answer))
 
-    async def _by_offset(self, paging: Paging, token: str) -> Page:
+    async def _by_offset(self, paging: Paging, token: str) -> Page[ExternalObject]:
         begin = int(token or 0)
         before = self._last
         listed = await self._more(paging, str(begin - len(before)))
@@ -120,7 +120,7 @@ class Pages:
         page = Listed(listed.answer, listed.content, behind)
         return await self._page(page, str(begin + len(behind)) if behind else None)
 
-    async def _by_number(self, paging: Paging, token: str) -> Page:
+    async def _by_number(self, paging: Paging, token: str) -> Page[ExternalObject]:
         number = int(token or paging.first)
         listed = await self._more(paging, str(number))
         if self._last and (await self._more(paging, str(number - 1))).items != self._last:

@@ -193,7 +193,7 @@ class ShapesProvider:
         """Close connections."""
         await self._api.close()
 
-    async def _page(self, filters: list[tuple[str, str]], token: str) -> Page:
+    async def _page(self, filters: list[tuple[str, str]], token: str) -> Page[ExternalObject]:
         query = [*filters, ("continue", token)] if token else filters
         response = await self._api.call("GET", "/shapes", query=query)
         if response.status_code == HTTPStatus.GONE:
