@@ -1,9 +1,9 @@
 """The kind ``Record``, and the provider of the records API: a complete example of a kind's module.
 
 The endpoint names a zone: ``http://HOST:PORT/zones/example.org``. The API has no idempotency keys,
-so a record carries the key of the action that last wrote it, as a tag. When a write is refused
-because of the record's state, that tag tells our own earlier attempt, whose answer was lost, from a
-stranger's. The tag is this module's own: it is in no label that it shows.
+so a record carries the key of the action that last wrote it, as a tag. When the API refuses a
+write, that tag tells an earlier attempt of the same action, whose response was lost, from the write
+of another client. The tag is this module's own: it is in no label that the module shows.
 """
 
 from __future__ import annotations
@@ -30,17 +30,12 @@ from infra.providers.answers import (
 )
 from infra.providers.endpoint import path_segment
 from infra.providers.http import HttpApi
-from reconciler.errors import (
-    ConflictError,
-    NotDoneError,
-    NotFoundError,
-    ProviderError,
-)
+from reconciler.errors import ConflictError, NotDoneError, NotFoundError
 from reconciler.provider import Capabilities, Effect
 from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.kind import Kind
-from reconciler.provider.listing import Page, all_pages, in_turns
-from reconciler.provider.named_objects import check_uid
+from reconciler.provider.listing import Page, Unreadable, follow_pages
+from reconciler.provider.named_objects import Found, NamedObjects
 from reconciler.provider.secrets import Secrets
 
 DEFAULT_TTL_SECONDS = 300
@@ -97,9 +92,6 @@ class _Record(msgspec.Struct, frozen=True):
             written_by=key,
         )
 
-    def is_written_by(self, action: Action) -> bool:
-        return _labels(self.tags).get(KEY_TAG) == action.idempotency_key
-
 
 class _Page(msgspec.Struct, frozen=True):
     records: list[_Record]
@@ -129,78 +121,67 @@ def name_problem(name: str) -> str | None:
     return "use labels of the characters a-z 0-9 - _ joined by dots, or @ for the zone itself"
 
 
-class RecordsProvider:
+class RecordsProvider(NamedObjects[_Record]):
     """A client of the records API, for one zone."""
+
+    noun = "record"
 
     def __init__(self, config: ProviderConfigSpec, secrets: Secrets, permit: CallPermit) -> None:
         self._api = HttpApi(config, permit, secret=secrets.credential, secrecy=secrets.secrecy)
-        # Connections of its own: a call that waits for changes must not keep others waiting.
+        # Its own connections: a request that waits for changes must not block other requests.
         self._feed = HttpApi(config, permit, secret=secrets.credential, secrecy=secrets.secrecy)
         timeout_seconds = config.limits.request_timeout_seconds
         self._wait_seconds = min(timeout_seconds * WAITING_SHARE, MAX_WAIT_SECONDS)
 
-    async def create(self, action: Action) -> Effect:
-        """Create a record if none exists; an earlier attempt of the same action is a success."""
-        response = await self._put(action, {"If-None-Match": "*"})
-        if response.status_code == HTTPStatus.CREATED:
-            return Effect(object=_shown(response, action.external_name).as_object())
-        if response.status_code != HTTPStatus.PRECONDITION_FAILED:
-            raise refusal(response)
-        vanished = NotDoneError(f"{action.external_name!r} was deleted in the meantime")
-        return await self._own_or_refused(action, problem_text(response), absent=vanished)
+    def name_problem(self, external_name: str) -> str | None:
+        """Describe why a record cannot have this name."""
+        return name_problem(external_name)
+
+    async def find(self, external_name: str) -> _Record | None:
+        """Read a record."""
+        response = await self._api.find(_path(external_name), confirm=self._confirm_zone)
+        return None if response is None else _shown(response, external_name)
+
+    async def create_object(self, action: Action) -> _Record:
+        """Create a record unless the name exists."""
+        return await self._put(action, {"If-None-Match": "*"})
 
     async def update(self, action: Action) -> Effect:
-        """Replace a record that is still at the action's version: an etag is never used again."""
-        version = action.version
-        if version is None:
-            found = await self._found(action.external_name)
-            if found is None:
-                raise _not_there(action)
-            check_uid(found.as_object(), action)
-            version = found.etag
-        response = await self._put(action, {"If-Match": f'"{version}"'})
-        if response.status_code == HTTPStatus.OK:
-            return Effect(object=_shown(response, action.external_name).as_object())
-        if response.status_code != HTTPStatus.PRECONDITION_FAILED:
-            raise refusal(response)
-        return await self._own_or_refused(action, problem_text(response), absent=_not_there(action))
+        """Replace the record at the action's version, without a read: no etag is used again."""
+        if action.version is None:
+            return await super().update(action)
+        try:
+            return Effect((await self._replace(action, action.version)).as_object())
+        except ConflictError as conflict:
+            return await self._after_refused_update(action, conflict)
 
-    async def delete(self, action: Action) -> Effect:
-        """Delete a record that is still the action's, whatever its version."""
-        found = await self._found(action.external_name)
-        if found is None:
-            return Effect(object=None, absent=True)
-        check_uid(found.as_object(), action)
+    async def update_object(self, action: Action, found: Found[_Record]) -> _Record:
+        """Replace the record unless it changed after it was found."""
+        return await self._replace(action, found.native.etag)
+
+    async def delete_object(self, action: Action, found: Found[_Record]) -> None:
+        """Delete the record unless it changed after it was found."""
         response = await self._api.call(
-            "DELETE", _path(action.external_name), headers={"If-Match": f'"{found.etag}"'}
+            "DELETE", _path(action.external_name), headers={"If-Match": f'"{found.native.etag}"'}
         )
         if response.status_code == HTTPStatus.NOT_FOUND:
             with in_doubt(response):
                 await self._confirm_zone()
-            return Effect(object=None, absent=True)
-        if response.status_code == HTTPStatus.NO_CONTENT:
-            return Effect(object=None)
+            raise NotFoundError(f"record {action.external_name!r} does not exist")
         if response.status_code == HTTPStatus.PRECONDITION_FAILED:
-            raise NotDoneError(f"{action.external_name!r} was changed during the deletion")
-        raise refusal(response)
+            raise NotDoneError(f"record {action.external_name!r} was changed during the deletion")
+        if response.status_code != HTTPStatus.NO_CONTENT:
+            raise refusal(response)
 
-    async def read(self, external_name: str, uid: str | None = None) -> ExternalObject | None:
-        """Read one record."""
-        del uid  # names are unique
-        found = await self._found(external_name)
-        return None if found is None else found.as_object()
-
-    async def pages(
-        self,
-        scope: Scope,
-        *,
-        page_size: int,
-    ) -> AsyncIterator[Sequence[ExternalObject]]:
-        """List the records of a scope. The API cannot filter by prefix, so `all_pages` does."""
+    async def list_objects(
+        self, scope: Scope, page_size: int, unreadable: Unreadable
+    ) -> AsyncIterator[Sequence[_Record]]:
+        """List all records with the scope's labels. The API cannot filter by prefix."""
+        del unreadable
         query = [("tag", f"{key}={value}") for key, value in sorted(scope.labels.items())]
         query.append(("per_page", str(min(page_size, MAX_PAGE_SIZE))))
-        async for objects in all_pages(scope, partial(self._page, query)):
-            yield objects
+        async for records in follow_pages(partial(self._page, query)):
+            yield records
 
     async def changes(self, after: str | None) -> str:
         """Wait for the zone's next change; the API numbers them."""
@@ -215,44 +196,38 @@ class RecordsProvider:
         await self._api.close()
         await self._feed.close()
 
-    async def _put(self, action: Action, condition: dict[str, str]) -> Answer:
+    async def _replace(self, action: Action, etag: str) -> _Record:
+        return await self._put(action, {"If-Match": f'"{etag}"'})
+
+    async def _put(self, action: Action, condition: dict[str, str]) -> _Record:
         tags = [f"{key}={value}" for key, value in sorted(action.labels.items())]
         content = {**action.fields, "tags": [*tags, f"{KEY_TAG}={action.idempotency_key}"]}
-        return await self._api.call(
+        response = await self._api.call(
             "PUT",
             _path(action.external_name),
             headers={"Content-Type": "application/json", **condition},
             body=_encoder.encode(content),
         )
-
-    async def _found(self, external_name: str) -> _Record | None:
-        response = await self._api.find(_path(external_name), confirm=self._confirm_zone)
-        return None if response is None else _shown(response, external_name)
+        if response.status_code == HTTPStatus.PRECONDITION_FAILED:
+            raise ConflictError(
+                f"record {action.external_name!r}: {problem_text(response)}",
+                status=response.status_code,
+            )
+        if response.status_code not in (HTTPStatus.CREATED, HTTPStatus.OK):
+            raise refusal(response)
+        return _shown(response, action.external_name)
 
     async def _confirm_zone(self) -> None:
-        """Have the zone answer before a 404 counts as absence: any gateway can answer 404."""
+        """Read a page of the zone before a 404 counts as absence: any gateway can return 404."""
         await self._page([("per_page", "1")], "")
 
-    async def _page(self, query: list[tuple[str, str]], cursor: str) -> Page:
+    async def _page(self, query: list[tuple[str, str]], cursor: str) -> Page[_Record]:
         full = [*query, ("cursor", cursor)] if cursor else query
         response = await self._api.call("GET", "/records", query=full)
         if response.status_code != HTTPStatus.OK:
             raise refusal(response)
         page = decoded(response, _page_decoder)
-        return Page(await in_turns(page.records, _Record.as_object), page.next_cursor)
-
-    async def _own_or_refused(self, action: Action, why: str, *, absent: ProviderError) -> Effect:
-        """Return what a failed precondition means: our earlier attempt, a stranger, or nothing."""
-        found = await self._found(action.external_name)
-        if found is None:
-            raise absent
-        if found.is_written_by(action):
-            return Effect(object=found.as_object(), replayed=True)
-        raise ConflictError(
-            f"{action.external_name!r}: {why}",
-            status=HTTPStatus.PRECONDITION_FAILED,
-            obstacle=found.as_object(),
-        )
+        return Page(page.records, page.next_cursor)
 
 
 def _path(external_name: str) -> str:
@@ -266,10 +241,6 @@ def _shown(response: Answer, external_name: str) -> _Record:
 def _labels(tags: Sequence[str]) -> dict[str, str]:
     parts = (tag.partition("=") for tag in tags)
     return {key: value for key, _, value in parts}
-
-
-def _not_there(action: Action) -> NotFoundError:
-    return NotFoundError(f"record {action.external_name!r} does not exist")
 
 
 RECORD = Kind(
