@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import secrets as random
 from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import msgspec
@@ -21,7 +22,7 @@ from events.manifest import Fields
 from events.names import DEFAULT_NAMESPACE
 from events.provider_config import ProviderConfigSpec, Scope
 from events.secret import SecretRef
-from infra.providers.postgres.errors import DUPLICATE, REFUSED, state_of
+from infra.providers.postgres.errors import REFUSED
 from infra.providers.postgres.limits import MAX_ROWS, bounded
 from infra.providers.postgres.marks import Mark, mark_in, with_mark
 from infra.providers.postgres.names import INVALID_TEXT, role_problem
@@ -37,14 +38,12 @@ from reconciler.errors import (
     ConfigurationError,
     ConflictError,
     NotDoneError,
-    NotFoundError,
     ProviderError,
     RefusedError,
 )
-from reconciler.provider import Effect
 from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.listing import Unreadable
-from reconciler.provider.named_objects import check_uid
+from reconciler.provider.named_objects import Found, NamedObjects
 from reconciler.provider.secrets import Secrets
 
 ANOTHER_PASSWORD: Final = "another"  # noqa: S105 - what is shown in the place of a digest
@@ -183,8 +182,58 @@ class _Password(NamedTuple):
     is_removed: bool = False
 
 
-class DatabaseRolesProvider:
+@dataclass(frozen=True, slots=True)
+class _Role:
+    """A row, and the digest of the secret that is the role's password; empty if it is another."""
+
+    row: _Row
+    digest: str
+
+    @property
+    def name(self) -> str:
+        return self.row.name
+
+    def as_object(self) -> ExternalObject:
+        row, mark = self.row, self.row.mark
+        fields: Fields = {
+            "login": row.login,
+            "superuser": row.superuser,
+            "createDatabase": row.create_database,
+            "createRole": row.create_role,
+            "inherit": row.inherit,
+            "replication": row.replication,
+            "bypassRowSecurity": row.bypass_row_security,
+            "connectionLimit": row.connection_limit,
+            "validUntil": row.valid_until,
+            "memberOf": row.member_of,
+        }
+        outputs: Fields = {"name": row.name}
+        if mark is not None and mark.password is not None:
+            if mark.is_generated:
+                place = {"name": mark.password.name, "store": mark.password.store}
+                fields["generatedPassword"] = {**place, "isSet": bool(self.digest)}
+            else:
+                is_unchecked = has_too_many_iterations(row.verifier)
+                other = UNCHECKED_PASSWORD if is_unchecked else ANOTHER_PASSWORD
+                fields["password"] = {"secret": self.digest or other}
+            if self.digest:
+                given = msgspec.structs.replace(mark.password, digest=self.digest)
+                outputs["password"] = msgspec.to_builtins(given)
+        return ExternalObject(
+            row.name,
+            normalize(fields),
+            uid=row.uid,
+            version=row.version,
+            labels=row.labels,
+            written_by=None if mark is None else mark.key,
+            outputs=outputs,
+        )
+
+
+class DatabaseRolesProvider(NamedObjects[_Role]):
     """A client of a PostgreSQL server, for its roles."""
+
+    noun = "role"
 
     def __init__(self, config: ProviderConfigSpec, secrets: Secrets, permit: CallPermit) -> None:
         self._server = PostgresServer(config, secrets, permit)
@@ -193,90 +242,70 @@ class DatabaseRolesProvider:
         self._sees_verifiers: bool | None = None
         self._known: dict[tuple[str, str], bool] = {}
 
-    async def create(self, action: Action) -> Effect:
+    def name_problem(self, external_name: str) -> str | None:
+        """Describe why a role cannot have this name."""
+        return role_problem(external_name)
+
+    async def find(self, external_name: str) -> _Role | None:
+        """Read a role; raises ``RefusedError`` for one that is out of bounds."""
+        async with self._server.session() as session:
+            row = await self._row_of(session, external_name)
+        return None if row is None else await self._role(row)
+
+    async def create_object(self, action: Action) -> _Role:
         """Create a role with its mark; a generated password is in its store before."""
         name = action.external_name
-        _check_name(name)
-        try:
-            async with self._server.transaction() as session:
-                row = await self._find(session, name)
-                if row is None:
-                    await self._check_parents(session, action.fields["memberOf"])
-                    password = await self._wanted_password(action, None)
-                    await session.run(*_create_statements(action, password))
-                    row = await self._find(session, name)
-                    assert row is not None
-                    return Effect(await self._shown(row))
-        except ConflictError as conflict:
-            if state_of(conflict.__cause__) not in DUPLICATE:
-                raise
-            row = await self._read(name)
-            if row is None:
-                raise NotDoneError(
-                    f"role {name!r} was deleted in the meantime", status=REFUSED
-                ) from None
-        shown = await self._shown(row)
-        if shown.written_by == action.idempotency_key:
-            return Effect(shown, replayed=True)
-        raise ConflictError(f"role {name!r} already exists", obstacle=shown)
-
-    async def update(self, action: Action) -> Effect:
-        """Change a role that is still the action's, at the action's version."""
-        name = action.external_name
-        _check_name(name)
         async with self._server.transaction() as session:
-            row = await self._find(session, name)
+            row = await self._row_of(session, name)
             if row is None:
-                raise NotFoundError(f"role {name!r} does not exist")
-            shown = await self._shown(row)
-            check_uid(shown, action)
-            if shown.written_by == action.idempotency_key:
-                return Effect(shown, replayed=True)
-            if action.version not in (None, row.version):
-                raise ConflictError(f"role {name!r} has changed since it was read", obstacle=shown)
-            # What a role has that was not ours before was never checked.
-            checked = set[str]() if row.mark is None else set(shown.fields["memberOf"])
+                await self._check_parents(session, action.fields["memberOf"])
+                password = await self._wanted_password(action, None)
+                await session.run(*_create_statements(action, password))
+                row = await self._row_of(session, name)
+                assert row is not None
+                return await self._role(row)
+        raise ConflictError(f"role {name!r} already exists")
+
+    async def update_object(self, action: Action, found: Found[_Role]) -> _Role:
+        """Change the role in one transaction, unless it changed after it was found."""
+        name, before = action.external_name, found.native.row
+        async with self._server.transaction() as session:
+            row = await self._row_of(session, name)
+            if row is None or (row.uid, row.version) != (before.uid, before.version):
+                raise ConflictError(f"role {name!r} has changed since it was read")
+            # Memberships that the role had before it was ours were never checked.
+            fields = found.object.fields
+            checked = set[str]() if row.mark is None else set(fields["memberOf"])
             added = set(action.fields["memberOf"]) - checked
             await self._check_parents(session, sorted(added))
             password = await self._wanted_password(action, row)
-            await session.run(*_alter_statements(action, row, shown.fields, password))
-            before = row.mark
-            row = await self._find(session, name)
-            assert row is not None
-            made = await self._shown(row)
-            await self._forget(before, password.reference, action.namespace)
-        return Effect(made)
+            await session.run(*_alter_statements(action, row, fields, password))
+            written = await self._row_of(session, name)
+            assert written is not None
+            role = await self._role(written)
+            await self._forget(row.mark, password.reference, action.namespace)
+        return role
 
-    async def delete(self, action: Action) -> Effect:
-        """Drop a role that is still the action's, and the secret that was generated for it.
+    async def delete_object(self, action: Action, found: Found[_Role]) -> None:
+        """Drop the role, and the secret that was generated for it.
 
-        What depends on it is named, and neither dropped nor given to somebody else.
+        Dependent objects are named in the error, and neither dropped nor given to another role.
         """
         name = action.external_name
-        _check_name(name)
         async with self._server.transaction() as session:
-            row = await self._find(session, name)
-            if row is None:
-                return Effect(None, absent=True)
-            check_uid(await self._shown(row), action)
+            row = await self._row_of(session, name)
+            if row is None or row.uid != found.object.uid:
+                raise ConflictError(f"role {name!r} was dropped or replaced by another client")
             await session.run(sql.SQL("DROP ROLE {}").format(sql.Identifier(name)))
-            # Not after the end of the transaction: nobody would know its name any more. If that
-            # fails, the role is there without its secret, and gets another or is dropped again.
+            # Not after the end of the transaction: the name of the secret would be lost. If this
+            # fails, the role exists without its secret, and gets another or is dropped again.
             await self._forget(row.mark, None, action.namespace)
-        return Effect(None)
 
-    async def read(self, external_name: str, uid: str | None = None) -> ExternalObject | None:
-        """Read one; raises ``RefusedError`` for one that is out of bounds."""
-        del uid  # names are unique
-        _check_name(external_name)
-        row = await self._read(external_name)
-        return None if row is None else await self._shown(row)
-
-    async def pages(
-        self, scope: Scope, *, page_size: int
-    ) -> AsyncIterator[Sequence[ExternalObject]]:
+    async def list_objects(
+        self, scope: Scope, page_size: int, unreadable: Unreadable
+    ) -> AsyncIterator[Sequence[_Role]]:
         """List the roles of a scope in the order of their ids."""
-        last, page_size, unreadable = "0", min(page_size, MAX_ROWS), Unreadable()
+        last, page_size = "0", min(page_size, MAX_ROWS)
         while True:
             condition = sql.SQL(
                 "a.oid > {}::oid AND starts_with(a.rolname, {}) AND NOT starts_with(a.rolname,"
@@ -284,20 +313,19 @@ class DatabaseRolesProvider:
             ).format(last, scope.prefix or "", page_size)
             async with self._server.session() as session:
                 rows = await session.read(_Row, await self._select(session, condition))
-            # Before it is shown: the secrets of others may be none of ours to read.
             for row in rows:
                 if INVALID_TEXT in row.name:
                     unreadable.add(row.name, row.uid, "the name is not valid UTF-8")
+            # The scope is checked here, too: the secrets of other roles may not be readable.
             inside = [
                 row
                 for row in rows
                 if INVALID_TEXT not in row.name and scope.has(row.name, row.labels)
             ]
-            yield [await self._shown(row) for row in inside if not row.out_of_bounds]
+            yield [await self._role(row) for row in inside if not row.out_of_bounds]
             if len(rows) < page_size:
-                break
+                return
             last = rows[-1].uid
-        unreadable.check()
 
     async def close(self) -> None:
         """Close the connections."""
@@ -305,11 +333,7 @@ class DatabaseRolesProvider:
 
     # --- reading
 
-    async def _read(self, name: str) -> _Row | None:
-        async with self._server.session() as session:
-            return await self._find(session, name)
-
-    async def _find(self, session: Session, name: str) -> _Row | None:
+    async def _row_of(self, session: Session, name: str) -> _Row | None:
         condition = sql.SQL("a.rolname = {}").format(name)
         rows = await session.read(_Row, await self._select(session, condition))
         if rows and rows[0].out_of_bounds:
@@ -330,42 +354,11 @@ class DatabaseRolesProvider:
             condition=condition,
         )
 
-    async def _shown(self, row: _Row) -> ExternalObject:
+    async def _role(self, row: _Row) -> _Role:
         mark = row.mark
-        fields: Fields = {
-            "login": row.login,
-            "superuser": row.superuser,
-            "createDatabase": row.create_database,
-            "createRole": row.create_role,
-            "inherit": row.inherit,
-            "replication": row.replication,
-            "bypassRowSecurity": row.bypass_row_security,
-            "connectionLimit": row.connection_limit,
-            "validUntil": row.valid_until,
-            "memberOf": row.member_of,
-        }
-        outputs: Fields = {"name": row.name}
-        if mark is not None and mark.password is not None:
-            digest = await self._digest_of_password(row, mark.password, mark.namespace)
-            if mark.is_generated:
-                place = {"name": mark.password.name, "store": mark.password.store}
-                fields["generatedPassword"] = {**place, "isSet": bool(digest)}
-            else:
-                is_unchecked = has_too_many_iterations(row.verifier)
-                other = UNCHECKED_PASSWORD if is_unchecked else ANOTHER_PASSWORD
-                fields["password"] = {"secret": digest or other}
-            if digest:
-                given = msgspec.structs.replace(mark.password, digest=digest)
-                outputs["password"] = msgspec.to_builtins(given)
-        return ExternalObject(
-            row.name,
-            normalize(fields),
-            uid=row.uid,
-            version=row.version,
-            labels=row.labels,
-            written_by=None if mark is None else mark.key,
-            outputs=outputs,
-        )
+        if mark is None or mark.password is None:
+            return _Role(row, "")
+        return _Role(row, await self._digest_of_password(row, mark.password, mark.namespace))
 
     async def _digest_of_password(self, row: _Row, reference: SecretRef, namespace: str) -> str:
         """Return the digest of the secret that is the role's password; empty if it is another.
@@ -454,12 +447,6 @@ class DatabaseRolesProvider:
             value = random.token_urlsafe(GENERATED_BYTES)
             await self._secrets.keep(reference, value, namespace)
         return await self._secrets.value(reference, namespace)
-
-
-def _check_name(name: str) -> None:
-    problem = role_problem(name)
-    if problem is not None:
-        raise RefusedError(f"invalid name {name!r}: {problem}")
 
 
 def _create_statements(action: Action, password: _Password) -> list[sql.Composed]:
