@@ -8,7 +8,8 @@ wanted name is complete (see Design in docs/kinds/database.md).
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Final
 
@@ -44,7 +45,7 @@ from reconciler.errors import (
 from reconciler.provider import Effect
 from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.listing import Unreadable
-from reconciler.provider.named_objects import check_uid
+from reconciler.provider.named_objects import Found, NamedObjects, check_uid
 from reconciler.provider.secrets import Secrets
 
 LEFTOVER_SECONDS: Final = 3_600
@@ -96,17 +97,69 @@ class _Row(msgspec.Struct, frozen=True):
         return mark_in(self.comment, DatabaseMark)
 
 
-class DatabasesProvider:
+@dataclass(frozen=True, slots=True)
+class _Database:
+    """A row, the extensions of the database, and where it is."""
+
+    row: _Row
+    extensions: Sequence[str]
+    outputs: Fields
+
+    @property
+    def name(self) -> str:
+        return self.row.name
+
+    def as_object(self) -> ExternalObject:
+        row, mark = self.row, self.row.mark
+        fields = normalize(
+            {
+                "owner": row.owner,
+                "encoding": row.encoding,
+                "locale": f"{row.collation}/{row.ctype}",
+                "connectionLimit": row.connection_limit,
+                "allowConnections": row.allow_connections,
+                "extensions": list(self.extensions),
+            }
+        )
+        return ExternalObject(
+            row.name,
+            fields,
+            uid=row.uid,
+            version=row.version,
+            labels={} if mark is None else mark.labels,
+            written_by=None if mark is None else mark.key,
+            outputs=self.outputs,
+        )
+
+
+class DatabasesProvider(NamedObjects[_Database]):
     """A client of a PostgreSQL server, for its databases."""
+
+    noun = "database"
 
     def __init__(self, config: ProviderConfigSpec, secrets: Secrets, permit: CallPermit) -> None:
         self._server = PostgresServer(config, secrets, permit)
         self._protected = PROTECTED_DATABASES | {self._server.place.database}
 
-    async def create(self, action: Action) -> Effect:
-        """Create a database, or go on where an earlier attempt of this action stopped."""
+    def name_problem(self, external_name: str) -> str | None:
+        """Describe why a database cannot have this name; leftovers can be read and deleted."""
+        if external_name in self._protected:
+            return (
+                f"database {external_name} belongs to the server, or Reconciler is connected to it"
+            )
+        if external_name.startswith(UNFINISHED_PREFIX):
+            return None
+        return database_problem(external_name)
+
+    async def find(self, external_name: str) -> _Database | None:
+        """Read a database; raises ``RefusedError`` for one that is out of bounds."""
+        rows = await self._rows(_named(external_name))
+        return await self._database(rows[0]) if rows else None
+
+    async def create_object(self, action: Action) -> _Database:
+        """Create a database, or continue where an earlier attempt of this action stopped."""
         name, unfinished = action.external_name, unfinished_name(action.idempotency_key)
-        self._check(name)
+        _check_declared(name)
         rows = await self._rows(
             sql.SQL("d.datname = {} OR starts_with(d.datname, {})").format(name, UNFINISHED_PREFIX)
         )
@@ -115,11 +168,9 @@ class DatabasesProvider:
         half = next((row for row in rows if row.name == unfinished), None)
         leftovers = [row for row in rows if row.name != unfinished and _is_leftover(row, action)]
         if found is not None:
-            shown = await self._shown(found)
-            if shown.written_by == action.idempotency_key:
-                return Effect(shown, replayed=True)
-            await self._drop_unfinished([*leftovers, *([half] if half else [])])
-            raise _there_already(shown)
+            if found.mark is None or found.mark.key != action.idempotency_key:
+                await self._drop_unfinished([*leftovers, *([half] if half else [])])
+            raise ConflictError(f"database {name!r} already exists")
         await self._drop_unfinished(leftovers)
         mark = DatabaseMark(
             action.idempotency_key,
@@ -137,24 +188,16 @@ class DatabasesProvider:
             try:
                 async with self._server.transaction(unfinished) as session:
                     await session.run(*_extension_statements(mark.extensions, []))
-            except RefusedError as error:  # what there is without them is the action's work
+            except RefusedError as error:  # without them, the database is the action's all the same
                 half_done = await self._finished(action, unfinished, mark)
-                raise RefusedError(error.message, obstacle=half_done) from None
-        return Effect(await self._finished(action, unfinished, mark))
+                raise RefusedError(error.message, obstacle=half_done.as_object()) from None
+        return await self._finished(action, unfinished, mark)
 
-    async def update(self, action: Action) -> Effect:
-        """Change a database that is still the action's, at the action's version."""
-        name = action.external_name
-        self._check(name)
-        (row,) = await self._rows(_named(name)) or (None,)
-        if row is None:
-            raise NotFoundError(f"database {name!r} does not exist")
-        shown = await self._shown(row)
-        check_uid(shown, action)
-        if shown.written_by == action.idempotency_key:
-            return Effect(shown, replayed=True)
-        _check_version(shown, action)
-        # The mark is written last: what has this action's key is as this action wants it.
+    async def update_object(self, action: Action, found: Found[_Database]) -> _Database:
+        """Change extensions, then the database itself unless it has changed by then."""
+        name, row, shown = action.external_name, found.native.row, found.object
+        _check_declared(name)
+        # The mark is written last: a database with the key of this action is as declared.
         if _needs_opening(shown, action.fields):
             row = await self._opened(row)
         await self._change_extensions(shown, action.fields)
@@ -174,33 +217,34 @@ class DatabasesProvider:
                 _comment_statement(name, with_mark(now.comment, mark)),
             )
             (made,) = await session.read(_Row, _select(_named(name)))
-        return Effect(await self._shown(made))
+        return await self._database(made)
 
     async def delete(self, action: Action) -> Effect:
-        """Drop a database that is still the action's; never one that has sessions."""
-        name = action.external_name
-        self._check(name, deletes=True)
-        (row,) = await self._rows(_named(name)) or (None,)
+        """Delete the database without reading its extensions, which takes a connection to it."""
+        self._check_name(action.external_name)
         read_at = time.monotonic()
+        (row,) = await self._rows(_named(action.external_name)) or (None,)
         if row is None:
             return Effect(None, absent=True)
         if action.uid not in (None, row.uid):
-            check_uid(await self._shown(row), action)
-        is_there = await self._drop(name, read_at)
-        return Effect(None, absent=not is_there)
+            check_uid((await self._database(row)).as_object(), action)
+        database = self._recorded(row)
+        try:
+            await self.delete_object(action, Found(database, database.as_object(), read_at))
+        except NotFoundError:
+            return Effect(None, absent=True)
+        return Effect(None)
 
-    async def read(self, external_name: str, uid: str | None = None) -> ExternalObject | None:
-        """Read one; raises ``RefusedError`` for one that is out of bounds."""
-        del uid  # names are unique
-        self._check(external_name, deletes=True)
-        rows = await self._rows(_named(external_name))
-        return await self._shown(rows[0]) if rows else None
+    async def delete_object(self, action: Action, found: Found[_Database]) -> None:
+        """Drop the database; never one that has sessions."""
+        if not await self._drop(action.external_name, found.read_at):
+            raise self._missing(action)
 
-    async def pages(
-        self, scope: Scope, *, page_size: int
-    ) -> AsyncIterator[Sequence[ExternalObject]]:
+    async def list_objects(
+        self, scope: Scope, page_size: int, unreadable: Unreadable
+    ) -> AsyncIterator[Sequence[_Database]]:
         """List the databases of a scope in the order of their ids."""
-        last, page_size, unreadable = "0", min(page_size, MAX_ROWS), Unreadable()
+        last, page_size = "0", min(page_size, MAX_ROWS)
         while True:
             condition = sql.SQL("d.oid > {}::oid AND starts_with(d.datname, {})").format(
                 last, scope.prefix or ""
@@ -210,26 +254,17 @@ class DatabasesProvider:
             for row in rows:
                 if INVALID_TEXT in row.name:
                     unreadable.add(row.name, row.uid, "the name is not valid UTF-8")
-            shown = [await self._listed(row) for row in rows if self._is_listed(row)]
-            yield [each for each in shown if each and scope.has(each.name, each.labels)]
+            found = [await self._listed(row) for row in rows if self._is_listed(row)]
+            yield [each for each in found if each is not None]
             if len(rows) < page_size:
-                break
+                return
             last = rows[-1].uid
-        unreadable.check()
 
     async def close(self) -> None:
         """Close the connections."""
         await self._server.close()
 
     # --- reading
-
-    def _check(self, name: str, *, deletes: bool = False) -> None:
-        """Raise ``RefusedError`` for what nobody may declare; leftovers may be deleted."""
-        problem = database_problem(name)
-        if name in self._protected:
-            problem = f"database {name} belongs to the server, or Reconciler is connected to it"
-        if problem is not None and not (deletes and name.startswith(UNFINISHED_PREFIX)):
-            raise RefusedError(f"invalid name {name!r}: {problem}")
 
     def _is_listed(self, row: _Row) -> bool:
         """Return whether a row is an object; one that is being made is none yet."""
@@ -243,29 +278,32 @@ class DatabasesProvider:
     async def _rows(self, condition: sql.Composable) -> list[_Row]:
         return await self._server.read(_Row, _select(condition))
 
-    async def _shown(self, row: _Row) -> ExternalObject:
-        return _as_object(row, await self._extensions(row), self._server.place.outputs(row.name))
+    def _recorded(self, row: _Row) -> _Database:
+        """Return a database with the extensions that were last written."""
+        extensions = () if row.mark is None else row.mark.extensions
+        return _Database(row, extensions, self._server.place.outputs(row.name))
 
-    async def _listed(self, row: _Row) -> ExternalObject | None:
-        """Show a row of a listing; None if the database was dropped since it was listed."""
+    async def _database(self, row: _Row) -> _Database:
+        """Read the extensions of a database, if any were ever declared.
+
+        A database that does not allow a connection has those that were last written.
+        """
+        recorded = self._recorded(row)
+        if not recorded.extensions or not row.allow_connections or not row.may_connect:
+            return recorded
+        query = sql.SQL("SELECT extname FROM pg_extension WHERE extname <> {} ORDER BY extname")
+        async with self._server.session(row.name) as session:
+            rows = await session.run(query.format(ALWAYS_THERE))
+        return replace(recorded, extensions=names(rows, "extname"))
+
+    async def _listed(self, row: _Row) -> _Database | None:
+        """Complete a row of a listing; None if the database was dropped since it was listed."""
         try:
-            return await self._shown(row)
+            return await self._database(row)
         except ProviderError:
             if await self._rows(_named(row.name)):
                 raise
             return None
-
-    async def _extensions(self, row: _Row) -> Sequence[str]:
-        """Return the extensions of a database whose extensions were ever declared.
-
-        What cannot be looked into has those that were last written.
-        """
-        declared = () if row.mark is None else row.mark.extensions
-        if not declared or not row.allow_connections or not row.may_connect:
-            return declared
-        query = sql.SQL("SELECT extname FROM pg_extension WHERE extname <> {} ORDER BY extname")
-        async with self._server.session(row.name) as session:
-            return names(await session.run(query.format(ALWAYS_THERE)), "extname")
 
     # --- writing
 
@@ -306,9 +344,7 @@ class DatabasesProvider:
                 raise UnknownResultError(error.message, status=error.status) from error.__cause__
             raise
 
-    async def _finished(
-        self, action: Action, unfinished: str, mark: DatabaseMark
-    ) -> ExternalObject:
+    async def _finished(self, action: Action, unfinished: str, mark: DatabaseMark) -> _Database:
         name, target = action.external_name, sql.Identifier(unfinished)
         done = msgspec.structs.replace(mark, name="", since=None)
         statements = [
@@ -324,15 +360,11 @@ class DatabasesProvider:
                 await session.run(*statements)
                 (row,) = await session.read(_Row, _select(_named(name)))
         except ConflictError:
-            rows = await self._rows(sql.SQL("d.datname IN ({}, {})").format(name, unfinished))
-            await self._drop_unfinished([each for each in rows if each.name == unfinished])
-            for each in rows:
-                if each.name == name:
-                    raise _there_already(await self._shown(each)) from None
-            raise NotDoneError(f"{name!r} was deleted in the meantime", status=REFUSED) from None
+            await self._drop_unfinished(await self._rows(_named(unfinished)))
+            raise
         except ProviderError as error:
             raise await self._in_use(error, unfinished) from None
-        return await self._shown(row)
+        return await self._database(row)
 
     async def _opened(self, row: _Row) -> _Row:
         """Allow connections to a database whose extensions are to be changed."""
@@ -397,29 +429,11 @@ class DatabasesProvider:
         )
 
 
-def _as_object(
-    row: _Row, extensions: Sequence[str], outputs: Mapping[str, object]
-) -> ExternalObject:
-    mark = row.mark
-    fields = normalize(
-        {
-            "owner": row.owner,
-            "encoding": row.encoding,
-            "locale": f"{row.collation}/{row.ctype}",
-            "connectionLimit": row.connection_limit,
-            "allowConnections": row.allow_connections,
-            "extensions": list(extensions),
-        }
-    )
-    return ExternalObject(
-        row.name,
-        fields,
-        uid=row.uid,
-        version=row.version,
-        labels={} if mark is None else mark.labels,
-        written_by=None if mark is None else mark.key,
-        outputs=dict(outputs),
-    )
+def _check_declared(name: str) -> None:
+    """Raise ``RefusedError`` for the name of a leftover, which no resource may declare."""
+    problem = database_problem(name)
+    if problem is not None:
+        raise RefusedError(f"invalid name {name!r}: {problem}")
 
 
 def _is_leftover(row: _Row, action: Action) -> bool:
@@ -485,17 +499,6 @@ def _extension_statements(added: Sequence[str], dropped: Sequence[str]) -> list[
 def _needs_opening(shown: ExternalObject, fields: Fields) -> bool:
     is_closed = fields["allowConnections"] and not shown.fields["allowConnections"]
     return is_closed and fields["extensions"] != shown.fields["extensions"]
-
-
-def _check_version(shown: ExternalObject, action: Action) -> None:
-    if action.version not in (None, shown.version):
-        raise ConflictError(
-            f"database {shown.name!r} has changed since it was read", obstacle=shown
-        )
-
-
-def _there_already(shown: ExternalObject) -> ConflictError:
-    return ConflictError(f"database {shown.name!r} already exists", obstacle=shown)
 
 
 def _not_available(extension: str) -> str:
