@@ -32,7 +32,6 @@ from infra.providers.disks.folder import (
     ATTACHMENTS,
     MOUNTS,
     DiskFolder,
-    checked_name,
     name_problem,
 )
 from infra.providers.disks.images import Image, image_of
@@ -43,15 +42,15 @@ from infra.providers.file_errors import settle
 from reconciler.errors import (
     ConflictError,
     NotDoneError,
-    NotFoundError,
     ReconcilerError,
     RefusedError,
     UnknownResultError,
 )
-from reconciler.provider import Capabilities, Effect
+from reconciler.provider import Capabilities
 from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.kind import READY, Kind, Readiness
-from reconciler.provider.named_objects import check_uid
+from reconciler.provider.listing import Unreadable
+from reconciler.provider.named_objects import Found, NamedObjects, check_uid
 from reconciler.provider.secrets import Secrets
 from reconciler.resource.owner_label import OWNER_LABEL, namespace_of
 
@@ -115,72 +114,74 @@ def ready(fields: Fields, thing: ExternalObject) -> Readiness:
     return READY
 
 
-class AttachmentsProvider:
-    """Attaches and mounts disks, and never takes one away under use."""
+class AttachmentsProvider(NamedObjects[Attachment]):
+    """Attaches and mounts disks, and never detaches one that is in use."""
+
+    noun = "attachment"
 
     def __init__(self, config: ProviderConfigSpec, secrets: Secrets, permit: CallPermit) -> None:
         del secrets  # a folder has no login
         self._folder = DiskFolder(config, permit)
         self._there = Attachments(self._folder)
 
-    async def create(self, action: Action) -> Effect:
-        """Write down the attachment, then attach and mount; our own earlier attempt goes on."""
-        _check(action)
+    def name_problem(self, external_name: str) -> str | None:
+        """Describe why an attachment cannot have this name."""
+        return name_problem(external_name)
+
+    async def find(self, external_name: str) -> Attachment | None:
+        """Read an attachment, or what else is mounted at its place."""
+        return await self._folder.step(lambda: self._there.found(external_name))
+
+    async def create_object(self, action: Action) -> Attachment:
+        """Record the attachment, then attach and mount; an earlier attempt continues."""
         has_begun = await self._step(lambda: self._begin(action))
-        if has_begun and (done := await self._step(lambda: self._done(action))) is not None:
-            return Effect(done, replayed=True)
+        if has_begun and await self._step(lambda: self._done(action)) is not None:
+            raise ConflictError(f"attachment {action.external_name!r} already exists")
         if action.fields["mounted"]:
             await self._step(lambda: self._attach(action))
             await self._step(lambda: self._mount(action))
         done = await self._step(lambda: self._done(action))
         if done is None:
             raise UnknownResultError("the attachment was changed right after its creation")
-        return Effect(done)
+        return done
 
-    async def update(self, action: Action) -> Effect:
-        """Mount, unmount, or change how it is mounted, if it is still the action's."""
-        _check(action)
-        found = await self._folder.step(lambda: self._check_update(action))
-        if isinstance(found, Effect):
-            return found
-        wanted = action.fields
-        if found.mark is not None and found.mark.mounted != wanted["mounted"]:
+    async def update_object(self, action: Action, found: Found[Attachment]) -> Attachment:
+        """Mount, unmount, or change how it is mounted."""
+        attachment, wanted = found.native, action.fields
+        _check_change(attachment, action)
+        if attachment.mark is not None and attachment.mark.mounted != wanted["mounted"]:
             await self._step(lambda: self._intend(action))
         if not wanted["mounted"]:
             await self._step(lambda: self._unmount(action))
             await self._step(lambda: self._detach(action))
-        elif not found.is_mounted:
+        elif not attachment.is_mounted:
             await self._step(lambda: self._attach(action))
             await self._step(lambda: self._mount(action))
-        elif found.shown().fields["readOnly"] != wanted["readOnly"]:
+        elif found.object.fields["readOnly"] != wanted["readOnly"]:
             await self._step(lambda: self._remount(action))
         return await self._step(lambda: self._mark_again(action))
 
-    async def delete(self, action: Action) -> Effect:
-        """Unmount and detach what is still the action's, when nobody uses it any more."""
-        _check(action)
-        found = await self._folder.step(lambda: self._check_delete(action))
-        if found is None:
-            return Effect(None, absent=True)
+    async def delete_object(self, action: Action, found: Found[Attachment]) -> None:
+        """Unmount and detach the disk when it is no longer in use."""
+        if found.native.mark is None:
+            raise RefusedError(
+                f"another client mounted {found.native.place}, so Reconciler never unmounts it"
+            )
+        _check_not_lost(found.native)
         await self._step(lambda: self._unmount(action))
         await self._step(lambda: self._detach(action))
         await self._step(lambda: self._forget(action))
-        return Effect(None)
 
-    async def read(self, external_name: str, uid: str | None = None) -> ExternalObject | None:
-        """Read one attachment, or what else is mounted at its place."""
-        del uid  # names are unique
-        checked_name(external_name)
-        found = await self._folder.step(lambda: self._there.found(external_name))
-        return None if found is None else found.shown()
-
-    def pages(self, scope: Scope, *, page_size: int) -> AsyncIterator[Sequence[ExternalObject]]:
+    def list_objects(
+        self, scope: Scope, page_size: int, unreadable: Unreadable
+    ) -> AsyncIterator[Sequence[Attachment]]:
         """List the attachments of a scope, and what else is mounted at such places."""
+        del unreadable
         return self._folder.pages(scope, page_size, self._there.names, self._there.listed)
 
     async def readings(self, external_name: str) -> Fields | None:
         """Read how full a mounted disk is."""
-        checked_name(external_name)
+        self._check_name(external_name)
         return await self._folder.step(lambda: self._there.space(external_name))
 
     async def close(self) -> None:
@@ -281,50 +282,22 @@ class AttachmentsProvider:
                         refused(ended, f"mounting disk {disk!r} at {found.place} failed"), found
                     )
 
-    def _done(self, action: Action) -> ExternalObject | None:
-        """Return the attachment if it is as the action wants it."""
+    def _done(self, action: Action) -> Attachment | None:
+        """Return the attachment if it is as declared."""
         found = self._there.found(action.external_name)
         if found is None:
             return None
         _check_still(found, action)
-        shown = found.shown()
-        return shown if shown.fields == action.fields else None
+        return found if found.as_object().fields == action.fields else None
 
     # --- in a thread: change and deletion
-
-    def _check_update(self, action: Action) -> Attachment | Effect:
-        name = action.external_name
-        found = self._there.found(name)
-        if found is None:
-            raise NotFoundError(f"attachment {name!r} does not exist")
-        shown = found.shown()
-        if shown.written_by == action.idempotency_key and shown.fields == action.fields:
-            return Effect(shown, replayed=True)
-        check_uid(shown, action)
-        if action.version not in (None, shown.version):
-            raise ConflictError(
-                f"attachment {name!r} has changed since it was read", obstacle=shown
-            )
-        if action.fields["disk"] != found.disk:
-            raise RefusedError(
-                f"attachment {name!r} belongs to disk {found.disk!r}; declare another "
-                "attachment for another disk"
-            )
-        if found.mark is None and not found.is_mounted:
-            raise RefusedError(
-                f"{found.place} has another mount ({shown.fields['disk']}), which Reconciler "
-                "neither adopts nor unmounts; unmount it"
-            )
-        _check_not_lost(found)
-        _check_not_foreign(found)
-        return found
 
     def _intend(self, action: Action) -> None:
         """Write down first whether it shall be mounted: so a crash leaves a difference to see."""
         name = action.external_name
         found = self._there.found(name)
         if found is None or found.mark is None:
-            raise NotFoundError(f"attachment {name!r} does not exist")
+            raise self._missing(action)
         _check_still(found, action)
         changed = msgspec.structs.replace(found.mark, mounted=action.fields["mounted"])
         self._there.write(name, changed, is_new=False)
@@ -339,30 +312,18 @@ class AttachmentsProvider:
         if ended.code != 0:
             raise self._busy_or(ended, found, "Reconciler remounts it when it is no longer in use")
 
-    def _mark_again(self, action: Action) -> Effect:
+    def _mark_again(self, action: Action) -> Attachment:
         name = action.external_name
         found = self._there.found(name)
         if found is None:
-            raise NotFoundError(f"attachment {name!r} does not exist")
+            raise self._missing(action)
         _check_still(found, action)
-        uid = found.shown().uid or ""
+        uid = found.as_object().uid or ""
         self._there.write(name, _mark(action, uid), is_new=found.mark is None)
         again = self._there.found(name)
         if again is None:
             raise UnknownResultError("the attachment was changed, but no longer exists")
-        return Effect(again.shown())
-
-    def _check_delete(self, action: Action) -> Attachment | None:
-        found = self._there.found(action.external_name)
-        if found is None:
-            return None
-        check_uid(found.shown(), action)
-        if found.mark is None:
-            raise RefusedError(
-                f"another client mounted {found.place}, so Reconciler never unmounts it"
-            )
-        _check_not_lost(found)
-        return found
+        return again
 
     def _unmount(self, action: Action) -> None:
         found = self._there.found(action.external_name)
@@ -439,10 +400,6 @@ class AttachmentsProvider:
         return run(program, *arguments, timeout_seconds=self._folder.timeout_seconds, files=files)
 
 
-def _check(action: Action) -> None:
-    checked_name(action.external_name)
-
-
 def _mark(action: Action, uid: str) -> AttachmentMark:
     fields = action.fields
     return AttachmentMark(
@@ -479,12 +436,28 @@ def _check_usable(action: Action, file: int | None) -> Image:
     return image
 
 
+def _check_change(found: Attachment, action: Action) -> None:
+    """Raise for a change that is impossible, or must wait for another client."""
+    if action.fields["disk"] != found.disk:
+        raise RefusedError(
+            f"attachment {found.name!r} belongs to disk {found.disk!r}; declare another "
+            "attachment for another disk"
+        )
+    if found.mark is None and not found.is_mounted:
+        raise RefusedError(
+            f"{found.place} has another mount ({found.disk}), which Reconciler neither adopts nor "
+            "unmounts; unmount it"
+        )
+    _check_not_lost(found)
+    _check_not_foreign(found)
+
+
 def _check_still(found: Attachment, action: Action) -> None:
     """Raise ``ConflictError`` if another attachment has the name by now.
 
     Between two steps lies as much time as leave to call takes.
     """
-    check_uid(found.shown(), action)
+    check_uid(found.as_object(), action)
     is_made_here = found.mark is not None and found.mark.key == action.idempotency_key
     if action.operation == "Create" and not is_made_here:
         raise _taken(found)
@@ -513,13 +486,13 @@ def _not_mounted(error: ReconcilerError, found: Attachment) -> ReconcilerError:
             f"{error}; its filesystem may be damaged, so check it with e2fsck, then apply the "
             "manifest with a change"
         ),
-        obstacle=found.shown(),
+        obstacle=found.as_object(),
     )
 
 
 def _taken(found: Attachment) -> ConflictError:
     what = "already exists" if found.mark else f"has a mount of another client at {found.place}"
-    return ConflictError(f"attachment {found.name!r} {what}", obstacle=found.shown())
+    return ConflictError(f"attachment {found.name!r} {what}", obstacle=found.as_object())
 
 
 ATTACHMENT = Kind(

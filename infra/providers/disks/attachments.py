@@ -97,8 +97,8 @@ class Attachment(NamedTuple):
         """Whether something else is at its place."""
         return self.mount is not None and not self.is_mounted
 
-    def shown(self) -> ExternalObject:
-        """Return it as the object that it is."""
+    def as_object(self) -> ExternalObject:
+        """Convert it, with the state of its mount."""
         mark, mount = self.mark, self.mount
         if mark is None:
             assert mount is not None
@@ -186,11 +186,11 @@ class Attachments:
         ]
         return list({*marked, *(each for each in seen if name_problem(each) is None)})
 
-    def listed(self, names: list[str]) -> list[ExternalObject]:
-        """Return attachments by their names, by one look at the kernel."""
+    def listed(self, names: list[str]) -> list[Attachment]:
+        """Return attachments by their names, with one read of the kernel's devices and mounts."""
         kernel = machine()
         found = (self.found(name, kernel) for name in names)
-        return [each.shown() for each in found if each is not None]
+        return [each for each in found if each is not None]
 
     def space(self, name: str) -> Fields | None:
         """Return how full a mounted disk is."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Callable, Generator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 from typing import Annotated, Final, Literal, TypeVar
@@ -25,7 +26,6 @@ from infra.providers.disks.folder import (
     IMAGE_SUFFIX,
     IMAGES,
     DiskFolder,
-    checked_name,
     locked,
     name_problem,
     place_of,
@@ -40,14 +40,14 @@ from infra.providers.file_root import is_same_file, temporary_name
 from reconciler.errors import (
     ConflictError,
     NotDoneError,
-    NotFoundError,
     RefusedError,
     UnknownResultError,
 )
-from reconciler.provider import Capabilities, Effect
+from reconciler.provider import Capabilities
 from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.kind import Kind
-from reconciler.provider.named_objects import check_uid
+from reconciler.provider.listing import Unreadable
+from reconciler.provider.named_objects import Found, NamedObjects, check_uid
 from reconciler.provider.secrets import Secrets
 
 MIN_SIZE_BYTES: Final = 8 * 1024 * 1024
@@ -108,52 +108,66 @@ def loses(fields: Fields | None, thing: ExternalObject) -> str:
     return f"all data of disk {thing.name}" if fields is None else ""
 
 
-class DisksProvider:
-    """Makes, grows and removes image files."""
+@dataclass(frozen=True, slots=True)
+class _Disk:
+    """An image under its name."""
+
+    name: str
+    image: Image
+    path: str
+
+    def as_object(self) -> ExternalObject:
+        return self.image.shown(self.name, self.path)
+
+
+class DisksProvider(NamedObjects[_Disk]):
+    """Creates, grows and deletes image files."""
+
+    noun = "disk"
 
     def __init__(self, config: ProviderConfigSpec, secrets: Secrets, permit: CallPermit) -> None:
         del secrets  # a folder has no login
         self._permit = permit
         self._folder = DiskFolder(config, permit)
 
-    async def create(self, action: Action) -> Effect:
-        """Make a disk beside its place, and link it there; our own earlier attempt goes on."""
-        checked_name(action.external_name)
-        done = await self._hidden_step(lambda: self._begin(action))
-        if done is not None:
-            return done
+    def name_problem(self, external_name: str) -> str | None:
+        """Describe why a disk cannot have this name."""
+        return name_problem(external_name)
+
+    async def find(self, external_name: str) -> _Disk | None:
+        """Read a disk."""
+        return await self._folder.step(lambda: self._read(external_name))
+
+    async def create_object(self, action: Action) -> _Disk:
+        """Create an image beside its place, and link it there; an earlier attempt continues."""
+        await self._hidden_step(lambda: self._begin(action))
         await self._hidden_step(lambda: self._mark(action))
         await self._hidden_step(lambda: self._keep_space(action))
         await self._hidden_step(lambda: self._make_filesystem(action))
         await self._step(lambda: self._publish(action))
         return await self._step(lambda: self._finish(action))
 
-    async def update(self, action: Action) -> Effect:
-        """Let a disk grow, or change its label or labels, if it is still the action's."""
-        checked_name(action.external_name)
-        found = await self._folder.step(lambda: self._check_update(action))
-        if isinstance(found, Effect):
-            return found
-        if found.size_bytes < action.fields["sizeBytes"]:
+    async def update_object(self, action: Action, found: Found[_Disk]) -> _Disk:
+        """Grow the disk, or change its label or labels, unless it changed after it was found."""
+        version = found.object.version
+        image = await self._folder.step(lambda: self._check_change(action, version))
+        if image.size_bytes < action.fields["sizeBytes"]:
             await self._step(lambda: self._grow_image(action))
             await self._step(lambda: self._grow_filesystem(action))
-        if found.superblock is None or found.superblock.label != action.fields["label"]:
+        if image.superblock is None or image.superblock.label != action.fields["label"]:
             await self._step(lambda: self._relabel(action))
         return await self._step(lambda: self._mark_again(action))
 
-    async def delete(self, action: Action) -> Effect:
-        """Delete a disk that is still the action's and that nobody has attached."""
-        checked_name(action.external_name)
-        return await self._step(lambda: self._delete(action))
+    async def delete_object(self, action: Action, found: Found[_Disk]) -> None:
+        """Delete the disk unless it is attached."""
+        del found  # the step compares the uid once more, under a lock
+        await self._step(lambda: self._delete(action))
 
-    async def read(self, external_name: str, uid: str | None = None) -> ExternalObject | None:
-        """Read one disk."""
-        del uid  # names are unique
-        checked_name(external_name)
-        return await self._folder.step(lambda: self._read(external_name))
-
-    def pages(self, scope: Scope, *, page_size: int) -> AsyncIterator[Sequence[ExternalObject]]:
-        """List the disks of a scope; what is being made is none yet."""
+    def list_objects(
+        self, scope: Scope, page_size: int, unreadable: Unreadable
+    ) -> AsyncIterator[Sequence[_Disk]]:
+        """List the disks of a scope; an unfinished image is not a disk."""
+        del unreadable
         return self._folder.pages(
             scope,
             page_size,
@@ -175,8 +189,8 @@ class DisksProvider:
 
     # --- in a thread: creation
 
-    def _begin(self, action: Action) -> Effect | None:
-        """Make an empty file under a name made of the key, or find the one that a crash has left.
+    def _begin(self, action: Action) -> None:
+        """Create an empty file under a name of the key, or find the one that a crash has left.
 
         What can be refused is refused here, before anything is done.
         """
@@ -186,9 +200,9 @@ class DisksProvider:
             self._folder.root.mark()
             found = look(folder, name)
             if found is not None:
-                if found.mark is None or found.mark.key != action.idempotency_key:
-                    raise self._taken(name, found)
-                return Effect(self._finished(folder, action, found), replayed=True)
+                if found.mark is not None and found.mark.key == action.idempotency_key:
+                    _remove_half(folder, action)
+                raise _taken(name)
             _check_not_lost(folder, name)
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
             file = os.open(half, flags, 0o600, dir_fd=folder)
@@ -200,7 +214,6 @@ class DisksProvider:
                     raise NotDoneError(f"disk {name!r}: not enough space: {missing}", status=_WAITS)
             finally:
                 os.close(file)
-        return None
 
     def _mark(self, action: Action) -> None:
         with self._half_of(action) as (_folder, file):
@@ -265,7 +278,7 @@ class DisksProvider:
                         f"{segment_of(name)!r} is a link, a directory or a device, which "
                         "Reconciler does not replace; remove it"
                     ) from None
-                raise self._taken(name, found) from None
+                raise _taken(name) from None
             except PermissionError:
                 raise RefusedError(
                     f"disk {name!r}: this filesystem has no hard links, which creating a disk "
@@ -273,22 +286,16 @@ class DisksProvider:
                 ) from None
             settle(folder)
 
-    def _finish(self, action: Action) -> Effect:
+    def _finish(self, action: Action) -> _Disk:
+        name = action.external_name
         with self._folder.image_folder() as folder:
-            found = None if folder is None else look(folder, action.external_name)
+            found = None if folder is None else look(folder, name)
             if folder is None or found is None:
                 raise UnknownResultError("the disk was created, but no longer exists")
             if found.mark is None or found.mark.key != action.idempotency_key:
-                raise self._taken(action.external_name, found)
-            return Effect(self._finished(folder, action, found))
-
-    def _finished(self, folder: int, action: Action, found: Image) -> ExternalObject:
-        """Take away the name under which it was built."""
-        if is_same_file(folder, _half(action), segment_of(action.external_name)):
-            with perhaps_done():
-                os.unlink(_half(action), dir_fd=folder)
-            settle(folder)
-        return self._shown(action.external_name, found)
+                raise _taken(name)
+            _remove_half(folder, action)
+            return self._disk(name, found)
 
     @contextmanager
     def _half_of(self, action: Action) -> Generator[tuple[int, int]]:
@@ -304,15 +311,13 @@ class DisksProvider:
 
     # --- in a thread: change and deletion
 
-    def _check_update(self, action: Action) -> Image | Effect:
+    def _check_change(self, action: Action, version: str | None) -> Image:
         name, wanted = action.external_name, action.fields
         with self._ours(action) as (_folder, file):
-            found = image_of(file, action.external_name)
-            shown = self._shown(name, found)
-            if shown.written_by == action.idempotency_key and shown.fields == wanted:
-                return Effect(shown, replayed=True)
-            if action.version not in (None, shown.version):
-                raise ConflictError(f"disk {name!r} has changed since it was read", obstacle=shown)
+            found = image_of(file, name)
+            shown = self._disk(name, found).as_object()
+            if shown.version != version:
+                raise ConflictError(f"disk {name!r} has changed since it was read")
             if found.superblock is None or found.superblock.filesystem != wanted["filesystem"]:
                 raise RefusedError(
                     f"disk {name!r} has the filesystem {shown.fields['filesystem']}; "
@@ -364,69 +369,72 @@ class DisksProvider:
             if ended.code != 0:
                 raise refused(ended, f"labeling disk {action.external_name!r} failed")
 
-    def _mark_again(self, action: Action) -> Effect:
+    def _mark_again(self, action: Action) -> _Disk:
+        name = action.external_name
         with self._ours(action) as (_folder, file):
             mark = DiskMark(
-                uid=image_of(file, action.external_name).uid,
+                uid=image_of(file, name).uid,
                 key=action.idempotency_key,
                 size_bytes=action.fields["sizeBytes"],
                 labels=action.labels,
             )
             images.write_mark(file, mark)
-            return Effect(self._shown(action.external_name, image_of(file, action.external_name)))
+            return self._disk(name, image_of(file, name))
 
-    def _delete(self, action: Action) -> Effect:
-        name, what = action.external_name, f"disk {action.external_name!r}"
-        with self._folder.image_folder() as folder:
-            if folder is None:
-                return Effect(None, absent=True)
-            with locked(folder, segment_of(name), what) as file:
-                if file is None:
-                    return Effect(None, absent=True)
-                found = image_of(file, action.external_name)
-                check_uid(self._shown(name, found), action)
-                if found.attached:
-                    raise waiting(
-                        f"{what} is attached as {_where(found, mounts())}; Reconciler deletes "
-                        "it after it is detached"
-                    )
-                os.unlink(segment_of(name), dir_fd=folder)
-                settle(folder)
-        return Effect(None)
+    def _delete(self, action: Action) -> None:
+        name = action.external_name
+        with self._ours(action) as (folder, file):
+            found = image_of(file, name)
+            if found.attached:
+                raise waiting(
+                    f"disk {name!r} is attached as {_where(found, mounts())}; Reconciler deletes "
+                    "it after it is detached"
+                )
+            os.unlink(segment_of(name), dir_fd=folder)
+            settle(folder)
 
     @contextmanager
     def _ours(self, action: Action) -> Generator[tuple[int, int]]:
-        """Open and lock the disk that the action is about; raises as an update does."""
+        """Open and lock the disk of an action; raises if it is missing or another one."""
         name = action.external_name
         with self._folder.image_folder() as folder:
             if folder is None:
-                raise NotFoundError(f"disk {name!r} does not exist")
+                raise self._missing(action)
             with locked(folder, segment_of(name), f"disk {name!r}") as file:
                 if file is None:
-                    raise NotFoundError(f"disk {name!r} does not exist")
-                check_uid(self._shown(name, image_of(file, action.external_name)), action)
+                    raise self._missing(action)
+                check_uid(self._disk(name, image_of(file, name)).as_object(), action)
                 yield folder, file
 
     # --- in a thread: reads
 
-    def _read(self, name: str) -> ExternalObject | None:
+    def _read(self, name: str) -> _Disk | None:
         with self._folder.image_folder() as folder:
             found = None if folder is None else look(folder, name)
-            return None if found is None else self._shown(name, found)
+            return None if found is None else self._disk(name, found)
 
-    def _listed(self, names: list[str]) -> list[ExternalObject]:
+    def _listed(self, names: list[str]) -> list[_Disk]:
         attached = loops.loops()
         with self._folder.image_folder() as folder:
             if folder is None:
                 return []
             seen = ((name, look(folder, name, attached)) for name in names)
-            return [self._shown(name, found) for name, found in seen if found is not None]
+            return [self._disk(name, found) for name, found in seen if found is not None]
 
-    def _shown(self, name: str, found: Image) -> ExternalObject:
-        return found.shown(name, self._folder.path_of(name))
+    def _disk(self, name: str, found: Image) -> _Disk:
+        return _Disk(name, found, self._folder.path_of(name))
 
-    def _taken(self, name: str, found: Image) -> ConflictError:
-        return ConflictError(f"disk {name!r} already exists", obstacle=self._shown(name, found))
+
+def _taken(name: str) -> ConflictError:
+    return ConflictError(f"disk {name!r} already exists")
+
+
+def _remove_half(folder: int, action: Action) -> None:
+    """Remove the name under which the image was built, if the image has its own by now."""
+    if is_same_file(folder, _half(action), segment_of(action.external_name)):
+        with perhaps_done():
+            os.unlink(_half(action), dir_fd=folder)
+        settle(folder)
 
 
 def _run(file: int, program: str, *arguments: str) -> Ended:

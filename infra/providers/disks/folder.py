@@ -19,7 +19,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Final, TypeVar
 
-from events.external import ExternalObject
 from events.provider_config import ProviderConfigSpec, Scope
 from infra.providers.disks.programs import waiting
 from infra.providers.file_errors import failure
@@ -47,14 +46,6 @@ def name_problem(name: str) -> str | None:
     if _NAME.fullmatch(name) is None:
         return "use at most 128 letters, digits and _ . -, and start with a letter or digit"
     return None
-
-
-def checked_name(name: str) -> str:
-    """Return a name that leads nowhere else; raises ``RefusedError``."""
-    problem = name_problem(name)
-    if problem is not None:
-        raise RefusedError(f"invalid name {name!r}: {problem}")
-    return name
 
 
 class DiskFolder:
@@ -90,15 +81,14 @@ class DiskFolder:
         scope: Scope,
         page_size: int,
         names: Callable[[str], list[str]],
-        look: Callable[[list[str]], list[ExternalObject]],
-    ) -> AsyncIterator[Sequence[ExternalObject]]:
-        """List what has a scope's names, page by page."""
+        look: Callable[[list[str]], list[_T]],
+    ) -> AsyncIterator[Sequence[_T]]:
+        """Read what has a name of the scope, page by page."""
         found = await self.step(lambda: sorted(names(scope.prefix or "")))
         size = min(page_size, MAX_PAGE_SIZE)
         for start in range(0, len(found), size):
             page = found[start : start + size]
-            seen = await self.step(lambda page=page: look(page))
-            yield [each for each in seen if scope.has(each.name, each.labels)]
+            yield await self.step(lambda page=page: look(page))
 
     def close(self) -> None:
         """Let the threads end."""
