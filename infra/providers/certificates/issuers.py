@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
+from cryptography import x509
 
 from events.external import ExternalObject
 from events.log import Action
 from events.manifest import Fields
 from events.provider_config import ProviderConfigSpec, Scope
-from infra.providers.certificates.acme_client import (
-    LimitedError,
-)
+from infra.providers.certificates.acme_client import LimitedError
 from infra.providers.certificates.folder import CertificateFolder
 from infra.providers.certificates.own_authority import CRL_FILE, OwnAuthority, certify
 from infra.providers.certificates.pem import (
@@ -27,146 +28,56 @@ from infra.providers.certificates.pem import (
     read_key,
     text_of,
 )
-from infra.providers.certificates.spec import DEFAULT_ALGORITHM, STORE
-from infra.providers.certificates.store import (
-    IssuerRecord,
-    checked_name,
-    uid_of,
-    version_of,
-)
-from reconciler.errors import (
-    ConflictError,
-    NotDoneError,
-    NotFoundError,
-    RefusedError,
-)
-from reconciler.provider import Effect
+from infra.providers.certificates.spec import DEFAULT_ALGORITHM, STORE, name_problem
+from infra.providers.certificates.store import IssuerRecord, uid_of, version_of
+from reconciler.errors import ConflictError, NotDoneError, RefusedError, UnknownResultError
 from reconciler.provider.call_permit import CallPermit
-from reconciler.provider.named_objects import check_uid
+from reconciler.provider.listing import Unreadable
+from reconciler.provider.named_objects import Found, NamedObjects
 from reconciler.provider.secrets import Secrets
 
 _SHOWN_ONLY = ("problems",)
 
 
-class IssuersProvider:
-    """Makes authorities and accounts in a root."""
+class _Issuer(NamedTuple):
+    """A record, and the files that it names; a missing or unreadable file is None or empty."""
 
-    def __init__(self, config: ProviderConfigSpec, secrets: Secrets, permit: CallPermit) -> None:
-        del secrets  # keys are made here, and never leave
-        self._folder = CertificateFolder(config, permit)
-        self._store = self._folder.issuers
+    name: str
+    record: IssuerRecord
+    key: PrivateKey | None
+    chain: Sequence[x509.Certificate]
+    revocations: Path
 
-    async def create(self, action: Action) -> Effect:
-        """Make a key, and with it an authority's certificate or an account."""
-        name = checked_name(action.external_name)
-        async with self._folder.locked(self._store, name):
-            found = await self._folder.step(lambda: self._shown(name))
-            if found is not None:
-                if found.written_by == action.idempotency_key:
-                    return Effect(found, replayed=True)
-                raise ConflictError(f"issuer {name!r} already exists", obstacle=found)
-            await self._folder.step(lambda: self._begin(action))
-            with self._asking(action):
-                await self._folder.step(lambda: self._finish(action))
-            return Effect(await self._folder.step(lambda: self._shown(name)))
-
-    async def update(self, action: Action) -> Effect:
-        """Write what can change; an authority that is renewed keeps its key."""
-        name = checked_name(action.external_name)
-        if await self._folder.step(lambda: self._shown(name)) is None:
-            raise NotFoundError(f"issuer {name!r} does not exist")
-        async with self._folder.locked(self._store, name):
-            found = await self._folder.step(lambda: self._shown(name))
-            if found is None:
-                raise NotFoundError(f"issuer {name!r} was deleted")
-            if found.written_by == action.idempotency_key:
-                return Effect(found, replayed=True)
-            check_uid(found, action)
-            if action.version not in (None, found.version):
-                raise ConflictError(
-                    f"issuer {name!r} has changed since it was read", obstacle=found
-                )
-            with self._asking(action):
-                await self._folder.step(lambda: self._change(action, found))
-            return Effect(await self._folder.step(lambda: self._shown(name)))
-
-    async def delete(self, action: Action) -> Effect:
-        """End an account, and remove key and certificate."""
-        name = checked_name(action.external_name)
-        found = await self._folder.step(lambda: self._shown(name))
-        if found is None:
-            return Effect(None, absent=True)
-        async with self._folder.locked(self._store, name):
-            found = await self._folder.step(lambda: self._shown(name))
-            if found is None:
-                return Effect(None, absent=True)
-            check_uid(found, action)
-            with self._asking(action, found):
-                await self._folder.step(lambda: self._deactivate(name))
-            await self._folder.step(lambda: self._store.remove(name))
-            return Effect(None)
-
-    async def read(self, external_name: str, uid: str | None = None) -> ExternalObject | None:
-        """Read one issuer; no authority is asked."""
-        del uid  # names are unique
-        return await self._folder.look(lambda: self._shown(checked_name(external_name)))
-
-    async def pages(
-        self, scope: Scope, *, page_size: int
-    ) -> AsyncIterator[Sequence[ExternalObject]]:
-        """List the issuers of a scope."""
-        names = await self._folder.look(self._store.names)
-        wanted = [name for name in names if name.startswith(scope.prefix or "")]
-        for start in range(0, len(wanted), page_size):
-            page = wanted[start : start + page_size]
-            seen = await self._folder.look(lambda page=page: [self._shown(name) for name in page])
-            yield [each for each in seen if each and scope.has(each.name, each.labels)]
-
-    async def close(self) -> None:
-        """Let the threads end."""
-        self._folder.close()
-
-    def _asking(
-        self, action: Action, found: ExternalObject | None = None
-    ) -> AbstractContextManager[None]:
-        """Count an action on an account with another authority; no action on our own waits."""
-        fields = action.fields if found is None else found.fields
-        return self._folder.asking(action) if "acme" in fields else nullcontext()
-
-    # --- in a thread
-
-    def _shown(self, name: str) -> ExternalObject | None:
-        record = self._store.read(name)
-        if record is None or not record.uid:
-            return None  # half made: the creation goes on
-        key = read_key(self._store.file(name, record.key_file))
-        outputs: Fields = {"name": name}
+    def as_object(self) -> ExternalObject:
+        record, key = self.record, self.key
+        outputs: Fields = {"name": self.name}
         problems: list[str] = []
         fields = {**record.fields}
         if key is None:
             problems.append("KeyMissing")
         if (own := fields.get("ownCa")) is not None:
-            chain = certificates_in(self._store.file(name, record.certificate_file))
-            if not chain:
+            if not self.chain:
                 problems.append("CertificateMissing")
             else:
-                facts = facts_of(chain[0])
+                facts = facts_of(self.chain[0])
                 if key is not None and facts.public_key != public_digest(key):
                     problems.append("KeyDiffers")
-                fields["ownCa"] = {**own, "keyAlgorithm": algorithm_of(chain[0].public_key())}
+                fields["ownCa"] = {
+                    **own,
+                    "keyAlgorithm": algorithm_of(self.chain[0].public_key()),
+                }
                 outputs |= {
-                    "certificate": text_of(chain).decode(),
+                    "certificate": text_of(self.chain).decode(),
                     "fingerprint": facts.fingerprint,
                     "notBefore": facts.not_before.isoformat(),
                     "notAfter": facts.not_after.isoformat(),
                 }
             if record.revoked:
-                path = self._folder.root.path / STORE / "issuers" / name / CRL_FILE
-                outputs["revoked"] = str(path)
+                outputs["revoked"] = str(self.revocations)
         else:
             outputs["account"] = record.account
         return ExternalObject(
-            name=name,
+            name=self.name,
             fields={**fields, "problems": problems},
             uid=record.uid,
             version=version_of(record, record.key_file, record.certificate_file),
@@ -174,6 +85,94 @@ class IssuersProvider:
             written_by=record.key,
             outputs=outputs,
         )
+
+
+class IssuersProvider(NamedObjects[_Issuer]):
+    """Creates authorities and accounts in a root."""
+
+    noun = "issuer"
+
+    def __init__(self, config: ProviderConfigSpec, secrets: Secrets, permit: CallPermit) -> None:
+        del secrets  # keys are made here, and never leave
+        self._folder = CertificateFolder(config, permit)
+        self._store = self._folder.issuers
+
+    def name_problem(self, external_name: str) -> str | None:
+        """Describe why an issuer cannot have this name."""
+        return name_problem(external_name)
+
+    async def find(self, external_name: str) -> _Issuer | None:
+        """Read an issuer without a call to its authority."""
+        return await self._folder.look(lambda: self._read(external_name))
+
+    async def create_object(self, action: Action) -> _Issuer:
+        """Create a key, and with it an authority's certificate or an account."""
+        name = action.external_name
+        async with self._folder.locked(self._store, name):
+            if await self._folder.step(lambda: self._read(name)) is not None:
+                raise ConflictError(f"issuer {name!r} already exists")
+            await self._folder.step(lambda: self._begin(action))
+            with self._asking(action, action.fields):
+                return await self._folder.step(lambda: self._finish(action))
+
+    async def update_object(self, action: Action, found: Found[_Issuer]) -> _Issuer:
+        """Write the fields unless the issuer changed; a renewed authority keeps its key."""
+        name, before = action.external_name, found.object
+        async with self._folder.locked(self._store, name):
+            now = await self._folder.step(lambda: self._read_shown(name))
+            if now is None or (now.uid, now.version) != (before.uid, before.version):
+                raise ConflictError(f"issuer {name!r} has changed since it was read")
+            with self._asking(action, action.fields):
+                return await self._folder.step(lambda: self._change(action, now))
+
+    async def delete_object(self, action: Action, found: Found[_Issuer]) -> None:
+        """Deactivate an account, and remove key and certificate."""
+        name = action.external_name
+        async with self._folder.locked(self._store, name):
+            now = await self._folder.step(lambda: self._read_shown(name))
+            if now is None or now.uid != found.object.uid:
+                raise ConflictError(f"issuer {name!r} was deleted or replaced by another client")
+            with self._asking(action, now.fields):
+                await self._folder.step(lambda: self._deactivate(name))
+            await self._folder.step(lambda: self._store.remove(name))
+
+    async def list_objects(
+        self, scope: Scope, page_size: int, unreadable: Unreadable
+    ) -> AsyncIterator[Sequence[_Issuer]]:
+        """List the issuers of a scope."""
+        del unreadable
+        names = await self._folder.look(self._store.names)
+        wanted = [name for name in names if name.startswith(scope.prefix or "")]
+        for start in range(0, len(wanted), page_size):
+            page = wanted[start : start + page_size]
+            read = await self._folder.look(lambda page=page: [self._read(name) for name in page])
+            yield [each for each in read if each is not None]
+
+    async def close(self) -> None:
+        """Let the threads end."""
+        self._folder.close()
+
+    def _asking(self, action: Action, fields: Fields) -> AbstractContextManager[None]:
+        """Count an action on an account of an external authority; no action on our own waits."""
+        return self._folder.asking(action) if "acme" in fields else nullcontext()
+
+    # --- in a thread
+
+    def _read(self, name: str) -> _Issuer | None:
+        record = self._store.read(name)
+        if record is None or not record.uid:
+            return None  # unfinished: the creation continues
+        return _Issuer(
+            name,
+            record,
+            key=read_key(self._store.file(name, record.key_file)),
+            chain=certificates_in(self._store.file(name, record.certificate_file)),
+            revocations=self._folder.root.path / STORE / "issuers" / name / CRL_FILE,
+        )
+
+    def _read_shown(self, name: str) -> ExternalObject | None:
+        issuer = self._read(name)
+        return None if issuer is None else issuer.as_object()
 
     def _begin(self, action: Action) -> None:
         """Make the key; the record names the action, and is no issuer yet."""
@@ -188,12 +187,12 @@ class IssuersProvider:
         self._store.write(name, IssuerRecord(key=action.idempotency_key, key_file=key_file))
         self._store.keep_only(name, {key_file})
 
-    def _finish(self, action: Action) -> None:
+    def _finish(self, action: Action) -> _Issuer:
         record = self._store.read(action.external_name)
         assert record is not None
-        self._write(action, record, uid_of("issuer", action, None))
+        return self._write(action, record, uid_of("issuer", action, None))
 
-    def _change(self, action: Action, found: ExternalObject) -> None:
+    def _change(self, action: Action, found: ExternalObject) -> _Issuer:
         name, record = action.external_name, self._store.read(action.external_name)
         assert record is not None
         if found.fields["type"] != action.fields["type"]:
@@ -206,10 +205,10 @@ class IssuersProvider:
                 f"issuer {name!r}: its key is missing; restore it from a backup, or withdraw "
                 "the issuer and declare it again",
             )
-        self._write(action, record, found.uid or "")
+        return self._write(action, record, found.uid or "")
 
-    def _write(self, action: Action, record: IssuerRecord, uid: str) -> None:
-        """Write what an action wants, with the key that is there."""
+    def _write(self, action: Action, record: IssuerRecord, uid: str) -> _Issuer:
+        """Write the fields of an action, with the existing key, and read the issuer."""
         name = action.external_name
         written = msgspec.structs.replace(
             record,
@@ -228,6 +227,10 @@ class IssuersProvider:
             written = msgspec.structs.replace(written, account=account)
         self._store.write(name, written)
         self._store.keep_only(name, {written.key_file, written.certificate_file, CRL_FILE})
+        issuer = self._read(name)
+        if issuer is None:
+            raise UnknownResultError(f"issuer {name!r} was written, but no longer exists")
+        return issuer
 
     def _certified(
         self,
