@@ -629,7 +629,7 @@ import msgspec
 from events.log import Action
 from events.provider_config import ProviderConfigSpec
 from infra.providers.certificates.certificates import CertificatesProvider
-from reconciler.provider.call_permit import CALL_GATE
+from reconciler.provider.call_permit import CALL_GATE, CallPermit
 from reconciler.provider.secrets import Secrets
 from tests.host_access import EVERYTHING
 
