@@ -206,11 +206,11 @@ _GAPS_OF_KINDS: dict[Row, dict[Operation, int]] = {
     "container": {"Create": 3, "Update": 2, "Delete": 2},
     "volume": {"Create": 0, "Delete": 1},
     "database": {"Create": 7, "Update": 5, "Delete": 1},
-    "role": {"Create": 4, "Update": 4, "Delete": 3},
+    "role": {"Create": 4, "Update": 5, "Delete": 4},
     "grant": {"Create": 6, "Update": 5, "Delete": 5},
-    "disk": {"Create": 5, "Update": 3, "Delete": 0},
+    "disk": {"Create": 5, "Update": 4, "Delete": 1},
     "attachment": {"Create": 3, "Update": 2, "Delete": 3},
-    "certificate": {"Create": 5, "Update": 6, "Delete": 3},
+    "certificate": {"Create": 5, "Update": 5, "Delete": 2},
 }
 """How many gaps there are between the calls of each operation."""
 

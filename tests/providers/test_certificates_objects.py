@@ -623,6 +623,19 @@ async def test_a_crash_after_any_request_continues_with_the_same_order(
         pytest.fail("it never ended")
 
 
+async def test_a_deletion_removes_the_key_of_an_unfinished_creation(
+    root: Path, provider: CertificatesProvider
+) -> None:
+    await make_issuer(root, "own", OWN_CA)
+    assert await is_cut(4, provider.create(create()))  # before the authority signs
+    folder = root / STORE / "certificates"
+    assert list(folder.glob("web/*.key"))
+
+    assert await provider.read("web") is None
+    assert (await provider.delete(action("Delete", "web", {}))).absent
+    assert list(folder.iterdir()) == []
+
+
 KILLED = """
 import asyncio, os, signal, sys
 import msgspec

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
@@ -13,7 +13,7 @@ import msgspec
 from events.external import ExternalObject
 from events.log import Action
 from events.manifest import Fields
-from events.provider_config import ProviderConfigSpec, Scope
+from events.provider_config import ProviderConfigSpec
 from infra.providers.certificates import own_authority
 from infra.providers.certificates.acme_authority import Ordering, identifiers_of
 from infra.providers.certificates.acme_client import (
@@ -35,6 +35,7 @@ from infra.providers.certificates.delivery import (
     withdraw,
 )
 from infra.providers.certificates.folder import CertificateFolder
+from infra.providers.certificates.locked_objects import LockedObjects
 from infra.providers.certificates.pem import (
     Facts,
     PrivateKey,
@@ -53,7 +54,6 @@ from infra.providers.certificates.store import (
     IssuerRecord,
     Pending,
     Store,
-    checked_name,
     uid_of,
     version_of,
 )
@@ -61,13 +61,11 @@ from reconciler.errors import (
     ConflictError,
     NotCalledError,
     NotDoneError,
-    NotFoundError,
     RefusedError,
     UnknownResultError,
 )
-from reconciler.provider import Effect
 from reconciler.provider.call_permit import CallPermit
-from reconciler.provider.named_objects import check_uid
+from reconciler.provider.named_objects import Found
 from reconciler.provider.secrets import Secrets
 
 MIN_PATIENCE_SECONDS = 30.0
@@ -77,103 +75,103 @@ _encoder = msgspec.json.Encoder(order="deterministic")
 
 
 class _Kept(NamedTuple):
-    """What is there of a certificate: its record, and what its files have."""
+    """A certificate as it is stored: its record, and the content of its files.
 
+    Without a uid in the record, its creation is unfinished.
+    """
+
+    name: str
     record: CertificateRecord
     key: PrivateKey | None
     facts: Facts | None
     bundle: Bundle
     case: Case
+    place: Path
+
+    @property
+    def needs_delivery(self) -> bool:
+        """Whether a delivery repairs all that is wrong."""
+        wrong = findings(self.case)
+        return bool(wrong) and why_order(wrong) is None
+
+    def as_object(self) -> ExternalObject:
+        record, facts = self.record, self.facts
+        fields: Fields = {**record.fields, "problems": [str(each) for each in findings(self.case)]}
+        outputs: Fields = {}
+        if facts is not None:
+            fields["dnsNames"] = list(facts.dns_names)
+            fields["ipAddresses"] = list(facts.ip_addresses)
+            fields["keyAlgorithm"] = facts.algorithm
+            outputs = {
+                "serial": facts.serial,
+                "notBefore": facts.not_before.isoformat(),
+                "notAfter": facts.not_after.isoformat(),
+                "fingerprint": facts.fingerprint,
+                "keyFile": str(self.place / KEY_FILE),
+                "certificateFile": str(self.place / CERTIFICATE_FILE),
+                "caFile": str(self.place / CA_FILE),
+                "combinedFile": str(self.place / COMBINED_FILE),
+                # Of public things only: the key's public half is in the certificate.
+                "digest": hashlib.sha256(self.bundle.chain + self.bundle.authority).hexdigest(),
+            }
+        return ExternalObject(
+            name=self.name,
+            fields=fields,
+            uid=record.uid,
+            version=version_of(record, record.key_file, record.chain_file, record.ca_file),
+            labels=record.labels,
+            written_by=record.key,
+            outputs=outputs,
+        )
 
 
-class CertificatesProvider:
-    """Orders, keeps and delivers certificates in a root."""
+class CertificatesProvider(LockedObjects[_Kept, CertificateRecord]):
+    """Orders, stores and delivers certificates in a root."""
+
+    noun = "certificate"
 
     def __init__(self, config: ProviderConfigSpec, secrets: Secrets, permit: CallPermit) -> None:
         del secrets  # keys are made here, and never leave
-        self._folder = CertificateFolder(config, permit)
-        self._store = Store(self._folder.root, "certificates", CertificateRecord)
+        folder = CertificateFolder(config, permit)
+        super().__init__(folder, Store(folder.root, "certificates", CertificateRecord))
 
-    async def create(self, action: Action) -> Effect:
-        """Have a certificate made and delivered; the same action goes on where it stopped."""
-        name, step = checked_name(action.external_name), self._folder.step
-        async with self._folder.locked(self._store, name):
-            kept = await step(lambda: self._kept(name))
-            found = None if kept is None else self._object(name, kept)
-            if kept is not None and found is not None:
-                if found.written_by != action.idempotency_key:
-                    raise ConflictError(f"certificate {name!r} already exists", obstacle=found)
-                wrong = findings(kept.case)
-                if not wrong or why_order(wrong) is not None:  # else it stopped while it delivered
-                    return Effect(found, replayed=True)
-            else:
-                await self._obtain(action, uid_of("certificate", action, None))
-            return Effect(await self._deliver(name))
+    def size_bytes(self, native: _Kept) -> int:
+        """Return the size of the chain and of its authority, which are hashed."""
+        return len(native.bundle.chain) + len(native.bundle.authority)
 
-    async def update(self, action: Action) -> Effect:
-        """Deliver what is lost, and order another certificate only if a check says so."""
-        name, step = checked_name(action.external_name), self._folder.step
-        if await step(lambda: self._shown(name)) is None:
-            raise NotFoundError(f"certificate {name!r} does not exist")
-        async with self._folder.locked(self._store, name):
-            kept = await step(lambda: self._kept(name))
-            found = None if kept is None else self._object(name, kept)
-            if kept is None or found is None:
-                raise NotFoundError(f"certificate {name!r} was deleted")
-            if found.written_by != action.idempotency_key:
-                check_uid(found, action)
-                if action.version not in (None, found.version):
-                    raise ConflictError(
-                        f"certificate {name!r} has changed since it was read", obstacle=found
-                    )
-                is_due = action.purpose == "Renew"
-                case = kept.case._replace(wanted=action.fields, is_due=is_due)
-                lost = findings(kept.case)
-                if why_order(findings(case)) is not None:
-                    if lost and why_order(lost) is None:
-                        # Not to be held up by an authority that limits rates, or is down.
-                        await step(lambda: self._deliver_files(name))
-                    await self._obtain(action, found.uid or "")
-                else:
-                    await step(lambda: self._write(action))
-            return Effect(await self._deliver(name))
+    async def create_object(self, action: Action) -> _Kept:
+        """Obtain and deliver a certificate; the same action continues where it stopped."""
+        name = action.external_name
+        if await self._folder.step(lambda: self._read(name)) is not None:
+            raise ConflictError(f"certificate {name!r} already exists")
+        await self._obtain(action, uid_of("certificate", action, None))
+        return await self._deliver(name)
 
-    async def delete(self, action: Action) -> Effect:
-        """Revoke it if that was asked for, and remove its files, its key and what is kept."""
-        name, step = checked_name(action.external_name), self._folder.step
-        if await step(lambda: self._store.read(name)) is None:
-            return Effect(None, absent=True)
-        async with self._folder.locked(self._store, name):
-            kept = await step(lambda: self._kept(name))
-            found = None if kept is None else self._object(name, kept)
-            if found is not None:
-                check_uid(found, action)
-            if kept is not None and kept.record.fields.get("revokeOnDelete"):
-                with self._folder.asking(action):
-                    await step(lambda: self._revoke(kept))
-            await step(lambda: self._remove(name))
-            return Effect(None, absent=found is None)
+    async def complete_object(self, action: Action, found: Found[_Kept]) -> _Kept:
+        """Deliver a certificate that an earlier attempt of the action has obtained."""
+        if not found.native.needs_delivery:
+            return found.native
+        return await self._deliver(action.external_name)
 
-    async def read(self, external_name: str, uid: str | None = None) -> ExternalObject | None:
-        """Read one certificate; no authority is asked."""
-        del uid  # names are unique
-        name = checked_name(external_name)
-        return await self._folder.look(lambda: self._shown(name))
+    async def update_object(self, action: Action, found: Found[_Kept]) -> _Kept:
+        """Deliver lost files, and order another certificate only if a check requires it."""
+        name, step, kept = action.external_name, self._folder.step, found.native
+        case = kept.case._replace(wanted=action.fields, is_due=action.purpose == "Renew")
+        if why_order(findings(case)) is not None:
+            if kept.needs_delivery:
+                # Not to be held up by an authority that limits rates, or is down.
+                await step(lambda: self._deliver_files(name))
+            await self._obtain(action, kept.record.uid)
+        else:
+            await step(lambda: self._write(action))
+        return await self._deliver(name)
 
-    async def pages(
-        self, scope: Scope, *, page_size: int
-    ) -> AsyncIterator[Sequence[ExternalObject]]:
-        """List the certificates of a scope."""
-        names = await self._folder.look(self._store.names)
-        wanted = [name for name in names if name.startswith(scope.prefix or "")]
-        for start in range(0, len(wanted), page_size):
-            page = wanted[start : start + page_size]
-            seen = await self._folder.look(lambda page=page: [self._shown(name) for name in page])
-            yield [each for each in seen if each and scope.has(each.name, each.labels)]
-
-    async def close(self) -> None:
-        """Let the threads end."""
-        self._folder.close()
+    async def delete_object(self, action: Action, found: Found[_Kept]) -> None:
+        """Revoke the certificate if that is declared, and remove its files, key and record."""
+        if found.native.record.fields.get("revokeOnDelete"):
+            with self._folder.asking(action):
+                await self._folder.step(lambda: self._revoke(found.native))
+        await self._folder.step(lambda: self._remove(action.external_name))
 
     # --- an order
 
@@ -218,15 +216,19 @@ class CertificatesProvider:
         finally:
             client.close()
 
-    async def _deliver(self, name: str) -> ExternalObject | None:
+    async def _deliver(self, name: str) -> _Kept:
         try:
             await self._folder.step(lambda: self._deliver_files(name))
-        except RefusedError as error:  # what was made is there, and ours
-            error.obstacle = await self._folder.look(lambda: self._shown(name))
+        except RefusedError as error:  # the certificate exists, and is the action's
+            kept = await self._folder.look(lambda: self._read(name))
+            error.obstacle = None if kept is None else kept.as_object()
             raise
         except NotDoneError as error:
             raise _perhaps_done(error) from None
-        return await self._folder.step(lambda: self._shown(name))
+        kept = await self._folder.step(lambda: self._read(name))
+        if kept is None:
+            raise UnknownResultError(f"certificate {name!r} was delivered, but no longer exists")
+        return kept
 
     # --- in a thread
 
@@ -242,9 +244,10 @@ class CertificatesProvider:
         facts = facts_of(chain[0]) if chain else None
         authority = self._authority(fields.get("issuer", ""))
         bundle = Bundle(key_text, chain_text or b"", authority or kept_authority)
+        place = _place_of(name, fields)
         files: dict[str, FileState] = {}
         if record.uid and key is not None and facts is not None:
-            files = states_of(self._folder.root, _place_of(name, fields), bundle)
+            files = states_of(self._folder.root, place, bundle)
         issued_by = certificates_in(authority)
         case = Case(
             key=None if key is None else public_digest(key),
@@ -255,7 +258,12 @@ class CertificatesProvider:
             decides_duration=authority is not None,
             applied=fields,
         )
-        return _Kept(record, key, facts, bundle, case)
+        return _Kept(name, record, key, facts, bundle, case, self._folder.root.path / place)
+
+    def _read(self, name: str) -> _Kept | None:
+        """Read a certificate; None if its creation is unfinished."""
+        kept = self._kept(name)
+        return kept if kept is not None and kept.record.uid else None
 
     def _authority(self, issuer: str) -> bytes | None:
         """Return the certificate of an authority of our own; None where the chain has it."""
@@ -263,43 +271,6 @@ class CertificatesProvider:
         if record is None or "ownCa" not in record.fields:
             return None
         return self._folder.issuers.file(issuer, record.certificate_file)
-
-    def _shown(self, name: str) -> ExternalObject | None:
-        kept = self._kept(name)
-        return None if kept is None else self._object(name, kept)
-
-    def _object(self, name: str, kept: _Kept) -> ExternalObject | None:
-        record, facts = kept.record, kept.facts
-        if not record.uid:
-            return None  # half made: the creation goes on
-        fields: Fields = {**record.fields, "problems": [str(each) for each in findings(kept.case)]}
-        outputs: Fields = {}
-        if facts is not None:
-            fields["dnsNames"] = list(facts.dns_names)
-            fields["ipAddresses"] = list(facts.ip_addresses)
-            fields["keyAlgorithm"] = facts.algorithm
-            place = self._folder.root.path / _place_of(name, record.fields)
-            outputs = {
-                "serial": facts.serial,
-                "notBefore": facts.not_before.isoformat(),
-                "notAfter": facts.not_after.isoformat(),
-                "fingerprint": facts.fingerprint,
-                "keyFile": str(place / KEY_FILE),
-                "certificateFile": str(place / CERTIFICATE_FILE),
-                "caFile": str(place / CA_FILE),
-                "combinedFile": str(place / COMBINED_FILE),
-                # Of public things only: the key's public half is in the certificate.
-                "digest": hashlib.sha256(kept.bundle.chain + kept.bundle.authority).hexdigest(),
-            }
-        return ExternalObject(
-            name=name,
-            fields=fields,
-            uid=record.uid,
-            version=version_of(record, record.key_file, record.chain_file, record.ca_file),
-            labels=record.labels,
-            written_by=record.key,
-            outputs=outputs,
-        )
 
     def _begin(self, action: Action) -> tuple[IssuerRecord, Pending]:
         """Record what is asked for, and with which key, before anybody is asked.
@@ -488,7 +459,7 @@ class CertificatesProvider:
         record = self._store.read(name)
         for each in () if record is None else record.folders:
             withdraw(self._folder.root, each, name)
-        self._store.remove(name)
+        super()._remove(name)
 
 
 def _perhaps_done(error: NotDoneError) -> UnknownResultError:

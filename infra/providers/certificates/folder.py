@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import contextmanager
 from typing import Final, TypeVar
 
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -23,7 +22,6 @@ from infra.providers.certificates.acme_client import (
 from infra.providers.certificates.pem import read_key
 from infra.providers.certificates.store import (
     IssuerRecord,
-    Record,
     Store,
     root_of,
 )
@@ -109,15 +107,6 @@ class CertificateFolder:
             if not self._asking[namespace]:
                 del self._asking[namespace]
 
-    @asynccontextmanager
-    async def locked(self, store: Store[_R], name: str) -> AsyncGenerator[None]:
-        """Lock an object while an action is made; raises ``NotDoneError`` if it is."""
-        held = await self.step(lambda: store.lock(name))
-        try:
-            yield
-        finally:
-            os.close(held)
-
     def close(self) -> None:
         """Let the threads end."""
         self._actions.shutdown(wait=False)
@@ -149,6 +138,3 @@ class CertificateFolder:
         if record.account:
             client.use_account(record.account)
         return client
-
-
-_R = TypeVar("_R", bound=Record)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import NamedTuple
@@ -13,9 +13,10 @@ from cryptography import x509
 from events.external import ExternalObject
 from events.log import Action
 from events.manifest import Fields
-from events.provider_config import ProviderConfigSpec, Scope
+from events.provider_config import ProviderConfigSpec
 from infra.providers.certificates.acme_client import LimitedError
 from infra.providers.certificates.folder import CertificateFolder
+from infra.providers.certificates.locked_objects import LockedObjects
 from infra.providers.certificates.own_authority import CRL_FILE, OwnAuthority, certify
 from infra.providers.certificates.pem import (
     PrivateKey,
@@ -28,12 +29,11 @@ from infra.providers.certificates.pem import (
     read_key,
     text_of,
 )
-from infra.providers.certificates.spec import DEFAULT_ALGORITHM, STORE, name_problem
+from infra.providers.certificates.spec import DEFAULT_ALGORITHM, STORE
 from infra.providers.certificates.store import IssuerRecord, uid_of, version_of
 from reconciler.errors import ConflictError, NotDoneError, RefusedError, UnknownResultError
 from reconciler.provider.call_permit import CallPermit
-from reconciler.provider.listing import Unreadable
-from reconciler.provider.named_objects import Found, NamedObjects
+from reconciler.provider.named_objects import Found
 from reconciler.provider.secrets import Secrets
 
 _SHOWN_ONLY = ("problems",)
@@ -87,70 +87,36 @@ class _Issuer(NamedTuple):
         )
 
 
-class IssuersProvider(NamedObjects[_Issuer]):
+class IssuersProvider(LockedObjects[_Issuer, IssuerRecord]):
     """Creates authorities and accounts in a root."""
 
     noun = "issuer"
 
     def __init__(self, config: ProviderConfigSpec, secrets: Secrets, permit: CallPermit) -> None:
         del secrets  # keys are made here, and never leave
-        self._folder = CertificateFolder(config, permit)
-        self._store = self._folder.issuers
-
-    def name_problem(self, external_name: str) -> str | None:
-        """Describe why an issuer cannot have this name."""
-        return name_problem(external_name)
-
-    async def find(self, external_name: str) -> _Issuer | None:
-        """Read an issuer without a call to its authority."""
-        return await self._folder.look(lambda: self._read(external_name))
+        folder = CertificateFolder(config, permit)
+        super().__init__(folder, folder.issuers)
 
     async def create_object(self, action: Action) -> _Issuer:
         """Create a key, and with it an authority's certificate or an account."""
-        name = action.external_name
-        async with self._folder.locked(self._store, name):
-            if await self._folder.step(lambda: self._read(name)) is not None:
-                raise ConflictError(f"issuer {name!r} already exists")
-            await self._folder.step(lambda: self._begin(action))
-            with self._asking(action, action.fields):
-                return await self._folder.step(lambda: self._finish(action))
+        name, step = action.external_name, self._folder.step
+        if await step(lambda: self._read(name)) is not None:
+            raise ConflictError(f"issuer {name!r} already exists")
+        await step(lambda: self._begin(action))
+        with self._asking(action, action.fields):
+            return await step(lambda: self._finish(action))
 
     async def update_object(self, action: Action, found: Found[_Issuer]) -> _Issuer:
-        """Write the fields unless the issuer changed; a renewed authority keeps its key."""
-        name, before = action.external_name, found.object
-        async with self._folder.locked(self._store, name):
-            now = await self._folder.step(lambda: self._read_shown(name))
-            if now is None or (now.uid, now.version) != (before.uid, before.version):
-                raise ConflictError(f"issuer {name!r} has changed since it was read")
-            with self._asking(action, action.fields):
-                return await self._folder.step(lambda: self._change(action, now))
+        """Write the fields that can change; a renewed authority keeps its key."""
+        with self._asking(action, action.fields):
+            return await self._folder.step(lambda: self._change(action, found.object))
 
     async def delete_object(self, action: Action, found: Found[_Issuer]) -> None:
         """Deactivate an account, and remove key and certificate."""
         name = action.external_name
-        async with self._folder.locked(self._store, name):
-            now = await self._folder.step(lambda: self._read_shown(name))
-            if now is None or now.uid != found.object.uid:
-                raise ConflictError(f"issuer {name!r} was deleted or replaced by another client")
-            with self._asking(action, now.fields):
-                await self._folder.step(lambda: self._deactivate(name))
-            await self._folder.step(lambda: self._store.remove(name))
-
-    async def list_objects(
-        self, scope: Scope, page_size: int, unreadable: Unreadable
-    ) -> AsyncIterator[Sequence[_Issuer]]:
-        """List the issuers of a scope."""
-        del unreadable
-        names = await self._folder.look(self._store.names)
-        wanted = [name for name in names if name.startswith(scope.prefix or "")]
-        for start in range(0, len(wanted), page_size):
-            page = wanted[start : start + page_size]
-            read = await self._folder.look(lambda page=page: [self._read(name) for name in page])
-            yield [each for each in read if each is not None]
-
-    async def close(self) -> None:
-        """Let the threads end."""
-        self._folder.close()
+        with self._asking(action, found.object.fields):
+            await self._folder.step(lambda: self._deactivate(name))
+        await self._folder.step(lambda: self._remove(name))
 
     def _asking(self, action: Action, fields: Fields) -> AbstractContextManager[None]:
         """Count an action on an account of an external authority; no action on our own waits."""
@@ -169,10 +135,6 @@ class IssuersProvider(NamedObjects[_Issuer]):
             chain=certificates_in(self._store.file(name, record.certificate_file)),
             revocations=self._folder.root.path / STORE / "issuers" / name / CRL_FILE,
         )
-
-    def _read_shown(self, name: str) -> ExternalObject | None:
-        issuer = self._read(name)
-        return None if issuer is None else issuer.as_object()
 
     def _begin(self, action: Action) -> None:
         """Make the key; the record names the action, and is no issuer yet."""

@@ -32,7 +32,7 @@ from infra.providers.file_root import (
     temporary,
     temporary_name,
 )
-from reconciler.errors import ConfigurationError, NotDoneError, RefusedError
+from reconciler.errors import ConfigurationError, NotDoneError
 
 RECORD: Final = "record.json"
 PRIVATE_MODE: Final = 0o600
@@ -182,7 +182,15 @@ class Store(Generic[_R]):
         Raises ``NotDoneError`` if another call has it.
         """
         with self._made(name) as folder:
-            locked = os.dup(folder)
+            return self._locked(name, folder)
+
+    def lock_existing(self, name: str) -> int | None:
+        """Lock a folder if it exists."""
+        with self._root.folder_of(f"{self._folder}/{name}/x") as folder:
+            return None if folder is None else self._locked(name, folder)
+
+    def _locked(self, name: str, folder: int) -> int:
+        locked = os.dup(folder)
         if not self._is_locked_by_us(name, locked):
             os.close(locked)
             raise NotDoneError(f"another call is using {name!r}", status=409)
@@ -216,13 +224,6 @@ def root_of(endpoint: str) -> FileRoot:
             "file:///some/root; declare an Issuer for the authority"
         )
     return FileRoot(Path(path))
-
-
-def checked_name(name: str) -> str:
-    """Return a name that a folder can have; raises ``RefusedError``."""
-    if (problem := name_problem(name)) is not None:
-        raise RefusedError(f"invalid name {name!r}: {problem}")
-    return name
 
 
 def version_of(record: Record, *files: str) -> str:
