@@ -20,7 +20,7 @@ from infra.providers.jetstream.bucket import BUCKET
 from infra.providers.jetstream.consumer import CONSUMER
 from infra.providers.jetstream.stream import STREAM
 from reconciler.errors import RefusedError
-from reconciler.provider import MeasuredProvider, Provider, WatchingProvider
+from reconciler.provider import Effect, MeasuredProvider, Provider, WatchingProvider
 from reconciler.provider.contract import Connect, ProviderContract
 
 
@@ -28,6 +28,7 @@ class OnJetStream(ProviderContract):
     """On the session's server; the cases of a feed of changes, too."""
 
     fresh: ClassVar[Fields] = {"messages": 0, "bytes": 0, "consumers": 0}
+    prefix: ClassVar[str] = ""
 
     @pytest.fixture
     def endpoint(self, nats_server: EmbeddedServer) -> str:
@@ -45,19 +46,39 @@ class OnJetStream(ProviderContract):
         assert not any(label.startswith(("_nats", "reconciler-")) for label in made.labels)
 
     async def test_a_create_whose_object_was_changed_since_says_that_it_was_done(
-        self, provider: Provider, name: str
+        self, provider: Provider, nc: Client, name: str
     ) -> None:
         """The server compares configurations: only the key tells that the object is ours."""
         create = self.action("Create", name, self.fields)
-        made = (await provider.create(create)).object
-        changed = self.upon("Update", made, self.other_fields)
-        changed = msgspec.structs.replace(changed, idempotency_key=create.idempotency_key)
-        await provider.update(changed)
+        await provider.create(create)
+        await self.change_description(nc, name, "changed")
 
         again = await provider.create(create)
 
         assert again.replayed
-        assert self.is_as_declared(again.object, self.other_fields)
+        assert again.object is not None
+        assert again.object.fields["description"] == "changed"
+
+    async def test_a_repeated_update_returns_what_the_first_one_has_written(
+        self, provider: Provider, nc: Client, name: str
+    ) -> None:
+        """Another client keeps the key; the next comparison detects its change as drift."""
+        update = self.upon("Update", await self.made(provider, name), self.other_fields)
+        updated = (await provider.update(update)).object
+
+        assert await provider.update(update) == Effect(updated, replayed=True)
+        await self.change_description(nc, name, "changed")
+        again = await provider.update(update)
+
+        assert again.replayed
+        assert again.object is not None
+        assert again.object.fields["description"] == "changed"
+
+    async def change_description(self, nc: Client, name: str, description: str) -> None:
+        """Change an object as another client does."""
+        stream = f"{self.prefix}{name}"
+        config = (await api_request(nc, f"STREAM.INFO.{stream}", None))["config"]
+        await api_request(nc, f"STREAM.UPDATE.{stream}", {**config, "description": description})
 
     async def test_every_kind_of_change_gives_another_mark(
         self, provider: Provider, name: str
@@ -156,6 +177,7 @@ class TestStream(OnJetStream):
 
 class TestBucket(OnJetStream):
     kind = BUCKET
+    prefix = "KV_"
     fields: ClassVar[Fields] = {"ttlSeconds": 60, "description": "sessions"}
     refused_fields: ClassVar[Fields] = {"replicas": 3}
     other_fields: ClassVar[Fields] = {
@@ -188,6 +210,12 @@ class TestConsumer(OnJetStream):
         await api_request(nc, f"STREAM.CREATE.{unique}", config)
         yield f"{unique}/c"
         await api_request(nc, f"STREAM.DELETE.{unique}", None)
+
+    async def change_description(self, nc: Client, name: str, description: str) -> None:
+        stream, consumer = name.split("/")
+        config = (await api_request(nc, f"CONSUMER.INFO.{stream}.{consumer}", None))["config"]
+        body = {"stream_name": stream, "config": {**config, "description": description}}
+        await api_request(nc, f"CONSUMER.CREATE.{stream}.{consumer}", body)
 
 
 async def settled(feed: WatchingProvider) -> str:

@@ -96,17 +96,17 @@ class StreamInfo(msgspec.Struct, frozen=True):
     cluster: Cluster | None = None
 
     @property
-    def name(self) -> str:
-        """The stream's name."""
+    def own_name(self) -> str:
+        """The name in the server, which may differ from the external name."""
         return str(self.config["name"])
 
     @property
     def out_of_bounds(self) -> str:
         """Why no resource can be it: it is the reconciler's own, or has reserved subjects."""
         if is_own(metadata_in(self.config)):
-            return f"stream {self.name} belongs to Reconciler"
-        why = reserved_of_stream(self.name, self.config.get("subjects") or ())
-        return f"stream {self.name}: {why}" if why else ""
+            return f"stream {self.own_name} belongs to Reconciler"
+        why = reserved_of_stream(self.own_name, self.config.get("subjects") or ())
+        return f"stream {self.own_name}: {why}" if why else ""
 
     @property
     def readings(self) -> Fields:
@@ -258,17 +258,6 @@ def _refused(error: BusRefusedError, *, is_read: bool) -> ProviderError:
         return NotDoneError(text, status=code)
     # Code 500, too: it is what the server answers to a configuration that it does not take.
     return RefusedError(text, status=code)
-
-
-def check_name(external_name: str, problem: str | None) -> None:
-    """Raise ``RefusedError`` for a name with a problem: it would be part of a subject."""
-    if problem is not None:
-        raise RefusedError(f"invalid name {external_name!r}: {problem}")
-
-
-def not_there(action: Action) -> NotFoundError:
-    """Return the error for an object that is not there."""
-    return NotFoundError(f"{action.external_name!r} does not exist")
 
 
 def has_leader(cluster: Cluster | None) -> bool:

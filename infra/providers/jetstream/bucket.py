@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from functools import partial
 from typing import Annotated
 
 import msgspec
@@ -146,7 +145,9 @@ def _name_of(stream: str) -> str | None:
     return stream.removeprefix(BUCKET_PREFIX) if stream.startswith(BUCKET_PREFIX) else None
 
 
-_FORM = Form(name_problem, _stream_of, _name_of, _config_of, _fields_of)
+class _BucketsProvider(StreamsProvider):
+    noun = "bucket"
+    form = Form(name_problem, _stream_of, _name_of, _config_of, _fields_of)
 
 
 BUCKET = Kind(
@@ -155,7 +156,7 @@ BUCKET = Kind(
     provider="jetstream",
     schema=BucketFields,
     capabilities=CAPABILITIES,
-    connect=partial(StreamsProvider, form=_FORM),
+    connect=_BucketsProvider,
     normalize=normalize,
     name_problem=name_problem,
     outputs=StreamOutputs,

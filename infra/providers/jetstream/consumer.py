@@ -26,12 +26,10 @@ from infra.providers.jetstream.api import (
     Config,
     JetStreamApi,
     StreamInfo,
-    check_name,
     has_leader,
     metadata_in,
     metadata_of,
     nanoseconds,
-    not_there,
     seconds,
     shown,
 )
@@ -51,14 +49,12 @@ from infra.providers.times import check_time, in_utc
 from reconciler.errors import (
     ConflictError,
     NotDoneError,
-    NotFoundError,
     RefusedError,
 )
-from reconciler.provider import Effect
 from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.kind import Kind
 from reconciler.provider.listing import Unreadable
-from reconciler.provider.named_objects import check_uid
+from reconciler.provider.named_objects import Found, NamedObjects
 from reconciler.provider.secrets import Secrets
 
 UNLIMITED = -1
@@ -211,7 +207,7 @@ class _Consumer(msgspec.Struct, frozen=True):
 
     config: Config
     created: str
-    name: str
+    own_name: str = msgspec.field(name="name")
     stream_name: str
     delivered: _Delivered = _Delivered()
     num_pending: int = 0
@@ -225,13 +221,9 @@ class _Consumer(msgspec.Struct, frozen=True):
         return bool(self.config.get("durable_name"))
 
     @property
-    def external_name(self) -> str:
-        """The name of its resource's object."""
-        return f"{self.stream_name}/{self.name}"
-
-    def place(self) -> tuple[str, str]:
-        """Return the name and the uid of its object."""
-        return self.external_name, self.created
+    def name(self) -> str:
+        """The external name."""
+        return f"{self.stream_name}/{self.own_name}"
 
     @property
     def readings(self) -> Fields:
@@ -249,7 +241,7 @@ class _Consumer(msgspec.Struct, frozen=True):
         is_led = has_leader(self.cluster)
         outputs = {"hasData": is_used or not is_led, "hasLeader": is_led}
         fields = _fields_of(self.config)
-        return shown(self.external_name, self.created, metadata_in(self.config), fields, outputs)
+        return shown(self.name, self.created, metadata_in(self.config), fields, outputs)
 
 
 class _Request(msgspec.Struct, frozen=True):
@@ -272,16 +264,30 @@ class _Place(NamedTuple):
         return f"{self.stream}.{self.consumer}"
 
 
-class ConsumersProvider:
-    """A client of a JetStream, for its consumers."""
+class ConsumersProvider(NamedObjects[_Consumer]):
+    """A client of a JetStream, for its durable consumers."""
+
+    noun = "consumer"
 
     def __init__(self, config: ProviderConfigSpec, secrets: Secrets, permit: CallPermit) -> None:
         self._api = JetStreamApi(config, secrets, permit)
         self._advisories = Advisories(self._api, _SUBJECTS, self._is_news)
         self._outside: frozenset[str] = frozenset()
 
-    async def create(self, action: Action) -> Effect:
-        """Create a consumer; the server takes the same configuration, key included, once more."""
+    def name_problem(self, external_name: str) -> str | None:
+        """Describe why a consumer cannot have this name, whose parts are tokens of a subject."""
+        return name_problem(external_name)
+
+    async def find(self, external_name: str) -> _Consumer | None:
+        """Read a durable consumer; raises ``RefusedError`` if its stream is out of bounds."""
+        place = _place(external_name)
+        if await self._api.stream(place.stream) is None:
+            return None
+        found = await self._info(place)
+        return found if found is not None and found.is_durable else None
+
+    async def create_object(self, action: Action) -> _Consumer:
+        """Create a consumer. The server accepts a repeat of the same configuration and key."""
         place = _place(action.external_name)
         if action.fields.get("stream", place.stream) != place.stream:
             raise RefusedError(
@@ -295,66 +301,40 @@ class ConsumersProvider:
                 f"stream {place.stream!r} does not exist (yet)", status=HTTPStatus.CONFLICT
             )
         try:
-            made = await self._put(place, "create", _config_of(place, action), read_at)
-        except ConflictError as conflict:
-            found = await self._find(place)
-            if found is not None and not found.is_durable:
+            return await self._put(place, "create", _config_of(place, action), read_at)
+        except ConflictError:
+            existing = await self._info(place)
+            if existing is not None and not existing.is_durable:
                 raise NotDoneError(
                     f"{action.external_name!r} is an ephemeral consumer, which the server deletes "
                     "after its client stops; use another name",
                     status=HTTPStatus.CONFLICT,
                 ) from None
-            obstacle = None if found is None else found.as_object()
-            if obstacle is not None and obstacle.written_by == action.idempotency_key:
-                return Effect(obstacle, replayed=True)
-            raise ConflictError(
-                conflict.message, status=conflict.status, obstacle=obstacle
-            ) from None
-        return Effect(made.as_object())
+            raise
 
-    async def update(self, action: Action) -> Effect:
-        """Change a consumer that is still the action's; its position stays."""
-        place = _place(action.external_name)
-        found = await self._found(place)
-        read_at = time.monotonic()
-        if found is None:
-            raise not_there(action)
-        check_uid(found.as_object(), action)
-        if found.config.get("deliver_subject"):
+    async def update_object(self, action: Action, found: Found[_Consumer]) -> _Consumer:
+        """Update a consumer, and keep its position and the settings that have no field."""
+        place, before = _place(action.external_name), found.native.config
+        if before.get("deliver_subject"):
             raise RefusedError(
                 f"{action.external_name!r} is a push consumer (to "
-                f"{found.config['deliver_subject']!r}); only pull consumers can be declared"
+                f"{before['deliver_subject']!r}); only pull consumers can be declared"
             )
-        kept = {key: value for key, value in found.config.items() if key not in _WRITTEN}
+        kept = {key: value for key, value in before.items() if key not in _WRITTEN}
         config = {**kept, **_config_of(place, action)}
-        return Effect((await self._put(place, "update", config, read_at)).as_object())
+        return await self._put(place, "update", config, found.read_at)
 
-    async def delete(self, action: Action) -> Effect:
-        """Delete a consumer that is still the action's."""
-        place = _place(action.external_name)
-        found = await self._found(place)
-        read_at = time.monotonic()
-        if found is None:
-            return Effect(None, absent=True)
-        check_uid(found.as_object(), action)
-        try:
-            await self._api.write(f"CONSUMER.DELETE.{place.tokens}", Deleted, read_at=read_at)
-        except NotFoundError:
-            return Effect(None, absent=True)
-        return Effect(None)
+    async def delete_object(self, action: Action, found: Found[_Consumer]) -> None:
+        """Delete a consumer with its position."""
+        request = f"CONSUMER.DELETE.{_place(action.external_name).tokens}"
+        await self._api.write(request, Deleted, read_at=found.read_at)
 
-    async def read(self, external_name: str, uid: str | None = None) -> ExternalObject | None:
-        """Read one; raises ``RefusedError`` where its stream is out of bounds."""
-        del uid  # names are unique
-        found = await self._found(_place(external_name))
-        return None if found is None else found.as_object()
-
-    async def pages(
-        self, scope: Scope, *, page_size: int
-    ) -> AsyncIterator[Sequence[ExternalObject]]:
-        """List the durable consumers of a scope, stream by stream."""
-        del page_size  # the server's own: 256
-        prefix, unreadable = scope.prefix or "", Unreadable()
+    async def list_objects(
+        self, scope: Scope, page_size: int, unreadable: Unreadable
+    ) -> AsyncIterator[Sequence[_Consumer]]:
+        """List the durable consumers, stream by stream, in the pages of the server."""
+        del page_size
+        prefix = scope.prefix or ""
         streams, unread = list[StreamInfo](), Unreadable()
         async for page in listed(self._api, "STREAM", StreamInfo, unread):
             streams += page
@@ -362,7 +342,7 @@ class ConsumersProvider:
             for name in await consumer_names(self._api, stream):
                 unreadable.add(f"{stream}/{name}", None, "its stream cannot be read")
         for stream in streams:
-            begin = f"{stream.name}/"
+            begin = f"{stream.own_name}/"
             if stream.out_of_bounds or not (begin.startswith(prefix) or prefix.startswith(begin)):
                 continue
             async for consumers in listed(
@@ -370,17 +350,11 @@ class ConsumersProvider:
                 "CONSUMER",
                 _Consumer,
                 unreadable,
-                stream=stream.name,
+                stream=stream.own_name,
                 named=begin.__add__,
             ):
-                objects = [
-                    unreadable.converted(each.as_object, each.place)
-                    for each in consumers
-                    if each.is_durable
-                ]
-                yield [each for each in objects if each and scope.has(each.name, each.labels)]
-        self._outside = frozenset(each.name for each in streams if each.out_of_bounds)
-        unreadable.check()
+                yield [each for each in consumers if each.is_durable]
+        self._outside = frozenset(each.own_name for each in streams if each.out_of_bounds)
 
     async def changes(self, after: str | None) -> str:
         """Wait for the server's next advisory about a consumer of a stream that is listed here."""
@@ -388,7 +362,8 @@ class ConsumersProvider:
 
     async def readings(self, external_name: str) -> Fields | None:
         """Count what waits for it."""
-        found = await self._found(_place(external_name))
+        self._check_name(external_name)
+        found = await self.find(external_name)
         return None if found is None else found.readings
 
     async def close(self) -> None:
@@ -396,14 +371,7 @@ class ConsumersProvider:
         self._advisories.close()
         await self._api.close()
 
-    async def _found(self, place: _Place) -> _Consumer | None:
-        """Return a durable consumer of a stream that is not out of bounds."""
-        if await self._api.stream(place.stream) is None:
-            return None
-        found = await self._find(place)
-        return found if found is not None and found.is_durable else None
-
-    async def _find(self, place: _Place) -> _Consumer | None:
+    async def _info(self, place: _Place) -> _Consumer | None:
         return await self._api.ask(f"CONSUMER.INFO.{place.tokens}", _Consumer)
 
     async def _put(
@@ -494,7 +462,6 @@ def _stream_of_advisory(advisory: Incoming) -> str | None:
 
 
 def _place(external_name: str) -> _Place:
-    check_name(external_name, name_problem(external_name))
     return _Place(*external_name.split("/"))
 
 

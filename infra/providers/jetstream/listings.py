@@ -22,7 +22,7 @@ READS_AT_ONCE: Final = 8
 
 class _Named(Protocol):
     @property
-    def name(self) -> str: ...
+    def own_name(self) -> str: ...
 
 
 _N = TypeVar("_N", bound=_Named)
@@ -78,7 +78,7 @@ async def listed(
         if page is None:
             return
         _check_overlap(page.names, last)
-        yield [each for each in page.objects if each.name != last]
+        yield [each for each in page.objects if each.own_name != last]
         offset += len(page.names)
         if offset >= page.total or not page.names:
             return
@@ -95,7 +95,7 @@ async def _objects(
         of_what = f"consumers of {stream}" if stream else "streams"
         raise NotDoneError(f"the listing of {of_what} is incomplete, because some have no leader")
     objects = page.streams or page.consumers or []
-    return _Page(page.total, [each.name for each in objects], objects)
+    return _Page(page.total, [each.own_name for each in objects], objects)
 
 
 async def _objects_by_name(

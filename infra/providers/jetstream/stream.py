@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from functools import partial
 from typing import Annotated, Literal
 
 import msgspec
@@ -227,7 +226,9 @@ def _name_of(stream: str) -> str | None:
     return None if stream.startswith(OTHER_PREFIXES) else stream
 
 
-_FORM = Form(name_problem, _same_name, _name_of, _config_of, _fields_of)
+class _StreamsProvider(StreamsProvider):
+    noun = "stream"
+    form = Form(name_problem, _same_name, _name_of, _config_of, _fields_of)
 
 
 STREAM = Kind(
@@ -236,7 +237,7 @@ STREAM = Kind(
     provider="jetstream",
     schema=StreamFields,
     capabilities=CAPABILITIES,
-    connect=partial(StreamsProvider, form=_FORM),
+    connect=_StreamsProvider,
     normalize=normalize,
     name_problem=name_problem,
     outputs=StreamOutputs,

@@ -8,13 +8,11 @@ changed or deleted in its place.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import partial
 from http import HTTPStatus
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
@@ -28,19 +26,17 @@ from infra.providers.jetstream.api import (
     Config,
     JetStreamApi,
     StreamInfo,
-    check_name,
     metadata_in,
     metadata_of,
-    not_there,
     shown,
 )
 from infra.providers.jetstream.listings import listed
-from reconciler.errors import ConflictError, NotDoneError, NotFoundError
+from reconciler.errors import NotDoneError
 from reconciler.provider import Capabilities, Effect
 from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.kind import READY, Readiness
 from reconciler.provider.listing import Unreadable
-from reconciler.provider.named_objects import check_uid
+from reconciler.provider.named_objects import Found, NamedObjects
 from reconciler.provider.secrets import Secrets
 
 UNLIMITED = -1
@@ -114,85 +110,80 @@ class Form:
     fields_of: Callable[[Config], Fields]
 
 
-class StreamsProvider:
-    """A client of a JetStream, for one form of streams."""
+@dataclass(frozen=True, slots=True)
+class _Stream:
+    """A stream as an object of a kind."""
 
-    def __init__(
-        self, config: ProviderConfigSpec, secrets: Secrets, permit: CallPermit, form: Form
-    ) -> None:
-        self._form = form
+    info: StreamInfo
+    form: Form
+
+    @property
+    def name(self) -> str:
+        """The external name."""
+        name = self.form.name_of(self.info.own_name)
+        if name is None:
+            raise NotDoneError(f"the response describes another stream: {self.info.own_name!r}")
+        return name
+
+    def as_object(self) -> ExternalObject:
+        info, fields = self.info, self.form.fields_of(self.info.config)
+        return shown(self.name, info.created, metadata_in(info.config), fields, info.outputs)
+
+
+class StreamsProvider(NamedObjects[_Stream]):
+    """A client of a JetStream, for the form of streams that its subclass has."""
+
+    form: ClassVar[Form]
+
+    def __init__(self, config: ProviderConfigSpec, secrets: Secrets, permit: CallPermit) -> None:
         self._api = JetStreamApi(config, secrets, permit)
         self._advisories = Advisories(self._api, STREAM_ADVISORIES, self._is_news)
         self._outside: frozenset[str] = frozenset()
         self._writing = asyncio.Lock()
 
-    async def create(self, action: Action) -> Effect:
-        """Create a stream; the server takes the same configuration, key included, once more."""
-        stream = self._stream_of(action.external_name)
-        config = self._config(stream, action)
-        try:
-            request = f"STREAM.CREATE.{stream}"
-            async with self._turn():
-                info = await self._api.write(request, StreamInfo, config, read_at=None)
-        except ConflictError as conflict:
-            found = await self.read(action.external_name)
-            if found is not None and found.written_by == action.idempotency_key:
-                return Effect(found, replayed=True)
-            raise ConflictError(conflict.message, status=conflict.status, obstacle=found) from None
-        return Effect(self._object(info))
+    def name_problem(self, external_name: str) -> str | None:
+        """Describe why a stream cannot have this name, which is a token of a subject."""
+        return self.form.name_problem(external_name)
+
+    async def find(self, external_name: str) -> _Stream | None:
+        """Read a stream; raises ``RefusedError`` for one that is out of bounds."""
+        info = await self._api.stream(self.form.stream_of(external_name))
+        return None if info is None else _Stream(info, self.form)
+
+    async def create_object(self, action: Action) -> _Stream:
+        """Create a stream. The server accepts a repeat of the same configuration and key."""
+        async with self._turn():
+            return await self._write("CREATE", action, self._config(action), read_at=None)
 
     async def update(self, action: Action) -> Effect:
-        """Change a stream that is still the action's; what no field is about stays as it is."""
-        stream = self._stream_of(action.external_name)
+        """Update a stream, and wait for other writes before the read, not after it."""
         async with self._turn():
-            found = await self._api.stream(stream)
-            read_at = time.monotonic()
-            if found is None:
-                raise not_there(action)
-            check_uid(self._object(found), action)
-            config = {**found.config, **self._config(stream, action)}
-            request = f"STREAM.UPDATE.{stream}"
-            info = await self._api.write(request, StreamInfo, config, read_at=read_at)
-        return Effect(self._object(info))
+            return await super().update(action)
 
-    async def delete(self, action: Action) -> Effect:
-        """Delete a stream that is still the action's, with all that it holds."""
-        stream = self._stream_of(action.external_name)
-        found = await self._api.stream(stream)
-        read_at = time.monotonic()
-        if found is None:
-            return Effect(None, absent=True)
-        check_uid(self._object(found), action)
-        try:
-            await self._api.write(f"STREAM.DELETE.{stream}", Deleted, read_at=read_at)
-        except NotFoundError:
-            return Effect(None, absent=True)
-        return Effect(None)
+    async def update_object(self, action: Action, found: Found[_Stream]) -> _Stream:
+        """Update a stream, and keep the settings that have no field."""
+        config = {**found.native.info.config, **self._config(action)}
+        return await self._write("UPDATE", action, config, read_at=found.read_at)
 
-    async def read(self, external_name: str, uid: str | None = None) -> ExternalObject | None:
-        """Read one; raises ``RefusedError`` for one that is out of bounds."""
-        del uid  # names are unique
-        found = await self._api.stream(self._stream_of(external_name))
-        return None if found is None else self._object(found)
+    async def delete_object(self, action: Action, found: Found[_Stream]) -> None:
+        """Delete a stream with all its messages."""
+        request = f"STREAM.DELETE.{self.form.stream_of(action.external_name)}"
+        await self._api.write(request, Deleted, read_at=found.read_at)
 
-    async def pages(
-        self, scope: Scope, *, page_size: int
-    ) -> AsyncIterator[Sequence[ExternalObject]]:
-        """List the streams of a scope; what is out of bounds is in none."""
-        del page_size  # the server's own: 256
-        outside, unreadable, named = set[str](), Unreadable(), self._form.name_of
+    async def list_objects(
+        self, scope: Scope, page_size: int, unreadable: Unreadable
+    ) -> AsyncIterator[Sequence[_Stream]]:
+        """List all streams of the form that are in bounds, in the pages of the server."""
+        del scope, page_size
+        outside, named = set[str](), self.form.name_of
         async for page in listed(self._api, "STREAM", StreamInfo, unreadable, named=named):
-            outside |= {each.name for each in page if each.out_of_bounds}
-            objects = [
-                unreadable.converted(
-                    partial(self._object, each), lambda at=(name, each.created): at
-                )
+            outside |= {each.own_name for each in page if each.out_of_bounds}
+            yield [
+                _Stream(each, self.form)
                 for each in page
-                if each.name not in outside and (name := named(each.name)) is not None
+                if each.own_name not in outside and named(each.own_name) is not None
             ]
-            yield [each for each in objects if each and scope.has(each.name, each.labels)]
         self._outside = frozenset(outside)
-        unreadable.check()
 
     async def changes(self, after: str | None) -> str:
         """Wait for the server's next advisory about a stream that is listed here."""
@@ -200,8 +191,9 @@ class StreamsProvider:
 
     async def readings(self, external_name: str) -> Fields | None:
         """Count what it holds."""
-        found = await self._api.stream(self._stream_of(external_name))
-        return None if found is None else found.readings
+        self._check_name(external_name)
+        found = await self.find(external_name)
+        return None if found is None else found.info.readings
 
     async def close(self) -> None:
         """Close the connection."""
@@ -230,22 +222,19 @@ class StreamsProvider:
 
     def _is_news(self, advisory: Incoming) -> bool:
         stream = advisory.subject.split(".")[-1]
-        return stream not in self._outside and self._form.name_of(stream) is not None
+        return stream not in self._outside and self.form.name_of(stream) is not None
 
-    def _stream_of(self, external_name: str) -> str:
-        check_name(external_name, self._form.name_problem(external_name))
-        return self._form.stream_of(external_name)
+    def _config(self, action: Action) -> Config:
+        name, form = action.external_name, self.form
+        config = form.config_of(name, action.fields)
+        return {"name": form.stream_of(name), **config, "metadata": metadata_of(action)}
 
-    def _config(self, stream: str, action: Action) -> Config:
-        config = self._form.config_of(action.external_name, action.fields)
-        return {"name": stream, **config, "metadata": metadata_of(action)}
-
-    def _object(self, info: StreamInfo) -> ExternalObject:
-        name = self._form.name_of(info.name)
-        if name is None:
-            raise NotDoneError(f"the response describes another stream: {info.name!r}")
-        fields = self._form.fields_of(info.config)
-        return shown(name, info.created, metadata_in(info.config), fields, info.outputs)
+    async def _write(
+        self, how: str, action: Action, config: Config, *, read_at: float | None
+    ) -> _Stream:
+        request = f"STREAM.{how}.{self.form.stream_of(action.external_name)}"
+        info = await self._api.write(request, StreamInfo, config, read_at=read_at)
+        return _Stream(info, self.form)
 
 
 def ready(_fields: Fields, thing: ExternalObject) -> Readiness:
