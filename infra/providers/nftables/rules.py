@@ -61,6 +61,7 @@ class Seen:
     """What is there of a service: its chain, and how packets come to it.
 
     ``element`` leads to the chain. ``is_masqueraded``: the front of the element, or of the mark.
+    ``is_reached``: the shared chains of the table are not damaged.
     """
 
     name: str
@@ -69,6 +70,7 @@ class Seen:
     mark: Mark | None
     element: Element | None
     is_masqueraded: bool
+    is_reached: bool = True
 
     @property
     def is_nothing(self) -> bool:
@@ -82,14 +84,11 @@ class Seen:
             return self.element.front
         return None if self.mark is None else self.mark.front
 
-    def as_object(self, *, is_reached: bool = True) -> ExternalObject:
-        """Return it as it is shown; without what somebody has spoilt, so that it differs.
-
-        ``is_reached``: what all services of the table share is as it must be.
-        """
+    def as_object(self) -> ExternalObject:
+        """Return it as it is shown; without damaged fields, so that these differ."""
         fields: Fields = {"masquerade": self.is_masqueraded}
         outputs: Fields = {}
-        if self.element is not None and self.element.verdict == "goto" and is_reached:
+        if self.element is not None and self.element.verdict == "goto" and self.is_reached:
             address, protocol, port = self.element.front
             fields |= {"address": address, "protocol": protocol, "port": port}
             outputs = {"address": address, "port": port}

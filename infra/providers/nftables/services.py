@@ -6,12 +6,11 @@ import asyncio
 import hashlib
 import time
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from http import HTTPStatus
 from typing import Final
 
-from events.external import ExternalObject
 from events.log import Action
-from events.manifest import Fields
 from events.provider_config import ProviderConfigSpec, Scope
 from infra.providers.nftables import base
 from infra.providers.nftables.listed import (
@@ -43,115 +42,91 @@ from reconciler.errors import (
     ConfigurationError,
     ConflictError,
     NotDoneError,
-    NotFoundError,
     ProviderError,
     RefusedError,
     UnknownResultError,
 )
-from reconciler.provider import Effect
 from reconciler.provider.call_permit import CallPermit
-from reconciler.provider.named_objects import check_uid
+from reconciler.provider.listing import Unreadable
+from reconciler.provider.named_objects import Found, NamedObjects
 from reconciler.provider.secrets import Secrets
 from reconciler.resource.owner_label import OWNER_LABEL, namespace_of
 
 _NOT_A_NAME: Final = "syntax error"
 
 
-class ServicesProvider:
+class ServicesProvider(NamedObjects[Seen]):
     """Writes services into a table, each into a chain and an element of its own."""
 
+    noun = "service"
+
     def __init__(self, config: ProviderConfigSpec, secrets: Secrets, permit: CallPermit) -> None:
-        del secrets  # nftables asks the kernel who we are
+        del secrets  # the kernel checks the user of the process
         self._place = place_of(config.endpoint)
         self._table = self._place.table
         timeout = config.limits.request_timeout_seconds
         self.nft = Nft(self._place, timeout, permit)
         self._monitor = Monitor(self.nft, timeout)
-        # The kernel does one transaction at a time anyway, and what services share is made once.
+        # The kernel runs one transaction at a time anyway, and the shared chains are created once.
         self._writing = asyncio.Lock()
 
-    async def create(self, action: Action) -> Effect:
-        """Make a service where nothing is; our own earlier attempt counts as the first answer."""
-        _check_name(action)
-        began = time.monotonic()
-        seen = await self._look(action.external_name, action.fields)
+    def name_problem(self, external_name: str) -> str | None:
+        """Describe why a service cannot have this name."""
+        return name_problem(external_name)
+
+    async def find(self, external_name: str) -> Seen | None:
+        """Read a service."""
+        seen = await self._look(external_name)
+        return None if seen is None or seen.is_nothing else seen
+
+    async def create_object(self, action: Action) -> Seen:
+        """Create a service in one transaction, which fails if another client uses its chain."""
+        name, read_at = action.external_name, time.monotonic()
+        seen = await self._look(name)
         if seen is not None and not seen.is_nothing:
-            return _own_or_refused(action, seen.as_object())
-        made = f"service-{hashlib.sha256(action.idempotency_key.encode()).hexdigest()[:32]}"
-        commands = written(self._table, action, made, seen)
+            raise ConflictError(f"service {name!r} already exists")
+        uid = f"service-{hashlib.sha256(action.idempotency_key.encode()).hexdigest()[:32]}"
+        commands = written(self._table, action, uid, seen)
         try:
-            await self._apply(commands, read_at=began, is_suspect=seen is not None)
+            await self._apply(commands, read_at=read_at, is_suspect=seen is not None)
         except TakenError as error:
-            found = await self.read(action.external_name)
-            if found is not None:
-                return _own_or_refused(action, found)
+            if await self.find(name) is not None:
+                raise ConflictError(f"service {name!r} already exists") from error
             raise await self._front_taken(action, error) from error
         return await self._done(action)
 
-    async def update(self, action: Action) -> Effect:
-        """Replace what is there of a service, if it is still the action's at its version."""
-        _check_name(action)
-        began = time.monotonic()
-        seen = await self._look(action.external_name, action.fields)
-        if seen is None or seen.is_nothing:
-            raise NotFoundError(f"service {action.external_name!r} does not exist")
-        found = seen.as_object()
-        check_uid(found, action)
-        if found.written_by == action.idempotency_key:
-            return Effect(found, replayed=True)
-        if action.version not in (None, found.version):
-            raise ConflictError(f"{found.name!r} has changed since it was read", obstacle=found)
-        assert found.uid is not None
-        commands = written(self._table, action, found.uid, seen)
-        # Where the service itself is as it shall be, or all rules are gone, more must be wrong.
-        is_as_wanted = normalize(found.fields) == normalize(action.fields)
-        is_suspect = seen.mark is None or (is_as_wanted and found.labels == action.labels)
+    async def update_object(self, action: Action, found: Found[Seen]) -> Seen:
+        """Replace the rules of a service in one transaction, which fails if one was deleted."""
+        shown = found.object
+        assert shown.uid is not None
+        commands = written(self._table, action, shown.uid, found.native)
+        # If the service has no difference, or has no rules left, the shared chains may be damaged.
+        is_as_wanted = normalize(shown.fields) == normalize(action.fields)
+        is_suspect = found.native.mark is None or (is_as_wanted and shown.labels == action.labels)
         try:
-            await self._apply(commands, read_at=began, is_suspect=is_suspect)
+            await self._apply(commands, read_at=found.read_at, is_suspect=is_suspect)
         except MissingError as error:
-            raise await self._changed(action, error) from error
+            raise _changed(action, error) from error
         except TakenError as error:
             raise await self._front_taken(action, error) from error
         return await self._done(action)
 
-    async def delete(self, action: Action) -> Effect:
-        """Delete a service that is still the action's, whatever its version."""
-        _check_name(action)
-        began = time.monotonic()
-        seen = await self._look(action.external_name)
-        if seen is None or seen.is_nothing:
-            return Effect(None, absent=True)
-        check_uid(seen.as_object(), action)
+    async def delete_object(self, action: Action, found: Found[Seen]) -> None:
+        """Delete a service in one transaction, which fails if one of its rules was deleted."""
         try:
             async with self._writing:
-                await self.nft.apply(deleted(self._table, seen), read_at=began)
+                await self.nft.apply(deleted(self._table, found.native), read_at=found.read_at)
         except MissingError as error:
-            changed = await self._changed(action, error)
-            if isinstance(changed, NotFoundError):
-                return Effect(None, absent=True)
-            raise changed from error
-        return Effect(None)
+            raise _changed(action, error) from error
 
-    async def read(self, external_name: str, uid: str | None = None) -> ExternalObject | None:
-        """Read one service."""
-        del uid  # names are unique
-        problem = name_problem(external_name)
-        if problem is not None:
-            raise RefusedError(f"invalid name {external_name!r}: {problem}")
-        seen = await self._look(external_name)
-        return None if seen is None or seen.is_nothing else seen.as_object()
-
-    async def pages(
-        self, scope: Scope, *, page_size: int
-    ) -> AsyncIterator[Sequence[ExternalObject]]:
-        """List the services of a table, which nft shows at once; without a table there is none."""
-        answer = await self._shown_table()
-        if answer is None:
-            return
-        objects = await asyncio.to_thread(self._objects, answer)
-        wanted = [each for each in objects if scope.has(each.name, each.labels)]
-        for start in range(0, len(wanted), page_size):
-            yield wanted[start : start + page_size]
+    async def list_objects(
+        self, scope: Scope, page_size: int, unreadable: Unreadable
+    ) -> AsyncIterator[Sequence[Seen]]:
+        """List the services of the table, which nft shows in one output; none without a table."""
+        del scope, page_size, unreadable
+        output = await self._shown_table()
+        if output is not None:
+            yield await asyncio.to_thread(self._all_seen, output)
 
     async def changes(self, after: str | None) -> str:
         """Wait for the next event of the table."""
@@ -163,20 +138,15 @@ class ServicesProvider:
 
     # --- reading
 
-    async def _look(self, name: str, wanted: Fields | None = None) -> Seen | None:
-        """Read what is there of a service; None if it has no chain.
-
-        ``wanted``: fields that say where it is reached, if it cannot say so itself.
-        """
+    async def _look(self, name: str) -> Seen | None:
+        """Read the chain and the element of a service; None if it has no chain."""
         chain = chain_of(name)
         try:
             shown = listed(await self.nft.show("chain", chain))
         except MissingError:
             return None
         mark = mark_of(shown.rules.get(chain, []))
-        front = None if wanted is None else front_of_fields(wanted)
-        if mark is not None:
-            front = mark.front
+        front = None if mark is None else mark.front
         element, is_masqueraded = await self._led_by(front) if front else (None, False)
         if element is not None and element.target != chain:
             element = None
@@ -220,10 +190,10 @@ class ServicesProvider:
         except MissingError:
             return None
 
-    def _objects(self, answer: bytes) -> list[ExternalObject]:
-        shown = listed(answer)
+    def _all_seen(self, output: bytes) -> list[Seen]:
+        shown = listed(output)
         is_reached = base.is_sound(self._place, shown)
-        return [each.as_object(is_reached=is_reached) for each in all_seen(shown)]
+        return [replace(each, is_reached=is_reached) for each in all_seen(shown)]
 
     # --- writing
 
@@ -285,31 +255,22 @@ class ServicesProvider:
                 "the table"
             ) from error
 
-    async def _done(self, action: Action) -> Effect:
-        """Return what a write has made; if that cannot be read, nobody knows."""
+    async def _done(self, action: Action) -> Seen:
+        """Read a service after a write; if that fails, the result is unknown."""
         try:
-            seen = await self._look(action.external_name, action.fields)
+            seen = await self.find(action.external_name)
         except ProviderError as error:
             raise UnknownResultError(
                 f"the service was written, but reading it failed: {error.message}",
                 status=HTTPStatus.CONFLICT,
             ) from error
-        if seen is None or seen.is_nothing:
+        if seen is None:
             raise UnknownResultError(
                 "the service was written, but no longer exists", status=HTTPStatus.CONFLICT
             )
-        return Effect(seen.as_object())
+        return seen
 
-    # --- what stands in the way
-
-    async def _changed(self, action: Action, error: MissingError) -> ProviderError:
-        """Describe what has become of something that was seen a moment before."""
-        found = await self.read(action.external_name)
-        if found is None:
-            return NotFoundError(
-                f"service {action.external_name!r} does not exist", status=error.status
-            )
-        return ConflictError(f"{found.name!r} has changed since it was read", obstacle=found)
+    # --- obstacles
 
     async def _front_taken(self, action: Action, error: TakenError) -> ProviderError:
         """Say who has the address and port that a service wants: it waits until they are free."""
@@ -338,13 +299,7 @@ class ServicesProvider:
         return "a service of another namespace"
 
 
-def _check_name(action: Action) -> None:
-    problem = name_problem(action.external_name)
-    if problem is not None:
-        raise RefusedError(f"invalid name {action.external_name!r}: {problem}")
-
-
-def _own_or_refused(action: Action, found: ExternalObject) -> Effect:
-    if found.written_by == action.idempotency_key:
-        return Effect(found, replayed=True)
-    raise ConflictError(f"{found.name!r} already exists", obstacle=found)
+def _changed(action: Action, error: MissingError) -> ConflictError:
+    return ConflictError(
+        f"service {action.external_name!r} has changed since it was read", status=error.status
+    )
