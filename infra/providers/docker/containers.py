@@ -1,12 +1,13 @@
-"""The provider of ``Container``: makes, changes and removes containers of a Docker Engine.
+"""The provider of ``Container``: creates, changes and deletes containers of a Docker Engine.
 
-A container is made in several calls: created, put into further networks, started. The first one
-leaves the action's key in a label, and each can be repeated, so whoever comes next goes on.
+A creation makes several calls: create, connect to further networks, start. The first one leaves the
+action's key in a label, and each can be repeated, so that a repeat of the action continues.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -29,7 +30,6 @@ from infra.providers.docker.engine import (
     gathered,
     label_filter,
     labels_to_write,
-    not_there,
     partly_done,
     said,
     taken,
@@ -48,6 +48,7 @@ from infra.providers.docker.inspection import (
     name_in,
     wanted_networks,
 )
+from infra.providers.docker.names import name_problem
 from infra.providers.docker.spec import (
     MUTABLE,
     comparable,
@@ -63,7 +64,7 @@ from reconciler.errors import (
 from reconciler.provider import Effect
 from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.listing import Unreadable, apart
-from reconciler.provider.named_objects import check_uid
+from reconciler.provider.named_objects import Found, NamedObjects
 from reconciler.provider.secrets import Secrets
 
 DEFAULT_STOP_SECONDS: Final = 10
@@ -115,8 +116,26 @@ _info_decoder = msgspec.json.Decoder(_Info)
 _anything_decoder = msgspec.json.Decoder(dict[str, Any])
 
 
-class ContainersProvider:
-    """Makes, keeps and removes containers of an Engine."""
+@dataclass(frozen=True, slots=True)
+class _Container:
+    """A container as the Engine shows it, and converted: a large one was in a thread."""
+
+    inspection: Inspection
+    object: ExternalObject
+
+    @property
+    def name(self) -> str:
+        """The external name."""
+        return self.object.name
+
+    def as_object(self) -> ExternalObject:
+        return self.object
+
+
+class ContainersProvider(NamedObjects[_Container]):
+    """Creates, changes and deletes containers of an Engine."""
+
+    noun = "container"
 
     def __init__(self, config: ProviderConfigSpec, secrets: Secrets, permit: CallPermit) -> None:
         self._api = EngineApi(config, secrets, permit)
@@ -124,38 +143,40 @@ class ContainersProvider:
         self._may_be_root = config.allow.permits("users", ROOT)
         self._events = EngineEvents(self._api, ["container", "network"], EVENTS)
 
-    async def create(self, action: Action) -> Effect:
-        """Make and start a container; go on with one that this action has begun."""
-        name = checked_name(action.external_name)
+    def name_problem(self, external_name: str) -> str | None:
+        """Describe why a container cannot have this name."""
+        return name_problem(external_name)
+
+    async def find(self, external_name: str) -> _Container | None:
+        """Read the container of a name."""
+        found = await self._inspected(external_name)
+        return None if found is None else await self._container(found)
+
+    async def create_object(self, action: Action) -> _Container:
+        """Create and start a container."""
         content = await self._configuration(action)
         if not self._may_be_root:  # else a program of the image could make itself root
             content["HostConfig"]["SecurityOpt"] = ["no-new-privileges"]
         await self._check_what_it_needs(action.fields)
-        answer = await self._api.call(
-            "POST", "/containers/create", query=[("name", name)], body=content
-        )
-        if answer.status_code == HTTPStatus.CONFLICT:
-            found = await self._inspected(action.external_name)
-            shown = None if found is None else await self._object(found)
-            if found is None or shown is None or shown.written_by != action.idempotency_key:
-                raise taken(action, shown)
-            return Effect(await self._finished(found, action), replayed=True)
-        if answer.status_code == HTTPStatus.NOT_FOUND:
-            raise _missing(answer, action.fields)
-        if answer.status_code != HTTPStatus.CREATED:
-            raise engine_refusal(answer)
+        query = [("name", checked_name(action.external_name))]
+        response = await self._api.call("POST", "/containers/create", query=query, body=content)
+        if response.status_code == HTTPStatus.CONFLICT:
+            raise taken(action, None)
+        if response.status_code == HTTPStatus.NOT_FOUND:
+            raise _missing(response, action.fields)
+        if response.status_code != HTTPStatus.CREATED:
+            raise engine_refusal(response)
         with begun("the container was created, but a later step failed"):
-            found = await self._by_id(decoded(answer, _made_decoder).id)
-        return Effect(await self._finished(found, action))
+            created = await self._by_id(decoded(response, _made_decoder).id)
+        return await self._finished(created, action)
 
-    async def update(self, action: Action) -> Effect:
-        """Change limits, restart policy, networks, and whether it runs; nothing else can be."""
-        found = await self._inspected(action.external_name)
-        if found is None:
-            raise not_there(action)
-        shown = await self._object(found)
-        check_uid(shown, action)
-        fixed = _fixed_differences(shown, action)
+    async def complete_object(self, action: Action, found: Found[_Container]) -> _Container:
+        """Connect and start a container that an earlier attempt has created."""
+        return await self._finished(found.native.inspection, action)
+
+    async def update_object(self, action: Action, found: Found[_Container]) -> _Container:
+        """Change limits, restart policy, networks and whether it runs; other fields are fixed."""
+        fixed = _fixed_differences(found.object, action)
         if fixed:
             what = ", ".join(fixed)
             raise RefusedError(
@@ -163,40 +184,29 @@ class ContainersProvider:
                 "container with another name"
             )
         await self._check_networks(action.fields)
-        return Effect(await self._completed(found, action.fields))
+        return await self._completed(found.native.inspection, action.fields)
 
     async def delete(self, action: Action) -> Effect:
-        """Stop a container and remove it, by its id; its volumes stay, those without a name too."""
+        """Delete a container by its id, even if it was renamed or cannot be converted."""
         found = await self._inspected(action.uid or action.external_name, is_id=bool(action.uid))
         if found is None:
-            other = await self._inspected(action.external_name) if action.uid else None
-            if other is not None:
-                check_uid(await self._object(other), action)
-            return Effect(None, absent=True)
-        if not found.state.is_up:
-            return await self._removed(found)
-        await self._stop(found)
-        with begun("the container was stopped, but its removal failed"):
-            await self._removed(found)
-        return Effect(None)
+            return await super().delete(action)  # another container may have the name
+        return Effect(None, absent=not await self._delete(found))
 
-    async def read(self, external_name: str, uid: str | None = None) -> ExternalObject | None:
-        """Read the container of a name."""
-        del uid  # names are unique
-        found = await self._inspected(external_name)
-        return None if found is None else await self._object(found)
+    async def delete_object(self, action: Action, found: Found[_Container]) -> None:
+        """Delete a container; its volumes stay, even those without a name."""
+        del action
+        await self._delete(found.native.inspection)
 
-    async def pages(
-        self, scope: Scope, *, page_size: int
-    ) -> AsyncIterator[Sequence[ExternalObject]]:
-        """List a scope, a part at a time, and look at each container by itself."""
+    async def list_objects(
+        self, scope: Scope, page_size: int, unreadable: Unreadable
+    ) -> AsyncIterator[Sequence[_Container]]:
+        """List the containers of a scope in parts, and read each container by its id."""
         listed = [each for each in await self._listed(scope) if _may_be_in(scope, each)]
-        unreadable = Unreadable()
         for start in range(0, len(listed), page_size):
-            calls = [self._shown(each, unreadable) for each in listed[start : start + page_size]]
+            calls = [self._read(each, unreadable) for each in listed[start : start + page_size]]
             found = await gathered(calls, _CALLS_AT_ONCE)
-            yield [each for each in found if each and scope.has(each.name, each.labels)]
-        unreadable.check()
+            yield [each for each in found if each is not None]
 
     async def changes(self, after: str | None) -> str:
         """Wait for the Engine's next event about a container."""
@@ -264,20 +274,22 @@ class ContainersProvider:
                     f"{found.name!r}, so use its name"
                 )
 
-    async def _finished(self, found: Inspection, action: Action) -> ExternalObject:
-        """Bring a made container to what is declared; it is there whatever comes of that."""
+    async def _finished(self, found: Inspection, action: Action) -> _Container:
+        """Bring a created container to its declared state; a failure leaves it there."""
         try:
             with begun("the container was created, but a later step failed"):
                 return await self._completed(found, action.fields)
         except UnknownResultError as error:
             if isinstance(error.__cause__, RefusedError):  # such as a command that is not there
                 with begun("the container was created, but reading it failed"):
-                    made = await self._object(await self._by_id(found.id))
-                raise RefusedError(error.message, status=error.status, obstacle=made) from error
+                    half = await self._container(await self._by_id(found.id))
+                raise RefusedError(
+                    error.message, status=error.status, obstacle=half.object
+                ) from error
             raise
 
-    async def _completed(self, found: Inspection, fields: Fields) -> ExternalObject:
-        """Bring a container to what is declared, by calls that can each be repeated."""
+    async def _completed(self, found: Inspection, fields: Fields) -> _Container:
+        """Bring a container to its declared state, by calls that can each be repeated."""
         place, is_begun = f"/containers/{found.id}", False
         try:
             if limits := limits_to_write(fields, found):
@@ -294,7 +306,7 @@ class ContainersProvider:
             elif state.running and not is_wanted:
                 await self._stop(found)
             is_begun = True
-            return await self._object(await self._by_id(found.id))
+            return await self._container(await self._by_id(found.id))
         except ProviderError as error:
             if not is_begun or isinstance(error, UnknownResultError):
                 raise
@@ -313,14 +325,21 @@ class ContainersProvider:
         memory = total - total % _PAGE_BYTES
         return {**limits, "Memory": memory, "MemorySwap": 2 * memory}
 
-    async def _removed(self, found: Inspection) -> Effect:
+    async def _delete(self, found: Inspection) -> bool:
+        """Stop a container and remove it; return whether it still existed."""
+        if not found.state.is_up:
+            return await self._remove(found)
+        await self._stop(found)
+        with begun("the container was stopped, but its removal failed"):
+            await self._remove(found)
+        return True
+
+    async def _remove(self, found: Inspection) -> bool:
         path = f"/containers/{found.id}"
-        answer = await self._api.call("DELETE", path, query=[("force", "true")])
-        if answer.status_code == HTTPStatus.NOT_FOUND:
-            return Effect(None, absent=True)
-        if answer.status_code != HTTPStatus.NO_CONTENT:
-            raise engine_refusal(answer)
-        return Effect(None)
+        response = await self._api.call("DELETE", path, query=[("force", "true")])
+        if response.status_code not in (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_FOUND):
+            raise engine_refusal(response)
+        return response.status_code == HTTPStatus.NO_CONTENT
 
     async def _stop(self, found: Inspection) -> None:
         wanted = found.config.stop_timeout
@@ -371,17 +390,17 @@ class ContainersProvider:
     async def _inspected(self, external_name: str, *, is_id: bool = False) -> Inspection | None:
         """Look at the container of a name; the Engine takes the beginning of an id for one, too."""
         checked = checked_name(external_name)
-        found = await self._find(checked)
+        found = await self._inspection(checked)
         if found is None or external_name == (found.id if is_id else found.external_name):
             return found
         return None
 
-    async def _find(self, id_or_name: str) -> Inspection | None:
+    async def _inspection(self, id_or_name: str) -> Inspection | None:
         answer = await self._api.find_answer(f"/containers/{id_or_name}/json")
         return None if answer is None else inspection_of(answer)
 
-    async def _shown(self, listed: _Listed, unreadable: Unreadable) -> ExternalObject | None:
-        """Look at a listed container; None if it is gone, or if it cannot be shown."""
+    async def _read(self, listed: _Listed, unreadable: Unreadable) -> _Container | None:
+        """Read a listed container; None if it was deleted, or cannot be converted."""
         answer = await self._api.find_answer(f"/containers/{listed.id}/json")
         if answer is None:
             return None
@@ -397,19 +416,19 @@ class ContainersProvider:
         )
 
     async def _by_id(self, id_: str) -> Inspection:
-        found = await self._find(id_)
+        found = await self._inspection(id_)
         if found is None:
             raise NotDoneError(f"container {id_} was deleted in the meantime")
         return found
 
-    async def _object(self, inspected: Inspection) -> ExternalObject:
+    async def _container(self, inspected: Inspection) -> _Container:
         return await apart(lambda: self._converted(inspected), inspected.size_bytes)
 
-    def _converted(self, inspected: Inspection) -> ExternalObject:
-        """Convert a container; raises ``RefusedError`` for one that cannot be shown."""
+    def _converted(self, inspected: Inspection) -> _Container:
+        """Convert a container; raises ``RefusedError`` for one that cannot be converted."""
         try:
             if not (reason := excess(inspected)):
-                return as_object(inspected, self._secrets.digest)
+                return _Container(inspected, as_object(inspected, self._secrets.digest))
         except Exception as error:  # noqa: BLE001 - other clients choose all that it contains
             reason = f"cannot be converted: {type(error).__name__}: {error}"
         raise RefusedError(
