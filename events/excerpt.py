@@ -10,6 +10,8 @@ MAX_MESSAGE_CHARACTERS = 4_000
 """Maximum length of a message for users. A message may quote a declaration. If a refusal exceeded
 the limit of the bus, the decider could not publish it, and would retry forever."""
 
+_MAX_QUOTED_CHARACTERS = 256
+
 
 def some(names: Sequence[str], separator: str = ", ") -> str:
     """Return the first names, and the number of the others."""
@@ -22,3 +24,10 @@ def shortened(message: str) -> str:
     """Return a message of at most ``MAX_MESSAGE_CHARACTERS``, with the number of omitted ones."""
     more = len(message) - MAX_MESSAGE_CHARACTERS
     return f"{message[:-more]}... ({more} more characters)" if more > 0 else message
+
+
+def quoted(text: str | None) -> str:
+    """Return a text of an API as a quotation, shortened: it may have megabytes."""
+    if text is None or len(text) <= _MAX_QUOTED_CHARACTERS:
+        return repr(text)
+    return f"{text[:_MAX_QUOTED_CHARACTERS]!r}..."

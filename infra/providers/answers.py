@@ -18,6 +18,7 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
+from events.excerpt import quoted
 from reconciler.errors import (
     NotDoneError,
     ProviderError,
@@ -34,7 +35,6 @@ MIN_SEARCHED_CHARACTERS = 16_384
 MAX_EXPLANATION_BYTES = 1024 * 1024
 """A longer refusal is not decoded: its beginning is quoted. One of 30 MiB takes 0.1 s to decode."""
 
-_MAX_QUOTED_CHARACTERS = 256
 _MAX_UTF8_BYTES = 4  # of a character
 
 
@@ -190,13 +190,6 @@ def explanation(response: Answer, decoder: msgspec.json.Decoder[_T]) -> _T | Non
         return decoder.decode(response.content)
     except UNDECODABLE:
         return None
-
-
-def quoted(text: str | None) -> str:
-    """Quote a text of an API in a message; it may have megabytes."""
-    if text is None or len(text) <= _MAX_QUOTED_CHARACTERS:
-        return repr(text)
-    return f"{text[:_MAX_QUOTED_CHARACTERS]!r}..."
 
 
 def beginning(content: bytes, characters: int) -> str:

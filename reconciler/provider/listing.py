@@ -9,10 +9,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
-from events.excerpt import some
+from events.excerpt import quoted, some
 from events.external import ExternalObject
 from events.provider_config import Scope
-from infra.providers.answers import quoted
 from reconciler.errors import NotDoneError, UnreadableObjectsError
 
 _TURN_SECONDS: Final = 0.01

@@ -836,7 +836,7 @@ def _explain_by_backup(context: Context) -> str:
 
 
 def _describe_remedies(restored: str, resource: str) -> str:
-    """Return what an operator can do about an object that a restore explains; empty if none does."""
+    """Return what an operator can do about an object that a restore explains, if one does."""
     if not restored:
         return ""
     return (

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from infra.providers.listing import MAX_TOKEN_CHARACTERS
 
 from events.kind_definition import KindDefinitionSpec
 from events.provider_config import ProviderConfigSpec, Scope
@@ -16,7 +17,6 @@ from infra.providers.answers import Answer, problem_text
 from infra.providers.caddy.admin import caddy_refusal
 from infra.providers.docker.engine import engine_refusal
 from infra.providers.http import HttpApi
-from infra.providers.listing import MAX_TOKEN_CHARACTERS
 from infra.providers.rest.protocol import MAX_RULE_CHARACTERS, Protocol
 from infra.providers.rest.provider import MAX_MARK_CHARACTERS, RestProvider, WatchingRestProvider
 from reconciler.errors import NotDoneError, RefusedError

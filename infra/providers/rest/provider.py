@@ -18,6 +18,7 @@ from typing import Any, Final, cast
 
 import msgspec
 
+from events.excerpt import quoted
 from events.external import ExternalObject
 from events.log import Action
 from events.manifest import Fields
@@ -29,7 +30,6 @@ from infra.providers.answers import (
     in_doubt,
     is_read,
     problem_text,
-    quoted,
     refusal,
     retry_after_seconds,
     undecodable,

@@ -268,7 +268,9 @@ async def _missing(
                     taken = _find_other_owner(row, mine)
                     name = row.external_name
                     gone = _observed(listing, name, None, unmanaged, losses, belongs_to=taken)
-                    absences.append((row.key, replace(gone, absent_uid=row.uid or row.observed_uid)))
+                    absences.append(
+                        (row.key, replace(gone, absent_uid=row.uid or row.observed_uid))
+                    )
     return absences, doubtful
 
 

@@ -410,7 +410,9 @@ class Foresight:
             desired = part.state.desired
             labels = {} if desired.spec is None else desired.spec.labels
             other_owner = (
-                describe_part_conflict(str(each.key), labels, mine.key.tokens) if desired.is_declared else ""
+                describe_part_conflict(str(each.key), labels, mine.key.tokens)
+                if desired.is_declared
+                else ""
             )
             if other_owner and each.step == "Declare":
                 return other_owner
