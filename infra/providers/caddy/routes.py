@@ -49,11 +49,9 @@ from infra.providers.caddy.configuration import (
 )
 from infra.providers.caddy.order import Reach, Standing, place, standings
 from infra.providers.caddy.spec import normalize
-from infra.providers.endpoint import path_segment
 from reconciler.errors import (
     ConflictError,
     NotDoneError,
-    NotFoundError,
     ProviderError,
     RefusedError,
     UnknownResultError,
@@ -61,7 +59,7 @@ from reconciler.errors import (
 from reconciler.provider import Effect
 from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.listing import Unreadable
-from reconciler.provider.named_objects import check_uid
+from reconciler.provider.named_objects import Found, NamedObjects
 from reconciler.provider.secrets import Secrets
 
 APPS: Final = "/config/apps"
@@ -109,14 +107,18 @@ class _Look(NamedTuple):
     shown: ExternalObject | None = None
 
     @property
+    def name(self) -> str:
+        """The external name."""
+        return self.as_object().name
+
+    def as_object(self) -> ExternalObject:
+        assert self.shown is not None
+        return self.shown
+
+    @property
     def route(self) -> CaddyRoute:
         assert self.part is not None
         return self.part.content
-
-    def has_certificate_of(self, uid: str) -> bool:
-        if self.certificate is None:
-            return False
-        return certificate_tag(uid) in (_as(Pair, self.certificate.content).tags or ())
 
 
 @dataclass(eq=False, slots=True)
@@ -138,8 +140,10 @@ class _Creation:
         self.is_settled, self.servers, self.error = True, servers, error
 
 
-class RoutesProvider:
+class RoutesProvider(NamedObjects[_Look]):
     """Writes routes to a Caddy server, one change at a time, and reads them again."""
+
+    noun = "route"
 
     def __init__(self, config: ProviderConfigSpec, secrets: Secrets, permit: CallPermit) -> None:
         self._permit = permit
@@ -151,9 +155,32 @@ class RoutesProvider:
         self._turn = asyncio.Lock()
         self._creations: list[_Creation] = []
 
+    def name_problem(self, external_name: str) -> str | None:
+        """Describe why a route cannot have this name."""
+        return name_problem(external_name)
+
+    async def find(self, external_name: str) -> _Look | None:
+        """Read a route."""
+        look = await self._look(external_name)
+        return None if look.shown is None else look
+
     async def create(self, action: Action) -> Effect:
-        """Put a route where it belongs among the others, then its certificate."""
-        name, fields = _checked(action.external_name), normalize(action.fields)
+        """Create a route; its name is an id, which another object of Caddy may have."""
+        try:
+            return await super().create(action)
+        except ConflictError as conflict:
+            if conflict.obstacle is not None:
+                raise
+            raise NotDoneError(
+                f"the id {action.external_name!r} belongs, or recently belonged, to another object "
+                "in Caddy's configuration; give the route another name (annotation "
+                "reconciler/external-name)",
+                status=HTTPStatus.CONFLICT,
+            ) from None
+
+    async def create_object(self, action: Action) -> _Look:
+        """Insert a route at its place among the others, then load its certificate."""
+        name, fields = action.external_name, normalize(action.fields)
         files = await self._files(fields)
         uid = new_uid(action)
         creation = _Creation(name, fields, written(action, uid))
@@ -166,79 +193,79 @@ class RoutesProvider:
                 if creation.error is not None:
                     raise creation.error
                 if creation.servers is None:
-                    return await self._continued(action, files)
+                    raise ConflictError(f"route {name!r} already exists")
                 with _begun(f"route {name!r} was created, but a later step failed"):
                     certificate = await self._api.find(certificate_id(name))
                     await self._keep_certificate(action, certificate, uid, files)
-                    return Effect(await self._shown(action, creation.servers))
+                    return await self._written(name, creation.servers)
         finally:
-            if creation in self._creations:  # cut off while it waited
+            if creation in self._creations:  # canceled while it waited
                 self._creations.remove(creation)
 
-    async def update(self, action: Action) -> Effect:
-        """Write a route that is still at the action's version, and its certificate."""
-        name, fields = _checked(action.external_name), normalize(action.fields)
+    async def complete_object(self, action: Action, found: Found[_Look]) -> _Look:
+        """Load the certificate of a route that an earlier attempt has written."""
+        if action.operation == "Update":
+            return await self.update_object(action, found)
+        files = await self._files(normalize(action.fields))
         async with self._turn:
-            look = await self._look(name)
-            if look.shown is None:
-                raise NotFoundError(f"route {name!r} does not exist")
-            check_uid(look.shown, action)
-            is_repeated = look.shown.written_by == action.idempotency_key
-            if not is_repeated and action.version not in (None, look.shown.version):
-                raise ConflictError(
-                    f"route {name!r} has changed since it was read", obstacle=look.shown
-                )
-            if fields["server"] != look.server_name:
-                raise RefusedError(
-                    f"route {name!r} is in server {look.server_name!r} and cannot be moved; "
-                    "keep spec.server, or use another name"
-                )
-            _usable(look.servers, fields)
-            uid = look.shown.uid or ""
-            files = await self._files_or_kept(look, fields, uid)
-            route = written(action, uid)
-            servers = look.servers
-            if not is_repeated or look.route != route or look.shown.fields["differences"]:
-                routes = await self._write(name, look, route)
-                servers = _with(servers, fields, routes)
-            with _begun(f"route {name!r} was written, but a later step failed"):
-                await self._keep_certificate(action, look.certificate, uid, files)
-                return Effect(await self._shown(action, servers), replayed=is_repeated)
+            with _begun(f"route {action.external_name!r} was created, but a later step failed"):
+                uid = found.object.uid or ""
+                await self._keep_certificate(action, found.native.certificate, uid, files)
+                return await self._written(action.external_name)
+
+    async def update(self, action: Action) -> Effect:
+        """Update a route, and wait for other changes before the read, not after it."""
+        async with self._turn:
+            return await super().update(action)
+
+    async def update_object(self, action: Action, found: Found[_Look]) -> _Look:
+        """Write a route, then its certificate."""
+        name, fields, look = action.external_name, normalize(action.fields), found.native
+        if fields["server"] != look.server_name:
+            raise RefusedError(
+                f"route {name!r} is in server {look.server_name!r} and cannot be moved; "
+                "keep spec.server, or use another name"
+            )
+        _usable(look.servers, fields)
+        uid = found.object.uid or ""
+        files = await self._files_or_kept(look, fields, uid)
+        route = written(action, uid)
+        servers = look.servers
+        if look.route != route or found.object.fields["differences"]:  # its mark has the key
+            routes = await self._write(name, look, route)
+            servers = _with(servers, fields, routes)
+        with _begun(f"route {name!r} was written, but a later step failed"):
+            await self._keep_certificate(action, look.certificate, uid, files)
+            return await self._written(name, servers)
 
     async def delete(self, action: Action) -> Effect:
-        """Delete the certificate of a route that is still the action's, then the route."""
-        name = _checked(action.external_name)
+        """Delete a route, or the certificate that is left of it."""
         async with self._turn:
-            look = await self._look(name)
-            if look.shown is not None:
-                check_uid(look.shown, action)
-            uid = action.uid if look.shown is None else look.shown.uid
-            if look.certificate is not None and look.has_certificate_of(uid or ""):
-                await self._changed("DELETE", look.certificate)
-            if look.part is None or look.shown is None:
-                return Effect(None, absent=True)
-            with _begun(f"the certificate of route {name!r} was deleted, but a later step failed"):
-                await self._changed("DELETE", look.part)
-        return Effect(None)
+            effect = await super().delete(action)
+            if effect.absent and action.uid is not None:
+                certificate = await self._api.find(certificate_id(action.external_name))
+                await self._delete_certificate(action.uid, certificate)
+            return effect
 
-    async def read(self, external_name: str, uid: str | None = None) -> ExternalObject | None:
-        """Read one route."""
-        del uid  # ids are unique
-        return (await self._look(_checked(external_name))).shown
+    async def delete_object(self, action: Action, found: Found[_Look]) -> None:
+        """Delete the certificate of a route, then the route."""
+        del action
+        look = found.native
+        assert look.part is not None
+        await self._delete_certificate(found.object.uid or "", look.certificate)
+        with _begun(f"the certificate of route {look.name!r} was deleted, but a later step failed"):
+            await self._change("DELETE", look.part)
 
-    async def pages(
-        self, scope: Scope, *, page_size: int
-    ) -> AsyncIterator[Sequence[ExternalObject]]:
-        """List a scope: Caddy shows the whole configuration at once."""
+    async def list_objects(
+        self, scope: Scope, page_size: int, unreadable: Unreadable
+    ) -> AsyncIterator[Sequence[_Look]]:
+        """List all routes: Caddy shows its whole configuration in one response."""
+        del scope, page_size
         apps = _as(_Apps, (await self._api.get(APPS)).content or {})
-        unreadable = Unreadable()
-        listed, keys = await asyncio.to_thread(_objects, apps, self._allow, unreadable)
+        objects, keys = await asyncio.to_thread(_objects, apps, self._allow, unreadable)
         for key in keys:
             self._secrecy.add(key)
-        wanted = [each for each in listed if scope.has(each.name, each.labels)]
-        for start in range(0, len(wanted), page_size):
-            yield wanted[start : start + page_size]
-        unreadable.check()
+        yield [_Look(apps.servers, shown=each) for each in objects]
 
     async def changes(self, after: str | None) -> str:
         """Return the mark of all servers and routes: Caddy has no call that waits."""
@@ -292,29 +319,11 @@ class RoutesProvider:
         shown = as_object(name, route, found[1], server, standing, has)
         return _Look(servers, part, found[1], certificate, shown)
 
-    async def _shown(self, action: Action, servers: _Servers | None = None) -> ExternalObject:
-        look = await self._look(action.external_name, servers)
+    async def _written(self, name: str, servers: _Servers | None = None) -> _Look:
+        look = await self._look(name, servers)
         if look.shown is None:
-            raise NotDoneError(f"route {action.external_name!r} was deleted in the meantime")
-        return look.shown
-
-    async def _continued(self, action: Action, files: Files | None) -> Effect:
-        """Go on with what an earlier attempt has made, or say what has the name."""
-        name = action.external_name
-        look = await self._look(name)
-        if look.shown is None:
-            raise NotDoneError(
-                f"the id {name!r} belongs, or recently belonged, to another object in Caddy's "
-                "configuration; give the route another name (annotation "
-                "reconciler/external-name)",
-                status=HTTPStatus.CONFLICT,
-            )
-        if look.shown.written_by != action.idempotency_key:
-            raise ConflictError(f"route {name!r} already exists", obstacle=look.shown)
-        with _begun(f"route {name!r} was created, but a later step failed"):
-            uid = look.shown.uid or ""
-            await self._keep_certificate(action, look.certificate, uid, files)
-            return Effect(await self._shown(action), replayed=True)
+            raise NotDoneError(f"route {name!r} was deleted in the meantime")
+        return look
 
     async def _files(self, fields: Fields) -> Files | None:
         """Read the files of a certificate; what Caddy says from now on is without their key."""
@@ -332,7 +341,9 @@ class RoutesProvider:
         except NotDoneError:
             marks = marks_of(look.route)
             is_same = marks is not None and marks.tls == fields["tls"]
-            if look.certificate is None or not is_same or not look.has_certificate_of(uid):
+            if look.certificate is None or not is_same:
+                raise
+            if not _is_certificate_of(uid, look.certificate):
                 raise
             pair = _as(Pair, look.certificate.content)
             return Files(pair.certificate, pair.key)
@@ -419,7 +430,7 @@ class RoutesProvider:
         routes = look.servers[look.server_name].routes or ()
         new = [route if name_of(each) == name else each for each in routes]
         if not (await asyncio.to_thread(_standing, name, new)).is_misplaced:
-            await self._changed("PATCH", look.part, route)
+            await self._change("PATCH", look.part, route)
             return new
         whole = await self._api.get(f"{SERVERS}/{look.server_name}/routes")
         before: list[CaddyRoute] = whole.content or []
@@ -428,7 +439,7 @@ class RoutesProvider:
             raise NotDoneError(f"route {name!r} was changed during the write")
         index = await asyncio.to_thread(_index, name, route, others)
         moved = _inserted(others, index, route)
-        await self._changed("PATCH", whole, moved)
+        await self._change("PATCH", whole, moved)
         return moved
 
     async def _keep_certificate(
@@ -446,7 +457,7 @@ class RoutesProvider:
             )
         if files is None:
             if part is not None:
-                await self._changed("DELETE", part)
+                await self._change("DELETE", part)
             return
         entry = {
             "@id": certificate_id(action.external_name),
@@ -457,7 +468,7 @@ class RoutesProvider:
         if part is None:
             await self._add_certificate(entry)
         elif part.content != entry:
-            await self._changed("PATCH", part, entry)
+            await self._change("PATCH", part, entry)
 
     async def _add_certificate(self, entry: Fields) -> None:
         found = (await self._api.get(TLS)).content
@@ -474,7 +485,11 @@ class RoutesProvider:
         if answer.status_code != HTTPStatus.OK:
             raise caddy_refusal(answer)
 
-    async def _changed(self, method: str, part: Part, content: object = None) -> None:
+    async def _delete_certificate(self, uid: str, part: Part | None) -> None:
+        if part is not None and _is_certificate_of(uid, part):
+            await self._change("DELETE", part)
+
+    async def _change(self, method: str, part: Part, content: object = None) -> None:
         """Change a part that is still as it was read."""
         answer = await self._api.change(method, part.path, content, if_match=part.etag)
         if answer.status_code == HTTPStatus.PRECONDITION_FAILED:
@@ -483,9 +498,8 @@ class RoutesProvider:
             raise caddy_refusal(answer)
 
 
-def _checked(name: str) -> str:
-    path_segment(name, name_problem)
-    return name
+def _is_certificate_of(uid: str, part: Part) -> bool:
+    return certificate_tag(uid) in (_as(Pair, part.content).tags or ())
 
 
 def _as(struct: type[_T], content: Any) -> _T:
